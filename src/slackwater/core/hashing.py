@@ -1,0 +1,114 @@
+"""Key hashes and session ids.
+
+`key_hash` is Spark's `xxhash64(keys…)` (seed 42, chained over the columns, NULL leaves the seed unchanged), so that
+a key finds its shard and its state with or without Spark. `session_id` is xxhash64 (seed 0) of the canonical text
+below, read as a signed 64-bit integer; it never changes.
+
+Canonical text of a session: for each key column `<name>=<value>` followed by U+001F, then the window start in
+microseconds. `<value>` is `N` for NULL, otherwise `V` and the value as Polars prints it when cast to a string
+(timestamps and dates in ISO form, doubles in shortest form, NaN as `NaN`); binary is written in hexadecimal.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+import xxhash
+from numpy.typing import NDArray
+
+from slackwater.core.schema import Field
+
+_EPOCH_DAY = dt.date(1970, 1, 1)
+_MIX_1 = np.uint64(0x9E3779B97F4A7C15)
+_MIX_2 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_3 = np.uint64(0x94D049BB133111EB)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _bytes_of(value: Any, field: Field) -> bytes:
+    """The bytes Spark feeds to xxhash64 for one non-NULL value of a column."""
+    match field.base:
+        case "string":
+            return str(value).encode()
+        case "binary":
+            return bytes(value)
+        case "boolean" | "tinyint" | "smallint" | "int":
+            return struct.pack("<i", int(value))
+        case "date":
+            return struct.pack("<i", (value - _EPOCH_DAY).days)
+        case "float":
+            return struct.pack("<f", float("nan") if value != value else value + 0.0)
+        case "double":
+            return struct.pack("<d", float("nan") if value != value else value + 0.0)
+        case "decimal":
+            precision, scale = field.decimal
+            unscaled = int(decimal.Decimal(value).scaleb(scale, decimal.Context(prec=60)))
+            if precision <= 18:
+                return struct.pack("<q", unscaled)
+            return unscaled.to_bytes((unscaled if unscaled >= 0 else ~unscaled).bit_length() // 8 + 1, "big", signed=True)
+        case _:
+            return struct.pack("<q", int(value))
+
+
+def spark_xxhash64(values: Sequence[Any], fields: Sequence[Field]) -> int:
+    """Spark's `xxhash64` of one row. Timestamps are given in microseconds."""
+    seed = 42
+    for value, field in zip(values, fields, strict=True):
+        if value is not None:
+            seed = xxhash.xxh64_intdigest(_bytes_of(value, field), seed)
+    return _signed(seed)
+
+
+def key_hash(frame: pl.DataFrame, keys: Sequence[Field]) -> pl.Series:
+    """`xxhash64(keys…)` of each row of a frame that holds the key columns; int64."""
+    if not keys:
+        return pl.Series("__kh", np.full(frame.height, 42), dtype=pl.Int64)
+    columns = [
+        frame[k.name].cast(pl.Int64) if k.base.startswith("timestamp") else frame[k.name] for k in keys
+    ]
+    rows = zip(*(c.to_list() for c in columns), strict=True)
+    return pl.Series("__kh", [spark_xxhash64(r, keys) for r in rows], dtype=pl.Int64)
+
+
+def mix(hashes: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """One hash from a key's hash and a pane's start (splitmix64 finaliser); both int64."""
+    x = hashes.view(np.uint64) ^ (starts.view(np.uint64) * _MIX_1)
+    x = (x ^ (x >> np.uint64(30))) * _MIX_2
+    x = (x ^ (x >> np.uint64(27))) * _MIX_3
+    return (x ^ (x >> np.uint64(31))).view(np.int64)
+
+
+def shard_of(hashes: NDArray[np.int64], shards: int) -> NDArray[np.int64]:
+    """`pmod(key hash, shards)`."""
+    return np.mod(hashes, np.int64(shards))
+
+
+def _text(field: Field) -> pl.Expr:
+    column = pl.col(field.name)
+    if field.base == "binary":
+        value = column.bin.encode("hex")
+    elif field.base == "boolean":
+        value = pl.when(column).then(pl.lit("true")).otherwise(pl.lit("false"))
+    else:
+        value = column.cast(pl.String)
+    return (
+        pl.when(column.is_null())
+        .then(pl.lit(f"{field.name}=N\x1f"))
+        .otherwise(pl.concat_str(pl.lit(f"{field.name}=V"), value, pl.lit("\x1f")))
+    )
+
+
+def session_ids(frame: pl.DataFrame, keys: Sequence[Field], start: str) -> pl.Series:
+    """`session_id` of each row: int64, from the key columns and the start (int64 microseconds) of the session."""
+    text = frame.select(pl.concat_str(*[_text(k) for k in keys], pl.col(start).cast(pl.String))).to_series()
+    digests = np.fromiter(map(xxhash.xxh64_intdigest, text.cast(pl.Binary).to_list()), dtype=np.uint64, count=len(text))
+    return pl.Series("session_id", digests.view(np.int64))

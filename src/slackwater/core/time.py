@@ -1,0 +1,26 @@
+"""Durations: milliseconds in the public surface, `"30s"`-style strings accepted everywhere."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_TEXT = re.compile(r"(-?\d+)\s*(ms|s|m|h|d)")
+
+
+def duration_ms(value: int | str) -> int:
+    """Milliseconds of `250`, `"250ms"`, `"30s"`, `"5m"`, `"2h"`, `"30d"`. Raises ValueError for anything else."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = _TEXT.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"not a duration: {value!r}")
+    return int(match[1]) * _UNITS_MS[match[2]]
+
+
+def duration_text(ms: int) -> str:
+    """The shortest exact spelling: 90000 -> `90s`, 7200000 -> `2h`."""
+    for unit in ("d", "h", "m", "s"):
+        if ms and ms % _UNITS_MS[unit] == 0:
+            return f"{ms // _UNITS_MS[unit]}{unit}"
+    return f"{ms}ms"

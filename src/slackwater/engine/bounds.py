@@ -1,0 +1,50 @@
+"""`max_groups_per_window`: counted exactly over all shards, or divided over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from slackwater.engine import fold
+from slackwater.engine.protocol import Engine
+from slackwater.engine.shard import ShardTask
+from slackwater.errors import CapExceededError
+from slackwater.state.protocol import Manifest
+from slackwater.windows import panes
+from slackwater.windows.logic import Logic
+
+
+def share(bound: int, shards: int, shard: int) -> int:
+    """A shard's part of a bound: the parts differ by at most one and add up to it."""
+    return bound // shards + (1 if shard < bound % shards else 0)
+
+
+def check(logic: Logic, engine: Engine, before: Manifest, after: Manifest, tasks: Sequence[ShardTask]) -> None:
+    """Raise CapExceededError if a window (or, for sessions, the state) holds more groups than allowed.
+
+    For hopping windows the sum over a window's panes is an upper bound; only where it exceeds the limit are the groups
+    counted in the state.
+    """
+    bound = logic.window.max_groups_per_window
+    if bound is None or logic.window.on_state_cap != "fail":
+        return
+    if logic.is_session:
+        if sum(after.groups) > bound:
+            raise CapExceededError(
+                f"{logic.pipeline}: {sum(after.groups)} keys have open sessions, max_groups_per_window is {bound}; raise it, "
+                'or set on_state_cap = "drop_new_groups"; nothing of this epoch was committed'
+            )
+        return
+    totals = panes.window_totals(logic, {p: sum(g) for p, g in after.panes.items()}, before.watermark_us)
+    suspects = sorted(w for w, groups in totals.items() if groups > bound)
+    if suspects and logic.hop_us != logic.duration_us:
+        counting = [replace(t, metas=after.segments[t.shard]) for t in tasks]
+        exact = engine.count_groups(counting, suspects)
+        totals = {w: exact.get(w, 0) for w in suspects}
+        suspects = [w for w in suspects if totals[w] > bound]
+    if suspects:
+        window = suspects[0]
+        raise CapExceededError(
+            f"{logic.pipeline}: window {fold.iso(window)} to {fold.iso(window + logic.duration_us)} holds {totals[window]} groups, "
+            f'max_groups_per_window is {bound}; raise it, or set on_state_cap = "drop_new_groups"; nothing of this epoch was committed'
+        )

@@ -1,0 +1,296 @@
+"""The driver: the only loop. It turns batches into epochs, and epochs into commits.
+
+    batch ─▶ ingest (shards) ─▶ watermark ─▶ emit (shards) ─▶ COMMIT ─▶ publish ─▶ note
+             late? merge, cut   per source,  what is due,     one       from the
+             stage state        minimum      staged           record    staged files
+
+A crash before COMMIT forgets the epoch; after it, `start` rolls it forward from the record.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import polars as pl
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.engine import bounds, fold, recover
+from slackwater.engine.faults import Faults, NoFaults
+from slackwater.engine.protocol import Batch, Engine, IngestOutcome
+from slackwater.engine.shard import ShardTask, family
+from slackwater.engine.status import Status
+from slackwater.errors import BadRowError, StartError
+from slackwater.state.protocol import Manifest, StateStore
+from slackwater.state.segments import read_arrow
+from slackwater.targets.base import Target
+from slackwater.watermark import SourceClock, global_watermark, listen
+from slackwater.windows.logic import Logic
+
+log = logging.getLogger("slackwater")
+
+GARBAGE_EVERY = 16  # epochs
+
+
+@dataclass
+class Hooks:
+    """What the driver tells the outside, and what it asks of it. `clock_us`: wall clock, microseconds UTC."""
+
+    clock_us: Callable[[], int]
+    on_status: Callable[[Status], None] = lambda status: None
+    on_notice: Callable[[str, str], None] = lambda level, line: None
+    faults: Faults = NoFaults()
+
+
+class Driver:
+    """One pipeline on one engine. `start` first, then `run_batch`, `tick` and `flush` from one thread at a time."""
+
+    def __init__(
+        self, pipeline: Pipeline, logic: Logic, store: StateStore, target: Target, engine: Engine, hooks: Hooks
+    ) -> None:
+        # configuration
+        self.pipeline, self.logic, self.store, self.target = pipeline, logic, store, target
+        self.engine, self.hooks = engine, hooks
+        # not checkpointed: quiet times of ticks that were not worth a commit
+        self._clocks: dict[str, SourceClock] = {}
+        self._uncommitted_us = 0
+        # checkpointed
+        self.state: Manifest
+
+    # -- start ---------------------------------------------------------------------------------------------------
+
+    def start(self, shards: int, schemas: Mapping[str, str]) -> None:
+        """Take the lock, roll an unpublished epoch forward, and bring the state to this config's sources and shards."""
+        latest = self.store.open()
+        if latest is not None:
+            recover.check_fingerprint(self.logic, latest)
+            self._publish_if_needed(latest)
+        self.state = latest or recover.first_manifest(self.logic, shards, self.hooks.clock_us())
+        if self.state.shards != shards:
+            self.hooks.on_notice("info", f"moving the state from {self.state.shards} to {shards} shards")
+            self._commit(recover.reshard(self.logic, self.store.root, self.state, shards, self.hooks.clock_us()))
+        self.state = recover.with_sources(self.state, [s.name for s in self.pipeline.sources], schemas)
+        self._load_clocks()
+
+    def _load_clocks(self) -> None:
+        window = self.pipeline.transform.window
+        self._clocks = {
+            s.name: self.state.sources[s.name].clock(
+                1000 * (window.lateness_ms if s.lateness_ms is None else s.lateness_ms),
+                1000 * window.source_idleness_ms,
+            )
+            for s in self.pipeline.sources
+        }
+        self._uncommitted_us = 0
+
+    def _publish_if_needed(self, manifest: Manifest) -> None:
+        if manifest.output and self.store.published() < manifest.epoch:
+            self.hooks.on_notice("info", f"publishing epoch {manifest.epoch}, which was committed and not yet published")
+            self._publish(manifest)
+
+    # -- epochs --------------------------------------------------------------------------------------------------
+
+    def run_batch(self, batch: Batch, quiet_us: int) -> None:
+        """One data epoch: everything in `batch` becomes part of the state, or nothing. Skips a batch already committed."""
+        if batch.id is not None and self.state.batch is not None and _covers(self.state, batch):
+            return
+        began, epoch, clock = time.monotonic(), self.state.epoch + 1, self.hooks.clock_us()
+        timer = _Timer(self.hooks.faults, epoch)
+        with timer.phase("read"):
+            tasks = self._tasks(epoch)
+        with timer.phase("ingest"):
+            outcome = self.engine.ingest(batch, tasks, clock)
+            self._judge_bad_rows(epoch, outcome)
+        self._log_late(epoch, outcome)
+        clocks = {
+            name: listen(self._clocks[name], fold.heard(outcome.sources.get(name)), quiet_us) for name in self._clocks
+        }
+        watermark = global_watermark(self.state.watermark_us, list(clocks.values()))
+        ingested = fold.ingested(self.state, epoch, batch, outcome, clocks, watermark)
+        bounds.check(self.logic, self.engine, self.state, ingested, tasks)
+        self._finish(ingested, outcome, timer, began, clock)
+
+    def tick(self, quiet_us: int) -> bool:
+        """An idle tick: all sources were asked for `quiet_us` and had nothing. Returns whether it committed."""
+        self._clocks = {name: listen(c, fold.NOTHING, quiet_us) for name, c in self._clocks.items()}
+        self._uncommitted_us += quiet_us
+        watermark = global_watermark(self.state.watermark_us, list(self._clocks.values()))
+        flags = any(c.idle != self.state.sources[name].idle for name, c in self._clocks.items())
+        changed = any(c.quiet_us != self.state.sources[name].quiet_us for name, c in self._clocks.items())
+        interval = 1000 * (self.pipeline.state_store.checkpoint_interval_ms if self.pipeline.state_store else 60_000)
+        if watermark == self.state.watermark_us and not flags and not (changed and self._uncommitted_us >= interval):
+            return False
+        self._advance(watermark)
+        return True
+
+    def flush(self) -> None:
+        """Move the watermark just past the latest close of the open windows, and commit that."""
+        close = max((m.close for shard in self.state.segments for m in shard), default=self.state.watermark_us)
+        if close > self.state.watermark_us:
+            self._advance(close, flush=True)
+
+    def _advance(self, watermark: int, flush: bool = False) -> None:
+        """An epoch without rows."""
+        began, clock = time.monotonic(), self.hooks.clock_us()
+        timer = _Timer(self.hooks.faults, self.state.epoch + 1)
+        nothing = fold.ingested(
+            self.state, self.state.epoch + 1, Batch(None, {}, None), IngestOutcome((), {}), self._clocks, watermark
+        )
+        self._finish(nothing, None, timer, began, clock, flush)
+
+    def _finish(
+        self,
+        ingested: Manifest,
+        outcome: IngestOutcome | None,
+        timer: _Timer,
+        began: float,
+        clock: int,
+        flush: bool = False,
+    ) -> None:
+        """Emit what is due, commit, publish."""
+        since = self.state.watermark_us
+        with timer.phase("emit"):
+            due = self._due_tasks(ingested, since, flush)
+            reports = self.engine.emit(due) if due else ()
+        manifest = fold.emitted(ingested, reports, family(self.logic), self.logic, clock)
+        with timer.phase("commit"):
+            self._commit(manifest)
+        self._load_clocks()
+        if manifest.output:
+            with timer.phase("publish"):
+                self._write(manifest)
+            with timer.phase("note"):
+                self.store.note_published(manifest.epoch)
+        if manifest.epoch % GARBAGE_EVERY == 0:
+            self.store.collect_garbage()
+        ends = [r.last_end_us for r in reports if r.last_end_us is not None]
+        self.hooks.on_status(
+            fold.status(
+                self.pipeline, manifest, self._clocks, outcome, timer.seconds, time.monotonic() - began, clock,
+                max(ends, default=None),
+            )
+        )
+
+    def _tasks(self, epoch: int) -> list[ShardTask]:
+        state, window = self.state, self.logic.window
+        idle = tuple(i for i, c in enumerate(self._clocks.values()) if c.idle)
+        capped = window.on_state_cap == "drop_new_groups" and window.max_groups_per_window is not None
+        return [
+            ShardTask(
+                self.logic,
+                self.store.root,
+                shard,
+                epoch,
+                metas,
+                watermark=state.watermark_us,
+                since=state.watermark_us,
+                idle_sources=idle,
+                bound=bounds.share(window.max_groups_per_window or 0, state.shards, shard) if capped else None,
+                groups=state.groups[shard],
+                pane_groups={p: g[shard] for p, g in state.panes.items()} if capped else None,
+            )
+            for shard, metas in enumerate(state.segments)
+        ]
+
+    def _due_tasks(self, ingested: Manifest, since: int, flush: bool) -> list[ShardTask]:
+        watermark = ingested.watermark_us
+        if watermark == since:
+            return []
+        return [
+            ShardTask(self.logic, self.store.root, shard, ingested.epoch, metas, watermark, since, flush=flush)
+            for shard, metas in enumerate(ingested.segments)
+            if any(m.first_due <= watermark and m.last_due > since for m in metas)
+        ]
+
+    def _commit(self, manifest: Manifest) -> None:
+        self.store.commit(manifest)
+        self.state = manifest
+
+    # -- publishing ----------------------------------------------------------------------------------------------
+
+    def _publish(self, manifest: Manifest) -> None:
+        self._write(manifest)
+        self.store.note_published(manifest.epoch)
+
+    def _write(self, manifest: Manifest) -> None:
+        frames = [
+            read_arrow(Path(self.store.root) / o.file).drop("__reason") for o in manifest.output
+        ]
+        self.target.publish(manifest.epoch, self.logic.sorted_output(pl.concat(frames)))
+
+    # -- nothing vanishes without a number -----------------------------------------------------------------------
+
+    def _judge_bad_rows(self, epoch: int, outcome: IngestOutcome) -> None:
+        window = self.logic.window
+        for name, stats in outcome.sources.items():
+            before = self.state.sources[name]
+            rows, usable = before.rows + stats.rows, before.usable + stats.usable
+            if rows >= 1000 and usable == 0:
+                raise StartError(
+                    f'{self.pipeline.name}: source "{name}": none of its first {rows} rows has a usable event time; '
+                    f'check event_time_column "{window.event_time_column}" and event_time_unit'
+                )
+            if not stats.bad:
+                continue
+            what = (
+                f'{self.pipeline.name}: epoch {epoch}: source "{name}": {stats.bad} bad rows ({stats.undecodable} undecodable, '
+                f"{stats.future} more than {window.max_future_ms} ms in the future, "
+                f"{stats.bad - stats.undecodable - stats.future} without a usable event time in \"{window.event_time_column}\")"
+            )
+            sample = "; ".join(outcome.bad_samples.get(name, ()))
+            if self.pipeline.transform.on_error == "fail":
+                raise BadRowError(
+                    f'{what}: {sample}; correct the input, or set on_error = "drop" in [transform] to count and drop such rows'
+                )
+            log.warning("%s dropped: %s", what, sample)
+
+    def _log_late(self, epoch: int, outcome: IngestOutcome) -> None:
+        late = sum(r.late for r in outcome.reports)
+        if late:
+            sample = [s for r in outcome.reports for s in r.late_sample][:3]
+            log.warning(
+                "%s: epoch %d: %d late rows dropped (watermark %s): %s",
+                self.pipeline.name,
+                epoch,
+                late,
+                fold.iso(self.state.watermark_us),
+                "; ".join(fold.late_text(s) for s in sample),
+            )
+        refused = sum(r.refused for r in outcome.reports)
+        if refused:
+            log.warning(
+                "%s: epoch %d: %d rows of new groups refused: max_groups_per_window = %s is reached",
+                self.pipeline.name, epoch, refused, self.logic.window.max_groups_per_window,
+            )
+
+
+def _covers(state: Manifest, batch: Batch) -> bool:
+    assert state.batch is not None and batch.id is not None
+    return state.batch.checkpoint == batch.id.checkpoint and state.batch.batch >= batch.id.batch
+
+
+class _Timer:
+    """Seconds per phase of an epoch; each phase begins and ends at a named step."""
+
+    def __init__(self, faults: Faults, epoch: int) -> None:
+        self.seconds: dict[str, float] = {}
+        self._faults, self._epoch, self._name, self._began = faults, epoch, "", 0.0
+
+    def phase(self, name: str) -> _Timer:
+        self._name = name
+        return self
+
+    def __enter__(self) -> None:
+        self._faults.hit(f"{self._name}.before", self._epoch)
+        self._began = time.monotonic()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.seconds[self._name] = time.monotonic() - self._began
+        if kind is None:
+            self._faults.hit(f"{self._name}.after", self._epoch)
+
+
+__all__ = ["Driver", "Hooks", "Sequence", "replace"]

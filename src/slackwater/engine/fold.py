@@ -1,0 +1,179 @@
+"""The commit as a pure fold: previous manifest, what the shards report, next manifest. No I/O."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.engine.protocol import Batch, IngestOutcome, SourceStats
+from slackwater.engine.shard import EmitReport
+from slackwater.engine.status import Counters, SourceStatus, Status
+from slackwater.state.protocol import Manifest, SourceRecord
+from slackwater.watermark import NO_WATERMARK, Heard, SourceClock
+from slackwater.windows.logic import Logic
+
+NOTHING = Heard(0, None)
+
+
+def heard(stats: SourceStats | None) -> Heard:
+    return NOTHING if stats is None else Heard(stats.rows, stats.max_event_us)
+
+
+def counters(manifest: Manifest) -> Counters:
+    """The cumulative counters of a commit."""
+    return Counters(**manifest.counters)
+
+
+def ingested(
+    before: Manifest,
+    epoch: int,
+    batch: Batch,
+    outcome: IngestOutcome,
+    clocks: Mapping[str, SourceClock],
+    watermark: int,
+) -> Manifest:
+    """The previous commit with an epoch's rows folded in, before emission."""
+    segments, groups, windows = list(before.segments), list(before.groups), list(before.windows)
+    panes = {p: list(g) for p, g in before.panes.items()}
+    late: Counter[str] = Counter(before.counters.get("late", {}))
+    totals: Counter[str] = Counter({k: v for k, v in before.counters.items() if isinstance(v, int)})
+    for r in outcome.reports:
+        segments[r.shard] = r.segments
+        groups[r.shard] += r.groups
+        windows[r.shard] += r.windows
+        for pane, n in r.new_groups.items():
+            panes.setdefault(pane, [0] * before.shards)[r.shard] += n
+        late.update({"lateness": r.late - r.late_idle, "idle": r.late_idle})
+        totals.update(rows_sql=r.rows, rows_used=r.used, rows_refused=r.refused, late_windows=r.late_windows)
+    for stats in outcome.sources.values():
+        totals.update(rows_in=stats.rows, rows_bad=stats.bad)
+    return before.model_copy(
+        update={
+            "epoch": epoch,
+            "watermark_us": watermark,
+            "segments": tuple(segments),
+            "groups": tuple(groups),
+            "windows": tuple(windows),
+            "panes": {p: tuple(g) for p, g in panes.items()},
+            "sources": {
+                name: _source(before.sources[name], clock, outcome.sources.get(name), batch.offsets.get(name))
+                for name, clock in clocks.items()
+            },
+            "batch": batch.id or before.batch,
+            "output": (),
+            "emitted": 0,
+            "counters": {
+                **totals,
+                "late": {k: v for k, v in late.items() if v},
+                "emitted": before.counters.get("emitted", {}),
+            },
+        }
+    )
+
+
+def _source(
+    before: SourceRecord, clock: SourceClock, stats: SourceStats | None, offsets: Mapping[str, object] | None
+) -> SourceRecord:
+    stats = stats or SourceStats()
+    return SourceRecord(
+        max_event_us=clock.max_event_us,
+        quiet_us=clock.quiet_us,
+        idle=clock.idle,
+        rows=before.rows + stats.rows,
+        usable=before.usable + stats.usable,
+        offsets=before.offsets if offsets is None else offsets,
+    )
+
+
+def emitted(
+    manifest: Manifest, reports: Sequence[EmitReport], family: ModuleType, logic: Logic, clock_us: int
+) -> Manifest:
+    """The manifest to commit: with the staged output, and without the panes that are over."""
+    segments, groups, windows = list(manifest.segments), list(manifest.groups), list(manifest.windows)
+    reasons: Counter[str] = Counter(manifest.counters.get("emitted", {}))
+    for r in reports:
+        segments[r.shard] = r.segments
+        groups[r.shard] += r.groups
+        windows[r.shard] += r.windows
+        reasons.update(r.reasons)
+    panes = manifest.panes
+    if panes:
+        from slackwater.windows.panes import window_totals
+
+        panes = {p: g for p, g in panes.items() if window_totals(logic, {p: 1}, manifest.watermark_us)}
+    return manifest.model_copy(
+        update={
+            "committed_us": clock_us,
+            "segments": tuple(segments),
+            "groups": tuple(groups),
+            "windows": tuple(windows),
+            "panes": panes,
+            "output": tuple(r.output for r in reports if r.output is not None),
+            "emitted": sum(r.output.rows for r in reports if r.output is not None),
+            "counters": {**manifest.counters, "emitted": dict(reasons)},
+        }
+    )
+
+
+def status(
+    pipeline: Pipeline,
+    manifest: Manifest,
+    clocks: Mapping[str, SourceClock],
+    outcome: IngestOutcome | None,
+    phases: Mapping[str, float],
+    seconds: float,
+    clock_us: int,
+    last_end_us: int | None,
+) -> Status:
+    """What the outside is told after a commit."""
+    window = pipeline.transform.window
+    pane_groups = sum(sum(g) for g in manifest.panes.values())
+    return Status(
+        pipeline=pipeline.name,
+        window_kind=window.kind,
+        late_policy=window.late_data,
+        epoch=manifest.epoch,
+        rows=sum(s.rows for s in outcome.sources.values()) if outcome else 0,
+        emitted=manifest.emitted,
+        late=sum(r.late for r in outcome.reports) if outcome else 0,
+        seconds=seconds,
+        phases=phases,
+        clock_us=clock_us,
+        watermark_us=None if manifest.watermark_us == NO_WATERMARK else manifest.watermark_us,
+        sources=tuple(
+            SourceStatus(
+                name,
+                manifest.sources[name].rows,
+                c.max_event_us,
+                None if c.max_event_us is None else c.watermark_us,
+                c.idle,
+                c.quiet_us,
+            )
+            for name, c in clocks.items()
+        ),
+        windows_active=sum(manifest.windows) if window.kind == "session" else pane_groups,
+        groups=sum(manifest.groups) if window.kind == "session" else pane_groups,
+        state_bytes=manifest.state_bytes,
+        counters=counters(manifest),
+        emit_lag_seconds=None if last_end_us is None else (clock_us - last_end_us) / 1e6,
+    )
+
+
+def iso(us: int) -> str:
+    """A time in microseconds UTC as ISO 8601, for people."""
+    if us <= NO_WATERMARK:
+        return "none yet"
+    try:
+        return (dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us)).isoformat() + "Z"
+    except OverflowError:
+        return f"{us} µs"
+
+
+def late_text(sample: Mapping[str, object]) -> str:
+    """A late row's coordinates for the log."""
+    event = sample["event_us"]
+    keys = " ".join(f"{k}={v}" for k, v in sample.items() if k != "event_us")
+    return f"{keys or '(no key)'} at {iso(event if isinstance(event, int) else 0)}"

@@ -1,0 +1,90 @@
+"""The in-process engine: the same driver and shard tasks as on Spark, without Spark. For tests and laws.
+
+A batch's payload is one frame of rows per source, with `ts` (event time, int64 µs; NULL is a bad row) and the columns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from slackwater.core.hashing import key_hash, shard_of, spark_xxhash64
+from slackwater.core.schema import Field
+from slackwater.engine import shard
+from slackwater.engine.protocol import Batch, IngestOutcome, SourceStats
+from slackwater.engine.shard import EmitReport, ShardTask
+from slackwater.windows.aggregations import Input, normalised
+from slackwater.windows.logic import Logic
+from slackwater.windows.panes import pane_start
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """Runs shard tasks one after the other. `sources`: names, in the order of the config."""
+
+    logic: Logic
+    sources: Sequence[str]
+
+    def ingest(self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int) -> IngestOutcome:
+        frames: Mapping[str, pl.DataFrame] = batch.payload
+        latest = clock_us + self.logic.window.max_future_ms * 1000
+        stats: dict[str, SourceStats] = {}
+        prepared: list[pl.DataFrame] = []
+        for index, name in enumerate(self.sources):
+            rows = frames.get(name)
+            if rows is None or rows.is_empty():
+                continue
+            usable = rows.filter(pl.col("ts").is_not_null() & (pl.col("ts") <= latest))
+            newest = usable["ts"].max()
+            stats[name] = SourceStats(
+                rows.height,
+                usable.height,
+                newest if isinstance(newest, int) else None,
+                future=int((rows["ts"] > latest).sum()),
+            )
+            prepared.append(prepare(self.logic, usable, index if len(self.sources) > 1 else None))
+        if not prepared:
+            return IngestOutcome((), stats)
+        every = pl.concat(prepared)
+        owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
+        reports = [shard.ingest(t, every.filter(owner == t.shard)) for t in tasks]
+        return IngestOutcome(reports, stats)
+
+    def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
+        return [shard.emit(t) for t in tasks]
+
+    def count_groups(self, tasks: Sequence[ShardTask], windows: list[int]) -> Mapping[int, int]:
+        return sum((Counter(shard.count_groups(t, windows)) for t in tasks), Counter())
+
+
+def prepare(logic: Logic, rows: pl.DataFrame, source: int | None) -> pl.DataFrame:
+    """Rows as `engine.shard.ingest` takes them: what `engine.prepare` does in Spark SQL."""
+    fields = {i.source.name: i.source for i in logic.inputs} | {k.name: k for k in logic.keys}
+    rows = normalised(rows, list(fields.values()))
+    columns = [key_hash(rows, logic.keys), rows["ts"].alias("__ts"), *(rows[k.name] for k in logic.keys)]
+    columns += [_input(rows, i) for i in logic.inputs]
+    if source is not None:
+        columns.append(pl.Series("__src", np.full(rows.height, source), dtype=pl.Int32))
+    frame = pl.DataFrame({c.name: c for c in columns})
+    lifted = logic.lift_rows(frame)
+    if logic.is_session:
+        return lifted
+    return lifted.with_columns(
+        pl.Series("__start", pane_start(logic, lifted["__ts"].to_numpy())),
+        pl.lit(1, pl.Int64).alias("__n"),
+        pl.col("__ts").alias("__first"),
+    ).drop("__ts")
+
+
+def _input(rows: pl.DataFrame, given: Input) -> pl.Series:
+    column = rows[given.source.name]
+    if not given.hashed:
+        return column
+    values = column.cast(pl.Int64) if given.source.base.startswith("timestamp") else column
+    types = (Field("type", "string"), given.source)
+    hashes = [None if v is None else spark_xxhash64((given.source.type, v), types) for v in values.to_list()]
+    return pl.Series(given.field.name, hashes, dtype=pl.Int64)

@@ -1,0 +1,50 @@
+"""What the driver asks of an engine: run shard tasks over a batch's rows, and over the state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from slackwater.engine.shard import EmitReport, IngestReport, ShardTask
+from slackwater.state.protocol import BatchId
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch: its identity (None: a tick), how each source continues after it, and the engine's own handle."""
+
+    id: BatchId | None
+    offsets: Mapping[str, Mapping[str, Any] | None]
+    payload: Any
+    files: int | None = None
+
+
+@dataclass(frozen=True)
+class SourceStats:
+    """What one source delivered: all rows, those with a usable event time, the largest of these, and the bad ones."""
+
+    rows: int = 0
+    usable: int = 0
+    max_event_us: int | None = None
+    undecodable: int = 0
+    future: int = 0
+
+    @property
+    def bad(self) -> int:
+        return self.rows - self.usable
+
+
+@dataclass(frozen=True)
+class IngestOutcome:
+    reports: Sequence[IngestReport]
+    sources: Mapping[str, SourceStats]
+    bad_samples: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    def ingest(self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int) -> IngestOutcome: ...
+
+    def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]: ...
+
+    def count_groups(self, tasks: Sequence[ShardTask], windows: list[int]) -> Mapping[int, int]: ...

@@ -1,0 +1,124 @@
+"""Starting from what a store holds: does it fit this pipeline, and how does it become this pipeline's state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from slackwater.core.hashing import shard_of
+from slackwater.engine.shard import family
+from slackwater.errors import StartError, StateError
+from slackwater.state import segments
+from slackwater.state.protocol import Manifest, SourceRecord
+from slackwater.windows import sessions
+from slackwater.windows.logic import Logic
+
+
+def fingerprint(logic: Logic) -> dict[str, Any]:
+    """What a state depends on; a change of any of it needs a new state. Readable, part of every manifest."""
+    w = logic.window
+    return {
+        "kind": w.kind,
+        "duration_ms": w.duration_ms,
+        "hop_ms": w.hop_ms,
+        "offset_ms": w.offset_ms,
+        "gap_ms": w.gap_ms,
+        "max_session_duration_ms": w.max_session_duration_ms,
+        "keys": {k.name: k.type for k in logic.keys},
+        "aggregations": {
+            a.name: " ".join(
+                str(part)
+                for part in (
+                    a.spec.agg,
+                    a.column.name if a.column else "*",
+                    a.column.type if a.column else "",
+                    (a.spec.mode or "approximate") if a.is_set else "",
+                    a.spec.hll_precision if a.is_set and a.approximate else "",
+                )
+                if part != ""
+            )
+            for a in logic.aggs
+        },
+    }
+
+
+def check_fingerprint(logic: Logic, manifest: Manifest) -> None:
+    """Raise StateError, naming what changed, if the state was written for another window."""
+    new, old = fingerprint(logic), dict(manifest.fingerprint)
+    changed = [f"{name}: state has {old.get(name)!r}, config has {value!r}" for name, value in new.items() if old.get(name) != value]
+    if changed:
+        raise StateError(
+            f"{logic.pipeline}: the state in epoch {manifest.epoch} was written for another window ({'; '.join(changed)}); "
+            "change the config back, or give the pipeline a new name or state path to start over"
+        )
+
+
+def first_manifest(logic: Logic, shards: int, clock_us: int) -> Manifest:
+    """The state before the first epoch; never committed itself."""
+    return Manifest(
+        pipeline=logic.pipeline,
+        epoch=-1,
+        fingerprint=fingerprint(logic),
+        committed_us=clock_us,
+        shards=shards,
+        segments=((),) * shards,
+        groups=(0,) * shards,
+        windows=(0,) * shards,
+    )
+
+
+def with_sources(manifest: Manifest, names: Sequence[str], schemas: Mapping[str, str]) -> Manifest:
+    """The state with the sources of this config: new ones begin, removed ones are forgotten (so is their offset)."""
+    return manifest.model_copy(
+        update={"sources": {n: manifest.sources.get(n, SourceRecord()) for n in names}, "schemas": dict(schemas)}
+    )
+
+
+def reshard(logic: Logic, root: str, manifest: Manifest, shards: int, clock_us: int) -> Manifest:
+    """The same state as an epoch of its own, spread over another number of shards."""
+    module, epoch, watermark = family(logic), manifest.epoch + 1, manifest.watermark_us
+    everything = pl.concat(
+        [segments.ShardReader(root, metas, logic.state_schema).scan() for metas in manifest.segments]
+    )
+    everything = module.forget(logic, everything, watermark)
+    owner = pl.Series(shard_of(everything["__kh"].to_numpy(), shards))
+    metas, groups, windows = [], [], []
+    panes: dict[int, list[int]] = {}
+    for shard in range(shards):
+        rows = everything.filter(owner == shard).sort("__h", maintain_order=True)
+        metas.append((segments.write(root, shard, epoch, rows, module.stats(logic, rows)),) if rows.height else ())
+        keys, open_ = sessions.open_groups(logic, rows, watermark) if logic.is_session else (0, 0)
+        groups.append(keys)
+        windows.append(open_)
+        if not logic.is_session:
+            for start, n in rows["__start"].value_counts().iter_rows():
+                panes.setdefault(start, [0] * shards)[shard] = n
+    return manifest.model_copy(
+        update={
+            "epoch": epoch,
+            "committed_us": clock_us,
+            "shards": shards,
+            "segments": tuple(metas),
+            "groups": tuple(groups),
+            "windows": tuple(windows),
+            "panes": {p: tuple(g) for p, g in panes.items()},
+            "output": (),
+            "emitted": 0,
+        }
+    )
+
+
+def check_schema(source: str, before: str | None, now: Mapping[str, str]) -> list[str]:
+    """Compare a source's columns with those it was first read with: StartError by name, or warnings about new ones."""
+    if before is None:
+        return []
+    old = dict(part.split(" ", 1) for part in before.split("\n") if part)
+    wrong = [f'"{c}" is {now.get(c, "missing")}, was {t}' for c, t in old.items() if now.get(c) != t]
+    if wrong:
+        raise StartError(
+            f'source "{source}": its columns changed since the first start: {"; ".join(wrong)}; restore them in the schema'
+        )
+    new = [c for c in now if c not in old]
+    return [f'source "{source}": new columns are ignored by the state: {", ".join(new)}'] if new else []

@@ -1,0 +1,195 @@
+"""The work of one shard in one epoch: read the touched state, fold, stage. Runs in a Spark worker or in this process.
+
+A task is deterministic and may run twice: it reads files that a commit named and writes files with fresh names, which
+count for nothing until the driver commits a manifest that names them.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from slackwater.core.hashing import mix
+from slackwater.state import segments
+from slackwater.state.protocol import OutputMeta, Record, SegmentMeta
+from slackwater.windows import panes, sessions
+from slackwater.windows.logic import Logic
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """What a shard needs to know; `metas` is its state as of the previous commit (or step)."""
+
+    logic: Logic
+    root: str
+    shard: int
+    epoch: int
+    metas: tuple[SegmentMeta, ...]
+    watermark: int  # ingest: of the previous epoch; emit: the new one
+    since: int  # of the previous epoch, in both
+    idle_sources: tuple[int, ...] = ()
+    bound: int | None = None  # drop_new_groups: this shard's part of max_groups_per_window
+    groups: int = 0  # sessions: keys that are open now
+    pane_groups: Mapping[int, int] | None = None  # panes: groups per pane now
+    flush: bool = False
+
+
+class IngestReport(Record):
+    """What a shard did with its rows."""
+
+    shard: int
+    segments: tuple[SegmentMeta, ...]
+    rows: int = 0
+    used: int = 0
+    late: int = 0
+    late_idle: int = 0
+    late_windows: int = 0
+    refused: int = 0
+    groups: int = 0
+    windows: int = 0
+    new_groups: dict[int, int] = {}
+    late_sample: tuple[dict[str, Any], ...] = ()
+
+
+class EmitReport(Record):
+    """What a shard emitted."""
+
+    shard: int
+    segments: tuple[SegmentMeta, ...]
+    output: OutputMeta | None = None
+    reasons: dict[str, int] = {}
+    groups: int = 0
+    windows: int = 0
+    last_end_us: int | None = None
+
+
+def family(logic: Logic) -> ModuleType:
+    """The module that knows the window's intervals."""
+    return sessions if logic.is_session else panes
+
+
+def ingest(task: ShardTask, rows: pl.DataFrame) -> IngestReport:
+    """Fold one epoch's rows (see `engine.prepare` for their columns) into a shard and stage its new state."""
+    logic = task.logic
+    if rows.is_empty():
+        return IngestReport(shard=task.shard, segments=task.metas)
+    if "__src" in rows.columns:
+        rows = rows.with_columns(pl.col("__src").is_in(list(task.idle_sources)).alias("__idle")).drop("__src")
+    reader = segments.ShardReader(task.root, task.metas, logic.state_schema)
+    refused = 0
+    if logic.is_session:
+        total = rows.height
+        state = reader.units(np.unique(rows["__kh"].to_numpy()))
+        room = None if task.bound is None else max(task.bound - task.groups, 0)
+        done = sessions.ingest(logic, rows, state, task.watermark, room)
+    else:
+        total = int(rows["__n"].sum())
+        rows = rows.with_columns(pl.Series("__h", mix(rows["__kh"].to_numpy(), rows["__start"].to_numpy())))
+        if task.bound is not None and _may_exceed(task, rows):
+            existing = panes.forget(logic, reader.scan(), task.watermark)
+            rows, refused = panes.admit(logic, rows, existing, task.watermark, task.bound)
+        state = reader.units(np.unique(rows["__h"].to_numpy()))
+        done = panes.ingest(logic, rows, state, task.watermark)
+    counts = done.counts
+    return IngestReport(
+        shard=task.shard,
+        segments=_stage(task, done.state),
+        rows=total,
+        used=counts.used,
+        late=counts.late,
+        late_idle=counts.late_idle,
+        late_windows=counts.late_windows,
+        refused=counts.refused + refused,
+        groups=counts.groups,
+        windows=counts.windows,
+        new_groups=done.new_groups,
+        late_sample=tuple({k: _plain(v) for k, v in s.items()} for s in done.late_sample),
+    )
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, int | str | None) else str(value)
+
+
+def _may_exceed(task: ShardTask, rows: pl.DataFrame) -> bool:
+    """Whether any open window could hold more groups than the bound, if every lifted row were a new group."""
+    counts = dict(task.pane_groups or {})
+    for start, n in rows["__start"].value_counts().iter_rows():
+        counts[start] = counts.get(start, 0) + n
+    totals = panes.window_totals(task.logic, counts, task.watermark)
+    return max(totals.values(), default=0) > (task.bound or 0)
+
+
+def _stage(task: ShardTask, state: pl.DataFrame) -> tuple[SegmentMeta, ...]:
+    """The shard's segments with `state` as the newest, after dropping and merging what has piled up."""
+    logic, metas = task.logic, list(task.metas)
+    module = family(logic)
+    watermark = task.since
+    while metas and metas[0].dead <= watermark:
+        metas.pop(0)
+    if state.height:
+        metas.append(segments.write(task.root, task.shard, task.epoch, state, module.stats(logic, state)))
+    count = segments.merge_plan(metas)
+    if count:
+        merged = _merged(task, metas[-count:], oldest=count == len(metas), watermark=watermark)
+        metas[-count:] = (
+            [segments.write(task.root, task.shard, task.epoch, merged, module.stats(logic, merged))] if merged.height else []
+        )
+    return tuple(metas)
+
+
+def _merged(task: ShardTask, metas: list[SegmentMeta], oldest: bool, watermark: int) -> pl.DataFrame:
+    """Several segments as one. Only where nothing older lies below may rows be forgotten: else they would uncover it."""
+    if oldest:
+        frame = segments.ShardReader(task.root, metas, task.logic.state_schema).scan()
+        frame = family(task.logic).forget(task.logic, frame, watermark)
+    else:
+        opened = [segments.Segment(task.root, m) for m in metas]
+        frame = pl.concat(segments.newest([s.rows(np.arange(s.meta.rows)) for s in opened]))
+        frame = frame.cast(task.logic.state_schema)  # type: ignore[arg-type]
+    return frame.sort("__h", maintain_order=True)
+
+
+def emit(task: ShardTask) -> EmitReport:
+    """Stage the windows of a shard that close between two watermarks, and the state that changes with them."""
+    logic = task.logic
+    module = family(logic)
+    reader = segments.ShardReader(task.root, task.metas, logic.state_schema)
+    due = reader.due(
+        lambda c: module.is_due(logic, c.kind, c.start, c.due, task.since, task.watermark),
+        lambda m: m.first_due > task.watermark or m.last_due <= task.since,
+    )
+    if due.is_empty():
+        return EmitReport(shard=task.shard, segments=task.metas)
+    done = module.emit(logic, due, task.since, task.watermark)
+    rows = done.rows
+    if task.flush:
+        rows = rows.with_columns(pl.col("__reason").replace("close", "flush"))
+    output = None
+    if rows.height:
+        name = f"outputs/{task.epoch:09d}-{task.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
+        segments.write_arrow(Path(task.root) / name, logic.output_frame(rows))
+        output = OutputMeta(file=name, rows=rows.height)
+    last_end = rows["__end"].max()
+    return EmitReport(
+        shard=task.shard,
+        segments=_stage(task, done.state) if done.state.height else task.metas,
+        output=output,
+        reasons=dict(rows["__reason"].value_counts().iter_rows()),
+        groups=done.groups,
+        windows=done.windows,
+        last_end_us=last_end if isinstance(last_end, int) else None,
+    )
+
+
+def count_groups(task: ShardTask, windows: list[int]) -> dict[int, int]:
+    """The exact number of groups in each of these hopping windows of a shard."""
+    state = segments.ShardReader(task.root, task.metas, task.logic.state_schema).scan()
+    return panes.exact_totals(task.logic, state, windows)

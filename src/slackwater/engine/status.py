@@ -1,0 +1,73 @@
+"""What the engine tells the outside after each epoch: one frozen value, read by the live view, the logs and the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class SourceStatus:
+    """One source at the end of an epoch; times in microseconds UTC, None before the first event."""
+
+    name: str
+    rows: int
+    max_event_us: int | None
+    watermark_us: int | None
+    idle: bool
+    quiet_us: int
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Cumulative over the life of the pipeline, part of every commit, continued after a restart.
+
+    Conservation: `rows_sql + rows_bad == rows_used + rows_late + rows_refused + rows_bad`, where `rows_sql` are the
+    rows that came out of the SQL. `emitted` is by reason (`close`, `cap`, `flush`), `late` by cause (`lateness`, `idle`).
+    """
+
+    rows_in: int = 0
+    rows_sql: int = 0
+    rows_used: int = 0
+    rows_bad: int = 0
+    rows_refused: int = 0
+    late_windows: int = 0
+    late: Mapping[str, int] = field(default_factory=dict)
+    emitted: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def rows_late(self) -> int:
+        return sum(self.late.values())
+
+    @property
+    def rows_emitted(self) -> int:
+        return sum(self.emitted.values())
+
+
+@dataclass(frozen=True)
+class Status:
+    """The state of a pipeline after an epoch (or an idle tick that committed nothing: then `rows` is 0)."""
+
+    pipeline: str
+    window_kind: str
+    late_policy: str
+    epoch: int
+    rows: int
+    emitted: int
+    late: int
+    seconds: float
+    phases: Mapping[str, float]  # seconds per phase: read, ingest, emit, commit, publish
+    clock_us: int
+    watermark_us: int | None
+    sources: tuple[SourceStatus, ...]
+    windows_active: int
+    groups: int
+    state_bytes: int
+    counters: Counters
+    emit_lag_seconds: float | None = None  # clock - window_end of the newest row emitted in this epoch
+    files_done: int | None = None
+    files_total: int | None = None  # known with --available-now over files: the progress bar
+
+    @property
+    def rows_per_second(self) -> float:
+        return self.rows / self.seconds if self.seconds > 0 else 0.0

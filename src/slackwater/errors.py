@@ -1,0 +1,71 @@
+"""Every error Slackwater raises on purpose, as one tree.
+
+    SlackwaterError
+    ├── ConfigError          the description of a pipeline is wrong (found before Spark starts); one line per problem
+    ├── StartError           the pipeline cannot start: columns, SQL, a lock, a state that does not fit
+    │   ├── LockHeldError    another runner holds the pipeline
+    │   └── StateError       the state cannot be used: other fingerprint, other version, damaged
+    ├── BadRowError          bad rows under on_error = "fail"
+    ├── CapExceededError     a bound of the state was hit under on_state_cap = "fail"
+    ├── ValueRangeError      a result does not fit its type
+    ├── FencedError          another runner committed: this one must stop
+    ├── PublishError         the target refused the committed output; the next start publishes it
+    └── EpochError           an epoch failed while it ran (user SQL, unreadable input, a missing service)
+
+Each message says the fact, what was expected against what was found, and what to do next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class SlackwaterError(Exception):
+    """Base of all errors raised on purpose; the command line shows its message and no stack trace."""
+
+
+class ConfigError(SlackwaterError):
+    """One or more mistakes in the description of a pipeline.
+
+    `problems` holds one line per mistake; `str(error)` joins them with newlines.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems: tuple[str, ...] = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class StartError(SlackwaterError):
+    """The pipeline cannot start as described on the data and state that are there."""
+
+
+class LockHeldError(StartError):
+    """Another runner holds the pipeline's lock; the message names it."""
+
+
+class StateError(StartError):
+    """The state in the store cannot be used by this pipeline or this version."""
+
+
+class BadRowError(SlackwaterError):
+    """Bad rows were found and `on_error = "fail"`."""
+
+
+class CapExceededError(SlackwaterError):
+    """`max_groups_per_window` or `max_distinct_values_per_group` was exceeded."""
+
+
+class ValueRangeError(SlackwaterError):
+    """An emitted value does not fit the declared type of its column."""
+
+
+class FencedError(SlackwaterError):
+    """The store holds an epoch this runner did not write: another runner took over."""
+
+
+class PublishError(SlackwaterError):
+    """The target did not take an epoch that is already committed."""
+
+
+class EpochError(SlackwaterError):
+    """An epoch failed before its commit; nothing of it is visible and the next start repeats it."""

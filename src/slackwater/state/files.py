@@ -1,0 +1,169 @@
+"""The files store: one directory per pipeline, on a local disk or any mounted file system.
+
+    state/<pipeline>/
+      lock                      held for the life of a runner (flock), says who holds it
+      manifests/000000012.json  one per epoch, created only if absent: that is the commit
+      segments/…                state rows (Arrow), referred to by manifests
+      outputs/…                 staged output (Arrow), kept until published
+      published                 the last epoch that reached the target
+      checkpoint/…              Spark's plan of the next epoch; can be lost
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from typing import TextIO
+
+from pydantic import ValidationError
+
+from slackwater.errors import FencedError, LockHeldError, StateError
+from slackwater.state.protocol import FORMAT, Manifest
+
+KEPT_EPOCHS = 8
+
+
+class FilesStore:
+    """A `StateStore` in a directory. Nothing is created or changed before `open`."""
+
+    def __init__(self, path: str | Path, pipeline: str) -> None:
+        self.root = str(Path(path).resolve() / pipeline)
+        self._dir = Path(self.root)
+        self._lock: TextIO | None = None
+        self._latest = -1
+
+    def open(self) -> Manifest | None:
+        try:
+            for name in ("manifests", "segments", "outputs", "checkpoint"):
+                (self._dir / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StateError(
+                f"state directory {self.root} cannot be created ({error.strerror}); expected a writable directory"
+            ) from error
+        self._take_lock()
+        epochs = self._epochs()
+        latest = self._read(epochs[-1]) if epochs else None
+        self._latest = latest.epoch if latest else -1
+        return latest
+
+    def _take_lock(self) -> None:
+        file = (self._dir / "lock").open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            file.close()
+            raise LockHeldError(
+                f"pipeline is already running: {holder} holds {self._dir / 'lock'}; stop it first, one runner per pipeline"
+            ) from error
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        self._lock = file
+
+    def _epochs(self) -> list[int]:
+        return sorted(int(p.stem) for p in (self._dir / "manifests").glob("*.json"))
+
+    def _path(self, epoch: int) -> Path:
+        return self._dir / "manifests" / f"{epoch:09d}.json"
+
+    def _read(self, epoch: int) -> Manifest:
+        path = self._path(epoch)
+        try:
+            data = json.loads(path.read_text())
+            version = data["format"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StateError(f"manifest {path} is damaged or unreadable; restore it from a copy of the directory") from error
+        if version != FORMAT:
+            raise StateError(
+                f"state in {self.root} has format {version}, this version reads format {FORMAT}; "
+                + ("install a newer version of slackwater" if version > FORMAT else "no migration from it is registered")
+            )
+        try:
+            return Manifest.model_validate(data)
+        except ValidationError as error:
+            raise StateError(f"manifest {path} is damaged: {error.error_count()} fields do not fit; restore it from a copy") from error
+
+    def commit(self, manifest: Manifest) -> None:
+        if manifest.epoch != self._latest + 1:
+            raise FencedError(
+                f"epoch {manifest.epoch} does not follow epoch {self._latest}, the latest this runner knows; nothing was committed"
+            )
+        final = self._path(manifest.epoch)
+        with tempfile.NamedTemporaryFile("w", dir=self._dir, prefix=".commit-", delete=False) as file:
+            file.write(manifest.model_dump_json())
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            if self._latest >= 0 and not self._path(self._latest).exists():
+                raise FencedError(f"epoch {self._latest} is gone from {self.root}: another runner went on; this one stops")
+            os.link(file.name, final)
+        except FileExistsError as error:
+            raise FencedError(
+                f"epoch {manifest.epoch} was already committed by another runner in {self.root}; this one stops"
+            ) from error
+        finally:
+            Path(file.name).unlink()
+        _sync_directory(final.parent)
+        self._latest = manifest.epoch
+
+    def published(self) -> int:
+        path = self._dir / "published"
+        return int(path.read_text()) if path.exists() else -1
+
+    def note_published(self, epoch: int) -> None:
+        temporary = self._dir / ".published"
+        temporary.write_text(str(epoch))
+        temporary.replace(self._dir / "published")
+
+    def collect_garbage(self) -> None:
+        epochs = self._epochs()
+        for epoch in epochs[:-KEPT_EPOCHS]:
+            self._path(epoch).unlink(missing_ok=True)
+        kept = [self._read(e) for e in epochs[-KEPT_EPOCHS:]]
+        used = {s.file for m in kept for shard in m.segments for s in shard} | {o.file for m in kept for o in m.output}
+        used |= {file for m in kept for s in m.sources.values() for file in _offset_files(s.offsets)}
+        for folder in ("segments", "outputs", "offsets"):
+            for path in (self._dir / folder).glob("*"):
+                if f"{folder}/{path.name}" not in used and int(path.name[:9]) <= self._latest:
+                    path.unlink(missing_ok=True)
+        checkpoints = {m.batch.checkpoint for m in kept if m.batch}
+        for path in (self._dir / "checkpoint").glob("*"):
+            if checkpoints and path.name not in checkpoints and not (path / "current").exists():
+                shutil.rmtree(path, ignore_errors=True)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+class InMemoryStore(FilesStore):
+    """The files store on a temporary directory that goes with the process."""
+
+    def __init__(self, pipeline: str) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True)
+        super().__init__(self._temporary.name, pipeline)
+
+    def close(self) -> None:
+        super().close()
+        self._temporary.cleanup()
+
+
+def _offset_files(offsets: object) -> list[str]:
+    files = offsets.get("segments", []) if isinstance(offsets, dict) else []
+    return [str(f) for f in files]
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

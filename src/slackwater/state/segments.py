@@ -1,0 +1,178 @@
+"""Segments: immutable Arrow files of state rows, sorted by `__h`, memory-mapped; the newest version of a unit wins.
+
+    shard 0   [segment 3: 2 M rows] [segment 17: 80 k] [segment 18: 20 k]   ─▶ newer
+                     look up by binary search, newest first; due rows by a scan of one column
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from slackwater.errors import StateError
+from slackwater.state.protocol import SegmentMeta
+from slackwater.windows.logic import DEAD, Int64s, Stats
+
+Bools = NDArray[np.bool_]
+FAN = 8  # segments of one size class before they are merged into one of the next
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a segment that decide what is due, as arrays over the file."""
+
+    h: Int64s
+    kind: NDArray[np.int8]
+    start: Int64s
+    due: Int64s
+
+
+class Segment:
+    """One open segment."""
+
+    def __init__(self, directory: str, meta: SegmentMeta) -> None:
+        self.meta = meta
+        self.table = _open(Path(directory) / meta.file)
+        columns = {c: self.table.column(c).chunk(0).to_numpy() for c in ("__h", "__kind", "__start", "__due")}
+        self.columns = Columns(columns["__h"], columns["__kind"], columns["__start"], columns["__due"])
+
+    def rows(self, index: Int64s) -> pl.DataFrame:
+        return _frame(self.table.take(pa.array(index)))
+
+    def find(self, hashes: Int64s) -> tuple[Int64s, Int64s]:
+        """Begin and end positions of the unit of each hash (equal where there is none)."""
+        begin = np.searchsorted(self.columns.h, hashes, "left")
+        end = begin.copy()
+        hit = begin < len(self.columns.h)
+        hit[hit] = self.columns.h[begin[hit]] == hashes[hit]
+        end[hit] = np.searchsorted(self.columns.h, hashes[hit], "right")
+        return begin, end
+
+
+class ShardReader:
+    """The units of one shard as of a commit."""
+
+    def __init__(self, directory: str, metas: Sequence[SegmentMeta], schema: dict[str, pl.DataType]) -> None:
+        self.schema = schema
+        self.segments = [Segment(directory, m) for m in metas if m.rows]
+
+    def units(self, hashes: Int64s) -> pl.DataFrame:
+        """All rows of the units with these hashes (sorted, unique), newest version of each."""
+        found: list[pl.DataFrame] = []
+        for segment in reversed(self.segments):
+            if not len(hashes):
+                break
+            begin, end = segment.find(hashes)
+            hit = end > begin
+            if hit.any():
+                found.append(segment.rows(spans(begin[hit], end[hit])))
+                hashes = hashes[~hit]
+        return self._together(found)
+
+    def due(self, mask: Callable[[Columns], Bools], skip: Callable[[SegmentMeta], bool]) -> pl.DataFrame:
+        """All rows of the units that have a visible row for which `mask` holds."""
+        found: list[pl.DataFrame] = []
+        for age, segment in enumerate(self.segments):
+            if skip(segment.meta):
+                continue
+            hashes = np.unique(segment.columns.h[np.flatnonzero(mask(segment.columns))])
+            for newer in self.segments[age + 1 :]:
+                if not len(hashes):
+                    break
+                begin, end = newer.find(hashes)
+                hashes = hashes[begin == end]
+            if len(hashes):
+                begin, end = segment.find(hashes)
+                found.append(segment.rows(spans(begin, end)))
+        return self._together(found)
+
+    def scan(self) -> pl.DataFrame:
+        """Every visible row."""
+        return self._together(newest([s.rows(np.arange(len(s.columns.h))) for s in self.segments]))
+
+    def _together(self, frames: list[pl.DataFrame]) -> pl.DataFrame:
+        if not frames:
+            return pl.DataFrame(schema=self.schema)
+        return pl.concat(frames).filter(pl.col("__kind") != DEAD).cast(self.schema)  # type: ignore[arg-type]
+
+
+def newest(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
+    """Of frames given oldest first: each without the units that a later one holds."""
+    kept: list[pl.DataFrame] = []
+    seen: Int64s = np.empty(0, dtype=np.int64)
+    for frame in reversed(frames):
+        hashes = frame["__h"].to_numpy()
+        kept.append(frame.filter(pl.Series(~np.isin(hashes, seen))) if len(seen) else frame)
+        seen = np.union1d(seen, hashes)
+    return kept[::-1]
+
+
+def spans(begin: Int64s, end: Int64s) -> Int64s:
+    """The positions begin[0]..end[0], begin[1]..end[1], … as one array."""
+    lengths = end - begin
+    offsets = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths)
+    return np.arange(int(lengths.sum())) + offsets
+
+
+def write(directory: str, shard: int, epoch: int, frame: pl.DataFrame, stats: Stats) -> SegmentMeta:
+    """Write state rows (sorted by `__h`) as a new file. The name is unique, so a task may run twice."""
+    name = f"segments/{epoch:09d}-{shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
+    size = write_arrow(Path(directory) / name, frame)
+    return SegmentMeta(file=name, rows=frame.height, bytes=size, **stats._asdict())
+
+
+def write_arrow(path: Path, frame: pl.DataFrame) -> int:
+    """Write a frame as one uncompressed record batch, flushed to the disk; returns its size in bytes."""
+    table = frame.to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
+    with path.open("wb") as file:
+        with pa.ipc.new_file(file, table.schema) as writer:
+            for batch in table.to_batches():
+                writer.write_batch(batch)
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
+
+
+def read_arrow(path: Path) -> pl.DataFrame:
+    """A file written by `write_arrow`. Raises StateError if it cannot be read."""
+    return _frame(_open(path))
+
+
+def _open(path: Path) -> pa.Table:
+    try:
+        with pa.memory_map(str(path)) as source:
+            return pa.ipc.open_file(source).read_all()
+    except (OSError, pa.ArrowException) as error:
+        raise StateError(
+            f"state file {path} cannot be read ({type(error).__name__}); restore it from a copy of the state directory"
+        ) from error
+
+
+def _frame(table: pa.Table) -> pl.DataFrame:
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def merge_plan(metas: Sequence[SegmentMeta]) -> int:
+    """How many of the newest segments to merge into one (0: none).
+
+    A size class spans a factor of FAN. Once FAN segments of one class have piled up they are merged, with the smaller
+    ones after them, into one of the next class: a row is rewritten about once per class, a shard keeps few segments.
+    """
+    classes = [int(math.log(max(m.rows, 1), FAN)) for m in metas]
+    count = 0
+    for size_class in sorted(set(classes)):
+        trailing = next((i for i, c in enumerate(reversed(classes)) if c > size_class), len(classes))
+        if classes[len(classes) - trailing :].count(size_class) >= FAN:
+            count = trailing
+    return count

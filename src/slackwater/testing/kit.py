@@ -1,0 +1,203 @@
+"""A public kit for tests: scripted sources, a virtual clock, and crashes at named steps, on the in-process engine.
+
+    result = run_local(window, [Rows({"a": [{"ts": 0, "user": "u"}]}), Crash("commit.before"), Quiet(500)],
+                       schema={"user": "string"}, sources=("a",))
+
+One `Rows` is one micro-batch of all sources. A `Crash` is armed for the next epoch: the driver dies at that step, is
+started again on the same store and target, and the batch is replayed as Spark would.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+
+from slackwater.config.pipeline import Pipeline, Transform
+from slackwater.config.source import Source
+from slackwater.config.target import StateStore, Target
+from slackwater.config.window import Window
+from slackwater.core.schema import Field
+from slackwater.engine import compile as compiling
+from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.faults import STEPS
+from slackwater.engine.local import LocalEngine
+from slackwater.engine.protocol import Batch
+from slackwater.engine.status import Counters, Status
+from slackwater.state.files import FilesStore
+from slackwater.state.protocol import BatchId
+
+START_US = 4_000_000_000_000_000  # the virtual clock's first reading: after every event time a test may use
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One micro-batch: rows per source, in arrival order; `ts` in microseconds."""
+
+    rows: Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Quiet:
+    """The engine asks all sources and finds nothing for `ms` milliseconds."""
+
+    ms: int
+
+
+@dataclass(frozen=True)
+class Crash:
+    """The next epoch dies at this step (see STEPS)."""
+
+    step: str
+
+
+class Died(BaseException):
+    """The scripted death of a driver; not an Exception, so that nothing handles it by accident."""
+
+
+@dataclass
+class LocalResult:
+    """What a run published and counted. `statuses`: one per commit, over all restarts."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    counters: Counters = Counters()
+    late: list[dict[str, Any]] = field(default_factory=list)
+    watermark_us: int | None = None
+    statuses: list[Status] = field(default_factory=list)
+
+
+class _Target:
+    """Keeps what was published, and the last epoch: the other side of a crash."""
+
+    guarantee = "exactly once"
+    description = "memory"
+
+    def __init__(self) -> None:
+        self.last, self.rows = -1, list[dict[str, Any]]()
+
+    def publish(self, epoch: int, rows: pl.DataFrame) -> None:
+        if epoch <= self.last:
+            return
+        times = [c for c, t in rows.schema.items() if isinstance(t, pl.Datetime)]
+        plain = rows.with_columns(pl.col(times).dt.timestamp("us")) if times else rows
+        self.rows += [{**r, "_epoch": epoch} for r in plain.iter_rows(named=True)]
+        self.last = epoch
+
+
+class _Faults:
+    def __init__(self) -> None:
+        self.step: str | None = None
+
+    def hit(self, step: str, epoch: int) -> None:
+        if step == self.step:
+            self.step = None
+            raise Died(step)
+
+
+def pipeline_for(
+    window: Window, sources: Sequence[str], lateness_ms: Mapping[str, int] | None = None, name: str = "law"
+) -> Pipeline:
+    """A pipeline over scripted sources; its target and store are the kit's own."""
+    return Pipeline(
+        name=name,
+        sources=tuple(
+            Source(name=s, dataframe=object(), lateness_ms=(lateness_ms or {}).get(s)) for s in sources
+        ),
+        transform=Transform(window=window, on_error="drop"),
+        target=Target(connection="console"),
+        connections={"console": {"kind": "console"}},
+        state_store=StateStore(kind="files", path="state"),
+    )
+
+
+def run_local(
+    window: Window,
+    script: Sequence[Rows | Quiet | Crash],
+    schema: Mapping[str, str],
+    sources: Sequence[str] = ("a",),
+    shards: int = 2,
+    flush: bool = True,
+    state_dir: str | None = None,
+    reshard_after: int | None = None,
+    reshard_to: int = 3,
+    lateness_ms: Mapping[str, int] | None = None,
+    clock_us: int = START_US,
+) -> LocalResult:
+    """Run a script to its end, and flush. `reshard_after`: restart with `reshard_to` shards after that script item."""
+    if state_dir is None:
+        with tempfile.TemporaryDirectory() as directory:
+            return run_local(
+                window, script, schema, sources, shards, flush, directory, reshard_after, reshard_to, lateness_ms, clock_us
+            )
+    pipeline = pipeline_for(window, sources, lateness_ms)
+    fields = {name: Field(name, spark) for name, spark in schema.items()}
+    logic = compiling.compile_window(pipeline, fields)
+    frame_schema = {"ts": pl.Int64(), **{f.name: f.polars for f in fields.values()}}
+    target, faults, result = _Target(), _Faults(), LocalResult()
+    now = clock_us
+
+    def begin(shards: int) -> Driver:
+        hooks = Hooks(lambda: now, on_status=result.statuses.append, faults=faults)
+        driver = Driver(pipeline, logic, FilesStore(state_dir, pipeline.name), target, LocalEngine(logic, sources), hooks)
+        try:
+            driver.start(shards, {})
+        except BaseException:
+            driver.store.close()
+            raise
+        return driver
+
+    driver = begin(shards)
+    batch_number = 0
+    for index, item in enumerate(script):
+        if isinstance(item, Crash):
+            if item.step not in STEPS:
+                raise ValueError(f"unknown step {item.step!r}, expected one of {STEPS}")
+            faults.step = item.step
+            continue
+        try:
+            if isinstance(item, Quiet):
+                now += item.ms * 1000
+                driver.tick(item.ms * 1000)
+            else:
+                payload = {
+                    s: _frame(rows, frame_schema) for s, rows in item.rows.items()
+                }
+                batch = Batch(BatchId(checkpoint="script", batch=batch_number), {}, payload)
+                batch_number += 1
+                driver.run_batch(batch, 0)
+        except Died:
+            driver.store.close()
+            driver = begin(shards)
+            if isinstance(item, Rows):
+                driver.run_batch(batch, 0)
+        if index == reshard_after:
+            driver.store.close()
+            shards = reshard_to
+            driver = begin(shards)
+    if flush:
+        try:
+            driver.flush()
+        except Died:
+            driver.store.close()
+            driver = begin(shards)
+            driver.flush()
+    driver.store.close()
+    result.rows = target.rows
+    result.counters = result.statuses[-1].counters if result.statuses else Counters()
+    result.watermark_us = result.statuses[-1].watermark_us if result.statuses else None
+    return result
+
+
+def _frame(rows: Sequence[Mapping[str, Any]], schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
+    def plain(value: Any, dtype: pl.DataType) -> pl.Series:
+        if isinstance(dtype, pl.Datetime):
+            return pl.Series(value, dtype=pl.Int64).cast(pl.Datetime("us")).cast(dtype)
+        return pl.Series(value, dtype=dtype)
+
+    return pl.DataFrame({n: plain([r.get(n) for r in rows], t).alias(n) for n, t in schema.items()})
+
+
+__all__ = ["STEPS", "Crash", "Died", "LocalResult", "Quiet", "Rows", "pipeline_for", "run_local"]

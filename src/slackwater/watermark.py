@@ -1,0 +1,64 @@
+"""Watermarks: a fold per source, and their minimum. Values in, values out; microseconds UTC.
+
+     events of a source   ──●────●──●───────●▶   max event time
+                                    ◀─lateness─┤
+                          watermark of source  ▲
+     global = minimum over the sources that are not idle; never goes back
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+NO_WATERMARK = -(1 << 62)  # before every event time; far enough from the int64 edge to add durations
+
+
+@dataclass(frozen=True)
+class SourceClock:
+    """One source, as committed. `max_event_us` is None before the first usable event; `quiet_us` is activity time."""
+
+    lateness_us: int
+    idleness_us: int
+    max_event_us: int | None = None
+    quiet_us: int = 0
+    idle: bool = False
+
+    @property
+    def watermark_us(self) -> int:
+        return NO_WATERMARK if self.max_event_us is None else self.max_event_us - self.lateness_us
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a source delivered in one epoch: rows read, and the largest usable event time among them."""
+
+    rows: int
+    max_event_us: int | None
+
+
+def listen(clock: SourceClock, heard: Heard, quiet_us: int) -> SourceClock:
+    """Fold one epoch, or one idle tick (`heard.rows == 0`), into a source's clock.
+
+    `quiet_us` is the activity time since the last fold: time in which the engine asked and found nothing.
+    """
+    if heard.rows == 0:
+        quiet = min(clock.quiet_us + quiet_us, clock.idleness_us)
+        return replace(clock, quiet_us=quiet, idle=clock.idle or quiet >= clock.idleness_us)
+    times = [t for t in (clock.max_event_us, heard.max_event_us) if t is not None]
+    return replace(clock, max_event_us=max(times, default=None), quiet_us=0, idle=False)
+
+
+def global_watermark(previous: int, clocks: Sequence[SourceClock]) -> int:
+    """The minimum over the sources that are not idle, at least `previous`; unchanged while all are idle.
+
+    A source that was never heard from holds the watermark back until it counts as idle.
+    """
+    awake = [c.watermark_us for c in clocks if not c.idle]
+    return max(previous, min(awake)) if awake else previous
+
+
+def holder(clocks: Mapping[str, SourceClock]) -> str | None:
+    """The source that holds the watermark back; None while all are idle."""
+    awake = {name: c.watermark_us for name, c in clocks.items() if not c.idle}
+    return min(awake, key=lambda name: awake[name]) if awake else None
