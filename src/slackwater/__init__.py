@@ -1,0 +1,69 @@
+"""Windows, sessions and stream joins for Apache Spark, declared in TOML or Python, with state you can read.
+
+The names below are loaded when they are first used, so that `import slackwater` is instant.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from slackwater.api import Registered as Registered
+    from slackwater.api import pipeline as pipeline
+    from slackwater.api import pipelines as pipelines
+    from slackwater.api import run_streaming_pipeline as run_streaming_pipeline
+    from slackwater.api import streaming_pipeline as streaming_pipeline
+    from slackwater.config.pipeline import Pipeline as Pipeline
+    from slackwater.config.pipeline import Transform as Transform
+    from slackwater.config.source import ConsoleConnection as ConsoleConnection
+    from slackwater.config.source import FilesConnection as FilesConnection
+    from slackwater.config.source import Lookup as Lookup
+    from slackwater.config.source import Source as Source
+    from slackwater.config.target import StateStore as StateStore
+    from slackwater.config.target import Target as Target
+    from slackwater.config.toml import load as load
+    from slackwater.config.toml import loads as loads
+    from slackwater.config.toml import to_toml as to_toml
+    from slackwater.config.window import Aggregation as Aggregation
+    from slackwater.config.window import Window as Window
+    from slackwater.engine.run import run as run
+    from slackwater.errors import ConfigError as ConfigError
+    from slackwater.errors import SlackwaterError as SlackwaterError
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Aggregation": "config.window",
+    "ConfigError": "errors",
+    "ConsoleConnection": "config.source",
+    "FilesConnection": "config.source",
+    "Lookup": "config.source",
+    "Pipeline": "config.pipeline",
+    "Registered": "api",
+    "SlackwaterError": "errors",
+    "Source": "config.source",
+    "StateStore": "config.target",
+    "Target": "config.target",
+    "Transform": "config.pipeline",
+    "Window": "config.window",
+    "load": "config.toml",
+    "loads": "config.toml",
+    "pipeline": "api",
+    "pipelines": "api",
+    "run": "engine.run",
+    "run_streaming_pipeline": "api",
+    "streaming_pipeline": "api",
+    "to_toml": "config.toml",
+}
+__all__ = sorted([*_HOMES, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'slackwater' has no attribute {name!r}")
+    return getattr(import_module(f"slackwater.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__]

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
@@ -62,9 +62,11 @@ class Driver:
 
     # -- start ---------------------------------------------------------------------------------------------------
 
-    def start(self, shards: int, schemas: Mapping[str, str]) -> None:
-        """Take the lock, roll an unpublished epoch forward, and bring the state to this config's sources and shards."""
-        latest = self.store.open()
+    def start(self, latest: Manifest | None, shards: int, schemas: Mapping[str, str]) -> None:
+        """Roll an unpublished epoch forward, then bring the state to this config's sources and shards.
+
+        `latest` is what the store's `open` gave; `schemas`: per source, as Spark writes schemas in JSON.
+        """
         if latest is not None:
             recover.check_fingerprint(self.logic, latest)
             self._publish_if_needed(latest)
@@ -292,5 +294,3 @@ class _Timer:
         if kind is None:
             self._faults.hit(f"{self._name}.after", self._epoch)
 
-
-__all__ = ["Driver", "Hooks", "Sequence", "replace"]

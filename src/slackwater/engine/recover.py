@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -110,15 +111,22 @@ def reshard(logic: Logic, root: str, manifest: Manifest, shards: int, clock_us: 
     )
 
 
-def check_schema(source: str, before: str | None, now: Mapping[str, str]) -> list[str]:
-    """Compare a source's columns with those it was first read with: StartError by name, or warnings about new ones."""
+def check_schema(source: str, before: str | None, now: str) -> list[str]:
+    """Compare a source's columns (Spark's JSON) with those it was first read with.
+
+    Raises StartError for a missing or changed column, by name; returns warnings about new ones.
+    """
     if before is None:
         return []
-    old = dict(part.split(" ", 1) for part in before.split("\n") if part)
-    wrong = [f'"{c}" is {now.get(c, "missing")}, was {t}' for c, t in old.items() if now.get(c) != t]
+    old, new = _types(before), _types(now)
+    wrong = [f'"{c}" is {new.get(c, "missing")}, was {t}' for c, t in old.items() if new.get(c) != t]
     if wrong:
         raise StartError(
             f'source "{source}": its columns changed since the first start: {"; ".join(wrong)}; restore them in the schema'
         )
-    new = [c for c in now if c not in old]
-    return [f'source "{source}": new columns are ignored by the state: {", ".join(new)}'] if new else []
+    added = [c for c in new if c not in old]
+    return [f'source "{source}": columns that are new since the first start: {", ".join(added)}'] if added else []
+
+
+def _types(schema: str) -> dict[str, str]:
+    return {f["name"]: json.dumps(f["type"]) if isinstance(f["type"], dict) else f["type"] for f in json.loads(schema)["fields"]}

@@ -143,7 +143,7 @@ def run_local(
         hooks = Hooks(lambda: now, on_status=result.statuses.append, faults=faults)
         driver = Driver(pipeline, logic, FilesStore(state_dir, pipeline.name), target, LocalEngine(logic, sources), hooks)
         try:
-            driver.start(shards, {})
+            driver.start(driver.store.open(), shards, {})
         except BaseException:
             driver.store.close()
             raise

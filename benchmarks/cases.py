@@ -1,0 +1,84 @@
+"""What is measured: streams, windows and goals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+SLACKWATER, HDFS, ROCKSDB = "slackwater", "native-hdfs", "native-rocksdb"
+SYSTEMS = (HDFS, ROCKSDB, SLACKWATER)
+NATIVE = (HDFS, ROCKSDB)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Epochs of `rows` rows over `keys` keys, `step_s` seconds of event time each.
+
+    Before them come `load_epochs` epochs that put `idle_keys` other keys into the state, never seen again.
+    """
+
+    keys: int
+    rows: int
+    step_s: int = 10
+    epochs: int = 9
+    idle_keys: int = 0
+    load_epochs: int = 0
+
+
+@dataclass(frozen=True)
+class Window:
+    """Seconds: `length` is the gap of a session, the duration of the others."""
+
+    kind: str
+    length: int
+    hop: int | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """`goal`: how many times faster than the faster native store Slackwater is to be."""
+
+    name: str
+    window: Window
+    stream: Stream
+    goal: float
+
+
+WARM_UP = 3
+MANY, FEW = 200_000, 10_000
+CASES = (
+    Case("sessions-200k", Window("session", 30), Stream(MANY, 200_000), goal=2.5),
+    Case("sessions-1m", Window("session", 30), Stream(MANY, 1_000_000, step_s=50), goal=3.0),
+    Case("hopping-1m", Window("hopping", 60, hop=10), Stream(MANY, 1_000_000), goal=3.0),
+    Case("tumbling-1m", Window("tumbling", 60), Stream(MANY, 1_000_000), goal=1.5),
+    Case("tumbling-1m-10k-keys", Window("tumbling", 60), Stream(FEW, 1_000_000), goal=1.0),
+)
+
+# Two runs of Slackwater alone: what keys cost that only lie in the state. Nothing closes within the hour's gap.
+IDLE = "idle-keys"
+IDLE_GOAL = 1.3
+IDLE_WINDOW = Window("session", 3600)
+IDLE_STREAMS = {
+    "few": Stream(100_000, 200_000, idle_keys=100_000, load_epochs=5),
+    "many": Stream(100_000, 200_000, idle_keys=5_000_000, load_epochs=5),
+}
+
+# From the start of the process to the first row in the output directory, on a small input.
+FIRST_ROW = "first-row"
+FIRST_ROW_WINDOW = Window("tumbling", 10)
+FIRST_ROW_STREAM = Stream(100, 1_000, step_s=30, epochs=2)
+
+NAMES = (*(case.name for case in CASES), IDLE, FIRST_ROW)
+_LEFT_OUT_OF_QUICK = ("sessions-1m", "tumbling-1m")
+
+
+def quick(stream: Stream) -> Stream:
+    """A twentieth of everything, for a smoke test."""
+    return replace(stream, keys=stream.keys // 20, rows=stream.rows // 20, idle_keys=stream.idle_keys // 20)
+
+
+def chosen(only: list[str], small: bool) -> list[Case]:
+    """The cases to run, in their order."""
+    cases = [c for c in CASES if c.name in only] if only else list(CASES)
+    if not small:
+        return cases
+    return [replace(c, stream=quick(c.stream)) for c in cases if only or c.name not in _LEFT_OUT_OF_QUICK]

@@ -1,0 +1,98 @@
+"""Starts a worker, samples the memory of its process tree, and notes when the first result row appears."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from benchmarks.cases import Window
+
+_SAMPLE_S = 0.1
+_TAIL = 3000
+
+
+class WorkerFailed(Exception):  # noqa: N818 - says what happened
+    """A worker ended with an error; the message holds the end of its output."""
+
+
+@dataclass
+class Memory:
+    """Peak resident bytes by role. Python workers share pages with each other: their sum counts these more than once."""
+
+    peak: dict[str, int] = field(default_factory=lambda: {"driver_jvm": 0, "driver_python": 0, "python_workers": 0, "total": 0})
+
+    def sample(self, root: psutil.Process) -> None:
+        now: dict[str, int] = defaultdict(int)
+        try:
+            now["driver_python"] = root.memory_info().rss
+            for child in root.children(recursive=True):
+                now["driver_jvm" if child.name() == "java" else "python_workers"] += child.memory_info().rss
+        except psutil.Error:
+            return
+        now["total"] = sum(now.values())
+        self.peak = {role: max(peak, now[role]) for role, peak in self.peak.items()}
+
+
+def run_worker(system: str, window: Window, data: Path, work: Path, driver_memory: str) -> dict[str, Any]:
+    """The worker's result, with `memory`, `first_row_s`, `wall_s` and a summary of its `output`.
+
+    Raises WorkerFailed with the end of its output.
+    """
+    work.mkdir(parents=True)
+    job = {"system": system, "window": asdict(window), "data": str(data), "work": str(work), "driver_memory": driver_memory}
+    job_file, log = work / "job.json", work / "log.txt"
+    job_file.write_text(json.dumps(job))
+    memory, first_row, started = Memory(), None, time.monotonic()
+    with log.open("wb") as output:
+        command = [sys.executable, "-m", "benchmarks.worker", str(job_file)]
+        with subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
+            root = psutil.Process(process.pid)
+            try:
+                while process.poll() is None:
+                    memory.sample(root)
+                    if first_row is None and _has_rows(work / "out"):
+                        first_row = time.monotonic() - started
+                    time.sleep(_SAMPLE_S)
+            finally:
+                _end(root)
+    if process.returncode:
+        raise WorkerFailed(f"{system} ended with {process.returncode}:\n{log.read_text(errors='replace')[-_TAIL:]}")
+    result = json.loads((work / "result.json").read_text())
+    extra = {"system": system, "memory": memory.peak, "first_row_s": first_row, "wall_s": time.monotonic() - started}
+    return result | extra | {"output": _summary(work / "out")}
+
+
+def _end(root: psutil.Process) -> None:
+    """After an interruption: the worker and what it started."""
+    if root.is_running() and root.status() != psutil.STATUS_ZOMBIE:
+        for process in [*root.children(recursive=True), root]:
+            process.terminate()
+
+
+def _has_rows(out: Path) -> bool:
+    return any(_rows(path) for path in out.glob("*.parquet"))
+
+
+def _rows(path: Path) -> int:
+    """Rows of a file; 0 while it is being written."""
+    try:
+        return pq.read_metadata(path).num_rows
+    except (pa.ArrowInvalid, OSError):
+        return 0
+
+
+def _summary(out: Path) -> dict[str, int]:
+    """Result rows, and the input rows they stand for."""
+    tables = [pq.read_table(path, columns=["n"], partitioning=None) for path in sorted(out.glob("*.parquet"))]
+    return {"rows": sum(len(t) for t in tables), "counted": sum(pc.sum(t["n"]).as_py() or 0 for t in tables)}

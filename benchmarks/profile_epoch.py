@@ -1,0 +1,49 @@
+"""`python -m benchmarks.profile_epoch CASE`: where one Slackwater epoch spends its time."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from benchmarks.cases import CASES, SLACKWATER, WARM_UP, quick
+from benchmarks.data import generate
+from benchmarks.process import WorkerFailed, run_worker
+from benchmarks.report import median_phases
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.profile_epoch", description=__doc__)
+    parser.add_argument("case", choices=[case.name for case in CASES], nargs="?", default=CASES[0].name)
+    parser.add_argument("--quick", action="store_true", help="a twentieth of the size")
+    parser.add_argument("--driver-memory", default="6g", help="heap of the JVM (6g)")
+    options = parser.parse_args()
+    case = next(case for case in CASES if case.name == options.case)
+    stream = quick(case.stream) if options.quick else case.stream
+    with tempfile.TemporaryDirectory(prefix="slackwater-profile-") as root:
+        data = generate(stream, Path(root) / "data")
+        try:
+            result = run_worker(SLACKWATER, case.window, data, Path(root) / "run", options.driver_memory)
+        except WorkerFailed as error:
+            print(error, file=sys.stderr)
+            return 1
+    epochs, statuses = result["epochs"][WARM_UP:], result["statuses"][WARM_UP:]
+    whole = median(epoch["seconds"] for epoch in epochs)
+    phases = median_phases(statuses)
+    spark = {name: median(e["durations"].get(name, 0.0) for e in epochs) for name in epochs[0]["durations"]}
+    print(f"{case.name}: {stream.rows:,} rows per epoch, {len(epochs)} epochs, median {whole:.3f} s")
+    for name, seconds in (phases | {"around (Spark)": whole - sum(phases.values())}).items():
+        print(f"  {name:<24}{seconds:>8.3f} s{seconds / whole:>7.0%}")
+    print("As Spark reports it")
+    for name, seconds in spark.items():
+        print(f"  {name:<24}{seconds:>8.3f} s")
+    print("Epoch by epoch: seconds, rows emitted, groups, state bytes")
+    for status in result["statuses"]:
+        print(f"  {status['seconds']:>8.3f}{status['emitted']:>12,}{status['groups']:>12,}{status['state_bytes']:>16,}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

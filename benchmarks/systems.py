@@ -1,0 +1,94 @@
+"""The two systems: the same query, once by Spark's stateful operators, once by Slackwater."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import slackwater as sw
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name PySpark's own documentation uses
+from slackwater.engine.status import Status
+
+from benchmarks.cases import HDFS, ROCKSDB, Window
+from benchmarks.data import FILES_PER_EPOCH, LATENESS_S, SCHEMA
+
+_PROVIDERS = "org.apache.spark.sql.execution.streaming.state."
+PROVIDER = {HDFS: f"{_PROVIDERS}HDFSBackedStateStoreProvider", ROCKSDB: f"{_PROVIDERS}RocksDBStateStoreProvider"}
+
+
+def run_native(spark: SparkSession, window: Window, data: Path, work: Path) -> None:
+    """All epochs there are by `withWatermark` and `groupBy`; results as parquet in `work/out`."""
+    rows = (
+        spark.readStream.schema(SCHEMA)
+        .option("maxFilesPerTrigger", FILES_PER_EPOCH)
+        .parquet(str(data))
+        .withWatermark("ts", f"{LATENESS_S} seconds")
+    )
+    results = (
+        rows.groupBy(_window_column(window).alias("w"), "k")
+        .agg(F.count("*").alias("n"), F.sum("v").alias("total"), F.max("v").alias("most"))
+        .select(F.col("w.start").alias("window_start"), F.col("w.end").alias("window_end"), "k", "n", "total", "most")
+    )
+    query = (
+        results.writeStream.format("parquet")
+        .outputMode("append")
+        .option("path", str(work / "out"))
+        .option("checkpointLocation", str(work / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def _window_column(window: Window) -> Column:
+    length = f"{window.length} seconds"
+    if window.kind == "session":
+        return F.session_window("ts", length)
+    return F.window("ts", length, f"{window.hop} seconds" if window.hop else None)
+
+
+def run_slackwater(
+    spark: SparkSession, window: Window, data: Path, work: Path, on_status: Callable[[Status], None]
+) -> None:
+    """The same by Slackwater, with durable state in `work/state`."""
+    lake = sw.FilesConnection()
+    sw.run_streaming_pipeline(
+        name="bench",
+        source=sw.Source(
+            name="events",
+            connection=lake,
+            query=f"{data}/*.parquet",
+            format="parquet",
+            schema=SCHEMA,
+            max_files_per_trigger=FILES_PER_EPOCH,
+        ),
+        window=_window_spec(window),
+        target=lake,
+        target_path=str(work / "out"),
+        target_format="parquet",
+        state_store=sw.StateStore(kind="files", path=str(work / "state")),
+        available_now=True,
+        spark=spark,
+        on_status=on_status,
+    )
+
+
+def _window_spec(window: Window) -> sw.Window:
+    if window.kind == "session":
+        shape = {"gap_ms": f"{window.length}s", "max_session_duration_ms": "2h"}
+    else:
+        shape = {"duration_ms": f"{window.length}s"} | ({"hop_ms": f"{window.hop}s"} if window.hop else {})
+    return sw.Window(
+        kind=window.kind,
+        **shape,
+        event_time_column="ts",
+        lateness_ms=LATENESS_S * 1000,
+        group_by=["k"],
+        max_groups_per_window=50_000_000,
+        aggregations=[
+            sw.Aggregation(agg="count", as_="n"),
+            sw.Aggregation(agg="sum", column="v", as_="total"),
+            sw.Aggregation(agg="max", column="v", as_="most"),
+        ],
+    )

@@ -1,0 +1,107 @@
+"""One measurement in a process of its own: `python -m benchmarks.worker JOB.json`; writes `result.json` beside the job."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQueryListener
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+)
+from slackwater.engine.status import Status
+
+from benchmarks.cases import SLACKWATER, Window
+from benchmarks.systems import PROVIDER, run_native, run_slackwater
+
+_SESSION = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "OFF",
+    "spark.driver.host": "localhost",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+
+class Progress(StreamingQueryListener):
+    """Keeps the time of every micro-batch, as Spark itself reports it for any query."""
+
+    def __init__(self) -> None:
+        self.batches: list[dict[str, Any]] = []
+        self.terminated = Event()
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
+        """Nothing to keep."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
+        progress = event.progress
+        seconds = {name: ms / 1000 for name, ms in progress.durationMs.items()}
+        if "triggerExecution" in seconds:
+            batch = {"batch": progress.batchId, "rows": progress.numInputRows, "seconds": seconds["triggerExecution"]}
+            self.batches.append(batch | {"durations": seconds})
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
+        """Nothing to keep."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
+        self.terminated.set()
+
+
+def session(job: dict[str, Any]) -> SparkSession:
+    """The same settings for every system; only the native ones have a state store to choose."""
+    builder = SparkSession.builder.master("local[2]").appName("slackwater-bench")
+    for key, value in _SESSION.items():
+        builder = builder.config(key, value)
+    builder = builder.config("spark.driver.memory", job["driver_memory"])
+    if job["system"] in PROVIDER:
+        builder = builder.config("spark.sql.streaming.stateStore.providerClass", PROVIDER[job["system"]])
+    return builder.getOrCreate()
+
+
+def measure(job: dict[str, Any]) -> dict[str, Any]:
+    """Run the job to its end; its micro-batches with rows, the batches without, and Slackwater's own phases."""
+    spark = session(job)
+    progress, statuses = Progress(), list[Status]()
+    spark.streams.addListener(progress)
+    window, data, work = Window(**job["window"]), Path(job["data"]), Path(job["work"])
+    if job["system"] == SLACKWATER:
+        run_slackwater(spark, window, data, work, statuses.append)
+    else:
+        run_native(spark, window, data, work)
+    if not progress.terminated.wait(30):
+        raise TimeoutError("Spark did not report the end of the query within 30 s")
+    java = spark.sparkContext._jvm.System.getProperty("java.version")
+    spark.stop()
+    return {
+        "epochs": [b for b in progress.batches if b["rows"]],
+        "empty_batches": [b for b in progress.batches if not b["rows"]],
+        "statuses": [_kept(status) for status in statuses if status.rows],
+        "late": statuses[-1].counters.rows_late if statuses else None,
+        "java": java,
+    }
+
+
+def _kept(status: Status) -> dict[str, Any]:
+    names = ("epoch", "rows", "emitted", "late", "seconds", "phases", "groups", "state_bytes")
+    return {name: value for name, value in asdict(status).items() if name in names}
+
+
+def main() -> None:
+    job_file = Path(sys.argv[1])
+    result = measure(json.loads(job_file.read_text()))
+    job_file.with_name("result.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

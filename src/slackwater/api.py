@@ -1,0 +1,154 @@
+"""Pipelines in Python: the same specs as TOML, from keyword arguments."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from slackwater.config.pipeline import Pipeline, Transform
+from slackwater.config.source import Connection, ConsoleConnection, FilesConnection, Lookup, Source
+from slackwater.config.spec import nearest
+from slackwater.config.target import StateStore, Target
+from slackwater.config.window import Window
+from slackwater.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from slackwater.engine.status import Status
+
+pipelines: dict[str, Registered] = {}
+"""Pipelines registered by `streaming_pipeline`, by name."""
+
+_OPTIONS_OF_SOURCE = {
+    "source_format": "format",
+    "source_schema": "schema",
+    "source_options": "options",
+    "max_files_per_trigger": "max_files_per_trigger",
+}
+
+
+def pipeline(
+    *,
+    name: str,
+    window: Window,
+    target: Target | Connection | str,
+    sources: Sequence[Source] | None = None,
+    source: Source | Connection | str | None = None,
+    source_query: str | None = None,
+    target_path: str | None = None,
+    target_format: str = "parquet",
+    target_table: str | None = None,
+    transform_sql: str | None = None,
+    lookups: Mapping[str, Lookup] | None = None,
+    on_error: str = "fail",
+    state_store: StateStore | None = None,
+    connections: Mapping[str, Connection] | None = None,
+    trigger_interval_ms: int | str = 0,
+    idle_pause_ms: int | str = 500,
+    **source_settings: Any,
+) -> Pipeline:
+    """Build a pipeline. `source` is a `Source`, or a connection together with `source_query` and the settings of a source
+    (`source_format`, `source_schema`, `source_options`, `max_files_per_trigger`); `target` likewise a `Target`, or a
+    connection with `target_path`. Durations in milliseconds or as "30s". Raises ConfigError, one line per mistake.
+    """
+    problems: list[str] = []
+    if target_table is not None:
+        problems.append(f"{name}: target_table: not available yet; write files with target_path")
+    for key in source_settings:
+        if key not in _OPTIONS_OF_SOURCE:
+            problems.append(f"{name}: {key}: unknown argument{nearest(key, [*_OPTIONS_OF_SOURCE, *_ARGUMENTS])}")
+    if (sources is None) == (source is None):
+        problems.append(f"{name}: sources: give either sources = [...] or source = ...")
+    if problems:
+        raise ConfigError(problems)
+    if source is not None and not isinstance(source, Source):
+        settings = {_OPTIONS_OF_SOURCE[k]: v for k, v in source_settings.items()}
+        source = Source(connection=source, query=source_query, **settings)
+    if not isinstance(target, Target):
+        given = {} if isinstance(target, ConsoleConnection) else {"path": target_path, "format": target_format}
+        target = Target(connection=target, **given)
+    return Pipeline(
+        name=name,
+        connections=dict(connections or {}),
+        sources=tuple(sources) if sources is not None else (source,),
+        transform=Transform(sql=transform_sql, on_error=on_error, window=window, lookups=dict(lookups or {})),
+        target=target,
+        state_store=state_store,
+        trigger_interval_ms=trigger_interval_ms,
+        idle_pause_ms=idle_pause_ms,
+    )
+
+
+_ARGUMENTS = [a for a in pipeline.__annotations__ if a not in ("return", "source_settings")]
+
+
+def run_streaming_pipeline(
+    *,
+    available_now: bool = False,
+    flush: bool = False,
+    spark: SparkSession | None = None,
+    on_status: Callable[[Status], None] | None = None,
+    on_notice: Callable[[str, str], None] | None = None,
+    stop: threading.Event | None = None,
+    **settings: Any,
+) -> Status | None:
+    """Build a pipeline from keyword arguments (see `pipeline`) and run it (see `slackwater.run`).
+
+    Runs until `stop` is set; with `available_now`, until the input that is there now is processed.
+    """
+    from slackwater.engine.run import run
+
+    return run(
+        pipeline(**settings),
+        available_now=available_now,
+        flush=flush,
+        spark=spark,
+        on_status=on_status,
+        on_notice=on_notice,
+        stop=stop,
+    )
+
+
+class Registered:
+    """A registered pipeline; call it to run it."""
+
+    def __init__(self, function: Callable[[], Any], spec: Pipeline) -> None:
+        self.function, self.pipeline = function, spec
+        self.__name__ = spec.name
+        self.__doc__ = function.__doc__
+
+    def __call__(self, **settings: Any) -> Status | None:
+        """Run it; takes the arguments of `slackwater.run`."""
+        from slackwater.engine.run import run
+
+        return run(self.pipeline, **settings)
+
+
+def streaming_pipeline(**settings: Any) -> Callable[[Callable[[], Any]], Registered]:
+    """A decorator that registers a pipeline by name and makes the function run it.
+
+    The function may return a SQL text, which then is the pre-stage (as `transform_sql` would be):
+
+        @sw.streaming_pipeline(name="clicks", source=sw.Source(…), window=sw.Window(…), target=…, state_store=…)
+        def clicks():
+            return "SELECT user_id, _event_ts FROM source WHERE event_type = 'click'"
+
+        clicks(available_now=True)
+    """
+
+    def register(function: Callable[[], Any]) -> Registered:
+        sql = function()
+        given = {**settings, "transform_sql": sql} if isinstance(sql, str) else settings
+        given.setdefault("name", getattr(function, "__name__", "pipeline"))
+        registered = Registered(function, pipeline(**given))
+        if registered.pipeline.name in pipelines:
+            raise ConfigError([f"{registered.pipeline.name}: name: a pipeline of this name is already registered; choose another"])
+        pipelines[registered.pipeline.name] = registered
+        return registered
+
+    return register
+
+
+__all__ = ["FilesConnection", "Registered", "pipeline", "pipelines", "run_streaming_pipeline", "streaming_pipeline"]

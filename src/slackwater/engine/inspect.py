@@ -1,0 +1,168 @@
+"""What is checked at start, with Spark's analyser and before any data is read: schemas, event time, the SQL.
+
+The SQL pre-stage must be row-wise: what it says about a row may depend on that row and on lookups only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.core.schema import Field
+from slackwater.engine.prepare import event_time_sql
+from slackwater.errors import StartError
+from slackwater.windows.aggregations import quote
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CORRUPT = "_corrupt_record"
+
+# plan nodes and expressions that look beyond the row, and how a user knows them
+_NODES = {
+    "Aggregate": "an aggregate (GROUP BY, count(), …)",
+    "Distinct": "DISTINCT",
+    "Deduplicate": "DISTINCT",
+    "GlobalLimit": "LIMIT",
+    "LocalLimit": "LIMIT",
+    "Offset": "OFFSET",
+    "Tail": "LIMIT",
+    "Sort": "ORDER BY",
+    "Window": "a window function (OVER)",
+    "Intersect": "INTERSECT",
+    "Except": "EXCEPT",
+    "Sample": "TABLESAMPLE",
+    "Pivot": "PIVOT",
+}
+_EXPRESSIONS = {
+    "ScalarSubquery": "a subquery",
+    "Exists": "a subquery (EXISTS)",
+    "ListQuery": "a subquery (IN)",
+    "InSubquery": "a subquery (IN)",
+    "LateralSubquery": "a lateral subquery",
+    "Rand": "rand()",
+    "Randn": "randn()",
+    "RandStr": "randstr()",
+    "Uniform": "uniform()",
+    "Uuid": "uuid()",
+    "Shuffle": "shuffle()",
+    "CurrentTimestamp": "current_timestamp()",
+    "CurrentTimestampLike": "current_timestamp()",
+    "Now": "now()",
+    "CurrentDate": "current_date()",
+    "CurrentTime": "current_time()",
+    "LocalTimestamp": "localtimestamp()",
+    "UnixTimestamp$": "unix_timestamp()",
+    "MonotonicallyIncreasingID": "monotonically_increasing_id()",
+    "SparkPartitionID": "spark_partition_id()",
+    "InputFileName": "input_file_name()",
+}
+
+
+def fields_of(frame: DataFrame) -> dict[str, Field]:
+    """The columns of a DataFrame with their types."""
+    return {f.name: Field(f.name, f.dataType.simpleString()) for f in frame.schema.fields if f.name != CORRUPT}
+
+
+def empty(session: SparkSession, frame: DataFrame) -> DataFrame:
+    """A batch DataFrame without rows and with the same columns."""
+    return session.createDataFrame([], frame.schema)
+
+
+def reason(error: BaseException) -> str:
+    """The first line of a Spark error: the fact, without plans and stack traces."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    return re.sub(r"\s*SQLSTATE: \w+\s*$", "", text)
+
+
+def time_expression(pipeline: Pipeline, session: SparkSession, source: str, frame: DataFrame) -> str:
+    """The event-time expression of a source as Spark SQL that yields a TIMESTAMP. `frame` has the source's columns."""
+    window = pipeline.transform.window
+    where = f'{pipeline.name}: source "{source}"'
+    columns = list(fields_of(frame))
+    if window.time_mode == "processing":
+        return "PROCESSING"
+    text = window.event_time_column
+    expression = quote(text) if text in columns else text
+    try:
+        field = empty(session, frame).selectExpr(f"{expression} AS t").schema.fields[0]
+    except Exception as error:
+        raise StartError(
+            f'{where}: event_time_column "{text}" is neither a column nor a valid expression ({reason(error)}); '
+            f"there are: {', '.join(columns)}"
+        ) from None
+    return event_time_sql(expression, Field("t", field.dataType.simpleString()), window.event_time_unit, where)
+
+
+def run_sql(session: SparkSession, pipeline: Pipeline, rows: DataFrame) -> DataFrame:
+    """The SQL pre-stage over rows that carry `_event_ts`; the rows themselves where the config has no SQL."""
+    if pipeline.transform.sql is None:
+        return rows
+    rows.createOrReplaceTempView("source")
+    return session.sql(pipeline.transform.sql)
+
+
+def check_sql(session: SparkSession, pipeline: Pipeline, source: str, frame: DataFrame) -> dict[str, Field]:
+    """Analyse the SQL over a source's columns and return the columns that come out. Raises StartError by name."""
+    where = f'{pipeline.name}: source "{source}": transform.sql'
+    rows = empty(session, frame).drop(CORRUPT, "_event_ts").selectExpr("*", "CAST(NULL AS TIMESTAMP) AS _event_ts")
+    try:
+        out = run_sql(session, pipeline, rows)
+    except Exception as error:
+        raise StartError(f"{where}: {reason(error)}; there are: {', '.join(rows.columns)}") from None
+    found = forbidden(out)
+    if found:
+        raise StartError(
+            f"{where} must be row-wise, it uses {', '.join(sorted(found))}; filter, project and join lookups there, "
+            "and describe aggregation in [transform.window]"
+        )
+    fields = fields_of(out)
+    if "_event_ts" not in fields:
+        raise StartError(f'{where} does not select "_event_ts", the event time; add it to the SELECT; it selects: {", ".join(fields)}')
+    if fields["_event_ts"].type != "timestamp":
+        raise StartError(f'{where} selects "_event_ts" as {fields["_event_ts"].type}, expected timestamp; select it unchanged')
+    return fields
+
+
+def forbidden(frame: DataFrame) -> set[str]:
+    """What in a DataFrame's plan looks beyond the row, as users call it."""
+    plan = json.loads(frame._jdf.queryExecution().analyzed().toJSON())  # type: ignore[operator]
+    found: set[str] = set()
+    for node in _nodes(plan):
+        name = str(node.get("class", "")).rsplit(".", 1)[-1]
+        if name in _NODES:
+            found.add(_NODES[name])
+        if name in _EXPRESSIONS:
+            found.add(_EXPRESSIONS[name])
+        if name == "Join":
+            kind = str(node.get("joinType", {}).get("object", node.get("joinType", ""))).rsplit(".", 1)[-1].strip("$")
+            if kind in ("FullOuter", "RightOuter"):
+                found.add(f"{'FULL' if kind == 'FullOuter' else 'RIGHT'} OUTER JOIN (write source LEFT JOIN lookup)")
+    return found
+
+
+def _nodes(tree: Any) -> list[Mapping[str, Any]]:
+    """Every object of a plan's JSON, whatever it is nested in."""
+    if isinstance(tree, list):
+        return [n for item in tree for n in _nodes(item)]
+    if isinstance(tree, dict):
+        return [tree, *(n for value in tree.values() for n in _nodes(value))]
+    return []
+
+
+def check_same_columns(pipeline: Pipeline, outputs: Mapping[str, Mapping[str, Field]], needed: list[str]) -> None:
+    """With several sources, the columns that the window uses must have one type everywhere."""
+    (first, expected), *others = outputs.items()
+    for name, columns in others:
+        for column in needed:
+            a, b = expected.get(column), columns.get(column)
+            if a and b and a.type == b.type:
+                continue
+            raise StartError(
+                f'{pipeline.name}: column "{column}" is {a.type if a else "missing"} in source "{first}" and '
+                f'{b.type if b else "missing"} in source "{name}"; expected the same columns from every source: cast or rename in the SQL'
+            )

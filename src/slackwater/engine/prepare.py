@@ -1,0 +1,69 @@
+"""The Spark SQL of an epoch: event time, the input columns, panes and partial aggregates. Strings only, no Spark."""
+
+from __future__ import annotations
+
+from slackwater.core import schema
+from slackwater.core.schema import Field
+from slackwater.errors import StartError
+from slackwater.windows.aggregations import normalised_sql, quote
+from slackwater.windows.logic import Logic
+from slackwater.windows.panes import pane_us
+
+_PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}
+
+
+def event_time_sql(expression: str, field: Field, unit: str | None, where: str) -> str:
+    """A TIMESTAMP from the event-time expression; NULL where it cannot be read. Raises StartError for a type that is no time."""
+    value = f"({expression})"
+    if field.type == "timestamp":
+        return value
+    if field.type in ("timestamp_ntz", "date"):
+        return f"CAST({value} AS TIMESTAMP)"
+    if field.type == "string":
+        return f"try_cast({value} AS TIMESTAMP)"
+    if field.base in schema.INTEGERS:
+        if unit is None:
+            raise StartError(
+                f'{where}: event_time_column "{expression}" is {field.type}; set event_time_unit to "s", "ms", "us" or "ns"'
+            )
+        wide = f"CAST({value} AS BIGINT)"
+        if unit == "ns":
+            return f"timestamp_micros(({wide} - pmod({wide}, 1000L)) div 1000L)"
+        return f"timestamp_micros(try_multiply({wide}, {_PER_UNIT[unit]}L))"
+    raise StartError(
+        f'{where}: event_time_column "{expression}" is {field.type}; expected a timestamp, a date, an ISO-8601 string or an integer'
+    )
+
+
+def row_columns(logic: Logic, source: int | None) -> list[str]:
+    """The columns that go to the shards, per row: hash, time, keys, inputs of the aggregations; over the output of the SQL."""
+    keys = ", ".join(normalised_sql(k) for k in logic.keys)
+    columns = {
+        "__kh": f"xxhash64({keys})" if keys else "CAST(42 AS BIGINT)",
+        "__ts": "unix_micros(_event_ts)",
+        **{k.name: normalised_sql(k) for k in logic.keys},
+        **{i.field.name: i.sql for i in logic.inputs},
+    }
+    if source is not None:
+        columns["__src"] = f"CAST({source} AS INT)"
+    return [f"{sql} AS {quote(name)}" for name, sql in columns.items()]
+
+
+def pane_columns(logic: Logic) -> list[str]:
+    """For tumbling and hopping windows: the row's columns and the start of its pane."""
+    pane, offset = pane_us(logic), logic.offset_us
+    return ["*", f"__ts - pmod(__ts - {offset}L, {pane}L) AS __start"]
+
+
+def pane_aggregates(logic: Logic) -> dict[str, str]:
+    """Partial accumulators per (keys, pane), how many rows they stand for and the first event time among these."""
+    lifted = {name: sql for agg in logic.aggs for name, sql in agg.lift_sql("__ts").items()}
+    return {"__n": "count(1)", "__first": "min(__ts)", **lifted}
+
+
+def group_columns(logic: Logic, tagged: bool) -> list[str]:
+    return ["__kh", "__start", *(["__src"] if tagged else []), *logic.key_names]
+
+
+def shard_sql(shards: int) -> str:
+    return f"CAST(pmod(__kh, {shards}L) AS INT)"

@@ -1,0 +1,271 @@
+"""Running a pipeline on Spark: put the parts together, start the query, tick while it is idle, stop cleanly."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slackwater import plan
+from slackwater.config.pipeline import Pipeline, check_run_flags, resolve
+from slackwater.config.source import ConsoleConnection
+from slackwater.engine import faults, inspect, recover, session
+from slackwater.engine.compile import compile_window
+from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.spark import SparkEngine
+from slackwater.engine.status import Status
+from slackwater.errors import EpochError, SlackwaterError
+from slackwater.sources import files
+from slackwater.sources.lookups import Lookups
+from slackwater.sources.streams import AnySource, FrameSource, Streams
+from slackwater.state.files import FilesStore, InMemoryStore
+from slackwater.state.protocol import Manifest
+from slackwater.targets.base import Target
+from slackwater.targets.console import ConsoleTarget
+from slackwater.targets.files import FilesTarget
+from slackwater.windows.logic import Logic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+log = logging.getLogger("slackwater")
+
+POLL_SECONDS = 0.02
+
+
+def run(
+    pipeline: Pipeline,
+    *,
+    available_now: bool = False,
+    flush: bool = False,
+    spark: SparkSession | None = None,
+    on_status: Callable[[Status], None] | None = None,
+    on_notice: Callable[[str, str], None] | None = None,
+    stop: threading.Event | None = None,
+) -> Status | None:
+    """Run a pipeline until its input ends (`available_now`), `stop` is set, or it fails.
+
+    `flush`: at the end close all open windows. Returns the last status (None if nothing was committed). Raises
+    SlackwaterError; what was committed stays, and the next run goes on from there.
+    """
+    check_run_flags(available_now, flush)
+    return _Run(pipeline, available_now, spark, on_status, on_notice or _log_notice, stop or threading.Event()).go(flush)
+
+
+def _log_notice(level: str, line: str) -> None:
+    log.log(logging.WARNING if level == "warning" else logging.INFO, "%s", line)
+
+
+class _Run:
+    """One run; owns the store's lock, the query and the driver."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        available_now: bool,
+        spark: SparkSession | None,
+        on_status: Callable[[Status], None] | None,
+        notice: Callable[[str, str], None],
+        stop: threading.Event,
+    ) -> None:
+        self.pipeline, self.available_now, self.notice, self.stop = pipeline, available_now, notice, stop
+        self.last: Status | None = None
+        self._report = on_status
+        self._progress: tuple[int, int] | None = None
+        self._turn = threading.Lock()  # epochs and ticks, one at a time
+        self._failure: BaseException | None = None
+        self._stopping = False
+        self._idle_since = time.monotonic()
+        self.store = store_of(pipeline)
+        self._spark = spark
+
+    def go(self, flush: bool) -> Status | None:
+        for line in plan.warnings(self.pipeline):
+            self.notice("warning", line)
+        latest = self.store.open()
+        try:
+            self._prepare(latest)
+            query = self._start()
+            try:
+                self._watch(query)
+            finally:
+                self._end(query)
+            if flush and not self.stop.is_set():
+                self.driver.flush()
+            return self.last
+        finally:
+            self.store.close()
+
+    # -- before the first batch ----------------------------------------------------------------------------------
+
+    def _prepare(self, latest: Manifest | None) -> None:
+        base = self._spark or session.start()
+        store = self.pipeline.state_store
+        shards = (store.shards if store else None) or base.sparkContext.defaultParallelism
+        self.session = session.private(base, shards)
+        warm = threading.Thread(target=self._warm, args=(shards,), daemon=True)
+        warm.start()
+        lookups = Lookups(self.session, self.pipeline.transform.lookups, lambda line: self.notice("warning", line))
+        lookups.load()
+        known = dict(latest.schemas) if latest else {}
+        sources = [self._source(i, known) for i in range(len(self.pipeline.sources))]
+        self.streams = Streams(self.session, sources, Path(self.store.root))
+        times, logic = self._inspect(sources)
+        schemas = {s.name: _columns(s).json() for s in sources}
+        for name, schema in schemas.items():
+            for line in recover.check_schema(name, known.get(name), schema):
+                self.notice("warning", line)
+        for line in plan.size_warnings(self.pipeline.transform.window):
+            self.notice("warning", line)
+        engine = SparkEngine(self.session, self.pipeline, logic, times, lookups.refresh)
+        hooks = Hooks(
+            lambda: time.time_ns() // 1000, self._on_status, self.notice, faults.from_environment()
+        )
+        self.driver = Driver(self.pipeline, logic, self.store, target_of(self.pipeline, logic), engine, hooks)
+        self.driver.start(latest, shards, schemas)
+        if self.driver.target.guarantee != "exactly once":
+            self.notice("warning", f"delivery to {self.driver.target.description} is {self.driver.target.guarantee}")
+        warm.join()
+
+    def _warm(self, shards: int) -> None:
+        try:
+            SparkEngine(self.session, self.pipeline, None, {}).warm_up(shards)  # type: ignore[arg-type]
+        except Exception as error:
+            log.debug("warming up the workers failed: %s", error)
+
+    def _source(self, index: int, known: dict[str, str]) -> AnySource:
+        spec = self.pipeline.sources[index]
+        if spec.dataframe is not None:
+            return FrameSource(spec.name, spec.dataframe)
+        files.check_exists(spec)
+        return files.FilesSource(spec, files.schema_of(self.session, spec, known.get(spec.name)))
+
+    def _inspect(self, sources: list[AnySource]) -> tuple[dict[str, str], Logic]:
+        """Event time and SQL of each source against the columns that are there."""
+        times, outputs = {}, {}
+        for source in sources:
+            frame = self.session.createDataFrame([], _columns(source))
+            times[source.name] = inspect.time_expression(self.pipeline, self.session, source.name, frame)
+            outputs[source.name] = inspect.check_sql(self.session, self.pipeline, source.name, frame)
+        logic = compile_window(self.pipeline, next(iter(outputs.values())))
+        needed = [*logic.key_names, *{i.source.name: None for i in logic.inputs}]
+        inspect.check_same_columns(self.pipeline, outputs, needed)
+        return times, logic
+
+    # -- the query -----------------------------------------------------------------------------------------------
+
+    def _start(self) -> StreamingQuery:
+        self.checkpoint = self.streams.checkpoint(self.driver.state)
+        planned = self.streams.plan()
+        writer = planned.writeStream.foreachBatch(self._on_batch).option("checkpointLocation", str(self.checkpoint))
+        if self.available_now:
+            writer = writer.trigger(availableNow=True)
+        elif self.pipeline.trigger_interval_ms:
+            writer = writer.trigger(processingTime=f"{self.pipeline.trigger_interval_ms} milliseconds")
+        if self.available_now:
+            self._progress = (0, self._files_to_come())
+        self._idle_since = time.monotonic()
+        return writer.start()
+
+    def _files_to_come(self) -> int:
+        total = 0
+        for source in self.streams.sources:
+            if isinstance(source, files.FilesSource):
+                try:
+                    listed = source.spec.query or ""
+                    here = len(self.session.read.format("binaryFile").load(listed).inputFiles())
+                except Exception:
+                    continue
+                total += max(here - int((self.driver.state.sources[source.name].offsets or {}).get("count", 0)), 0)
+        return total
+
+    def _on_batch(self, planned: DataFrame, number: int) -> None:
+        """Called by Spark for each batch; a batch that is not finished here must not be noted by Spark as done."""
+        with self._turn:
+            if self._stopping:
+                raise _StoppedError
+            try:
+                quiet = int((time.monotonic() - self._idle_since) * 1e6)
+                state = self.driver.state
+                if state.batch and state.batch.checkpoint == self.checkpoint.name and number <= state.batch.batch:
+                    return
+                batch = self.streams.batch(self.checkpoint, number, planned, state)
+                if self._progress:
+                    self._progress = (self._progress[0] + (batch.files or 0), self._progress[1])
+                if batch.payload:
+                    self.driver.run_batch(batch, quiet)
+            except BaseException as error:
+                self._failure = error
+                raise
+            finally:
+                self._idle_since = time.monotonic()
+
+    def _watch(self, query: StreamingQuery) -> None:
+        """Wait for the end; tick while the sources have nothing."""
+        pause = self.pipeline.idle_pause_ms / 1000
+        while query.isActive and not self.stop.is_set():
+            self.stop.wait(POLL_SECONDS)
+            if self.available_now or time.monotonic() - self._idle_since < pause:
+                continue
+            if self._turn.acquire(blocking=False):
+                try:
+                    waited = min(time.monotonic() - self._idle_since, 4 * pause)
+                    # between timed triggers nobody asks the sources, so that time says nothing about them
+                    self.driver.tick(0 if self.pipeline.trigger_interval_ms else int(waited * 1e6))
+                    self._idle_since = time.monotonic()
+                finally:
+                    self._turn.release()
+
+    def _end(self, query: StreamingQuery) -> None:
+        with self._turn:
+            self._stopping = True
+        failed = None if query.isActive else query.exception()
+        query.stop()
+        if isinstance(self._failure, SlackwaterError):
+            raise self._failure
+        if self._failure is not None:
+            raise EpochError(
+                f"{self.pipeline.name}: the epoch failed and was not committed: {inspect.reason(self._failure)}"
+            ) from self._failure
+        if failed is not None and not self.stop.is_set():
+            raise EpochError(f"{self.pipeline.name}: the query failed: {inspect.reason(failed)}") from failed
+
+    def _on_status(self, status: Status) -> None:
+        from dataclasses import replace
+
+        if self._progress:
+            status = replace(status, files_done=self._progress[0], files_total=max(self._progress))
+        self.last = status
+        if self._report:
+            self._report(status)
+
+
+class _StoppedError(Exception):
+    """Tells Spark that the batch it offers was not taken because the run is ending."""
+
+
+def _columns(source: AnySource) -> Any:
+    return source.schema if isinstance(source, files.FilesSource) else source.frame.schema
+
+
+def store_of(pipeline: Pipeline) -> FilesStore:
+    """The state store a config names; in memory where it names none."""
+    store = pipeline.state_store
+    if store is None or store.kind == "in_memory":
+        return InMemoryStore(pipeline.name)
+    assert store.path is not None
+    return FilesStore(store.path, pipeline.name)
+
+
+def target_of(pipeline: Pipeline, logic: Logic) -> Target:
+    """The target a config names."""
+    target = pipeline.target
+    if isinstance(resolve(target.connection, pipeline.connections), ConsoleConnection):
+        return ConsoleTarget()
+    assert target.path is not None
+    return FilesTarget(target.path, target.format, pipeline.name, logic.output)
+

@@ -1,0 +1,85 @@
+"""Spark sessions: a quiet one of our own, or a private view of the caller's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slackwater.errors import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+_DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.driver.memory": "2g",
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.log.level": "OFF",
+}
+
+
+def start(settings: dict[str, str] | None = None) -> SparkSession:
+    """The running Spark session, or a new one without start-up noise. Raises StartError if Spark cannot start."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
+        raise StartError("Spark needs Java and there is none; install Java 17 or later, or set JAVA_HOME")
+    builder = SparkSession.builder.appName("slackwater")
+    if "SPARK_REMOTE" not in os.environ and "spark.master" not in (settings or {}) and "--master" not in os.environ.get(
+        "PYSPARK_SUBMIT_ARGS", ""
+    ):
+        builder = builder.master(os.environ.get("SPARK_MASTER", "local[*]"))
+    for key, value in {**_DEFAULTS, **(settings or {})}.items():
+        builder = builder.config(key, value)
+    with _stderr_to_file() as log:
+        try:
+            return builder.getOrCreate()
+        except Exception as error:
+            lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            raise StartError(f"Spark did not start ({lines[-1] if lines else error}); check Java (17 or later) with java -version") from None
+
+
+@contextmanager
+def _stderr_to_file() -> Iterator[Path]:
+    """Send what the Java process prints on standard error to a file; this process keeps its own."""
+    with tempfile.NamedTemporaryFile(prefix="slackwater-spark-", suffix=".log", delete=False) as file:
+        path = Path(file.name)
+        sys.stderr.flush()
+        saved = os.dup(2)
+        os.dup2(file.fileno(), 2)
+    try:
+        yield path
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        path.unlink(missing_ok=True)
+
+
+def private(session: SparkSession, shards: int) -> SparkSession:
+    """A session of its own views and settings on the same Spark."""
+    own = session.newSession()
+    for key, value in {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.shuffle.partitions": str(shards),
+        "spark.sql.ansi.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
+        "spark.sql.execution.arrow.pyspark.fallback.enabled": "false",
+        "spark.sql.streaming.metricsEnabled": "false",
+    }.items():
+        own.conf.set(key, value)
+    return own

@@ -1,0 +1,226 @@
+"""The Spark engine: the only place that runs jobs.
+
+    files of the batch ─▶ event time ─▶ SQL, lookups ─▶ input columns ─▶ shuffle by key ─▶ mapInArrow: engine.shard
+                          max per source                (panes: partial aggregates)
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from slackwater import errors
+from slackwater.config.pipeline import Pipeline
+from slackwater.engine import inspect, prepare
+from slackwater.engine.protocol import Batch, IngestOutcome, SourceStats
+from slackwater.engine.shard import EmitReport, IngestReport, ShardTask
+from slackwater.errors import EpochError, SlackwaterError
+from slackwater.sources.files import local_name
+from slackwater.windows.aggregations import quote
+from slackwater.windows.logic import Logic
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+Task = Callable[["pa.Table"], str]
+
+
+@dataclass
+class SparkEngine:
+    """Runs shard tasks as Spark tasks. A batch's payload is one DataFrame per source.
+
+    `times`: per source the SQL of its event time. `refresh`: re-reads the lookups that are due, called between epochs.
+    """
+
+    session: SparkSession
+    pipeline: Pipeline
+    logic: Logic
+    times: Mapping[str, str]
+    refresh: Callable[[], None] = field(default=lambda: None)
+
+    # -- rows in -------------------------------------------------------------------------------------------------
+
+    def ingest(self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int) -> IngestOutcome:
+        from pyspark.sql import Observation
+
+        self.refresh()
+        frames: Mapping[str, DataFrame] = batch.payload
+        observed: dict[str, Any] = {}
+        parts: list[DataFrame] = []
+        timed: dict[str, DataFrame] = {}
+        names = [s.name for s in self.pipeline.sources]
+        for index, name in enumerate(names):
+            if name not in frames:
+                continue
+            observed[name] = Observation()
+            timed[name] = self._timed(name, frames[name], clock_us)
+            rows = timed[name].observe(observed[name], *_statistics())
+            rows = rows.where("__bad IS NULL").drop("__bad", inspect.CORRUPT)
+            out = inspect.run_sql(self.session, self.pipeline, rows)
+            parts.append(out.selectExpr(*prepare.row_columns(self.logic, index if len(names) > 1 else None)))
+        lifted = self._lift(reduce(lambda a, b: a.unionByName(b), parts), len(names) > 1)
+        owner = lifted.selectExpr("*", f"{prepare.shard_sql(len(tasks))} AS __shard")
+        sharded = owner.repartitionById(len(tasks), owner["__shard"]).drop("__shard")
+        reports = _run(sharded, _ingest_task(list(tasks)))
+        stats = {name: _stats_of(o.get) for name, o in observed.items()}
+        samples = {name: self._bad_samples(timed[name]) for name, s in stats.items() if s.bad}
+        return IngestOutcome([IngestReport.model_validate_json(r) for r in reports], stats, samples)
+
+    def _timed(self, name: str, frame: DataFrame, clock_us: int) -> DataFrame:
+        """Rows with `_event_ts` and `__bad`: NULL for a usable row, else why it is not."""
+        window = self.logic.window
+        if window.time_mode == "processing":
+            time = f"timestamp_micros({clock_us}L)"
+        else:
+            time = self.times[name]
+        decodable = f"{inspect.CORRUPT} IS NOT NULL" if inspect.CORRUPT in frame.columns else "false"
+        latest = clock_us + window.max_future_ms * 1000
+        return frame.selectExpr(
+            *(quote(c) for c in frame.columns if c != "_event_ts"), f"{time} AS _event_ts"
+        ).selectExpr(
+            "*",
+            f"CASE WHEN {decodable} THEN 'undecodable' WHEN _event_ts IS NULL THEN 'no event time' "
+            f"WHEN unix_micros(_event_ts) > {latest}L THEN 'future' END AS __bad",
+        )
+
+    def _lift(self, rows: DataFrame, tagged: bool) -> DataFrame:
+        """Rows for sessions; partial accumulators per key and pane for tumbling and hopping windows."""
+        from pyspark.sql import functions as F  # noqa: N812 — Spark's own name for it
+
+        if self.logic.is_session:
+            return rows
+        aggregates = [F.expr(sql).alias(name) for name, sql in prepare.pane_aggregates(self.logic).items()]
+        groups = [quote(c) for c in prepare.group_columns(self.logic, tagged)]
+        return rows.selectExpr(*prepare.pane_columns(self.logic)).groupBy(*groups).agg(*aggregates)
+
+    def _bad_samples(self, timed: DataFrame) -> list[str]:
+        """A few bad rows in words: why, the row as JSON, and its file where there is one."""
+        columns = [c for c in timed.columns if c not in ("__bad", "_event_ts")]
+        row = ", ".join(quote(c) for c in columns)
+        bad = timed.where("__bad IS NOT NULL")
+        found = bad.selectExpr("__bad", f"to_json(struct({row})) AS row", "input_file_name() AS file").limit(3).collect()
+        return [f"{r['__bad']}: {r['row'][:300]}" + (f" in {local_name(r['file'])}" if r["file"] else "") for r in found]
+
+    # -- windows out ---------------------------------------------------------------------------------------------
+
+    def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
+        frame = self.session.range(0, len(tasks), 1, len(tasks))
+        return [EmitReport.model_validate_json(r) for r in _run(frame, _emit_task(list(tasks)))]
+
+    def count_groups(self, tasks: Sequence[ShardTask], windows: list[int]) -> Mapping[int, int]:
+        import json
+
+        frame = self.session.range(0, len(tasks), 1, len(tasks))
+        counts: Counter[int] = Counter()
+        for report in _run(frame, _count_task(list(tasks), windows)):
+            counts.update({int(w): n for w, n in json.loads(report).items()})
+        return counts
+
+    def warm_up(self, workers: int) -> None:
+        """Start the Python workers and import what they need, before the first batch does."""
+        _run(self.session.range(0, workers, 1, workers), _warm_task)
+
+
+def _statistics() -> list[Any]:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    usable = F.col("__bad").isNull()
+    return [
+        F.count(F.lit(1)).alias("rows"),
+        F.count(F.when(usable, 1)).alias("usable"),
+        F.max(F.when(usable, F.expr("unix_micros(_event_ts)"))).alias("newest"),
+        F.count(F.when(F.col("__bad") == "undecodable", 1)).alias("undecodable"),
+        F.count(F.when(F.col("__bad") == "future", 1)).alias("future"),
+    ]
+
+
+def _stats_of(found: Mapping[str, Any]) -> SourceStats:
+    return SourceStats(
+        found["rows"] or 0, found["usable"] or 0, found["newest"], found["undecodable"] or 0, found["future"] or 0
+    )
+
+
+# -- what runs in the workers ------------------------------------------------------------------------------------------
+
+
+def _run(frame: DataFrame, task: Task) -> list[str]:
+    """Run `task` over each partition (as one Arrow table); errors of this project come back as themselves."""
+
+    names = frame.columns
+    plain = frame.toDF(*(f"c{i}" for i in range(len(names))))  # mapInArrow reads a dot in a name as a path
+
+    def partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        os.environ.setdefault("POLARS_MAX_THREADS", "1")
+        import pyarrow as pa
+
+        found = list(batches)
+        if not found:
+            return
+        try:
+            report, error = task(pa.Table.from_batches(found).rename_columns(names)), ""
+        except SlackwaterError as raised:
+            report, error = str(raised), type(raised).__name__
+        yield pa.RecordBatch.from_pydict({"report": [report], "error": [error]})
+
+    try:
+        rows = plain.mapInArrow(partition, "report STRING, error STRING").collect()
+    except Exception as error:
+        raise EpochError(f"the epoch failed and was not committed: {inspect.reason(error)}") from error
+    for row in rows:
+        if row["error"]:
+            raise getattr(errors, row["error"])(row["report"])
+    return [row["report"] for row in rows]
+
+
+def _ingest_task(tasks: list[ShardTask]) -> Task:
+    def run(table: pa.Table) -> str:
+        import polars as pl
+        from pyspark import TaskContext
+
+        from slackwater.engine import shard
+
+        context = TaskContext.get()
+        assert context is not None
+        task = tasks[context.partitionId()]
+        rows = pl.from_arrow(table)
+        assert isinstance(rows, pl.DataFrame)
+        logic = task.logic
+        rows = rows.with_columns(rows[k.name].cast(k.polars) for k in logic.keys)
+        if logic.is_session:
+            rows = logic.lift_rows(rows.with_columns(rows[i.field.name].cast(i.field.polars) for i in logic.inputs))
+        else:
+            rows = rows.cast(logic.accumulators)  # type: ignore[arg-type]
+        return shard.ingest(task, rows).model_dump_json()
+
+    return run
+
+
+def _emit_task(tasks: list[ShardTask]) -> Task:
+    def run(table: pa.Table) -> str:
+        from slackwater.engine import shard
+
+        return shard.emit(tasks[table.column(0)[0].as_py()]).model_dump_json()
+
+    return run
+
+
+def _count_task(tasks: list[ShardTask], windows: list[int]) -> Task:
+    def run(table: pa.Table) -> str:
+        import json
+
+        from slackwater.engine import shard
+
+        return json.dumps(shard.count_groups(tasks[table.column(0)[0].as_py()], windows))
+
+    return run
+
+
+def _warm_task(table: pa.Table) -> str:
+    from slackwater.engine import shard
+
+    return shard.__name__

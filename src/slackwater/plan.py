@@ -1,0 +1,200 @@
+"""The plan: what a config becomes, as a list of stages in the order a row passes them. `explain` prints it, `run` checks it.
+
+Needs neither Spark nor data.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.source import ConsoleConnection
+from slackwater.config.window import Aggregation, Window
+from slackwater.core.time import duration_text
+
+GIB = 1 << 30
+ROW_BYTES = 48  # the hidden columns of a state row
+KEY_BYTES = 24  # assumed per key column
+SKETCH_BYTES = 1024  # an HLL sketch of about 250 distinct values; it grows to 4 bytes * 2^hll_precision
+EXACT_BYTES = 16  # assumed per value of an exact distinct set
+VERSIONS = 2  # segments keep old versions until they are merged
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of a row's way: what happens, where, and the details."""
+
+    name: str
+    where: str  # "Spark", "shards" or "driver"
+    title: str
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The stages of a pipeline, its delivery guarantee and what its state may grow to."""
+
+    stages: tuple[Stage, ...]
+    guarantee: str
+    state_bytes: int
+    notes: tuple[str, ...]
+
+
+def build(pipeline: Pipeline) -> Plan:
+    """The plan of a pipeline."""
+    window = pipeline.transform.window
+    return Plan(
+        (
+            _read(pipeline),
+            _event_time(pipeline),
+            _sql(pipeline),
+            _lift(window),
+            _shuffle(window),
+            _step(window),
+            _emit(window),
+            _commit(pipeline),
+            _publish(pipeline),
+        ),
+        guarantee(pipeline),
+        projected_bytes(window),
+        (*warnings(pipeline), *size_warnings(window)),
+    )
+
+
+def _read(pipeline: Pipeline) -> Stage:
+    lines = []
+    for s in pipeline.sources:
+        if s.dataframe is not None:
+            lines.append(f'"{s.name}": a streaming DataFrame')
+            continue
+        limit = f", {s.max_files_per_trigger} files per epoch" if s.max_files_per_trigger else ", all new files per epoch"
+        lines.append(f'"{s.name}": {s.format} files {s.query}{limit}')
+    return Stage("read", "Spark", f"read {len(pipeline.sources)} source{'s' if len(pipeline.sources) > 1 else ''}", tuple(lines))
+
+
+def _event_time(pipeline: Pipeline) -> Stage:
+    w = pipeline.transform.window
+    time = "the epoch's clock" if w.time_mode == "processing" else f"{w.event_time_column}{f' in {w.event_time_unit}' if w.event_time_unit else ''}"
+    lateness = ", ".join(
+        f"{s.name}: {duration_text(w.lateness_ms if s.lateness_ms is None else s.lateness_ms)}" for s in pipeline.sources
+    )
+    return Stage(
+        "event time",
+        "Spark",
+        f"_event_ts = {time}",
+        (
+            f"watermark per source = newest event - lateness ({lateness}); the global one is the minimum",
+            f"a source counts as idle after {duration_text(w.source_idleness_ms)} without rows",
+            f"bad rows: {pipeline.transform.on_error}; no event time, undecodable, or more than {duration_text(w.max_future_ms)} ahead",
+        ),
+    )
+
+
+def _sql(pipeline: Pipeline) -> Stage:
+    lookups = tuple(
+        f'lookup "{n}": {x.format} {x.query}, re-read every {duration_text(x.refresh_interval_ms)}'
+        for n, x in pipeline.transform.lookups.items()
+    )
+    sql = " ".join((pipeline.transform.sql or "").split())
+    return Stage("sql", "Spark", sql or "no SQL: rows go on as they are", lookups)
+
+
+def _lift(window: Window) -> Stage:
+    aggregates = tuple(f"{a.as_} = {_call(a)}" for a in window.aggregations)
+    if window.kind == "session":
+        return Stage("lift", "Spark", "one interval per row", aggregates)
+    pane = math.gcd(window.duration_ms or 0, window.hop_ms or window.duration_ms or 0)
+    return Stage("lift", "Spark", f"partial aggregates per key and pane of {duration_text(pane)}", aggregates)
+
+
+def _call(a: Aggregation) -> str:
+    mode = f", {a.mode or 'approximate'}" if a.agg == "count_distinct" else ""
+    return f"{a.agg}({a.column or '*'}{mode})"
+
+
+def _shuffle(window: Window) -> Stage:
+    keys = ", ".join(window.group_by) or "(no key: one shard)"
+    extra = () if window.kind == "session" else ("before it, partial aggregates are combined per key and pane",)
+    return Stage("shuffle", "Spark", f"by hash of {keys}", extra)
+
+
+def _step(window: Window) -> Stage:
+    if window.kind == "session":
+        title = f"merge sessions by gap {duration_text(window.gap_ms or 0)}, cut at {duration_text(window.max_session_duration_ms or 0)}"
+    else:
+        title = "merge panes"
+    bound = f"at most {window.max_groups_per_window} groups, then {window.on_state_cap}"
+    return Stage("step", "shards", title, (f"late rows: {window.late_data}", bound))
+
+
+def _emit(window: Window) -> Stage:
+    length = "" if window.kind == "session" else f"{duration_text(window.duration_ms or 0)} "
+    hop = f" every {duration_text(window.hop_ms)}" if window.hop_ms else ""
+    return Stage("emit", "shards", f"{window.kind} windows {length}{hop}".replace("  ", " ").rstrip() + ", when the watermark closes them")
+
+
+def _commit(pipeline: Pipeline) -> Stage:
+    store = pipeline.state_store
+    where = "in memory, gone with the process" if store is None or store.kind == "in_memory" else f'files in "{store.path}"'
+    return Stage("commit", "driver", f"one record per epoch: state, staged output, offsets, watermarks, counters ({where})")
+
+
+def _publish(pipeline: Pipeline) -> Stage:
+    t = pipeline.target
+    console = isinstance(resolve(t.connection, pipeline.connections), ConsoleConnection)
+    return Stage("publish", "driver", "to the console" if console else f'{t.format} files in "{t.path}", one per epoch')
+
+
+def guarantee(pipeline: Pipeline) -> str:
+    """What the pair of store and target delivers."""
+    if isinstance(resolve(pipeline.target.connection, pipeline.connections), ConsoleConnection):
+        return "at least once: a console cannot take back what it printed"
+    if pipeline.state_store is None or pipeline.state_store.kind == "in_memory":
+        return "exactly once while the process lives; a restart reads everything again"
+    return "exactly once: the target keeps the last epoch with its rows and ignores an older one"
+
+
+def projected_bytes(window: Window) -> int:
+    """What the state may grow to at `max_groups_per_window`, for the assumed sizes of keys and sets above."""
+    accumulators = 0
+    for a in window.aggregations:
+        if a.agg == "count_distinct":
+            exact = (a.max_distinct_values_per_group or 0) * EXACT_BYTES
+            accumulators += exact if a.mode == "exact" else SKETCH_BYTES
+        else:
+            accumulators += {"count": 8, "sum": 24, "avg": 24, "min": 16, "max": 16, "first": 24, "last": 24}[a.agg]
+    row = ROW_BYTES + KEY_BYTES * len(window.group_by) + accumulators
+    panes = 1
+    if window.kind != "session" and window.duration_ms:
+        panes = window.duration_ms // math.gcd(window.duration_ms, window.hop_ms or window.duration_ms)
+    groups = window.max_groups_per_window or 1_000_000
+    return groups * panes * row * VERSIONS
+
+
+def size_warnings(window: Window) -> tuple[str, ...]:
+    """A warning if the projected state is above 1 GiB."""
+    size = projected_bytes(window)
+    if size <= GIB:
+        return ()
+    return (
+        f"the state may grow to {size / GIB:.1f} GiB at max_groups_per_window = {window.max_groups_per_window}; "
+        "lower it, shorten the window, or make room for it",
+    )
+
+
+def warnings(pipeline: Pipeline) -> tuple[str, ...]:
+    """What a user should know before the pipeline runs."""
+    store = pipeline.state_store
+    found = []
+    if store is None or store.kind == "in_memory":
+        found.append(
+            'STATE IS IN MEMORY: it is lost when the process ends; for durable state set [state_store] kind = "files" and path = "state"'
+        )
+    w = pipeline.transform.window
+    if w.kind == "hopping" and w.duration_ms and w.hop_ms and w.duration_ms // math.gcd(w.duration_ms, w.hop_ms) > 1000:
+        found.append(
+            f"a window of {duration_text(w.duration_ms)} every {duration_text(w.hop_ms)} is put together from more than 1000 panes; "
+            "choose a hop_ms that divides duration_ms"
+        )
+    return tuple(found)

@@ -1,0 +1,197 @@
+"""Files as a stream: Spark plans the batches and keeps the list of files it has seen; the engine reads them itself.
+
+Spark's file source records in its checkpoint which files belong to which batch (`offsets/<batch>`, `sources/<i>/<n>`).
+The engine reads exactly these files as a batch DataFrame, so columns are pruned and each source is read once, and keeps
+their names in the state store. `seek` writes them into a fresh checkpoint: a lost one costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from slackwater.config.source import Source
+from slackwater.engine.inspect import CORRUPT, reason
+from slackwater.errors import EpochError, StartError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+MERGE_AT = 64  # offset files before they are rewritten as one
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file as Spark's file source lists it; `path` is a URI, `timestamp` its modification time in ms."""
+
+    path: str
+    timestamp: int
+
+
+@dataclass(frozen=True)
+class FilesSource:
+    """A files source with its schema."""
+
+    spec: Source
+    schema: StructType
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    def plan(self, session: SparkSession) -> DataFrame:
+        """The streaming DataFrame that plans batches; its rows are never read through it."""
+        reader = session.readStream.format(self.spec.format or "").schema(self.schema)
+        # Spark ignores files that are a week older than the newest one unless told otherwise; nothing may vanish
+        options: dict[str, Any] = {"maxFileAge": "36500d", **self.spec.options}
+        if self.spec.max_files_per_trigger is not None:
+            options["maxFilesPerTrigger"] = self.spec.max_files_per_trigger
+        return reader.options(**options).load(_as_glob(self.spec.query or ""))
+
+    def read(self, session: SparkSession, files: Sequence[FileEntry]) -> DataFrame:
+        """The rows of these files; with a column for undecodable records where the format can have them."""
+        return reader(session, self.spec.format or "", self.schema, self.spec.options).load([f.path for f in files])
+
+
+def _as_glob(query: str) -> str:
+    """A single file as a glob that matches it only: Spark's file stream takes directories and globs."""
+    if "://" in query or any(c in query for c in "*?[{") or not Path(query).is_file():
+        return query
+    return f"{query[:-1]}[{query[-1]}]"
+
+
+def reader(session: SparkSession, form: str, schema: StructType | None, options: Mapping[str, str]) -> Any:
+    """A batch reader; JSON and CSV records that do not fit the schema are kept in `_corrupt_record`."""
+    read = session.read.format(form).options(**options)
+    if schema is None:
+        return read
+    if form in ("json", "csv"):
+        from pyspark.sql.types import StringType, StructField, StructType
+
+        schema = StructType([*schema.fields, StructField(CORRUPT, StringType())])
+        read = read.options(mode="PERMISSIVE", columnNameOfCorruptRecord=CORRUPT)
+    return read.schema(schema)
+
+
+def schema_of(session: SparkSession, spec: Source, known: str | None) -> StructType:
+    """The declared schema, the one stored with the state (JSON), or one inferred from the files that are there."""
+    from pyspark.sql.types import StructType
+
+    where = f'source "{spec.name}"'
+    if spec.format == "text" and spec.schema_ is None:
+        return StructType().add("value", "string")
+    if spec.schema_ is not None:
+        try:
+            return StructType.fromDDL(spec.schema_)
+        except Exception as error:
+            raise StartError(f'{where}: schema is not valid DDL ({reason(error)}); expected "name TYPE, name TYPE, …"') from None
+    if known is not None:
+        return StructType.fromJson(json.loads(known))
+    try:
+        schema = reader(session, spec.format or "", None, spec.options).load(spec.query).schema
+    except Exception as error:
+        raise StartError(f'{where}: no schema is declared and none can be inferred from "{spec.query}" ({reason(error)}); declare it') from None
+    if not schema.fields:
+        raise StartError(f'{where}: no schema is declared and "{spec.query}" has no rows to infer one from; declare it')
+    return StructType(schema.fields)
+
+
+def check_exists(spec: Source) -> None:
+    """Raise StartError if a local path names a directory that is not there (a glob may match nothing yet)."""
+    query = spec.query or ""
+    if "://" in query:
+        return
+    plain = Path(*[p for p in _before_glob(Path(query))]) if query else Path()
+    if not plain.exists():
+        raise StartError(
+            f'source "{spec.name}": there is no "{plain}"; expected the directory or files of query = "{query}"'
+        )
+
+
+def _before_glob(path: Path) -> list[str]:
+    parts: list[str] = []
+    for part in path.parts:
+        if any(c in part for c in "*?[{"):
+            break
+        parts.append(part)
+    return parts
+
+
+# -- Spark's checkpoint: which files a batch holds ---------------------------------------------------------------------
+
+
+def batch_files(checkpoint: Path, source: int, batch: int) -> list[FileEntry]:
+    """The files of one planned batch. Raises EpochError if the checkpoint does not hold it."""
+    until, since = _log_offset(checkpoint, source, batch), _log_offset(checkpoint, source, batch - 1)
+    return [entry for n in range(since + 1, until + 1) for entry in _log_entries(checkpoint / "sources" / str(source), n)]
+
+
+def _log_offset(checkpoint: Path, source: int, batch: int) -> int:
+    if batch < 0:
+        return -1
+    path = checkpoint / "offsets" / str(batch)
+    try:
+        line = path.read_text().splitlines()[2 + source]
+    except (OSError, IndexError) as error:
+        raise EpochError(f"checkpoint file {path} is missing or damaged; delete the directory {checkpoint} and start again") from error
+    return -1 if line == "-" else int(json.loads(line)["logOffset"])
+
+
+def _log_entries(log: Path, n: int) -> list[FileEntry]:
+    plain, compact = log / str(n), log / f"{n}.compact"
+    path = plain if plain.exists() else compact
+    try:
+        entries = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    except (OSError, ValueError) as error:
+        raise EpochError(f"checkpoint file {path} is missing or damaged; delete the checkpoint directory and start again") from error
+    return [FileEntry(e["path"], e["timestamp"]) for e in entries if e["batchId"] == n]
+
+
+def seek(checkpoint: Path, seen: Sequence[Sequence[FileEntry]]) -> None:
+    """Make a fresh checkpoint that starts after these files (per source, in plan order): batch 0, done."""
+    for source, entries in enumerate(seen):
+        log = checkpoint / "sources" / str(source)
+        log.mkdir(parents=True)
+        lines = [json.dumps({"path": e.path, "timestamp": e.timestamp, "batchId": 0}) for e in entries]
+        (log / "0").write_text("\n".join(["v1", *lines]))
+    meta = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": {}}
+    offsets = [json.dumps({"logOffset": 0}) for _ in seen]
+    (checkpoint / "offsets").mkdir()
+    (checkpoint / "offsets" / "0").write_text("\n".join(["v1", json.dumps(meta), *offsets]))
+    (checkpoint / "commits").mkdir()
+    (checkpoint / "commits" / "0").write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+
+# -- the state store's own list of files -------------------------------------------------------------------------------
+
+
+def remember(root: Path, epoch: int, before: Mapping[str, Any] | None, files: Sequence[FileEntry]) -> dict[str, Any]:
+    """Offsets after these files: names of files under `offsets/` that list every file read so far."""
+    segments = list((before or {}).get("segments", []))
+    count = int((before or {}).get("count", 0)) + len(files)
+    entries = list(files)
+    if len(segments) >= MERGE_AT:
+        entries = [*recall(root, before), *entries]
+        segments = []
+    name = f"offsets/{epoch:09d}-{uuid.uuid4().hex[:12]}.jsonl"
+    (root / "offsets").mkdir(exist_ok=True)
+    (root / name).write_text("".join(json.dumps([e.path, e.timestamp]) + "\n" for e in entries))
+    return {"segments": [*segments, name], "count": count}
+
+
+def recall(root: Path, offsets: Mapping[str, Any] | None) -> list[FileEntry]:
+    """Every file that is part of the state."""
+    lines = [line for name in (offsets or {}).get("segments", []) for line in (root / name).read_text().splitlines()]
+    return [FileEntry(*json.loads(line)) for line in lines]
+
+
+def local_name(uri: str) -> str:
+    """A file's name for people."""
+    return unquote(urlsplit(uri).path) if uri.startswith("file:") else uri

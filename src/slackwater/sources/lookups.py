@@ -1,0 +1,57 @@
+"""Lookups: tables that the SQL joins by name, re-read between epochs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from slackwater.config.source import Lookup
+from slackwater.engine.inspect import reason
+from slackwater.errors import StartError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass
+class Lookups:
+    """The lookups of a pipeline, as temporary views of its session. A failed refresh keeps the old version and counts."""
+
+    session: SparkSession
+    specs: Mapping[str, Lookup]
+    warn: Callable[[str], None]
+    failures: int = 0
+    _loaded: dict[str, tuple[float, DataFrame]] = field(default_factory=dict)
+
+    def load(self) -> None:
+        """Read every lookup for the first time. Raises StartError."""
+        for name, spec in self.specs.items():
+            try:
+                self._read(name, spec)
+            except Exception as error:
+                raise StartError(f'lookup "{name}": "{spec.query}" cannot be read ({reason(error)}); expected {spec.format} files') from None
+
+    def refresh(self) -> None:
+        """Re-read what is older than its `refresh_interval_ms`."""
+        for name, spec in self.specs.items():
+            read_at, _ = self._loaded[name]
+            if (time.monotonic() - read_at) * 1000 < spec.refresh_interval_ms:
+                continue
+            try:
+                self._read(name, spec)
+            except Exception as error:
+                self.failures += 1
+                self._loaded[name] = (time.monotonic(), self._loaded[name][1])
+                self.warn(f'lookup "{name}": refresh {self.failures} failed ({reason(error)}); the previous version stays')
+
+    def _read(self, name: str, spec: Lookup) -> None:
+        read = self.session.read.format(spec.format).options(**spec.options)
+        frame = (read.schema(spec.schema_) if spec.schema_ else read).load(spec.query).persist()
+        frame.count()
+        frame.createOrReplaceTempView(name)
+        old = self._loaded.get(name)
+        self._loaded[name] = (time.monotonic(), frame)
+        if old is not None:
+            old[1].unpersist()

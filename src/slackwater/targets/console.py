@@ -1,0 +1,17 @@
+"""The console: each epoch's rows as a table. At least once: a terminal cannot take anything back."""
+
+from __future__ import annotations
+
+import sys
+
+import polars as pl
+
+
+class ConsoleTarget:
+    guarantee = "at least once"
+    description = "the console"
+
+    def publish(self, epoch: int, rows: pl.DataFrame) -> None:
+        with pl.Config(tbl_rows=20, tbl_cols=-1, tbl_hide_dataframe_shape=True, fmt_str_lengths=40, tbl_width_chars=160):
+            sys.stdout.write(f"epoch {epoch}: {rows.height} rows\n{rows}\n")
+        sys.stdout.flush()

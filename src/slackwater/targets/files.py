@@ -1,0 +1,72 @@
+"""Files in a directory: one file per epoch, and a marker with the last epoch.
+
+    out/sessions/
+      user-sessions-000000012.parquet     written aside, then renamed: there as a whole or not at all
+      _slackwater/user-sessions.json      the last published epoch; readers of the directory ignore it
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import polars as pl
+import pyarrow.parquet as pq
+
+from slackwater.core.schema import Field, arrow_schema
+from slackwater.errors import PublishError
+
+_TIME = "%Y-%m-%dT%H:%M:%S%.6fZ"
+
+
+class FilesTarget:
+    """Appends each epoch once; an epoch at or below the marker is ignored."""
+
+    guarantee = "exactly once"
+
+    def __init__(self, path: str | Path, form: str, pipeline: str, output: list[Field]) -> None:
+        self._dir, self._format, self._pipeline, self._output = Path(path), form, pipeline, output
+        self._marker = self._dir / "_slackwater" / f"{pipeline}.json"
+        self.description = f'{form} files in "{path}"'
+
+    def last_epoch(self) -> int:
+        """The last published epoch, -1 for none."""
+        return int(json.loads(self._marker.read_text())["epoch"]) if self._marker.exists() else -1
+
+    def publish(self, epoch: int, rows: pl.DataFrame) -> None:
+        try:
+            self._marker.parent.mkdir(parents=True, exist_ok=True)
+            if epoch <= self.last_epoch():
+                return
+            name = f"{self._pipeline}-{epoch:09d}.{'jsonl' if self._format == 'json' else self._format}"
+            aside = self._marker.parent / f".{name}"
+            self._write(aside, rows)
+            with aside.open("rb") as file:
+                os.fsync(file.fileno())
+            aside.replace(self._dir / name)
+            marker = self._marker.with_suffix(".tmp")
+            marker.write_text(json.dumps({"epoch": epoch}))
+            marker.replace(self._marker)
+        except OSError as error:
+            raise PublishError(
+                f"target directory {self._dir} did not take epoch {epoch} ({error.strerror}); the epoch is committed, "
+                "the next start publishes it"
+            ) from error
+
+    def _write(self, path: Path, rows: pl.DataFrame) -> None:
+        if self._format == "parquet":
+            pq.write_table(rows.to_arrow().cast(arrow_schema(self._output)), path)
+            return
+        plain = text_columns(rows)
+        if self._format == "json":
+            plain.write_ndjson(path)
+        else:
+            plain.write_csv(path)
+
+
+def text_columns(rows: pl.DataFrame) -> pl.DataFrame:
+    """Times as ISO 8601 and bytes as hexadecimal, for formats without these types."""
+    binary = [c for c, t in rows.schema.items() if t == pl.Binary]
+    times = [c for c, t in rows.schema.items() if isinstance(t, pl.Datetime)]
+    return rows.with_columns(pl.col(binary).bin.encode("hex"), pl.col(times).dt.strftime(_TIME))
