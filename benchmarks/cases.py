@@ -53,7 +53,7 @@ CASES = (
     Case("tumbling-1m-10k-keys", Window("tumbling", 60), Stream(FEW, 1_000_000), goal=1.0),
 )
 
-# Two runs of Slackwater alone: what keys cost that only lie in the state. Nothing closes within the hour's gap.
+# Two runs of Slackwater alone: what keys cost that only lie in the state. Nothing closes within the hour.
 IDLE = "idle-keys"
 IDLE_GOAL = 1.3
 IDLE_WINDOW = Window("session", 3600)

@@ -16,8 +16,8 @@ SCHEMA = "k STRING, ts TIMESTAMP, v DOUBLE"
 LATENESS_S = 5
 _DISORDER_S = 2
 _START_US = 1_709_251_200_000_000  # 2024-03-01, a multiple of every window length
-# Times are ticks of 7 ms plus half a millisecond: none is exactly a gap away from another and none on a window's edge,
-# so that both systems close the same windows although Spark keeps its watermark in milliseconds.
+# Times are ticks of 7 ms plus half a millisecond: none is exactly a gap away from another and none on the edge of
+# a window, so that both systems close the same windows although Spark keeps its watermark in milliseconds.
 _TICK_US, _HALF_MS_US = 7_000, 500
 
 

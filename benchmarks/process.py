@@ -20,6 +20,7 @@ from benchmarks.cases import Window
 
 _SAMPLE_S = 0.1
 _TAIL = 3000
+ROLES = ("driver_jvm", "driver_python", "python_workers", "total")
 
 
 class WorkerFailed(Exception):  # noqa: N818 - says what happened
@@ -28,9 +29,9 @@ class WorkerFailed(Exception):  # noqa: N818 - says what happened
 
 @dataclass
 class Memory:
-    """Peak resident bytes by role. Python workers share pages with each other: their sum counts these more than once."""
+    """Peak resident bytes by role. Pages that Python workers share are counted once for each of them."""
 
-    peak: dict[str, int] = field(default_factory=lambda: {"driver_jvm": 0, "driver_python": 0, "python_workers": 0, "total": 0})
+    peak: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ROLES, 0))
 
     def sample(self, root: psutil.Process) -> None:
         now: dict[str, int] = defaultdict(int)
@@ -50,9 +51,9 @@ def run_worker(system: str, window: Window, data: Path, work: Path, driver_memor
     Raises WorkerFailed with the end of its output.
     """
     work.mkdir(parents=True)
-    job = {"system": system, "window": asdict(window), "data": str(data), "work": str(work), "driver_memory": driver_memory}
+    job = {"system": system, "window": asdict(window), "data": str(data), "work": str(work)}
     job_file, log = work / "job.json", work / "log.txt"
-    job_file.write_text(json.dumps(job))
+    job_file.write_text(json.dumps(job | {"driver_memory": driver_memory}))
     memory, first_row, started = Memory(), None, time.monotonic()
     with log.open("wb") as output:
         command = [sys.executable, "-m", "benchmarks.worker", str(job_file)]
@@ -67,10 +68,12 @@ def run_worker(system: str, window: Window, data: Path, work: Path, driver_memor
             finally:
                 _end(root)
     if process.returncode:
-        raise WorkerFailed(f"{system} ended with {process.returncode}:\n{log.read_text(errors='replace')[-_TAIL:]}")
+        told = log.read_text(errors="replace")[-_TAIL:]
+        raise WorkerFailed(f"{system} ended with {process.returncode}:\n{told}")
+    wall = time.monotonic() - started
     result = json.loads((work / "result.json").read_text())
-    extra = {"system": system, "memory": memory.peak, "first_row_s": first_row, "wall_s": time.monotonic() - started}
-    return result | extra | {"output": _summary(work / "out")}
+    result |= {"system": system, "memory": memory.peak, "first_row_s": first_row, "wall_s": wall}
+    return result | {"output": _summary(work / "out")}
 
 
 def _end(root: psutil.Process) -> None:

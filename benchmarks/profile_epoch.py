@@ -10,8 +10,8 @@ from statistics import median
 
 from benchmarks.cases import CASES, SLACKWATER, WARM_UP, quick
 from benchmarks.data import generate
+from benchmarks.figures import median_phases
 from benchmarks.process import WorkerFailed, run_worker
-from benchmarks.report import median_phases
 
 
 def main() -> int:
@@ -40,8 +40,8 @@ def main() -> int:
     for name, seconds in spark.items():
         print(f"  {name:<24}{seconds:>8.3f} s")
     print("Epoch by epoch: seconds, rows emitted, groups, state bytes")
-    for status in result["statuses"]:
-        print(f"  {status['seconds']:>8.3f}{status['emitted']:>12,}{status['groups']:>12,}{status['state_bytes']:>16,}")
+    for told in result["statuses"]:
+        print(f"{told['seconds']:>8.3f}{told['emitted']:>12,}{told['groups']:>12,}{told['state_bytes']:>15,}")
     return 0
 
 

@@ -1,119 +1,83 @@
-"""From runs to figures, and from figures to lines."""
+"""From figures to lines of text."""
 
 from __future__ import annotations
 
-import os
-import platform
-from importlib.metadata import version
-from statistics import mean, median
+from collections.abc import Iterator
 from typing import Any
 
-import psutil
+from benchmarks.cases import IDLE_GOAL, NATIVE, SLACKWATER
+from benchmarks.process import ROLES
 
-from benchmarks.cases import IDLE_GOAL, NATIVE, SLACKWATER, Case
-
-_MB = 1024**2
-_ROLES = ("driver_jvm", "driver_python", "python_workers", "total")
+_MIB = 1024**2
 
 
-def machine() -> dict[str, Any]:
-    return {
-        "system": platform.platform(),
-        "processor": platform.machine(),
-        "cores": os.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 1024**3, 1),
-        "load_before": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("slackwater", "pyspark", "polars", "pyarrow")},
-    }
-
-
-def summarised(runs: list[dict[str, Any]], skip: int) -> dict[str, Any]:
-    """One system's runs as one: epochs after the first `skip` of each run, peaks over all."""
-    epochs = [epoch["seconds"] for run in runs for epoch in run["epochs"][skip:]]
-    statuses = [status for run in runs for status in run["statuses"][skip:]]
-    return {
-        "median_s": median(epochs),
-        "mean_s": mean(epochs),
-        "epochs_s": epochs,
-        "phases_s": median_phases(statuses),
-        "memory": {role: max(run["memory"][role] for run in runs) for role in _ROLES},
-        "output": runs[0]["output"],
-        "runs": runs,
-    }
-
-
-def median_phases(statuses: list[dict[str, Any]]) -> dict[str, float]:
-    """Slackwater's own account of its epochs, phase by phase; empty for the native operators."""
-    names = dict.fromkeys(name for status in statuses for name in status["phases"])
-    return {name: median(status["phases"].get(name, 0.0) for status in statuses) for name in names}
-
-
-def compared(case: Case, systems: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    ours = systems[SLACKWATER]
-    ratio = min(systems[s]["median_s"] for s in NATIVE) / ours["median_s"]
-    return {
-        "name": case.name,
-        "rows_per_epoch": case.stream.rows,
-        "goal": case.goal,
-        "ratio": ratio,
-        "ratio_of_means": min(systems[s]["mean_s"] for s in NATIVE) / ours["mean_s"],
-        "met": ratio >= case.goal,
-        "same_output": all(run["output"] == ours["output"] for s in systems.values() for run in s["runs"]),
-        "systems": systems,
-    }
-
-
-def print_report(report: dict[str, Any]) -> None:
+def lines(report: dict[str, Any]) -> Iterator[str]:
+    """The whole report; a part that was not run is left out."""
     about = report["machine"]
-    print(f"\n{about['cores']} cores, {about['memory_gib']} GiB, load {about['load_before']:.1f} at the start, ", end="")
-    print(", ".join(f"{name} {number}" for name, number in about["versions"].items()))
-    if not report["cases"]:
-        return
-    print("\nSeconds per epoch, median after warm-up; ratios to the faster native store")
-    print(f"{'case':<21}{'HDFS':>8}{'RocksDB':>9}{'Slackw.':>9}{'rows/s':>11}{'ratio':>8}{'(mean)':>8}{'goal':>7}")
-    for case in report["cases"]:
+    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    yield f"\n{about['cores']} cores, {about['memory_gib']} GiB, load {about['load_before']:.1f}; {versions}"
+    if report["cases"]:
+        yield from _speed(report["cases"])
+        yield from _phases(report["cases"])
+        yield from _memory(report["cases"])
+    if report["idle_keys"]:
+        yield from _idle(report["idle_keys"])
+    if report["first_row_s"]:
+        times = (f"{system} {_seconds(s)}" for system, s in report["first_row_s"].items())
+        yield f"\nFrom process start to the first result row: {', '.join(times)}"
+
+
+def _speed(cases: list[dict[str, Any]]) -> Iterator[str]:
+    yield "\nSeconds per epoch, median after warm-up; times faster than the faster native store"
+    yield _row("case", "HDFS", "RocksDB", "Slackw.", "rows/s", "times", "(means)", "goal")
+    for case in cases:
         hdfs, rocksdb, ours = (case["systems"][s]["median_s"] for s in (*NATIVE, SLACKWATER))
-        print(
-            f"{case['name']:<21}{hdfs:>8.2f}{rocksdb:>9.2f}{ours:>9.2f}{case['rows_per_epoch'] / ours:>11,.0f}"
-            f"{case['ratio']:>8.2f}{case['ratio_of_means']:>8.2f}{case['goal']:>7.1f}  {_verdict(case['met'])}"
-        )
-    print("\nWhere Slackwater's epoch goes, median seconds")
-    for case in report["cases"]:
-        print(f"{case['name']:<21}{phases_line(case['systems'][SLACKWATER])}")
-    print(f"\n{'Peak memory, MiB':<37}{'JVM':>8}{'driver':>8}{'workers':>9}{'total':>8}{'output rows':>14}{'of input':>12}")
-    for case in report["cases"]:
+        rate = f"{case['rows_per_epoch'] / ours:,.0f}"
+        ratios = [f"{case[name]:.2f}" for name in ("ratio", "ratio_of_means", "goal")]
+        times = [f"{seconds:.2f}" for seconds in (hdfs, rocksdb, ours)]
+        yield _row(case["name"], *times, rate, *ratios, _verdict(case["met"]))
+
+
+def _phases(cases: list[dict[str, Any]]) -> Iterator[str]:
+    yield "\nWhere Slackwater's epoch goes, median seconds"
+    for case in cases:
+        yield f"{case['name']:<22}{_breakdown(case['systems'][SLACKWATER])}"
+
+
+def _memory(cases: list[dict[str, Any]]) -> Iterator[str]:
+    yield "\nPeak resident memory in MiB, and what came out"
+    yield _row("", "JVM", "driver", "workers", "total", "rows", "of input")
+    for case in cases:
+        yield case["name"] + ("" if case["same_output"] else ": OUTPUTS DIFFER")
         for system, found in case["systems"].items():
-            sizes = [found["memory"][role] // _MB for role in _ROLES]
+            sizes = [f"{found['memory'][role] // _MIB:,}" for role in ROLES]
             out = found["output"]
-            print(f"{case['name']:<21}{system:<16}", end="")
-            print(f"{sizes[0]:>8,}{sizes[1]:>8,}{sizes[2]:>9,}{sizes[3]:>8,}{out['rows']:>14,}{out['counted']:>12,}")
-        print(f"{'':<21}{'outputs agree' if case['same_output'] else 'OUTPUTS DIFFER'}")
+            yield _row(f"  {system}", *sizes, f"{out['rows']:,}", f"{out['counted']:,}")
 
 
-def phases_line(found: dict[str, Any]) -> str:
-    """The phases and what Spark spends around them."""
+def _idle(idle: dict[str, Any]) -> Iterator[str]:
+    yield (
+        f"\nEpochs with idle keys in the state: {idle['ratio']:.2f} times as long with many as with few, "
+        f"goal at most {IDLE_GOAL}  {_verdict(idle['ratio'] <= IDLE_GOAL)}"
+    )
+    for name, keys in idle["keys"].items():
+        found = idle[name]
+        peak = found["memory"]["total"] // _MIB
+        yield f"{keys:>11,} idle keys {found['median_s']:.2f} s: {_breakdown(found)}; peak {peak:,} MiB"
+
+
+def _breakdown(found: dict[str, Any]) -> str:
+    """The phases, and what Spark spends around them."""
     rest = found["median_s"] - sum(found["phases_s"].values())
-    return "  ".join(f"{name} {seconds:.2f}" for name, seconds in (found["phases_s"] | {"around": rest}).items())
+    return "  ".join(f"{name} {s:.2f}" for name, s in (found["phases_s"] | {"around": rest}).items())
 
 
-def idle_lines(idle: dict[str, Any] | None) -> list[str]:
-    if idle is None:
-        return []
-    few, many = idle["few"], idle["many"]
-    return [
-        f"\nEpoch with {many['idle_keys']:,} idle keys {many['median_s']:.2f} s, with {few['idle_keys']:,} {few['median_s']:.2f} s: "
-        f"{idle['ratio']:.2f} times, goal at most {IDLE_GOAL}  {_verdict(idle['ratio'] <= IDLE_GOAL)}",
-        f"  {many['idle_keys']:,}: {phases_line(many)}",
-        f"  {few['idle_keys']:,}: {phases_line(few)}",
-    ]
+def _row(name: str, *cells: str) -> str:
+    return f"{name:<22}" + "".join(f"{cell:>11}" for cell in cells)
 
 
-def first_row_lines(times: dict[str, float | None] | None) -> list[str]:
-    if times is None:
-        return []
-    shown = ", ".join(f"{name} {'never' if s is None else f'{s:.1f} s'}" for name, s in times.items())
-    return [f"\nFrom process start to the first result row: {shown}"]
+def _seconds(seconds: float | None) -> str:
+    return "never" if seconds is None else f"{seconds:.1f} s"
 
 
 def _verdict(met: bool) -> str:

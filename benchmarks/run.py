@@ -27,8 +27,9 @@ from benchmarks.cases import (
     quick,
 )
 from benchmarks.data import generate
+from benchmarks.figures import compared, machine, summarised
 from benchmarks.process import WorkerFailed, run_worker
-from benchmarks.report import compared, first_row_lines, idle_lines, machine, print_report, summarised
+from benchmarks.report import lines
 
 
 class Bench:
@@ -39,7 +40,7 @@ class Bench:
         self._runs = 0
 
     def case(self, case: Case) -> dict[str, Any]:
-        """Every system once per round, in turning order, so that a slow minute of the machine hits all alike."""
+        """Every system once per round, in turning order: a slow minute of the machine hits all alike."""
         runs: dict[str, list[dict[str, Any]]] = {system: [] for system in SYSTEMS}
         for turn in range(self._rounds):
             for system in SYSTEMS[turn % len(SYSTEMS) :] + SYSTEMS[: turn % len(SYSTEMS)]:
@@ -54,11 +55,9 @@ class Bench:
         for turn in range(self._rounds):
             for name in list(streams)[:: 1 if turn % 2 == 0 else -1]:
                 runs[name].append(self.measure(f"{IDLE} ({name})", SLACKWATER, IDLE_WINDOW, streams[name]))
-        found = {
-            name: summarised(results, WARM_UP + streams[name].load_epochs) | {"idle_keys": streams[name].idle_keys}
-            for name, results in runs.items()
-        }
-        return found | {"ratio": found["many"]["median_s"] / found["few"]["median_s"]}
+        found = {name: summarised(results, WARM_UP + streams[name].load_epochs) for name, results in runs.items()}
+        keys = {name: stream.idle_keys for name, stream in streams.items()}
+        return found | {"keys": keys, "ratio": found["many"]["median_s"] / found["few"]["median_s"]}
 
     def first_row(self) -> dict[str, float | None]:
         """Seconds from process start to the first result row, by system: the median of the rounds."""
@@ -95,9 +94,7 @@ def main() -> int:
         except WorkerFailed as error:
             print(error, file=sys.stderr)
             return 1
-    print_report(report)
-    for line in (*idle_lines(report["idle_keys"]), *first_row_lines(report["first_row_s"])):
-        print(line)
+    print("\n".join(lines(report)))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(report, indent=1))

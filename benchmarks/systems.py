@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import slackwater as sw
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name PySpark's own documentation uses
-from slackwater.engine.status import Status
 
+import slackwater as sw
 from benchmarks.cases import HDFS, ROCKSDB, Window
 from benchmarks.data import FILES_PER_EPOCH, LATENESS_S, SCHEMA
+from slackwater.engine.status import Status
 
 _PROVIDERS = "org.apache.spark.sql.execution.streaming.state."
-PROVIDER = {HDFS: f"{_PROVIDERS}HDFSBackedStateStoreProvider", ROCKSDB: f"{_PROVIDERS}RocksDBStateStoreProvider"}
+PROVIDER = {
+    HDFS: f"{_PROVIDERS}HDFSBackedStateStoreProvider",
+    ROCKSDB: f"{_PROVIDERS}RocksDBStateStoreProvider",
+}
 
 
 def run_native(spark: SparkSession, window: Window, data: Path, work: Path) -> None:
@@ -25,10 +28,10 @@ def run_native(spark: SparkSession, window: Window, data: Path, work: Path) -> N
         .parquet(str(data))
         .withWatermark("ts", f"{LATENESS_S} seconds")
     )
-    results = (
-        rows.groupBy(_window_column(window).alias("w"), "k")
-        .agg(F.count("*").alias("n"), F.sum("v").alias("total"), F.max("v").alias("most"))
-        .select(F.col("w.start").alias("window_start"), F.col("w.end").alias("window_end"), "k", "n", "total", "most")
+    grouped = rows.groupBy(_window_column(window).alias("w"), "k")
+    found = grouped.agg(F.count("*").alias("n"), F.sum("v").alias("total"), F.max("v").alias("most"))
+    results = found.select(
+        F.col("w.start").alias("window_start"), F.col("w.end").alias("window_end"), "k", "n", "total", "most"
     )
     query = (
         results.writeStream.format("parquet")

@@ -1,4 +1,4 @@
-"""One measurement in a process of its own: `python -m benchmarks.worker JOB.json`; writes `result.json` beside the job."""
+"""One measurement in a process of its own: `python -m benchmarks.worker JOB.json`; `result.json` beside it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pyspark.sql.streaming.listener import (
     QueryStartedEvent,
     QueryTerminatedEvent,
 )
-from slackwater.engine.status import Status
 
 from benchmarks.cases import SLACKWATER, Window
 from benchmarks.systems import PROVIDER, run_native, run_slackwater
+from slackwater.engine.status import Status
 
 _SESSION = {
     "spark.sql.shuffle.partitions": "2",
@@ -48,8 +48,8 @@ class Progress(StreamingQueryListener):
         progress = event.progress
         seconds = {name: ms / 1000 for name, ms in progress.durationMs.items()}
         if "triggerExecution" in seconds:
-            batch = {"batch": progress.batchId, "rows": progress.numInputRows, "seconds": seconds["triggerExecution"]}
-            self.batches.append(batch | {"durations": seconds})
+            whole = seconds.pop("triggerExecution")
+            self.batches.append({"rows": progress.numInputRows, "seconds": whole, "durations": seconds})
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
         """Nothing to keep."""
@@ -64,16 +64,26 @@ def session(job: dict[str, Any]) -> SparkSession:
     for key, value in _SESSION.items():
         builder = builder.config(key, value)
     builder = builder.config("spark.driver.memory", job["driver_memory"])
+    builder = builder.config("spark.pyspark.python", sys.executable)
     if job["system"] in PROVIDER:
         builder = builder.config("spark.sql.streaming.stateStore.providerClass", PROVIDER[job["system"]])
     return builder.getOrCreate()
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """Run the job to its end; its micro-batches with rows, the batches without, and Slackwater's own phases."""
+    """Run the job to its end: its micro-batches with rows, those without, and Slackwater's own phases."""
     spark = session(job)
     progress, statuses = Progress(), list[Status]()
     spark.streams.addListener(progress)
+    new_session = spark.newSession
+
+    def watched() -> SparkSession:
+        """A listener hears the queries of its own session only, and Slackwater works in a new one."""
+        own = new_session()
+        own.streams.addListener(progress)
+        return own
+
+    spark.newSession = watched
     window, data, work = Window(**job["window"]), Path(job["data"]), Path(job["work"])
     if job["system"] == SLACKWATER:
         run_slackwater(spark, window, data, work, statuses.append)

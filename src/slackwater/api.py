@@ -144,11 +144,20 @@ def streaming_pipeline(**settings: Any) -> Callable[[Callable[[], Any]], Registe
         given.setdefault("name", getattr(function, "__name__", "pipeline"))
         registered = Registered(function, pipeline(**given))
         if registered.pipeline.name in pipelines:
-            raise ConfigError([f"{registered.pipeline.name}: name: a pipeline of this name is already registered; choose another"])
+            raise ConfigError(
+                [f"{registered.pipeline.name}: name: a pipeline of this name is already registered; choose another"]
+            )
         pipelines[registered.pipeline.name] = registered
         return registered
 
     return register
 
 
-__all__ = ["FilesConnection", "Registered", "pipeline", "pipelines", "run_streaming_pipeline", "streaming_pipeline"]
+__all__ = [
+    "FilesConnection",
+    "Registered",
+    "pipeline",
+    "pipelines",
+    "run_streaming_pipeline",
+    "streaming_pipeline",
+]

@@ -68,16 +68,28 @@ def _read(pipeline: Pipeline) -> Stage:
         if s.dataframe is not None:
             lines.append(f'"{s.name}": a streaming DataFrame')
             continue
-        limit = f", {s.max_files_per_trigger} files per epoch" if s.max_files_per_trigger else ", all new files per epoch"
+        limit = (
+            f", {s.max_files_per_trigger} files per epoch" if s.max_files_per_trigger else ", all new files per epoch"
+        )
         lines.append(f'"{s.name}": {s.format} files {s.query}{limit}')
-    return Stage("read", "Spark", f"read {len(pipeline.sources)} source{'s' if len(pipeline.sources) > 1 else ''}", tuple(lines))
+    return Stage(
+        "read",
+        "Spark",
+        f"read {len(pipeline.sources)} source{'s' if len(pipeline.sources) > 1 else ''}",
+        tuple(lines),
+    )
 
 
 def _event_time(pipeline: Pipeline) -> Stage:
     w = pipeline.transform.window
-    time = "the epoch's clock" if w.time_mode == "processing" else f"{w.event_time_column}{f' in {w.event_time_unit}' if w.event_time_unit else ''}"
+    time = (
+        "the epoch's clock"
+        if w.time_mode == "processing"
+        else f"{w.event_time_column}{f' in {w.event_time_unit}' if w.event_time_unit else ''}"
+    )
     lateness = ", ".join(
-        f"{s.name}: {duration_text(w.lateness_ms if s.lateness_ms is None else s.lateness_ms)}" for s in pipeline.sources
+        f"{s.name}: {duration_text(w.lateness_ms if s.lateness_ms is None else s.lateness_ms)}"
+        for s in pipeline.sources
     )
     return Stage(
         "event time",
@@ -131,13 +143,23 @@ def _step(window: Window) -> Stage:
 def _emit(window: Window) -> Stage:
     length = "" if window.kind == "session" else f"{duration_text(window.duration_ms or 0)} "
     hop = f" every {duration_text(window.hop_ms)}" if window.hop_ms else ""
-    return Stage("emit", "shards", f"{window.kind} windows {length}{hop}".replace("  ", " ").rstrip() + ", when the watermark closes them")
+    return Stage(
+        "emit",
+        "shards",
+        f"{window.kind} windows {length}{hop}".replace("  ", " ").rstrip() + ", when the watermark closes them",
+    )
 
 
 def _commit(pipeline: Pipeline) -> Stage:
     store = pipeline.state_store
-    where = "in memory, gone with the process" if store is None or store.kind == "in_memory" else f'files in "{store.path}"'
-    return Stage("commit", "driver", f"one record per epoch: state, staged output, offsets, watermarks, counters ({where})")
+    where = (
+        "in memory, gone with the process" if store is None or store.kind == "in_memory" else f'files in "{store.path}"'
+    )
+    return Stage(
+        "commit",
+        "driver",
+        f"one record per epoch: state, staged output, offsets, watermarks, counters ({where})",
+    )
 
 
 def _publish(pipeline: Pipeline) -> Stage:

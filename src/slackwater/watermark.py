@@ -1,9 +1,9 @@
 """Watermarks: a fold per source, and their minimum. Values in, values out; microseconds UTC.
 
-     events of a source   ──●────●──●───────●▶   max event time
-                                    ◀─lateness─┤
-                          watermark of source  ▲
-     global = minimum over the sources that are not idle; never goes back
+events of a source   ──●────●──●───────●▶   max event time
+                               ◀─lateness─┤
+                     watermark of source  ▲
+global = minimum over the sources that are not idle; never goes back
 """
 
 from __future__ import annotations

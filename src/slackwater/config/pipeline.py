@@ -18,7 +18,19 @@ from slackwater.config.source import (
     all_connections,
     declared_columns,
 )
-from slackwater.config.spec import Interpolated, Kind, Mismatch, Problem, Spec, Values, choice, duration, nearest, show, text
+from slackwater.config.spec import (
+    Interpolated,
+    Kind,
+    MismatchError,
+    Problem,
+    Spec,
+    Values,
+    choice,
+    duration,
+    nearest,
+    show,
+    text,
+)
 from slackwater.config.target import StateStore, Target
 from slackwater.config.window import Window
 from slackwater.errors import ConfigError
@@ -30,7 +42,7 @@ def _spec(cls: type[Spec]) -> Kind:
     def build(value: Any) -> Any:
         problems: list[str] = []
         if not isinstance(value, cls | Mapping):
-            raise Mismatch("a table")
+            raise MismatchError("a table")
         built = cls.build(value, "", "", problems)
         if problems:
             raise ConfigError(problems)
@@ -41,7 +53,7 @@ def _spec(cls: type[Spec]) -> Kind:
 
 def _sources(value: Any) -> tuple[Source, ...]:
     if not isinstance(value, list | tuple):
-        raise Mismatch("a list of sources ([[sources]])")
+        raise MismatchError("a list of sources ([[sources]])")
     problems: list[str] = []
     built = [Source.build(v, "", f"[{i}]", problems) for i, v in enumerate(value)]
     if problems:
@@ -51,12 +63,12 @@ def _sources(value: Any) -> tuple[Source, ...]:
 
 def _lookups(value: Any) -> dict[str, Lookup]:
     if not isinstance(value, Mapping):
-        raise Mismatch("a table of lookups ([transform.lookups.<name>])")
+        raise MismatchError("a table of lookups ([transform.lookups.<name>])")
     problems: list[str] = []
     built = {name: Lookup.build(v, "", name, problems) for name, v in value.items()}
     for name in value:
         if name == "source":
-            problems.append(': source: the name is taken by the rows themselves; choose another name')
+            problems.append(": source: the name is taken by the rows themselves; choose another name")
         elif not re.fullmatch(r"[A-Za-z_]\w*", name):
             problems.append(f': {name}: found {show(name)}, expected a name of letters, digits and "_"')
     if problems:
@@ -130,7 +142,10 @@ class Pipeline(Spec):
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         name = values.get("name")
         if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            yield "name", f'found {show(name)}, expected letters, digits, ".", "_" and "-" (it names a directory)'
+            yield (
+                "name",
+                f'found {show(name)}, expected letters, digits, ".", "_" and "-" (it names a directory)',
+            )
         known: Mapping[str, Connection] = values.get("connections", {})
         if "connections" not in wrong:
             yield from _check_connections(values, known)
@@ -156,7 +171,9 @@ def resolve(reference: object, known: Mapping[str, Connection]) -> Connection | 
 def _check_connections(values: Values, known: Mapping[str, Connection]) -> Iterator[Problem]:
     target: Target | None = values.get("target")
     users: list[tuple[str, object]] = [
-        (f"sources[{i}].connection", s.connection) for i, s in enumerate(values.get("sources", ())) if s.dataframe is None
+        (f"sources[{i}].connection", s.connection)
+        for i, s in enumerate(values.get("sources", ()))
+        if s.dataframe is None
     ]
     transform: Transform | None = values.get("transform")
     if transform is not None:
@@ -170,7 +187,10 @@ def _check_connections(values: Values, known: Mapping[str, Connection]) -> Itera
     if target is not None:
         found = resolve(target.connection, known)
         if found is None:
-            yield "target.connection", f"found {show(target.connection)}, which is no connection{nearest(str(target.connection), known)}"
+            yield (
+                "target.connection",
+                f"found {show(target.connection)}, which is no connection{nearest(str(target.connection), known)}",
+            )
         elif isinstance(found, FilesConnection) and target.path is None:
             yield "target.path", 'missing; a files target needs a directory, as in "out/sessions"'
         elif isinstance(found, ConsoleConnection) and target.path is not None:
@@ -182,16 +202,23 @@ def _check_event_time(sources: tuple[Source, ...], window: Window) -> Iterator[P
     for i, source in enumerate(sources):
         columns = declared_columns(source.schema_) if source.schema_ else []
         if injected and "_event_ts" in columns:
-            yield f"sources[{i}].schema", (
-                'declares "_event_ts", which is injected; rename the column, or use it with event_time_column = "_event_ts"'
+            yield (
+                f"sources[{i}].schema",
+                (
+                    'declares "_event_ts", which is injected; rename the column, or use it with event_time_column = "_event_ts"'
+                ),
             )
         if not injected and source.dataframe is None and "_event_ts" not in columns:
-            yield "transform.window.event_time_column", (
-                f'missing; source "{source.name}" reads files, which have no event time of their own: name a column or an expression'
+            yield (
+                "transform.window.event_time_column",
+                (
+                    f'missing; source "{source.name}" reads files, which have no event time of their own: name a column or an expression'
+                ),
             )
     if window.time_mode == "processing" and window.event_time_column != "_event_ts":
-        yield "transform.window.event_time_column", (
-            'given with time_mode = "processing", where the clock is the event time; remove one of them'
+        yield (
+            "transform.window.event_time_column",
+            ('given with time_mode = "processing", where the clock is the event time; remove one of them'),
         )
 
 
@@ -199,11 +226,17 @@ def _check_state(store: StateStore | None, window: Window, wrong: bool) -> Itera
     if wrong:
         return
     if window.kind == "session" and store is None:
-        yield "state_store", 'missing; a session window needs it: [state_store] with kind = "files" and path = "state"'
+        yield (
+            "state_store",
+            'missing; a session window needs it: [state_store] with kind = "files" and path = "state"',
+        )
     if window.crash_recovery == "persisted" and (store is None or store.kind == "in_memory"):
         if window.kind == "session" and store is None:
             return
-        yield "transform.window.crash_recovery", '"persisted" needs a durable [state_store]; use kind = "files"'
+        yield (
+            "transform.window.crash_recovery",
+            '"persisted" needs a durable [state_store]; use kind = "files"',
+        )
 
 
 def check_run_flags(available_now: bool, flush: bool) -> None:

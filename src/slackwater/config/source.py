@@ -10,7 +10,7 @@ from pydantic import Field
 
 from slackwater.config.spec import (
     Kind,
-    Mismatch,
+    MismatchError,
     Problem,
     Spec,
     Values,
@@ -51,14 +51,14 @@ _CONNECTIONS: dict[str, type[FilesConnection] | type[ConsoleConnection]] = {
 
 
 def connection(value: Any) -> Connection:
-    """A connection from a table or an object. Raises Mismatch, or ConfigError for its keys."""
+    """A connection from a table or an object. Raises MismatchError, or ConfigError for its keys."""
     if isinstance(value, FilesConnection | ConsoleConnection):
         return value
     if not isinstance(value, Mapping):
-        raise Mismatch('a connection (kind = "files" or "console")')
+        raise MismatchError('a connection (kind = "files" or "console")')
     kind = value.get("kind")
     if kind in LATER_CONNECTIONS:
-        raise ConfigError([f": kind: {show(kind)} is not available yet; expected \"files\" or \"console\""])
+        raise ConfigError([f': kind: {show(kind)} is not available yet; expected "files" or "console"'])
     if kind not in _CONNECTIONS:
         found = "missing" if kind is None else f"found {show(kind)}"
         raise ConfigError([f": kind: {found}{nearest(str(kind), _CONNECTIONS)}"])
@@ -71,13 +71,13 @@ def connection(value: Any) -> Connection:
 
 def all_connections(value: Any) -> dict[str, Connection]:
     if not isinstance(value, Mapping):
-        raise Mismatch("a table of connections ([connections.<name>])")
+        raise MismatchError("a table of connections ([connections.<name>])")
     found: dict[str, Connection] = {}
     problems: list[str] = []
     for name, given in value.items():
         try:
             found[name] = connection(given)
-        except Mismatch as mismatch:
+        except MismatchError as mismatch:
             problems.append(f": {name}: found {show(given)}, expected {mismatch}")
         except ConfigError as error:
             problems += [f": {name}.{line.split(': ', 1)[1]}" for line in error.problems]
@@ -90,7 +90,7 @@ def _connection_or_name(value: Any) -> Any:
     if isinstance(value, FilesConnection | ConsoleConnection):
         return value
     if not isinstance(value, str) or not value:
-        raise Mismatch("the name of a connection")
+        raise MismatchError("the name of a connection")
     return value
 
 
@@ -207,7 +207,9 @@ class Lookup(Spec):
             guess = {"jsonl": "json", "txt": "text"}.get(suffixes[-1], suffixes[-1]) if suffixes else None
             if guess is None:
                 where = f"{file}: {at}." if at else f"{file}: "
-                problems.append(f'{where}format: missing, and "{query}" has no known suffix; expected {" or ".join(show(f) for f in FORMATS)}')
+                problems.append(
+                    f'{where}format: missing, and "{query}" has no known suffix; expected {" or ".join(show(f) for f in FORMATS)}'
+                )
             else:
                 data["format"] = guess
         return super().read(data, file, at, problems)

@@ -44,7 +44,7 @@ def show(value: object) -> str:
     return repr(value)
 
 
-class Mismatch(Exception):
+class MismatchError(Exception):
     """A value is not of its kind; the text says what was expected."""
 
 
@@ -53,15 +53,20 @@ Kind = Callable[[Any], Any]
 
 def text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise Mismatch("a non-empty string")
+        raise MismatchError("a non-empty string")
     return value
 
 
 def whole(minimum: int, maximum: int | None = None) -> Kind:
     def check(value: Any) -> int:
         top = f" and at most {maximum}" if maximum is not None else ""
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum or (maximum is not None and value > maximum):
-            raise Mismatch(f"a whole number of at least {minimum}{top}")
+        if (
+            not isinstance(value, int)
+            or isinstance(value, bool)
+            or value < minimum
+            or (maximum is not None and value > maximum)
+        ):
+            raise MismatchError(f"a whole number of at least {minimum}{top}")
         return value
 
     return check
@@ -69,7 +74,7 @@ def whole(minimum: int, maximum: int | None = None) -> Kind:
 
 def flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise Mismatch("true or false")
+        raise MismatchError("true or false")
     return value
 
 
@@ -78,7 +83,7 @@ def choice(*options: str) -> Kind:
         if not isinstance(value, str) or value not in options:
             near = difflib.get_close_matches(str(value), options, n=1)
             hint = f'; did you mean "{near[0]}"?' if near else ""
-            raise Mismatch(" or ".join(f'"{o}"' for o in options) + hint)
+            raise MismatchError(" or ".join(f'"{o}"' for o in options) + hint)
         return value
 
     return check
@@ -92,9 +97,9 @@ def duration(minimum: int | None = None) -> Kind:
         try:
             ms = duration_ms(value)
         except (ValueError, AttributeError):
-            raise Mismatch(f'{wanted} ("30s", "5m", "2h" or milliseconds)') from None
+            raise MismatchError(f'{wanted} ("30s", "5m", "2h" or milliseconds)') from None
         if minimum is not None and ms < minimum:
-            raise Mismatch(f'{wanted} ("30s", "5m", "2h" or milliseconds)')
+            raise MismatchError(f'{wanted} ("30s", "5m", "2h" or milliseconds)')
         return ms
 
     return check
@@ -102,16 +107,18 @@ def duration(minimum: int | None = None) -> Kind:
 
 def texts(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
-        raise Mismatch(f'a list; write ["{value}"]')
+        raise MismatchError(f'a list; write ["{value}"]')
     if not isinstance(value, list | tuple) or not all(isinstance(v, str) and v for v in value):
-        raise Mismatch("a list of non-empty strings")
+        raise MismatchError("a list of non-empty strings")
     return tuple(value)
 
 
 def reader_options(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping) or not all(isinstance(v, str | int | float | bool) for v in value.values()):
-        raise Mismatch('a table of reader options ({ sep = ",", header = "true" })')
-    return {str(k): str(v).lower() if isinstance(v, bool) else v if isinstance(v, str) else str(v) for k, v in value.items()}
+        raise MismatchError('a table of reader options ({ sep = ",", header = "true" })')
+    return {
+        str(k): str(v).lower() if isinstance(v, bool) else v if isinstance(v, str) else str(v) for k, v in value.items()
+    }
 
 
 def anything(value: Any) -> Any:
@@ -159,7 +166,9 @@ class Spec(BaseModel):
             return None
         count = len(problems)
         values = cls.read(dict(data), file, at, problems)
-        return cls.model_construct(**values) if len(problems) == count else None
+        if len(problems) != count:
+            return None
+        return cls.model_construct(**values)  # type: ignore[return-value]  # the plugin loses Self here
 
     @classmethod
     def read(cls, data: Values, file: str, at: str, problems: list[str]) -> Values:
@@ -176,7 +185,7 @@ class Spec(BaseModel):
             if key in cls.KINDS:
                 try:
                     values[cls.FIELDS.get(key, key)] = cls.KINDS[key](value)
-                except Mismatch as mismatch:
+                except MismatchError as mismatch:
                     later = cls.later_value(key, value)
                     wrong.add(key)
                     problems.append(f"{prefix}{key}: " + (later or f"found {show(value)}, expected {mismatch}"))

@@ -50,7 +50,10 @@ class StateStore(Spec):
         "checkpoint_interval_ms": duration(1),
         "shards": whole(1, 4096),
     }
-    LATER: ClassVar[Mapping[str, str]] = {"url": "it belongs to the postgres store", "schema": "it belongs to the postgres store"}
+    LATER: ClassVar[Mapping[str, str]] = {
+        "url": "it belongs to the postgres store",
+        "schema": "it belongs to the postgres store",
+    }
     REQUIRED: ClassVar[tuple[str, ...]] = ("kind",)
 
     @classmethod

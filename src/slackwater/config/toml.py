@@ -57,7 +57,9 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, at: str, problem
             return "$"
         used.append(match[2])
         if match[2] not in env:
-            problems.append(f"{file}: {at}: environment variable {match[2]} is not set; set it, or write $${{{match[2]}}} for the text itself")
+            problems.append(
+                f"{file}: {at}: environment variable {match[2]} is not set; set it, or write $${{{match[2]}}} for the text itself"
+            )
         return env.get(match[2], match[0])
 
     result = _VARIABLE.sub(replace, value)
@@ -72,7 +74,9 @@ def to_toml(pipeline: Pipeline) -> str:
     import tomlkit
 
     if any(s.dataframe is not None for s in pipeline.sources):
-        raise ConfigError([f"{pipeline.name}: a source over a DataFrame cannot be written as TOML; it exists in Python only"])
+        raise ConfigError(
+            [f"{pipeline.name}: a source over a DataFrame cannot be written as TOML; it exists in Python only"]
+        )
     document = tomlkit.document()
     known: dict[str, FilesConnection | ConsoleConnection] = dict(pipeline.connections)
 
@@ -87,7 +91,16 @@ def to_toml(pipeline: Pipeline) -> str:
 
     data = _plain(pipeline, name_of)
     data["connections"] = {name: {"kind": c.kind} for name, c in known.items()}
-    order = ("name", "trigger_interval_ms", "idle_pause_ms", "connections", "sources", "transform", "target", "state_store")
+    order = (
+        "name",
+        "trigger_interval_ms",
+        "idle_pause_ms",
+        "connections",
+        "sources",
+        "transform",
+        "target",
+        "state_store",
+    )
     for key in order:
         if key in data and data[key] not in ({}, []):
             document.add(key, tomlkit.item(data[key]))

@@ -11,7 +11,7 @@ from pydantic import Field
 from slackwater.config.spec import (
     Interpolated,
     Kind,
-    Mismatch,
+    MismatchError,
     Problem,
     Spec,
     Values,
@@ -93,7 +93,10 @@ class Aggregation(Spec):
                     yield key, f'belongs to "count_distinct", not to "{agg}"; remove it'
         elif values.get("mode") == "exact":
             if "max_distinct_values_per_group" not in values and "max_distinct_values_per_group" not in wrong:
-                yield "max_distinct_values_per_group", 'missing; mode = "exact" needs a bound, or use mode = "approximate"'
+                yield (
+                    "max_distinct_values_per_group",
+                    'missing; mode = "exact" needs a bound, or use mode = "approximate"',
+                )
         elif "max_distinct_values_per_group" in values:
             yield "max_distinct_values_per_group", 'belongs to mode = "exact"; set it, or remove the bound'
         if values.get("as_") == "_event_ts":
@@ -102,7 +105,7 @@ class Aggregation(Spec):
 
 def _aggregations(value: Any) -> tuple[Aggregation, ...]:
     if not isinstance(value, list | tuple):
-        raise Mismatch("a list of aggregations ([[transform.window.aggregations]])")
+        raise MismatchError("a list of aggregations ([[transform.window.aggregations]])")
     problems: list[str] = []
     built = [Aggregation.build(v, "", f"[{i}]", problems) for i, v in enumerate(value)]
     if problems:
@@ -178,9 +181,13 @@ class Window(Spec):
         if allowed is not None:
             where = f"{file}: {at}." if at else f"{file}: "
             if data.get("late_data") == "reopen":
-                problems.append(f"{where}allowed_lateness_ms: not available yet, as is late_data = \"reopen\"; raise lateness_ms")
+                problems.append(
+                    f'{where}allowed_lateness_ms: not available yet, as is late_data = "reopen"; raise lateness_ms'
+                )
             else:
-                problems.append(f'{where}allowed_lateness_ms: needs late_data = "reopen"; to wait longer for late rows raise lateness_ms')
+                problems.append(
+                    f'{where}allowed_lateness_ms: needs late_data = "reopen"; to wait longer for late rows raise lateness_ms'
+                )
         values = super().read(data, file, at, problems)
         if values.get("kind") == "session":
             values.setdefault("max_groups_per_window", 1_000_000)
@@ -230,32 +237,53 @@ class Window(Spec):
             if key in values and kind not in kinds:
                 yield key, f'belongs to {" and ".join(kinds)} windows, this one is "{kind}"; remove it'
         if kind == "session":
-            for key, what in (("gap_ms", "how long a silence ends a session"), ("max_session_duration_ms", "how long one session may grow")):
+            for key, what in (
+                ("gap_ms", "how long a silence ends a session"),
+                ("max_session_duration_ms", "how long one session may grow"),
+            ):
                 if missing(key):
                     yield key, f"missing; a session window needs it: {what}"
             gap, cap = values.get("gap_ms"), values.get("max_session_duration_ms")
             if gap is not None and cap is not None and cap <= gap:
-                yield "max_session_duration_ms", f"found {duration_text(cap)}, expected more than gap_ms ({duration_text(gap)})"
+                yield (
+                    "max_session_duration_ms",
+                    f"found {duration_text(cap)}, expected more than gap_ms ({duration_text(gap)})",
+                )
             if not values.get("group_by") and "group_by" not in wrong:
-                yield "group_by", 'missing or empty; a session window needs at least one key, as in ["user_id"]'
+                yield (
+                    "group_by",
+                    'missing or empty; a session window needs at least one key, as in ["user_id"]',
+                )
             return
         if missing("duration_ms"):
             yield "duration_ms", f'missing; a {kind} window needs its length, as in "1m"'
         if kind == "hopping" and missing("hop_ms"):
             yield "hop_ms", 'missing; a hopping window needs the distance between window starts, as in "10s"'
         if missing("max_groups_per_window"):
-            yield "max_groups_per_window", f"missing; a {kind} window needs a bound on its groups, as in 1000000"
+            yield (
+                "max_groups_per_window",
+                f"missing; a {kind} window needs a bound on its groups, as in 1000000",
+            )
         length, hop = values.get("duration_ms"), values.get("hop_ms")
         if kind == "hopping" and length is not None and hop is not None and hop > length:
-            yield "hop_ms", f"found {duration_text(hop)}, expected at most duration_ms ({duration_text(length)}); rows between windows would be lost"
+            yield (
+                "hop_ms",
+                f"found {duration_text(hop)}, expected at most duration_ms ({duration_text(length)}); rows between windows would be lost",
+            )
         step, offset = (hop if kind == "hopping" else length), values.get("offset_ms", 0)
         if step is not None and abs(offset) >= step:
             name = "hop_ms" if kind == "hopping" else "duration_ms"
-            yield "offset_ms", f"found {duration_text(offset)}, expected less than {name} ({duration_text(step)}) either way"
+            yield (
+                "offset_ms",
+                f"found {duration_text(offset)}, expected less than {name} ({duration_text(step)}) either way",
+            )
 
     @classmethod
     def _check_names(cls, values: Values, wrong: set[str], kind: str | None) -> Iterator[Problem]:
-        start, end = values.get("window_start_column", "window_start"), values.get("window_end_column", "window_end")
+        start, end = (
+            values.get("window_start_column", "window_start"),
+            values.get("window_end_column", "window_end"),
+        )
         if start == end:
             yield "window_end_column", f'found "{end}", expected another name than window_start_column'
         for key, name in (("window_start_column", start), ("window_end_column", end)):
@@ -271,13 +299,19 @@ class Window(Spec):
                 yield "group_by", f'"{name}" is also the name of a window column; rename it in the SQL'
         aggregations = values.get("aggregations", ())
         if not aggregations and "aggregations" not in wrong:
-            yield "aggregations", "missing; a window needs at least one aggregation ([[transform.window.aggregations]])"
+            yield (
+                "aggregations",
+                "missing; a window needs at least one aggregation ([[transform.window.aggregations]])",
+            )
         taken = {**dict.fromkeys(group_by, "a key"), start: "window_start_column", end: "window_end_column"}
         if kind == "session":
             taken["session_id"] = "the session's id"
         for i, a in enumerate(aggregations):
             if a.as_ in taken:
-                yield f"aggregations[{i}].as", f'"{a.as_}" is already the name of {taken[a.as_]}; choose another name'
+                yield (
+                    f"aggregations[{i}].as",
+                    f'"{a.as_}" is already the name of {taken[a.as_]}; choose another name',
+                )
             taken.setdefault(a.as_, f"aggregations[{i}]")
 
 

@@ -54,7 +54,9 @@ def _bytes_of(value: Any, field: Field) -> bytes:
             unscaled = int(decimal.Decimal(value).scaleb(scale, decimal.Context(prec=60)))
             if precision <= 18:
                 return struct.pack("<q", unscaled)
-            return unscaled.to_bytes((unscaled if unscaled >= 0 else ~unscaled).bit_length() // 8 + 1, "big", signed=True)
+            return unscaled.to_bytes(
+                (unscaled if unscaled >= 0 else ~unscaled).bit_length() // 8 + 1, "big", signed=True
+            )
         case _:
             return struct.pack("<q", int(value))
 
@@ -72,9 +74,7 @@ def key_hash(frame: pl.DataFrame, keys: Sequence[Field]) -> pl.Series:
     """`xxhash64(keys…)` of each row of a frame that holds the key columns; int64."""
     if not keys:
         return pl.Series("__kh", np.full(frame.height, 42), dtype=pl.Int64)
-    columns = [
-        frame[k.name].cast(pl.Int64) if k.base.startswith("timestamp") else frame[k.name] for k in keys
-    ]
+    columns = [frame[k.name].cast(pl.Int64) if k.base.startswith("timestamp") else frame[k.name] for k in keys]
     rows = zip(*(c.to_list() for c in columns), strict=True)
     return pl.Series("__kh", [spark_xxhash64(r, keys) for r in rows], dtype=pl.Int64)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import polars as pl
@@ -20,10 +20,11 @@ import polars as pl
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine import bounds, fold, recover
 from slackwater.engine.faults import Faults, NoFaults
-from slackwater.engine.protocol import Batch, Engine, IngestOutcome
+from slackwater.engine.protocol import Engine, IngestOutcome
 from slackwater.engine.shard import ShardTask, family
 from slackwater.engine.status import Status
 from slackwater.errors import BadRowError, StartError
+from slackwater.sources.base import Batch
 from slackwater.state.protocol import Manifest, StateStore
 from slackwater.state.segments import read_arrow
 from slackwater.targets.base import Target
@@ -42,14 +43,20 @@ class Hooks:
     clock_us: Callable[[], int]
     on_status: Callable[[Status], None] = lambda status: None
     on_notice: Callable[[str, str], None] = lambda level, line: None
-    faults: Faults = NoFaults()
+    faults: Faults = field(default_factory=NoFaults)
 
 
 class Driver:
     """One pipeline on one engine. `start` first, then `run_batch`, `tick` and `flush` from one thread at a time."""
 
     def __init__(
-        self, pipeline: Pipeline, logic: Logic, store: StateStore, target: Target, engine: Engine, hooks: Hooks
+        self,
+        pipeline: Pipeline,
+        logic: Logic,
+        store: StateStore,
+        target: Target,
+        engine: Engine,
+        hooks: Hooks,
     ) -> None:
         # configuration
         self.pipeline, self.logic, self.store, self.target = pipeline, logic, store, target
@@ -90,7 +97,9 @@ class Driver:
 
     def _publish_if_needed(self, manifest: Manifest) -> None:
         if manifest.output and self.store.published() < manifest.epoch:
-            self.hooks.on_notice("info", f"publishing epoch {manifest.epoch}, which was committed and not yet published")
+            self.hooks.on_notice(
+                "info", f"publishing epoch {manifest.epoch}, which was committed and not yet published"
+            )
             self._publish(manifest)
 
     # -- epochs --------------------------------------------------------------------------------------------------
@@ -139,7 +148,12 @@ class Driver:
         began, clock = time.monotonic(), self.hooks.clock_us()
         timer = _Timer(self.hooks.faults, self.state.epoch + 1)
         nothing = fold.ingested(
-            self.state, self.state.epoch + 1, Batch(None, {}, None), IngestOutcome((), {}), self._clocks, watermark
+            self.state,
+            self.state.epoch + 1,
+            Batch(None, {}, None),
+            IngestOutcome((), {}),
+            self._clocks,
+            watermark,
         )
         self._finish(nothing, None, timer, began, clock, flush)
 
@@ -171,7 +185,13 @@ class Driver:
         ends = [r.last_end_us for r in reports if r.last_end_us is not None]
         self.hooks.on_status(
             fold.status(
-                self.pipeline, manifest, self._clocks, outcome, timer.seconds, time.monotonic() - began, clock,
+                self.pipeline,
+                manifest,
+                self._clocks,
+                outcome,
+                timer.seconds,
+                time.monotonic() - began,
+                clock,
                 max(ends, default=None),
             )
         )
@@ -218,9 +238,7 @@ class Driver:
         self.store.note_published(manifest.epoch)
 
     def _write(self, manifest: Manifest) -> None:
-        frames = [
-            read_arrow(Path(self.store.root) / o.file).drop("__reason") for o in manifest.output
-        ]
+        frames = [read_arrow(Path(self.store.root) / o.file).drop("__reason") for o in manifest.output]
         self.target.publish(manifest.epoch, self.logic.sorted_output(pl.concat(frames)))
 
     # -- nothing vanishes without a number -----------------------------------------------------------------------
@@ -240,7 +258,7 @@ class Driver:
             what = (
                 f'{self.pipeline.name}: epoch {epoch}: source "{name}": {stats.bad} bad rows ({stats.undecodable} undecodable, '
                 f"{stats.future} more than {window.max_future_ms} ms in the future, "
-                f"{stats.bad - stats.undecodable - stats.future} without a usable event time in \"{window.event_time_column}\")"
+                f'{stats.bad - stats.undecodable - stats.future} without a usable event time in "{window.event_time_column}")'
             )
             sample = "; ".join(outcome.bad_samples.get(name, ()))
             if self.pipeline.transform.on_error == "fail":
@@ -265,7 +283,10 @@ class Driver:
         if refused:
             log.warning(
                 "%s: epoch %d: %d rows of new groups refused: max_groups_per_window = %s is reached",
-                self.pipeline.name, epoch, refused, self.logic.window.max_groups_per_window,
+                self.pipeline.name,
+                epoch,
+                refused,
+                self.logic.window.max_groups_per_window,
             )
 
 
@@ -293,4 +314,3 @@ class _Timer:
         self.seconds[self._name] = time.monotonic() - self._began
         if kind is None:
             self._faults.hit(f"{self._name}.after", self._epoch)
-

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.engine.protocol import Batch, IngestOutcome, SourceStats
+from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.shard import EmitReport
 from slackwater.engine.status import Counters, SourceStatus, Status
+from slackwater.sources.base import Batch
 from slackwater.state.protocol import Manifest, SourceRecord
 from slackwater.watermark import NO_WATERMARK, Heard, SourceClock
 from slackwater.windows.logic import Logic

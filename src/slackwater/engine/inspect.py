@@ -6,7 +6,6 @@ The SQL pre-stage must be row-wise: what it says about a row may depend on that 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +13,11 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
 from slackwater.engine.prepare import event_time_sql
 from slackwater.errors import StartError
+from slackwater.sources.base import CORRUPT, reason
 from slackwater.windows.aggregations import quote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-CORRUPT = "_corrupt_record"
 
 # plan nodes and expressions that look beyond the row, and how a user knows them
 _NODES = {
@@ -72,13 +70,6 @@ def empty(session: SparkSession, frame: DataFrame) -> DataFrame:
     return session.createDataFrame([], frame.schema)
 
 
-def reason(error: BaseException) -> str:
-    """The first line of a Spark error: the fact, without plans and stack traces."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else type(error).__name__
-    return re.sub(r"\s*SQLSTATE: \w+\s*$", "", text)
-
-
 def time_expression(pipeline: Pipeline, session: SparkSession, source: str, frame: DataFrame) -> str:
     """The event-time expression of a source as Spark SQL that yields a TIMESTAMP. `frame` has the source's columns."""
     window = pipeline.transform.window
@@ -122,15 +113,19 @@ def check_sql(session: SparkSession, pipeline: Pipeline, source: str, frame: Dat
         )
     fields = fields_of(out)
     if "_event_ts" not in fields:
-        raise StartError(f'{where} does not select "_event_ts", the event time; add it to the SELECT; it selects: {", ".join(fields)}')
+        raise StartError(
+            f'{where} does not select "_event_ts", the event time; add it to the SELECT; it selects: {", ".join(fields)}'
+        )
     if fields["_event_ts"].type != "timestamp":
-        raise StartError(f'{where} selects "_event_ts" as {fields["_event_ts"].type}, expected timestamp; select it unchanged')
+        raise StartError(
+            f'{where} selects "_event_ts" as {fields["_event_ts"].type}, expected timestamp; select it unchanged'
+        )
     return fields
 
 
 def forbidden(frame: DataFrame) -> set[str]:
     """What in a DataFrame's plan looks beyond the row, as users call it."""
-    plan = json.loads(frame._jdf.queryExecution().analyzed().toJSON())  # type: ignore[operator]
+    plan = json.loads(frame._jdf.queryExecution().analyzed().toJSON())
     found: set[str] = set()
     for node in _nodes(plan):
         name = str(node.get("class", "")).rsplit(".", 1)[-1]

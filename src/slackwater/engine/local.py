@@ -15,8 +15,9 @@ import polars as pl
 from slackwater.core.hashing import key_hash, shard_of, spark_xxhash64
 from slackwater.core.schema import Field
 from slackwater.engine import shard
-from slackwater.engine.protocol import Batch, IngestOutcome, SourceStats
+from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.shard import EmitReport, ShardTask
+from slackwater.sources.base import Batch
 from slackwater.windows.aggregations import Input, normalised
 from slackwater.windows.logic import Logic
 from slackwater.windows.panes import pane_start

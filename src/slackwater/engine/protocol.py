@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from slackwater.engine.shard import EmitReport, IngestReport, ShardTask
-from slackwater.state.protocol import BatchId
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One micro-batch: its identity (None: a tick), how each source continues after it, and the engine's own handle."""
-
-    id: BatchId | None
-    offsets: Mapping[str, Mapping[str, Any] | None]
-    payload: Any
-    files: int | None = None
+from slackwater.sources.base import Batch
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,11 @@ def fingerprint(logic: Logic) -> dict[str, Any]:
 def check_fingerprint(logic: Logic, manifest: Manifest) -> None:
     """Raise StateError, naming what changed, if the state was written for another window."""
     new, old = fingerprint(logic), dict(manifest.fingerprint)
-    changed = [f"{name}: state has {old.get(name)!r}, config has {value!r}" for name, value in new.items() if old.get(name) != value]
+    changed = [
+        f"{name}: state has {old.get(name)!r}, config has {value!r}"
+        for name, value in new.items()
+        if old.get(name) != value
+    ]
     if changed:
         raise StateError(
             f"{logic.pipeline}: the state in epoch {manifest.epoch} was written for another window ({'; '.join(changed)}); "
@@ -73,7 +77,10 @@ def first_manifest(logic: Logic, shards: int, clock_us: int) -> Manifest:
 def with_sources(manifest: Manifest, names: Sequence[str], schemas: Mapping[str, str]) -> Manifest:
     """The state with the sources of this config: new ones begin, removed ones are forgotten (so is their offset)."""
     return manifest.model_copy(
-        update={"sources": {n: manifest.sources.get(n, SourceRecord()) for n in names}, "schemas": dict(schemas)}
+        update={
+            "sources": {n: manifest.sources.get(n, SourceRecord()) for n in names},
+            "schemas": dict(schemas),
+        }
     )
 
 
@@ -129,4 +136,7 @@ def check_schema(source: str, before: str | None, now: str) -> list[str]:
 
 
 def _types(schema: str) -> dict[str, str]:
-    return {f["name"]: json.dumps(f["type"]) if isinstance(f["type"], dict) else f["type"] for f in json.loads(schema)["fields"]}
+    return {
+        f["name"]: json.dumps(f["type"]) if isinstance(f["type"], dict) else f["type"]
+        for f in json.loads(schema)["fields"]
+    }

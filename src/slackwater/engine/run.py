@@ -19,6 +19,7 @@ from slackwater.engine.spark import SparkEngine
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.sources import files
+from slackwater.sources.base import reason
 from slackwater.sources.lookups import Lookups
 from slackwater.sources.streams import AnySource, FrameSource, Streams
 from slackwater.state.files import FilesStore, InMemoryStore
@@ -30,7 +31,7 @@ from slackwater.windows.logic import Logic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 log = logging.getLogger("slackwater")
 
@@ -53,7 +54,9 @@ def run(
     SlackwaterError; what was committed stays, and the next run goes on from there.
     """
     check_run_flags(available_now, flush)
-    return _Run(pipeline, available_now, spark, on_status, on_notice or _log_notice, stop or threading.Event()).go(flush)
+    return _Run(pipeline, available_now, spark, on_status, on_notice or _log_notice, stop or threading.Event()).go(
+        flush
+    )
 
 
 def _log_notice(level: str, line: str) -> None:
@@ -122,9 +125,7 @@ class _Run:
         for line in plan.size_warnings(self.pipeline.transform.window):
             self.notice("warning", line)
         engine = SparkEngine(self.session, self.pipeline, logic, times, lookups.refresh)
-        hooks = Hooks(
-            lambda: time.time_ns() // 1000, self._on_status, self.notice, faults.from_environment()
-        )
+        hooks = Hooks(lambda: time.time_ns() // 1000, self._on_status, self.notice, faults.from_environment())
         self.driver = Driver(self.pipeline, logic, self.store, target_of(self.pipeline, logic), engine, hooks)
         self.driver.start(latest, shards, schemas)
         if self.driver.target.guarantee != "exactly once":
@@ -229,10 +230,10 @@ class _Run:
             raise self._failure
         if self._failure is not None:
             raise EpochError(
-                f"{self.pipeline.name}: the epoch failed and was not committed: {inspect.reason(self._failure)}"
+                f"{self.pipeline.name}: the epoch failed and was not committed: {reason(self._failure)}"
             ) from self._failure
         if failed is not None and not self.stop.is_set():
-            raise EpochError(f"{self.pipeline.name}: the query failed: {inspect.reason(failed)}") from failed
+            raise EpochError(f"{self.pipeline.name}: the query failed: {reason(failed)}") from failed
 
     def _on_status(self, status: Status) -> None:
         from dataclasses import replace
@@ -268,4 +269,3 @@ def target_of(pipeline: Pipeline, logic: Logic) -> Target:
         return ConsoleTarget()
     assert target.path is not None
     return FilesTarget(target.path, target.format, pipeline.name, logic.output)
-

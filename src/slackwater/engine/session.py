@@ -39,8 +39,10 @@ def start(settings: dict[str, str] | None = None) -> SparkSession:
     if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
         raise StartError("Spark needs Java and there is none; install Java 17 or later, or set JAVA_HOME")
     builder = SparkSession.builder.appName("slackwater")
-    if "SPARK_REMOTE" not in os.environ and "spark.master" not in (settings or {}) and "--master" not in os.environ.get(
-        "PYSPARK_SUBMIT_ARGS", ""
+    if (
+        "SPARK_REMOTE" not in os.environ
+        and "spark.master" not in (settings or {})
+        and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", "")
     ):
         builder = builder.master(os.environ.get("SPARK_MASTER", "local[*]"))
     for key, value in {**_DEFAULTS, **(settings or {})}.items():
@@ -50,7 +52,9 @@ def start(settings: dict[str, str] | None = None) -> SparkSession:
             return builder.getOrCreate()
         except Exception as error:
             lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            raise StartError(f"Spark did not start ({lines[-1] if lines else error}); check Java (17 or later) with java -version") from None
+            raise StartError(
+                f"Spark did not start ({lines[-1] if lines else error}); check Java (17 or later) with java -version"
+            ) from None
 
 
 @contextmanager

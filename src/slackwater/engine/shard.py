@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from pydantic import Field
 
 from slackwater.core.hashing import mix
 from slackwater.state import segments
@@ -54,7 +55,7 @@ class IngestReport(Record):
     refused: int = 0
     groups: int = 0
     windows: int = 0
-    new_groups: dict[int, int] = {}
+    new_groups: Mapping[int, int] = Field(default_factory=dict)
     late_sample: tuple[dict[str, Any], ...] = ()
 
 
@@ -64,7 +65,7 @@ class EmitReport(Record):
     shard: int
     segments: tuple[SegmentMeta, ...]
     output: OutputMeta | None = None
-    reasons: dict[str, int] = {}
+    reasons: Mapping[str, int] = Field(default_factory=dict)
     groups: int = 0
     windows: int = 0
     last_end_us: int | None = None
@@ -140,7 +141,9 @@ def _stage(task: ShardTask, state: pl.DataFrame) -> tuple[SegmentMeta, ...]:
     if count:
         merged = _merged(task, metas[-count:], oldest=count == len(metas), watermark=watermark)
         metas[-count:] = (
-            [segments.write(task.root, task.shard, task.epoch, merged, module.stats(logic, merged))] if merged.height else []
+            [segments.write(task.root, task.shard, task.epoch, merged, module.stats(logic, merged))]
+            if merged.height
+            else []
         )
     return tuple(metas)
 

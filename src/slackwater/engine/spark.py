@@ -1,7 +1,7 @@
 """The Spark engine: the only place that runs jobs.
 
-    files of the batch ─▶ event time ─▶ SQL, lookups ─▶ input columns ─▶ shuffle by key ─▶ mapInArrow: engine.shard
-                          max per source                (panes: partial aggregates)
+files of the batch ─▶ event time ─▶ SQL, lookups ─▶ input columns ─▶ shuffle by key ─▶ mapInArrow: engine.shard
+                      max per source                (panes: partial aggregates)
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from slackwater import errors
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine import inspect, prepare
-from slackwater.engine.protocol import Batch, IngestOutcome, SourceStats
+from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.shard import EmitReport, IngestReport, ShardTask
 from slackwater.errors import EpochError, SlackwaterError
+from slackwater.sources.base import CORRUPT, Batch, reason
 from slackwater.sources.files import local_name
 from slackwater.windows.aggregations import quote
 from slackwater.windows.logic import Logic
@@ -60,7 +61,7 @@ class SparkEngine:
             observed[name] = Observation()
             timed[name] = self._timed(name, frames[name], clock_us)
             rows = timed[name].observe(observed[name], *_statistics())
-            rows = rows.where("__bad IS NULL").drop("__bad", inspect.CORRUPT)
+            rows = rows.where("__bad IS NULL").drop("__bad", CORRUPT)
             out = inspect.run_sql(self.session, self.pipeline, rows)
             parts.append(out.selectExpr(*prepare.row_columns(self.logic, index if len(names) > 1 else None)))
         lifted = self._lift(reduce(lambda a, b: a.unionByName(b), parts), len(names) > 1)
@@ -74,11 +75,8 @@ class SparkEngine:
     def _timed(self, name: str, frame: DataFrame, clock_us: int) -> DataFrame:
         """Rows with `_event_ts` and `__bad`: NULL for a usable row, else why it is not."""
         window = self.logic.window
-        if window.time_mode == "processing":
-            time = f"timestamp_micros({clock_us}L)"
-        else:
-            time = self.times[name]
-        decodable = f"{inspect.CORRUPT} IS NOT NULL" if inspect.CORRUPT in frame.columns else "false"
+        time = f"timestamp_micros({clock_us}L)" if window.time_mode == "processing" else self.times[name]
+        decodable = f"{CORRUPT} IS NOT NULL" if CORRUPT in frame.columns else "false"
         latest = clock_us + window.max_future_ms * 1000
         return frame.selectExpr(
             *(quote(c) for c in frame.columns if c != "_event_ts"), f"{time} AS _event_ts"
@@ -103,8 +101,12 @@ class SparkEngine:
         columns = [c for c in timed.columns if c not in ("__bad", "_event_ts")]
         row = ", ".join(quote(c) for c in columns)
         bad = timed.where("__bad IS NOT NULL")
-        found = bad.selectExpr("__bad", f"to_json(struct({row})) AS row", "input_file_name() AS file").limit(3).collect()
-        return [f"{r['__bad']}: {r['row'][:300]}" + (f" in {local_name(r['file'])}" if r["file"] else "") for r in found]
+        found = (
+            bad.selectExpr("__bad", f"to_json(struct({row})) AS row", "input_file_name() AS file").limit(3).collect()
+        )
+        return [
+            f"{r['__bad']}: {r['row'][:300]}" + (f" in {local_name(r['file'])}" if r["file"] else "") for r in found
+        ]
 
     # -- windows out ---------------------------------------------------------------------------------------------
 
@@ -141,7 +143,11 @@ def _statistics() -> list[Any]:
 
 def _stats_of(found: Mapping[str, Any]) -> SourceStats:
     return SourceStats(
-        found["rows"] or 0, found["usable"] or 0, found["newest"], found["undecodable"] or 0, found["future"] or 0
+        found["rows"] or 0,
+        found["usable"] or 0,
+        found["newest"],
+        found["undecodable"] or 0,
+        found["future"] or 0,
     )
 
 
@@ -170,7 +176,7 @@ def _run(frame: DataFrame, task: Task) -> list[str]:
     try:
         rows = plain.mapInArrow(partition, "report STRING, error STRING").collect()
     except Exception as error:
-        raise EpochError(f"the epoch failed and was not committed: {inspect.reason(error)}") from error
+        raise EpochError(f"the epoch failed and was not committed: {reason(error)}") from error
     for row in rows:
         if row["error"]:
             raise getattr(errors, row["error"])(row["report"])

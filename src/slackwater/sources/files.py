@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from slackwater.config.source import Source
-from slackwater.engine.inspect import CORRUPT, reason
 from slackwater.errors import EpochError, StartError
+from slackwater.sources.base import CORRUPT, reason
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,22 +82,27 @@ def reader(session: SparkSession, form: str, schema: StructType | None, options:
 
 def schema_of(session: SparkSession, spec: Source, known: str | None) -> StructType:
     """The declared schema, the one stored with the state (JSON), or one inferred from the files that are there."""
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StringType, StructField, StructType
 
     where = f'source "{spec.name}"'
     if spec.format == "text" and spec.schema_ is None:
-        return StructType().add("value", "string")
+        return StructType([StructField("value", StringType())])
     if spec.schema_ is not None:
         try:
-            return StructType.fromDDL(spec.schema_)
+            parsed: Any = StructType.fromDDL(spec.schema_)
+            return parsed
         except Exception as error:
-            raise StartError(f'{where}: schema is not valid DDL ({reason(error)}); expected "name TYPE, name TYPE, …"') from None
+            raise StartError(
+                f'{where}: schema is not valid DDL ({reason(error)}); expected "name TYPE, name TYPE, …"'
+            ) from None
     if known is not None:
         return StructType.fromJson(json.loads(known))
     try:
         schema = reader(session, spec.format or "", None, spec.options).load(spec.query).schema
     except Exception as error:
-        raise StartError(f'{where}: no schema is declared and none can be inferred from "{spec.query}" ({reason(error)}); declare it') from None
+        raise StartError(
+            f'{where}: no schema is declared and none can be inferred from "{spec.query}" ({reason(error)}); declare it'
+        ) from None
     if not schema.fields:
         raise StartError(f'{where}: no schema is declared and "{spec.query}" has no rows to infer one from; declare it')
     return StructType(schema.fields)
@@ -108,7 +113,7 @@ def check_exists(spec: Source) -> None:
     query = spec.query or ""
     if "://" in query:
         return
-    plain = Path(*[p for p in _before_glob(Path(query))]) if query else Path()
+    plain = Path(*_before_glob(Path(query)))
     if not plain.exists():
         raise StartError(
             f'source "{spec.name}": there is no "{plain}"; expected the directory or files of query = "{query}"'
@@ -130,7 +135,9 @@ def _before_glob(path: Path) -> list[str]:
 def batch_files(checkpoint: Path, source: int, batch: int) -> list[FileEntry]:
     """The files of one planned batch. Raises EpochError if the checkpoint does not hold it."""
     until, since = _log_offset(checkpoint, source, batch), _log_offset(checkpoint, source, batch - 1)
-    return [entry for n in range(since + 1, until + 1) for entry in _log_entries(checkpoint / "sources" / str(source), n)]
+    return [
+        entry for n in range(since + 1, until + 1) for entry in _log_entries(checkpoint / "sources" / str(source), n)
+    ]
 
 
 def _log_offset(checkpoint: Path, source: int, batch: int) -> int:
@@ -140,7 +147,9 @@ def _log_offset(checkpoint: Path, source: int, batch: int) -> int:
     try:
         line = path.read_text().splitlines()[2 + source]
     except (OSError, IndexError) as error:
-        raise EpochError(f"checkpoint file {path} is missing or damaged; delete the directory {checkpoint} and start again") from error
+        raise EpochError(
+            f"checkpoint file {path} is missing or damaged; delete the directory {checkpoint} and start again"
+        ) from error
     return -1 if line == "-" else int(json.loads(line)["logOffset"])
 
 
@@ -150,7 +159,9 @@ def _log_entries(log: Path, n: int) -> list[FileEntry]:
     try:
         entries = [json.loads(line) for line in path.read_text().splitlines()[1:]]
     except (OSError, ValueError) as error:
-        raise EpochError(f"checkpoint file {path} is missing or damaged; delete the checkpoint directory and start again") from error
+        raise EpochError(
+            f"checkpoint file {path} is missing or damaged; delete the checkpoint directory and start again"
+        ) from error
     return [FileEntry(e["path"], e["timestamp"]) for e in entries if e["batchId"] == n]
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from slackwater.config.source import Lookup
-from slackwater.engine.inspect import reason
 from slackwater.errors import StartError
+from slackwater.sources.base import reason
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +31,9 @@ class Lookups:
             try:
                 self._read(name, spec)
             except Exception as error:
-                raise StartError(f'lookup "{name}": "{spec.query}" cannot be read ({reason(error)}); expected {spec.format} files') from None
+                raise StartError(
+                    f'lookup "{name}": "{spec.query}" cannot be read ({reason(error)}); expected {spec.format} files'
+                ) from None
 
     def refresh(self) -> None:
         """Re-read what is older than its `refresh_interval_ms`."""
@@ -44,7 +46,9 @@ class Lookups:
             except Exception as error:
                 self.failures += 1
                 self._loaded[name] = (time.monotonic(), self._loaded[name][1])
-                self.warn(f'lookup "{name}": refresh {self.failures} failed ({reason(error)}); the previous version stays')
+                self.warn(
+                    f'lookup "{name}": refresh {self.failures} failed ({reason(error)}); the previous version stays'
+                )
 
     def _read(self, name: str, spec: Lookup) -> None:
         read = self.session.read.format(spec.format).options(**spec.options)

@@ -10,9 +10,9 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slackwater.engine.protocol import Batch
 from slackwater.errors import StartError
 from slackwater.sources import files
+from slackwater.sources.base import Batch
 from slackwater.sources.files import FilesSource
 from slackwater.state.protocol import BatchId, Manifest
 
@@ -54,7 +54,9 @@ class Streams:
     def signature(self) -> list[dict[str, Any]]:
         """What a checkpoint is good for: another list of sources needs a fresh one."""
         return [
-            {"name": s.name, "query": s.spec.query, "format": s.spec.format} if isinstance(s, FilesSource) else {"name": s.name}
+            {"name": s.name, "query": s.spec.query, "format": s.spec.format}
+            if isinstance(s, FilesSource)
+            else {"name": s.name}
             for s in self.sources
         ]
 
@@ -67,7 +69,11 @@ class Streams:
         if state.batch is not None:
             last = home / state.batch.checkpoint
             signature = last / "sources.json"
-            if (last / "offsets").exists() and signature.exists() and json.loads(signature.read_text()) == self.signature():
+            if (
+                (last / "offsets").exists()
+                and signature.exists()
+                and json.loads(signature.read_text()) == self.signature()
+            ):
                 return last
             lost = [s.name for s in self.sources if isinstance(s, FrameSource) and state.sources[s.name].rows]
             if lost:
@@ -93,8 +99,10 @@ class Streams:
         count, position = 0, 0
         for index, source in enumerate(self.sources):
             if isinstance(source, FrameSource):
-                payload[source.name] = planned if len(self.sources) == 1 else (
-                    planned.where(f"__src = {index}").selectExpr(f"__s{index}.*")
+                payload[source.name] = (
+                    planned
+                    if len(self.sources) == 1
+                    else (planned.where(f"__src = {index}").selectExpr(f"__s{index}.*"))
                 )
                 payload[source.name] = _in_session(self.session, payload[source.name])
                 position += _streaming_leaves(source.frame)
@@ -112,7 +120,7 @@ class Streams:
 
 def _streaming_leaves(frame: DataFrame) -> int:
     """How many of Spark's own sources a DataFrame reads."""
-    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()  # type: ignore[operator]
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
     return sum(bool(leaves.apply(i).isStreaming()) for i in range(leaves.size()))
 
 
@@ -120,6 +128,7 @@ def _in_session(session: SparkSession, frame: DataFrame) -> DataFrame:
     """The same rows as a DataFrame of our own session, where the views of the SQL live."""
     from pyspark.sql import DataFrame
 
-    plan = frame._jdf.queryExecution().analyzed()  # type: ignore[operator]
-    dataset = session._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)  # type: ignore[union-attr]
+    plan = frame._jdf.queryExecution().analyzed()
+    spark: Any = session._jvm
+    dataset = spark.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)
     return DataFrame(dataset, session)

@@ -1,12 +1,12 @@
 """The files store: one directory per pipeline, on a local disk or any mounted file system.
 
-    state/<pipeline>/
-      lock                      held for the life of a runner (flock), says who holds it
-      manifests/000000012.json  one per epoch, created only if absent: that is the commit
-      segments/…                state rows (Arrow), referred to by manifests
-      outputs/…                 staged output (Arrow), kept until published
-      published                 the last epoch that reached the target
-      checkpoint/…              Spark's plan of the next epoch; can be lost
+state/<pipeline>/
+  lock                      held for the life of a runner (flock), says who holds it
+  manifests/000000012.json  one per epoch, created only if absent: that is the commit
+  segments/…                state rows (Arrow), referred to by manifests
+  outputs/…                 staged output (Arrow), kept until published
+  published                 the last epoch that reached the target
+  checkpoint/…              Spark's plan of the next epoch; can be lost
 """
 
 from __future__ import annotations
@@ -79,16 +79,24 @@ class FilesStore:
             data = json.loads(path.read_text())
             version = data["format"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StateError(f"manifest {path} is damaged or unreadable; restore it from a copy of the directory") from error
+            raise StateError(
+                f"manifest {path} is damaged or unreadable; restore it from a copy of the directory"
+            ) from error
         if version != FORMAT:
             raise StateError(
                 f"state in {self.root} has format {version}, this version reads format {FORMAT}; "
-                + ("install a newer version of slackwater" if version > FORMAT else "no migration from it is registered")
+                + (
+                    "install a newer version of slackwater"
+                    if version > FORMAT
+                    else "no migration from it is registered"
+                )
             )
         try:
             return Manifest.model_validate(data)
         except ValidationError as error:
-            raise StateError(f"manifest {path} is damaged: {error.error_count()} fields do not fit; restore it from a copy") from error
+            raise StateError(
+                f"manifest {path} is damaged: {error.error_count()} fields do not fit; restore it from a copy"
+            ) from error
 
     def commit(self, manifest: Manifest) -> None:
         if manifest.epoch != self._latest + 1:
@@ -102,7 +110,9 @@ class FilesStore:
             os.fsync(file.fileno())
         try:
             if self._latest >= 0 and not self._path(self._latest).exists():
-                raise FencedError(f"epoch {self._latest} is gone from {self.root}: another runner went on; this one stops")
+                raise FencedError(
+                    f"epoch {self._latest} is gone from {self.root}: another runner went on; this one stops"
+                )
             os.link(file.name, final)
         except FileExistsError as error:
             raise FencedError(

@@ -1,7 +1,7 @@
 """Segments: immutable Arrow files of state rows, sorted by `__h`, memory-mapped; the newest version of a unit wins.
 
-    shard 0   [segment 3: 2 M rows] [segment 17: 80 k] [segment 18: 20 k]   ─▶ newer
-                     look up by binary search, newest first; due rows by a scan of one column
+shard 0   [segment 3: 2 M rows] [segment 17: 80 k] [segment 18: 20 k]   ─▶ newer
+                 look up by binary search, newest first; due rows by a scan of one column
 """
 
 from __future__ import annotations

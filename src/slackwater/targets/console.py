@@ -12,6 +12,8 @@ class ConsoleTarget:
     description = "the console"
 
     def publish(self, epoch: int, rows: pl.DataFrame) -> None:
-        with pl.Config(tbl_rows=20, tbl_cols=-1, tbl_hide_dataframe_shape=True, fmt_str_lengths=40, tbl_width_chars=160):
+        with pl.Config(
+            tbl_rows=20, tbl_cols=-1, tbl_hide_dataframe_shape=True, fmt_str_lengths=40, tbl_width_chars=160
+        ):
             sys.stdout.write(f"epoch {epoch}: {rows.height} rows\n{rows}\n")
         sys.stdout.flush()

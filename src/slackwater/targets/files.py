@@ -1,8 +1,8 @@
 """Files in a directory: one file per epoch, and a marker with the last epoch.
 
-    out/sessions/
-      user-sessions-000000012.parquet     written aside, then renamed: there as a whole or not at all
-      _slackwater/user-sessions.json      the last published epoch; readers of the directory ignore it
+out/sessions/
+  user-sessions-000000012.parquet     written aside, then renamed: there as a whole or not at all
+  _slackwater/user-sessions.json      the last published epoch; readers of the directory ignore it
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from slackwater.engine import compile as compiling
 from slackwater.engine.driver import Driver, Hooks
 from slackwater.engine.faults import STEPS
 from slackwater.engine.local import LocalEngine
-from slackwater.engine.protocol import Batch
 from slackwater.engine.status import Counters, Status
+from slackwater.sources.base import Batch
 from slackwater.state.files import FilesStore
 from slackwater.state.protocol import BatchId
 
@@ -63,7 +63,7 @@ class LocalResult:
     """What a run published and counted. `statuses`: one per commit, over all restarts."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    counters: Counters = Counters()
+    counters: Counters = field(default_factory=Counters)
     late: list[dict[str, Any]] = field(default_factory=list)
     watermark_us: int | None = None
     statuses: list[Status] = field(default_factory=list)
@@ -103,9 +103,7 @@ def pipeline_for(
     """A pipeline over scripted sources; its target and store are the kit's own."""
     return Pipeline(
         name=name,
-        sources=tuple(
-            Source(name=s, dataframe=object(), lateness_ms=(lateness_ms or {}).get(s)) for s in sources
-        ),
+        sources=tuple(Source(name=s, dataframe=object(), lateness_ms=(lateness_ms or {}).get(s)) for s in sources),
         transform=Transform(window=window, on_error="drop"),
         target=Target(connection="console"),
         connections={"console": {"kind": "console"}},
@@ -130,7 +128,17 @@ def run_local(
     if state_dir is None:
         with tempfile.TemporaryDirectory() as directory:
             return run_local(
-                window, script, schema, sources, shards, flush, directory, reshard_after, reshard_to, lateness_ms, clock_us
+                window,
+                script,
+                schema,
+                sources,
+                shards,
+                flush,
+                directory,
+                reshard_after,
+                reshard_to,
+                lateness_ms,
+                clock_us,
             )
     pipeline = pipeline_for(window, sources, lateness_ms)
     fields = {name: Field(name, spark) for name, spark in schema.items()}
@@ -141,7 +149,9 @@ def run_local(
 
     def begin(shards: int) -> Driver:
         hooks = Hooks(lambda: now, on_status=result.statuses.append, faults=faults)
-        driver = Driver(pipeline, logic, FilesStore(state_dir, pipeline.name), target, LocalEngine(logic, sources), hooks)
+        driver = Driver(
+            pipeline, logic, FilesStore(state_dir, pipeline.name), target, LocalEngine(logic, sources), hooks
+        )
         try:
             driver.start(driver.store.open(), shards, {})
         except BaseException:
@@ -162,9 +172,7 @@ def run_local(
                 now += item.ms * 1000
                 driver.tick(item.ms * 1000)
             else:
-                payload = {
-                    s: _frame(rows, frame_schema) for s, rows in item.rows.items()
-                }
+                payload = {s: _frame(rows, frame_schema) for s, rows in item.rows.items()}
                 batch = Batch(BatchId(checkpoint="script", batch=batch_number), {}, payload)
                 batch_number += 1
                 driver.run_batch(batch, 0)

@@ -65,7 +65,9 @@ class Agg:
         if column is None:
             return
         if not column.supported:
-            raise StartError(f'aggregation "{self.name}": column "{column.name}" has type {column.type}, which has no order')
+            raise StartError(
+                f'aggregation "{self.name}": column "{column.name}" has type {column.type}, which has no order'
+            )
         if kind in ("sum", "avg") and column.base not in schema.NUMBERS:
             raise StartError(
                 f'aggregation "{self.name}": {kind} needs a number, column "{column.name}" is {column.type}; cast it in the SQL'
@@ -140,7 +142,11 @@ class Agg:
             if column.base in schema.INTEGERS:
                 wide = f"CAST({v} AS BIGINT)"
                 hi = f"coalesce(sum(shiftright({wide}, 32)), 0L)"
-                return {part("n"): f"count({v})", part("hi"): hi, part("lo"): f"coalesce(sum({wide} & {_LOW}L), 0L)"}
+                return {
+                    part("n"): f"count({v})",
+                    part("hi"): hi,
+                    part("lo"): f"coalesce(sum({wide} & {_LOW}L), 0L)",
+                }
             if column.base in schema.FLOATS:
                 return {part("n"): f"count({v})", part("sum"): f"coalesce(sum(CAST({v} AS DOUBLE)), 0D)"}
             total = f"CAST(coalesce(sum({v}), 0) AS {_sum_field(column).type})"
@@ -192,7 +198,10 @@ class Agg:
         elif kind in ("first", "last"):
             ts, v = pl.col(part("ts")), pl.col(part("v"))
             best = ts.min() if kind == "first" else ts.max()
-            out = [best, self._best(v.filter(ts == best), "min" if kind == "first" else "max").alias(part("v"))]
+            out = [
+                best,
+                self._best(v.filter(ts == best), "min" if kind == "first" else "max").alias(part("v")),
+            ]
         elif self.approximate:
             out = [hll.union(pl.col(part("set")))]
         else:

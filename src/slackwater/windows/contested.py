@@ -25,17 +25,15 @@ def _long_runs(start: Int64s, last: Int64s, run: Int64s, cap: int) -> tuple[Int6
 def session_heads(start: Int64s, last: Int64s, run: Int64s, cap: int) -> Bools:
     """True where a session begins: at each run, and in a long run at the first piece that reaches the cap.
 
-        cap 10   start 0 ......... 10 .. 13 ........ 20
-                 [──●──●──●──●──●─)[●─────●──●────────)
+    cap 10   start 0 ......... 10 .. 13 ........ 20
+             [──●──●──●──●──●─)[●─────●──●────────)
     """
     heads = np.diff(run, prepend=-1) != 0
     for begin, end in zip(*_long_runs(start, last, run, cap), strict=True):
         at = int(begin)
         while True:
             limit = start[at] + cap
-            nearest = min(
-                int(np.searchsorted(start[at:end], limit)), int(np.searchsorted(last[at:end], limit))
-            )
+            nearest = min(int(np.searchsorted(start[at:end], limit)), int(np.searchsorted(last[at:end], limit)))
             at += max(nearest, 1)
             if at >= end:
                 break

@@ -195,7 +195,7 @@ class Logic:
             columns["session_id"] = session_ids(rows, self.keys, "__start")
         columns |= {a.name: a.finish(rows) for a in self.aggs}
         frame = pl.DataFrame([columns[f.name].alias(f.name) for f in self.output])
-        return frame.with_columns(rows["__reason"]).cast({f.name: f.polars for f in self.output})  # type: ignore[arg-type]
+        return frame.with_columns(rows["__reason"]).cast({f.name: f.polars for f in self.output})
 
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The order of section 7: (window_start, keys), NULL first, NaN last."""
@@ -218,7 +218,9 @@ def sorted_by_key(frame: pl.DataFrame, keys: Sequence[str], *then: str) -> tuple
             frame = frame.sort(["__kh", *keys, *then], maintain_order=True)
             hashes = frame["__kh"].to_numpy()
             changed[1:] = hashes[1:] != hashes[:-1]
-            differs = frame.select(pl.any_horizontal(pl.col(k).ne_missing(pl.col(k).shift(1)) for k in keys)).to_series()
+            differs = frame.select(
+                pl.any_horizontal(pl.col(k).ne_missing(pl.col(k).shift(1)) for k in keys)
+            ).to_series()
             changed |= differs.to_numpy()
             changed[0] = True
     return frame, np.cumsum(changed) - 1
@@ -229,4 +231,17 @@ def late_sample(rows: pl.DataFrame, keys: Sequence[str], time: str, limit: int =
     return [{**{k: r[k] for k in keys}, "event_us": r[time]} for r in rows.head(limit).iter_rows(named=True)]
 
 
-__all__ = ["DEAD", "FAR", "FLOOR", "LOOSE", "NO_WATERMARK", "ROW", "SETTLED", "Counts", "Emitted", "Ingested", "Logic", "Stats"]
+__all__ = [
+    "DEAD",
+    "FAR",
+    "FLOOR",
+    "LOOSE",
+    "NO_WATERMARK",
+    "ROW",
+    "SETTLED",
+    "Counts",
+    "Emitted",
+    "Ingested",
+    "Logic",
+    "Stats",
+]

@@ -125,7 +125,9 @@ def emit(logic: Logic, panes: pl.DataFrame, since: int, watermark: int) -> Emitt
     nth = np.arange(len(index)) - np.repeat(np.cumsum(times) - times, times)
     window = low[index] + nth * logic.hop_us
     spread = panes.select("__kh", *logic.key_names, *logic.accumulators)[index].with_columns(
-        pl.Series("__start", window), pl.Series("__last", window), pl.Series("__end", window + logic.duration_us)
+        pl.Series("__start", window),
+        pl.Series("__last", window),
+        pl.Series("__end", window + logic.duration_us),
     )
     if logic.hop_us != logic.duration_us and spread.height:
         spread, key = sorted_by_key(spread, logic.key_names, "__start")
@@ -222,6 +224,9 @@ def exact_totals(logic: Logic, state: pl.DataFrame, windows: list[int]) -> dict[
     """The number of groups in each of these windows, counted in the live panes of one shard."""
     keys = ["__kh", *logic.key_names]
     return {
-        w: state.filter(pl.col("__start").is_between(w, w + logic.duration_us, closed="left")).select(keys).unique().height
+        w: state.filter(pl.col("__start").is_between(w, w + logic.duration_us, closed="left"))
+        .select(keys)
+        .unique()
+        .height
         for w in windows
     }

@@ -112,9 +112,7 @@ def _pieces(logic: Logic, unit: _Unit, reach: Int64s, run: Int64s, limit: Int64s
     return np.cumsum(new) - 1
 
 
-def _state_of(
-    logic: Logic, unit: _Unit, run: Int64s, piece: Int64s, floors: Int64s, watermark: int
-) -> pl.DataFrame:
+def _state_of(logic: Logic, unit: _Unit, run: Int64s, piece: Int64s, floors: Int64s, watermark: int) -> pl.DataFrame:
     """The new state rows of all keys in `unit` (its open intervals), with the floors of those keys.
 
     A session that the watermark has passed already (a late row's) stays LOOSE: it is visited and comes out.
@@ -130,8 +128,11 @@ def _state_of(
     close = last + logic.gap_us + 1
     alone = (pieces_of_run[piece_run] == 1) & (close > watermark)
     due = np.where(alone, close, np.minimum(run_start + logic.cap_us, first_end[piece_run]))
-    merged = logic.merge_groups(frame.select("__h", "__kh", *logic.key_names, *logic.accumulators), piece,
-                                [pl.col("__h").first(), pl.col("__kh").first()])
+    merged = logic.merge_groups(
+        frame.select("__h", "__kh", *logic.key_names, *logic.accumulators),
+        piece,
+        [pl.col("__h").first(), pl.col("__kh").first()],
+    )
     rows = merged.with_columns(
         pl.Series("__kind", np.where(alone, SETTLED, LOOSE), dtype=pl.Int8),
         pl.Series("__start", start),
@@ -166,13 +167,16 @@ def _select(unit: _Unit, mask: Bools) -> _Unit:
         return unit
     index = np.flatnonzero(mask)
     return _Unit(
-        unit.frame[index], unit.key[index], unit.kind[index], unit.start[index], unit.last[index], unit.due[index]
+        unit.frame[index],
+        unit.key[index],
+        unit.kind[index],
+        unit.start[index],
+        unit.last[index],
+        unit.due[index],
     )
 
 
-def ingest(
-    logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None
-) -> Ingested:
+def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None) -> Ingested:
     """Fold lifted rows (`__kh`, `__ts`, keys, accumulators) into the touched units.
 
     `watermark` is the one the previous epoch committed. `room`: how many keys may still open a session in this shard
@@ -193,7 +197,9 @@ def ingest(
         pl.col("__ts").alias("__last"),
         pl.lit(NO_WATERMARK, pl.Int64).alias("__due"),
     ).select(*fields, *extra)
-    both = pl.concat([state.select(fields), fresh], how="diagonal") if extra else pl.concat([state.select(fields), fresh])
+    both = (
+        pl.concat([state.select(fields), fresh], how="diagonal") if extra else pl.concat([state.select(fields), fresh])
+    )
     whole = _Unit.of(logic, both)
     floors = whole.floors(logic.gap_us, watermark)
     had_open = _per_key(np.logical_or, (whole.kind != ROW) & ~whole.is_closed(watermark), whole.key).astype(bool)
@@ -317,9 +323,7 @@ def _keys_closed(logic: Logic, settled: pl.DataFrame, still_open: pl.DataFrame) 
     return closing.join(still_open.select(keys), on=keys, how="anti", nulls_equal=True).height
 
 
-def _cut(
-    logic: Logic, units: pl.DataFrame, since: int, watermark: int
-) -> tuple[pl.DataFrame, pl.DataFrame, int, int]:
+def _cut(logic: Logic, units: pl.DataFrame, since: int, watermark: int) -> tuple[pl.DataFrame, pl.DataFrame, int, int]:
     gap, cap = logic.gap_us, logic.cap_us
     whole = _Unit.of(logic, units)
     floors = whole.floors(gap, since)
@@ -405,7 +409,5 @@ def forget(logic: Logic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
 
 def open_groups(logic: Logic, state: pl.DataFrame, watermark: int) -> tuple[int, int]:
     """(keys with open sessions, open intervals) of a whole shard."""
-    still = state.filter(
-        (pl.col("__kind") == LOOSE) | ((pl.col("__kind") == SETTLED) & (pl.col("__due") > watermark))
-    )
+    still = state.filter((pl.col("__kind") == LOOSE) | ((pl.col("__kind") == SETTLED) & (pl.col("__due") > watermark)))
     return still.select("__kh", *logic.key_names).unique().height, still.height

@@ -1,0 +1,44 @@
+# Slackwater: one command each. Everything installs itself into .venv on first use.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench faults format clean
+
+help:            ## this list
+	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Slackwater needs Python 3.11 or later: make PYTHON=python3.12 …"; exit 1; }
+	@java -version >/dev/null 2>&1 || { echo "Slackwater needs Java 17 or later on the path (Spark runs on it)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)   ## sessions and tumbling windows over a generated click stream
+	@$(BIN)/slackwater demo
+
+test: $(READY)   ## every test
+	@$(BIN)/python -m pytest
+
+check: $(READY)  ## lint, types, import contracts, fast tests
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m pytest -q tests/unit
+
+bench: $(READY)  ## Slackwater beside Spark's own stateful operators
+	@$(BIN)/python -m benchmarks.run --json benchmarks/results/latest.json
+
+faults: $(READY) ## kill -9 a running pipeline, twenty times in a row
+	@SLACKWATER_KILLS=20 $(BIN)/python -m pytest -q -s tests/e2e/test_kill.py
+
+format: $(READY) ## rewrite the sources in the house format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:           ## remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

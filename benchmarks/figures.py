@@ -1,0 +1,62 @@
+"""From runs to figures."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from statistics import mean, median
+from typing import Any
+
+import psutil
+
+from benchmarks.cases import NATIVE, SLACKWATER, Case
+from benchmarks.process import ROLES
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "system": platform.platform(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 1024**3, 1),
+        "load_before": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("slackwater", "pyspark", "polars", "pyarrow")},
+    }
+
+
+def summarised(runs: list[dict[str, Any]], skip: int) -> dict[str, Any]:
+    """One system's runs as one: epochs after the first `skip` of each run, peaks over all."""
+    epochs = [epoch["seconds"] for run in runs for epoch in run["epochs"][skip:]]
+    statuses = [status for run in runs for status in run["statuses"][skip:]]
+    return {
+        "median_s": median(epochs),
+        "mean_s": mean(epochs),
+        "epochs_s": epochs,
+        "phases_s": median_phases(statuses),
+        "memory": {role: max(run["memory"][role] for run in runs) for role in ROLES},
+        "output": runs[0]["output"],
+        "runs": runs,
+    }
+
+
+def median_phases(statuses: list[dict[str, Any]]) -> dict[str, float]:
+    """Slackwater's own account of its epochs, phase by phase; empty for the native operators."""
+    names = dict.fromkeys(name for status in statuses for name in status["phases"])
+    return {name: median(status["phases"].get(name, 0.0) for status in statuses) for name in names}
+
+
+def compared(case: Case, systems: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    ours = systems[SLACKWATER]
+    ratio = min(systems[s]["median_s"] for s in NATIVE) / ours["median_s"]
+    return {
+        "name": case.name,
+        "rows_per_epoch": case.stream.rows,
+        "goal": case.goal,
+        "ratio": ratio,
+        "ratio_of_means": min(systems[s]["mean_s"] for s in NATIVE) / ours["mean_s"],
+        "met": ratio >= case.goal,
+        "same_output": all(run["output"] == ours["output"] for s in systems.values() for run in s["runs"]),
+        "systems": systems,
+    }
