@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.cases import Window
+from benchmarks.data import FILES_PER_EPOCH
 
 _SAMPLE_S = 0.1
 _TAIL = 3000
@@ -38,17 +40,21 @@ class Memory:
         try:
             now["driver_python"] = root.memory_info().rss
             for child in root.children(recursive=True):
-                now["driver_jvm" if child.name() == "java" else "python_workers"] += child.memory_info().rss
-        except psutil.Error:
+                name, resident = child.name(), child.memory_info().rss
+                if name == "java":  # for a moment also what it forks, which has its memory: count one
+                    now["driver_jvm"] = max(now["driver_jvm"], resident)
+                elif name.startswith("python"):
+                    now["python_workers"] += resident
+        except psutil.Error:  # a process has just ended
             return
         now["total"] = sum(now.values())
         self.peak = {role: max(peak, now[role]) for role, peak in self.peak.items()}
 
 
 def run_worker(system: str, window: Window, data: Path, work: Path, driver_memory: str) -> dict[str, Any]:
-    """The worker's result, with `memory`, `first_row_s`, `wall_s` and a summary of its `output`.
+    """The worker's result, with its data `epochs`, `memory`, `first_row_s`, `wall_s` and a summary of its `output`.
 
-    Raises WorkerFailed with the end of its output.
+    Raises WorkerFailed with the end of the worker's output.
     """
     work.mkdir(parents=True)
     job = {"system": system, "window": asdict(window), "data": str(data), "work": str(work)}
@@ -57,7 +63,7 @@ def run_worker(system: str, window: Window, data: Path, work: Path, driver_memor
     memory, first_row, started = Memory(), None, time.monotonic()
     with log.open("wb") as output:
         command = [sys.executable, "-m", "benchmarks.worker", str(job_file)]
-        with subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
+        with subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=_environment()) as process:
             root = psutil.Process(process.pid)
             try:
                 while process.poll() is None:
@@ -73,7 +79,20 @@ def run_worker(system: str, window: Window, data: Path, work: Path, driver_memor
     wall = time.monotonic() - started
     result = json.loads((work / "result.json").read_text())
     result |= {"system": system, "memory": memory.peak, "first_row_s": first_row, "wall_s": wall}
-    return result | {"output": _summary(work / "out")}
+    return result | {"epochs": _epochs(result["batches"], data), "output": _summary(work / "out")}
+
+
+def _epochs(batches: list[dict[str, Any]], data: Path) -> list[dict[str, Any]]:
+    """The batches with rows: one per FILES_PER_EPOCH files. The native operators add an empty one at the end."""
+    expected = len(list(data.glob("*.parquet"))) // FILES_PER_EPOCH
+    if not expected <= len(batches) <= expected + 1:
+        raise WorkerFailed(f"{expected} epochs of data came as {len(batches)} batches")
+    return batches[:expected]
+
+
+def _environment() -> dict[str, str]:
+    """What `slackwater run` sets as well: Spark's workers run this Python, and Polars in them one thread each."""
+    return os.environ | {"PYSPARK_PYTHON": sys.executable, "POLARS_MAX_THREADS": "1"}
 
 
 def _end(root: psutil.Process) -> None:

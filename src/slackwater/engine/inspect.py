@@ -86,7 +86,8 @@ def time_expression(pipeline: Pipeline, session: SparkSession, source: str, fram
             f'{where}: event_time_column "{text}" is neither a column nor a valid expression ({reason(error)}); '
             f"there are: {', '.join(columns)}"
         ) from None
-    return event_time_sql(expression, Field("t", field.dataType.simpleString()), window.event_time_unit, where)
+    type_ = Field("t", field.dataType.simpleString())
+    return event_time_sql(expression, type_, window.event_time_unit, f'{where}: event_time_column "{text}"')
 
 
 def run_sql(session: SparkSession, pipeline: Pipeline, rows: DataFrame) -> DataFrame:

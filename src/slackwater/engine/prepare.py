@@ -23,16 +23,12 @@ def event_time_sql(expression: str, field: Field, unit: str | None, where: str) 
         return f"try_cast({value} AS TIMESTAMP)"
     if field.base in schema.INTEGERS:
         if unit is None:
-            raise StartError(
-                f'{where}: event_time_column "{expression}" is {field.type}; set event_time_unit to "s", "ms", "us" or "ns"'
-            )
+            raise StartError(f'{where} is {field.type}; set event_time_unit to "s", "ms", "us" or "ns"')
         wide = f"CAST({value} AS BIGINT)"
         if unit == "ns":
             return f"timestamp_micros(({wide} - pmod({wide}, 1000L)) div 1000L)"
         return f"timestamp_micros(try_multiply({wide}, {_PER_UNIT[unit]}L))"
-    raise StartError(
-        f'{where}: event_time_column "{expression}" is {field.type}; expected a timestamp, a date, an ISO-8601 string or an integer'
-    )
+    raise StartError(f"{where} is {field.type}; expected a timestamp, a date, an ISO-8601 string or an integer")
 
 
 def row_columns(logic: Logic, source: int | None) -> list[str]:

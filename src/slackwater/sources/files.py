@@ -172,6 +172,7 @@ def seek(checkpoint: Path, seen: Sequence[Sequence[FileEntry]]) -> None:
         log.mkdir(parents=True)
         lines = [json.dumps({"path": e.path, "timestamp": e.timestamp, "batchId": 0}) for e in entries]
         (log / "0").write_text("\n".join(["v1", *lines]))
+    (checkpoint / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
     meta = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": {}}
     offsets = [json.dumps({"logOffset": 0}) for _ in seen]
     (checkpoint / "offsets").mkdir()

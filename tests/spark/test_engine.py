@@ -1,0 +1,290 @@
+"""The Spark engine: the same answers as in-process, whatever is lost or changed between runs."""
+
+from __future__ import annotations
+
+import datetime as dt
+import shutil
+from typing import Any
+
+import polars as pl
+import pytest
+
+import slackwater as sw
+from slackwater.errors import BadRowError, CapExceededError, LockHeldError, StartError, StateError
+from slackwater.state.files import FilesStore
+from slackwater.testing.kit import Rows, run_local
+from tests.conftest import Runner
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "user STRING, i INT, l BIGINT, d DOUBLE, m DECIMAL(10,2), s STRING, b BOOLEAN, t TIMESTAMP, ts TIMESTAMP"
+NAN = float("nan")
+
+
+def every_aggregation() -> list[sw.Aggregation]:
+    found = [sw.Aggregation(agg="count", as_="n")]
+    for column in ("i", "l", "d", "m", "s", "b", "t"):
+        for agg in ("count", "min", "max", "first", "last"):
+            found.append(sw.Aggregation(agg=agg, column=column, as_=f"{agg}_{column}"))
+        found.append(sw.Aggregation(agg="count_distinct", column=column, as_=f"approx_{column}"))
+        found.append(
+            sw.Aggregation(
+                agg="count_distinct",
+                column=column,
+                mode="exact",
+                max_distinct_values_per_group=99,
+                as_=f"exact_{column}",
+            )
+        )
+    for column in ("i", "l", "d", "m"):
+        for agg in ("sum", "avg"):
+            found.append(sw.Aggregation(agg=agg, column=column, as_=f"{agg}_{column}"))
+    return found
+
+
+def iso(second: int) -> str:
+    return (dt.datetime(2024, 3, 1) + dt.timedelta(seconds=second)).isoformat() + "Z"
+
+
+def us(text: str) -> int:
+    return int(dt.datetime.fromisoformat(text).timestamp() * 1_000_000)
+
+
+def sample(n: int = 60) -> list[dict[str, Any]]:
+    rows = []
+    for k in range(n):
+        rows.append(
+            {
+                "user": [None, "a", "b"][k % 3],
+                "i": None if k % 7 == 0 else k - 20,
+                "l": None if k % 5 == 0 else (k - 30) * 2**33,
+                "d": None if k % 11 == 0 else [0.0, -0.0, 1.5, "NaN"][k % 4],
+                "m": None if k % 13 == 0 else f"{k}.25",
+                "s": None if k % 4 == 0 else ["", "x", "ü"][k % 3],
+                "b": None if k % 6 == 0 else k % 2 == 0,
+                "t": None if k % 9 == 0 else iso(k * 3600),
+                "ts": iso(k * 7 + (k % 3) * 5),
+            }
+        )
+    return rows
+
+
+WINDOWS = {
+    "session": dict(kind="session", gap_ms="20s", max_session_duration_ms="2m"),
+    "tumbling": dict(kind="tumbling", duration_ms="1m", max_groups_per_window=1000),
+    "hopping": dict(kind="hopping", duration_ms="1m", hop_ms="25s", offset_ms="3s", max_groups_per_window=1000),
+}
+
+
+def window(kind: str, **settings: Any) -> sw.Window:
+    given = {"event_time_column": "ts", "group_by": ["user"], "aggregations": every_aggregation()} | WINDOWS[kind]
+    return sw.Window(**(given | settings))
+
+
+def in_process(kind: str, rows: list[dict[str, Any]], **settings: Any) -> pl.DataFrame:
+    """The same rows through the in-process engine."""
+    import decimal
+
+    def value(column: str, v: Any) -> Any:
+        if v is None or column == "user":
+            return v
+        if column == "d":
+            return NAN if v == "NaN" else v
+        if column == "m":
+            return decimal.Decimal(v)
+        return us(v) if column == "t" else v
+
+    plain = [{**{c: value(c, v) for c, v in r.items() if c != "ts"}, "ts": us(r["ts"])} for r in rows]
+    types = {"user": "string", "i": "int", "l": "bigint", "d": "double", "m": "decimal(10,2)", "s": "string"}
+    types |= {"b": "boolean", "t": "timestamp"}
+    result = run_local(window(kind, **settings), [Rows({"a": plain})], schema=types)
+    frame = pl.DataFrame([{k: v for k, v in r.items() if k != "_epoch"} for r in result.rows], infer_schema_length=None)
+    return frame.sort(frame.columns[:4])
+
+
+def comparable(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    times = [c for c, t in frame.schema.items() if isinstance(t, pl.Datetime)]
+    rows = frame.with_columns(pl.col(times).dt.timestamp("us")).to_dicts()
+    return [{k: "NaN" if isinstance(v, float) and v != v else v for k, v in r.items()} for r in rows]
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_every_aggregation_agrees_with_the_in_process_engine(runner: Runner, kind: str) -> None:
+    rows = sample()
+    for part in range(3):
+        runner.write(f"{part}.jsonl", rows[part * 20 : part * 20 + 20])
+    found = runner.run(source=runner.source(SCHEMA, max_files_per_trigger=1), window=window(kind, lateness_ms="1m"))
+    expected = in_process(kind, rows)
+    assert comparable(found) == comparable(expected.select(found.columns))
+    assert [s.epoch for s in runner.statuses] == list(range(len(runner.statuses)))
+    assert runner.statuses[-1].counters.rows_used == len(rows)
+
+
+def simple(**settings: Any) -> sw.Window:
+    given = dict(
+        kind="session", gap_ms="20s", max_session_duration_ms="1h", event_time_column="ts", group_by=["user"],
+        aggregations=[sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column="i", as_="total")],
+    )  # fmt: skip
+    return sw.Window(**(given | settings))
+
+
+SIMPLE = "user STRING, i INT, ts TIMESTAMP"
+
+
+def events(first: int, last: int, step: int = 5, user: str = "a") -> list[dict[str, Any]]:
+    return [{"user": user, "i": 1, "ts": iso(s)} for s in range(first, last, step)]
+
+
+def test_a_restart_goes_on_where_it_stopped_also_without_the_checkpoint(runner: Runner) -> None:
+    runner.write("0.jsonl", events(0, 50))
+    source = runner.source(SIMPLE)
+    runner.run(source=source, window=simple(), flush=False)
+    runner.write("1.jsonl", events(50, 100))
+    runner.run(source=source, window=simple(), flush=False)
+    shutil.rmtree(runner.home / "state" / "test" / "checkpoint")
+    runner.write("2.jsonl", events(100, 150) + events(300, 310))
+    found = runner.run(source=source, window=simple())
+    assert found["n"].to_list() == [30, 2]
+    assert runner.statuses[-1].counters.rows_in == 32
+
+
+def test_another_number_of_shards_and_an_added_and_removed_source(runner: Runner) -> None:
+    runner.write("0.jsonl", events(0, 50))
+    store = {n: sw.StateStore(kind="files", path=str(runner.home / "state"), shards=n) for n in (2, 5)}
+    first = runner.source(SIMPLE)
+    second = runner.source(SIMPLE, name="more", folder="more")
+    runner.run(sources=[first], window=simple(), state_store=store[2], flush=False)
+    runner.write("0.jsonl", events(30, 60, user="b"), folder="more")
+    runner.write("1.jsonl", events(50, 60))
+    runner.run(sources=[first, second], window=simple(), state_store=store[5], flush=False)
+    runner.write("2.jsonl", events(60, 70))
+    found = runner.run(sources=[first], window=simple(), state_store=store[2])
+    assert dict(found.select("user", "n").iter_rows()) == {"a": 14, "b": 6}
+
+
+def test_several_sources_have_watermarks_of_their_own(runner: Runner) -> None:
+    runner.write("0.jsonl", events(1000, 1100))
+    runner.write("0.jsonl", events(0, 100, user="b"), folder="more")
+    sources = [runner.source(SIMPLE), runner.source(SIMPLE, name="more", folder="more", lateness_ms="10s")]
+    found = runner.run(
+        sources=sources, window=simple(), transform_sql="SELECT user, i, _event_ts FROM source WHERE i > 0"
+    )
+    assert dict(found.select("user", "n").iter_rows()) == {"a": 20, "b": 20}
+    first = runner.statuses[0]
+    assert {s.name: s.rows for s in first.sources} == {"events": 20, "more": 20}
+    assert first.watermark_us == us(iso(95)) - 10_000_000
+
+
+def test_a_streaming_dataframe_and_lookups(runner: Runner) -> None:
+    runner.write("0.jsonl", events(0, 50))
+    (runner.home / "users").mkdir()
+    pl.DataFrame({"user": ["a"], "team": ["red"]}).write_parquet(runner.home / "users" / "u.parquet")
+    frame = runner.spark.readStream.schema(SIMPLE).json(str(runner.home / "in"))
+    found = runner.run(
+        sources=[sw.Source(name="frame", dataframe=frame)],
+        lookups={"users": sw.Lookup(connection=sw.FilesConnection(), query=str(runner.home / "users" / "*.parquet"))},
+        transform_sql="SELECT team, i, _event_ts FROM source LEFT JOIN users USING (user)",
+        window=simple(group_by=["team"]),
+    )
+    assert found.select("team", "n", "total").rows() == [("red", 10, 10)]
+    shutil.rmtree(runner.home / "state" / "test" / "checkpoint")
+    with pytest.raises(StartError, match="resumes by Spark's checkpoint only"):
+        runner.run(
+            sources=[sw.Source(name="frame", dataframe=frame)],
+            transform_sql="SELECT user AS team, i, _event_ts FROM source",
+            window=simple(group_by=["team"]),
+        )
+
+
+def test_bad_rows_fail_or_are_dropped_and_counted(runner: Runner) -> None:
+    path = runner.write("0.jsonl", [*events(0, 10), {"user": "a", "i": 1, "ts": "2999-01-01T00:00:00Z"}, {"user": "x"}])
+    path.write_text(path.read_text() + '{"user": "broken", "i": "many", "ts": "2024-03-01T00:00:00Z"}\n')
+    with pytest.raises(
+        BadRowError, match="3 bad rows \\(1 undecodable, 1 more than 86400000 ms in the future, 1 without"
+    ):
+        runner.run(source=runner.source(SIMPLE), window=simple())
+    found = runner.run(source=runner.source(SIMPLE), window=simple(), on_error="drop")
+    assert found["n"].to_list() == [2]
+    counters = runner.statuses[-1].counters
+    assert (counters.rows_in, counters.rows_bad, counters.rows_used) == (5, 3, 2)
+
+
+def test_caps_fail_exactly_or_refuse_new_groups(runner: Runner) -> None:
+    rows = [{"user": f"u{k}", "i": 1, "ts": iso(k)} for k in range(10)]
+    runner.write("0.jsonl", rows)
+    with pytest.raises(CapExceededError, match="10 keys have open sessions, max_groups_per_window is 9"):
+        runner.run(source=runner.source(SIMPLE), window=simple(max_groups_per_window=9))
+    runner.run(source=runner.source(SIMPLE), window=simple(max_groups_per_window=10), name="ten")
+    shape: dict[str, Any] = {"kind": "tumbling", "duration_ms": "1m", "gap_ms": None, "max_session_duration_ms": None}
+    with pytest.raises(CapExceededError, match="2024-03-01T00:00:00Z to 2024-03-01T00:01:00Z holds 10 groups"):
+        runner.run(source=runner.source(SIMPLE), window=simple(**shape, max_groups_per_window=9), name="tumbling")
+    runner.statuses.clear()
+    refusing = simple(**shape, max_groups_per_window=4, on_state_cap="drop_new_groups")
+    runner.run(source=runner.source(SIMPLE), window=refusing, name="refusing", target_path=str(runner.home / "few"))
+    assert runner.output("few").height == 4
+    counters = runner.statuses[-1].counters
+    assert (counters.rows_used, counters.rows_refused) == (4, 6)
+
+
+def test_exact_distinct_beyond_its_bound_fails(runner: Runner) -> None:
+    runner.write("0.jsonl", [{"user": "a", "i": k, "ts": iso(k)} for k in range(5)])
+    bounded = sw.Aggregation(agg="count_distinct", column="i", mode="exact", max_distinct_values_per_group=4, as_="d")
+    with pytest.raises(CapExceededError, match='"d" holds 5 distinct values of "i" in one group'):
+        runner.run(source=runner.source(SIMPLE), window=simple(aggregations=[bounded]))
+
+
+def test_a_second_runner_and_a_changed_window_are_refused(runner: Runner) -> None:
+    runner.write("0.jsonl", events(0, 50))
+    runner.run(source=runner.source(SIMPLE), window=simple(), flush=False)
+    store = FilesStore(runner.home / "state", "test")
+    store.open()
+    with pytest.raises(LockHeldError, match="pipeline is already running: process [0-9]+ on "):
+        runner.run(source=runner.source(SIMPLE), window=simple())
+    store.close()
+    with pytest.raises(StateError, match="gap_ms: state has 20000, config has 30000"):
+        runner.run(source=runner.source(SIMPLE), window=simple(gap_ms="30s"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"window": simple(group_by=["usr"])},
+            'test: transform.window.group_by: column "usr" does not come out of the SQL; did you mean "user"?; '
+            "there are: user, i, ts, _event_ts",
+        ),
+        (
+            {"window": simple(event_time_column="tss")},
+            'test: source "events": event_time_column "tss" is neither a column nor a valid expression',
+        ),
+        ({"window": simple(event_time_column="i")}, 'event_time_column "i" is int; set event_time_unit'),
+        ({"transform_sql": "SELECT usr, _event_ts FROM source"}, "there are: user, i, ts, _event_ts"),
+        ({"transform_sql": "SELECT user, i FROM source"}, 'does not select "_event_ts", the event time'),
+        (
+            {"transform_sql": "SELECT user, count(*) AS i, max(_event_ts) AS _event_ts FROM source GROUP BY user"},
+            "must be row-wise, it uses an aggregate",
+        ),
+        ({"transform_sql": "SELECT DISTINCT user, i, _event_ts FROM source"}, "it uses DISTINCT"),
+        ({"transform_sql": "SELECT * FROM source LIMIT 3"}, "it uses LIMIT"),
+        ({"transform_sql": "SELECT * FROM source ORDER BY i"}, "it uses ORDER BY"),
+        (
+            {"transform_sql": "SELECT user, row_number() OVER (ORDER BY i) AS i, _event_ts FROM source"},
+            "it uses a window function (OVER)",
+        ),
+        ({"transform_sql": "SELECT * FROM source WHERE i = (SELECT max(i) FROM source)"}, "a subquery"),
+        ({"transform_sql": "SELECT user, rand() AS i, _event_ts FROM source"}, "it uses rand()"),
+        ({"transform_sql": "SELECT user, i, now() AS n, _event_ts FROM source"}, "it uses now()"),
+        ({"transform_sql": "SELECT uuid() AS user, i, _event_ts FROM source"}, "it uses uuid()"),
+        (
+            {"window": simple(aggregations=[sw.Aggregation(agg="sum", column="user", as_="s")])},
+            'test: aggregation "s": sum needs a number, column "user" is string; cast it in the SQL',
+        ),
+    ],
+)
+def test_what_does_not_fit_is_told_at_start_by_name(runner: Runner, settings: dict[str, Any], message: str) -> None:
+    runner.write("0.jsonl", events(0, 10))
+    with pytest.raises(StartError) as raised:
+        runner.run(**{"source": runner.source(SIMPLE), "window": simple(), **settings})
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert not runner.statuses
