@@ -8,12 +8,12 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.conftest import Runner
 
 import slackwater as sw
 from slackwater.errors import BadRowError, CapExceededError, LockHeldError, StartError, StateError
 from slackwater.state.files import FilesStore
 from slackwater.testing.kit import Rows, run_local
-from tests.conftest import Runner
 
 pytestmark = pytest.mark.spark
 
@@ -70,9 +70,15 @@ def sample(n: int = 60) -> list[dict[str, Any]]:
 
 
 WINDOWS = {
-    "session": dict(kind="session", gap_ms="20s", max_session_duration_ms="2m"),
-    "tumbling": dict(kind="tumbling", duration_ms="1m", max_groups_per_window=1000),
-    "hopping": dict(kind="hopping", duration_ms="1m", hop_ms="25s", offset_ms="3s", max_groups_per_window=1000),
+    "session": {"kind": "session", "gap_ms": "20s", "max_session_duration_ms": "2m"},
+    "tumbling": {"kind": "tumbling", "duration_ms": "1m", "max_groups_per_window": 1000},
+    "hopping": {
+        "kind": "hopping",
+        "duration_ms": "1m",
+        "hop_ms": "25s",
+        "offset_ms": "3s",
+        "max_groups_per_window": 1000,
+    },
 }
 
 
@@ -121,10 +127,10 @@ def test_every_aggregation_agrees_with_the_in_process_engine(runner: Runner, kin
 
 
 def simple(**settings: Any) -> sw.Window:
-    given = dict(
-        kind="session", gap_ms="20s", max_session_duration_ms="1h", event_time_column="ts", group_by=["user"],
-        aggregations=[sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column="i", as_="total")],
-    )  # fmt: skip
+    given = {
+        "kind": "session", "gap_ms": "20s", "max_session_duration_ms": "1h", "event_time_column": "ts", "group_by": ["user"],
+        "aggregations": [sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column="i", as_="total")],
+    }  # fmt: skip
     return sw.Window(**(given | settings))
 
 
@@ -238,7 +244,7 @@ def test_a_second_runner_and_a_changed_window_are_refused(runner: Runner) -> Non
     runner.run(source=runner.source(SIMPLE), window=simple(), flush=False)
     store = FilesStore(runner.home / "state", "test")
     store.open()
-    with pytest.raises(LockHeldError, match="pipeline is already running: process [0-9]+ on "):
+    with pytest.raises(LockHeldError, match=r"pipeline is already running: process \d+ on "):
         runner.run(source=runner.source(SIMPLE), window=simple())
     store.close()
     with pytest.raises(StateError, match="gap_ms: state has 20000, config has 30000"):

@@ -23,7 +23,10 @@ class Batch:
 
 
 def reason(error: BaseException) -> str:
-    """The first line of a Spark error: the fact, without plans and stack traces."""
+    """The line of a Spark error that says the fact, without plans and stack traces."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
+    if "Python worker" in text or "foreach batch" in text:
+        raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b.*:", line)]
+        text = raised[-1] if raised else text
     return re.sub(r"\s*SQLSTATE: \w+\s*$", "", text)

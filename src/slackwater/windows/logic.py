@@ -177,8 +177,8 @@ class Logic:
             .agg(*carried, *(e for a in self.aggs for e in a.merge()))
             .drop("__g")
         )
-        keys = frame.select(self.key_names)[heads]
-        merged = merged.hstack(keys).select(c for c in frame.columns if c in {*merged.columns, *keys.columns})
+        merged = merged.with_columns(frame[k][heads] for k in self.key_names)
+        merged = merged.select(c for c in frame.columns if c in merged.columns)
         for agg in self.aggs:
             agg.check_bound(merged, self.pipeline)
         return merged

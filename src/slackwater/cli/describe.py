@@ -1,0 +1,51 @@
+"""`check` and `explain`: what a config says, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slackwater import plan
+from slackwater.config import toml
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
+def check_file(file: Path) -> None:
+    """Print one line for a good config; raise ConfigError for any other."""
+    pipeline = toml.load(file)
+    window, store = pipeline.transform.window, pipeline.state_store
+    state = "state in memory" if store is None or store.kind == "in_memory" else f'state in files at "{store.path}"'
+    print(
+        f"{file}: ok — {window.kind} window over {plural(len(pipeline.sources), 'source')}, "
+        f"{plural(len(window.aggregations), 'aggregation')}, {state}"
+    )
+    for line in plan.build(pipeline).notes:
+        print(f"{file}: note: {line}")
+
+
+def explain_file(file: Path) -> None:
+    """Print the stages a row passes, the guarantee and the projected state size."""
+    pipeline = toml.load(file)
+    found = plan.build(pipeline)
+    print(f"{pipeline.name}\n")
+    for stage in found.stages:
+        print(f"  {stage.name:<11}{stage.where:<8}{stage.title}")
+        for line in stage.lines:
+            print(f"  {'':<19}{line}")
+    print(f"\n  delivery   {found.guarantee}")
+    print(
+        f"  state      at most about {size(found.state_bytes)} at {pipeline.transform.window.max_groups_per_window:,} groups"
+    )
+    for line in found.notes:
+        print(f"  note       {line}")
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")

@@ -1,0 +1,113 @@
+"""The command `slackwater`. Errors are one line each; what they cost is loaded only where it is needed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slackwater.errors import ConfigError, SlackwaterError
+
+app = typer.Typer(
+    help="Windows, sessions and stream joins for Apache Spark.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline as TOML.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from slackwater import __version__
+
+        print(f"slackwater {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Windows, sessions and stream joins for Apache Spark."""
+
+
+@app.command()
+def check(file: File) -> None:
+    """Check a config without starting Spark."""
+    from slackwater.cli.describe import check_file
+
+    check_file(file)
+
+
+@app.command()
+def explain(file: File) -> None:
+    """Print the plan of a config: stages, state, delivery guarantee."""
+    from slackwater.cli.describe import explain_file
+
+    explain_file(file)
+
+
+@app.command()
+def run(
+    file: File,
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="Process what is there now, then stop.")
+    ] = False,
+    flush: Annotated[
+        bool, typer.Option("--flush", help="At the end close all open windows (with --available-now).")
+    ] = False,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics; 0: a free port.")
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(help="Address to bind the metrics to.")] = "127.0.0.1",
+) -> None:
+    """Run a pipeline until it is stopped (Ctrl-C), or until its input ends (--available-now)."""
+    from slackwater.cli.runner import run_file
+
+    run_file(file, available_now, flush, metrics_port, metrics_host)
+
+
+@app.command()
+def demo(
+    keep: Annotated[Path | None, typer.Option(help="Keep the demo's files in this new directory.")] = None,
+    rows: Annotated[int, typer.Option(min=1000, help="How many clicks to generate.")] = 60_000,
+) -> None:
+    """Sessions and per-minute counts over a generated click stream, in under a minute."""
+    from slackwater.cli.demo import run_demo
+
+    run_demo(keep, rows)
+
+
+def main() -> None:
+    """Entry point: exit code 0; 2 for a wrong config or command line, 1 for what failed, 70 for a bug of ours."""
+    try:
+        app()
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        count = len(error.problems)
+        print(f"{count} problem{'s' if count > 1 else ''}", file=sys.stderr)
+        sys.exit(2)
+    except SlackwaterError as error:
+        if os.environ.get("SLACKWATER_DEBUG"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except Exception as error:
+        if os.environ.get("SLACKWATER_DEBUG"):
+            raise
+        text = (str(error).strip().splitlines() or [""])[0]
+        print(
+            f"internal error: {type(error).__name__}: {text}; run again with SLACKWATER_DEBUG=1 for the stack trace",
+            file=sys.stderr,
+        )
+        sys.exit(70)
+
+
+if __name__ == "__main__":
+    main()

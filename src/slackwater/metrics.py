@@ -1,0 +1,127 @@
+"""Prometheus metrics, built from the latest status of each pipeline.
+
+Counters are the cumulative ones of the commit, so they continue across restarts. The histogram of epoch phases is of
+this process. Everything is labelled `pipeline`.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from slackwater.engine.status import Status
+from slackwater.errors import StartError
+
+PREFIX = "slackwater_streaming_"
+BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class Metrics(Collector):
+    """`update` with each status; a registry of its own, without the process's default metrics."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._latest: dict[str, Status] = {}
+        self._lag: dict[str, float] = {}
+        self._phases: dict[tuple[str, str], tuple[list[int], float]] = {}
+        self._lock = threading.Lock()
+        self.registry.register(self)
+
+    def update(self, status: Status) -> None:
+        with self._lock:
+            self._latest[status.pipeline] = status
+            if status.emit_lag_seconds is not None:
+                self._lag[status.pipeline] = status.emit_lag_seconds
+            for phase, seconds in {**status.phases, "total": status.seconds}.items():
+                counts, total = self._phases.setdefault((status.pipeline, phase), ([0] * (len(BUCKETS) + 1), 0.0))
+                counts[bisect_left(BUCKETS, seconds)] += 1
+                self._phases[status.pipeline, phase] = (counts, total + seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        with self._lock:
+            found = list(self._latest.values())
+            yield from _gauges(found, self._lag)
+            yield from _counters(found)
+            yield self._histogram()
+
+    def _histogram(self) -> Metric:
+        family = HistogramMetricFamily(
+            f"{PREFIX}epoch_seconds", "Seconds per phase of an epoch, in this process.", labels=["pipeline", "phase"]
+        )
+        for (pipeline, phase), (counts, total) in self._phases.items():
+            cumulative, running = [], 0
+            for edge, count in zip((*map(str, BUCKETS), "+Inf"), counts, strict=True):
+                running += count
+                cumulative.append((edge, running))
+            family.add_metric([pipeline, phase], cumulative, sum_value=total)
+        return family
+
+
+def _gauges(found: Iterable[Status], lag: dict[str, float]) -> Iterator[Metric]:
+    for name, about, value in (
+        ("windows_active", "Open windows.", lambda s: s.windows_active),
+        ("state_groups_total", "Groups in the state: keys with open sessions, or (key, pane).", lambda s: s.groups),
+        ("state_bytes", "Size of the state's files.", lambda s: s.state_bytes),
+        ("emit_lag_seconds", "Clock minus window end of the newest emitted row.", lambda s: lag.get(s.pipeline)),
+    ):
+        family = GaugeMetricFamily(PREFIX + name, about, labels=["pipeline"])
+        for status in found:
+            found_value = value(status)
+            if found_value is not None:
+                family.add_metric([status.pipeline], found_value)
+        yield family
+    marks = GaugeMetricFamily(
+        f"{PREFIX}watermark_seconds",
+        "Watermark as Unix time; _global is the pipeline's.",
+        labels=["pipeline", "source"],
+    )
+    for status in found:
+        named = {"_global": status.watermark_us, **{s.name: s.watermark_us for s in status.sources}}
+        for source, us in named.items():
+            if us is not None:
+                marks.add_metric([status.pipeline, source], us / 1e6)
+    yield marks
+
+
+def _counters(found: Iterable[Status]) -> Iterator[Metric]:
+    simple: tuple[tuple[str, str, Any], ...] = (
+        ("late_windows", "(row, window) pairs whose window was closed.", lambda c: c.late_windows),
+        ("bad_rows", "Rows without a usable event time, or undecodable.", lambda c: c.rows_bad),
+        ("refused_rows", "Rows of groups beyond max_groups_per_window.", lambda c: c.rows_refused),
+        ("rows_in", "Rows read.", lambda c: c.rows_in),
+        ("rows_used", "Rows that are in a window.", lambda c: c.rows_used),
+        ("rows_emitted", "Rows emitted.", lambda c: c.rows_emitted),
+    )
+    for name, about, value in simple:
+        family = CounterMetricFamily(PREFIX + name, about, labels=["pipeline"])
+        for status in found:
+            family.add_metric([status.pipeline], value(status.counters))
+        yield family
+    emitted = CounterMetricFamily(
+        f"{PREFIX}windows_emitted", "Windows emitted, by window kind and reason.", labels=["pipeline", "kind", "reason"]
+    )
+    late = CounterMetricFamily(f"{PREFIX}late_rows", "Late rows.", labels=["pipeline", "policy", "cause"])
+    for status in found:
+        for reason, count in status.counters.emitted.items():
+            emitted.add_metric([status.pipeline, status.window_kind, reason], count)
+        for cause in ("lateness", "idle"):
+            late.add_metric([status.pipeline, status.late_policy, cause], status.counters.late.get(cause, 0))
+    yield emitted
+    yield late
+
+
+def serve(metrics: Metrics, port: int, host: str = "127.0.0.1") -> tuple[Any, int]:
+    """Serve `/metrics`; port 0 takes a free one. Returns the server (`shutdown()` stops it) and its port."""
+    try:
+        server, _ = start_http_server(port, addr=host, registry=metrics.registry)
+    except OSError as error:
+        raise StartError(
+            f"metrics cannot be served on {host}:{port} ({error.strerror}); choose another --metrics-port"
+        ) from error
+    return server, int(server.server_port)
