@@ -1,0 +1,162 @@
+"""The naive oracle: plain loops over plain rows, obviously right and slow. What every engine must agree with.
+
+Rows are dicts with `ts` (int microseconds), key and value columns. Answers are lists of dicts with `window_start` and
+`window_end` in microseconds.
+"""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from slackwater.config.window import Aggregation, Window
+
+Row = Mapping[str, Any]
+
+
+def order(value: Any) -> tuple[int, Any]:
+    """A sort key in Spark's order: NULL first, NaN above all numbers, -0.0 equal to 0.0."""
+    if value is None:
+        return (0, 0)
+    if isinstance(value, float) and value != value:
+        return (2, 0)
+    return (1, value)
+
+
+def same(value: Any) -> Any:
+    """One representative of equal values, hashable: NaN equals NaN, -0.0 equals 0.0."""
+    if isinstance(value, float):
+        return "NaN" if value != value else value + 0.0
+    return value
+
+
+def batch(window: Window, rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """The answer over all rows, nothing late."""
+    rows = list(rows)
+    return (
+        sessions(window, rows)
+        if window.kind == "session"
+        else panes(window, [(r, s) for r in rows for s in starts(window, r)])
+    )
+
+
+def starts(window: Window, row: Row) -> list[int]:
+    """The starts of the windows that hold a row."""
+    duration, hop = (window.duration_ms or 0) * 1000, (window.hop_ms or window.duration_ms or 0) * 1000
+    offset, ts = window.offset_ms * 1000, row["ts"]
+    last = (ts - offset) // hop * hop + offset
+    found = []
+    while last + duration > ts:
+        found.append(last)
+        last -= hop
+    return found[::-1]
+
+
+def panes(window: Window, pairs: Iterable[tuple[Row, int]]) -> list[dict[str, Any]]:
+    """Tumbling and hopping windows over (row, window start) pairs."""
+    groups: dict[Any, list[Row]] = {}
+    for row, start in pairs:
+        groups.setdefault((start, tuple(same(row[k]) for k in window.group_by)), []).append(row)
+    return [
+        {
+            "window_start": start,
+            "window_end": start + (window.duration_ms or 0) * 1000,
+            **_keys(window, members[0]),
+            **aggregate(window.aggregations, members),
+        }
+        for (start, _), members in groups.items()
+    ]
+
+
+def sessions(window: Window, rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Session windows: per key in event-time order; a gap or the cap starts the next one."""
+    gap, cap = (window.gap_ms or 0) * 1000, (window.max_session_duration_ms or 0) * 1000
+    per_key: dict[Any, list[Row]] = {}
+    for row in rows:
+        per_key.setdefault(tuple(same(row[k]) for k in window.group_by), []).append(row)
+    found = []
+    for members in per_key.values():
+        members.sort(key=lambda r: r["ts"])
+        current: list[Row] = []
+        for row in members:
+            if current and (row["ts"] - current[-1]["ts"] > gap or row["ts"] - current[0]["ts"] >= cap):
+                found.append(_session(window, current, row["ts"] - current[-1]["ts"] <= gap, gap, cap))
+                current = []
+            current.append(row)
+        found.append(_session(window, current, False, gap, cap))
+    return found
+
+
+def _session(window: Window, rows: list[Row], capped: bool, gap: int, cap: int) -> dict[str, Any]:
+    start, end = rows[0]["ts"], rows[-1]["ts"] + gap
+    return {
+        **_keys(window, rows[0]),
+        "window_start": start,
+        "window_end": min(end, start + cap) if capped else end,
+        **aggregate(window.aggregations, rows),
+    }
+
+
+def _keys(window: Window, row: Row) -> dict[str, Any]:
+    return {k: row[k] for k in window.group_by}
+
+
+def aggregate(aggregations: Sequence[Aggregation], rows: list[Row]) -> dict[str, Any]:
+    """The output columns of one group."""
+    return {a.as_: one(a, rows) for a in aggregations}
+
+
+def one(a: Aggregation, rows: list[Row]) -> Any:
+    """One aggregation over the rows of a group; all but `count(*)` skip NULLs."""
+    if a.column is None:
+        return len(rows)
+    pairs = [(r["ts"], r[a.column]) for r in rows if r[a.column] is not None]
+    values = [v for _, v in pairs]
+    if a.agg == "count":
+        return len(values)
+    if a.agg == "count_distinct":
+        return len({same(v) for v in values})
+    if not values:
+        return None
+    pick: dict[str, Callable[[], Any]] = {
+        "sum": lambda: sum(values),
+        "avg": lambda: _average(values),
+        "min": lambda: min(values, key=order),
+        "max": lambda: max(values, key=order),
+        "first": lambda: min(pairs, key=lambda p: (p[0], order(p[1])))[1],
+        "last": lambda: max(pairs, key=lambda p: (p[0], order(p[1])))[1],
+    }
+    return pick[a.agg]()
+
+
+def _average(values: list[Any]) -> Any:
+    if not isinstance(values[0], decimal.Decimal):
+        return sum(values) / len(values)
+    scale = -int(values[0].as_tuple().exponent) + 4
+    exact = decimal.Context(prec=60, rounding=decimal.ROUND_HALF_UP)
+    return exact.quantize(exact.divide(sum(values), len(values)), decimal.Decimal(1).scaleb(-scale))
+
+
+def judged(window: Window, epochs: Sequence[Sequence[Row]]) -> tuple[list[dict[str, Any]], int, int]:
+    """Tumbling and hopping windows of one source, epoch by epoch as the contract says.
+
+    Each row is judged per window against the watermark of the epoch before. Returns (answer, rows late for all their
+    windows, (row, window) pairs that were missed).
+    """
+    duration, lateness = (window.duration_ms or 0) * 1000, window.lateness_ms * 1000
+    watermark, newest = None, None
+    pairs: list[tuple[Row, int]] = []
+    late = missed = 0
+    for rows in epochs:
+        for row in rows:
+            held = starts(window, row)
+            open_ = [s for s in held if watermark is None or s + duration > watermark]
+            pairs += [(row, s) for s in open_]
+            late += not open_
+            missed += len(held) - len(open_)
+        times = [r["ts"] for r in rows]
+        newest = max([*times, *([newest] if newest is not None else [])], default=None)
+        if newest is not None:
+            watermark = newest - lateness
+    return panes(window, pairs), late, missed

@@ -1,0 +1,283 @@
+"""The laws of section 12 of the semantics, on the in-process engine, against the naive oracle."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.testing import oracle
+from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Rows, run_local
+
+settings.register_profile(
+    "laws",
+    max_examples=int(os.environ.get("SLACKWATER_LAWS_EXAMPLES", "40")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    derandomize="CI" in os.environ,
+)
+settings.load_profile("laws")
+
+MS = 1000
+GAP, CAP, DURATION, HOP = 5, 20, 12, 5  # milliseconds
+SCHEMA = {"k": "double", "u": "string", "id": "bigint", "x": "bigint", "f": "double"}
+NAN = float("nan")
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "session": {"kind": "session", "gap_ms": GAP, "max_session_duration_ms": CAP},
+    "tumbling": {"kind": "tumbling", "duration_ms": DURATION, "max_groups_per_window": 1000},
+    "hopping": {
+        "kind": "hopping",
+        "duration_ms": DURATION,
+        "hop_ms": HOP,
+        "offset_ms": -2,
+        "max_groups_per_window": 1000,
+    },
+}
+KINDS = pytest.mark.parametrize("kind", SHAPES)
+
+
+def window(kind: str, **given_: Any) -> Window:
+    def agg(kind: str, column: str | None = None, **more: Any) -> Aggregation:
+        return Aggregation(agg=kind, column=column, as_=f"{kind}_{column}", **more)
+
+    aggregations = [
+        agg("count"),
+        agg("sum", "id"),
+        agg("avg", "x"),
+        *(agg(a, "f") for a in ("count", "min", "max", "first", "last")),
+        agg("count_distinct", "f", mode="exact", max_distinct_values_per_group=1000),
+    ]
+    return Window(**{"group_by": ["k", "u"], "aggregations": aggregations, **SHAPES[kind], **given_})
+
+
+# Times cluster where the rules bite: exactly a gap apart, one more, on the cap, on the edges of windows, before 1970.
+steps = st.sampled_from([0, 1, 2, GAP - 1, GAP, GAP + 1, DURATION, CAP - GAP, CAP - 1, CAP, 40])
+
+
+@st.composite
+def ordered_rows(draw: st.DrawFn, most: int = 30) -> list[dict[str, Any]]:
+    """Rows in event-time order; `id` is a power of two, so that a sum of ids names its members."""
+    at = draw(st.integers(-60, 20))
+    rows = []
+    for n in range(draw(st.integers(1, most))):
+        at += draw(steps)
+        rows.append(
+            {
+                "ts": at * MS,
+                "k": draw(st.sampled_from([None, 0.0, -0.0, NAN, 1.5])),
+                "u": draw(st.sampled_from(["a", None])),
+                "id": 1 << n,
+                "x": draw(st.sampled_from([None, 3, -(1 << 62), 1 << 61])),
+                "f": draw(st.sampled_from([None, NAN, -0.0, 0.0, 2.5, -1.0])),
+            }
+        )
+    return rows
+
+
+@st.composite
+def splits(draw: st.DrawFn, rows: Sequence[Any]) -> list[list[Any]]:
+    """The rows cut into micro-batches, some of them empty."""
+    edges = sorted(draw(st.lists(st.integers(0, len(rows)), max_size=6)))
+    return [list(rows[a:b]) for a, b in zip([0, *edges], [*edges, len(rows)], strict=True)]
+
+
+def script(epochs: Sequence[Sequence[Any]]) -> list[Rows]:
+    return [Rows({"a": e}) for e in epochs if e]
+
+
+def answer(rows: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Rows to compare: sorted, without ids and epochs, NaN as a word, zero without a sign."""
+    plain = [{k: oracle.same(v) for k, v in r.items() if k not in ("session_id", "_epoch")} for r in rows]
+    return sorted((tuple(sorted(r.items())) for r in plain), key=repr)
+
+
+def conserved(result: LocalResult, rows: int) -> None:
+    c = result.counters
+    assert c.rows_in == rows
+    assert c.rows_sql + c.rows_bad == c.rows_used + c.rows_late + c.rows_refused + c.rows_bad
+    assert c.rows_in == c.rows_sql + c.rows_bad
+
+
+def run(
+    kind: str, epochs: Sequence[Sequence[Any]], given_: dict[str, Any] | None = None, **settings_: Any
+) -> LocalResult:
+    result = run_local(window(kind, **(given_ or {})), script(epochs), SCHEMA, **settings_)
+    conserved(result, sum(map(len, epochs)))
+    return result
+
+
+@KINDS
+@given(data=st.data())
+def test_ordered_input_gives_the_batch_answer_however_it_is_cut_and_sharded(kind: str, data: st.DataObject) -> None:
+    rows = data.draw(ordered_rows())
+    expected = answer(oracle.batch(window(kind), rows))
+    for shards in (1, 3):
+        result = run(kind, data.draw(splits(rows)), shards=shards)
+        assert result.counters.rows_late == 0
+        assert answer(result.rows) == expected
+
+
+@KINDS
+@given(data=st.data())
+def test_disorder_within_the_lateness_changes_nothing(kind: str, data: st.DataObject) -> None:
+    rows = data.draw(ordered_rows())
+    lateness = data.draw(st.sampled_from([3, 15]))
+    jitter = data.draw(st.lists(st.integers(0, lateness * MS), min_size=len(rows), max_size=len(rows)))
+    shuffled = [r for _, r in sorted(zip(jitter, rows, strict=True), key=lambda p: p[0] + p[1]["ts"])]
+    result = run(kind, data.draw(splits(shuffled)), {"lateness_ms": lateness})
+    assert result.counters.rows_late == 0
+    assert answer(result.rows) == answer(oracle.batch(window(kind), rows))
+
+
+@pytest.mark.parametrize("kind", ["tumbling", "hopping"])
+@given(data=st.data())
+def test_panes_judge_every_row_per_window(kind: str, data: st.DataObject) -> None:
+    rows = data.draw(st.permutations(data.draw(ordered_rows())))
+    lateness = data.draw(st.sampled_from([0, 4]))
+    epochs = [e for e in data.draw(splits(rows)) if e]
+    expected, late, missed = oracle.judged(window(kind, lateness_ms=lateness), epochs)
+    result = run(kind, epochs, {"lateness_ms": lateness})
+    assert answer(result.rows) == answer(expected)
+    assert (result.counters.rows_late, result.counters.late_windows) == (late, missed)
+
+
+@given(data=st.data())
+def test_sessions_under_any_disorder_are_the_oracle_over_the_rows_not_late(data: st.DataObject) -> None:
+    """The ids in the sums say which rows were used; the cap is out of reach."""
+    rows = data.draw(st.permutations(data.draw(ordered_rows())))
+    far = {"max_session_duration_ms": "1d", "lateness_ms": data.draw(st.sampled_from([0, 4]))}
+    result = run("session", data.draw(splits(rows)), far, shards=data.draw(st.sampled_from([1, 4])))
+    used = sum(r["sum_id"] for r in result.rows)
+    kept = [r for r in rows if r["id"] & used]
+    assert len(kept) == result.counters.rows_used
+    assert answer(result.rows) == answer(oracle.batch(window("session", **far), kept))
+    disjoint(result)
+
+
+@given(data=st.data())
+def test_sessions_never_overlap_nor_reach_the_cap_under_any_disorder(data: st.DataObject) -> None:
+    rows = data.draw(st.permutations(data.draw(ordered_rows(most=50))))
+    lateness = data.draw(st.sampled_from([0, 4, 30]))
+    epochs = data.draw(splits(rows))
+    result = run("session", epochs, {"lateness_ms": lateness})
+    disjoint(result)
+    by_id = {r["id"]: r for r in rows}
+    for session in result.rows:
+        members = [by_id[1 << n]["ts"] for n in range(60) if session["sum_id"] >> n & 1]
+        assert session["window_start"] == min(members)
+        assert max(members) - min(members) < CAP * MS
+        assert all(b - a <= GAP * MS for a, b in zip(sorted(members), sorted(members)[1:], strict=False))
+    assert answer(run("session", epochs, {"lateness_ms": lateness}, shards=5).rows) == answer(result.rows)
+
+
+def disjoint(result: LocalResult) -> None:
+    per_key: dict[Any, list[tuple[int, int]]] = {}
+    for r in result.rows:
+        per_key.setdefault((oracle.same(r["k"]), r["u"]), []).append((r["window_start"], r["window_end"]))
+    for found in per_key.values():
+        found.sort()
+        assert len({start for start, _ in found}) == len(found), "one identity was emitted twice"
+        for (_, end), (start, _) in itertools.pairwise(found):
+            assert start >= end
+
+
+@KINDS
+@given(data=st.data())
+def test_dying_at_any_step_changes_nothing(kind: str, data: st.DataObject) -> None:
+    rows = data.draw(st.permutations(data.draw(ordered_rows(most=20))))
+    epochs = script(data.draw(splits(rows)))
+    dying: list[Any] = []
+    for epoch in epochs:
+        dying += [*data.draw(st.lists(st.sampled_from([Crash(s) for s in STEPS]), max_size=1)), epoch]
+    whole = run_local(window(kind), epochs, SCHEMA)
+    torn = run_local(window(kind), dying, SCHEMA, reshard_after=data.draw(st.sampled_from([None, 0, 1])))
+    assert answer(torn.rows) == answer(whole.rows)
+    assert torn.counters == whole.counters
+
+
+@given(data=st.data())
+def test_several_sources_wait_for_each_other_until_one_is_idle(data: st.DataObject) -> None:
+    """While both speak nothing of the slower one is late; a silent one is left behind after its idleness."""
+    rows = data.draw(ordered_rows())
+    tags = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
+    fast = [r for r, t in zip(rows, tags, strict=True) if t]
+    slow = [r for r, t in zip(rows, tags, strict=True) if not t]
+    items: list[Any] = [Rows({"a": [r]}) for r in fast] + [Rows({"b": [r]}) for r in slow]
+    both = run_local(window("session"), items, SCHEMA, sources=("a", "b"))
+    assert both.counters.rows_late == 0
+    assert answer(both.rows) == answer(oracle.batch(window("session"), rows))
+
+
+def test_a_source_that_went_quiet_is_left_behind_and_its_late_rows_are_counted_apart() -> None:
+    """
+    a   0 ........ 100 ms, then on to 200
+    b   0, then nothing: idle after 60 s of activity time; a row of b at 10 ms is late because b was idle
+    """
+
+    def row(ts: int) -> dict[str, Any]:
+        return {"ts": ts * MS, "k": 1.5, "u": "a", "id": 1, "x": 1, "f": 1.0}
+
+    shape = window("tumbling")
+    held = [Rows({"a": [row(0), row(100)], "b": [row(0)]}), Rows({"a": [row(200)]})]
+    before = run_local(shape, held, SCHEMA, sources=("a", "b"), flush=False)
+    assert before.watermark_us == 0
+    assert before.rows == []
+    idle = run_local(shape, [*held, Quiet(59_000), Quiet(1_000)], SCHEMA, sources=("a", "b"), flush=False)
+    assert idle.watermark_us == 0, "all sources idle: the watermark stays"
+    busy = [
+        *held,
+        Quiet(59_000),
+        Rows({"a": [row(201)]}),
+        Quiet(1_000),
+        Rows({"a": [row(300)]}),
+        Rows({"b": [row(10)]}),
+    ]
+    after = run_local(shape, busy, SCHEMA, sources=("a", "b"), flush=False)
+    assert after.watermark_us == 300 * MS
+    assert after.counters.late == {"idle": 1}
+    assert [s.idle for s in after.statuses[-1].sources] == [False, False]
+
+
+def test_rows_of_an_epoch_come_in_the_order_of_the_contract() -> None:
+    rows = [
+        {"ts": t * MS, "k": k, "u": u, "id": 1, "x": 1, "f": 1.0}
+        for t in (13, 1)
+        for k in (NAN, 1.5, None)
+        for u in ("b", None)
+    ]
+    found = run("tumbling", [rows]).rows
+    got = [(r["window_start"], oracle.same(r["k"]), r["u"]) for r in found]
+    expected = [(s * MS, k, u) for s in (0, 12) for k in (None, 1.5, "NaN") for u in (None, "b")]
+    assert got == expected
+
+
+@given(data=st.data())
+def test_refused_rows_are_counted(data: st.DataObject) -> None:
+    rows = data.draw(st.permutations(data.draw(ordered_rows())))
+    for kind in SHAPES:
+        few = {"max_groups_per_window": 3, "on_state_cap": "drop_new_groups"}
+        result = run(kind, data.draw(splits(rows)), few, shards=data.draw(st.sampled_from([1, 2])))
+        used = sum(r["count_None"] for r in result.rows)
+        assert used == result.counters.rows_used or kind == "hopping"
+        per_window: dict[int, int] = {}
+        if kind != "session":
+            for r in result.rows:
+                per_window[r["window_start"]] = per_window.get(r["window_start"], 0) + 1
+            assert max(per_window.values(), default=0) <= 3
+
+
+def test_groups_counted_by_the_engine_are_those_that_are_open() -> None:
+    """The counts that bound the state follow every opening and closing, so they end at zero."""
+    rows = [{"ts": t * 3 * MS, "k": float(t % 7), "u": "a", "id": 1, "x": 1, "f": 1.0} for t in range(200)]
+    for kind in SHAPES:
+        result = run(kind, [rows[n : n + 9] for n in range(0, 200, 9)])
+        assert max(s.groups for s in result.statuses) > 0
+        assert result.statuses[-1].groups == 0, kind
+        assert result.statuses[-1].windows_active == 0, kind
