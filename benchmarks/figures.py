@@ -33,6 +33,7 @@ def summarised(runs: list[dict[str, Any]], skip: int) -> dict[str, Any]:
     return {
         "median_s": median(epochs),
         "mean_s": mean(epochs),
+        "fastest_s": min(epochs),
         "epochs_s": epochs,
         "phases_s": median_phases(statuses),
         "memory": {role: max(run["memory"][role] for run in runs) for role in ROLES},
@@ -49,13 +50,16 @@ def median_phases(statuses: list[dict[str, Any]]) -> dict[str, float]:
 
 def compared(case: Case, systems: dict[str, dict[str, Any]]) -> dict[str, Any]:
     ours = systems[SLACKWATER]
-    ratio = min(systems[s]["median_s"] for s in NATIVE) / ours["median_s"]
+    ratio, of_means, of_fastest = (
+        min(systems[s][figure] for s in NATIVE) / ours[figure] for figure in ("median_s", "mean_s", "fastest_s")
+    )
     return {
         "name": case.name,
         "rows_per_epoch": case.stream.rows,
         "goal": case.goal,
         "ratio": ratio,
-        "ratio_of_means": min(systems[s]["mean_s"] for s in NATIVE) / ours["mean_s"],
+        "ratio_of_means": of_means,
+        "ratio_of_fastest": of_fastest,
         "met": ratio >= case.goal,
         "same_output": all(run["output"] == ours["output"] for s in systems.values() for run in s["runs"]),
         "systems": systems,

@@ -17,7 +17,7 @@ from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Rows, run_l
 
 settings.register_profile(
     "laws",
-    max_examples=int(os.environ.get("SLACKWATER_LAWS_EXAMPLES", "40")),
+    max_examples=int(os.environ.get("SLACKWATER_LAWS_EXAMPLES", "25")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     derandomize="CI" in os.environ,

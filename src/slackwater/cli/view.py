@@ -100,6 +100,7 @@ class LogView:
     def __init__(self) -> None:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self._before = (log.handlers, log.propagate, log.level)
         log.handlers, log.propagate = [handler], False
         log.setLevel(logging.INFO)
         self._last = 0.0
@@ -115,7 +116,8 @@ class LogView:
         log.log(logging.WARNING if level == "warning" else logging.INFO, "%s", line)
 
     def close(self) -> None:
-        return
+        log.handlers, log.propagate, level = self._before
+        log.setLevel(level)
 
 
 class _Formatter(logging.Formatter):

@@ -22,6 +22,7 @@ from slackwater.config.target import StateStore, Target
 from slackwater.config.window import Window
 from slackwater.core.schema import Field
 from slackwater.engine import compile as compiling
+from slackwater.engine import fold
 from slackwater.engine.driver import Driver, Hooks
 from slackwater.engine.faults import STEPS
 from slackwater.engine.local import LocalEngine
@@ -29,6 +30,7 @@ from slackwater.engine.status import Counters, Status
 from slackwater.sources.base import Batch
 from slackwater.state.files import FilesStore
 from slackwater.state.protocol import BatchId
+from slackwater.watermark import NO_WATERMARK
 
 START_US = 4_000_000_000_000_000  # the virtual clock's first reading: after every event time a test may use
 
@@ -64,8 +66,7 @@ class LocalResult:
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
-    late: list[dict[str, Any]] = field(default_factory=list)
-    watermark_us: int | None = None
+    watermark_us: int = NO_WATERMARK
     statuses: list[Status] = field(default_factory=list)
 
 
@@ -194,8 +195,8 @@ def run_local(
             driver.flush()
     driver.store.close()
     result.rows = target.rows
-    result.counters = result.statuses[-1].counters if result.statuses else Counters()
-    result.watermark_us = result.statuses[-1].watermark_us if result.statuses else None
+    result.counters = fold.counters(driver.state)
+    result.watermark_us = driver.state.watermark_us
     return result
 
 
