@@ -139,6 +139,13 @@ class Pipeline(Spec):
         }[key]
 
     @classmethod
+    def read(cls, data: Values, file: str, at: str, problems: list[str]) -> Values:
+        values = super().read(data, file, at, problems)
+        if "transform" not in values and "state_store" not in data and _raw_kind(data) == "session":
+            problems.append(f"{file}: state_store: {_NO_STORE}")
+        return values
+
+    @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         name = values.get("name")
         if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
@@ -159,6 +166,16 @@ class Pipeline(Spec):
         if transform is not None:
             yield from _check_event_time(sources, transform.window)
             yield from _check_state(values.get("state_store"), transform.window, "state_store" in wrong)
+
+
+_NO_STORE = 'missing; a session window needs it: [state_store] with kind = "files" and path = "state"'
+
+
+def _raw_kind(data: Values) -> object:
+    """The window's kind in a config whose transform has other mistakes."""
+    transform = data.get("transform")
+    window = transform.get("window") if isinstance(transform, Mapping) else None
+    return window.get("kind") if isinstance(window, Mapping) else None
 
 
 def resolve(reference: object, known: Mapping[str, Connection]) -> Connection | None:

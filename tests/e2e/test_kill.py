@@ -1,0 +1,143 @@
+"""kill -9 of a running `slackwater run`, again and again: the finished output equals the uninterrupted one.
+
+`make faults` kills twenty times in a row; `make test` does it three times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from slackwater.config import toml
+from slackwater.testing import oracle
+
+KILLS = int(os.environ.get("SLACKWATER_KILLS", "3"))
+FILES = 8 + 5 * KILLS
+START_US = 1_700_000_000_000_000
+
+CONFIG = """name = "killed"
+
+[connections.lake]
+kind = "files"
+
+[[sources]]
+name = "events"
+connection = "lake"
+query = "{home}/in/*.jsonl"
+format = "json"
+schema = "user STRING, x BIGINT, at BIGINT"
+max_files_per_trigger = 1
+
+[transform.window]
+kind = "session"
+gap_ms = "10s"
+max_session_duration_ms = "2m"
+event_time_column = "at"
+event_time_unit = "us"
+lateness_ms = "5s"
+group_by = ["user"]
+
+[[transform.window.aggregations]]
+agg = "count"
+as = "n"
+
+[[transform.window.aggregations]]
+agg = "sum"
+column = "x"
+as = "total"
+
+[target]
+connection = "lake"
+path = "{home}/out"
+
+[state_store]
+kind = "files"
+path = "{home}/state"
+"""
+
+
+def generate(home: Path) -> list[dict[str, object]]:
+    """Files of 200 rows, out of order by less than the lateness; users come and go."""
+    rng = random.Random(5)
+    rows = []
+    for n in range(FILES * 200):
+        at = START_US + n * 50_000 + rng.randrange(4_000_000)
+        rows.append({"user": f"u{rng.randrange(40) + n // 500}", "x": rng.randrange(100), "at": at})
+    (home / "in").mkdir()
+    for n in range(FILES):
+        path = home / "in" / f"{n:04}.jsonl"
+        path.write_text("".join(json.dumps(r) + "\n" for r in rows[n * 200 : n * 200 + 200]))
+        os.utime(path, (1_600_000_000 + n, 1_600_000_000 + n))
+    return rows
+
+
+def start(config: Path, *flags: str) -> subprocess.Popen[bytes]:
+    """`slackwater run` in a process of its own; what it says is appended to `log`."""
+    command = [sys.executable, "-m", "slackwater.cli.main", "run", str(config), "--available-now", *flags]
+    with (config.parent / "log").open("ab") as log:
+        return subprocess.Popen(
+            command, stderr=log, stdout=subprocess.DEVNULL, env={**os.environ, "SPARK_MASTER": "local[2]"}
+        )
+
+
+def said(home: Path) -> str:
+    return (home / "log").read_text()
+
+
+def epochs(home: Path) -> int:
+    return max((int(p.stem) for p in (home / "state" / "killed" / "manifests").glob("*.json")), default=-1)
+
+
+def test_kill_nine_at_random_moments_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    rows = generate(tmp_path)
+    config = tmp_path / "killed.toml"
+    config.write_text(CONFIG.format(home=tmp_path))
+    seed = random.randrange(10**6)
+    rng = random.Random(seed)
+    for kill in range(KILLS):
+        before, process = epochs(tmp_path), start(config)
+        until = time.monotonic() + 120
+        goal = before + rng.randrange(4)  # sometimes before the first commit of this run, sometimes after several
+        while epochs(tmp_path) <= goal and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.02)
+        time.sleep(rng.uniform(0, 0.6))
+        assert process.poll() is None, f"it ended before kill {kill}: {said(tmp_path)}"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    process = start(config, "--flush")
+    assert process.wait(timeout=300) == 0, said(tmp_path)
+    expected = oracle.batch(toml.load(config).transform.window, [{**r, "ts": r["at"]} for r in rows])
+    found = pl.concat([pl.read_parquet(p) for p in sorted((tmp_path / "out").glob("*.parquet"))])
+    times = [pl.col(c).dt.timestamp("us") for c in ("window_start", "window_end")]
+    got = found.with_columns(times).select("user", "window_start", "window_end", "n", "total").rows()
+    assert sorted(got) == sorted(
+        tuple(r[c] for c in ("user", "window_start", "window_end", "n", "total")) for r in expected
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_the_epoch_and_the_next_run_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+    rows = generate(tmp_path)
+    config = tmp_path / "killed.toml"
+    config.write_text(CONFIG.format(home=tmp_path))
+    process = start(config)
+    until = time.monotonic() + 120
+    while epochs(tmp_path) < 1 and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(number)
+    assert process.wait(timeout=60) == 0, said(tmp_path)
+    assert "stopping: the epoch in progress is finished first" in said(tmp_path)
+    assert "Traceback" not in said(tmp_path)
+    process = start(config, "--flush")
+    assert process.wait(timeout=300) == 0, said(tmp_path)
+    found = pl.concat([pl.read_parquet(p) for p in sorted((tmp_path / "out").glob("*.parquet"))])
+    assert found["n"].sum() == len(rows)
