@@ -177,7 +177,7 @@ class _Run:
         for source in self.streams.sources:
             if isinstance(source, files.FilesSource):
                 try:
-                    listed = source.spec.query or ""
+                    listed = files.located(source.spec.query or "")
                     here = len(self.session.read.format("binaryFile").load(listed).inputFiles())
                 except Exception:
                     continue

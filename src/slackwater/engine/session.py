@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,7 +49,7 @@ def start(settings: dict[str, str] | None = None) -> SparkSession:
         builder = builder.master(os.environ.get("SPARK_MASTER", "local[*]"))
     for key, value in {**_DEFAULTS, **(settings or {})}.items():
         builder = builder.config(key, value)
-    with _stderr_to_file() as log:
+    with _stderr_to_file() as log, _own_interrupts():
         try:
             return builder.getOrCreate()
         except Exception as error:
@@ -55,6 +57,19 @@ def start(settings: dict[str, str] | None = None) -> SparkSession:
             raise StartError(
                 f"Spark did not start ({lines[-1] if lines else error}); check Java (17 or later) with java -version"
             ) from None
+
+
+@contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """Keep the caller's SIGINT handler: PySpark would put its own in place, which kills the epoch in progress."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

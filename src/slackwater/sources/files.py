@@ -53,11 +53,16 @@ class FilesSource:
         options: dict[str, Any] = {"maxFileAge": "36500d", **self.spec.options}
         if self.spec.max_files_per_trigger is not None:
             options["maxFilesPerTrigger"] = self.spec.max_files_per_trigger
-        return reader.options(**options).load(_as_glob(self.spec.query or ""))
+        return reader.options(**options).load(_as_glob(located(self.spec.query or "")))
 
     def read(self, session: SparkSession, files: Sequence[FileEntry]) -> DataFrame:
         """The rows of these files; with a column for undecodable records where the format can have them."""
         return reader(session, self.spec.format or "", self.schema, self.spec.options).load([f.path for f in files])
+
+
+def located(query: str) -> str:
+    """A relative path as seen from this process: Spark's own process may have started elsewhere."""
+    return query if "://" in query or query.startswith(("/", "file:")) else str(Path.cwd() / query)
 
 
 def _as_glob(query: str) -> str:
@@ -98,7 +103,7 @@ def schema_of(session: SparkSession, spec: Source, known: str | None) -> StructT
     if known is not None:
         return StructType.fromJson(json.loads(known))
     try:
-        schema = reader(session, spec.format or "", None, spec.options).load(spec.query).schema
+        schema = reader(session, spec.format or "", None, spec.options).load(located(spec.query or "")).schema
     except Exception as error:
         raise StartError(
             f'{where}: no schema is declared and none can be inferred from "{spec.query}" ({reason(error)}); declare it'

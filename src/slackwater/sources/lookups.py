@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from slackwater.config.source import Lookup
 from slackwater.errors import StartError
 from slackwater.sources.base import reason
+from slackwater.sources.files import located
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,7 +53,7 @@ class Lookups:
 
     def _read(self, name: str, spec: Lookup) -> None:
         read = self.session.read.format(spec.format).options(**spec.options)
-        frame = (read.schema(spec.schema_) if spec.schema_ else read).load(spec.query).persist()
+        frame = (read.schema(spec.schema_) if spec.schema_ else read).load(located(spec.query)).persist()
         frame.count()
         frame.createOrReplaceTempView(name)
         old = self._loaded.get(name)

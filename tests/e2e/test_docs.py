@@ -1,0 +1,100 @@
+"""Every example of the README and of examples/ runs, and its result is looked at."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from slackwater.cli import main as cli
+
+pytestmark = pytest.mark.spark
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def block(language: str, nth: int = 0) -> str:
+    """The nth fenced block of that language in the README."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    return [text for name, text in blocks if name == language][nth]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the events that the README speaks of."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "events").mkdir(parents=True)
+    rows = [
+        {"user_id": "u1", "page_url": f"/{n % 2}", "event_type": "click", "ts": f"2024-03-01T09:{n:02}:00Z"}
+        for n in range(9)
+    ]
+    rows.append({"user_id": "u1", "page_url": "/x", "event_type": "view", "ts": "2024-03-01T09:30:00Z"})
+    (tmp_path / "data" / "events" / "0.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return tmp_path
+
+
+def output(folder: Path) -> list[dict[str, Any]]:
+    return pl.concat([pl.read_parquet(p) for p in sorted(folder.glob("*.parquet"))]).to_dicts()
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["slackwater", *arguments])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.usefixtures("spark")
+def test_the_first_pipeline(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "sessions.toml").write_text(block("toml"))
+    commands = [line.split("#")[0].split()[1:] for line in block("", 1).splitlines() if line.startswith("slackwater")]
+    assert [c[0] for c in commands] == ["check", "explain", "run", "run"]
+    for arguments in (commands[0], commands[1], commands[3]):
+        assert command(monkeypatch, *arguments) == 0
+    (row,) = output(home / "out" / "sessions")
+    assert (row["user_id"], row["clicks"], row["pages"]) == ("u1", 9, 2)
+
+
+@pytest.mark.usefixtures("spark")
+def test_the_same_in_python(home: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(compile(block("python"), "README.md", "exec"), {})
+    (row,) = output(home / "out" / "sessions")
+    assert (row["user_id"], row["clicks"], row["pages"]) == ("u1", 9, 2)
+    segments = sorted((home / "state" / "user-sessions" / "segments").glob("*.arrow"))
+    assert pl.read_ipc(segments[-1])["user_id"].to_list() == ["u1"]
+
+
+@pytest.mark.usefixtures("spark")
+def test_clicks_per_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in").mkdir()
+    rows = [{"page": "/", "ts": f"2024-03-01T09:00:{n * 9:02}Z"} for n in range(6)]
+    (tmp_path / "in" / "0.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    monkeypatch.setattr(sys, "argv", ["x", f"{tmp_path}/in/*.jsonl", f"{tmp_path}/out", f"{tmp_path}/state"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        runpy.run_path(str(ROOT / "examples" / "clicks_per_minute.py"), run_name="__main__")
+    (row,) = output(tmp_path / "out")
+    assert (row["page"], row["clicks"]) == ("/", 6)
+
+
+def test_every_key_of_the_configuration_page_exists() -> None:
+    """The page names every key of every spec."""
+    from slackwater.config.pipeline import Pipeline, Transform
+    from slackwater.config.source import Lookup, Source
+    from slackwater.config.target import StateStore, Target
+    from slackwater.config.window import Aggregation, Window
+
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    for spec in (Pipeline, Transform, Source, Lookup, Target, StateStore, Window, Aggregation):
+        for key in set(spec.KINDS) - {"dataframe"}:
+            assert f"`{key}`" in page or f"[{key}]" in page or key in page, f"{spec.__name__}.{key} is not on the page"
