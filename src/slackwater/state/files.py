@@ -47,7 +47,11 @@ class FilesStore:
             ) from error
         self._take_lock()
         epochs = self._epochs()
-        latest = self._read(epochs[-1]) if epochs else None
+        try:
+            latest = self._read(epochs[-1]) if epochs else None
+        except StateError:
+            self.close()
+            raise
         self._latest = latest.epoch if latest else -1
         return latest
 

@@ -162,38 +162,40 @@ def run_local(
 
     driver = begin(shards)
     batch_number = 0
-    for index, item in enumerate(script):
-        if isinstance(item, Crash):
-            if item.step not in STEPS:
-                raise ValueError(f"unknown step {item.step!r}, expected one of {STEPS}")
-            faults.step = item.step
-            continue
-        try:
-            if isinstance(item, Quiet):
-                now += item.ms * 1000
-                driver.tick(item.ms * 1000)
-            else:
-                payload = {s: _frame(rows, frame_schema) for s, rows in item.rows.items()}
-                batch = Batch(BatchId(checkpoint="script", batch=batch_number), {}, payload)
-                batch_number += 1
-                driver.run_batch(batch, 0)
-        except Died:
-            driver.store.close()
-            driver = begin(shards)
-            if isinstance(item, Rows):
-                driver.run_batch(batch, 0)
-        if index == reshard_after:
-            driver.store.close()
-            shards = reshard_to
-            driver = begin(shards)
-    if flush:
-        try:
-            driver.flush()
-        except Died:
-            driver.store.close()
-            driver = begin(shards)
-            driver.flush()
-    driver.store.close()
+    try:
+        for index, item in enumerate(script):
+            if isinstance(item, Crash):
+                if item.step not in STEPS:
+                    raise ValueError(f"unknown step {item.step!r}, expected one of {STEPS}")
+                faults.step = item.step
+                continue
+            try:
+                if isinstance(item, Quiet):
+                    now += item.ms * 1000
+                    driver.tick(item.ms * 1000)
+                else:
+                    payload = {s: _frame(rows, frame_schema) for s, rows in item.rows.items()}
+                    batch = Batch(BatchId(checkpoint="script", batch=batch_number), {}, payload)
+                    batch_number += 1
+                    driver.run_batch(batch, 0)
+            except Died:
+                driver.store.close()
+                driver = begin(shards)
+                if isinstance(item, Rows):
+                    driver.run_batch(batch, 0)
+            if index == reshard_after:
+                driver.store.close()
+                shards = reshard_to
+                driver = begin(shards)
+        if flush:
+            try:
+                driver.flush()
+            except Died:
+                driver.store.close()
+                driver = begin(shards)
+                driver.flush()
+    finally:
+        driver.store.close()
     result.rows = target.rows
     result.counters = fold.counters(driver.state)
     result.watermark_us = driver.state.watermark_us

@@ -120,7 +120,7 @@ def one(a: Aggregation, rows: list[Row]) -> Any:
     if not values:
         return None
     pick: dict[str, Callable[[], Any]] = {
-        "sum": lambda: sum(values),
+        "sum": lambda: _total(values),
         "avg": lambda: _average(values),
         "min": lambda: min(values, key=order),
         "max": lambda: max(values, key=order),
@@ -130,12 +130,17 @@ def one(a: Aggregation, rows: list[Row]) -> Any:
     return pick[a.agg]()
 
 
+def _total(values: list[Any]) -> Any:
+    with decimal.localcontext(prec=100):  # decimals are added in the context, 28 digits by default
+        return sum(values)
+
+
 def _average(values: list[Any]) -> Any:
     if not isinstance(values[0], decimal.Decimal):
         return sum(values) / len(values)
     scale = -int(values[0].as_tuple().exponent) + 4
-    exact = decimal.Context(prec=60, rounding=decimal.ROUND_HALF_UP)
-    return exact.quantize(exact.divide(sum(values), len(values)), decimal.Decimal(1).scaleb(-scale))
+    exact = decimal.Context(prec=100, rounding=decimal.ROUND_HALF_UP)
+    return exact.quantize(exact.divide(_total(values), len(values)), decimal.Decimal(1).scaleb(-scale))
 
 
 def judged(window: Window, epochs: Sequence[Sequence[Row]]) -> tuple[list[dict[str, Any]], int, int]:

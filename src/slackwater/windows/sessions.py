@@ -262,11 +262,18 @@ def _runs(logic: Logic, unit: _Unit) -> tuple[Int64s, Int64s]:
 
 
 def _accepted(logic: Logic, unit: _Unit, run: Int64s, watermark: int) -> Bools:
-    """A run is taken whole if it holds an open session, or a row with watermark <= ts + gap; else it is late."""
+    """A run is taken if it holds an open session, or a row with watermark <= ts + gap; else it is late.
+
+    Of a run that is taken, rows before its open session that are themselves further back than that stay late: they could
+    chain back to a session that was closed and forgotten, and overlap it.
+    """
     if not len(run):
         return np.zeros(0, dtype=bool)
-    good = (unit.kind != ROW) | (unit.start + logic.gap_us >= watermark)
-    result: Bools = np.logical_or.reduceat(good, _heads(run))[run]
+    recent = unit.start + logic.gap_us >= watermark
+    is_open = unit.kind != ROW
+    first_open = np.minimum.reduceat(np.where(is_open, unit.start, FAR), _heads(run))[run]
+    taken = np.logical_or.reduceat(is_open | recent, _heads(run))[run]
+    result: Bools = taken & (recent | (unit.start >= first_open))
     return result
 
 
@@ -337,7 +344,8 @@ def _cut(logic: Logic, units: pl.DataFrame, since: int, watermark: int) -> tuple
     session_run = run[heads]
     is_cut = np.append(session_run[1:] == session_run[:-1], False)
     done = np.where(is_cut, watermark >= start + cap, watermark > last + gap)
-    end = np.where(is_cut, np.minimum(last + gap, start + cap), last + gap)
+    following = np.append(start[1:], FAR)  # a late row may have put the next session before start + cap
+    end = np.where(is_cut, np.minimum(np.minimum(last + gap, start + cap), following), last + gap)
     key = unit.key[heads]
     np.maximum.at(floors, key[done], np.where(is_cut, start + cap - 1, last + gap)[done])
 

@@ -1,0 +1,248 @@
+"""The contract in plain loops over plain values: windows, aggregations, and which rows come late, epoch by epoch.
+
+It shares no code with `slackwater`, so that the two can disagree. Times are int microseconds; a row is a dict with `ts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import Any
+
+Row = Mapping[str, Any]
+EXACT = Context(prec=100, rounding=ROUND_HALF_UP)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A window as plain values; `aggregations` are (as, agg, column or None)."""
+
+    kind: str
+    group_by: Sequence[str] = ()
+    aggregations: Sequence[tuple[str, str, str | None]] = ()
+    duration_us: int = 0
+    hop_us: int = 0
+    offset_us: int = 0
+    gap_us: int = 0
+    cap_us: int = 0
+
+
+def word(value: Any) -> Any:
+    """Equal values become one hashable value: NaN equals NaN, -0.0 equals 0.0."""
+    if isinstance(value, float):
+        return "NaN" if value != value else value + 0.0
+    return value
+
+
+def rank(value: Any) -> Any:
+    """Spark's order: NULL, then the values, then NaN."""
+    if value is None:
+        return (0, 0)
+    return (2, 0) if value != value else (1, value)
+
+
+def starts_of(spec: Spec, ts: int) -> list[int]:
+    """Every window start with `start <= ts < start + duration`, ascending."""
+    hop = spec.hop_us or spec.duration_us
+    newest = (ts - spec.offset_us) // hop * hop + spec.offset_us
+    return [s for s in range(newest - spec.duration_us // hop * hop, newest + 1, hop) if s <= ts < s + spec.duration_us]
+
+
+def answer(spec: Spec, rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """The batch answer: all rows at once, nothing late."""
+    if spec.kind == "session":
+        return sessions(spec, rows)
+    return panes(spec, [(row, start) for row in rows for start in starts_of(spec, row["ts"])])
+
+
+def panes(spec: Spec, pairs: Iterable[tuple[Row, int]]) -> list[dict[str, Any]]:
+    groups: dict[Any, list[Row]] = {}
+    for row, start in pairs:
+        groups.setdefault((start, *(word(row[k]) for k in spec.group_by)), []).append(row)
+    return [_out(spec, members, start, start + spec.duration_us) for (start, *_), members in groups.items()]
+
+
+def sessions(spec: Spec, rows: Iterable[Row]) -> list[dict[str, Any]]:
+    per_key: dict[Any, list[Row]] = {}
+    for row in sorted(rows, key=lambda r: r["ts"]):
+        per_key.setdefault(tuple(word(row[k]) for k in spec.group_by), []).append(row)
+    found = []
+    for members in per_key.values():
+        current = [members[0]]
+        for row in members[1:]:
+            start, last = current[0]["ts"], current[-1]["ts"]
+            if row["ts"] - last > spec.gap_us:
+                found.append(_out(spec, current, start, last + spec.gap_us))
+                current = []
+            elif row["ts"] - start >= spec.cap_us:
+                found.append(_out(spec, current, start, min(last + spec.gap_us, start + spec.cap_us)))
+                current = []
+            current.append(row)
+        found.append(_out(spec, current, current[0]["ts"], current[-1]["ts"] + spec.gap_us))
+    return found
+
+
+def _out(spec: Spec, rows: list[Row], start: int, end: int) -> dict[str, Any]:
+    keys = {k: rows[0][k] for k in spec.group_by}
+    return {"window_start": start, "window_end": end} | keys | {n: one(a, c, rows) for n, a, c in spec.aggregations}
+
+
+def one(agg: str, column: str | None, rows: Sequence[Row]) -> Any:
+    """One aggregation over one group; all but `count(*)` skip NULLs."""
+    if column is None:
+        return len(rows)
+    pairs = [(r["ts"], r[column]) for r in rows if r[column] is not None]
+    values = [v for _, v in pairs]
+    if agg == "count":
+        return len(values)
+    if agg == "count_distinct":
+        return len({word(v) for v in values})
+    if not values:
+        return None
+    if agg == "min":
+        return min(values, key=rank)
+    if agg == "max":
+        return max(values, key=rank)
+    if agg == "first":
+        return min(pairs, key=lambda p: (p[0], rank(p[1])))[1]
+    if agg == "last":
+        return max(pairs, key=lambda p: (p[0], rank(p[1])))[1]
+    total = values[0]
+    for value in values[1:]:
+        total = EXACT.add(total, value) if isinstance(total, Decimal) else total + value
+    if agg == "sum":
+        return total
+    if not isinstance(total, Decimal):
+        return total / len(values)
+    unit = Decimal(1).scaleb(int(values[0].as_tuple().exponent) - 4)
+    return EXACT.quantize(EXACT.divide(total, Decimal(len(values))), unit)
+
+
+@dataclass
+class JudgingOracle:
+    """Follows the contract row by row over epochs: per-source clocks, one watermark, windows judged by the one before.
+
+        oracle = JudgingOracle(spec, {"a": 5_000, "b": 0})
+        oracle.epoch({"a": rows, "b": rows}); oracle.quiet(60_000_000); oracle.answer()
+
+    `late`: rows late for all their windows. `missed`: (row, window) pairs that were closed. `late_idle`: the late rows of
+    a source that counted as idle when the epoch began.
+    """
+
+    spec: Spec
+    lateness_us: Mapping[str, int]
+    idleness_us: int = 60_000_000
+    watermark: int | None = None
+    newest: dict[str, int] = field(default_factory=dict)
+    quiet_us: dict[str, int] = field(default_factory=dict)
+    pairs: list[tuple[Row, int]] = field(default_factory=list)
+    late: list[Row] = field(default_factory=list)
+    missed: int = 0
+
+    def epoch(self, rows: Mapping[str, Sequence[Row]]) -> None:
+        for source, given in rows.items():
+            for row in given:
+                held = starts_of(self.spec, row["ts"])
+                still = [s for s in held if self.watermark is None or s + self.spec.duration_us > self.watermark]
+                self.pairs += [(row, start) for start in still]
+                self.missed += len(held) - len(still)
+                if not still:
+                    self.late.append(row)
+            if given:
+                newest = max(row["ts"] for row in given)
+                self.newest[source] = max(newest, self.newest.get(source, newest))
+                self.quiet_us[source] = 0
+        self._advance()
+
+    def quiet(self, us: int) -> None:
+        for source in self.lateness_us:
+            self.quiet_us[source] = self.quiet_us.get(source, 0) + us
+        self._advance()
+
+    def _advance(self) -> None:
+        awake = [s for s in self.lateness_us if self.quiet_us.get(s, 0) < self.idleness_us]
+        if not awake or any(s not in self.newest for s in awake):
+            return  # all idle: it stays; one not heard from yet: it holds
+        lowest = min(self.newest[s] - self.lateness_us[s] for s in awake)
+        self.watermark = lowest if self.watermark is None else max(self.watermark, lowest)
+
+    def answer(self) -> list[dict[str, Any]]:
+        return panes(self.spec, self.pairs)
+
+
+@dataclass
+class JudgingSessions:
+    """The same for sessions of one source whose cap is out of reach: runs, floors, and what closes when.
+
+    `forget`: drop a key's floor once `wm > floor + gap` and no open session starts at or before `floor + gap`.
+    """
+
+    spec: Spec
+    lateness_us: int
+    forget: bool = True
+    watermark: int | None = None
+    newest: int | None = None
+    open: dict[Any, list[list[Row]]] = field(default_factory=dict)
+    floor: dict[Any, int] = field(default_factory=dict)
+    done: list[list[Row]] = field(default_factory=list)
+    late: list[Row] = field(default_factory=list)
+
+    def epoch(self, rows: Sequence[Row]) -> None:
+        for key in {tuple(word(r[k]) for k in self.spec.group_by) for r in rows}:
+            mine = [r for r in rows if tuple(word(r[k]) for k in self.spec.group_by) == key]
+            floor = self.floor.get(key)
+            below = [r for r in mine if floor is not None and r["ts"] <= floor]
+            self.late += below
+            self._join(key, [r for r in mine if r not in below])
+        if rows:
+            newest = max(r["ts"] for r in rows)
+            self.newest = newest if self.newest is None else max(self.newest, newest)
+            self.watermark = max(self.newest - self.lateness_us, self.watermark or self.newest - self.lateness_us)
+            self._close(self.watermark)
+
+    def _join(self, key: Any, rows: list[Row]) -> None:
+        gap = self.spec.gap_us
+        pieces = [(s, True) for s in self.open.get(key, [])] + [([r], False) for r in rows]
+        pieces.sort(key=lambda p: min(r["ts"] for r in p[0]))
+        runs: list[tuple[list[Row], bool]] = []
+        for members, was_open in pieces:
+            start = min(r["ts"] for r in members)
+            good = was_open or self.watermark is None or start + gap >= self.watermark
+            if runs and start <= max(r["ts"] for r in runs[-1][0]) + gap:
+                runs[-1] = (runs[-1][0] + members, runs[-1][1] or good)
+            else:
+                runs.append((list(members), good))
+        self.late += [r for members, good in runs if not good for r in members]
+        opened = [min(r["ts"] for r in s) for s in self.open.get(key, [])]
+        self.open[key] = []
+        for members in (members for members, good in runs if good):
+            # rows before the run's open session must be recent themselves, or they reach back past a forgotten floor
+            first = min((t for t in opened if any(r["ts"] == t for r in members)), default=None)
+            kept = [r for r in members if self._recent(r["ts"]) or (first is not None and r["ts"] >= first)]
+            self.late += [r for r in members if r not in kept]
+            self.open[key].append(kept)
+
+    def _recent(self, ts: int) -> bool:
+        return self.watermark is None or ts + self.spec.gap_us >= self.watermark
+
+    def _close(self, watermark: int) -> None:
+        gap = self.spec.gap_us
+        for key, held in self.open.items():
+            ended = [s for s in held if watermark > max(r["ts"] for r in s) + gap]
+            self.open[key] = [s for s in held if s not in ended]
+            self.done += ended
+            for session in ended:
+                reach = max(r["ts"] for r in session) + gap
+                self.floor[key] = max(reach, self.floor.get(key, reach))
+            horizon = self.floor.get(key, watermark) + gap
+            near = any(min(r["ts"] for r in s) <= horizon for s in self.open[key])
+            if self.forget and watermark > horizon and not near:
+                self.floor.pop(key, None)
+
+    def answer(self) -> list[dict[str, Any]]:
+        found = []
+        for rows in self.done + [s for held in self.open.values() for s in held]:
+            times = [r["ts"] for r in rows]
+            found.append(_out(self.spec, rows, min(times), max(times) + self.spec.gap_us))
+        return found

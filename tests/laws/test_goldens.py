@@ -1,0 +1,124 @@
+"""One golden per window kind, three ways: whole, crashed at every named step, with other shard counts. Milliseconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.testing.kit import STEPS, Crash, LocalResult, Rows, run_local
+
+MS = 1000
+SCHEMA = {"u": "string", "x": "bigint"}
+Golden = list[tuple[Any, ...]]
+
+
+def epochs(*batches: list[tuple[int, str | None, int | None]]) -> list[Rows]:
+    return [Rows({"a": [{"ts": t * MS, "u": u, "x": x} for t, u, x in batch]}) for batch in batches]
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tumbling": {"kind": "tumbling", "duration_ms": 10, "max_groups_per_window": 9, "lateness_ms": 2},
+    "hopping": {
+        "kind": "hopping",
+        "duration_ms": 10,
+        "hop_ms": 4,
+        "max_groups_per_window": 9,
+        "lateness_ms": 2,
+    },
+    "session": {"kind": "session", "gap_ms": 5, "max_session_duration_ms": 12, "lateness_ms": 2},
+}
+SCRIPTS = {
+    "tumbling": epochs(
+        [(-1, "a", 1), (0, "a", 2), (9, None, 4)],
+        [(12, "a", 8), (-3, "b", 16)],
+        [(9, "a", 32), (10, "b", None), (25, "b", 64)],
+    ),
+    "hopping": epochs([(0, "a", 1), (9, "a", 2)], [(13, "a", 4), (3, "a", 8)], [(24, None, 16)]),
+    "session": epochs(
+        [(0, "a", 1), (5, "a", 2), (3, None, 4)],
+        [(10, "a", 8), (8, "a", 16), (15, "a", 32)],
+        [(9, None, 64), (30, "a", 128)],
+        [(21, "a", 256)],
+    ),
+}
+GOLDENS: dict[str, Golden] = {
+    "tumbling": [
+        (-10, 0, "a", 1, 1),
+        (0, 10, None, 1, 4),
+        (0, 10, "a", 1, 2),
+        (10, 20, "a", 1, 8),
+        (10, 20, "b", 1, None),
+        (20, 30, "b", 1, 64),
+    ],
+    "hopping": [
+        (-8, 2, "a", 1, 1),
+        (-4, 6, "a", 1, 1),
+        (0, 10, "a", 3, 11),
+        (4, 14, "a", 2, 6),
+        (8, 18, "a", 2, 6),
+        (12, 22, "a", 1, 4),
+        (16, 26, None, 1, 16),
+        (20, 30, None, 1, 16),
+        (24, 34, None, 1, 16),
+    ],
+    "session": [
+        (0, 12, "a", 4, 27),
+        (3, 8, None, 1, 4),
+        (9, 14, None, 1, 64),
+        (15, 20, "a", 1, 32),
+        (30, 35, "a", 1, 128),
+    ],
+}
+LATE = {"tumbling": (2, 2), "hopping": (0, 1), "session": (1, 1)}  # rows, (row, window) pairs
+
+
+def golden(result: LocalResult) -> Golden:
+    rows = [(r["window_start"] // MS, r["window_end"] // MS, r["u"], r["n"], r["x"]) for r in result.rows]
+    return sorted(rows, key=lambda r: (r[0], r[2] is not None, r[2] or ""))
+
+
+def run(kind: str, script: list[Any], **more: Any) -> LocalResult:
+    aggregations = [Aggregation(agg="count", as_="n"), Aggregation(agg="sum", column="x", as_="x")]
+    return run_local(Window(group_by=["u"], aggregations=aggregations, **SHAPES[kind]), script, SCHEMA, **more)
+
+
+def check(kind: str, result: LocalResult) -> None:
+    """The three timelines; `|` is the watermark that an epoch is judged by, lateness 2.
+
+    tumbling 10    -10        0         10        20        30
+    epoch 0                  aa        N                          (-1, 0; 9)
+    epoch 1 (7|)         x    .     |     a                       b at -3 is late: [-10, 0) closed at 7
+    epoch 2 (10|)             .        x| b             b         a at 9 is late: [0, 10) closed at 10
+
+    hopping 10/4   a 0 is in [-8, 2) [-4, 6) [0, 10); the watermark 7 has closed the first two when 3 comes,
+                   which misses [-4, 6) and is used in [0, 10): a row partly late is used.
+
+    session 5/12   0    5    10   15   20        30
+    a              ●────●──●─●────●              ●    15 - 0 >= 12: cut; window_end = min(10 + 5, 0 + 12)
+                   [────────── )[────)   x       [    21 comes behind the watermark 28, alone: late
+    NULL              ●────) ●────)                   9 - 3 > 5: two sessions
+    """
+    assert golden(result) == GOLDENS[kind]
+    assert (result.counters.rows_late, result.counters.late_windows) == LATE[kind]
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_golden_whole(kind: str) -> None:
+    check(kind, run(kind, SCRIPTS[kind]))
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("kind", SHAPES)
+def test_golden_crashed_in_every_epoch(kind: str, step: str) -> None:
+    script = [item for epoch in SCRIPTS[kind] for item in (Crash(step), epoch)]
+    check(kind, run(kind, [*script, Crash(step)]))  # the last one: while flushing
+
+
+@pytest.mark.parametrize("shards", [1, 3, 7])
+@pytest.mark.parametrize("kind", SHAPES)
+def test_golden_with_other_shard_counts(kind: str, shards: int) -> None:
+    check(kind, run(kind, SCRIPTS[kind], shards=shards))
+    for after in range(len(SCRIPTS[kind])):
+        check(kind, run(kind, SCRIPTS[kind], shards=shards, reshard_after=after, reshard_to=4))

@@ -1,0 +1,153 @@
+"""A pipeline that keeps running: idle ticks, timed triggers, a clean stop; and hashes as Spark computes them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.conftest import Runner
+from tests.spark.test_engine import SIMPLE, events, simple, us
+
+import slackwater as sw
+from slackwater.core.hashing import spark_xxhash64
+from slackwater.core.schema import Field
+
+pytestmark = pytest.mark.spark
+
+
+class Live:
+    """A pipeline running in a thread of its own."""
+
+    def __init__(self, runner: Runner, **settings: Any) -> None:
+        self.stop, self.failure = threading.Event(), None
+        self.runner = runner
+        given = {"available_now": False, "flush": False, "stop": self.stop, **settings}
+        self.thread = threading.Thread(target=self._run, args=(given,))
+        self.thread.start()
+
+    def _run(self, given: dict[str, Any]) -> None:
+        try:
+            self.runner.run(**given)
+        except BaseException as error:
+            self.failure = error
+
+    def wait_for(self, what: Callable[[], bool], seconds: float = 90) -> None:
+        until = time.monotonic() + seconds
+        while not what() and time.monotonic() < until and self.thread.is_alive():
+            time.sleep(0.05)
+        assert self.failure is None
+        assert what()
+
+    def end(self) -> None:
+        self.stop.set()
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+        assert self.failure is None
+
+
+def test_a_quiet_source_becomes_idle_and_windows_close(runner: Runner) -> None:
+    """Source `more` speaks once and falls silent; a new row of `events` then moves the watermark past it."""
+    runner.write("0.jsonl", events(0, 10))
+    runner.write("0.jsonl", events(0, 10, user="b"), folder="more")
+    sources = [runner.source(SIMPLE), runner.source(SIMPLE, name="more", folder="more")]
+    live = Live(runner, sources=sources, window=simple(source_idleness_ms="2s"), idle_pause_ms=100)
+    live.wait_for(lambda: bool(runner.statuses) and all(s.idle for s in runner.statuses[-1].sources))
+    assert runner.statuses[-1].watermark_us == us("2024-03-01T00:00:05Z"), "all idle: it stays"
+    runner.write("1.jsonl", events(100, 101))
+    live.wait_for(lambda: runner.statuses[-1].counters.rows_emitted == 2)
+    live.end()
+    assert [s.idle for s in runner.statuses[-1].sources] == [False, True]
+    assert runner.output()["user"].to_list() == ["a", "b"]
+
+
+def test_timed_triggers_and_a_clean_stop(runner: Runner) -> None:
+    runner.write("0.jsonl", events(0, 10))
+    live = Live(runner, source=runner.source(SIMPLE), window=simple(), trigger_interval_ms=300)
+    live.wait_for(lambda: len(runner.statuses) == 1)
+    runner.write("1.jsonl", events(10, 20))
+    live.wait_for(lambda: len(runner.statuses) == 2)
+    live.end()
+    assert runner.run(source=runner.source(SIMPLE), window=simple())["n"].to_list() == [4]
+
+
+def test_without_a_store_the_warning_is_loud(runner: Runner) -> None:
+    runner.write("0.jsonl", events(0, 10))
+    shape = {"kind": "tumbling", "duration_ms": "1m", "gap_ms": None, "max_session_duration_ms": None}
+    window = simple(**shape, max_groups_per_window=5)
+    assert runner.run(source=runner.source(SIMPLE), window=window, state_store=None).height == 1
+    assert any(level == "warning" and line.startswith("STATE IS IN MEMORY") for level, line in runner.notices)
+
+
+def test_a_lookup_is_re_read_and_a_failed_refresh_keeps_the_old_one(runner: Runner) -> None:
+    """The lookup changes between two epochs; then its file goes away."""
+    import polars as pl
+
+    runner.write("0.jsonl", events(0, 1))
+    home = runner.home / "teams"
+    home.mkdir()
+    pl.DataFrame({"user": ["a"], "team": ["red"]}).write_parquet(home / "t.parquet")
+    live = Live(
+        runner,
+        source=runner.source(SIMPLE),
+        lookups={
+            "teams": sw.Lookup(connection=sw.FilesConnection(), query=str(home / "t.parquet"), refresh_interval_ms=1)
+        },
+        transform_sql="SELECT team, i, _event_ts FROM source JOIN teams USING (user)",
+        window=simple(group_by=["team"]),
+    )
+    live.wait_for(lambda: len(runner.statuses) == 1)
+    pl.DataFrame({"user": ["a"], "team": ["blue"]}).write_parquet(home / "t.parquet")
+    runner.write("1.jsonl", events(100, 101))
+    live.wait_for(lambda: len(runner.statuses) == 2)
+    (home / "t.parquet").unlink()
+    runner.write("2.jsonl", events(200, 201))
+    live.wait_for(lambda: len(runner.statuses) == 3)
+    live.end()
+    assert any('lookup "teams": refresh 1 failed' in line for _, line in runner.notices)
+    found = runner.run(
+        source=runner.source(SIMPLE),
+        transform_sql="SELECT 'x' AS team, i, _event_ts FROM source WHERE false",
+        window=simple(group_by=["team"]),
+    )
+    assert sorted(found["team"].to_list()) == ["blue", "blue", "red"]
+
+
+def test_processing_time_takes_the_clock(runner: Runner) -> None:
+    runner.write("0.jsonl", [{"user": "a", "i": 1}])
+    window = simple(event_time_column="_event_ts", time_mode="processing")
+    found = runner.run(source=runner.source("user STRING, i INT"), window=window)
+    now = dt.datetime.now(dt.UTC)
+    assert abs((found["window_start"][0] - now).total_seconds()) < 300
+
+
+def test_key_hashes_are_those_of_spark(spark: Any) -> None:
+    moment = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
+    values: dict[str, list[Any]] = {
+        "string": ["", "ü", None],
+        "bigint": [-1, 2**40, None],
+        "int": [7, -7, None],
+        "smallint": [3, -3, None],
+        "boolean": [True, False, None],
+        "double": [1.5, -2.25, None],
+        "float": [1.5, -2.25, None],
+        "date": [dt.date(1969, 7, 20), dt.date(2024, 3, 1), None],
+        "timestamp": [moment, moment, None],
+        "binary": [b"\x00\xff", b"", None],
+        "decimal(10,2)": [decimal.Decimal("1.25"), decimal.Decimal("-7.10"), None],
+        "decimal(30,5)": [decimal.Decimal("1.25"), decimal.Decimal("-7.10"), None],
+    }
+    fields = [Field(f"c{n}", name) for n, name in enumerate(values)]
+    rows = list(zip(*values.values(), strict=True))
+    ddl = ", ".join(f"{f.name} {f.type}" for f in fields)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        frame = spark.createDataFrame(rows, ddl)
+        expected = frame.selectExpr(f"xxhash64({', '.join(f.name for f in fields)}) AS h").collect()
+    plain = [[int(v.timestamp()) * 1_000_000 if isinstance(v, dt.datetime) else v for v in row] for row in rows]
+    assert [spark_xxhash64(row, fields) for row in plain] == [r["h"] for r in expected]

@@ -1,0 +1,168 @@
+"""Watermarks, hashes, sketches, segments, the plan: the pieces by themselves."""
+
+from __future__ import annotations
+
+import datetime as dt
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from tests.unit.config.test_errors import BASE
+
+from slackwater import plan
+from slackwater.config import toml
+from slackwater.core.hashing import mix, session_ids, shard_of, spark_xxhash64
+from slackwater.core.schema import Field
+from slackwater.engine.bounds import share
+from slackwater.errors import StateError
+from slackwater.state import segments
+from slackwater.state.protocol import SegmentMeta
+from slackwater.watermark import NO_WATERMARK, Heard, SourceClock, global_watermark, listen
+from slackwater.windows import hll
+from slackwater.windows.logic import Stats
+
+
+def test_importing_is_instant_and_loads_nothing_heavy() -> None:
+    code = "import sys, slackwater; print([m for m in ('pyspark', 'pandas', 'polars', 'pyarrow', 'pydantic') if m in sys.modules])"
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert time.monotonic() - began < 2  # 0.05 s on a quiet machine
+
+
+def clock(**given: int | bool) -> SourceClock:
+    return SourceClock(lateness_us=10, idleness_us=60, **given)  # type: ignore[arg-type]
+
+
+def test_a_watermark_is_the_newest_event_minus_the_lateness_and_never_goes_back() -> None:
+    c = listen(clock(), Heard(3, 100), 0)
+    assert c.watermark_us == 90
+    assert listen(c, Heard(1, 50), 0).watermark_us == 90
+    assert listen(c, Heard(5, None), 0).watermark_us == 90  # only bad rows: heard, but no time
+    assert global_watermark(95, [c]) == 95
+
+
+def test_a_source_not_heard_from_holds_the_watermark_until_it_is_idle() -> None:
+    spoke, silent = listen(clock(), Heard(1, 100), 0), clock()
+    assert global_watermark(NO_WATERMARK, [spoke, silent]) == NO_WATERMARK
+    silent = listen(silent, Heard(0, None), 59)
+    assert not silent.idle
+    silent = listen(silent, Heard(0, None), 1)
+    assert silent.idle
+    assert global_watermark(NO_WATERMARK, [spoke, silent]) == 90
+    assert not listen(silent, Heard(1, 5), 0).idle
+    assert global_watermark(90, [listen(spoke, Heard(0, None), 99), silent]) == 90, "all idle: it stays"
+
+
+def test_session_ids_never_change() -> None:
+    frame = pl.DataFrame({"user": ["ann", None], "n": [1, 2], "s": [0, -5]})
+    ids = session_ids(frame, [Field("user", "string"), Field("n", "bigint")], "s")
+    assert ids.to_list() == [3375880392915754622, -7928412231905285644]
+
+
+def test_key_hashes_spread_and_panes_mix() -> None:
+    hashes = np.array([spark_xxhash64((f"u{n}",), (Field("k", "string"),)) for n in range(4000)])
+    counts = np.bincount(shard_of(hashes, 4))
+    assert counts.min() > 900
+    mixed = mix(np.repeat(hashes, 10), np.tile(np.arange(10) * 60_000_000, 4000))
+    assert len(np.unique(mixed)) == 40_000
+
+
+@pytest.mark.parametrize("distinct", [0, 1, 100, 5_000, 200_000])
+def test_sketches_estimate_within_their_error_in_any_order_and_batching(distinct: int) -> None:
+    values = np.random.default_rng(distinct).integers(-(2**63), 2**63 - 1, distinct, dtype=np.int64)
+    coupons = hll.coupons(pl.Series("c", np.concatenate([values, values[: distinct // 2]])), 14)
+
+    def sketch(parts: int) -> pl.DataFrame:
+        frame = pl.DataFrame({"g": np.zeros(len(coupons), dtype=np.int64), "c": coupons}).with_columns(
+            pl.concat_list("c")
+        )
+        union = [
+            frame.gather_every(parts, n).group_by("g").agg(hll.union(pl.col("c")).alias("c")) for n in range(parts)
+        ]
+        return pl.concat(union).group_by("g").agg(hll.union(pl.col("c")).alias("c"))
+
+    if not distinct:
+        assert hll.estimate(pl.Series("c", [[]], dtype=pl.List(pl.Int32)), 14).to_list() == [0]
+        return
+    once, often = sketch(1), sketch(7)
+    assert once.equals(often)
+    (estimate,) = hll.estimate(once["c"], 14)
+    assert abs(estimate - distinct) <= 3 * 0.0082 * distinct + 0.5
+
+
+def frame_of(**rows: int) -> pl.DataFrame:
+    """State rows by hash: `__due` tells versions apart."""
+    hashes = sorted(int(k[1:]) for k in rows)
+    due = [rows[f"h{h}"] for h in hashes]
+    return pl.DataFrame(
+        {"__h": hashes, "__kind": [3 if d < 0 else 0 for d in due], "__start": due, "__due": due},
+        schema={"__h": pl.Int64, "__kind": pl.Int8, "__start": pl.Int64, "__due": pl.Int64},
+    )
+
+
+def test_the_newest_version_of_a_unit_wins_and_the_deleted_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "segments").mkdir()
+    parts = [frame_of(h1=10, h2=20, h3=30), frame_of(h2=21, h4=41), frame_of(h3=-1)]
+    metas = [segments.write(str(tmp_path), 0, n, f, Stats(0, 99, 99, 99)) for n, f in enumerate(parts)]
+    reader = segments.ShardReader(str(tmp_path), metas, dict(parts[0].schema))
+    assert sorted(reader.scan()["__due"]) == [10, 21, 41]
+    assert sorted(reader.units(np.array([2, 3, 4, 9]))["__due"]) == [21, 41]
+    due = reader.due(lambda c: (c.due > 5) & (c.due <= 30), lambda m: False)
+    assert sorted(due["__due"]) == [10, 21]
+    assert reader.due(lambda c: c.due > 0, lambda m: True).is_empty()
+
+
+def test_a_damaged_segment_is_named(tmp_path: Path) -> None:
+    (tmp_path / "segments").mkdir()
+    meta = segments.write(str(tmp_path), 0, 0, frame_of(h1=1), Stats(0, 9, 9, 9))
+    (tmp_path / meta.file).write_bytes(b"ARROW1 and then nothing")
+    with pytest.raises(StateError, match=f"state file .*{Path(meta.file).name} cannot be read"):
+        segments.ShardReader(str(tmp_path), [meta], {})
+
+
+def test_segments_of_one_size_are_merged_and_a_large_one_is_left_alone() -> None:
+    def metas(*rows: int) -> list[SegmentMeta]:
+        return [SegmentMeta(file="", rows=r, bytes=0, first_due=0, last_due=0, close=0, dead=0) for r in rows]
+
+    assert segments.merge_plan(metas(*[100] * 7)) == 0
+    assert segments.merge_plan(metas(*[100] * 8)) == 8
+    assert segments.merge_plan(metas(1_000_000, *[100] * 8)) == 8
+    assert segments.merge_plan(metas(*[800] * 7, *[100] * 7)) == 0
+    sizes: list[int] = []
+    for _ in range(1000):
+        sizes.append(100)
+        count = segments.merge_plan(metas(*sizes))
+        if count:
+            sizes[-count:] = [sum(sizes[-count:])]
+    assert len(sizes) < 30
+    assert sum(sizes) == 100_000
+
+
+def test_a_bound_is_divided_over_the_shards() -> None:
+    assert [share(10, 4, n) for n in range(4)] == [3, 3, 2, 2]
+
+
+def test_the_plan_tells_guarantee_and_size() -> None:
+    found = plan.build(toml.loads(BASE))
+    assert [s.name for s in found.stages] == [
+        "read", "event time", "sql", "lift", "shuffle", "step", "emit", "commit", "publish",
+    ]  # fmt: skip
+    assert found.guarantee.startswith("exactly once")
+    assert found.notes == ()
+    large = toml.loads(BASE.replace('gap_ms = "30s"', 'gap_ms = "30s"\nmax_groups_per_window = 50000000'))
+    assert "the state may grow to 7.5 GiB at max_groups_per_window = 50000000" in plan.build(large).notes[0]
+    in_memory = toml.loads(BASE.replace('kind = "files"\npath = "state"', 'kind = "in_memory"'))
+    assert plan.build(in_memory).notes[0].startswith("STATE IS IN MEMORY: it is lost when the process ends")
+    assert plan.build(in_memory).guarantee.startswith("exactly once while the process lives")
+    console = toml.loads(BASE.replace('[target]\nconnection = "lake"\npath = "out"', '[target]\nconnection = "screen"'))
+    assert plan.build(console).guarantee.startswith("at least once")
+
+
+def test_dates_and_times_hash_as_spark_hashes_them() -> None:
+    day = Field("d", "date")
+    assert spark_xxhash64((dt.date(1970, 1, 2),), (day,)) == spark_xxhash64((1,), (Field("i", "int"),))
