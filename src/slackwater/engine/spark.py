@@ -47,9 +47,21 @@ class SparkEngine:
     # -- rows in -------------------------------------------------------------------------------------------------
 
     def ingest(self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int) -> IngestOutcome:
+        """Run the epoch's job; once more, with the far future filtered out, if an event time lies beyond it.
+
+        The bound changes with every epoch, and Spark compiles a literal into its generated code: with the bound in every
+        plan each epoch would be compiled and warmed up anew. A task that ran in vain left files that no commit names.
+        """
+        self.refresh()
+        latest = clock_us + self.logic.window.max_future_ms * 1000
+        outcome = self._ingest(batch, tasks, clock_us, None)
+        if all(s.max_event_us is None or s.max_event_us <= latest for s in outcome.sources.values()):
+            return outcome
+        return self._ingest(batch, tasks, clock_us, latest)
+
+    def _ingest(self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, latest: int | None) -> IngestOutcome:
         from pyspark.sql import Observation
 
-        self.refresh()
         frames: Mapping[str, DataFrame] = batch.payload
         observed: dict[str, Any] = {}
         parts: list[DataFrame] = []
@@ -59,7 +71,7 @@ class SparkEngine:
             if name not in frames:
                 continue
             observed[name] = Observation()
-            timed[name] = self._timed(name, frames[name], clock_us)
+            timed[name] = self._timed(name, frames[name], clock_us, latest)
             rows = timed[name].observe(observed[name], *_statistics())
             rows = rows.where("__bad IS NULL").drop("__bad", CORRUPT)
             out = inspect.run_sql(self.session, self.pipeline, rows)
@@ -72,18 +84,17 @@ class SparkEngine:
         samples = {name: self._bad_samples(timed[name]) for name, s in stats.items() if s.bad}
         return IngestOutcome([IngestReport.model_validate_json(r) for r in reports], stats, samples)
 
-    def _timed(self, name: str, frame: DataFrame, clock_us: int) -> DataFrame:
+    def _timed(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
         """Rows with `_event_ts` and `__bad`: NULL for a usable row, else why it is not."""
         window = self.logic.window
         time = f"timestamp_micros({clock_us}L)" if window.time_mode == "processing" else self.times[name]
         decodable = f"{CORRUPT} IS NOT NULL" if CORRUPT in frame.columns else "false"
-        latest = clock_us + window.max_future_ms * 1000
+        future = "" if latest is None else f" WHEN unix_micros(_event_ts) > {latest}L THEN 'future'"
         return frame.selectExpr(
             *(quote(c) for c in frame.columns if c != "_event_ts"), f"{time} AS _event_ts"
         ).selectExpr(
             "*",
-            f"CASE WHEN {decodable} THEN 'undecodable' WHEN _event_ts IS NULL THEN 'no event time' "
-            f"WHEN unix_micros(_event_ts) > {latest}L THEN 'future' END AS __bad",
+            f"CASE WHEN {decodable} THEN 'undecodable' WHEN _event_ts IS NULL THEN 'no event time'{future} END AS __bad",
         )
 
     def _lift(self, rows: DataFrame, tagged: bool) -> DataFrame:

@@ -29,4 +29,8 @@ def reason(error: BaseException) -> str:
     if "Python worker" in text or "foreach batch" in text:
         raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b.*:", line)]
         text = raised[-1] if raised else text
+    if text.startswith("An error occurred while calling"):
+        causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+        text = causes[-1] if causes else lines[1].removeprefix(": ") if len(lines) > 1 else text
+        text = re.sub(r"^(?:[\w$]+\.)+", "", text)
     return re.sub(r"\s*SQLSTATE: \w+\s*$", "", text)

@@ -53,10 +53,8 @@ class Lookups:
 
     def _read(self, name: str, spec: Lookup) -> None:
         read = self.session.read.format(spec.format).options(**spec.options)
-        frame = (read.schema(spec.schema_) if spec.schema_ else read).load(located(spec.query)).persist()
-        frame.count()
+        frame = (read.schema(spec.schema_) if spec.schema_ else read).load(located(spec.query))
+        # a copy of its own: the files may be replaced or go away while the old version is still in use
+        frame = frame.localCheckpoint(eager=True)
         frame.createOrReplaceTempView(name)
-        old = self._loaded.get(name)
         self._loaded[name] = (time.monotonic(), frame)
-        if old is not None:
-            old[1].unpersist()
