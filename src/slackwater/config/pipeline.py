@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import Field
 
-from slackwater.config.source import (
-    Connection,
-    ConsoleConnection,
-    FilesConnection,
-    Lookup,
-    Source,
-    all_connections,
-    declared_columns,
-)
+from slackwater.config.checks import check_connections, check_event_time, check_names, check_state, resolve
+from slackwater.config.source import Connection, ConsoleConnection, FilesConnection, Lookup, Source, all_connections
 from slackwater.config.spec import (
     Interpolated,
     Kind,
     MismatchError,
+    NestedError,
     Problem,
     Spec,
     Values,
     choice,
     duration,
-    nearest,
+    many,
+    one,
     show,
+    show_key,
     text,
 )
 from slackwater.config.target import StateStore, Target
@@ -36,44 +31,22 @@ from slackwater.config.window import Window
 from slackwater.errors import ConfigError
 
 
-def _spec(cls: type[Spec]) -> Kind:
-    """The kind of a nested table."""
-
-    def build(value: Any) -> Any:
-        problems: list[str] = []
-        if not isinstance(value, cls | Mapping):
-            raise MismatchError("a table")
-        built = cls.build(value, "", "", problems)
-        if problems:
-            raise ConfigError(problems)
-        return built
-
-    return build
-
-
-def _sources(value: Any) -> tuple[Source, ...]:
-    if not isinstance(value, list | tuple):
-        raise MismatchError("a list of sources ([[sources]])")
-    problems: list[str] = []
-    built = [Source.build(v, "", f"[{i}]", problems) for i, v in enumerate(value)]
-    if problems:
-        raise ConfigError(problems)
-    return tuple(s for s in built if s is not None)
-
-
 def _lookups(value: Any) -> dict[str, Lookup]:
     if not isinstance(value, Mapping):
         raise MismatchError("a table of lookups ([transform.lookups.<name>])")
     problems: list[str] = []
-    built = {name: Lookup.build(v, "", name, problems) for name, v in value.items()}
+    built = {name: Lookup.draft(v, "", show_key(name), problems) for name, v in value.items()}
+    seen: dict[str, str] = {}
     for name in value:
-        if name == "source":
-            problems.append(": source: the name is taken by the rows themselves; choose another name")
-        elif not re.fullmatch(r"[A-Za-z_]\w*", name):
-            problems.append(f': {name}: found {show(name)}, expected a name of letters, digits and "_"')
-    if problems:
-        raise ConfigError(problems)
-    return {name: lookup for name, lookup in built.items() if lookup is not None}
+        if name.casefold() == "source":
+            problems.append(f": {name}: the name is taken by the rows themselves; choose another name")
+        elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            problems.append(f': {show_key(name)}: found {show(name)}, expected a name of letters, digits and "_"')
+        elif seen.setdefault(name.casefold(), name) != name:
+            problems.append(f": {name}: is the same name as {show(seen[name.casefold()])} in SQL; choose another name")
+    if problems or any(lookup._wrong for lookup in built.values()):
+        raise NestedError(problems, built)
+    return built
 
 
 class Transform(Spec):
@@ -87,7 +60,7 @@ class Transform(Spec):
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "sql": text,
         "on_error": choice("fail", "drop"),
-        "window": _spec(Window),
+        "window": one(Window),
         "lookups": _lookups,
     }
     LATER: ClassVar[Mapping[str, str]] = {"join": "stream-stream joins come later; describe a [transform.window]"}
@@ -102,6 +75,10 @@ class Transform(Spec):
         if key == "on_error" and value == "dlq" and not isinstance(value, Interpolated):
             return '"dlq" is not available yet; use "fail" or "drop"'
         return None
+
+
+_Connected = TypeVar("_Connected", Source, Lookup, Target)
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 class Pipeline(Spec):
@@ -119,15 +96,20 @@ class Pipeline(Spec):
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "name": text,
         "connections": all_connections,
-        "sources": _sources,
-        "transform": _spec(Transform),
-        "target": _spec(Target),
-        "state_store": _spec(StateStore),
+        "sources": many(Source, "a list of sources ([[sources]])"),
+        "transform": one(Transform),
+        "target": one(Target),
+        "state_store": one(StateStore),
         "trigger_interval_ms": duration(0),
         "idle_pause_ms": duration(1),
     }
     LATER: ClassVar[Mapping[str, str]] = {"stages": "", "dead_letter": "", "join": ""}
     REQUIRED: ClassVar[tuple[str, ...]] = ("name", "sources", "transform", "target")
+
+    @classmethod
+    def label(cls, data: Values) -> str:
+        name = data.get("name")
+        return name if isinstance(name, str) and re.fullmatch(_NAME, name) else "pipeline"
 
     @classmethod
     def wanted(cls, key: str) -> str:
@@ -139,124 +121,58 @@ class Pipeline(Spec):
         }[key]
 
     @classmethod
-    def read(cls, data: Values, file: str, at: str, problems: list[str]) -> Values:
-        values = super().read(data, file, at, problems)
-        if "transform" not in values and "state_store" not in data and _raw_kind(data) == "session":
-            problems.append(f"{file}: state_store: {_NO_STORE}")
-        return values
+    def read(cls, data: Values, file: str, at: str, problems: list[str]) -> tuple[Values, set[str]]:
+        values, wrong = super().read(data, file, at, problems)
+        if not problems:
+            _name_connections(values)
+        return values, wrong
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         name = values.get("name")
-        if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        if name is not None and not re.fullmatch(_NAME, name):
             yield (
                 "name",
                 f'found {show(name)}, expected letters, digits, ".", "_" and "-" (it names a directory)',
             )
-        known: Mapping[str, Connection] = values.get("connections", {})
-        if "connections" not in wrong:
-            yield from _check_connections(values, known)
-        sources: tuple[Source, ...] = values.get("sources", ())
-        if not sources and "sources" in values:
+        if "sources" in values and not values["sources"]:
             yield "sources", "empty; describe at least one in [[sources]]"
-        for source, times in Counter(s.name for s in sources).items():
-            if times > 1:
-                yield "sources", f'{times} sources are called "{source}"; give each its own name'
-        transform: Transform | None = values.get("transform")
-        if transform is not None:
-            yield from _check_event_time(sources, transform.window)
-            yield from _check_state(values.get("state_store"), transform.window, "state_store" in wrong)
-
-
-_NO_STORE = 'missing; a session window needs it: [state_store] with kind = "files" and path = "state"'
-
-
-def _raw_kind(data: Values) -> object:
-    """The window's kind in a config whose transform has other mistakes."""
-    transform = data.get("transform")
-    window = transform.get("window") if isinstance(transform, Mapping) else None
-    return window.get("kind") if isinstance(window, Mapping) else None
-
-
-def resolve(reference: object, known: Mapping[str, Connection]) -> Connection | None:
-    """The connection that a name or an object stands for; None for an unknown name."""
-    if isinstance(reference, FilesConnection | ConsoleConnection):
-        return reference
-    return known.get(str(reference))
-
-
-def _check_connections(values: Values, known: Mapping[str, Connection]) -> Iterator[Problem]:
-    target: Target | None = values.get("target")
-    users: list[tuple[str, object]] = [
-        (f"sources[{i}].connection", s.connection)
-        for i, s in enumerate(values.get("sources", ()))
-        if s.dataframe is None
-    ]
-    transform: Transform | None = values.get("transform")
-    if transform is not None:
-        users += [(f"transform.lookups.{n}.connection", lookup.connection) for n, lookup in transform.lookups.items()]
-    for key, reference in users:
-        found = resolve(reference, known)
-        if found is None:
-            yield key, f"found {show(reference)}, which is no connection{nearest(str(reference), known)}"
-        elif isinstance(found, ConsoleConnection):
-            yield key, f'{show(reference)} is a console; rows are read from a connection of kind "files"'
-    if target is not None:
-        found = resolve(target.connection, known)
-        if found is None:
-            yield (
-                "target.connection",
-                f"found {show(target.connection)}, which is no connection{nearest(str(target.connection), known)}",
-            )
-        elif isinstance(found, FilesConnection) and target.path is None:
-            yield "target.path", 'missing; a files target needs a directory, as in "out/sessions"'
-        elif isinstance(found, ConsoleConnection) and target.path is not None:
-            yield "target.path", "belongs to a files target, this one is a console; remove it"
-
-
-def _check_event_time(sources: tuple[Source, ...], window: Window) -> Iterator[Problem]:
-    injected = window.time_mode == "processing" or window.event_time_column != "_event_ts"
-    for i, source in enumerate(sources):
-        columns = declared_columns(source.schema_) if source.schema_ else []
-        if injected and "_event_ts" in columns:
-            yield (
-                f"sources[{i}].schema",
-                (
-                    'declares "_event_ts", which is injected; rename the column, or use it with event_time_column = "_event_ts"'
-                ),
-            )
-        if not injected and source.dataframe is None and "_event_ts" not in columns:
-            yield (
-                "transform.window.event_time_column",
-                (
-                    f'missing; source "{source.name}" reads files, which have no event time of their own: name a column or an expression'
-                ),
-            )
-    if window.time_mode == "processing" and window.event_time_column != "_event_ts":
-        yield (
-            "transform.window.event_time_column",
-            ('given with time_mode = "processing", where the clock is the event time; remove one of them'),
-        )
-
-
-def _check_state(store: StateStore | None, window: Window, wrong: bool) -> Iterator[Problem]:
-    if wrong:
-        return
-    if window.kind == "session" and store is None:
-        yield (
-            "state_store",
-            'missing; a session window needs it: [state_store] with kind = "files" and path = "state"',
-        )
-    if window.crash_recovery == "persisted" and (store is None or store.kind == "in_memory"):
-        if window.kind == "session" and store is None:
-            return
-        yield (
-            "transform.window.crash_recovery",
-            '"persisted" needs a durable [state_store]; use kind = "files"',
-        )
+        yield from check_names(values.get("sources", ()))
+        yield from check_connections(values)
+        yield from check_event_time(values)
+        yield from check_state(values, wrong)
 
 
 def check_run_flags(available_now: bool, flush: bool) -> None:
     """Raise ConfigError for flags that do not go together."""
     if flush and not available_now:
         raise ConfigError(["--flush: needs --available-now: only bounded input has an end to flush at; add it"])
+
+
+def _name_connections(values: Values) -> None:
+    """Put names in the place of connection objects, so that Python and TOML describe the same thing."""
+    known: dict[str, Connection] = dict(values.get("connections", {}))
+
+    def named(spec: _Connected) -> _Connected:
+        given = spec.connection
+        if not isinstance(given, FilesConnection | ConsoleConnection):
+            return spec
+        name = next((n for n, c in known.items() if c == given), None)
+        if name is None:
+            name = _free_name(given.kind, known)
+            known[name] = given
+        return spec.model_copy(update={"connection": name})
+
+    transform: Transform = values["transform"]
+    lookups = {name: named(lookup) for name, lookup in transform.lookups.items()}
+    values["sources"] = tuple(named(s) for s in values["sources"])
+    values["transform"] = transform.model_copy(update={"lookups": lookups})
+    values["target"] = named(values["target"])
+    values["connections"] = known
+
+
+def _free_name(kind: str, known: Mapping[str, Connection]) -> str:
+    return next(n for n in (kind, *(f"{kind}_{i}" for i in range(2, len(known) + 3))) if n not in known)
+
+
+__all__ = ["Pipeline", "Transform", "check_run_flags", "resolve"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, ClassVar, Literal
@@ -9,10 +10,13 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from slackwater.config.spec import (
+    Interpolated,
     Kind,
     MismatchError,
+    NestedError,
     Problem,
     Spec,
+    Unset,
     Values,
     anything,
     choice,
@@ -20,10 +24,10 @@ from slackwater.config.spec import (
     nearest,
     reader_options,
     show,
+    show_key,
     text,
     whole,
 )
-from slackwater.errors import ConfigError
 
 FORMATS = ("json", "csv", "parquet", "text")
 LATER_CONNECTIONS = ("kafka", "postgres", "delta", "rabbitmq", "kinesis", "pubsub")
@@ -51,42 +55,49 @@ _CONNECTIONS: dict[str, type[FilesConnection] | type[ConsoleConnection]] = {
 
 
 def connection(value: Any) -> Connection:
-    """A connection from a table or an object. Raises MismatchError, or ConfigError for its keys."""
+    """A connection from a table or an object. Raises MismatchError, or NestedError (draft None) for its keys."""
     if isinstance(value, FilesConnection | ConsoleConnection):
         return value
     if not isinstance(value, Mapping):
         raise MismatchError('a connection (kind = "files" or "console")')
     kind = value.get("kind")
+    if isinstance(kind, Unset):
+        raise NestedError([], None)
     if kind in LATER_CONNECTIONS:
-        raise ConfigError([f': kind: {show(kind)} is not available yet; expected "files" or "console"'])
-    if kind not in _CONNECTIONS:
-        found = "missing" if kind is None else f"found {show(kind)}"
-        raise ConfigError([f": kind: {found}{nearest(str(kind), _CONNECTIONS)}"])
+        raise NestedError([f': kind: {show(kind)} is not available yet; expected "files" or "console"'], None)
+    if kind is None:
+        raise NestedError([': kind: missing; expected "files" or "console"'], None)
+    if not isinstance(kind, str) or kind not in _CONNECTIONS:
+        advice = nearest(kind, _CONNECTIONS) if isinstance(kind, str) else ', expected "files" or "console"'
+        raise NestedError([f": kind: found {show(kind)}{advice}"], None)
     problems: list[str] = []
     built = _CONNECTIONS[kind].build(value, "", "", problems)
     if built is None:
-        raise ConfigError(problems)
+        raise NestedError(problems, None)
     return built
 
 
 def all_connections(value: Any) -> dict[str, Connection]:
+    """Connections by name. Raises NestedError, whose draft holds None for each that is wrong."""
     if not isinstance(value, Mapping):
         raise MismatchError("a table of connections ([connections.<name>])")
-    found: dict[str, Connection] = {}
+    found: dict[str, Connection | None] = {}
     problems: list[str] = []
     for name, given in value.items():
         try:
             found[name] = connection(given)
         except MismatchError as mismatch:
-            problems.append(f": {name}: found {show(given)}, expected {mismatch}")
-        except ConfigError as error:
-            problems += [f": {name}.{line.split(': ', 1)[1]}" for line in error.problems]
-    if problems:
-        raise ConfigError(problems)
-    return found
+            found[name] = None
+            problems.append(f": {show_key(name)}: found {show(given)}, expected {mismatch}")
+        except NestedError as error:
+            found[name] = None
+            problems += [f": {show_key(name)}.{line.removeprefix(': ')}" for line in error.problems]
+    if None in found.values():
+        raise NestedError(problems, found)
+    return {name: made for name, made in found.items() if made is not None}
 
 
-def _connection_or_name(value: Any) -> Any:
+def connection_or_name(value: Any) -> Any:
     if isinstance(value, FilesConnection | ConsoleConnection):
         return value
     if not isinstance(value, str) or not value:
@@ -94,18 +105,20 @@ def _connection_or_name(value: Any) -> Any:
     return value
 
 
+_QUOTED = re.compile(r"`[^`]*`|'[^']*'|[^`'<>(),]+|.", re.DOTALL)
+
+
 def declared_columns(ddl: str) -> list[str]:
     """The column names of a DDL string, split lightly: `a STRING, b MAP<STRING, INT>` -> [a, b]."""
-    parts, depth, current = [], 0, ""
-    for char in ddl:
-        depth += (char in "<(") - (char in ">)")
-        if char == "," and depth == 0:
-            parts.append(current)
-            current = ""
+    depth, fields = 0, [""]
+    for token in _QUOTED.findall(ddl):
+        depth += (token in ("<", "(")) - (token in (">", ")"))
+        if token == "," and depth == 0:
+            fields.append("")
         else:
-            current += char
-    words = [p.split() for p in [*parts, current]]
-    return [w[0].strip("`:") for w in words if w]
+            fields[-1] += token
+    named = [re.match(r"\s*(?:`([^`]*)`|([^\s:`]+))", f) for f in fields]
+    return [m[1] or m[2] or "" for m in named if m]
 
 
 class Source(Spec):
@@ -126,7 +139,7 @@ class Source(Spec):
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "name": text,
-        "connection": _connection_or_name,
+        "connection": connection_or_name,
         "query": text,
         "format": choice(*FORMATS),
         "schema": text,
@@ -136,6 +149,7 @@ class Source(Spec):
         "dataframe": anything,
     }
     FIELDS: ClassVar[Mapping[str, str]] = {"schema": "schema_"}
+    PYTHON_ONLY: ClassVar[Mapping[str, str]] = {"dataframe": "give a connection, a query and a format"}
     LATER: ClassVar[Mapping[str, str]] = {
         "payload_format": "",
         "starting_offsets": "",
@@ -144,11 +158,14 @@ class Source(Spec):
     }
 
     @classmethod
-    def read(cls, data: Values, file: str, at: str, problems: list[str]) -> Values:
-        values = super().read(data, file, at, problems)
+    def read(cls, data: Values, file: str, at: str, problems: list[str]) -> tuple[Values, set[str]]:
+        values, wrong = super().read(data, file, at, problems)
         if "name" not in values and "query" in values:
             values["name"] = values["query"]
-        return values
+        return values, wrong
+
+    def implied(self) -> Values:
+        return {"name": self.query}
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
@@ -166,11 +183,16 @@ class Source(Spec):
         ):
             if key not in values and key not in wrong:
                 yield key, f"missing; {what}"
-        if values.get("format") in ("json", "csv") and "schema_" in values:
-            columns = declared_columns(values["schema_"])
-            twice = sorted({c for c in columns if columns.count(c) > 1})
-            if twice:
-                yield "schema", f'column "{twice[0]}" is declared twice; declare it once'
+        if "schema_" in values:
+            yield from _check_schema(values["schema_"])
+
+
+def _check_schema(schema: str) -> Iterator[Problem]:
+    columns = [c.casefold() for c in declared_columns(schema)]
+    twice = next((c for c in columns if columns.count(c) > 1), None)
+    if twice is not None:
+        which = f"a column of {show(schema)}" if isinstance(schema, Interpolated) else f"column {show(twice)}"
+        yield "schema", f"{which} is declared twice (Spark reads names without regard to case); declare it once"
 
 
 class Lookup(Spec):
@@ -184,7 +206,7 @@ class Lookup(Spec):
     refresh_interval_ms: int = 60_000
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
-        "connection": _connection_or_name,
+        "connection": connection_or_name,
         "query": text,
         "format": choice(*FORMATS),
         "schema": text,
@@ -194,22 +216,32 @@ class Lookup(Spec):
     FIELDS: ClassVar[Mapping[str, str]] = {"schema": "schema_"}
     REQUIRED: ClassVar[tuple[str, ...]] = ("connection", "query")
 
+    def implied(self) -> Values:
+        return {"format": guess_format(self.query)}
+
     @classmethod
     def wanted(cls, key: str) -> str:
         return "name one of the [connections]" if key == "connection" else 'a path or glob, as in "data/users.parquet"'
 
     @classmethod
-    def read(cls, data: Values, file: str, at: str, problems: list[str]) -> Values:
-        data = dict(data)
+    def read(cls, data: Values, file: str, at: str, problems: list[str]) -> tuple[Values, set[str]]:
         query = data.get("query")
-        if "format" not in data and isinstance(query, str):
-            suffixes = [s[1:] for s in PurePath(query).suffixes if s[1:] in (*FORMATS, "jsonl", "txt")]
-            guess = {"jsonl": "json", "txt": "text"}.get(suffixes[-1], suffixes[-1]) if suffixes else None
-            if guess is None:
-                where = f"{file}: {at}." if at else f"{file}: "
-                problems.append(
-                    f'{where}format: missing, and "{query}" has no known suffix; expected {" or ".join(show(f) for f in FORMATS)}'
-                )
-            else:
-                data["format"] = guess
+        guess = guess_format(query) if isinstance(query, str) else None
+        if data.get("format") is None and guess is not None:
+            data = {**data, "format": guess}
         return super().read(data, file, at, problems)
+
+    @classmethod
+    def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
+        if "format" not in values and "format" not in wrong and "query" in values:
+            expected = " or ".join(show(f) for f in FORMATS)
+            yield "format", f"missing, and {show(values['query'])} has no known suffix; expected {expected}"
+        if "schema_" in values:
+            yield from _check_schema(values["schema_"])
+
+
+def guess_format(query: str) -> str | None:
+    """The format that a file's suffix stands for: `data/users.jsonl.gz` -> `json`; None if it stands for none."""
+    spelled = {**{f: f for f in FORMATS}, "jsonl": "json", "txt": "text"}
+    known = [spelled[suffix[1:]] for suffix in PurePath(query).suffixes if suffix[1:] in spelled]
+    return known[-1] if known else None

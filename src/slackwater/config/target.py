@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from slackwater.config.source import ConsoleConnection, FilesConnection, _connection_or_name
+from slackwater.config.source import ConsoleConnection, FilesConnection, connection_or_name
 from slackwater.config.spec import Interpolated, Kind, Problem, Spec, Values, choice, duration, text, whole
 
 
@@ -17,7 +17,7 @@ class Target(Spec):
     format: str = "parquet"
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
-        "connection": _connection_or_name,
+        "connection": connection_or_name,
         "path": text,
         "format": choice("parquet", "json", "csv"),
     }

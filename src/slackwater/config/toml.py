@@ -11,17 +11,17 @@ from typing import Any
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import ConsoleConnection, FilesConnection
-from slackwater.config.spec import Interpolated, Spec
+from slackwater.config.spec import Interpolated, InterpolatedDuration, Spec, Unset, show_key
 from slackwater.errors import ConfigError
 
-_VARIABLE = re.compile(r"\$(\$|\{([A-Za-z_][A-Za-z0-9_]*)\})")
+_VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}")  # "$${" stands for "${" itself
 
 
 def load(path: str | Path, env: Mapping[str, str] | None = None) -> Pipeline:
     """Read a pipeline from a TOML file. Raises ConfigError with every mistake, one line each."""
     file = str(path)
     try:
-        content = Path(path).read_text(encoding="utf-8")
+        content = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError([f"{file}: cannot be read ({error.strerror}); expected a TOML file"]) from None
     except UnicodeDecodeError:
@@ -45,7 +45,10 @@ def loads(content: str, file: str = "<string>", env: Mapping[str, str] | None = 
 
 def _interpolate(value: Any, env: Mapping[str, str], file: str, at: str, problems: list[str]) -> Any:
     if isinstance(value, dict):
-        return {k: _interpolate(v, env, file, f"{at}.{k}" if at else k, problems) for k, v in value.items()}
+        return {
+            k: _interpolate(v, env, file, f"{at}.{show_key(k)}" if at else show_key(k), problems)
+            for k, v in value.items()
+        }
     if isinstance(value, list):
         return [_interpolate(v, env, file, f"{at}[{i}]", problems) for i, v in enumerate(value)]
     if not isinstance(value, str) or "$" not in value:
@@ -53,16 +56,19 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, at: str, problem
     used: list[str] = []
 
     def replace(match: re.Match[str]) -> str:
-        if match[1] == "$":
-            return "$"
-        used.append(match[2])
-        if match[2] not in env:
-            problems.append(
-                f"{file}: {at}: environment variable {match[2]} is not set; set it, or write $${{{match[2]}}} for the text itself"
-            )
-        return env.get(match[2], match[0])
+        if match[1] is None:
+            return "${"
+        used.append(match[1])
+        return env.get(match[1], "")
 
     result = _VARIABLE.sub(replace, value)
+    missing = [name for name in dict.fromkeys(used) if name not in env]
+    problems += [
+        f"{file}: {at}: environment variable {name} is not set; set it, or write $${{{name}}} for the text itself"
+        for name in missing
+    ]
+    if missing:
+        return Unset(result, value)
     return Interpolated(result, value) if used else result
 
 
@@ -78,54 +84,58 @@ def to_toml(pipeline: Pipeline) -> str:
             [f"{pipeline.name}: a source over a DataFrame cannot be written as TOML; it exists in Python only"]
         )
     document = tomlkit.document()
-    known: dict[str, FilesConnection | ConsoleConnection] = dict(pipeline.connections)
-
-    def name_of(reference: object) -> object:
-        if not isinstance(reference, FilesConnection | ConsoleConnection):
-            return reference
-        for name, given in known.items():
-            if given == reference:
-                return name
-        known[reference.kind] = reference
-        return reference.kind
-
-    data = _plain(pipeline, name_of)
-    data["connections"] = {name: {"kind": c.kind} for name, c in known.items()}
-    order = (
-        "name",
-        "trigger_interval_ms",
-        "idle_pause_ms",
-        "connections",
-        "sources",
-        "transform",
-        "target",
-        "state_store",
-    )
-    for key in order:
-        if key in data and data[key] not in ({}, []):
-            document.add(key, tomlkit.item(data[key]))
+    data = {"name": None, "trigger_interval_ms": None, "idle_pause_ms": None} | _plain(pipeline)
+    for key, value in data.items():
+        if value not in (None, {}, []):
+            document.add(key, tomlkit.item(value))
     return tomlkit.dumps(document)
 
 
-def _plain(spec: Spec, name_of: Any) -> dict[str, Any]:
+def _plain(spec: Spec) -> dict[str, Any]:
     """The keys of a spec that are not at their default, as TOML values."""
     keys = {attribute: key for key, attribute in type(spec).FIELDS.items()}
+    implied = spec.implied()
     out: dict[str, Any] = {}
     for attribute, field in type(spec).model_fields.items():
         value = getattr(spec, attribute)
-        if value is None or (not field.is_required() and value == field.get_default(call_default_factory=True)):
+        spelled = isinstance(value, Interpolated | InterpolatedDuration)
+        default = implied.get(attribute, None if field.is_required() else field.get_default(call_default_factory=True))
+        if value is None or (value == default and not spelled):
             continue
-        out[keys.get(attribute, attribute)] = name_of(value) if attribute == "connection" else _value(value, name_of)
+        out[keys.get(attribute, attribute)] = _value(value, attribute == "options")
     return out
 
 
-def _value(value: Any, name_of: Any) -> Any:
+def _value(value: Any, inline: bool = False) -> Any:
+    import tomlkit
+
     if isinstance(value, Spec):
-        return _plain(value, name_of)
+        # a kind is what a connection is: written though it is the default of its class
+        return ({"kind": value.kind} if isinstance(value, FilesConnection | ConsoleConnection) else {}) | _plain(value)
     if isinstance(value, Mapping):
-        return {k: _value(v, name_of) for k, v in value.items()}
+        table = {k: _value(v) for k, v in value.items()}
+        if not inline:
+            return table
+        row = tomlkit.inline_table()
+        row.update(table)
+        return row
     if isinstance(value, list | tuple):
-        return [_value(v, name_of) for v in value]
-    if isinstance(value, Interpolated):
-        return value.raw
-    return value.replace("${", "$${") if isinstance(value, str) else value
+        return [_value(v) for v in value]
+    if isinstance(value, Interpolated | InterpolatedDuration):
+        return _text(value.raw)
+    return _text(value.replace("${", "$${")) if isinstance(value, str) else value
+
+
+def _text(value: str) -> Any:
+    """A string item; SQL of several lines is written as such where TOML would give the same text back."""
+    import tomlkit
+
+    if "\n" not in value:
+        return value
+    lines = tomlkit.string(value, multiline=True).as_string()
+    written = f'text = """\n{lines[3:]}\n'  # TOML drops a line break right after the quotes
+    try:
+        same = tomllib.loads(written)["text"] == value
+    except tomllib.TOMLDecodeError:
+        same = False
+    return tomlkit.parse(written)["text"] if same else value

@@ -11,23 +11,25 @@ from pydantic import Field
 from slackwater.config.spec import (
     Interpolated,
     Kind,
-    MismatchError,
     Problem,
     Spec,
     Values,
     choice,
     duration,
     flag,
+    many,
     show,
+    show_duration,
     text,
     texts,
     whole,
 )
-from slackwater.core.time import duration_ms, duration_text
-from slackwater.errors import ConfigError
+from slackwater.core.time import duration_ms
 
+_NO_COMPLETE = "complete mode is not supported: a result that never closes needs all rows for ever"
 AGGREGATES = ("count", "sum", "min", "max", "avg", "first", "last", "count_distinct")
 KINDS_OF_WINDOW = ("tumbling", "hopping", "session")
+_aggregate = choice(*AGGREGATES)
 _KEYS_OF = {
     "duration_ms": ("tumbling", "hopping"),
     "hop_ms": ("hopping",),
@@ -52,7 +54,7 @@ class Aggregation(Spec):
     hll_precision: int = 14
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
-        "agg": choice(*AGGREGATES),
+        "agg": lambda value: value if value == "count_col" else _aggregate(value),
         "column": text,
         "as": text,
         "mode": choice("approximate", "exact"),
@@ -64,17 +66,16 @@ class Aggregation(Spec):
     REQUIRED: ClassVar[tuple[str, ...]] = ("agg", "as")
 
     @classmethod
-    def read(cls, data: Values, file: str, at: str, problems: list[str]) -> Values:
-        data = dict(data)
-        agg = data.get("agg", data.get("kind"))
-        counts_column = agg == "count_col"
-        if counts_column:
-            data.pop("kind", None)
-            data["agg"] = "count"
-        values = super().read(data, file, at, problems)
-        if counts_column and "column" not in values:
-            problems.append(f'{file}: {at}.column: missing; "count_col" needs the column to count')
-        return values
+    def read(cls, data: Values, file: str, at: str, problems: list[str]) -> tuple[Values, set[str]]:
+        values, wrong = super().read(data, file, at, problems)
+        if values.get("agg") == "count_col":  # the older spelling of count with a column
+            values["agg"] = "count"
+        if values.get("agg") == "count_distinct":
+            values.setdefault("mode", "approximate")
+        return values, wrong
+
+    def implied(self) -> Values:
+        return {"mode": "approximate"} if self.agg == "count_distinct" else {}
 
     @classmethod
     def wanted(cls, key: str) -> str:
@@ -86,11 +87,12 @@ class Aggregation(Spec):
         if agg is None:
             return
         if agg != "count" and "column" not in values and "column" not in wrong:
-            yield "column", f'missing; "{agg}" needs the column to aggregate'
+            what = "count" if agg == "count_col" else "aggregate"
+            yield "column", f"missing; {show(agg)} needs the column to {what}"
         if agg != "count_distinct":
             for key in ("mode", "max_distinct_values_per_group", "hll_precision"):
                 if key in values:
-                    yield key, f'belongs to "count_distinct", not to "{agg}"; remove it'
+                    yield key, f'belongs to "count_distinct", not to {show(agg)}; remove it'
         elif values.get("mode") == "exact":
             if "max_distinct_values_per_group" not in values and "max_distinct_values_per_group" not in wrong:
                 yield (
@@ -99,18 +101,8 @@ class Aggregation(Spec):
                 )
         elif "max_distinct_values_per_group" in values:
             yield "max_distinct_values_per_group", 'belongs to mode = "exact"; set it, or remove the bound'
-        if values.get("as_") == "_event_ts":
+        if values.get("as_", "").casefold() == "_event_ts":
             yield "as", '"_event_ts" is the event time; choose another name'
-
-
-def _aggregations(value: Any) -> tuple[Aggregation, ...]:
-    if not isinstance(value, list | tuple):
-        raise MismatchError("a list of aggregations ([[transform.window.aggregations]])")
-    problems: list[str] = []
-    built = [Aggregation.build(v, "", f"[{i}]", problems) for i, v in enumerate(value)]
-    if problems:
-        raise ConfigError(problems)
-    return tuple(a for a in built if a is not None)
 
 
 class Window(Spec):
@@ -165,7 +157,7 @@ class Window(Spec):
         "window_start_column": text,
         "window_end_column": text,
         "crash_recovery": choice("at_least_once", "persisted"),
-        "aggregations": _aggregations,
+        "aggregations": many(Aggregation, "a list of aggregations ([[transform.window.aggregations]])"),
     }
     OLD: ClassVar[Mapping[str, str]] = {"width_ms": "duration_ms"}
     LATER: ClassVar[Mapping[str, str]] = {
@@ -175,23 +167,26 @@ class Window(Spec):
     REQUIRED: ClassVar[tuple[str, ...]] = ("kind",)
 
     @classmethod
-    def read(cls, data: Values, file: str, at: str, problems: list[str]) -> Values:
+    def read(cls, data: Values, file: str, at: str, problems: list[str]) -> tuple[Values, set[str]]:
         data = dict(data)
-        allowed = data.pop("allowed_lateness_ms", None)
-        if allowed is not None:
-            where = f"{file}: {at}." if at else f"{file}: "
-            if data.get("late_data") == "reopen":
-                problems.append(
-                    f'{where}allowed_lateness_ms: not available yet, as is late_data = "reopen"; raise lateness_ms'
-                )
-            else:
-                problems.append(
-                    f'{where}allowed_lateness_ms: needs late_data = "reopen"; to wait longer for late rows raise lateness_ms'
-                )
-        values = super().read(data, file, at, problems)
+        where = f"{file}: {at}." if at else f"{file}: "
+        if data.pop("allowed_lateness_ms", None) is not None:
+            problems.append(
+                f'{where}allowed_lateness_ms: not available yet, as is late_data = "reopen"; raise lateness_ms'
+                if data.get("late_data") == "reopen"
+                else f'{where}allowed_lateness_ms: needs late_data = "reopen"; to wait longer for late rows raise lateness_ms'
+            )
+        for key in ("mode", "output_mode"):
+            if data.get(key) == "complete":
+                del data[key]
+                problems.append(f'{where}{key}: {_NO_COMPLETE}; remove it (emit = "on_close" is the default)')
+        values, wrong = super().read(data, file, at, problems)
         if values.get("kind") == "session":
             values.setdefault("max_groups_per_window", 1_000_000)
-        return values
+        return values, wrong
+
+    def implied(self) -> Values:
+        return {"max_groups_per_window": 1_000_000} if self.kind == "session" else {}
 
     @classmethod
     def wanted(cls, key: str) -> str:
@@ -203,12 +198,12 @@ class Window(Spec):
             return None
         if key == "kind" and value in ("sliding", "sliding_per_row", "complete"):
             if value == "complete":
-                return 'complete mode is not supported: a result that never closes needs all rows for ever; use kind = "tumbling"'
+                return f'{_NO_COMPLETE}; use kind = "tumbling"'
             return 'sliding (per-row) windows are not supported; use kind = "hopping" with a small hop_ms'
         if key == "late_data" and value in ("dlq", "reopen", "standalone"):
             return f'"{value}" is not available yet; use "drop" and raise lateness_ms'
         if key == "emit" and value == "complete":
-            return 'complete mode is not supported: a result that never closes needs all rows for ever; use emit = "on_close"'
+            return f'{_NO_COMPLETE}; use emit = "on_close"'
         if key == "emit" and value in ("final", "updates"):
             return f'"{value}" is not available yet; use "on_close"'
         if key == "on_state_cap" and value == "backpressure":
@@ -247,7 +242,7 @@ class Window(Spec):
             if gap is not None and cap is not None and cap <= gap:
                 yield (
                     "max_session_duration_ms",
-                    f"found {duration_text(cap)}, expected more than gap_ms ({duration_text(gap)})",
+                    f"found {show_duration(cap)}, expected more than gap_ms ({show_duration(gap)})",
                 )
             if not values.get("group_by") and "group_by" not in wrong:
                 yield (
@@ -268,51 +263,51 @@ class Window(Spec):
         if kind == "hopping" and length is not None and hop is not None and hop > length:
             yield (
                 "hop_ms",
-                f"found {duration_text(hop)}, expected at most duration_ms ({duration_text(length)}); rows between windows would be lost",
+                f"found {show_duration(hop)}, expected at most duration_ms ({show_duration(length)}); rows between windows would be lost",
             )
         step, offset = (hop if kind == "hopping" else length), values.get("offset_ms", 0)
         if step is not None and abs(offset) >= step:
             name = "hop_ms" if kind == "hopping" else "duration_ms"
             yield (
                 "offset_ms",
-                f"found {duration_text(offset)}, expected less than {name} ({duration_text(step)}) either way",
+                f"found {show_duration(offset)}, expected less than {name} ({show_duration(step)}) either way",
             )
 
     @classmethod
     def _check_names(cls, values: Values, wrong: set[str], kind: str | None) -> Iterator[Problem]:
-        start, end = (
-            values.get("window_start_column", "window_start"),
-            values.get("window_end_column", "window_end"),
-        )
-        if start == end:
-            yield "window_end_column", f'found "{end}", expected another name than window_start_column'
+        start, end = (values.get(f"window_{side}_column", f"window_{side}") for side in ("start", "end"))
+        if start.casefold() == end.casefold():
+            yield "window_end_column", f"found {show(end)}, expected another name than window_start_column"
         for key, name in (("window_start_column", start), ("window_end_column", end)):
-            if name == "_event_ts":
+            if name.casefold() == "_event_ts":
                 yield key, '"_event_ts" is the event time; choose another name'
-        group_by = values.get("group_by", ())
-        if "_event_ts" in group_by:
-            yield "group_by", '"_event_ts" is the event time; it cannot be a key'
-        for name, times in Counter(group_by).items():
+        taken = {start.casefold(): "window_start_column", end.casefold(): "window_end_column"}
+        if kind == "session":
+            taken.setdefault("session_id", "the session's id")
+            for key, name in (("window_start_column", start), ("window_end_column", end)):
+                if name.casefold() == "session_id":
+                    yield key, '"session_id" is the name of the session\'s id; choose another name'
+        group_by = values.get("group_by", ()) if "group_by" not in wrong else ()
+        names = {name.casefold(): name for name in reversed(group_by)}
+        for folded, times in Counter(name.casefold() for name in group_by).items():
+            name = show(names[folded])
+            if folded == "_event_ts":
+                yield "group_by", '"_event_ts" is the event time; it cannot be a key'
             if times > 1:
-                yield "group_by", f'"{name}" is listed {times} times; list it once'
-            if name in (start, end) or (kind == "session" and name == "session_id"):
-                yield "group_by", f'"{name}" is also the name of a window column; rename it in the SQL'
+                yield "group_by", f"{name} is listed {times} times; list it once"
+            if folded in taken:
+                yield "group_by", f"{name} is already the name of {taken[folded]}; rename the column in the SQL"
         aggregations = values.get("aggregations", ())
         if not aggregations and "aggregations" not in wrong:
-            yield (
-                "aggregations",
-                "missing; a window needs at least one aggregation ([[transform.window.aggregations]])",
-            )
-        taken = {**dict.fromkeys(group_by, "a key"), start: "window_start_column", end: "window_end_column"}
-        if kind == "session":
-            taken["session_id"] = "the session's id"
-        for i, a in enumerate(aggregations):
-            if a.as_ in taken:
-                yield (
-                    f"aggregations[{i}].as",
-                    f'"{a.as_}" is already the name of {taken[a.as_]}; choose another name',
-                )
-            taken.setdefault(a.as_, f"aggregations[{i}]")
+            yield "aggregations", "missing; a window needs at least one aggregation ([[transform.window.aggregations]])"
+        taken = {**dict.fromkeys(names, "a key"), **taken}
+        for i, aggregation in enumerate(aggregations):
+            if not aggregation.as_:
+                continue
+            other = taken.setdefault(aggregation.as_.casefold(), f"aggregations[{i}]")
+            if other != f"aggregations[{i}]":
+                key = f"aggregations[{i}].as"
+                yield key, f"{show(aggregation.as_)} is already the name of {other}; choose another name"
 
 
 __all__ = ["AGGREGATES", "Aggregation", "Window", "duration_ms"]

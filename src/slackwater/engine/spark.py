@@ -6,16 +6,18 @@ files of the batch ─▶ event time ─▶ SQL, lookups ─▶ input columns �
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from slackwater import errors
 from slackwater.config.pipeline import Pipeline
-from slackwater.engine import inspect, prepare
+from slackwater.engine import inspect, prepare, shard
 from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.shard import EmitReport, IngestReport, ShardTask
 from slackwater.errors import EpochError, SlackwaterError
@@ -72,14 +74,14 @@ class SparkEngine:
                 continue
             observed[name] = Observation()
             timed[name] = self._timed(name, frames[name], clock_us, latest)
-            rows = timed[name].observe(observed[name], *_statistics())
-            rows = rows.where("__bad IS NULL").drop("__bad", CORRUPT)
+            rows = timed[name].observe(observed[name], *_statistics()).where("__bad IS NULL")
+            if self.pipeline.transform.sql is not None:
+                rows = rows.drop("__bad", CORRUPT)
             out = inspect.run_sql(self.session, self.pipeline, rows)
             parts.append(out.selectExpr(*prepare.row_columns(self.logic, index if len(names) > 1 else None)))
         lifted = self._lift(reduce(lambda a, b: a.unionByName(b), parts), len(names) > 1)
         owner = lifted.selectExpr("*", f"{prepare.shard_sql(len(tasks))} AS __shard")
-        sharded = owner.repartitionById(len(tasks), owner["__shard"]).drop("__shard")
-        reports = _run(sharded, _ingest_task(list(tasks)))
+        reports = _run(owner.repartitionById(len(tasks), owner["__shard"]), lifted.columns, _ingest_task(list(tasks)))
         stats = {name: _stats_of(o.get) for name, o in observed.items()}
         samples = {name: self._bad_samples(timed[name]) for name, s in stats.items() if s.bad}
         return IngestOutcome([IngestReport.model_validate_json(r) for r in reports], stats, samples)
@@ -89,13 +91,12 @@ class SparkEngine:
         window = self.logic.window
         time = f"timestamp_micros({clock_us}L)" if window.time_mode == "processing" else self.times[name]
         decodable = f"{CORRUPT} IS NOT NULL" if CORRUPT in frame.columns else "false"
-        future = "" if latest is None else f" WHEN unix_micros(_event_ts) > {latest}L THEN 'future'"
-        return frame.selectExpr(
-            *(quote(c) for c in frame.columns if c != "_event_ts"), f"{time} AS _event_ts"
-        ).selectExpr(
-            "*",
-            f"CASE WHEN {decodable} THEN 'undecodable' WHEN _event_ts IS NULL THEN 'no event time'{future} END AS __bad",
+        future = "" if latest is None else f" WHEN unix_micros({time}) > {latest}L THEN 'future'"
+        bad = (
+            f"CASE WHEN {decodable} THEN 'undecodable' WHEN ({time}) IS NULL THEN 'no event time'{future} END AS __bad"
         )
+        kept = (quote(c) for c in frame.columns if c != "_event_ts")
+        return frame.selectExpr(*kept, f"{time} AS _event_ts", bad)
 
     def _lift(self, rows: DataFrame, tagged: bool) -> DataFrame:
         """Rows for sessions; partial accumulators per key and pane for tumbling and hopping windows."""
@@ -122,21 +123,27 @@ class SparkEngine:
     # -- windows out ---------------------------------------------------------------------------------------------
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
-        frame = self.session.range(0, len(tasks), 1, len(tasks))
-        return [EmitReport.model_validate_json(r) for r in _run(frame, _emit_task(list(tasks)))]
+        if self._is_local():
+            with ThreadPoolExecutor(len(tasks)) as pool:
+                return list(pool.map(shard.emit, tasks))
+        return [EmitReport.model_validate_json(r) for r in self._over_shards(tasks, _emit_task(list(tasks)))]
 
     def count_groups(self, tasks: Sequence[ShardTask], windows: list[int]) -> Mapping[int, int]:
-        import json
-
-        frame = self.session.range(0, len(tasks), 1, len(tasks))
         counts: Counter[int] = Counter()
-        for report in _run(frame, _count_task(list(tasks), windows)):
+        for report in self._over_shards(tasks, _count_task(list(tasks), windows)):
             counts.update({int(w): n for w, n in json.loads(report).items()})
         return counts
 
+    def _is_local(self) -> bool:
+        """Whether Spark runs inside one machine: then threads of this process do what a job would, without its overhead."""
+        return (self.session.sparkContext.master or "").startswith("local")
+
+    def _over_shards(self, tasks: Sequence[ShardTask], task: Task) -> list[str]:
+        return _run(self.session.range(0, len(tasks), 1, len(tasks)), ["id"], task)
+
     def warm_up(self, workers: int) -> None:
         """Start the Python workers and import what they need, before the first batch does."""
-        _run(self.session.range(0, workers, 1, workers), _warm_task)
+        _run(self.session.range(0, workers, 1, workers), ["id"], _warm_task)
 
 
 def _statistics() -> list[Any]:
@@ -165,11 +172,10 @@ def _stats_of(found: Mapping[str, Any]) -> SourceStats:
 # -- what runs in the workers ------------------------------------------------------------------------------------------
 
 
-def _run(frame: DataFrame, task: Task) -> list[str]:
-    """Run `task` over each partition (as one Arrow table); errors of this project come back as themselves."""
-
-    names = frame.columns
-    plain = frame.toDF(*(f"c{i}" for i in range(len(names))))  # mapInArrow reads a dot in a name as a path
+def _run(frame: DataFrame, names: list[str], task: Task) -> list[str]:
+    """Run `task` over these columns of each partition (as one Arrow table); errors of this project come back as themselves."""
+    # plain names: to mapInArrow a dot in a name is a path
+    plain = frame.selectExpr(*(f"{quote(name)} AS c{i}" for i, name in enumerate(names)))
 
     def partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         os.environ.setdefault("POLARS_MAX_THREADS", "1")
@@ -199,8 +205,6 @@ def _ingest_task(tasks: list[ShardTask]) -> Task:
         import polars as pl
         from pyspark import TaskContext
 
-        from slackwater.engine import shard
-
         context = TaskContext.get()
         assert context is not None
         task = tasks[context.partitionId()]
@@ -219,8 +223,6 @@ def _ingest_task(tasks: list[ShardTask]) -> Task:
 
 def _emit_task(tasks: list[ShardTask]) -> Task:
     def run(table: pa.Table) -> str:
-        from slackwater.engine import shard
-
         return shard.emit(tasks[table.column(0)[0].as_py()]).model_dump_json()
 
     return run
@@ -228,10 +230,6 @@ def _emit_task(tasks: list[ShardTask]) -> Task:
 
 def _count_task(tasks: list[ShardTask], windows: list[int]) -> Task:
     def run(table: pa.Table) -> str:
-        import json
-
-        from slackwater.engine import shard
-
         return json.dumps(shard.count_groups(tasks[table.column(0)[0].as_py()], windows))
 
     return run

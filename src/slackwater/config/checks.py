@@ -1,0 +1,119 @@
+"""Checks over a whole pipeline. They also see drafts: what could be read of a part that is wrong itself.
+
+Each yields (key, what is wrong). A key that was reported where it was read (`_wrong` of a draft) is not judged again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from slackwater.config.source import Connection, ConsoleConnection, FilesConnection, Source, declared_columns
+from slackwater.config.spec import Problem, Values, nearest, show
+
+if TYPE_CHECKING:
+    from slackwater.config.target import StateStore, Target
+
+
+def resolve(reference: object, known: Mapping[str, Connection]) -> Connection | None:
+    """The connection that a name or an object stands for; None for an unknown name."""
+    if isinstance(reference, FilesConnection | ConsoleConnection):
+        return reference
+    return known.get(str(reference))
+
+
+def check_names(sources: tuple[Source, ...]) -> Iterator[Problem]:
+    """Sources are told apart by name: in the state, in watermarks, in metrics."""
+    names = [s.name for s in sources if s.name and "name" not in s._wrong]
+    for name, times in Counter(names).items():
+        if times > 1:
+            shown = show(next(n for n in names if n == name))
+            yield "sources", f"{times} sources are called {shown}; give each its own name"
+
+
+def check_connections(values: Values) -> Iterator[Problem]:
+    """Every reference names a connection that is there and can do what is asked of it."""
+    known: Mapping[str, Any] = values.get("connections", {})  # None: there, but wrong itself
+    readers = [(f"sources[{i}]", s) for i, s in enumerate(values.get("sources", ())) if s.dataframe is None]
+    transform = values.get("transform")
+    if transform is not None:
+        lookups = (transform.lookups or {}).items()
+        readers += [(f"transform.lookups.{name}", lookup) for name, lookup in lookups if not lookup._wrong]
+    for at, spec in readers:
+        if spec.connection is None or "connection" in spec._wrong:
+            continue
+        found = resolve(spec.connection, known)
+        if found is None:
+            yield from _unknown(f"{at}.connection", spec.connection, known)
+        elif isinstance(found, ConsoleConnection):
+            shown = show(spec.connection) if isinstance(spec.connection, str) else "this"
+            yield f"{at}.connection", f'{shown} is a console; rows are read from a connection of kind "files"'
+    target: Target | None = values.get("target")
+    if target is None or target.connection is None or "connection" in target._wrong:
+        return
+    found = resolve(target.connection, known)
+    if found is None:
+        yield from _unknown("target.connection", target.connection, known)
+    elif isinstance(found, FilesConnection) and target.path is None and not target._wrong & {"path", *target.LATER}:
+        yield "target.path", 'missing; a files target needs a directory, as in "out/sessions"'
+    elif isinstance(found, ConsoleConnection):
+        for key in ("path", "format"):
+            if key not in target._wrong and getattr(target, key) != type(target).model_fields[key].default:
+                yield f"target.{key}", "belongs to a files target, this one is a console; remove it"
+
+
+def _unknown(key: str, reference: object, known: Mapping[str, Any]) -> Iterator[Problem]:
+    if reference not in known:
+        advice = nearest(str(reference), known) if known else "; describe it in [connections.<name>]"
+        yield key, f"found {show(reference)}, which is no connection{advice}"
+
+
+def check_event_time(values: Values) -> Iterator[Problem]:
+    """Every source has an event time, and `_event_ts` means one thing only."""
+    window = values["transform"].window if "transform" in values else None
+    if window is None:
+        return
+    processing = window.time_mode == "processing"
+    named = window.event_time_column != "_event_ts"
+    undecided = bool({"event_time_column", "time_mode"} & window._wrong)
+    for i, source in enumerate(values.get("sources", ())):
+        if undecided or "schema" in source._wrong:
+            continue
+        columns = [c.casefold() for c in declared_columns(source.schema_)] if source.schema_ else []
+        if (processing or named) and "_event_ts" in columns:
+            yield (
+                f"sources[{i}].schema",
+                'declares "_event_ts", which is injected; rename the column, or use it with event_time_column = "_event_ts"',
+            )
+        if not (processing or named) and source.dataframe is None and "_event_ts" not in columns:
+            which = f"source {show(source.name)}" if source.name else f"sources[{i}]"
+            yield (
+                "transform.window.event_time_column",
+                f"missing; {which} reads files, which have no event time of their own: name a column or an expression",
+            )
+    if processing and not undecided:
+        for key, given in (("event_time_column", named), ("event_time_unit", window.event_time_unit is not None)):
+            if given:
+                yield (
+                    f"transform.window.{key}",
+                    'given with time_mode = "processing", where the clock is the event time; remove one of them',
+                )
+
+
+def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
+    """A session needs a store; `persisted` needs one that outlives the process."""
+    window = values["transform"].window if "transform" in values else None
+    if window is None or "state_store" in wrong:
+        return
+    store: StateStore | None = values.get("state_store")
+    if store is None and window.kind == "session":
+        yield (
+            "state_store",
+            'missing; a session window needs it: [state_store] with kind = "files" and path = "state"',
+        )
+    elif window.crash_recovery == "persisted" and (store is None or store.kind == "in_memory"):
+        yield (
+            "transform.window.crash_recovery",
+            '"persisted" needs a durable [state_store]; use kind = "files"',
+        )
