@@ -108,7 +108,8 @@ def _counters(found: Iterable[Status]) -> Iterator[Metric]:
     )
     late = CounterMetricFamily(f"{PREFIX}late_rows", "Late rows.", labels=["pipeline", "policy", "cause"])
     for status in found:
-        for reason, count in status.counters.emitted.items():
+        reasons = ("close", "flush", *(("cap",) if status.window_kind == "session" else ()))
+        for reason, count in {**dict.fromkeys(reasons, 0), **status.counters.emitted}.items():
             emitted.add_metric([status.pipeline, status.window_kind, reason], count)
         for cause in ("lateness", "idle"):
             late.add_metric([status.pipeline, status.late_policy, cause], status.counters.late.get(cause, 0))
@@ -117,7 +118,7 @@ def _counters(found: Iterable[Status]) -> Iterator[Metric]:
 
 
 def serve(metrics: Metrics, port: int, host: str = "127.0.0.1") -> tuple[Any, int]:
-    """Serve `/metrics`; port 0 takes a free one. Returns the server (`shutdown()` stops it) and its port."""
+    """Serve `/metrics`; port 0 takes a free one. Returns the server (`shut` stops it) and its port."""
     try:
         server, _ = start_http_server(port, addr=host, registry=metrics.registry)
     except OSError as error:
@@ -125,3 +126,9 @@ def serve(metrics: Metrics, port: int, host: str = "127.0.0.1") -> tuple[Any, in
             f"metrics cannot be served on {host}:{port} ({error.strerror}); choose another --metrics-port"
         ) from error
     return server, int(server.server_port)
+
+
+def shut(server: Any) -> None:
+    """Stop a server of `serve` and free its port."""
+    server.shutdown()
+    server.server_close()

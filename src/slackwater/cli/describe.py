@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from slackwater import plan
+from slackwater.cli.text import plural, size
 from slackwater.config import toml
-
-
-def plural(count: int, word: str) -> str:
-    return f"{count:,} {word}" + ("" if count == 1 else "s")
 
 
 def check_file(file: Path) -> None:
@@ -40,12 +37,3 @@ def explain_file(file: Path) -> None:
     )
     for line in found.notes:
         print(f"  note       {line}")
-
-
-def size(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    raise AssertionError("unreachable")

@@ -66,11 +66,14 @@ def run(
         int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics; 0: a free port.")
     ] = None,
     metrics_host: Annotated[str, typer.Option(help="Address to bind the metrics to.")] = "127.0.0.1",
+    status_every: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="At most one status line per so many seconds.")
+    ] = 1.0,
 ) -> None:
     """Run a pipeline until it is stopped (Ctrl-C), or until its input ends (--available-now)."""
     from slackwater.cli.runner import run_file
 
-    run_file(file, available_now, flush, metrics_port, metrics_host)
+    run_file(file, available_now, flush, metrics_port, metrics_host, status_every)
 
 
 @app.command()
@@ -78,7 +81,7 @@ def demo(
     keep: Annotated[Path | None, typer.Option(help="Keep the demo's files in this new directory.")] = None,
     rows: Annotated[int, typer.Option(min=1000, help="How many clicks to generate.")] = 60_000,
 ) -> None:
-    """Sessions and per-minute counts over a generated click stream, in under a minute."""
+    """Sessions and five-minute counts over a generated click stream, in under a minute."""
     from slackwater.cli.demo import run_demo
 
     run_demo(keep, rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,21 +11,29 @@ from pathlib import Path
 from types import FrameType
 
 from slackwater.cli import view as views
+from slackwater.cli.text import summary
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline, check_run_flags
 from slackwater.engine.status import Status
 
 
-def run_file(file: Path, available_now: bool, flush: bool, metrics_port: int | None, metrics_host: str) -> None:
+def run_file(
+    file: Path,
+    available_now: bool,
+    flush: bool,
+    metrics_port: int | None,
+    metrics_host: str,
+    status_every: float = 1.0,
+) -> None:
     """Load, check and run; print a summary on standard output. Raises SlackwaterError."""
     check_run_flags(available_now, flush)
     pipeline = toml.load(file)
-    view = views.choose()
+    view = views.choose(status_every)
     try:
         status = run_pipeline(pipeline, view, available_now, flush, metrics_port, metrics_host)
     finally:
         view.close()
-    print(views.summary(status, pipeline.name, where(pipeline)))
+    print(summary(status, pipeline.name, where(pipeline)))
 
 
 def where(pipeline: Pipeline) -> str:
@@ -41,10 +48,11 @@ def run_pipeline(
     flush: bool,
     metrics_port: int | None = None,
     metrics_host: str = "127.0.0.1",
+    stop: threading.Event | None = None,
 ) -> Status | None:
-    """Run with a view, and metrics if a port is given."""
+    """Run with a view, and metrics if a port is given. A signal sets `stop`, and the run ends after its epoch."""
     from slackwater.engine import run as engine
-    from slackwater.metrics import Metrics, serve
+    from slackwater.metrics import Metrics, serve, shut
 
     metrics = Metrics()
     server = None
@@ -56,7 +64,7 @@ def run_pipeline(
         metrics.update(status)
         view.status(status)
 
-    stop = threading.Event()
+    stop = stop or threading.Event()
     with _signals(stop, view):
         try:
             return engine.run(
@@ -69,23 +77,41 @@ def run_pipeline(
             )
         finally:
             if server is not None:
-                server.shutdown()
+                shut(server)
 
 
 @contextmanager
 def _signals(stop: threading.Event, view: views.View) -> Iterator[None]:
-    """The first SIGINT or SIGTERM asks for a clean stop, a second SIGINT ends at once."""
+    """The first SIGINT or SIGTERM asks for a clean stop, a second SIGINT ends at once.
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        if stop.is_set() and number == signal.SIGINT:
-            sys.stderr.flush()
-            os._exit(130)
-        stop.set()
-        view.notice("info", "stopping: the epoch in progress is finished first")
+    A thread reads the signals from a pipe. A handler in Python would run in the main thread: it would wait for ever if
+    that thread polls `stop` and holds its lock, and be late while that thread waits for Spark.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    def listen() -> None:
+        while number := os.read(reader, 1):
+            if not stop.is_set():
+                stop.set()
+                view.notice("info", "stopping: the epoch in progress is finished first")
+            elif number[0] == signal.SIGINT:
+                os._exit(130)
+
+    thread = threading.Thread(target=listen, name="signals", daemon=True)
+    thread.start()
+    wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    before = {number: signal.signal(number, _noted) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup)
+        os.close(writer)
+        thread.join()
+        os.close(reader)
+
+
+def _noted(number: int, frame: FrameType | None) -> None:
+    """Python has written the number into the pipe already."""

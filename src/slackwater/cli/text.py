@@ -1,0 +1,95 @@
+"""What the command line says about a run, as text."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from slackwater.engine.status import SourceStatus, Status
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+def moment(us: int | None) -> str:
+    """A time in microseconds UTC for people; `none yet` for None."""
+    if us is None:
+        return "none yet"
+    try:
+        at = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us)
+    except OverflowError:
+        return f"{us} µs"
+    return f"{at:%Y-%m-%d %H:%M:%S}Z"
+
+
+def ago(us: int) -> str:
+    """A distance in time, in its largest sensible unit."""
+    seconds = us / 1e6
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if abs(seconds) >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def describe(source: SourceStatus, status: Status) -> str:
+    """One source: its watermark, how far that is behind the clock, and whether it is idle."""
+    if source.watermark_us is None:
+        behind = "no event yet"
+    else:
+        behind = (
+            f"watermark {moment(source.watermark_us)}, {ago(status.clock_us - source.watermark_us)} behind the clock"
+        )
+    return f"{source.name}: {behind}{', idle' if source.idle else ''}"
+
+
+def line(status: Status) -> str:
+    """A status as one line of key=value."""
+    c = status.counters
+    sources = " ".join(
+        f"watermark[{s.name}]={_stamp(s.watermark_us)}{'(idle)' if s.idle else ''}" for s in status.sources
+    )
+    progress = f" files={status.files_done}/{status.files_total}" if status.files_total else ""
+    return (
+        f"pipeline={status.pipeline} epoch={status.epoch} rows={status.rows} rows_per_s={status.rows_per_second:.0f} "
+        f"emitted={status.emitted} late={c.rows_late} bad={c.rows_bad} refused={c.rows_refused} "
+        f"open_windows={status.windows_active} state_bytes={status.state_bytes} "
+        f"watermark={_stamp(status.watermark_us)} {sources}{progress}"
+    )
+
+
+def _stamp(us: int | None) -> str:
+    """A time without spaces."""
+    return "none" if us is None else moment(us).replace(" ", "T")
+
+
+def summary(status: Status | None, pipeline: str, where: str) -> str:
+    """What a finished run says."""
+    if status is None:
+        return f"{pipeline}: nothing new, nothing committed"
+    c = status.counters
+    emitted = ", ".join(f"{n:,} {reason}" for reason, n in sorted(c.emitted.items())) or "none"
+    lines = [
+        f"{pipeline}: epoch {status.epoch}, {c.rows_in:,} rows in",
+        f"  {c.rows_used:,} used, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad"
+        + (
+            f", {c.rows_in - c.rows_bad - c.rows_sql:,} filtered by the SQL"
+            if c.rows_in - c.rows_bad != c.rows_sql
+            else ""
+        ),
+        f"  {c.rows_emitted:,} windows emitted ({emitted}), {status.windows_active:,} open; results in {where}",
+    ]
+    if c.rows_sql and c.rows_late > c.rows_sql / 2:
+        lines.append(
+            f"  most rows came late: the newest event time read is {moment(max(s.max_event_us or 0 for s in status.sources))}; "
+            "a clock in the input may be wrong: bound it with max_future_ms or filter it at the source, or raise lateness_ms"
+        )
+    return "\n".join(lines)

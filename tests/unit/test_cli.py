@@ -1,0 +1,232 @@
+"""The command line without Spark: what it prints, its exit codes, and that no stack trace reaches a user."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from slackwater import __version__
+from slackwater.cli.main import main
+from slackwater.errors import CapExceededError, LockHeldError
+
+GOOD = """name = "user-sessions"
+
+[connections.lake]
+kind = "files"
+
+[[sources]]
+name = "events"
+connection = "lake"
+query = "in/*.jsonl"
+format = "json"
+schema = "user_id STRING, page STRING, ts TIMESTAMP"
+
+[transform.window]
+kind = "session"
+gap_ms = "30s"
+max_session_duration_ms = "2h"
+event_time_column = "ts"
+group_by = ["user_id"]
+max_groups_per_window = 1000
+
+[[transform.window.aggregations]]
+agg = "count"
+as = "events"
+
+[[transform.window.aggregations]]
+agg = "count_distinct"
+column = "page"
+as = "pages"
+
+[target]
+connection = "lake"
+path = "out"
+
+[state_store]
+kind = "files"
+path = "state"
+"""
+TUMBLING = (
+    GOOD.replace('"session"', '"tumbling"')
+    .replace('gap_ms = "30s"\nmax_session_duration_ms = "2h"', 'duration_ms = "1m"')
+    .split("[state_store]")[0]
+)
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture
+def slackwater(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """The command in this process, in a directory of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["slackwater", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return Said(int(ended.value.code or 0), said.out, said.err)
+
+    return command
+
+
+def write(text: str, name: str = "p.toml") -> str:
+    Path(name).write_text(text)
+    return name
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def run(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("slackwater.engine.run.run", run)
+
+
+def test_check_of_a_good_file_is_one_line(slackwater: Command) -> None:
+    expected = 'p.toml: ok — session window over 1 source, 2 aggregations, state in files at "state"\n'
+    assert slackwater("check", write(GOOD)) == Said(0, expected, "")
+
+
+def test_check_notes_what_a_user_should_know(slackwater: Command) -> None:
+    said = slackwater("check", write(TUMBLING))
+    assert (said.code, said.err) == (0, "")
+    first, second = said.out.splitlines()
+    assert first == "p.toml: ok — tumbling window over 1 source, 2 aggregations, state in memory"
+    assert second.startswith("p.toml: note: STATE IS IN MEMORY")
+
+
+def test_check_prints_every_problem_on_its_own_line(slackwater: Command) -> None:
+    wrong = (
+        GOOD.replace("gap_ms =", "gap =").replace('["user_id"]', '"user_id"').replace('name = "user', 'nmae = "user')
+    )
+    said = slackwater("check", write(wrong))
+    assert (said.code, said.out) == (2, "")
+    assert said.err.splitlines() == [
+        'p.toml: nmae: unknown key; did you mean "name"?',
+        'p.toml: transform.window.gap: unknown key; did you mean "gap_ms"?',
+        'p.toml: transform.window.group_by: found "user_id", expected a list; write ["user_id"]',
+        "p.toml: transform.window.gap_ms: missing; a session window needs it: how long a silence ends a session",
+        "p.toml: name: missing; give the pipeline a name",
+        "5 problems",
+    ]
+
+
+def test_one_problem_is_not_problems(slackwater: Command) -> None:
+    said = slackwater("check", "absent.toml")
+    expected = "absent.toml: cannot be read (No such file or directory); expected a TOML file\n1 problem\n"
+    assert said == Said(2, "", expected)
+
+
+@pytest.mark.parametrize("command", ["check", "explain", "run"])
+def test_broken_toml_is_told_by_every_command(slackwater: Command, command: str) -> None:
+    said = slackwater(command, write("name = \n"))
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("p.toml: is not valid TOML: ")
+    assert said.err.endswith("\n1 problem\n")
+
+
+def test_explain_walks_the_stages_of_the_plan(slackwater: Command) -> None:
+    said = slackwater("explain", write(GOOD))
+    assert (said.code, said.err) == (0, "")
+    lines = said.out.splitlines()
+    assert lines[0] == "user-sessions"
+    stages = [line[2:13].strip() for line in lines if line.startswith("  ") and line[2] != " "]
+    assert stages == [
+        *("read", "event time", "sql", "lift", "shuffle", "step", "emit", "commit", "publish"),
+        *("delivery", "state"),
+    ]
+    assert "  shuffle    Spark   by hash of user_id" in lines
+    assert "  delivery   exactly once: the target keeps the last epoch with its rows and ignores an older one" in lines
+    assert lines[-1].endswith(" at 1,000 groups")
+
+
+def test_flush_needs_available_now(slackwater: Command) -> None:
+    said = slackwater("run", write(GOOD), "--flush")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("--flush: needs --available-now")
+
+
+def test_the_version(slackwater: Command) -> None:
+    assert slackwater("--version") == Said(0, f"slackwater {__version__}\n", "")
+
+
+def test_no_command_shows_the_help(slackwater: Command) -> None:
+    said = slackwater()
+    assert all(word in said.out + said.err for word in ("run", "check", "explain", "demo"))
+
+
+def test_an_unknown_option_is_a_wrong_command_line(slackwater: Command) -> None:
+    assert slackwater("run", write(GOOD), "--fast").code == 2
+
+
+@pytest.mark.parametrize("error", [LockHeldError("held by host 4, process 12"), CapExceededError("too many groups")])
+def test_our_errors_are_one_line_and_exit_with_1(
+    slackwater: Command, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    failing(monkeypatch, error)
+    assert slackwater("run", write(GOOD)) == Said(1, "", f"error: {error}\n")
+
+
+def test_a_bug_is_one_line_and_exits_with_70(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLACKWATER_DEBUG", raising=False)
+    failing(monkeypatch, KeyError("first line\n  at org.apache.spark.Thing\n"))
+    said = slackwater("run", write(GOOD))
+    assert (said.code, said.out) == (70, "")
+    assert said.err.startswith("internal error: KeyError: ")
+    assert said.err.endswith("; run again with SLACKWATER_DEBUG=1 for the stack trace\n")
+    assert len(said.err.splitlines()) == 1
+
+
+def test_a_bug_shows_its_stack_trace_when_asked(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLACKWATER_DEBUG", "1")
+    failing(monkeypatch, KeyError("gone"))
+    with pytest.raises(KeyError, match="gone"):
+        slackwater("run", write(GOOD))
+
+
+def test_a_metrics_port_in_use_stops_the_start(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from slackwater.metrics import Metrics, serve, shut
+
+    failing(monkeypatch, AssertionError("must not be reached"))
+    server, port = serve(Metrics(), 0)
+    said = slackwater("run", write(GOOD), "--metrics-port", str(port))
+    shut(server)
+    expected = (
+        f"error: metrics cannot be served on 127.0.0.1:{port} (Address already in use); choose another --metrics-port\n"
+    )
+    assert said == Said(1, "", expected)
+
+
+def test_check_loads_neither_spark_nor_frames_and_is_fast(tmp_path: Path) -> None:
+    config = tmp_path / "p.toml"
+    config.write_text(GOOD)
+    code = f"""
+import sys
+sys.argv = ["slackwater", "check", {str(config)!r}]
+from slackwater.cli.main import main
+try:
+    main()
+finally:
+    print(sorted({{"pyspark", "polars", "pandas", "pyarrow", "numpy", "prometheus_client"}} & set(sys.modules)))
+"""
+    took = []
+    for _ in range(3):  # the best of three: the machine may be busy
+        began = time.monotonic()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        took.append(time.monotonic() - began)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "[]"
+    assert min(took) < 1

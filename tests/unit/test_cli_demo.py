@@ -1,0 +1,188 @@
+"""The demo without Spark: its click stream, its plot, and what it prints around two runs."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import signal
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.unit.test_metrics import STATUS
+
+from slackwater.cli.clicks import FILES, HOURS, MORNING, generate
+from slackwater.cli.demo import activity
+from slackwater.cli.main import main
+from slackwater.config import toml
+
+
+@pytest.fixture(scope="module")
+def day(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("day")
+    assert generate(home, 20_000) == 20_000
+    return home
+
+
+def clicks(home: Path, source: str) -> list[list[dict[str, Any]]]:
+    files = sorted((home / source).glob("*.jsonl"), key=lambda p: p.stat().st_mtime)
+    return [[json.loads(text) for text in path.read_text().splitlines()] for path in files]
+
+
+def second(click: dict[str, Any]) -> float:
+    return (dt.datetime.fromisoformat(click["ts"]).replace(tzinfo=None) - MORNING).total_seconds()
+
+
+def test_the_stream_is_the_same_every_time(day: Path, tmp_path: Path) -> None:
+    generate(tmp_path, 20_000)
+    assert clicks(tmp_path, "web") == clicks(day, "web")
+    assert clicks(tmp_path, "app") == clicks(day, "app")
+
+
+def test_every_click_is_there_once_and_within_the_day(day: Path) -> None:
+    found = [c for source in ("web", "app") for part in clicks(day, source) for c in part]
+    assert len(found) == 20_000
+    assert 0 <= min(map(second, found)) < max(map(second, found)) < HOURS * 3600
+
+
+def test_the_app_falls_silent_after_a_third_and_the_web_does_not(day: Path) -> None:
+    app, web = clicks(day, "app"), clicks(day, "web")
+    assert (len(app), len(web)) == (math.ceil(FILES / 3), FILES)
+    assert max(second(c) for part in app for c in part) < HOURS * 3600 / 3
+    assert max(map(second, web[-1])) > (HOURS - 1) * 3600
+
+
+def test_the_stream_is_out_of_order_and_a_few_clicks_are_hours_late(day: Path) -> None:
+    newest, overtaken, hours_late = 0.0, 0, 0
+    for click in (c for part in clicks(day, "web") for c in part):
+        behind = newest - second(click)
+        overtaken += 0 < behind <= 20
+        hours_late += behind > 3600
+        assert behind <= 20 or behind > 3600
+        newest = max(newest, second(click))
+    assert overtaken > 1000
+    assert hours_late == 8 * (FILES - 2)
+
+
+def test_nobody_makes_most_of_the_clicks_and_noon_is_busier_than_the_morning(day: Path) -> None:
+    found = [c for part in clicks(day, "web") for c in part]
+    users = Counter(c["user_id"] for c in found)
+    assert len(users) > 800
+    assert users.most_common(1)[0][1] < 0.02 * len(found)
+    hours = Counter(int(second(c) // 3600) for c in found)
+    assert hours[6] > 1.5 * hours[0]
+
+
+def test_the_plot_has_a_column_per_bin_where_they_fit() -> None:
+    counts = [0] * 144
+    counts[0], counts[72] = 4, 2
+    title, *plot, axis = activity(counts, 200)
+    assert title == "Clicks per 5 minutes, 06:00 to 18:00, at most 4:"
+    assert plot == ["█", "█", "█" + " " * 71 + "█", "█" + " " * 71 + "█"]
+    assert axis.split() == ["06:00", "09:00", "12:00", "15:00"]
+    assert axis.index("12:00") == 72
+
+
+@pytest.mark.parametrize(("width", "minutes"), [(144, 5), (143, 10), (80, 10), (60, 15), (12, 60)])
+def test_the_plot_fits_the_terminal(width: int, minutes: int) -> None:
+    lines = activity([3] * 144, width)
+    assert lines[0].startswith(f"Clicks per {minutes} minutes, ")
+    assert all(len(text) <= width for text in lines[1:-1])
+    assert max(len(text) for text in lines[1:-1]) == 12 * 60 // minutes
+
+
+def test_a_day_without_clicks_is_an_empty_plot() -> None:
+    assert activity([0] * 144, 80)[1:-1] == ["", "", "", ""]
+
+
+class FakeEngine:
+    """Writes what the two pipelines of the demo would; `runs` are their names."""
+
+    def __init__(self) -> None:
+        self.runs: list[str] = []
+
+    def run(self, pipeline: Any, *, on_status: Any, available_now: bool, flush: bool, **rest: Any) -> Any:
+        assert available_now
+        assert flush
+        self.runs.append(pipeline.name)
+        start = MORNING.replace(tzinfo=dt.UTC)
+        out = Path(pipeline.target.path)
+        out.mkdir(parents=True)
+        columns: dict[str, Any] = {
+            "window_start": [start],
+            "window_end": [start + dt.timedelta(minutes=5)],
+            "clicks": [9],
+        }
+        if pipeline.name == "demo-sessions":
+            columns |= {"user_id": ["u0007"], "pages": [3], "left_at": ["/cart"]}
+        pl.DataFrame(columns).write_parquet(out / "0.parquet")
+        status = replace(STATUS, pipeline=pipeline.name, files_done=8, files_total=8)
+        on_status(status)
+        return status
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    fake = FakeEngine()
+    monkeypatch.setattr("slackwater.engine.run.run", fake.run)
+    monkeypatch.setenv("COLUMNS", "100")
+    return fake
+
+
+def demo(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["slackwater", "demo", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_the_demo_shows_counts_sessions_a_plot_and_what_to_try(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "kept"
+    assert demo(monkeypatch, "--keep", str(home), "--rows", "2000") == 0
+    assert engine.runs == ["demo-sessions", "demo-counts"]
+    said = capsys.readouterr()
+    assert said.err == ""
+    for part in (
+        f"2,000 clicks of two sources, out of order by up to 20 seconds, in {home}\n",
+        "  demo-sessions: 8 of 8 files\n",
+        f"950 used, 25 late, 15 refused, 10 bad\n  42 windows emitted (2 cap, 40 close), 12 open; results in {home}/out/counts\n",
+        "│ u0007 │ 06:00:00 │ 06:05:00 │ 9      │ 3     │ /cart   │",
+        "Clicks per 10 minutes, 06:00 to 18:00, at most 9:\n█\n",
+        f"  slackwater explain {home}/sessions.toml\n",
+        f"  slackwater run {home}/sessions.toml --metrics-port 9187\n",
+    ):
+        assert part in said.out
+
+
+def test_the_configs_of_the_demo_are_good(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    home = tmp_path / "kept"
+    assert demo(monkeypatch, "--keep", str(home), "--rows", "1000") == 0
+    kinds = [toml.load(home / f"{name}.toml").transform.window.kind for name in ("sessions", "counts")]
+    assert kinds == ["session", "tumbling"]
+
+
+def test_a_directory_with_files_is_not_written_to(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    assert demo(monkeypatch, "--keep", str(tmp_path)) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path} is not empty; name a new directory for --keep\n"
+    assert engine.runs == []
+
+
+def test_an_interrupt_ends_the_whole_demo(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(pipeline: Any, *, stop: Any, **rest: Any) -> None:
+        engine.runs.append(pipeline.name)
+        signal.raise_signal(signal.SIGINT)
+        assert stop.wait(10)
+
+    monkeypatch.setattr("slackwater.engine.run.run", interrupted)
+    assert demo(monkeypatch, "--keep", str(tmp_path / "kept"), "--rows", "1000") == 130
+    assert engine.runs == ["demo-sessions"]

@@ -1,0 +1,323 @@
+"""`run` with an engine that is not there: views, log lines, summary, signals."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tests.unit.test_cli import GOOD
+from tests.unit.test_metrics import COUNTERS, STATUS
+
+from slackwater.cli.runner import _signals, run_file
+from slackwater.cli.text import ago, describe, line, moment, summary
+from slackwater.cli.view import LogView, render
+from slackwater.engine.status import Counters, Status
+
+QUIET = replace(STATUS, emitted=0, late=0)
+STAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ "
+FAKE = """
+import sys, time
+import slackwater.engine.run as engine
+from tests.unit.test_metrics import STATUS
+from slackwater.cli.main import main
+
+def run(pipeline, *, on_status, on_notice, stop, **flags):
+    on_notice("warning", "look here")
+    on_status(STATUS)
+    {body}
+    return STATUS
+
+engine.run = run
+sys.argv = ["slackwater", "run", {config!r}, *{flags!r}]
+main()
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "p.toml"
+    path.write_text(GOOD)
+    return path
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Status | None]], None]:
+    return lambda run: monkeypatch.setattr("slackwater.engine.run.run", run)
+
+
+def child(config: Path, body: str, *flags: str, **more: Any) -> subprocess.Popen[str]:
+    """`slackwater run` in a process of its own, on the fake engine."""
+    code = FAKE.format(body=body, config=str(config), flags=flags)
+    root = str(Path(__file__).parents[2])
+    return subprocess.Popen(
+        [sys.executable, "-c", code], cwd=root, stdout=subprocess.PIPE, text=True, **{"stderr": subprocess.PIPE} | more
+    )
+
+
+def shown(status: Status) -> str:
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(render(status))
+    return console.export_text()
+
+
+# -- text ------------------------------------------------------------------------------------------------------------
+
+
+def test_moments_and_distances() -> None:
+    assert moment(0) == "1970-01-01 00:00:00Z"
+    assert moment(-1_000_000) == "1969-12-31 23:59:59Z"
+    assert moment(None) == "none yet"
+    assert moment(1 << 62) == f"{1 << 62} µs"
+    assert [ago(s * 1_000_000) for s in (1, 119, 120, 7200, 172_800)] == ["1.0 s", "119.0 s", "2 m", "2 h", "2 d"]
+
+
+def test_a_source_is_told_with_its_lag_and_idleness() -> None:
+    web, app = STATUS.sources
+    assert describe(web, STATUS) == "web: watermark 2023-11-14 21:56:40Z, 17 m behind the clock"
+    assert describe(app, STATUS) == "app: no event yet, idle"
+
+
+def test_a_log_line_is_key_and_value() -> None:
+    assert line(replace(STATUS, files_done=2, files_total=3)) == (
+        "pipeline=clicks epoch=7 rows=100 rows_per_s=200 emitted=4 late=25 bad=10 refused=15 open_windows=12 "
+        "state_bytes=4096 watermark=2023-11-14T21:56:40Z watermark[web]=2023-11-14T21:56:40Z "
+        "watermark[app]=none(idle) files=2/3"
+    )
+
+
+def test_the_summary_accounts_for_every_row() -> None:
+    assert summary(STATUS, "clicks", '"out"').splitlines() == [
+        "clicks: epoch 7, 1,000 rows in",
+        "  950 used, 25 late, 15 refused, 10 bad",
+        '  42 windows emitted (2 cap, 40 close), 12 open; results in "out"',
+    ]
+
+
+def test_the_summary_tells_what_the_sql_filtered() -> None:
+    status = replace(STATUS, counters=replace(COUNTERS, rows_in=1200))
+    assert "  950 used, 25 late, 15 refused, 10 bad, 200 filtered by the SQL" in summary(status, "clicks", '"out"')
+
+
+def test_a_wrong_clock_is_suspected_when_most_rows_are_late() -> None:
+    status = replace(STATUS, counters=Counters(rows_in=100, rows_sql=100, rows_used=40, late={"lateness": 60}))
+    last = summary(status, "clicks", '"out"').splitlines()[-1]
+    assert last.startswith("  most rows came late: the newest event time read is 2023-11-14 21:56:41Z; a clock in")
+
+
+def test_a_run_that_found_nothing_says_so() -> None:
+    assert summary(None, "clicks", '"out"') == "clicks: nothing new, nothing committed"
+
+
+# -- views -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_live_view_shows_every_number() -> None:
+    text = shown(replace(STATUS, files_done=1, files_total=4))
+    assert [" ".join(t.replace("━", "").replace("╸", "").replace("╺", "").split()) for t in text.splitlines()] == [
+        "clicks",
+        "epoch 7 rows/s 200",
+        "rows in 1,000 emitted 42",
+        "late 25 bad 10",
+        "open windows 12 state 4.0 KiB",
+        "watermark 2023-11-14 21:56:40Z",
+        "web: watermark 2023-11-14 21:56:40Z, 17 m behind the clock",
+        "app: no event yet, idle",
+        "1 of 4 files",
+    ]
+    assert "━" in text.splitlines()[-1]
+
+
+def test_the_live_view_has_a_bar_only_where_the_end_is_known() -> None:
+    assert "━" not in shown(STATUS)
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LogView, list[str]]]:
+    view = LogView(every=60)
+    lines: list[str] = []
+    monkeypatch.setattr(logging.getLogger("slackwater").handlers[0], "emit", lambda r: lines.append(r.getMessage()))
+    yield view, lines
+    view.close()
+
+
+def epochs(lines: list[str]) -> list[str]:
+    return [part for text in lines for part in text.split() if part.startswith("epoch=")]
+
+
+def test_log_lines_are_held_back_but_first_last_and_telling_ones(logged: tuple[LogView, list[str]]) -> None:
+    view, lines = logged
+    for epoch, status in enumerate(
+        [QUIET, QUIET, replace(QUIET, emitted=3), QUIET, replace(QUIET, late=1), QUIET, QUIET]
+    ):
+        view.status(replace(status, epoch=epoch))
+    assert epochs(lines) == ["epoch=0", "epoch=2", "epoch=4"]
+    view.close()
+    assert epochs(lines) == ["epoch=0", "epoch=2", "epoch=4", "epoch=6"]
+    view.close()
+    assert len(lines) == 4
+
+
+def test_every_epoch_is_logged_at_zero_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    view = LogView(every=0)
+    for epoch in range(3):
+        view.status(replace(QUIET, epoch=epoch))
+    view.close()
+    assert epochs(capsys.readouterr().err.splitlines()) == ["epoch=0", "epoch=1", "epoch=2"]
+
+
+def test_a_closed_view_leaves_the_log_as_it_was() -> None:
+    log = logging.getLogger("slackwater")
+    before = (log.handlers, log.propagate, log.level)
+    LogView().close()
+    assert (log.handlers, log.propagate, log.level) == before
+
+
+# -- run -------------------------------------------------------------------------------------------------------------
+
+
+def test_run_hands_the_flags_on_and_prints_a_summary(
+    config: Path, engine: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: dict[str, Any] = {}
+
+    def run(pipeline: Any, *, on_status: Any, on_notice: Any, stop: Any, **flags: Any) -> Status:
+        given.update(flags, name=pipeline.name, stopped=stop.is_set())
+        on_notice("warning", "look here")
+        on_status(STATUS)
+        return STATUS
+
+    engine(run)
+    run_file(config, True, True, 0, "127.0.0.1")
+    said = capsys.readouterr()
+    assert given == {"available_now": True, "flush": True, "name": "user-sessions", "stopped": False}
+    assert said.out.startswith("user-sessions: epoch 7, 1,000 rows in\n")
+    lines = said.err.splitlines()
+    assert len(lines) == 3
+    assert all(re.match(STAMP, text) for text in lines)
+    assert " INFO metrics at http://127.0.0.1:" in lines[0]
+    assert lines[1].endswith(" WARNING look here")
+    assert " INFO pipeline=clicks epoch=7 " in lines[2]
+
+
+def test_metrics_are_served_during_the_run_and_gone_after_it(
+    config: Path, engine: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from urllib.error import URLError
+    from urllib.request import urlopen
+
+    seen: list[str] = []
+
+    def run(pipeline: Any, *, on_status: Any, **rest: Any) -> Status:
+        on_status(STATUS)
+        seen.append(capsys.readouterr().err.split("metrics at ")[1].split()[0])
+        with urlopen(seen[0]) as answer:
+            seen.append(answer.read().decode())
+        return STATUS
+
+    engine(run)
+    run_file(config, False, False, 0, "127.0.0.1")
+    assert 'slackwater_streaming_rows_in_total{pipeline="clicks"} 1000.0' in seen[1]
+    with pytest.raises(URLError):
+        urlopen(seen[0])
+
+
+def test_nothing_said_while_spark_starts_is_lost(config: Path) -> None:
+    """The engine sends descriptor 2 to a file for that time: it is Java's."""
+    body = "import os; saved = os.dup(2); os.dup2(os.open(os.devnull, os.O_WRONLY), 2); on_notice('info', 'said'); os.dup2(saved, 2)"
+    process = child(config, body)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert err.endswith(" INFO said\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_cleanly(config: Path, number: int) -> None:
+    process = child(config, "stop.wait(30)", "--available-now")
+    assert process.stderr is not None
+    lines = [process.stderr.readline(), process.stderr.readline()]
+    assert lines[0].endswith(" WARNING look here\n")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert err.endswith(" INFO stopping: the epoch in progress is finished first\n")
+    assert out.startswith("user-sessions: epoch 7")
+
+
+def test_a_second_interrupt_ends_at_once(config: Path) -> None:
+    """Also while the main thread is in one long call, as it is while Spark starts."""
+    process = child(config, "time.sleep(60)")
+    assert process.stderr is not None
+    for expected in ("look here", "epoch=7"):
+        assert expected in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    assert "stopping:" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    try:
+        out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, out, err) == (130, "", "")
+
+
+def test_a_signal_may_come_while_the_run_looks_at_the_stop_event() -> None:
+    """`Event.wait` holds the event's lock for a moment, in the very thread that handles signals."""
+    said: list[str] = []
+
+    class View(LogView):
+        def notice(self, level: str, line: str) -> None:
+            said.append(line)
+
+    stop, view = threading.Event(), View()
+    with _signals(stop, view):
+        with stop._cond:  # type: ignore[attr-defined]
+            signal.raise_signal(signal.SIGTERM)
+        assert stop.wait(10)
+    view.close()
+    assert said == ["stopping: the epoch in progress is finished first"]
+
+
+def test_signals_are_handled_as_before_after_the_run() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    view = LogView()
+    with _signals(threading.Event(), view):
+        assert signal.getsignal(signal.SIGTERM) is not before[1]
+    view.close()
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_terminal_gets_the_live_view(config: Path) -> None:
+    body = 'import logging; logging.getLogger("slackwater").warning("3 late rows dropped")'
+    ours, theirs = pty.openpty()
+    process = child(config, body, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "100"})
+    os.close(theirs)
+    found = b""
+    while True:
+        try:
+            piece = os.read(ours, 4096)
+        except OSError:  # the other side is closed
+            break
+        if not piece:
+            break
+        found += piece
+    os.close(ours)
+    out, _ = process.communicate(timeout=20)
+    text = found.decode()
+    assert process.returncode == 0
+    assert out.startswith("user-sessions: epoch 7, 1,000 rows in\n")
+    for part in ("look here", "3 late rows dropped", "open windows", "17 m behind the clock", "\x1b["):
+        assert part in text
+    assert "Traceback" not in text

@@ -1,0 +1,174 @@
+"""Metrics: the text that Prometheus reads, its continuation after a restart, and where it is bound."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from prometheus_client import generate_latest
+
+from slackwater.engine.status import Counters, SourceStatus, Status
+from slackwater.errors import StartError
+from slackwater.metrics import Metrics, serve, shut
+
+COUNTERS = Counters(
+    rows_in=1000,
+    rows_sql=990,
+    rows_used=950,
+    rows_bad=10,
+    rows_refused=15,
+    late_windows=31,
+    late={"lateness": 20, "idle": 5},
+    emitted={"close": 40, "cap": 2},
+)
+STATUS = Status(
+    pipeline="clicks",
+    window_kind="session",
+    late_policy="drop",
+    epoch=7,
+    rows=100,
+    emitted=4,
+    late=1,
+    seconds=0.5,
+    phases={"ingest": 0.3, "commit": 0.01},
+    clock_us=1_700_000_000_000_000,
+    watermark_us=1_699_999_000_500_000,
+    sources=(
+        SourceStatus("web", 80, 1_699_999_001_500_000, 1_699_999_000_500_000, False, 0),
+        SourceStatus("app", 20, None, None, True, 60_000_000),
+    ),
+    windows_active=12,
+    groups=11,
+    state_bytes=4096,
+    counters=COUNTERS,
+    emit_lag_seconds=3.5,
+)
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    """`name{labels}` to value, as exposed."""
+    lines = generate_latest(metrics.registry).decode().splitlines()
+    return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
+
+
+def shown(*statuses: Status) -> dict[str, float]:
+    metrics = Metrics()
+    for status in statuses:
+        metrics.update(status)
+    return samples(metrics)
+
+
+@pytest.mark.parametrize(
+    ("series", "value"),
+    [
+        ('windows_active{pipeline="clicks"}', 12),
+        ('windows_emitted_total{kind="session",pipeline="clicks",reason="close"}', 40),
+        ('windows_emitted_total{kind="session",pipeline="clicks",reason="cap"}', 2),
+        ('windows_emitted_total{kind="session",pipeline="clicks",reason="flush"}', 0),
+        ('late_rows_total{cause="lateness",pipeline="clicks",policy="drop"}', 20),
+        ('late_rows_total{cause="idle",pipeline="clicks",policy="drop"}', 5),
+        ('late_windows_total{pipeline="clicks"}', 31),
+        ('bad_rows_total{pipeline="clicks"}', 10),
+        ('refused_rows_total{pipeline="clicks"}', 15),
+        ('state_groups_total{pipeline="clicks"}', 11),
+        ('state_bytes{pipeline="clicks"}', 4096),
+        ('watermark_seconds{pipeline="clicks",source="web"}', 1_699_999_000.5),
+        ('watermark_seconds{pipeline="clicks",source="_global"}', 1_699_999_000.5),
+        ('emit_lag_seconds{pipeline="clicks"}', 3.5),
+        ('rows_in_total{pipeline="clicks"}', 1000),
+        ('rows_used_total{pipeline="clicks"}', 950),
+        ('rows_emitted_total{pipeline="clicks"}', 42),
+    ],
+)
+def test_every_number_of_a_status_is_exposed(series: str, value: float) -> None:
+    assert shown(STATUS)["slackwater_streaming_" + series] == value
+
+
+def test_a_source_without_a_watermark_has_no_series() -> None:
+    assert not [s for s in shown(STATUS) if 'source="app"' in s]
+
+
+def test_tumbling_windows_have_no_cap_series() -> None:
+    found = shown(replace(STATUS, window_kind="tumbling", counters=Counters()))
+    assert not [s for s in found if 'reason="cap"' in s]
+    assert found['slackwater_streaming_windows_emitted_total{kind="tumbling",pipeline="clicks",reason="close"}'] == 0
+
+
+def test_only_our_own_series_are_exposed() -> None:
+    assert all(s.startswith("slackwater_streaming_") for s in shown(STATUS))
+
+
+def test_the_histogram_adds_up_per_phase() -> None:
+    found = shown(STATUS, replace(STATUS, phases={"ingest": 0.7, "commit": 0.01}))
+    at = "slackwater_streaming_epoch_seconds"
+    assert found[f'{at}_bucket{{le="0.25",phase="ingest",pipeline="clicks"}}'] == 0
+    assert found[f'{at}_bucket{{le="0.5",phase="ingest",pipeline="clicks"}}'] == 1
+    assert found[f'{at}_bucket{{le="1.0",phase="ingest",pipeline="clicks"}}'] == 2
+    assert found[f'{at}_bucket{{le="+Inf",phase="ingest",pipeline="clicks"}}'] == 2
+    assert found[f'{at}_count{{phase="ingest",pipeline="clicks"}}'] == 2
+    assert found[f'{at}_sum{{phase="ingest",pipeline="clicks"}}'] == pytest.approx(1.0)
+    assert found[f'{at}_bucket{{le="0.01",phase="commit",pipeline="clicks"}}'] == 2  # an edge belongs to its bucket
+    assert found[f'{at}_sum{{phase="total",pipeline="clicks"}}'] == pytest.approx(1.0)
+
+
+def test_counters_continue_after_a_restart() -> None:
+    later = replace(STATUS, counters=replace(COUNTERS, rows_in=1100, emitted={"close": 41, "cap": 2}))
+    before, after = shown(STATUS), shown(later)  # two processes: nothing but the status is carried over
+    name = 'slackwater_streaming_rows_in_total{pipeline="clicks"}'
+    assert (before[name], after[name]) == (1000, 1100)
+    totals = [s for s in before if s.split("{")[0].endswith("_total") and "state_groups" not in s]
+    assert len(totals) == 11
+    assert all(after[s] >= before[s] for s in totals)
+
+
+def test_the_last_emit_lag_stays_while_nothing_is_emitted() -> None:
+    found = shown(STATUS, replace(STATUS, emit_lag_seconds=None))
+    assert found['slackwater_streaming_emit_lag_seconds{pipeline="clicks"}'] == 3.5
+
+
+def test_two_pipelines_keep_apart() -> None:
+    found = shown(STATUS, replace(STATUS, pipeline="other", windows_active=1))
+    assert found['slackwater_streaming_windows_active{pipeline="clicks"}'] == 12
+    assert found['slackwater_streaming_windows_active{pipeline="other"}'] == 1
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[Any, int]]:
+    metrics = Metrics()
+    metrics.update(STATUS)
+    server, port = serve(metrics, 0)
+    yield server, port
+    shut(server)
+
+
+def test_the_server_is_bound_to_loopback_and_answers(served: tuple[Any, int]) -> None:
+    server, port = served
+    assert server.server_address == ("127.0.0.1", port)
+    with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        assert 'slackwater_streaming_rows_in_total{pipeline="clicks"} 1000.0' in answer.read().decode()
+
+
+def test_another_address_only_when_told() -> None:
+    server, _ = serve(Metrics(), 0, "0.0.0.0")
+    assert server.server_address[0] == "0.0.0.0"
+    shut(server)
+
+
+def test_a_port_in_use_is_one_line(served: tuple[Any, int]) -> None:
+    _, port = served
+    with pytest.raises(
+        StartError,
+        match=rf"^metrics cannot be served on 127\.0\.0\.1:{port} \(Address already in use\); choose another --metrics-port$",
+    ):
+        serve(Metrics(), port)
+
+
+def test_shut_frees_the_port() -> None:
+    server, port = serve(Metrics(), 0)
+    shut(server)
+    with socket.socket() as probe, pytest.raises(ConnectionRefusedError):
+        probe.connect(("127.0.0.1", port))
