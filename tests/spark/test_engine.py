@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 import shutil
 from typing import Any
 
@@ -89,7 +90,6 @@ def window(kind: str, **settings: Any) -> sw.Window:
 
 def in_process(kind: str, rows: list[dict[str, Any]], **settings: Any) -> pl.DataFrame:
     """The same rows through the in-process engine."""
-    import decimal
 
     def value(column: str, v: Any) -> Any:
         if v is None or column == "user":
@@ -124,6 +124,33 @@ def test_every_aggregation_agrees_with_the_in_process_engine(runner: Runner, kin
     assert comparable(found) == comparable(expected.select(found.columns))
     assert [s.epoch for s in runner.statuses] == list(range(len(runner.statuses)))
     assert runner.statuses[-1].counters.rows_used == len(rows)
+
+
+def test_keys_of_every_type(runner: Runner) -> None:
+    """Two rows per key value, NULL included, over two epochs: each key is one group and comes out as it went in."""
+    types = {
+        "b": ("BOOLEAN", [True, False, None]),
+        "y": ("TINYINT", [1, -1, None]),
+        "h": ("SMALLINT", [300, -300, None]),
+        "d": ("DATE", ["2024-03-01", "1969-07-20", None]),
+        "t": ("TIMESTAMP", ["2024-03-01T09:00:00.25Z", "1969-07-20T20:17:40Z", None]),
+        "n": ("TIMESTAMP_NTZ", ["2024-03-01T09:00:00.25", "1969-07-20T20:17:40", None]),
+        "m": ("DECIMAL(12,3)", ["1.5", "-2.25", None]),
+        "f": ("FLOAT", [0.5, -0.0, None]),
+        "x": ("BINARY", ["aGk=", "", None]),
+        "a.dot": ("STRING", ["p", "q", None]),
+    }
+    rows = [{name: values[n] for name, (_, values) in types.items()} | {"ts": iso(n)} for n in range(3)]
+    runner.write("0.jsonl", rows)
+    runner.write("1.jsonl", rows)
+    schema = ", ".join(f"`{name}` {ddl}" for name, (ddl, _) in types.items()) + ", ts TIMESTAMP"
+    shape = simple(group_by=list(types), aggregations=[sw.Aggregation(agg="count", as_="n_rows")])
+    found = runner.run(source=runner.source(schema, max_files_per_trigger=1), window=shape)
+    assert found["n_rows"].to_list() == [2, 2, 2]
+    assert found["session_id"].n_unique() == 3
+    assert sorted(found["m"].to_list(), key=str) == [decimal.Decimal("-2.250"), decimal.Decimal("1.500"), None]
+    assert set(found["x"]) == {b"hi", b"", None}
+    assert found.schema["n"] == pl.Datetime("us")
 
 
 def simple(**settings: Any) -> sw.Window:

@@ -82,6 +82,7 @@ class _Run:
         self._turn = threading.Lock()  # epochs and ticks, one at a time
         self._failure: BaseException | None = None
         self._stopping = False
+        self._epoch = -1  # the epoch of the batch in progress
         self._idle_since = time.monotonic()
         self.store = store_of(pipeline)
         self._spark = spark
@@ -192,6 +193,7 @@ class _Run:
             try:
                 quiet = int((time.monotonic() - self._idle_since) * 1e6)
                 state = self.driver.state
+                self._epoch = state.epoch + 1
                 if state.batch and state.batch.checkpoint == self.checkpoint.name and number <= state.batch.batch:
                     return
                 batch = self.streams.batch(self.checkpoint, number, planned, state)
@@ -229,8 +231,14 @@ class _Run:
         if isinstance(self._failure, SlackwaterError):
             raise self._failure
         if self._failure is not None:
+            committed = self.driver.state.epoch >= self._epoch
+            what = (
+                "was committed, and publishing it failed; the next start publishes it"
+                if committed
+                else "was not committed"
+            )
             raise EpochError(
-                f"{self.pipeline.name}: the epoch failed and was not committed: {reason(self._failure)}"
+                f"{self.pipeline.name}: epoch {self._epoch} {what}: {reason(self._failure)}"
             ) from self._failure
         if failed is not None and not self.stop.is_set():
             raise EpochError(f"{self.pipeline.name}: the query failed: {reason(failed)}") from failed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -63,8 +64,15 @@ class Streams:
     def checkpoint(self, state: Manifest) -> Path:
         """The checkpoint that continues the state: the one of its latest batch, or a fresh one behind the stored offsets.
 
-        Raises StartError if a source without `seek` lost its place.
+        All others are removed. Raises StartError if a source without `seek` lost its place.
         """
+        chosen = self._checkpoint(state)
+        for other in chosen.parent.iterdir():
+            if other != chosen:
+                shutil.rmtree(other, ignore_errors=True)
+        return chosen
+
+    def _checkpoint(self, state: Manifest) -> Path:
         home = self.root / "checkpoint"
         if state.batch is not None:
             last = home / state.batch.checkpoint

@@ -14,7 +14,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import socket
 import tempfile
 from pathlib import Path
@@ -147,10 +146,6 @@ class FilesStore:
             for path in (self._dir / folder).glob("*"):
                 if f"{folder}/{path.name}" not in used and int(path.name[:9]) <= self._latest:
                     path.unlink(missing_ok=True)
-        checkpoints = {m.batch.checkpoint for m in kept if m.batch}
-        for path in (self._dir / "checkpoint").glob("*"):
-            if checkpoints and path.name not in checkpoints and not (path / "current").exists():
-                shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
         if self._lock is not None:
