@@ -69,7 +69,7 @@ def _read(pipeline: Pipeline) -> Stage:
             lines.append(f'"{s.name}": a streaming DataFrame')
             continue
         limit = (
-            f", {s.max_files_per_trigger} files per epoch" if s.max_files_per_trigger else ", all new files per epoch"
+            f", at most {s.max_files_per_trigger} per epoch" if s.max_files_per_trigger else ", all new ones per epoch"
         )
         lines.append(f'"{s.name}": {s.format} files {s.query}{limit}')
     return Stage(
@@ -136,7 +136,7 @@ def _step(window: Window) -> Stage:
         title = f"merge sessions by gap {duration_text(window.gap_ms or 0)}, cut at {duration_text(window.max_session_duration_ms or 0)}"
     else:
         title = "merge panes"
-    bound = f"at most {window.max_groups_per_window} groups, then {window.on_state_cap}"
+    bound = f"at most {window.max_groups_per_window:,} groups, then {window.on_state_cap}"
     return Stage("step", "shards", title, (f"late rows: {window.late_data}", bound))
 
 

@@ -179,6 +179,9 @@ def test_a_restart_goes_on_where_it_stopped_also_without_the_checkpoint(runner: 
     found = runner.run(source=source, window=simple())
     assert found["n"].to_list() == [30, 2]
     assert runner.statuses[-1].counters.rows_in == 32
+    runner.statuses.clear()
+    runner.run(source=source, window=simple())
+    assert [(s.rows, s.counters.rows_in) for s in runner.statuses] == [(0, 32)], "counters are there before any commit"
 
 
 def test_another_number_of_shards_and_an_added_and_removed_source(runner: Runner) -> None:

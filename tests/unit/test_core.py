@@ -18,7 +18,8 @@ from slackwater.config import toml
 from slackwater.core.hashing import mix, session_ids, shard_of, spark_xxhash64
 from slackwater.core.schema import Field
 from slackwater.engine.bounds import share
-from slackwater.errors import StateError
+from slackwater.errors import EpochError, StateError
+from slackwater.sources import files
 from slackwater.state import segments
 from slackwater.state.protocol import SegmentMeta
 from slackwater.watermark import NO_WATERMARK, Heard, SourceClock, global_watermark, listen
@@ -166,3 +167,24 @@ def test_the_plan_tells_guarantee_and_size() -> None:
 def test_dates_and_times_hash_as_spark_hashes_them() -> None:
     day = Field("d", "date")
     assert spark_xxhash64((dt.date(1970, 1, 2),), (day,)) == spark_xxhash64((1,), (Field("i", "int"),))
+
+
+def test_files_that_were_read_are_remembered_in_few_files(tmp_path: Path) -> None:
+    offsets = None
+    for n in range(200):
+        offsets = files.remember(tmp_path, n, offsets, [files.FileEntry(f"file:///in/{n}.json", n)])
+    assert offsets is not None
+    assert offsets["count"] == 200
+    assert len(offsets["segments"]) <= files.MERGE_AT
+    assert [e.timestamp for e in files.recall(tmp_path, offsets)] == list(range(200))
+
+
+def test_a_fresh_checkpoint_says_what_was_seen(tmp_path: Path) -> None:
+    seen = [files.FileEntry("file:///in/a%20b.json", 7)]
+    files.seek(tmp_path, [seen, []])
+    assert files.batch_files(tmp_path, 0, 0) == seen
+    assert files.batch_files(tmp_path, 1, 0) == []
+    assert files.local_name(seen[0].path) == "/in/a b.json"
+    (tmp_path / "offsets" / "0").write_text("v1")
+    with pytest.raises(EpochError, match="checkpoint file .* is missing or damaged; delete the directory"):
+        files.batch_files(tmp_path, 0, 0)

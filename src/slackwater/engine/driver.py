@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import polars as pl
@@ -83,6 +83,11 @@ class Driver:
             self._commit(recover.reshard(self.logic, self.store.root, self.state, shards, self.hooks.clock_us()))
         self.state = recover.with_sources(self.state, [s.name for s in self.pipeline.sources], schemas)
         self._load_clocks()
+
+    def recovered(self) -> Status:
+        """What the outside is told at a restart: the state as committed, nothing read or emitted yet."""
+        found = fold.status(self.pipeline, self.state, self._clocks, None, {}, 0.0, self.hooks.clock_us(), None)
+        return replace(found, emitted=0)
 
     def _load_clocks(self) -> None:
         window = self.pipeline.transform.window

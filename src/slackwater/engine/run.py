@@ -93,6 +93,8 @@ class _Run:
         latest = self.store.open()
         try:
             self._prepare(latest)
+            if self.stop.is_set():
+                return None
             query = self._start()
             try:
                 self._watch(query)
@@ -108,6 +110,8 @@ class _Run:
 
     def _prepare(self, latest: Manifest | None) -> None:
         base = self._spark or session.start()
+        if self.stop.is_set():
+            return
         store = self.pipeline.state_store
         shards = (store.shards if store else None) or base.sparkContext.defaultParallelism
         self.session = session.private(base, shards)
@@ -129,6 +133,8 @@ class _Run:
         hooks = Hooks(lambda: time.time_ns() // 1000, self._on_status, self.notice, faults.from_environment())
         self.driver = Driver(self.pipeline, logic, self.store, target_of(self.pipeline, logic), engine, hooks)
         self.driver.start(latest, shards, schemas)
+        if latest is not None and self._report:
+            self._report(self.driver.recovered())
         if self.driver.target.guarantee != "exactly once":
             self.notice("warning", f"delivery to {self.driver.target.description} is {self.driver.target.guarantee}")
         warm.join()

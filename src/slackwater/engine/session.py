@@ -51,12 +51,21 @@ def start(settings: dict[str, str] | None = None) -> SparkSession:
         builder = builder.config(key, value)
     with _stderr_to_file() as log, _own_interrupts():
         try:
+            _without_error_logs()
             return builder.getOrCreate()
         except Exception as error:
             lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
             raise StartError(
                 f"Spark did not start ({lines[-1] if lines else error}); check Java (17 or later) with java -version"
             ) from None
+
+
+def _without_error_logs() -> None:
+    """PySpark logs a failed analysis with its Java stack trace, beside raising it; we tell such errors ourselves."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
 
 
 @contextmanager

@@ -19,8 +19,6 @@ A SETTLED row whose close the watermark has passed *is* the key's floor: closing
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
@@ -41,84 +39,24 @@ from slackwater.windows.logic import (
     Logic,
     Stats,
     late_sample,
-    sorted_by_key,
 )
-
-Bools = NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class _Unit:
-    """State rows and new rows of the touched keys, sorted by (key, start), as arrays."""
-
-    frame: pl.DataFrame
-    key: Int64s  # 0, 1, … per distinct key
-    kind: NDArray[np.int8]
-    start: Int64s
-    last: Int64s
-    due: Int64s
-
-    @classmethod
-    def of(cls, logic: Logic, frame: pl.DataFrame) -> _Unit:
-        frame, key = sorted_by_key(frame, logic.key_names, "__start", "__last")
-        columns = (frame[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
-        return cls(frame, key, *columns)
-
-    @property
-    def keys(self) -> int:
-        return int(self.key[-1]) + 1 if len(self.key) else 0
-
-    def is_closed(self, watermark: int) -> Bools:
-        return (self.kind == FLOOR) | ((self.kind == SETTLED) & (self.due <= watermark))
-
-    def floors(self, gap: int, watermark: int) -> Int64s:
-        """Per key the floor that still counts at `watermark`, else NO_WATERMARK."""
-        closed = self.is_closed(watermark)
-        is_open = ~closed & (self.kind != ROW)
-        floor = _per_key(np.maximum, np.where(closed, self.last + gap, NO_WATERMARK), self.key)
-        first = _per_key(np.minimum, np.where(is_open, self.start, FAR), self.key)
-        return np.where((watermark <= floor + gap) | (first <= floor + gap), floor, NO_WATERMARK)
+from slackwater.windows.units import Bools, Unit, chosen, first_of_each, per_key, renumber, runs_of
 
 
-def _heads(key: Int64s) -> Int64s:
-    return np.flatnonzero(np.diff(key, prepend=-1))
-
-
-def _per_key(fold: np.ufunc, values: Int64s, key: Int64s) -> Int64s:
-    """Fold `values` per key; `key` is sorted and dense."""
-    result: Int64s = fold.reduceat(values, _heads(key)) if len(key) else values
-    return result
-
-
-def _reach(key: Int64s, start: Int64s, last: Int64s) -> Int64s:
-    """For each interval, how far the intervals before it (of its key) reach; NO_WATERMARK for a key's first.
-
-    Intervals that are longer than a point come from the state and do not overlap, so the latest one before reaches furthest.
-    """
-    reach = np.full(len(key), NO_WATERMARK)
-    if len(key) < 2:
-        return reach
-    wide = np.where(last > start, np.arange(len(key)), -1)
-    latest = np.maximum.accumulate(wide)[:-1]
-    before = np.where((latest >= 0) & (key[latest] == key[1:]), last[latest], NO_WATERMARK)
-    reach[1:] = np.where(key[1:] == key[:-1], np.maximum(start[:-1], before), NO_WATERMARK)
-    return reach
-
-
-def _pieces(logic: Logic, unit: _Unit, reach: Int64s, run: Int64s, limit: Int64s) -> Int64s:
+def _pieces(logic: Logic, unit: Unit, reach: Int64s, run: Int64s, limit: Int64s) -> Int64s:
     """Number the pieces: per run one piece below `limit`, above it one per interval (overlapping ones together)."""
     new = np.diff(run, prepend=-1) != 0
     new |= (unit.start >= limit) & (unit.start > reach)
     return np.cumsum(new) - 1
 
 
-def _state_of(logic: Logic, unit: _Unit, run: Int64s, piece: Int64s, floors: Int64s, watermark: int) -> pl.DataFrame:
+def _state_of(logic: Logic, unit: Unit, run: Int64s, piece: Int64s, floors: Int64s, watermark: int) -> pl.DataFrame:
     """The new state rows of all keys in `unit` (its open intervals), with the floors of those keys.
 
     A session that the watermark has passed already (a late row's) stays LOOSE: it is visited and comes out.
     """
     frame = unit.frame
-    heads, run_heads = _heads(piece), _heads(run)
+    heads, run_heads = first_of_each(piece), first_of_each(run)
     start = unit.start[heads]
     last = np.maximum.reduceat(unit.last, heads)
     piece_run = run[heads]
@@ -144,7 +82,7 @@ def _state_of(logic: Logic, unit: _Unit, run: Int64s, piece: Int64s, floors: Int
 
 def _floor_rows(logic: Logic, frame: pl.DataFrame, key: Int64s, floors: Int64s) -> pl.DataFrame:
     """One FLOOR row per key that has one; `floors` is indexed by key."""
-    heads = _heads(key)
+    heads = first_of_each(key)
     values = floors[key[heads]]
     kept = values != NO_WATERMARK
     rows = frame.select("__h", "__kh", *logic.key_names)[heads[kept]]
@@ -155,25 +93,6 @@ def _floor_rows(logic: Logic, frame: pl.DataFrame, key: Int64s, floors: Int64s) 
         pl.Series("__due", values[kept] + logic.gap_us + 1),
         *(pl.lit(None, dtype).alias(name) for name, dtype in logic.accumulators.items()),
     ).select(logic.state_schema.keys())
-
-
-def _renumber(values: Int64s) -> Int64s:
-    return np.cumsum(np.diff(values, prepend=values[0] - 1 if len(values) else 0) != 0) - 1
-
-
-def _select(unit: _Unit, mask: Bools) -> _Unit:
-    """The chosen rows; keys keep their numbers."""
-    if mask.all():
-        return unit
-    index = np.flatnonzero(mask)
-    return _Unit(
-        unit.frame[index],
-        unit.key[index],
-        unit.kind[index],
-        unit.start[index],
-        unit.last[index],
-        unit.due[index],
-    )
 
 
 def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None) -> Ingested:
@@ -200,17 +119,17 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
     both = (
         pl.concat([state.select(fields), fresh], how="diagonal") if extra else pl.concat([state.select(fields), fresh])
     )
-    whole = _Unit.of(logic, both)
+    whole = Unit.of(logic, both)
     floors = whole.floors(logic.gap_us, watermark)
-    had_open = _per_key(np.logical_or, (whole.kind != ROW) & ~whole.is_closed(watermark), whole.key).astype(bool)
+    had_open = per_key(np.logical_or, (whole.kind != ROW) & ~whole.is_closed(watermark), whole.key).astype(bool)
     is_row = whole.kind == ROW
     below = is_row & (whole.start <= floors[whole.key])
     open_ = (is_row & ~below) | (~is_row & ~whole.is_closed(watermark))
     late, refused = below.copy(), np.zeros(len(below), dtype=bool)
 
-    unit = _select(whole, open_)
+    unit = chosen(whole, open_)
     position = np.flatnonzero(open_)
-    run, reach = _runs(logic, unit)
+    run, reach = runs_of(logic, unit)
     accepted = _accepted(logic, unit, run, watermark)
     late[position[~accepted]] = True
     if room is not None:
@@ -218,7 +137,7 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
         refused[position[shut]] = True
         accepted &= ~shut
 
-    unit, run, position = _select(unit, accepted), _renumber(run[accepted]), position[accepted]
+    unit, run, position = chosen(unit, accepted), renumber(run[accepted]), position[accepted]
     reach = reach[accepted]
     if len(position):
         first = np.full(whole.keys, FAR)
@@ -229,11 +148,11 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
         if too_late.any():
             late[position[too_late]] = True
             keep = ~too_late
-            unit, run, piece = _select(unit, keep), _renumber(run[keep]), _renumber(piece[keep])
+            unit, run, piece = chosen(unit, keep), renumber(run[keep]), renumber(piece[keep])
         touched = np.zeros(whole.keys, dtype=bool)
         touched[unit.key[unit.kind == ROW]] = True
         kept = touched[unit.key]
-        unit, run, piece = _select(unit, kept), _renumber(run[kept]), _renumber(piece[kept])
+        unit, run, piece = chosen(unit, kept), renumber(run[kept]), renumber(piece[kept])
     new_state = _state_of(logic, unit, run, piece, floors, watermark) if len(unit.key) else logic.empty_state()
     has_open = np.zeros(whole.keys, dtype=bool)
     has_open[unit.key] = True
@@ -255,13 +174,7 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
     )
 
 
-def _runs(logic: Logic, unit: _Unit) -> tuple[Int64s, Int64s]:
-    """Number the runs of intervals joined by the gap (inclusive), and give each interval's reach."""
-    reach = _reach(unit.key, unit.start, unit.last)
-    return np.cumsum(unit.start > reach + logic.gap_us) - 1, reach
-
-
-def _accepted(logic: Logic, unit: _Unit, run: Int64s, watermark: int) -> Bools:
+def _accepted(logic: Logic, unit: Unit, run: Int64s, watermark: int) -> Bools:
     """A run is taken if it holds an open session, or a row with watermark <= ts + gap; else it is late.
 
     Of a run that is taken, rows before its open session that are themselves further back than that stay late: they could
@@ -271,17 +184,17 @@ def _accepted(logic: Logic, unit: _Unit, run: Int64s, watermark: int) -> Bools:
         return np.zeros(0, dtype=bool)
     recent = unit.start + logic.gap_us >= watermark
     is_open = unit.kind != ROW
-    first_open = np.minimum.reduceat(np.where(is_open, unit.start, FAR), _heads(run))[run]
-    taken = np.logical_or.reduceat(is_open | recent, _heads(run))[run]
+    first_open = np.minimum.reduceat(np.where(is_open, unit.start, FAR), first_of_each(run))[run]
+    taken = np.logical_or.reduceat(is_open | recent, first_of_each(run))[run]
     result: Bools = taken & (recent | (unit.start >= first_open))
     return result
 
 
-def _refused(logic: Logic, unit: _Unit, accepted: Bools, had_open: Bools, room: int) -> Bools:
+def _refused(logic: Logic, unit: Unit, accepted: Bools, had_open: Bools, room: int) -> Bools:
     """Rows of new keys beyond `room`, which are admitted in order of (first event time, key)."""
     new = accepted & ~had_open[unit.key]
     heads = np.flatnonzero(new)
-    heads = heads[_heads(_renumber(unit.key[heads]))] if len(heads) else heads
+    heads = heads[first_of_each(renumber(unit.key[heads]))] if len(heads) else heads
     if len(heads) <= room:
         return np.zeros(len(new), dtype=bool)
     order = (
@@ -332,14 +245,14 @@ def _keys_closed(logic: Logic, settled: pl.DataFrame, still_open: pl.DataFrame) 
 
 def _cut(logic: Logic, units: pl.DataFrame, since: int, watermark: int) -> tuple[pl.DataFrame, pl.DataFrame, int, int]:
     gap, cap = logic.gap_us, logic.cap_us
-    whole = _Unit.of(logic, units)
+    whole = Unit.of(logic, units)
     floors = whole.floors(gap, since)
     open_ = ~whole.is_closed(since)
     before = int(open_.sum())
-    unit = _select(whole, open_)
-    run, _ = _runs(logic, unit)
+    unit = chosen(whole, open_)
+    run, _ = runs_of(logic, unit)
     session = np.cumsum(session_heads(unit.start, unit.last, run, cap)) - 1
-    heads = _heads(session)
+    heads = first_of_each(session)
     start, last = unit.start[heads], np.maximum.reduceat(unit.last, heads)
     session_run = run[heads]
     is_cut = np.append(session_run[1:] == session_run[:-1], False)
@@ -361,20 +274,20 @@ def _cut(logic: Logic, units: pl.DataFrame, since: int, watermark: int) -> tuple
     emitted = merged.filter(pl.Series(done))
 
     stay = ~done[session]
-    rest = _select(unit, stay)
+    rest = chosen(unit, stay)
     first = np.full(whole.keys, FAR)
     np.minimum.at(first, rest.key, rest.start)
     floors = np.where((watermark <= floors + gap) | (first <= floors + gap), floors, NO_WATERMARK)
     if len(rest.key):
         limit = np.minimum(first, watermark)[rest.key] + cap
-        run, reach = _runs(logic, rest)
+        run, reach = runs_of(logic, rest)
         state = _state_of(logic, rest, run, _pieces(logic, rest, reach, run, limit), floors, watermark)
     else:
         state = logic.empty_state()
     bare = first == FAR
     alone = np.flatnonzero(bare & (floors != NO_WATERMARK))
     gone = np.flatnonzero(bare & (floors == NO_WATERMARK))
-    at = _heads(whole.key)
+    at = first_of_each(whole.key)
     state = pl.concat(
         [
             state,
@@ -409,7 +322,7 @@ def forget(logic: Logic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Without the closed sessions and floors that no longer make any row late."""
     if state.is_empty():
         return state
-    unit = _Unit.of(logic, state)
+    unit = Unit.of(logic, state)
     closed = unit.is_closed(watermark)
     needed = unit.floors(logic.gap_us, watermark)[unit.key] != NO_WATERMARK
     return unit.frame.filter(pl.Series(~closed | needed)).sort("__h", maintain_order=True)

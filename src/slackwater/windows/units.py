@@ -1,0 +1,97 @@
+"""State rows and new rows of the touched keys as arrays, and what sessions ask of them: runs, floors, parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from slackwater.watermark import NO_WATERMARK
+from slackwater.windows.logic import FAR, FLOOR, ROW, SETTLED, Int64s, Logic, sorted_by_key
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """State rows and new rows of the touched keys, sorted by (key, start), as arrays."""
+
+    frame: pl.DataFrame
+    key: Int64s  # 0, 1, … per distinct key
+    kind: NDArray[np.int8]
+    start: Int64s
+    last: Int64s
+    due: Int64s
+
+    @classmethod
+    def of(cls, logic: Logic, frame: pl.DataFrame) -> Unit:
+        frame, key = sorted_by_key(frame, logic.key_names, "__start", "__last")
+        columns = (frame[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
+        return cls(frame, key, *columns)
+
+    @property
+    def keys(self) -> int:
+        return int(self.key[-1]) + 1 if len(self.key) else 0
+
+    def is_closed(self, watermark: int) -> Bools:
+        return (self.kind == FLOOR) | ((self.kind == SETTLED) & (self.due <= watermark))
+
+    def floors(self, gap: int, watermark: int) -> Int64s:
+        """Per key the floor that still counts at `watermark`, else NO_WATERMARK."""
+        closed = self.is_closed(watermark)
+        is_open = ~closed & (self.kind != ROW)
+        floor = per_key(np.maximum, np.where(closed, self.last + gap, NO_WATERMARK), self.key)
+        first = per_key(np.minimum, np.where(is_open, self.start, FAR), self.key)
+        return np.where((watermark <= floor + gap) | (first <= floor + gap), floor, NO_WATERMARK)
+
+
+def first_of_each(key: Int64s) -> Int64s:
+    return np.flatnonzero(np.diff(key, prepend=-1))
+
+
+def per_key(fold: np.ufunc, values: Int64s, key: Int64s) -> Int64s:
+    """Fold `values` per key; `key` is sorted and dense."""
+    result: Int64s = fold.reduceat(values, first_of_each(key)) if len(key) else values
+    return result
+
+
+def reaches(key: Int64s, start: Int64s, last: Int64s) -> Int64s:
+    """For each interval, how far the intervals before it (of its key) reach; NO_WATERMARK for a key's first.
+
+    Intervals that are longer than a point come from the state and do not overlap, so the latest one before reaches furthest.
+    """
+    reach = np.full(len(key), NO_WATERMARK)
+    if len(key) < 2:
+        return reach
+    wide = np.where(last > start, np.arange(len(key)), -1)
+    latest = np.maximum.accumulate(wide)[:-1]
+    before = np.where((latest >= 0) & (key[latest] == key[1:]), last[latest], NO_WATERMARK)
+    reach[1:] = np.where(key[1:] == key[:-1], np.maximum(start[:-1], before), NO_WATERMARK)
+    return reach
+
+
+def renumber(values: Int64s) -> Int64s:
+    return np.cumsum(np.diff(values, prepend=values[0] - 1 if len(values) else 0) != 0) - 1
+
+
+def chosen(unit: Unit, mask: Bools) -> Unit:
+    """The chosen rows; keys keep their numbers."""
+    if mask.all():
+        return unit
+    index = np.flatnonzero(mask)
+    return Unit(
+        unit.frame[index],
+        unit.key[index],
+        unit.kind[index],
+        unit.start[index],
+        unit.last[index],
+        unit.due[index],
+    )
+
+
+def runs_of(logic: Logic, unit: Unit) -> tuple[Int64s, Int64s]:
+    """Number the runs of intervals joined by the gap (inclusive), and give each interval's reach."""
+    reach = reaches(unit.key, unit.start, unit.last)
+    return np.cumsum(unit.start > reach + logic.gap_us) - 1, reach
