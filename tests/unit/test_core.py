@@ -186,5 +186,5 @@ def test_a_fresh_checkpoint_says_what_was_seen(tmp_path: Path) -> None:
     assert files.batch_files(tmp_path, 1, 0) == []
     assert files.local_name(seen[0].path) == "/in/a b.json"
     (tmp_path / "offsets" / "0").write_text("v1")
-    with pytest.raises(EpochError, match="checkpoint file .* is missing or damaged; delete the directory"):
+    with pytest.raises(EpochError, match=r"checkpoint file .* is missing or damaged; delete the directory"):
         files.batch_files(tmp_path, 0, 0)
