@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
+from slackwater.core.arrays import distinct
 from slackwater.core.hashing import mix
 from slackwater.state import segments
 from slackwater.state.protocol import OutputMeta, Record, SegmentMeta
@@ -87,7 +88,7 @@ def ingest(task: ShardTask, rows: pl.DataFrame) -> IngestReport:
     refused = 0
     if logic.is_session:
         total = rows.height
-        state = reader.units(np.unique(rows["__kh"].to_numpy()))
+        state = reader.units(distinct(rows["__kh"].to_numpy()))
         room = None if task.bound is None else max(task.bound - task.groups, 0)
         done = sessions.ingest(logic, rows, state, task.watermark, room)
     else:
@@ -96,7 +97,7 @@ def ingest(task: ShardTask, rows: pl.DataFrame) -> IngestReport:
         if task.bound is not None and _may_exceed(task, rows):
             existing = panes.forget(logic, reader.scan(), task.watermark)
             rows, refused = panes.admit(logic, rows, existing, task.watermark, task.bound)
-        state = reader.units(np.unique(rows["__h"].to_numpy()))
+        state = reader.units(distinct(rows["__h"].to_numpy()))
         done = panes.ingest(logic, rows, state, task.watermark)
     counts = done.counts
     return IngestReport(

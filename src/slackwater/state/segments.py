@@ -18,6 +18,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from slackwater.core.arrays import distinct, member
 from slackwater.errors import StateError
 from slackwater.state.protocol import SegmentMeta
 from slackwater.windows.logic import DEAD, Int64s, Stats
@@ -84,7 +85,7 @@ class ShardReader:
         for age, segment in enumerate(self.segments):
             if skip(segment.meta):
                 continue
-            hashes = np.unique(segment.columns.h[np.flatnonzero(mask(segment.columns))])
+            hashes = distinct(segment.columns.h[np.flatnonzero(mask(segment.columns))], is_sorted=True)
             for newer in self.segments[age + 1 :]:
                 if not len(hashes):
                     break
@@ -111,8 +112,8 @@ def newest(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
     seen: Int64s = np.empty(0, dtype=np.int64)
     for frame in reversed(frames):
         hashes = frame["__h"].to_numpy()
-        kept.append(frame.filter(pl.Series(~np.isin(hashes, seen))) if len(seen) else frame)
-        seen = np.union1d(seen, hashes)
+        kept.append(frame.filter(pl.Series(~member(hashes, seen))) if len(seen) else frame)
+        seen = distinct(np.concatenate([seen, hashes]))
     return kept[::-1]
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from slackwater.core.arrays import distinct, member
 from slackwater.windows.logic import (
     SETTLED,
     Counts,
@@ -78,8 +79,8 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
     idle = int(late["__n"].filter(late["__idle"]).sum()) if "__idle" in late.columns else 0
     total = int(n.sum())
     merged = _merge(logic, fresh, state)
-    known = np.unique(state["__h"].to_numpy())
-    is_new = ~np.isin(merged["__h"].to_numpy(), known) if len(known) else np.ones(merged.height, dtype=bool)
+    known = distinct(state["__h"].to_numpy())
+    is_new = ~member(merged["__h"].to_numpy(), known)
     starts, counts = np.unique(merged["__start"].to_numpy()[is_new], return_counts=True)
     return Ingested(
         state=merged.sort("__h"),

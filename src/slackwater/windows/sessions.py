@@ -23,6 +23,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from slackwater.core.arrays import distinct, member
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.contested import place_late_rows, session_heads
 from slackwater.windows.logic import (
@@ -215,8 +216,8 @@ def emit(logic: Logic, units: pl.DataFrame, since: int, watermark: int) -> Emitt
     the watermark has settled it, and replaced in the state.
     """
     kind, due = units["__kind"].to_numpy(), units["__due"].to_numpy()
-    visits = np.unique(units["__h"].to_numpy()[(kind == LOOSE) & (due <= watermark)])
-    cut_here = np.isin(units["__h"].to_numpy(), visits) if len(visits) else np.zeros(len(kind), dtype=bool)
+    visits = distinct(units["__h"].to_numpy()[(kind == LOOSE) & (due <= watermark)])
+    cut_here = member(units["__h"].to_numpy(), visits)
     closing = (kind == SETTLED) & (due > since) & (due <= watermark) & ~cut_here
     still_open = ~cut_here & (((kind == SETTLED) & (due > watermark)) | (kind == LOOSE))
     settled = units if closing.all() else units[np.flatnonzero(closing)]
