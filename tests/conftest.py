@@ -28,6 +28,24 @@ def spark() -> Iterator[Any]:
     active.stop()
 
 
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Any]:
+    """The one Kafka broker of a test run; every test takes topics of its own."""
+    from slackwater.testing.services import Kafka
+
+    with Kafka.started() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """The one Postgres server of a test run; every test takes a database of its own (`postgres.database(name)`)."""
+    from slackwater.testing.services import Postgres
+
+    with Postgres.started() as server:
+        yield server
+
+
 @dataclass
 class Runner:
     """Runs pipelines on Spark over JSON-lines files in a directory of its own."""

@@ -11,10 +11,13 @@ import pytest
 
 from slackwater.core.schema import Field
 from slackwater.errors import PublishError
+from slackwater.targets.base import Table
 from slackwater.targets.console import ConsoleTarget
 from slackwater.targets.files import FilesTarget
 
 FIELDS = [Field("window_start", "timestamp"), Field("key", "string"), Field("raw", "binary"), Field("n", "bigint")]
+
+TABLE = Table("p", tuple(FIELDS), ("window_start", "key"))
 
 
 def rows(n: int) -> pl.DataFrame:
@@ -30,30 +33,30 @@ def published(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("form", ["parquet", "json", "csv"])
 def test_an_epoch_is_published_once_and_an_older_one_ignored(tmp_path: Path, form: str) -> None:
-    target = FilesTarget(tmp_path, form, "p", FIELDS)
+    target = FilesTarget(tmp_path, form, TABLE)
     target.publish(3, rows(1))
     first = published(tmp_path)
     target.publish(3, rows(2))
     target.publish(2, rows(2))
     assert published(tmp_path) == first
-    FilesTarget(tmp_path, form, "p", FIELDS).publish(4, rows(2))
+    FilesTarget(tmp_path, form, TABLE).publish(4, rows(2))
     assert target.last_epoch() == 4
     assert len(published(tmp_path)) == 2
-    FilesTarget(tmp_path, form, "other", FIELDS).publish(0, rows(9))
+    FilesTarget(tmp_path, form, Table("other", tuple(FIELDS), ("window_start", "key"))).publish(0, rows(9))
     assert len(published(tmp_path)) == 3
 
 
 def test_parquet_has_the_declared_types(tmp_path: Path) -> None:
-    FilesTarget(tmp_path, "parquet", "p", FIELDS).publish(0, rows(1))
+    FilesTarget(tmp_path, "parquet", TABLE).publish(0, rows(1))
     assert pl.read_parquet(tmp_path / "p-000000000.parquet").equals(rows(1))
 
 
 def test_text_formats_write_times_as_iso_and_bytes_as_hexadecimal(tmp_path: Path) -> None:
-    FilesTarget(tmp_path, "json", "p", FIELDS).publish(0, rows(1))
+    FilesTarget(tmp_path, "json", TABLE).publish(0, rows(1))
     (line,) = (tmp_path / "p-000000000.jsonl").read_text().splitlines()
     expected = {"window_start": "2024-03-01T09:00:00.250000Z", "key": None, "raw": "01ff", "n": 1}
     assert json.loads(line) == expected
-    FilesTarget(tmp_path / "c", "csv", "p", FIELDS).publish(0, rows(1))
+    FilesTarget(tmp_path / "c", "csv", TABLE).publish(0, rows(1))
     assert (tmp_path / "c" / "p-000000000.csv").read_text() == (
         "window_start,key,raw,n\n2024-03-01T09:00:00.250000Z,,01ff,1\n"
     )
@@ -62,7 +65,7 @@ def test_text_formats_write_times_as_iso_and_bytes_as_hexadecimal(tmp_path: Path
 def test_a_directory_that_does_not_take_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PublishError, match=r"did not take epoch 0 .* the next start publishes it"):
-        FilesTarget(tmp_path / "file", "csv", "p", FIELDS).publish(0, rows(1))
+        FilesTarget(tmp_path / "file", "csv", TABLE).publish(0, rows(1))
 
 
 def test_the_console_shows_rows_and_says_that_it_is_at_least_once(capsys: pytest.CaptureFixture[str]) -> None:

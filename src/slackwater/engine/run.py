@@ -24,7 +24,7 @@ from slackwater.sources.lookups import Lookups
 from slackwater.sources.streams import AnySource, FrameSource, Streams
 from slackwater.state.files import FilesStore, InMemoryStore
 from slackwater.state.protocol import Manifest
-from slackwater.targets.base import Target
+from slackwater.targets.base import Table, Target
 from slackwater.targets.console import ConsoleTarget
 from slackwater.targets.files import FilesTarget
 from slackwater.windows.logic import Logic
@@ -282,4 +282,4 @@ def target_of(pipeline: Pipeline, logic: Logic) -> Target:
     if isinstance(resolve(target.connection, pipeline.connections), ConsoleConnection):
         return ConsoleTarget()
     assert target.path is not None
-    return FilesTarget(target.path, target.format, pipeline.name, logic.output)
+    return FilesTarget(target.path, target.format, Table(pipeline.name, tuple(logic.output), logic.identity))

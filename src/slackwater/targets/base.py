@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import polars as pl
+
+from slackwater.core.schema import Field
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a target is given: who writes, the columns in order, and those that tell rows apart.
+
+    `writer` names the marker (writer, last epoch) that a target keeps with its rows. `identity` is None where rows are only
+    ever added (dead letters); else a row replaces the one of equal identity, NULL being equal to NULL.
+    """
+
+    writer: str
+    fields: tuple[Field, ...]
+    identity: tuple[str, ...] | None
 
 
 class Target(Protocol):
     """Takes the staged output of one epoch. Publishing an epoch again, or an older one, must change nothing."""
 
-    guarantee: str
-    description: str
+    guarantee: str  # "exactly once" or "at least once"
+    description: str  # as in: delivery to {description}; never holds a secret
+
+    def open(self) -> None:
+        """Connect; create what is absent, compare what is there with the columns. Raises StartError."""
+        ...
 
     def publish(self, epoch: int, rows: pl.DataFrame) -> None:
-        """Write `rows` (the output columns, in order) and the epoch's marker. Raises PublishError."""
+        """Write `rows` (the columns of the table, in order) and the epoch's marker. Raises PublishError."""
         ...
+
+    def close(self) -> None: ...

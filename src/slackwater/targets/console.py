@@ -11,6 +11,12 @@ class ConsoleTarget:
     guarantee = "at least once"
     description = "the console"
 
+    def open(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
     def publish(self, epoch: int, rows: pl.DataFrame) -> None:
         with pl.Config(
             tbl_rows=20, tbl_cols=-1, tbl_hide_dataframe_shape=True, fmt_str_lengths=40, tbl_width_chars=160

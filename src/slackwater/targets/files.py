@@ -14,8 +14,9 @@ from pathlib import Path
 import polars as pl
 import pyarrow.parquet as pq
 
-from slackwater.core.schema import Field, arrow_schema
+from slackwater.core.schema import arrow_schema
 from slackwater.errors import PublishError
+from slackwater.targets.base import Table
 
 _TIME = "%Y-%m-%dT%H:%M:%S%.6fZ"
 
@@ -25,10 +26,16 @@ class FilesTarget:
 
     guarantee = "exactly once"
 
-    def __init__(self, path: str | Path, form: str, pipeline: str, output: list[Field]) -> None:
-        self._dir, self._format, self._pipeline, self._output = Path(path), form, pipeline, output
-        self._marker = self._dir / "_slackwater" / f"{pipeline}.json"
+    def __init__(self, path: str | Path, form: str, table: Table) -> None:
+        self._dir, self._format, self._table = Path(path), form, table
+        self._marker = self._dir / "_slackwater" / f"{table.writer}.json"
         self.description = f'{form} files in "{path}"'
+
+    def open(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
 
     def last_epoch(self) -> int:
         """The last published epoch, -1 for none."""
@@ -39,7 +46,7 @@ class FilesTarget:
             self._marker.parent.mkdir(parents=True, exist_ok=True)
             if epoch <= self.last_epoch():
                 return
-            name = f"{self._pipeline}-{epoch:09d}.{'jsonl' if self._format == 'json' else self._format}"
+            name = f"{self._table.writer}-{epoch:09d}.{'jsonl' if self._format == 'json' else self._format}"
             aside = self._marker.parent / f".{name}"
             self._write(aside, rows)
             with aside.open("rb") as file:
@@ -56,7 +63,7 @@ class FilesTarget:
 
     def _write(self, path: Path, rows: pl.DataFrame) -> None:
         if self._format == "parquet":
-            pq.write_table(rows.to_arrow().cast(arrow_schema(self._output)), path)
+            pq.write_table(rows.to_arrow().cast(arrow_schema(list(self._table.fields))), path)
             return
         plain = text_columns(rows)
         if self._format == "json":

