@@ -137,7 +137,7 @@ class Kafka:
         from confluent_kafka.admin import AdminClient
 
         self.process.start()
-        quiet = {"bootstrap.servers": self.address, "log_level": 0, "error_cb": lambda error: None}
+        quiet: dict[str, Any] = {"bootstrap.servers": self.address, "log_level": 0, "error_cb": lambda error: None}
         end = time.monotonic() + _SECONDS
         while time.monotonic() < end:
             self.process.must_live("Kafka")
