@@ -83,22 +83,24 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="slackwater-bench-") as root:
         bench = Bench(Path(root), options.rounds, options.driver_memory)
         only = options.only
+        report: dict[str, Any] = {"machine": machine(), "options": vars(options) | {"json": None}}
+        report |= {"cases": [], "idle_keys": None, "first_row_s": None}
+        failed = False
         try:
-            report = {
-                "machine": machine(),
-                "options": vars(options) | {"json": None},
-                "cases": [bench.case(case) for case in chosen(only, options.quick)],
-                "idle_keys": bench.idle_keys(options.quick) if not only or IDLE in only else None,
-                "first_row_s": bench.first_row() if not only or FIRST_ROW in only else None,
-            }
+            for case in chosen(only, options.quick):
+                report["cases"].append(bench.case(case))
+            if not only or IDLE in only:
+                report["idle_keys"] = bench.idle_keys(options.quick)
+            if not only or FIRST_ROW in only:
+                report["first_row_s"] = bench.first_row()
         except WorkerFailed as error:
             print(error, file=sys.stderr)
-            return 1
+            failed = True
     print("\n".join(lines(report)))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(report, indent=1))
-    return 0
+    return int(failed)
 
 
 def _options() -> argparse.Namespace:

@@ -21,10 +21,11 @@ from slackwater.engine.bounds import share
 from slackwater.errors import EpochError, StateError
 from slackwater.sources import files
 from slackwater.state import segments
+from slackwater.state.files import FilesStore
 from slackwater.state.protocol import SegmentMeta
 from slackwater.watermark import NO_WATERMARK, Heard, SourceClock, global_watermark, listen
 from slackwater.windows import hll
-from slackwater.windows.logic import Stats
+from slackwater.windows.logic import Visit
 
 
 def test_importing_is_instant_and_loads_nothing_heavy() -> None:
@@ -106,24 +107,31 @@ def frame_of(**rows: int) -> pl.DataFrame:
     )
 
 
+def written(home: Path, name: str, frame: pl.DataFrame) -> SegmentMeta:
+    size = segments.write_arrow(home / "segments" / name, frame)
+    return SegmentMeta(
+        file=f"segments/{name}", rows=frame.height, bytes=size, first_due=0, last_due=99, close=99, dead=99
+    )
+
+
 def test_the_newest_version_of_a_unit_wins_and_the_deleted_is_gone(tmp_path: Path) -> None:
     (tmp_path / "segments").mkdir()
     parts = [frame_of(h1=10, h2=20, h3=30), frame_of(h2=21, h4=41), frame_of(h3=-1)]
-    metas = [segments.write(str(tmp_path), 0, n, f, Stats(0, 99, 99, 99)) for n, f in enumerate(parts)]
-    reader = segments.ShardReader(str(tmp_path), metas, dict(parts[0].schema))
+    metas = [written(tmp_path, f"{n}.arrow", f) for n, f in enumerate(parts)]
+    reader = segments.SegmentReader(str(tmp_path), metas, dict(parts[0].schema))
     assert sorted(reader.scan()["__due"]) == [10, 21, 41]
     assert sorted(reader.units(np.array([2, 3, 4, 9]))["__due"]) == [21, 41]
-    due = reader.due(lambda c: (c.due > 5) & (c.due <= 30), lambda m: False)
+    due = reader.due(Visit(5, 30, loose_upto=0, start_before=99), 5, 30)
     assert sorted(due["__due"]) == [10, 21]
-    assert reader.due(lambda c: c.due > 0, lambda m: True).is_empty()
+    assert reader.due(Visit(0, 199, loose_upto=0, start_before=199), 100, 199).is_empty()
 
 
 def test_a_damaged_segment_is_named(tmp_path: Path) -> None:
     (tmp_path / "segments").mkdir()
-    meta = segments.write(str(tmp_path), 0, 0, frame_of(h1=1), Stats(0, 9, 9, 9))
+    meta = written(tmp_path, "0.arrow", frame_of(h1=1))
     (tmp_path / meta.file).write_bytes(b"ARROW1 and then nothing")
     with pytest.raises(StateError, match=f"state file .*{Path(meta.file).name} cannot be read"):
-        segments.ShardReader(str(tmp_path), [meta], {})
+        segments.SegmentReader(str(tmp_path), [meta], {})
 
 
 def test_segments_of_one_size_are_merged_and_a_large_one_is_left_alone() -> None:
@@ -170,13 +178,15 @@ def test_dates_and_times_hash_as_spark_hashes_them() -> None:
 
 
 def test_files_that_were_read_are_remembered_in_few_files(tmp_path: Path) -> None:
-    offsets = None
+    offsets, store = None, FilesStore(tmp_path, "p")
+    store.open()
     for n in range(200):
-        offsets = files.remember(tmp_path, n, offsets, [files.FileEntry(f"file:///in/{n}.json", n)])
+        offsets = files.remember(store, n, offsets, [files.FileEntry(f"file:///in/{n}.json", n)])
     assert offsets is not None
     assert offsets["count"] == 200
     assert len(offsets["segments"]) <= files.MERGE_AT
-    assert [e.timestamp for e in files.recall(tmp_path, offsets)] == list(range(200))
+    assert [e.timestamp for e in files.recall(store, offsets)] == list(range(200))
+    store.close()
 
 
 def test_a_fresh_checkpoint_says_what_was_seen(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def check(logic: Logic, engine: Engine, before: Manifest, after: Manifest, tasks
     totals = panes.window_totals(logic, {p: sum(g) for p, g in after.panes.items()}, before.watermark_us)
     suspects = sorted(w for w, groups in totals.items() if groups > bound)
     if suspects and logic.hop_us != logic.duration_us:
-        counting = [replace(t, metas=after.segments[t.shard]) for t in tasks]
+        counting = [replace(t, state=t.state.at(after.segments[t.shard])) for t in tasks]
         exact = engine.count_groups(counting, suspects)
         totals = {w: exact.get(w, 0) for w in suspects}
         suspects = [w for w in suspects if totals[w] > bound]

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from typing import cast
 
 import polars as pl
 
@@ -21,12 +21,11 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.engine import bounds, fold, recover
 from slackwater.engine.faults import Faults, NoFaults
 from slackwater.engine.protocol import Engine, IngestOutcome
-from slackwater.engine.shard import ShardTask, family
+from slackwater.engine.shard import ShardTask
 from slackwater.engine.status import Status
 from slackwater.errors import BadRowError, StartError
 from slackwater.sources.base import Batch
-from slackwater.state.protocol import Manifest, StateStore
-from slackwater.state.segments import read_arrow
+from slackwater.state.protocol import Joining, Manifest, Publish, StateStore
 from slackwater.targets.base import Target
 from slackwater.watermark import SourceClock, global_watermark, listen
 from slackwater.windows.logic import Logic
@@ -77,10 +76,11 @@ class Driver:
         if latest is not None:
             recover.check_fingerprint(self.logic, latest)
             self._publish_if_needed(latest)
+        self.store.prepare(self.logic)
         self.state = latest or recover.first_manifest(self.logic, shards, self.hooks.clock_us())
         if self.state.shards != shards:
             self.hooks.on_notice("info", f"moving the state from {self.state.shards} to {shards} shards")
-            self._commit(recover.reshard(self.logic, self.store.root, self.state, shards, self.hooks.clock_us()))
+            self._commit(recover.reshard(self.logic, self.store, self.state, shards, self.hooks.clock_us()))
         self.state = recover.with_sources(self.state, [s.name for s in self.pipeline.sources], schemas)
         self._load_clocks()
 
@@ -176,11 +176,12 @@ class Driver:
         with timer.phase("emit"):
             due = self._due_tasks(ingested, since, flush)
             reports = self.engine.emit(due) if due else ()
-        manifest = fold.emitted(ingested, reports, family(self.logic), self.logic, clock)
+        manifest = fold.emitted(ingested, reports, self.logic, clock)
         with timer.phase("commit"):
             self._commit(manifest)
+        manifest = self.state
         self._load_clocks()
-        if manifest.output:
+        if manifest.output and self.store.published() < manifest.epoch:
             with timer.phase("publish"):
                 self._write(manifest)
             with timer.phase("note"):
@@ -208,10 +209,8 @@ class Driver:
         return [
             ShardTask(
                 self.logic,
-                self.store.root,
+                self.store.shard(shard, state.shards, epoch, metas),
                 shard,
-                epoch,
-                metas,
                 watermark=state.watermark_us,
                 since=state.watermark_us,
                 idle_sources=idle,
@@ -227,14 +226,25 @@ class Driver:
         if watermark == since:
             return []
         return [
-            ShardTask(self.logic, self.store.root, shard, ingested.epoch, metas, watermark, since, flush=flush)
+            ShardTask(
+                self.logic,
+                self.store.shard(shard, ingested.shards, ingested.epoch, metas),
+                shard,
+                watermark,
+                since,
+                flush=flush,
+            )
             for shard, metas in enumerate(ingested.segments)
             if any(m.first_due <= watermark and m.last_due > since for m in metas)
         ]
 
     def _commit(self, manifest: Manifest) -> None:
-        self.store.commit(manifest)
-        self.state = manifest
+        joined = bool(manifest.output) and self.store.joins(self.target)
+        self.state = self.store.commit(manifest, self._publish_within(manifest) if joined else None)
+
+    def _publish_within(self, manifest: Manifest) -> Publish:
+        rows, target = self._output(manifest), cast(Joining, self.target)
+        return lambda connection: target.publish_within(connection, manifest.epoch, rows)
 
     # -- publishing ----------------------------------------------------------------------------------------------
 
@@ -243,8 +253,11 @@ class Driver:
         self.store.note_published(manifest.epoch)
 
     def _write(self, manifest: Manifest) -> None:
-        frames = [read_arrow(Path(self.store.root) / o.file).drop("__reason") for o in manifest.output]
-        self.target.publish(manifest.epoch, self.logic.sorted_output(pl.concat(frames)))
+        self.target.publish(manifest.epoch, self._output(manifest))
+
+    def _output(self, manifest: Manifest) -> pl.DataFrame:
+        frames = [self.store.output(o).drop("__reason") for o in manifest.output]
+        return self.logic.sorted_output(pl.concat(frames))
 
     # -- nothing vanishes without a number -----------------------------------------------------------------------
 

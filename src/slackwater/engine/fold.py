@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine.protocol import IngestOutcome, SourceStats
@@ -89,9 +88,7 @@ def _source(
     )
 
 
-def emitted(
-    manifest: Manifest, reports: Sequence[EmitReport], family: ModuleType, logic: Logic, clock_us: int
-) -> Manifest:
+def emitted(manifest: Manifest, reports: Sequence[EmitReport], logic: Logic, clock_us: int) -> Manifest:
     """The manifest to commit: with the staged output, and without the panes that are over."""
     segments, groups, windows = list(manifest.segments), list(manifest.groups), list(manifest.windows)
     reasons: Counter[str] = Counter(manifest.counters.get("emitted", {}))

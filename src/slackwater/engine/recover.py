@@ -9,11 +9,10 @@ from typing import Any
 import polars as pl
 
 from slackwater.core.hashing import shard_of
-from slackwater.engine.shard import family
 from slackwater.errors import StartError, StateError
-from slackwater.state import segments
-from slackwater.state.protocol import Manifest, SourceRecord
+from slackwater.state.protocol import Manifest, SourceRecord, StateStore
 from slackwater.windows import sessions
+from slackwater.windows.family import family
 from slackwater.windows.logic import Logic
 
 
@@ -84,11 +83,14 @@ def with_sources(manifest: Manifest, names: Sequence[str], schemas: Mapping[str,
     )
 
 
-def reshard(logic: Logic, root: str, manifest: Manifest, shards: int, clock_us: int) -> Manifest:
+def reshard(logic: Logic, store: StateStore, manifest: Manifest, shards: int, clock_us: int) -> Manifest:
     """The same state as an epoch of its own, spread over another number of shards."""
     module, epoch, watermark = family(logic), manifest.epoch + 1, manifest.watermark_us
     everything = pl.concat(
-        [segments.ShardReader(root, metas, logic.state_schema).scan() for metas in manifest.segments]
+        [
+            store.shard(shard, manifest.shards, epoch, metas).reader(logic).scan()
+            for shard, metas in enumerate(manifest.segments)
+        ]
     )
     everything = module.forget(logic, everything, watermark)
     owner = pl.Series(shard_of(everything["__kh"].to_numpy(), shards))
@@ -96,7 +98,7 @@ def reshard(logic: Logic, root: str, manifest: Manifest, shards: int, clock_us: 
     panes: dict[int, list[int]] = {}
     for shard in range(shards):
         rows = everything.filter(owner == shard).sort("__h", maintain_order=True)
-        metas.append((segments.write(root, shard, epoch, rows, module.stats(logic, rows)),) if rows.height else ())
+        metas.append(store.shard(shard, shards, epoch, ()).adopt(logic, rows))
         keys, open_ = sessions.open_groups(logic, rows, watermark) if logic.is_session else (0, 0)
         groups.append(keys)
         windows.append(open_)

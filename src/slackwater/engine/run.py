@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slackwater import plan
@@ -121,7 +120,7 @@ class _Run:
         lookups.load()
         known = dict(latest.schemas) if latest else {}
         sources = [self._source(i, known) for i in range(len(self.pipeline.sources))]
-        self.streams = Streams(self.session, sources, Path(self.store.root))
+        self.streams = Streams(self.session, sources, self.store)
         times, logic = self._inspect(sources)
         schemas = {s.name: _columns(s).json() for s in sources}
         for name, schema in schemas.items():

@@ -6,22 +6,18 @@ count for nothing until the driver commits a manifest that names them.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import numpy as np
 import polars as pl
 from pydantic import Field
 
 from slackwater.core.arrays import distinct
 from slackwater.core.hashing import mix
-from slackwater.state import segments
-from slackwater.state.protocol import OutputMeta, Record, SegmentMeta
+from slackwater.state.protocol import OutputMeta, Record, SegmentMeta, ShardState
 from slackwater.windows import panes, sessions
+from slackwater.windows.family import family
 from slackwater.windows.logic import Logic
 
 
@@ -30,10 +26,8 @@ class ShardTask:
     """What a shard needs to know; `metas` is its state as of the previous commit (or step)."""
 
     logic: Logic
-    root: str
+    state: ShardState  # as of the previous commit, or the previous step
     shard: int
-    epoch: int
-    metas: tuple[SegmentMeta, ...]
     watermark: int  # ingest: of the previous epoch; emit: the new one
     since: int  # of the previous epoch, in both
     idle_sources: tuple[int, ...] = ()
@@ -72,19 +66,14 @@ class EmitReport(Record):
     last_end_us: int | None = None
 
 
-def family(logic: Logic) -> ModuleType:
-    """The module that knows the window's intervals."""
-    return sessions if logic.is_session else panes
-
-
 def ingest(task: ShardTask, rows: pl.DataFrame) -> IngestReport:
     """Fold one epoch's rows (see `engine.prepare` for their columns) into a shard and stage its new state."""
     logic = task.logic
     if rows.is_empty():
-        return IngestReport(shard=task.shard, segments=task.metas)
+        return IngestReport(shard=task.shard, segments=task.state.metas)
     if "__src" in rows.columns:
         rows = rows.with_columns(pl.col("__src").is_in(list(task.idle_sources)).alias("__idle")).drop("__src")
-    reader = segments.ShardReader(task.root, task.metas, logic.state_schema)
+    reader = task.state.reader(logic)
     refused = 0
     if logic.is_session:
         total = rows.height
@@ -102,7 +91,7 @@ def ingest(task: ShardTask, rows: pl.DataFrame) -> IngestReport:
     counts = done.counts
     return IngestReport(
         shard=task.shard,
-        segments=_stage(task, done.state),
+        segments=task.state.stage(logic, done.state, state, task.since),
         rows=total,
         used=counts.used,
         late=counts.late,
@@ -129,62 +118,25 @@ def _may_exceed(task: ShardTask, rows: pl.DataFrame) -> bool:
     return max(totals.values(), default=0) > (task.bound or 0)
 
 
-def _stage(task: ShardTask, state: pl.DataFrame) -> tuple[SegmentMeta, ...]:
-    """The shard's segments with `state` as the newest, after dropping and merging what has piled up."""
-    logic, metas = task.logic, list(task.metas)
-    module = family(logic)
-    watermark = task.since
-    while metas and metas[0].dead <= watermark:
-        metas.pop(0)
-    if state.height:
-        metas.append(segments.write(task.root, task.shard, task.epoch, state, module.stats(logic, state)))
-    count = segments.merge_plan(metas)
-    if count:
-        merged = _merged(task, metas[-count:], oldest=count == len(metas), watermark=watermark)
-        metas[-count:] = (
-            [segments.write(task.root, task.shard, task.epoch, merged, module.stats(logic, merged))]
-            if merged.height
-            else []
-        )
-    return tuple(metas)
-
-
-def _merged(task: ShardTask, metas: list[SegmentMeta], oldest: bool, watermark: int) -> pl.DataFrame:
-    """Several segments as one. Only where nothing older lies below may rows be forgotten: else they would uncover it."""
-    if oldest:
-        frame = segments.ShardReader(task.root, metas, task.logic.state_schema).scan()
-        frame = family(task.logic).forget(task.logic, frame, watermark)
-    else:
-        opened = [segments.Segment(task.root, m) for m in metas]
-        frame = pl.concat(segments.newest([s.rows(np.arange(s.meta.rows)) for s in opened]))
-        frame = frame.cast(task.logic.state_schema)  # type: ignore[arg-type]
-    return frame.sort("__h", maintain_order=True)
-
-
 def emit(task: ShardTask) -> EmitReport:
     """Stage the windows of a shard that close between two watermarks, and the state that changes with them."""
     logic = task.logic
     module = family(logic)
-    reader = segments.ShardReader(task.root, task.metas, logic.state_schema)
-    due = reader.due(
-        lambda c: module.is_due(logic, c.kind, c.start, c.due, task.since, task.watermark),
-        lambda m: m.first_due > task.watermark or m.last_due <= task.since,
-    )
+    reader = task.state.reader(logic)
+    due = reader.due(module.visit(logic, task.since, task.watermark), task.since, task.watermark)
     if due.is_empty():
-        return EmitReport(shard=task.shard, segments=task.metas)
+        return EmitReport(shard=task.shard, segments=task.state.metas)
     done = module.emit(logic, due, task.since, task.watermark)
     rows = done.rows
     if task.flush:
         rows = rows.with_columns(pl.col("__reason").replace("close", "flush"))
     output = None
     if rows.height:
-        name = f"outputs/{task.epoch:09d}-{task.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
-        segments.write_arrow(Path(task.root) / name, logic.output_frame(rows))
-        output = OutputMeta(file=name, rows=rows.height)
+        output = task.state.stage_output(logic.output_frame(rows))
     last_end = rows["__end"].max()
     return EmitReport(
         shard=task.shard,
-        segments=_stage(task, done.state) if done.state.height else task.metas,
+        segments=(task.state.stage(logic, done.state, due, task.since) if done.state.height else task.state.metas),
         output=output,
         reasons=dict(rows["__reason"].value_counts().iter_rows()),
         groups=done.groups,
@@ -195,5 +147,5 @@ def emit(task: ShardTask) -> EmitReport:
 
 def count_groups(task: ShardTask, windows: list[int]) -> dict[int, int]:
     """The exact number of groups in each of these hopping windows of a shard."""
-    state = segments.ShardReader(task.root, task.metas, task.logic.state_schema).scan()
+    state = task.state.reader(task.logic).scan()
     return panes.exact_totals(task.logic, state, windows)

@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 from slackwater.config.source import Source
 from slackwater.errors import EpochError, StartError
 from slackwater.sources.base import CORRUPT, reason
+from slackwater.state.protocol import StateStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -189,23 +190,23 @@ def seek(checkpoint: Path, seen: Sequence[Sequence[FileEntry]]) -> None:
 # -- the state store's own list of files -------------------------------------------------------------------------------
 
 
-def remember(root: Path, epoch: int, before: Mapping[str, Any] | None, files: Sequence[FileEntry]) -> dict[str, Any]:
-    """Offsets after these files: names of files under `offsets/` that list every file read so far."""
-    segments = list((before or {}).get("segments", []))
+def remember(
+    store: StateStore, epoch: int, before: Mapping[str, Any] | None, files: Sequence[FileEntry]
+) -> dict[str, Any]:
+    """Offsets after these files: names of lists in the store that hold every file read so far."""
+    names = list((before or {}).get("segments", []))
     count = int((before or {}).get("count", 0)) + len(files)
     entries = list(files)
-    if len(segments) >= MERGE_AT:
-        entries = [*recall(root, before), *entries]
-        segments = []
-    name = f"offsets/{epoch:09d}-{uuid.uuid4().hex[:12]}.jsonl"
-    (root / "offsets").mkdir(exist_ok=True)
-    (root / name).write_text("".join(json.dumps([e.path, e.timestamp]) + "\n" for e in entries))
-    return {"segments": [*segments, name], "count": count}
+    if len(names) >= MERGE_AT:
+        entries = [*recall(store, before), *entries]
+        names = []
+    name = store.stage_list(epoch, [json.dumps([e.path, e.timestamp]) for e in entries])
+    return {"segments": [*names, name], "count": count}
 
 
-def recall(root: Path, offsets: Mapping[str, Any] | None) -> list[FileEntry]:
+def recall(store: StateStore, offsets: Mapping[str, Any] | None) -> list[FileEntry]:
     """Every file that is part of the state."""
-    lines = [line for name in (offsets or {}).get("segments", []) for line in (root / name).read_text().splitlines()]
+    lines = [line for name in (offsets or {}).get("segments", []) for line in store.read_list(name)]
     return [FileEntry(*json.loads(line)) for line in lines]
 
 

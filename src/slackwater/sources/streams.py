@@ -15,7 +15,7 @@ from slackwater.errors import StartError
 from slackwater.sources import files
 from slackwater.sources.base import Batch
 from slackwater.sources.files import FilesSource
-from slackwater.state.protocol import BatchId, Manifest
+from slackwater.state.protocol import BatchId, Manifest, StateStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,7 +38,7 @@ class Streams:
 
     session: SparkSession
     sources: Sequence[AnySource]
-    root: Path  # of the state store
+    store: StateStore
 
     def plan(self) -> DataFrame:
         """One streaming DataFrame. Files are only planned by it; rows of DataFrames come through it, one struct per source."""
@@ -73,7 +73,7 @@ class Streams:
         return chosen
 
     def _checkpoint(self, state: Manifest) -> Path:
-        home = self.root / "checkpoint"
+        home = self.store.checkpoint
         if state.batch is not None:
             last = home / state.batch.checkpoint
             signature = last / "sources.json"
@@ -92,7 +92,7 @@ class Streams:
         fresh = home / uuid.uuid4().hex
         fresh.mkdir(parents=True)
         if state.batch is not None and all(isinstance(s, FilesSource) for s in self.sources):
-            files.seek(fresh, [files.recall(self.root, state.sources[s.name].offsets) for s in self.sources])
+            files.seek(fresh, [files.recall(self.store, state.sources[s.name].offsets) for s in self.sources])
         elif any(state.sources[s.name].rows for s in self.sources):
             raise StartError(
                 "sources were added or removed and one of them is a DataFrame, which cannot seek; keep the sources as they were"
@@ -121,7 +121,7 @@ class Streams:
                 count += len(entries)
                 payload[source.name] = source.read(self.session, entries)
                 offsets[source.name] = files.remember(
-                    self.root, state.epoch + 1, state.sources[source.name].offsets, entries
+                    self.store, state.epoch + 1, state.sources[source.name].offsets, entries
                 )
         return Batch(BatchId(checkpoint=checkpoint.name, batch=number), offsets, payload, count)
 

@@ -16,13 +16,18 @@ import json
 import os
 import socket
 import tempfile
+import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+import polars as pl
 from pydantic import ValidationError
 
 from slackwater.errors import FencedError, LockHeldError, StateError
-from slackwater.state.protocol import FORMAT, Manifest
+from slackwater.state.protocol import FORMAT, Manifest, OutputMeta, Publish, SegmentMeta
+from slackwater.state.segments import FilesShard, read_arrow
+from slackwater.windows.logic import Logic
 
 KEPT_EPOCHS = 8
 
@@ -33,6 +38,7 @@ class FilesStore:
     def __init__(self, path: str | Path, pipeline: str) -> None:
         self.root = str(Path(path).resolve() / pipeline)
         self._dir = Path(self.root)
+        self.checkpoint = self._dir / "checkpoint"
         self._lock: TextIO | None = None
         self._latest = -1
 
@@ -101,7 +107,28 @@ class FilesStore:
                 f"manifest {path} is damaged: {error.error_count()} fields do not fit; restore it from a copy"
             ) from error
 
-    def commit(self, manifest: Manifest) -> None:
+    def prepare(self, logic: Logic) -> None:
+        return
+
+    def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...]) -> FilesShard:
+        return FilesShard(self.root, shard, epoch, metas)
+
+    def output(self, meta: OutputMeta) -> pl.DataFrame:
+        return read_arrow(self._dir / meta.file)
+
+    def stage_list(self, epoch: int, lines: Sequence[str]) -> str:
+        name = f"offsets/{epoch:09d}-{uuid.uuid4().hex[:12]}.jsonl"
+        (self._dir / "offsets").mkdir(exist_ok=True)
+        (self._dir / name).write_text("".join(f"{line}\n" for line in lines))
+        return name
+
+    def read_list(self, name: str) -> list[str]:
+        return (self._dir / name).read_text().splitlines()
+
+    def joins(self, target: object) -> bool:
+        return False
+
+    def commit(self, manifest: Manifest, publish: Publish | None = None) -> Manifest:
         if manifest.epoch != self._latest + 1:
             raise FencedError(
                 f"epoch {manifest.epoch} does not follow epoch {self._latest}, the latest this runner knows; nothing was committed"
@@ -125,6 +152,7 @@ class FilesStore:
             Path(file.name).unlink()
         _sync_directory(final.parent)
         self._latest = manifest.epoch
+        return manifest
 
     def published(self) -> int:
         path = self._dir / "published"

@@ -2,19 +2,22 @@
 
 Commits are two-phase, so that workers write in parallel and the driver publishes once:
 
-    workers   writer.stage(rows) ─▶ SegmentMeta        nothing is visible yet
+    workers   shard.stage(rows) ─▶ SegmentMeta         nothing is visible yet
     driver    store.commit(Manifest)                   one atomic step; fenced: the previous epoch must be the expected one
     driver    store.note_published(epoch)              after the target took the staged output
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
 
 from slackwater.watermark import NO_WATERMARK, SourceClock
+from slackwater.windows.logic import Int64s, Logic, Visit
 
 FORMAT = 1
 
@@ -89,17 +92,93 @@ class Manifest(Record):
         return sum(s.bytes for shard in self.segments for s in shard)
 
 
+class Units(Protocol):
+    """The state rows of one shard, found by unit."""
+
+    def units(self, hashes: Int64s) -> pl.DataFrame:
+        """All rows of the units with these hashes (sorted, unique)."""
+        ...
+
+    def due(self, visit: Visit, since: int, watermark: int) -> pl.DataFrame:
+        """All rows of the units that have a row that wants a visit when the watermark moves."""
+        ...
+
+    def scan(self) -> pl.DataFrame:
+        """Every row."""
+        ...
+
+
+class ShardState(Protocol):
+    """One shard's state as of a commit, or of a step of the epoch in progress; goes to workers, so it can be pickled."""
+
+    @property
+    def metas(self) -> tuple[SegmentMeta, ...]: ...
+
+    def at(self, metas: tuple[SegmentMeta, ...]) -> ShardState:
+        """The same shard as of another step."""
+        ...
+
+    def reader(self, logic: Logic) -> Units: ...
+
+    def stage(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
+        """Put aside new versions of units: `rows`, sorted by `__h`, DEAD for units that go; `before`: all rows they had.
+
+        Nothing is visible before a commit that names what this returns; it may run twice.
+        """
+        ...
+
+    def adopt(self, logic: Logic, rows: pl.DataFrame) -> tuple[SegmentMeta, ...]:
+        """Hold exactly `rows`: the state was spread over another number of shards."""
+        ...
+
+    def stage_output(self, frame: pl.DataFrame) -> OutputMeta: ...
+
+
+class Joining(Protocol):
+    """A target that can write within the store's transaction, if both are in one database."""
+
+    def publish_within(self, connection: Any, epoch: int, rows: pl.DataFrame) -> None: ...
+
+
+Publish = Callable[[Any], None]  # takes the store's connection
+
+
 class StateStore(Protocol):
     """Durable state of one pipeline. `open` first; raises LockHeldError, StateError."""
 
-    root: str
+    checkpoint: Path  # where Spark's checkpoints are kept
 
     def open(self) -> Manifest | None:
         """Take the lock and return the latest commit, None for a new pipeline."""
         ...
 
-    def commit(self, manifest: Manifest) -> None:
-        """Publish a manifest atomically. Raises FencedError if its epoch is taken or its predecessor is not the latest."""
+    def prepare(self, logic: Logic) -> None:
+        """Make room for the state of this window, before the first epoch."""
+        ...
+
+    def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...]) -> ShardState:
+        """A shard as of these segments, for the work of an epoch."""
+        ...
+
+    def output(self, meta: OutputMeta) -> pl.DataFrame:
+        """Staged output."""
+        ...
+
+    def stage_list(self, epoch: int, lines: Sequence[str]) -> str:
+        """Put aside lines of text that a source's offsets refer to; returns their name."""
+        ...
+
+    def read_list(self, name: str) -> list[str]: ...
+
+    def commit(self, manifest: Manifest, publish: Publish | None = None) -> Manifest:
+        """Publish a manifest atomically, and the output with it if `publish` is given; returns it as it will be read back.
+
+        Raises FencedError if its epoch is taken or its predecessor is not the latest.
+        """
+        ...
+
+    def joins(self, target: object) -> bool:
+        """Whether `commit` can publish to this target in the same transaction (see `Joining`)."""
         ...
 
     def published(self) -> int:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import os
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from slackwater.core.arrays import distinct, member
 from slackwater.errors import StateError
-from slackwater.state.protocol import SegmentMeta
-from slackwater.windows.logic import DEAD, Int64s, Stats
+from slackwater.state.protocol import OutputMeta, SegmentMeta
+from slackwater.windows.family import family
+from slackwater.windows.logic import DEAD, Int64s, Logic, Visit
 
-Bools = NDArray[np.bool_]
 FAN = 8  # segments of one size class before they are merged into one of the next
 
 
@@ -59,8 +59,8 @@ class Segment:
         return begin, end
 
 
-class ShardReader:
-    """The units of one shard as of a commit."""
+class SegmentReader:
+    """The units of one shard as of a commit, in its segments."""
 
     def __init__(self, directory: str, metas: Sequence[SegmentMeta], schema: dict[str, pl.DataType]) -> None:
         self.schema = schema
@@ -79,13 +79,14 @@ class ShardReader:
                 hashes = hashes[~hit]
         return self._together(found)
 
-    def due(self, mask: Callable[[Columns], Bools], skip: Callable[[SegmentMeta], bool]) -> pl.DataFrame:
-        """All rows of the units that have a visible row for which `mask` holds."""
+    def due(self, visit: Visit, since: int, watermark: int) -> pl.DataFrame:
+        """All rows of the units that have a visible row that wants a visit when the watermark moves."""
         found: list[pl.DataFrame] = []
         for age, segment in enumerate(self.segments):
-            if skip(segment.meta):
+            if segment.meta.first_due > watermark or segment.meta.last_due <= since:
                 continue
-            hashes = distinct(segment.columns.h[np.flatnonzero(mask(segment.columns))], is_sorted=True)
+            wanted = visit.mask(segment.columns.kind, segment.columns.start, segment.columns.due)
+            hashes = distinct(segment.columns.h[np.flatnonzero(wanted)], is_sorted=True)
             for newer in self.segments[age + 1 :]:
                 if not len(hashes):
                     break
@@ -106,6 +107,61 @@ class ShardReader:
         return pl.concat(frames).filter(pl.col("__kind") != DEAD).cast(self.schema)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class FilesShard:
+    """A `ShardState` in files below `root`."""
+
+    root: str
+    shard: int
+    epoch: int
+    metas: tuple[SegmentMeta, ...]
+
+    def at(self, metas: tuple[SegmentMeta, ...]) -> FilesShard:
+        return replace(self, metas=metas)
+
+    def reader(self, logic: Logic) -> SegmentReader:
+        return SegmentReader(self.root, self.metas, logic.state_schema)
+
+    def stage(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
+        """The segments with `rows` as the newest, after dropping and merging what has piled up."""
+        metas = list(self.metas)
+        while metas and metas[0].dead <= watermark:
+            metas.pop(0)
+        if rows.height:
+            metas.append(self._write(logic, rows))
+        count = merge_plan(metas)
+        if count:
+            merged = self._merged(logic, metas[-count:], oldest=count == len(metas), watermark=watermark)
+            metas[-count:] = [self._write(logic, merged)] if merged.height else []
+        return tuple(metas)
+
+    def adopt(self, logic: Logic, rows: pl.DataFrame) -> tuple[SegmentMeta, ...]:
+        """The segments of a shard that holds exactly `rows`."""
+        return (self._write(logic, rows),) if rows.height else ()
+
+    def stage_output(self, frame: pl.DataFrame) -> OutputMeta:
+        name = f"outputs/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
+        write_arrow(Path(self.root) / name, frame)
+        return OutputMeta(file=name, rows=frame.height)
+
+    def _write(self, logic: Logic, rows: pl.DataFrame) -> SegmentMeta:
+        """A new file; its name is unique, so a task may run twice."""
+        name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
+        size = write_arrow(Path(self.root) / name, rows)
+        stats = family(logic).stats(logic, rows)
+        return SegmentMeta(file=name, rows=rows.height, bytes=size, **stats._asdict())
+
+    def _merged(self, logic: Logic, metas: list[SegmentMeta], oldest: bool, watermark: int) -> pl.DataFrame:
+        """Several segments as one. Only where nothing older lies below may rows be forgotten: else they would uncover it."""
+        if oldest:
+            frame = family(logic).forget(logic, self.at(tuple(metas)).reader(logic).scan(), watermark)
+        else:
+            opened = [Segment(self.root, m) for m in metas]
+            frame = pl.concat(newest([s.rows(np.arange(s.meta.rows)) for s in opened]))
+            frame = frame.cast(logic.state_schema)  # type: ignore[arg-type]
+        return frame.sort("__h", maintain_order=True)
+
+
 def newest(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
     """Of frames given oldest first: each without the units that a later one holds."""
     kept: list[pl.DataFrame] = []
@@ -122,13 +178,6 @@ def spans(begin: Int64s, end: Int64s) -> Int64s:
     lengths = end - begin
     offsets = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths)
     return np.arange(int(lengths.sum())) + offsets
-
-
-def write(directory: str, shard: int, epoch: int, frame: pl.DataFrame, stats: Stats) -> SegmentMeta:
-    """Write state rows (sorted by `__h`) as a new file. The name is unique, so a task may run twice."""
-    name = f"segments/{epoch:09d}-{shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
-    size = write_arrow(Path(directory) / name, frame)
-    return SegmentMeta(file=name, rows=frame.height, bytes=size, **stats._asdict())
 
 
 def write_arrow(path: Path, frame: pl.DataFrame) -> int:

@@ -50,6 +50,7 @@ HIDDEN: dict[str, pl.DataType] = {
 
 
 FAR = 1 << 62  # a time after every other
+NEVER = -FAR  # a time before every other
 
 
 class Stats(NamedTuple):
@@ -59,6 +60,29 @@ class Stats(NamedTuple):
     last_due: int
     close: int
     dead: int
+
+
+class Visit(NamedTuple):
+    """Which state rows want a visit when the watermark moves; in µs. A store finds them by `__kind`, `__due` and `__start`."""
+
+    settled_after: int  # SETTLED rows with settled_after < __due <= settled_upto
+    settled_upto: int
+    loose_upto: int  # LOOSE rows with __due <= loose_upto
+    start_before: int  # of both, those with __start < start_before
+
+    def mask(self, kind: NDArray[np.int8], start: Int64s, due: Int64s) -> NDArray[np.bool_]:
+        settled = (kind == SETTLED) & (due > self.settled_after) & (due <= self.settled_upto)
+        result: NDArray[np.bool_] = (settled | ((kind == LOOSE) & (due <= self.loose_upto))) & (
+            start < self.start_before
+        )
+        return result
+
+
+class Forgotten(NamedTuple):
+    """Which state rows no longer matter: a unit goes once this holds for all its rows; `__due` in µs."""
+
+    settled_upto: int
+    floor_upto: int
 
 
 @dataclass(frozen=True)

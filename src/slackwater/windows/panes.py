@@ -19,17 +19,20 @@ import math
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from slackwater.core.arrays import distinct, member
 from slackwater.windows.logic import (
+    FAR,
+    NEVER,
     SETTLED,
     Counts,
     Emitted,
+    Forgotten,
     Ingested,
     Int64s,
     Logic,
     Stats,
+    Visit,
     late_sample,
     sorted_by_key,
 )
@@ -194,14 +197,16 @@ def stats(logic: Logic, state: pl.DataFrame) -> Stats:
     return Stats(first_due=first, last_due=due, close=due, dead=due)
 
 
-def is_due(
-    logic: Logic, kind: NDArray[np.int8], start: Int64s, due: Int64s, since: int, watermark: int
-) -> NDArray[np.bool_]:
+def visit(logic: Logic, since: int, watermark: int) -> Visit:
     """The panes that are part of a window that closes in (since, watermark]."""
-    alive = due > since
     if logic.hop_us == logic.duration_us:
-        return alive & (due <= watermark)
-    return alive & (first_window(logic, start) + logic.duration_us <= watermark)
+        return Visit(since, watermark, loose_upto=NEVER, start_before=FAR)
+    return Visit(since, FAR, loose_upto=NEVER, start_before=last_closed(logic, watermark) + logic.duration_us)
+
+
+def forgotten(logic: Logic, watermark: int) -> Forgotten:
+    """Panes that are out of their last window."""
+    return Forgotten(settled_upto=watermark, floor_upto=NEVER)
 
 
 def forget(logic: Logic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from slackwater.core.arrays import distinct, member
 from slackwater.watermark import NO_WATERMARK
@@ -35,10 +34,12 @@ from slackwater.windows.logic import (
     SETTLED,
     Counts,
     Emitted,
+    Forgotten,
     Ingested,
     Int64s,
     Logic,
     Stats,
+    Visit,
     late_sample,
 )
 from slackwater.windows.units import Bools, Unit, chosen, first_of_each, per_key, renumber, runs_of
@@ -313,10 +314,14 @@ def stats(logic: Logic, state: pl.DataFrame) -> Stats:
     )
 
 
-def is_due(logic: Logic, kind: NDArray[np.int8], start: Int64s, due: Int64s, since: int, watermark: int) -> Bools:
+def visit(logic: Logic, since: int, watermark: int) -> Visit:
     """The rows whose unit wants a visit when the watermark goes from `since` to `watermark`."""
-    result: Bools = (due <= watermark) & (((kind == SETTLED) & (due > since)) | (kind == LOOSE))
-    return result
+    return Visit(since, watermark, loose_upto=watermark, start_before=FAR)
+
+
+def forgotten(logic: Logic, watermark: int) -> Forgotten:
+    """Closed sessions and floors that no longer make any row late."""
+    return Forgotten(settled_upto=watermark - logic.gap_us, floor_upto=watermark)
 
 
 def forget(logic: Logic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
