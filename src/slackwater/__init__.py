@@ -14,10 +14,16 @@ if TYPE_CHECKING:
     from slackwater.api import pipelines as pipelines
     from slackwater.api import run_streaming_pipeline as run_streaming_pipeline
     from slackwater.api import streaming_pipeline as streaming_pipeline
+    from slackwater.config.connection import ConsoleConnection as ConsoleConnection
+    from slackwater.config.connection import DeltaConnection as DeltaConnection
+    from slackwater.config.connection import FilesConnection as FilesConnection
+    from slackwater.config.connection import KafkaConnection as KafkaConnection
+    from slackwater.config.connection import KinesisConnection as KinesisConnection
+    from slackwater.config.connection import PostgresConnection as PostgresConnection
+    from slackwater.config.connection import PubSubConnection as PubSubConnection
+    from slackwater.config.connection import RabbitMQConnection as RabbitMQConnection
     from slackwater.config.pipeline import Pipeline as Pipeline
     from slackwater.config.pipeline import Transform as Transform
-    from slackwater.config.source import ConsoleConnection as ConsoleConnection
-    from slackwater.config.source import FilesConnection as FilesConnection
     from slackwater.config.source import Lookup as Lookup
     from slackwater.config.source import Source as Source
     from slackwater.config.target import StateStore as StateStore
@@ -36,8 +42,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "Aggregation": "config.window",
     "ConfigError": "errors",
-    "ConsoleConnection": "config.source",
-    "FilesConnection": "config.source",
+    "ConsoleConnection": "config.connection",
+    "DeltaConnection": "config.connection",
+    "KafkaConnection": "config.connection",
+    "KinesisConnection": "config.connection",
+    "PostgresConnection": "config.connection",
+    "PubSubConnection": "config.connection",
+    "RabbitMQConnection": "config.connection",
+    "FilesConnection": "config.connection",
     "Lookup": "config.source",
     "Pipeline": "config.pipeline",
     "Registered": "api",

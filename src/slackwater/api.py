@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from slackwater.config.connection import Connection
 from slackwater.config.pipeline import Pipeline, Transform
-from slackwater.config.source import Connection, ConsoleConnection, FilesConnection, Lookup, Source
+from slackwater.config.source import Lookup, Source
 from slackwater.config.spec import nearest
 from slackwater.config.target import StateStore, Target
 from slackwater.config.window import Window
@@ -25,7 +26,19 @@ _OPTIONS_OF_SOURCE = {
     "source_format": "format",
     "source_schema": "schema",
     "source_options": "options",
-    "max_files_per_trigger": "max_files_per_trigger",
+    **{
+        key: key
+        for key in (
+            "max_files_per_trigger",
+            "payload_format",
+            "avro_schema_file",
+            "starting_offsets",
+            "max_offsets_per_trigger",
+            "on_data_loss",
+            "commit_group",
+            "max_messages_per_trigger",
+        )
+    },
 }
 
 
@@ -38,24 +51,25 @@ def pipeline(
     source: Source | Connection | str | None = None,
     source_query: str | None = None,
     target_path: str | None = None,
-    target_format: str = "parquet",
+    target_format: str | None = None,
     target_table: str | None = None,
+    target_topic: str | None = None,
     transform_sql: str | None = None,
     lookups: Mapping[str, Lookup] | None = None,
     on_error: str = "fail",
     state_store: StateStore | None = None,
+    dead_letter: Target | None = None,
     connections: Mapping[str, Connection] | None = None,
     trigger_interval_ms: int | str = 0,
     idle_pause_ms: int | str = 500,
+    spark_settings: Mapping[str, str] | None = None,
     **source_settings: Any,
 ) -> Pipeline:
     """Build a pipeline. `source` is a `Source`, or a connection together with `source_query` and the settings of a source
     (`source_format`, `source_schema`, `source_options`, `max_files_per_trigger`); `target` likewise a `Target`, or a
-    connection with `target_path`. Durations in milliseconds or as "30s". Raises ConfigError, one line per mistake.
+    connection with `target_path`, `target_table` or `target_topic`. Durations in milliseconds or as "30s". Raises ConfigError, one line per mistake.
     """
     problems: list[str] = []
-    if target_table is not None:
-        problems.append(f"{name}: target_table: not available yet; write files with target_path")
     for key in source_settings:
         if key not in _OPTIONS_OF_SOURCE:
             problems.append(f"{name}: {key}: unknown argument{nearest(key, [*_OPTIONS_OF_SOURCE, *_ARGUMENTS])}")
@@ -67,8 +81,9 @@ def pipeline(
         settings = {_OPTIONS_OF_SOURCE[k]: v for k, v in source_settings.items()}
         source = Source(connection=source, query=source_query, **settings)
     if not isinstance(target, Target):
-        given = {} if isinstance(target, ConsoleConnection) else {"path": target_path, "format": target_format}
-        target = Target(connection=target, **given)
+        target = Target(
+            connection=target, path=target_path, format=target_format, table=target_table, topic=target_topic
+        )
     return Pipeline(
         name=name,
         connections=dict(connections or {}),
@@ -76,6 +91,8 @@ def pipeline(
         transform=Transform(sql=transform_sql, on_error=on_error, window=window, lookups=dict(lookups or {})),
         target=target,
         state_store=state_store,
+        dead_letter=dead_letter,
+        spark=dict(spark_settings or {}),
         trigger_interval_ms=trigger_interval_ms,
         idle_pause_ms=idle_pause_ms,
     )
@@ -154,7 +171,6 @@ def streaming_pipeline(**settings: Any) -> Callable[[Callable[[], Any]], Registe
 
 
 __all__ = [
-    "FilesConnection",
     "Registered",
     "pipeline",
     "pipelines",

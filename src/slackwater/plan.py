@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from slackwater.config.connection import Connection, PostgresConnection
 from slackwater.config.pipeline import Pipeline, resolve
-from slackwater.config.source import ConsoleConnection
+from slackwater.config.source import Source
+from slackwater.config.target import Target
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.time import duration_text
 
@@ -63,15 +65,7 @@ def build(pipeline: Pipeline) -> Plan:
 
 
 def _read(pipeline: Pipeline) -> Stage:
-    lines = []
-    for s in pipeline.sources:
-        if s.dataframe is not None:
-            lines.append(f'"{s.name}": a streaming DataFrame')
-            continue
-        limit = (
-            f", at most {s.max_files_per_trigger} per epoch" if s.max_files_per_trigger else ", all new ones per epoch"
-        )
-        lines.append(f'"{s.name}": {s.format} files {s.query}{limit}')
+    lines = [_source(s, resolve(s.connection, pipeline.connections)) for s in pipeline.sources]
     return Stage(
         "read",
         "Spark",
@@ -80,13 +74,26 @@ def _read(pipeline: Pipeline) -> Stage:
     )
 
 
+def _source(s: Source, connection: Connection | None) -> str:
+    if s.dataframe is not None or connection is None:
+        return f'"{s.name}": a streaming DataFrame'
+    if connection.kind == "files":
+        most, what = s.max_files_per_trigger, f"{s.format} files {s.query}"
+    elif connection.kind == "kafka":
+        most, what = s.max_offsets_per_trigger, f"{s.payload_format or 'json'} records of {s.query} in Kafka"
+    else:
+        most, what = s.max_messages_per_trigger, f"{s.query} in {connection.kind}"
+    return f'"{s.name}": {what}' + (f", at most {most} per epoch" if most else ", all new ones per epoch")
+
+
 def _event_time(pipeline: Pipeline) -> Stage:
     w = pipeline.transform.window
-    time = (
-        "the epoch's clock"
-        if w.time_mode == "processing"
-        else f"{w.event_time_column}{f' in {w.event_time_unit}' if w.event_time_unit else ''}"
-    )
+    if w.time_mode == "processing":
+        time = "the epoch's clock"
+    elif w.event_time_column == "_event_ts":
+        time = "the time of each record"
+    else:
+        time = f"{w.event_time_column}{f' in {w.event_time_unit}' if w.event_time_unit else ''}"
     lateness = ", ".join(
         f"{s.name}: {duration_text(w.lateness_ms if s.lateness_ms is None else s.lateness_ms)}"
         for s in pipeline.sources
@@ -152,9 +159,12 @@ def _emit(window: Window) -> Stage:
 
 def _commit(pipeline: Pipeline) -> Stage:
     store = pipeline.state_store
-    where = (
-        "in memory, gone with the process" if store is None or store.kind == "in_memory" else f'files in "{store.path}"'
-    )
+    if store is None or store.kind == "in_memory":
+        where = "in memory, gone with the process"
+    elif store.kind == "files":
+        where = f'files in "{store.path}"'
+    else:
+        where = f'Postgres, schema "{store.schema_}"'
     return Stage(
         "commit",
         "driver",
@@ -163,17 +173,55 @@ def _commit(pipeline: Pipeline) -> Stage:
 
 
 def _publish(pipeline: Pipeline) -> Stage:
-    t = pipeline.target
-    console = isinstance(resolve(t.connection, pipeline.connections), ConsoleConnection)
-    return Stage("publish", "driver", "to the console" if console else f'{t.format} files in "{t.path}", one per epoch')
+    letters = pipeline.dead_letter
+    lines = () if letters is None else (f"dead letters: {_target(letters, pipeline)}",)
+    return Stage("publish", "driver", _target(pipeline.target, pipeline), lines)
+
+
+def _target(t: Target, pipeline: Pipeline) -> str:
+    kind = kind_of(t, pipeline)
+    if kind == "files":
+        return f'{t.format or "parquet"} files in "{t.path}", one per epoch'
+    if kind == "delta":
+        return f'Delta table "{t.path}", {t.mode or "merge"}'
+    if kind == "postgres":
+        within = ", within the commit" if joins(pipeline) and t is pipeline.target else ""
+        return f"upsert into Postgres table {t.table}{within}"
+    if kind == "kafka":
+        return f"Kafka topic {t.topic}, {(t.delivery or 'at_least_once').replace('_', ' ')}"
+    return "to the console"
+
+
+def kind_of(t: Target, pipeline: Pipeline) -> str:
+    connection = resolve(t.connection, pipeline.connections)
+    return connection.kind if connection is not None else "console"
+
+
+def joins(pipeline: Pipeline) -> bool:
+    """Whether state and output lie in one Postgres database, as far as the config tells."""
+    store = pipeline.state_store
+    connection = resolve(pipeline.target.connection, pipeline.connections)
+    return (
+        store is not None
+        and store.kind == "postgres"
+        and isinstance(connection, PostgresConnection)
+        and str(connection.url) == str(store.url)
+    )
 
 
 def guarantee(pipeline: Pipeline) -> str:
     """What the pair of store and target delivers."""
-    if isinstance(resolve(pipeline.target.connection, pipeline.connections), ConsoleConnection):
+    kind = kind_of(pipeline.target, pipeline)
+    if kind == "console":
         return "at least once: a console cannot take back what it printed"
-    if pipeline.state_store is None or pipeline.state_store.kind == "in_memory":
+    if kind == "kafka" and pipeline.target.delivery != "exactly_once":
+        return 'at least once: a restart may publish an epoch again; set delivery = "exactly_once" for transactions'
+    if pipeline.state_store is None or not pipeline.state_store.durable:
         return "exactly once while the process lives; a restart reads everything again"
+    if joins(pipeline):
+        return "exactly once: state, offsets and output are one transaction"
+    if kind == "kafka":
+        return "exactly once for read_committed consumers: rows and the last epoch are one Kafka transaction"
     return "exactly once: the target keeps the last epoch with its rows and ignores an older one"
 
 

@@ -9,32 +9,53 @@ global = minimum over the sources that are not idle; never goes back
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 NO_WATERMARK = -(1 << 62)  # before every event time; far enough from the int64 edge to add durations
 
 
 @dataclass(frozen=True)
 class SourceClock:
-    """One source, as committed. `max_event_us` is None before the first usable event; `quiet_us` is activity time."""
+    """One source, as committed. `max_event_us` is None before the first usable event; `quiet_us` is activity time.
+
+    `partitions`: a connector's partitions, each with a clock of its own; the source's watermark is their minimum, idle
+    ones left out.
+    """
 
     lateness_us: int
     idleness_us: int
     max_event_us: int | None = None
     quiet_us: int = 0
     idle: bool = False
+    partitions: Mapping[str, SourceClock] = field(default_factory=dict)
 
     @property
     def watermark_us(self) -> int:
+        awake = [p.watermark_us for p in self.partitions.values() if not p.idle]
+        if awake:
+            return min(awake)
         return NO_WATERMARK if self.max_event_us is None else self.max_event_us - self.lateness_us
+
+    @property
+    def flags(self) -> tuple[tuple[str, bool], ...]:
+        """Who is idle: the source, and each of its partitions."""
+        return (("", self.idle), *((name, p.idle) for name, p in self.partitions.items()))
+
+    @property
+    def idle_partitions(self) -> tuple[str, ...]:
+        return tuple(name for name, p in self.partitions.items() if p.idle)
 
 
 @dataclass(frozen=True)
 class Heard:
-    """What a source delivered in one epoch: rows read, and the largest usable event time among them."""
+    """What a source delivered in one epoch: rows read, and the largest usable event time among them.
+
+    `partitions`: the same for every partition there is.
+    """
 
     rows: int
     max_event_us: int | None
+    partitions: Mapping[str, Heard] = field(default_factory=dict)
 
 
 def listen(clock: SourceClock, heard: Heard, quiet_us: int) -> SourceClock:
@@ -42,11 +63,18 @@ def listen(clock: SourceClock, heard: Heard, quiet_us: int) -> SourceClock:
 
     `quiet_us` is the activity time since the last fold: time in which the engine asked and found nothing.
     """
+    fresh = SourceClock(clock.lateness_us, clock.idleness_us)
+    silent = Heard(0, None)
+    partitions = {
+        name: listen(clock.partitions.get(name, fresh), heard.partitions.get(name, silent), quiet_us)
+        for name in sorted({*clock.partitions, *heard.partitions})
+    }
     if heard.rows == 0:
         quiet = min(clock.quiet_us + quiet_us, clock.idleness_us)
-        return replace(clock, quiet_us=quiet, idle=clock.idle or quiet >= clock.idleness_us)
+        idle = clock.idle or quiet >= clock.idleness_us
+        return replace(clock, quiet_us=quiet, idle=idle, partitions=partitions)
     times = [t for t in (clock.max_event_us, heard.max_event_us) if t is not None]
-    return replace(clock, max_event_us=max(times, default=None), quiet_us=0, idle=False)
+    return replace(clock, max_event_us=max(times, default=None), quiet_us=0, idle=False, partitions=partitions)
 
 
 def global_watermark(previous: int, clocks: Sequence[SourceClock]) -> int:

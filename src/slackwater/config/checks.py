@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from slackwater.config.source import Connection, ConsoleConnection, FilesConnection, Source, declared_columns
+from slackwater.config.connection import CONNECTIONS, Connection
+from slackwater.config.source import Lookup, Source, declared_columns
 from slackwater.config.spec import Problem, Values, nearest, show
 
 if TYPE_CHECKING:
@@ -18,9 +19,12 @@ if TYPE_CHECKING:
 
 def resolve(reference: object, known: Mapping[str, Connection]) -> Connection | None:
     """The connection that a name or an object stands for; None for an unknown name."""
-    if isinstance(reference, FilesConnection | ConsoleConnection):
+    if isinstance(reference, Connection):
         return reference
     return known.get(str(reference))
+
+
+_OWN_TIME = ("kafka", "rabbitmq", "kinesis", "pubsub")  # they inject `_event_ts`
 
 
 def check_names(sources: tuple[Source, ...]) -> Iterator[Problem]:
@@ -46,21 +50,30 @@ def check_connections(values: Values) -> Iterator[Problem]:
         found = resolve(spec.connection, known)
         if found is None:
             yield from _unknown(f"{at}.connection", spec.connection, known)
-        elif isinstance(found, ConsoleConnection):
+        elif not found.READS or (isinstance(spec, Lookup) and found.kind != "files"):
+            what = "lookups are read from" if isinstance(spec, Lookup) else "rows are read from"
+            kinds = "files" if isinstance(spec, Lookup) else " or ".join(k for k, c in CONNECTIONS.items() if c.READS)
             shown = show(spec.connection) if isinstance(spec.connection, str) else "this"
-            yield f"{at}.connection", f'{shown} is a console; rows are read from a connection of kind "files"'
-    target: Target | None = values.get("target")
-    if target is None or target.connection is None or "connection" in target._wrong:
-        return
-    found = resolve(target.connection, known)
-    if found is None:
-        yield from _unknown("target.connection", target.connection, known)
-    elif isinstance(found, FilesConnection) and target.path is None and not target._wrong & {"path", *target.LATER}:
-        yield "target.path", 'missing; a files target needs a directory, as in "out/sessions"'
-    elif isinstance(found, ConsoleConnection):
-        for key in ("path", "format"):
-            if key not in target._wrong and getattr(target, key) != type(target).model_fields[key].default:
-                yield f"target.{key}", "belongs to a files target, this one is a console; remove it"
+            yield f"{at}.connection", f"{shown} is of kind {show(found.kind)}; {what} a connection of kind {kinds}"
+        elif isinstance(spec, Source):
+            yield from _below(at, spec.check_kind(found.kind, vars(spec), spec._wrong))
+    for at in ("target", "dead_letter"):
+        target: Target | None = values.get(at)
+        if target is None or target.connection is None or "connection" in target._wrong:
+            continue
+        found = resolve(target.connection, known)
+        if found is None:
+            yield from _unknown(f"{at}.connection", target.connection, known)
+        elif not found.WRITES:
+            kinds = " or ".join(k for k, c in CONNECTIONS.items() if c.WRITES)
+            yield f"{at}.connection", f"is of kind {show(found.kind)}; results go to a connection of kind {kinds}"
+        else:
+            yield from _below(at, target.check_kind(found.kind, vars(target), target._wrong))
+
+
+def _below(at: str, problems: Iterator[Problem]) -> Iterator[Problem]:
+    for key, line in problems:
+        yield f"{at}.{key}", line
 
 
 def _unknown(key: str, reference: object, known: Mapping[str, Any]) -> Iterator[Problem]:
@@ -77,16 +90,20 @@ def check_event_time(values: Values) -> Iterator[Problem]:
     processing = window.time_mode == "processing"
     named = window.event_time_column != "_event_ts"
     undecided = bool({"event_time_column", "time_mode"} & window._wrong)
+    known: Mapping[str, Any] = values.get("connections", {})
     for i, source in enumerate(values.get("sources", ())):
         if undecided or "schema" in source._wrong:
             continue
         columns = [c.casefold() for c in declared_columns(source.schema_)] if source.schema_ else []
-        if (processing or named) and "_event_ts" in columns:
+        found = resolve(source.connection, known) if source.connection is not None else None
+        own_time = found is not None and found.kind in _OWN_TIME
+        if (processing or named or own_time) and "_event_ts" in columns:
             yield (
                 f"sources[{i}].schema",
                 'declares "_event_ts", which is injected; rename the column, or use it with event_time_column = "_event_ts"',
             )
-        if not (processing or named) and source.dataframe is None and "_event_ts" not in columns:
+        of_files = found is None or found.kind == "files"
+        if not (processing or named) and source.dataframe is None and of_files and "_event_ts" not in columns:
             which = f"source {show(source.name)}" if source.name else f"sources[{i}]"
             yield (
                 "transform.window.event_time_column",
@@ -112,8 +129,27 @@ def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
             "state_store",
             'missing; a session window needs it: [state_store] with kind = "files" and path = "state"',
         )
-    elif window.crash_recovery == "persisted" and (store is None or store.kind == "in_memory"):
+    durable = store is not None and store.kind != "in_memory"
+    if window.crash_recovery in ("persisted", "kafka_eos") and not durable:
         yield (
             "transform.window.crash_recovery",
-            '"persisted" needs a durable [state_store]; use kind = "files"',
+            f'{show(window.crash_recovery)} needs a durable [state_store]; use kind = "files" or "postgres"',
+        )
+    target: Target | None = values.get("target")
+    if window.crash_recovery == "kafka_eos" and target is not None and target.delivery != "exactly_once":
+        yield (
+            "transform.window.crash_recovery",
+            '"kafka_eos" needs a kafka target with delivery = "exactly_once"; set it, or use "persisted"',
+        )
+
+
+def check_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
+    """Bad rows that are to be kept need a place."""
+    transform = values.get("transform")
+    if transform is None or "dead_letter" in wrong:
+        return
+    if transform.on_error == "dlq" and values.get("dead_letter") is None:
+        yield (
+            "dead_letter",
+            'missing; on_error = "dlq" needs it: [dead_letter] with a connection and a path, table or topic',
         )

@@ -8,10 +8,17 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import Field
 
-from slackwater.config.checks import check_connections, check_event_time, check_names, check_state, resolve
-from slackwater.config.source import Connection, ConsoleConnection, FilesConnection, Lookup, Source, all_connections
+from slackwater.config.checks import (
+    check_connections,
+    check_event_time,
+    check_letters,
+    check_names,
+    check_state,
+    resolve,
+)
+from slackwater.config.connection import Connection, all_connections
+from slackwater.config.source import Lookup, Source
 from slackwater.config.spec import (
-    Interpolated,
     Kind,
     MismatchError,
     NestedError,
@@ -22,6 +29,7 @@ from slackwater.config.spec import (
     duration,
     many,
     one,
+    reader_options,
     show,
     show_key,
     text,
@@ -59,7 +67,7 @@ class Transform(Spec):
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "sql": text,
-        "on_error": choice("fail", "drop"),
+        "on_error": choice("fail", "drop", "dlq"),
         "window": one(Window),
         "lookups": _lookups,
     }
@@ -70,19 +78,16 @@ class Transform(Spec):
     def wanted(cls, key: str) -> str:
         return "describe the window in [transform.window]"
 
-    @classmethod
-    def later_value(cls, key: str, value: Any) -> str | None:
-        if key == "on_error" and value == "dlq" and not isinstance(value, Interpolated):
-            return '"dlq" is not available yet; use "fail" or "drop"'
-        return None
-
 
 _Connected = TypeVar("_Connected", Source, Lookup, Target)
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 class Pipeline(Spec):
-    """A pipeline as described, checked and frozen. See `slackwater.run_streaming_pipeline` for running one."""
+    """A pipeline as described, checked and frozen. See `slackwater.run_streaming_pipeline` for running one.
+
+    `spark`: settings of the Spark session, as Spark spells them (`spark.jars`, `spark.driver.memory`, …).
+    """
 
     name: str
     connections: Mapping[str, Connection] = Field(default_factory=dict)
@@ -90,6 +95,8 @@ class Pipeline(Spec):
     transform: Transform
     target: Target
     state_store: StateStore | None = None
+    dead_letter: Target | None = None
+    spark: Mapping[str, str] = Field(default_factory=dict)
     trigger_interval_ms: int = 0
     idle_pause_ms: int = 500
 
@@ -100,10 +107,12 @@ class Pipeline(Spec):
         "transform": one(Transform),
         "target": one(Target),
         "state_store": one(StateStore),
+        "dead_letter": one(Target),
+        "spark": reader_options,
         "trigger_interval_ms": duration(0),
         "idle_pause_ms": duration(1),
     }
-    LATER: ClassVar[Mapping[str, str]] = {"stages": "", "dead_letter": "", "join": ""}
+    LATER: ClassVar[Mapping[str, str]] = {"stages": "", "join": ""}
     REQUIRED: ClassVar[tuple[str, ...]] = ("name", "sources", "transform", "target")
 
     @classmethod
@@ -141,6 +150,7 @@ class Pipeline(Spec):
         yield from check_connections(values)
         yield from check_event_time(values)
         yield from check_state(values, wrong)
+        yield from check_letters(values, wrong)
 
 
 def check_run_flags(available_now: bool, flush: bool) -> None:
@@ -155,7 +165,7 @@ def _name_connections(values: Values) -> None:
 
     def named(spec: _Connected) -> _Connected:
         given = spec.connection
-        if not isinstance(given, FilesConnection | ConsoleConnection):
+        if not isinstance(given, Connection):
             return spec
         name = next((n for n, c in known.items() if c == given), None)
         if name is None:
@@ -168,6 +178,8 @@ def _name_connections(values: Values) -> None:
     values["sources"] = tuple(named(s) for s in values["sources"])
     values["transform"] = transform.model_copy(update={"lookups": lookups})
     values["target"] = named(values["target"])
+    if values.get("dead_letter") is not None:
+        values["dead_letter"] = named(values["dead_letter"])
     values["connections"] = known
 
 

@@ -1,108 +1,51 @@
-"""Connections, sources and lookups."""
+"""Sources and lookups."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field
 
+from slackwater.config.connection import Connection, connection_or_name
 from slackwater.config.spec import (
     Interpolated,
     Kind,
     MismatchError,
-    NestedError,
     Problem,
     Spec,
-    Unset,
     Values,
     anything,
     choice,
     duration,
-    nearest,
     reader_options,
     show,
-    show_key,
     text,
     whole,
 )
 
 FORMATS = ("json", "csv", "parquet", "text")
-LATER_CONNECTIONS = ("kafka", "postgres", "delta", "rabbitmq", "kinesis", "pubsub")
+PAYLOADS = ("json", "avro", "raw")
 
 
-class FilesConnection(Spec):
-    """Files on a local disk or any path that Spark reads."""
-
-    kind: Literal["files"] = "files"
-    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("files")}
-
-
-class ConsoleConnection(Spec):
-    """Prints what it is given; a target only."""
-
-    kind: Literal["console"] = "console"
-    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("console")}
-
-
-Connection = FilesConnection | ConsoleConnection
-_CONNECTIONS: dict[str, type[FilesConnection] | type[ConsoleConnection]] = {
-    "files": FilesConnection,
-    "console": ConsoleConnection,
-}
-
-
-def connection(value: Any) -> Connection:
-    """A connection from a table or an object. Raises MismatchError, or NestedError (draft None) for its keys."""
-    if isinstance(value, FilesConnection | ConsoleConnection):
-        return value
-    if not isinstance(value, Mapping):
-        raise MismatchError('a connection (kind = "files" or "console")')
-    kind = value.get("kind")
-    if isinstance(kind, Unset):
-        raise NestedError([], None)
-    if kind in LATER_CONNECTIONS:
-        raise NestedError([f': kind: {show(kind)} is not available yet; expected "files" or "console"'], None)
-    if kind is None:
-        raise NestedError([': kind: missing; expected "files" or "console"'], None)
-    if not isinstance(kind, str) or kind not in _CONNECTIONS:
-        advice = nearest(kind, _CONNECTIONS) if isinstance(kind, str) else ', expected "files" or "console"'
-        raise NestedError([f": kind: found {show(kind)}{advice}"], None)
-    problems: list[str] = []
-    built = _CONNECTIONS[kind].build(value, "", "", problems)
-    if built is None:
-        raise NestedError(problems, None)
-    return built
-
-
-def all_connections(value: Any) -> dict[str, Connection]:
-    """Connections by name. Raises NestedError, whose draft holds None for each that is wrong."""
-    if not isinstance(value, Mapping):
-        raise MismatchError("a table of connections ([connections.<name>])")
-    found: dict[str, Connection | None] = {}
-    problems: list[str] = []
-    for name, given in value.items():
-        try:
-            found[name] = connection(given)
-        except MismatchError as mismatch:
-            found[name] = None
-            problems.append(f": {show_key(name)}: found {show(given)}, expected {mismatch}")
-        except NestedError as error:
-            found[name] = None
-            problems += [f": {show_key(name)}.{line.removeprefix(': ')}" for line in error.problems]
-    if None in found.values():
-        raise NestedError(problems, found)
-    return {name: made for name, made in found.items() if made is not None}
-
-
-def connection_or_name(value: Any) -> Any:
-    if isinstance(value, FilesConnection | ConsoleConnection):
-        return value
-    if not isinstance(value, str) or not value:
-        raise MismatchError("the name of a connection")
-    return value
+def offsets(value: Any) -> Any:
+    """ "earliest", "latest", or offsets by topic and partition."""
+    if value in ("earliest", "latest"):
+        return str(value)
+    wanted = MismatchError('"earliest" or "latest" or offsets by topic and partition ({ orders = { 0 = 1200 } })')
+    if not isinstance(value, Mapping) or not value:
+        raise wanted
+    found: dict[str, dict[str, int]] = {}
+    for topic, parts in value.items():
+        if not isinstance(parts, Mapping) or not parts:
+            raise wanted
+        for part, offset in parts.items():
+            if not str(part).isdecimal() or not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+                raise wanted
+        found[str(topic)] = {str(part): int(offset) for part, offset in parts.items()}
+    return found
 
 
 _QUOTED = re.compile(r"`[^`]*`|'[^']*'|[^`'<>(),]+|.", re.DOTALL)
@@ -122,8 +65,9 @@ def declared_columns(ddl: str) -> list[str]:
 
 
 class Source(Spec):
-    """A stream of rows: files (`connection`, `query`, `format`), or any streaming DataFrame (`dataframe=`, Python only).
+    """A stream of rows, or any streaming DataFrame (`dataframe=`, Python only).
 
+    `query`: a path or glob; a Kafka topic, several with commas, or "pattern:…"; a queue, stream or subscription.
     `name` defaults to the query. `lateness_ms` overrides the window's for this source.
     """
 
@@ -134,6 +78,13 @@ class Source(Spec):
     schema_: str | None = Field(default=None, alias="schema")
     options: Mapping[str, str] = Field(default_factory=dict)
     max_files_per_trigger: int | None = None
+    payload_format: str | None = None
+    avro_schema_file: str | None = None
+    starting_offsets: str | Mapping[str, Mapping[str, int]] | None = None
+    max_offsets_per_trigger: int | None = None
+    on_data_loss: str | None = None
+    commit_group: str | None = None
+    max_messages_per_trigger: int | None = None
     lateness_ms: int | None = None
     dataframe: Any = Field(default=None, exclude=True)
 
@@ -145,16 +96,29 @@ class Source(Spec):
         "schema": text,
         "options": reader_options,
         "max_files_per_trigger": whole(1),
+        "payload_format": choice(*PAYLOADS),
+        "avro_schema_file": text,
+        "starting_offsets": offsets,
+        "max_offsets_per_trigger": whole(1),
+        "on_data_loss": choice("fail", "skip"),
+        "commit_group": text,
+        "max_messages_per_trigger": whole(1),
         "lateness_ms": duration(0),
         "dataframe": anything,
     }
     FIELDS: ClassVar[Mapping[str, str]] = {"schema": "schema_"}
     PYTHON_ONLY: ClassVar[Mapping[str, str]] = {"dataframe": "give a connection, a query and a format"}
-    LATER: ClassVar[Mapping[str, str]] = {
-        "payload_format": "",
-        "starting_offsets": "",
-        "on_data_loss": "",
-        "max_offsets_per_trigger": "",
+    OF: ClassVar[Mapping[str, tuple[str, ...]]] = {  # key -> the kinds of connection it belongs to
+        "format": ("files",),
+        "max_files_per_trigger": ("files",),
+        "schema_": ("files", "kafka", "rabbitmq", "kinesis", "pubsub"),
+        "payload_format": ("kafka", "rabbitmq", "kinesis", "pubsub"),
+        "avro_schema_file": ("kafka",),
+        "starting_offsets": ("kafka", "kinesis"),
+        "max_offsets_per_trigger": ("kafka",),
+        "on_data_loss": ("kafka",),
+        "commit_group": ("kafka",),
+        "max_messages_per_trigger": ("rabbitmq", "kinesis", "pubsub"),
     }
 
     @classmethod
@@ -172,19 +136,33 @@ class Source(Spec):
         if "dataframe" in values:
             if "name" not in values and "name" not in wrong:
                 yield "name", "missing; a source over a DataFrame needs a name"
-            for key in ("connection", "query", "format", "schema_", "options", "max_files_per_trigger"):
+            for key in ("connection", "query", "options", *cls.OF):
                 if key in values:
-                    yield key.rstrip("_"), "belongs to files, this source is a DataFrame; remove it"
+                    yield key.rstrip("_"), "belongs to a connection, this source is a DataFrame; remove it"
             return
         for key, what in (
             ("connection", "name one of the [connections]"),
-            ("query", 'a path or glob, as in "data/*.json"'),
-            ("format", f"expected {' or '.join(show(f) for f in FORMATS)}"),
+            ("query", 'a path or glob, as in "data/*.json", or a topic'),
         ):
             if key not in values and key not in wrong:
                 yield key, f"missing; {what}"
         if "schema_" in values:
             yield from _check_schema(values["schema_"])
+
+    @classmethod
+    def check_kind(cls, kind: str, values: Mapping[str, Any], wrong: frozenset[str]) -> Iterator[Problem]:
+        """What does not fit a connection of this kind."""
+        for key, kinds in cls.OF.items():
+            if values.get(key) is not None and kind not in kinds and key.rstrip("_") not in wrong:
+                named = " or ".join(show(k) for k in kinds)
+                yield key.rstrip("_"), f"belongs to connections of kind {named}, this one is {show(kind)}; remove it"
+        if kind == "files" and values.get("format") is None and "format" not in wrong:
+            yield "format", f"missing; expected {' or '.join(show(f) for f in FORMATS)}"
+        payload = values.get("payload_format") or "json"
+        if kind == "kafka" and payload != "avro" and values.get("avro_schema_file") is not None:
+            yield "avro_schema_file", f'belongs to payload_format = "avro", this one is {show(payload)}; remove it'
+        if payload != "json" and kind != "files" and values.get("schema_") is not None:
+            yield "schema", f'belongs to payload_format = "json", this one is {show(payload)}; remove it'
 
 
 def _check_schema(schema: str) -> Iterator[Problem]:

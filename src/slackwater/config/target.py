@@ -5,26 +5,51 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from slackwater.config.source import ConsoleConnection, FilesConnection, connection_or_name
-from slackwater.config.spec import Interpolated, Kind, Problem, Spec, Values, choice, duration, text, whole
+from pydantic import Field
+
+from slackwater.config.connection import Connection, connection_or_name
+from slackwater.config.spec import Kind, Problem, Spec, Values, choice, duration, show, text, texts, whole
 
 
 class Target(Spec):
-    """Files in a directory (`path`, `format`), or the console."""
+    """Where rows go: files or a Delta table (`path`), a Postgres `table`, a Kafka `topic`, or the console."""
 
-    connection: str | FilesConnection | ConsoleConnection
+    connection: str | Connection
     path: str | None = None
-    format: str = "parquet"
+    format: str | None = None
+    table: str | None = None
+    topic: str | None = None
+    mode: str | None = None
+    delivery: str | None = None
+    value_format: str | None = None
+    key_columns: tuple[str, ...] | None = None
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "connection": connection_or_name,
         "path": text,
         "format": choice("parquet", "json", "csv"),
+        "table": text,
+        "topic": text,
+        "mode": choice("merge", "append"),
+        "delivery": choice("at_least_once", "exactly_once"),
+        "value_format": choice("json", "avro"),
+        "key_columns": texts,
     }
-    LATER: ClassVar[Mapping[str, str]] = {
-        "table": 'targets with tables come later; write files with path = "…"',
-        "topic": 'write files with path = "…"',
-        "delivery": "",
+    OF: ClassVar[Mapping[str, tuple[str, ...]]] = {  # key -> the kinds of connection it belongs to
+        "path": ("files", "delta"),
+        "format": ("files",),
+        "table": ("postgres",),
+        "topic": ("kafka",),
+        "mode": ("delta",),
+        "delivery": ("kafka",),
+        "value_format": ("kafka",),
+        "key_columns": ("kafka",),
+    }
+    NEEDED: ClassVar[Mapping[str, tuple[str, str]]] = {  # kind of connection -> the key it needs, and what to write
+        "files": ("path", 'a files target needs a directory, as in "out/sessions"'),
+        "delta": ("path", 'a delta target needs a directory, as in "lake/sessions"'),
+        "postgres": ("table", 'a postgres target needs a table, as in "public.sessions"'),
+        "kafka": ("topic", 'a kafka target needs a topic, as in "sessions"'),
     }
     REQUIRED: ClassVar[tuple[str, ...]] = ("connection",)
 
@@ -32,44 +57,61 @@ class Target(Spec):
     def wanted(cls, key: str) -> str:
         return "name one of the [connections]"
 
+    @classmethod
+    def check_kind(cls, kind: str, values: Mapping[str, Any], wrong: frozenset[str]) -> Iterator[Problem]:
+        """What does not fit a connection of this kind."""
+        for key, kinds in cls.OF.items():
+            if values.get(key) is not None and kind not in kinds and key not in wrong:
+                named = " or ".join(show(k) for k in kinds)
+                yield key, f"belongs to connections of kind {named}, this one is {show(kind)}; remove it"
+        needed, what = cls.NEEDED.get(kind, ("", ""))
+        if needed and values.get(needed) is None and needed not in wrong:
+            yield needed, f"missing; {what}"
+
 
 class StateStore(Spec):
-    """Where state lives: `files` (a directory) or `in_memory` (gone with the process).
+    """Where state lives: `files` (a directory), `postgres` (a database), or `in_memory` (gone with the process).
 
     `shards`: how many parts the state is spread over, by default one per core; may be changed between runs.
+    `schema` (postgres): the schema of its tables. `path` (postgres): where Spark's checkpoints are kept, which only sources
+    that cannot seek need; by default a temporary directory.
     """
 
     kind: str
     path: str | None = None
+    url: str | None = None
+    schema_: str = Field(default="public", alias="schema")
     checkpoint_interval_ms: int = 60_000
     shards: int | None = None
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
-        "kind": choice("files", "in_memory"),
+        "kind": choice("files", "postgres", "in_memory"),
         "path": text,
+        "url": text,
+        "schema": text,
         "checkpoint_interval_ms": duration(1),
         "shards": whole(1, 4096),
     }
-    LATER: ClassVar[Mapping[str, str]] = {
-        "url": "it belongs to the postgres store",
-        "schema": "it belongs to the postgres store",
-    }
+    FIELDS: ClassVar[Mapping[str, str]] = {"schema": "schema_"}
     REQUIRED: ClassVar[tuple[str, ...]] = ("kind",)
+
+    @property
+    def durable(self) -> bool:
+        return self.kind != "in_memory"
 
     @classmethod
     def wanted(cls, key: str) -> str:
-        return 'expected "files" or "in_memory"'
-
-    @classmethod
-    def later_value(cls, key: str, value: Any) -> str | None:
-        if key == "kind" and value == "postgres" and not isinstance(value, Interpolated):
-            return '"postgres" is not available yet; use "files"'
-        return None
+        return 'expected "files" or "postgres" or "in_memory"'
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         kind = values.get("kind")
         if kind == "files" and "path" not in values and "path" not in wrong:
             yield "path", 'missing; a files store needs a directory, as in "state"'
+        if kind == "postgres" and "url" not in values and "url" not in wrong:
+            yield "url", 'missing; a postgres store needs a database, as in "${STATE_URL}"'
         if kind == "in_memory" and "path" in values:
             yield "path", 'belongs to kind = "files"; an in_memory store has no directory, remove it'
+        for key, attribute in (("url", "url"), ("schema", "schema_")):
+            if attribute in values and kind not in (None, "postgres"):
+                yield key, f'belongs to kind = "postgres", this one is {show(kind)}; remove it'

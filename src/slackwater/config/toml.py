@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slackwater.config.connection import Connection
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.source import ConsoleConnection, FilesConnection
 from slackwater.config.spec import Interpolated, InterpolatedDuration, Spec, Unset, show_key
 from slackwater.errors import ConfigError
 
@@ -102,7 +102,7 @@ def _plain(spec: Spec) -> dict[str, Any]:
         default = implied.get(attribute, None if field.is_required() else field.get_default(call_default_factory=True))
         if value is None or (value == default and not spelled):
             continue
-        out[keys.get(attribute, attribute)] = _value(value, attribute == "options")
+        out[keys.get(attribute, attribute)] = _value(value, attribute in ("options", "starting_offsets", "spark"))
     return out
 
 
@@ -111,7 +111,7 @@ def _value(value: Any, inline: bool = False) -> Any:
 
     if isinstance(value, Spec):
         # a kind is what a connection is: written though it is the default of its class
-        return ({"kind": value.kind} if isinstance(value, FilesConnection | ConsoleConnection) else {}) | _plain(value)
+        return ({"kind": value.kind} if isinstance(value, Connection) else {}) | _plain(value)
     if isinstance(value, Mapping):
         table = {k: _value(v) for k, v in value.items()}
         if not inline:

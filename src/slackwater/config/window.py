@@ -156,7 +156,7 @@ class Window(Spec):
         "on_state_cap": choice("fail", "drop_new_groups"),
         "window_start_column": text,
         "window_end_column": text,
-        "crash_recovery": choice("at_least_once", "persisted"),
+        "crash_recovery": choice("at_least_once", "persisted", "kafka_eos"),
         "aggregations": many(Aggregation, "a list of aggregations ([[transform.window.aggregations]])"),
     }
     OLD: ClassVar[Mapping[str, str]] = {"width_ms": "duration_ms"}
@@ -208,8 +208,6 @@ class Window(Spec):
             return f'"{value}" is not available yet; use "on_close"'
         if key == "on_state_cap" and value == "backpressure":
             return '"backpressure" is not available yet; use "fail" or "drop_new_groups"'
-        if key == "crash_recovery" and value == "kafka_eos":
-            return '"kafka_eos" is not available yet; use "persisted"'
         if key == "gap_ms" and isinstance(value, str) and any(c in value for c in "( +*<>="):
             return f"a gap by SQL expression ({show(value)}) is not available yet; give a fixed duration"
         return None

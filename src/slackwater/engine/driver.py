@@ -56,10 +56,11 @@ class Driver:
         target: Target,
         engine: Engine,
         hooks: Hooks,
+        letters: Target | None = None,
     ) -> None:
         # configuration
         self.pipeline, self.logic, self.store, self.target = pipeline, logic, store, target
-        self.engine, self.hooks = engine, hooks
+        self.engine, self.hooks, self.letters = engine, hooks, letters
         # not checkpointed: quiet times of ticks that were not worth a commit
         self._clocks: dict[str, SourceClock] = {}
         self._uncommitted_us = 0
@@ -90,18 +91,21 @@ class Driver:
         return replace(found, emitted=0)
 
     def _load_clocks(self) -> None:
+        self._clocks = self._committed_clocks()
+        self._uncommitted_us = 0
+
+    def _committed_clocks(self) -> dict[str, SourceClock]:
         window = self.pipeline.transform.window
-        self._clocks = {
+        return {
             s.name: self.state.sources[s.name].clock(
                 1000 * (window.lateness_ms if s.lateness_ms is None else s.lateness_ms),
                 1000 * window.source_idleness_ms,
             )
             for s in self.pipeline.sources
         }
-        self._uncommitted_us = 0
 
     def _publish_if_needed(self, manifest: Manifest) -> None:
-        if manifest.output and self.store.published() < manifest.epoch:
+        if manifest.staged and self.store.published() < manifest.epoch:
             self.hooks.on_notice(
                 "info", f"publishing epoch {manifest.epoch}, which was committed and not yet published"
             )
@@ -118,8 +122,10 @@ class Driver:
         with timer.phase("read"):
             tasks = self._tasks(epoch)
         with timer.phase("ingest"):
-            outcome = self.engine.ingest(batch, tasks, clock)
+            idle = {name: c.idle_partitions for name, c in self._clocks.items() if c.idle_partitions}
+            outcome = self.engine.ingest(batch, tasks, clock, idle)
             self._judge_bad_rows(epoch, outcome)
+        self._log_lost(epoch, batch)
         self._log_late(epoch, outcome)
         clocks = {
             name: listen(self._clocks[name], fold.heard(outcome.sources.get(name)), quiet_us) for name in self._clocks
@@ -134,8 +140,9 @@ class Driver:
         self._clocks = {name: listen(c, fold.NOTHING, quiet_us) for name, c in self._clocks.items()}
         self._uncommitted_us += quiet_us
         watermark = global_watermark(self.state.watermark_us, list(self._clocks.values()))
-        flags = any(c.idle != self.state.sources[name].idle for name, c in self._clocks.items())
-        changed = any(c.quiet_us != self.state.sources[name].quiet_us for name, c in self._clocks.items())
+        committed = self._committed_clocks()
+        flags = any(c.flags != committed[name].flags for name, c in self._clocks.items())
+        changed = any(c.quiet_us != committed[name].quiet_us for name, c in self._clocks.items())
         interval = 1000 * (self.pipeline.state_store.checkpoint_interval_ms if self.pipeline.state_store else 60_000)
         if watermark == self.state.watermark_us and not flags and not (changed and self._uncommitted_us >= interval):
             return False
@@ -181,7 +188,7 @@ class Driver:
             self._commit(manifest)
         manifest = self.state
         self._load_clocks()
-        if manifest.output and self.store.published() < manifest.epoch:
+        if manifest.staged and self.store.published() < manifest.epoch:
             with timer.phase("publish"):
                 self._write(manifest)
             with timer.phase("note"):
@@ -204,7 +211,9 @@ class Driver:
 
     def _tasks(self, epoch: int) -> list[ShardTask]:
         state, window = self.state, self.logic.window
-        idle = tuple(i for i, c in enumerate(self._clocks.values()) if c.idle)
+        # rows are tagged with their source's place; those of idle partitions come after all sources (see engine.spark)
+        count = len(self._clocks)
+        idle = (*(i for i, c in enumerate(self._clocks.values()) if c.idle), *range(count, 2 * count))
         capped = window.on_state_cap == "drop_new_groups" and window.max_groups_per_window is not None
         return [
             ShardTask(
@@ -253,7 +262,10 @@ class Driver:
         self.store.note_published(manifest.epoch)
 
     def _write(self, manifest: Manifest) -> None:
-        self.target.publish(manifest.epoch, self._output(manifest))
+        if manifest.letters and self.letters is not None:
+            self.letters.publish(manifest.epoch, pl.concat([self.store.output(o) for o in manifest.letters]))
+        if manifest.output:
+            self.target.publish(manifest.epoch, self._output(manifest))
 
     def _output(self, manifest: Manifest) -> pl.DataFrame:
         frames = [self.store.output(o).drop("__reason") for o in manifest.output]
@@ -281,9 +293,20 @@ class Driver:
             sample = "; ".join(outcome.bad_samples.get(name, ()))
             if self.pipeline.transform.on_error == "fail":
                 raise BadRowError(
-                    f'{what}: {sample}; correct the input, or set on_error = "drop" in [transform] to count and drop such rows'
+                    f'{what}: {sample}; correct the input, or set on_error = "drop" in [transform] to count and drop such rows, or "dlq" to keep them'
                 )
-            log.warning("%s dropped: %s", what, sample)
+            did = "sent to the dead letters" if self.pipeline.transform.on_error == "dlq" else "dropped"
+            log.warning("%s %s: %s", what, did, sample)
+
+    def _log_lost(self, epoch: int, batch: Batch) -> None:
+        for name, lost in batch.lost.items():
+            log.warning(
+                '%s: epoch %d: source "%s": %d records were gone before they were read',
+                self.pipeline.name,
+                epoch,
+                name,
+                lost,
+            )
 
     def _log_late(self, epoch: int, outcome: IngestOutcome) -> None:
         late = sum(r.late for r in outcome.reports)

@@ -11,7 +11,7 @@ from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.shard import EmitReport
 from slackwater.engine.status import Counters, SourceStatus, Status
 from slackwater.sources.base import Batch
-from slackwater.state.protocol import Manifest, SourceRecord
+from slackwater.state.protocol import Manifest, PartitionRecord, SourceRecord
 from slackwater.watermark import NO_WATERMARK, Heard, SourceClock
 from slackwater.windows.logic import Logic
 
@@ -19,7 +19,7 @@ NOTHING = Heard(0, None)
 
 
 def heard(stats: SourceStats | None) -> Heard:
-    return NOTHING if stats is None else Heard(stats.rows, stats.max_event_us)
+    return NOTHING if stats is None else Heard(stats.rows, stats.max_event_us, stats.partitions)
 
 
 def counters(manifest: Manifest) -> Counters:
@@ -50,6 +50,7 @@ def ingested(
         totals.update(rows_sql=r.rows, rows_used=r.used, rows_refused=r.refused, late_windows=r.late_windows)
     for stats in outcome.sources.values():
         totals.update(rows_in=stats.rows, rows_bad=stats.bad)
+    totals.update(rows_lost=sum(batch.lost.values()))
     return before.model_copy(
         update={
             "epoch": epoch,
@@ -64,6 +65,7 @@ def ingested(
             },
             "batch": batch.id or before.batch,
             "output": (),
+            "letters": tuple(outcome.letters),
             "emitted": 0,
             "counters": {
                 **totals,
@@ -82,6 +84,10 @@ def _source(
         max_event_us=clock.max_event_us,
         quiet_us=clock.quiet_us,
         idle=clock.idle,
+        partitions={
+            name: PartitionRecord(max_event_us=p.max_event_us, quiet_us=p.quiet_us, idle=p.idle)
+            for name, p in clock.partitions.items()
+        },
         rows=before.rows + stats.rows,
         usable=before.usable + stats.usable,
         offsets=before.offsets if offsets is None else offsets,

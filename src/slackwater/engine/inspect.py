@@ -60,6 +60,9 @@ _EXPRESSIONS = {
 }
 
 
+CLOCK = "PROCESSING"  # stands for an event time: the epoch's clock reading
+
+
 def fields_of(frame: DataFrame) -> dict[str, Field]:
     """The columns of a DataFrame with their types."""
     return {f.name: Field(f.name, f.dataType.simpleString()) for f in frame.schema.fields if f.name != CORRUPT}
@@ -70,14 +73,21 @@ def empty(session: SparkSession, frame: DataFrame) -> DataFrame:
     return session.createDataFrame([], frame.schema)
 
 
-def time_expression(pipeline: Pipeline, session: SparkSession, source: str, frame: DataFrame) -> str:
-    """The event-time expression of a source as Spark SQL that yields a TIMESTAMP. `frame` has the source's columns."""
+def time_expression(
+    pipeline: Pipeline, session: SparkSession, source: str, frame: DataFrame, has_clock: bool = False
+) -> str:
+    """The event-time expression of a source as Spark SQL that yields a TIMESTAMP. `frame` has the source's columns.
+
+    `has_clock`: where none is named, it is the epoch's clock reading (`CLOCK`).
+    """
     window = pipeline.transform.window
     where = f'{pipeline.name}: source "{source}"'
     columns = list(fields_of(frame))
     if window.time_mode == "processing":
-        return "PROCESSING"
+        return CLOCK
     text = window.event_time_column
+    if text == "_event_ts" and text not in columns and has_clock:
+        return CLOCK
     expression = quote(text) if text in columns else text
     try:
         field = empty(session, frame).selectExpr(f"{expression} AS t").schema.fields[0]

@@ -30,7 +30,9 @@ class LocalEngine:
     logic: Logic
     sources: Sequence[str]
 
-    def ingest(self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int) -> IngestOutcome:
+    def ingest(
+        self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
+    ) -> IngestOutcome:
         frames: Mapping[str, pl.DataFrame] = batch.payload
         latest = clock_us + self.logic.window.max_future_ms * 1000
         stats: dict[str, SourceStats] = {}

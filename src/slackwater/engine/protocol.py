@@ -8,6 +8,8 @@ from typing import Protocol
 
 from slackwater.engine.shard import EmitReport, IngestReport, ShardTask
 from slackwater.sources.base import Batch
+from slackwater.state.protocol import OutputMeta
+from slackwater.watermark import Heard
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,7 @@ class SourceStats:
     max_event_us: int | None = None
     undecodable: int = 0
     future: int = 0
+    partitions: Mapping[str, Heard] = field(default_factory=dict)  # every partition there is
 
     @property
     def bad(self) -> int:
@@ -30,10 +33,15 @@ class IngestOutcome:
     reports: Sequence[IngestReport]
     sources: Mapping[str, SourceStats]
     bad_samples: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    letters: Sequence[OutputMeta] = ()  # staged dead letters
 
 
 class Engine(Protocol):
-    def ingest(self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int) -> IngestOutcome: ...
+    def ingest(
+        self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
+    ) -> IngestOutcome:
+        """Fold a batch's rows into the shards. `idle`: per source the partitions that are counted idle."""
+        ...
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]: ...
 

@@ -115,6 +115,7 @@ def reshard(logic: Logic, store: StateStore, manifest: Manifest, shards: int, cl
             "windows": tuple(windows),
             "panes": {p: tuple(g) for p, g in panes.items()},
             "output": (),
+            "letters": (),
             "emitted": 0,
         }
     )

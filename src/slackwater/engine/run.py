@@ -6,26 +6,24 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slackwater import plan
 from slackwater.config.pipeline import Pipeline, check_run_flags, resolve
-from slackwater.config.source import ConsoleConnection
-from slackwater.engine import faults, inspect, recover, session
+from slackwater.engine import faults, inspect, packages, recover, session
 from slackwater.engine.compile import compile_window
 from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.parts import letters_of, source_of, store_of, target_of
 from slackwater.engine.spark import SparkEngine
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.sources import files
-from slackwater.sources.base import reason
+from slackwater.sources.base import Batch, reason
+from slackwater.sources.kafka import KafkaSource
 from slackwater.sources.lookups import Lookups
-from slackwater.sources.streams import AnySource, FrameSource, Streams
-from slackwater.state.files import FilesStore, InMemoryStore
+from slackwater.sources.streams import AnySource, Streams
 from slackwater.state.protocol import Manifest
-from slackwater.targets.base import Table, Target
-from slackwater.targets.console import ConsoleTarget
-from slackwater.targets.files import FilesTarget
+from slackwater.targets.base import Target
 from slackwater.windows.logic import Logic
 
 if TYPE_CHECKING:
@@ -84,6 +82,8 @@ class _Run:
         self._epoch = -1  # the epoch of the batch in progress
         self._idle_since = time.monotonic()
         self.store = store_of(pipeline)
+        self.target: Target | None = None
+        self.letters: Target | None = None
         self._spark = spark
 
     def go(self, flush: bool) -> Status | None:
@@ -103,12 +103,14 @@ class _Run:
                 self.driver.flush()
             return self.last
         finally:
-            self.store.close()
+            for part in (self.target, self.letters, self.store):
+                if part is not None:
+                    part.close()
 
     # -- before the first batch ----------------------------------------------------------------------------------
 
     def _prepare(self, latest: Manifest | None) -> None:
-        base = self._spark or session.start()
+        base = self._spark or session.start(self._settings())
         if self.stop.is_set():
             return
         store = self.pipeline.state_store
@@ -119,18 +121,24 @@ class _Run:
         lookups = Lookups(self.session, self.pipeline.transform.lookups, lambda line: self.notice("warning", line))
         lookups.load()
         known = dict(latest.schemas) if latest else {}
-        sources = [self._source(i, known) for i in range(len(self.pipeline.sources))]
+        sources = [
+            source_of(self.session, self.pipeline, i, known.get(s.name)) for i, s in enumerate(self.pipeline.sources)
+        ]
         self.streams = Streams(self.session, sources, self.store)
         times, logic = self._inspect(sources)
-        schemas = {s.name: _columns(s).json() for s in sources}
+        schemas = {s.name: s.schema.json() for s in sources}
         for name, schema in schemas.items():
             for line in recover.check_schema(name, known.get(name), schema):
                 self.notice("warning", line)
         for line in plan.size_warnings(self.pipeline.transform.window):
             self.notice("warning", line)
         engine = SparkEngine(self.session, self.pipeline, logic, times, lookups.refresh)
+        self.target, self.letters = target_of(self.pipeline, logic), letters_of(self.pipeline)
+        for place in (self.target, self.letters):
+            if place is not None:
+                place.open()
         hooks = Hooks(lambda: time.time_ns() // 1000, self._on_status, self.notice, faults.from_environment())
-        self.driver = Driver(self.pipeline, logic, self.store, target_of(self.pipeline, logic), engine, hooks)
+        self.driver = Driver(self.pipeline, logic, self.store, self.target, engine, hooks, self.letters)
         self.driver.start(latest, shards, schemas)
         if latest is not None and self._report:
             self._report(self.driver.recovered())
@@ -138,25 +146,33 @@ class _Run:
             self.notice("warning", f"delivery to {self.driver.target.description} is {self.driver.target.guarantee}")
         warm.join()
 
+    def _settings(self) -> dict[str, str]:
+        """Settings of a Spark session of our own, with the jars that the sources need."""
+        given = {k: str(v) for k, v in self.pipeline.spark.items()}
+        kinds = {c.kind for s in self.pipeline.sources if (c := resolve(s.connection, self.pipeline.connections))}
+        if "kafka" not in kinds or {"spark.jars", "spark.jars.packages"} & set(given):
+            return given
+        jars, version = packages.kafka_connector(pyspark_version())
+        if version != pyspark_version():
+            self.notice("info", f"Spark {pyspark_version()} reads Kafka with the connector of Spark {version}")
+        if any(s.payload_format == "avro" for s in self.pipeline.sources):
+            jars = [*jars, *packages.avro(pyspark_version())]
+        return {**given, "spark.jars": ",".join(map(str, jars))}
+
     def _warm(self, shards: int) -> None:
         try:
             SparkEngine(self.session, self.pipeline, None, {}).warm_up(shards)  # type: ignore[arg-type]
         except Exception as error:
             log.debug("warming up the workers failed: %s", error)
 
-    def _source(self, index: int, known: dict[str, str]) -> AnySource:
-        spec = self.pipeline.sources[index]
-        if spec.dataframe is not None:
-            return FrameSource(spec.name, spec.dataframe)
-        files.check_exists(spec)
-        return files.FilesSource(spec, files.schema_of(self.session, spec, known.get(spec.name)))
-
     def _inspect(self, sources: list[AnySource]) -> tuple[dict[str, str], Logic]:
         """Event time and SQL of each source against the columns that are there."""
         times, outputs = {}, {}
-        for source in sources:
-            frame = self.session.createDataFrame([], _columns(source))
-            times[source.name] = inspect.time_expression(self.pipeline, self.session, source.name, frame)
+        for spec, source in zip(self.pipeline.sources, sources, strict=True):
+            frame = self.session.createDataFrame([], source.schema)
+            connection = resolve(spec.connection, self.pipeline.connections)
+            has_clock = connection is not None and connection.kind == "rabbitmq"
+            times[source.name] = inspect.time_expression(self.pipeline, self.session, source.name, frame, has_clock)
             outputs[source.name] = inspect.check_sql(self.session, self.pipeline, source.name, frame)
         logic = compile_window(self.pipeline, next(iter(outputs.values())))
         needed = [*logic.key_names, *{i.source.name: None for i in logic.inputs}]
@@ -206,11 +222,18 @@ class _Run:
                     self._progress = (self._progress[0] + (batch.files or 0), self._progress[1])
                 if batch.payload:
                     self.driver.run_batch(batch, quiet)
+                    self._advertise(batch)
             except BaseException as error:
                 self._failure = error
                 raise
             finally:
                 self._idle_since = time.monotonic()
+
+    def _advertise(self, batch: Batch) -> None:
+        for source in self.streams.sources:
+            offsets = batch.offsets.get(source.name)
+            if isinstance(source, KafkaSource) and offsets is not None:
+                source.advertise(offsets)
 
     def _watch(self, query: StreamingQuery) -> None:
         """Wait for the end; tick while the sources have nothing."""
@@ -258,27 +281,11 @@ class _Run:
             self._report(status)
 
 
+def pyspark_version() -> str:
+    import pyspark
+
+    return str(pyspark.__version__)
+
+
 class _StoppedError(Exception):
     """Tells Spark that the batch it offers was not taken because the run is ending."""
-
-
-def _columns(source: AnySource) -> Any:
-    return source.schema if isinstance(source, files.FilesSource) else source.frame.schema
-
-
-def store_of(pipeline: Pipeline) -> FilesStore:
-    """The state store a config names; in memory where it names none."""
-    store = pipeline.state_store
-    if store is None or store.kind == "in_memory":
-        return InMemoryStore(pipeline.name)
-    assert store.path is not None
-    return FilesStore(store.path, pipeline.name)
-
-
-def target_of(pipeline: Pipeline, logic: Logic) -> Target:
-    """The target a config names."""
-    target = pipeline.target
-    if isinstance(resolve(target.connection, pipeline.connections), ConsoleConnection):
-        return ConsoleTarget()
-    assert target.path is not None
-    return FilesTarget(target.path, target.format, Table(pipeline.name, tuple(logic.output), logic.identity))

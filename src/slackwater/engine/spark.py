@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING, Any
 from slackwater import errors
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine import inspect, prepare, shard
+from slackwater.engine.letters import LETTER, letter_columns
 from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.shard import EmitReport, IngestReport, ShardTask
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.sources.base import CORRUPT, Batch, reason
 from slackwater.sources.files import local_name
+from slackwater.state.protocol import OutputMeta, ShardState
+from slackwater.watermark import Heard
 from slackwater.windows.aggregations import quote
 from slackwater.windows.logic import Logic
 
@@ -48,7 +51,9 @@ class SparkEngine:
 
     # -- rows in -------------------------------------------------------------------------------------------------
 
-    def ingest(self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int) -> IngestOutcome:
+    def ingest(
+        self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
+    ) -> IngestOutcome:
         """Run the epoch's job; once more, with the far future filtered out, if an event time lies beyond it.
 
         The bound changes with every epoch, and Spark compiles a literal into its generated code: with the bound in every
@@ -56,12 +61,19 @@ class SparkEngine:
         """
         self.refresh()
         latest = clock_us + self.logic.window.max_future_ms * 1000
-        outcome = self._ingest(batch, tasks, clock_us, None)
+        outcome = self._ingest(batch, tasks, clock_us, None, idle)
         if all(s.max_event_us is None or s.max_event_us <= latest for s in outcome.sources.values()):
             return outcome
-        return self._ingest(batch, tasks, clock_us, latest)
+        return self._ingest(batch, tasks, clock_us, latest, idle)
 
-    def _ingest(self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, latest: int | None) -> IngestOutcome:
+    def _ingest(
+        self,
+        batch: Batch,
+        tasks: Sequence[ShardTask],
+        clock_us: int,
+        latest: int | None,
+        idle: Mapping[str, Sequence[str]],
+    ) -> IngestOutcome:
         from pyspark.sql import Observation
 
         frames: Mapping[str, DataFrame] = batch.payload
@@ -69,27 +81,40 @@ class SparkEngine:
         parts: list[DataFrame] = []
         timed: dict[str, DataFrame] = {}
         names = [s.name for s in self.pipeline.sources]
+        split = {name: [p for p in idle.get(name, ()) if batch.partitions.get(name, {}).get(p)] for name in names}
+        tagged = len(names) > 1 or any(split.values())
         for index, name in enumerate(names):
             if name not in frames:
                 continue
             observed[name] = Observation()
             timed[name] = self._timed(name, frames[name], clock_us, latest)
-            rows = timed[name].observe(observed[name], *_statistics()).where("__bad IS NULL")
-            if self.pipeline.transform.sql is not None:
-                rows = rows.drop("__bad", CORRUPT)
-            out = inspect.run_sql(self.session, self.pipeline, rows)
-            parts.append(out.selectExpr(*prepare.row_columns(self.logic, index if len(names) > 1 else None)))
-        lifted = self._lift(reduce(lambda a, b: a.unionByName(b), parts), len(names) > 1)
+            partitions = list(batch.partitions.get(name, {}))
+            rows = timed[name].observe(observed[name], *_statistics(partitions)).where("__bad IS NULL")
+            for tag, some in _by_idleness(rows, index, len(names), split[name]):
+                if self.pipeline.transform.sql is not None:
+                    some = some.drop("__bad", CORRUPT)
+                out = inspect.run_sql(self.session, self.pipeline, some)
+                parts.append(out.selectExpr(*prepare.row_columns(self.logic, tag if tagged else None)))
+        lifted = self._lift(reduce(lambda a, b: a.unionByName(b), parts), tagged)
         owner = lifted.selectExpr("*", f"{prepare.shard_sql(len(tasks))} AS __shard")
         reports = _run(owner.repartitionById(len(tasks), owner["__shard"]), lifted.columns, _ingest_task(list(tasks)))
-        stats = {name: _stats_of(o.get) for name, o in observed.items()}
-        samples = {name: self._bad_samples(timed[name]) for name, s in stats.items() if s.bad}
-        return IngestOutcome([IngestReport.model_validate_json(r) for r in reports], stats, samples)
+        stats = {name: _stats_of(o.get, batch.partitions.get(name, {})) for name, o in observed.items()}
+        bad = [name for name, s in stats.items() if s.bad]
+        letters: list[OutputMeta] = []
+        if self.pipeline.transform.on_error == "dlq":
+            letters = [meta for name in bad for meta in self._stage_letters(name, timed[name], tasks[0].state)]
+        samples = {name: self._bad_samples(timed[name]) for name in bad}
+        return IngestOutcome([IngestReport.model_validate_json(r) for r in reports], stats, samples, letters)
+
+    def _stage_letters(self, name: str, timed: DataFrame, state: ShardState) -> list[OutputMeta]:
+        bad = timed.where("__bad IS NOT NULL")
+        columns = letter_columns(timed.columns, self.pipeline.name, name, state.epoch)
+        staged = _run(bad.selectExpr(*columns), [f.name for f in LETTER], _letters_task(state))
+        return [OutputMeta.model_validate_json(meta) for meta in staged]
 
     def _timed(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
         """Rows with `_event_ts` and `__bad`: NULL for a usable row, else why it is not."""
-        window = self.logic.window
-        time = f"timestamp_micros({clock_us}L)" if window.time_mode == "processing" else self.times[name]
+        time = f"timestamp_micros({clock_us}L)" if self.times[name] == inspect.CLOCK else self.times[name]
         decodable = f"{CORRUPT} IS NOT NULL" if CORRUPT in frame.columns else "false"
         future = "" if latest is None else f" WHEN unix_micros({time}) > {latest}L THEN 'future'"
         bad = (
@@ -110,14 +135,18 @@ class SparkEngine:
 
     def _bad_samples(self, timed: DataFrame) -> list[str]:
         """A few bad rows in words: why, the row as JSON, and its file where there is one."""
-        columns = [c for c in timed.columns if c not in ("__bad", "_event_ts")]
+        columns = [c for c in timed.columns if c not in ("__bad", "_event_ts") and not c.startswith("_")]
+        columns += [CORRUPT] if CORRUPT in timed.columns else []
         row = ", ".join(quote(c) for c in columns)
         bad = timed.where("__bad IS NOT NULL")
-        found = (
-            bad.selectExpr("__bad", f"to_json(struct({row})) AS row", "input_file_name() AS file").limit(3).collect()
+        place = (
+            "concat(_topic, '-', _partition, ' at offset ', _offset)"
+            if "_offset" in timed.columns
+            else "input_file_name()"
         )
+        found = bad.selectExpr("__bad", f"to_json(struct({row})) AS row", f"{place} AS place").limit(3).collect()
         return [
-            f"{r['__bad']}: {r['row'][:300]}" + (f" in {local_name(r['file'])}" if r["file"] else "") for r in found
+            f"{r['__bad']}: {r['row'][:300]}" + (f" in {local_name(r['place'])}" if r["place"] else "") for r in found
         ]
 
     # -- windows out ---------------------------------------------------------------------------------------------
@@ -146,26 +175,41 @@ class SparkEngine:
         _run(self.session.range(0, workers, 1, workers), ["id"], _warm_task)
 
 
-def _statistics() -> list[Any]:
+def _by_idleness(rows: DataFrame, index: int, sources: int, idle: Sequence[str]) -> list[tuple[int, DataFrame]]:
+    """Rows with their tag: the source's place, or, behind all sources, that of its idle partitions."""
+    if not idle:
+        return [(index, rows)]
+    listed = ", ".join("'" + p.replace("'", "\\'") + "'" for p in idle)
+    of_idle = f"concat(_topic, '-', _partition) IN ({listed})"
+    return [(index, rows.where(f"NOT {of_idle}")), (sources + index, rows.where(of_idle))]
+
+
+def _statistics(partitions: Sequence[str]) -> list[Any]:
     from pyspark.sql import functions as F  # noqa: N812
 
     usable = F.col("__bad").isNull()
-    return [
+    found = [
         F.count(F.lit(1)).alias("rows"),
         F.count(F.when(usable, 1)).alias("usable"),
         F.max(F.when(usable, F.expr("unix_micros(_event_ts)"))).alias("newest"),
         F.count(F.when(F.col("__bad") == "undecodable", 1)).alias("undecodable"),
         F.count(F.when(F.col("__bad") == "future", 1)).alias("future"),
     ]
+    for number, partition in enumerate(partitions):
+        topic, _, part = partition.rpartition("-")
+        here = usable & (F.col("_partition") == int(part)) & (F.col("_topic") == topic)
+        found.append(F.max(F.when(here, F.expr("unix_micros(_event_ts)"))).alias(f"newest{number}"))
+    return found
 
 
-def _stats_of(found: Mapping[str, Any]) -> SourceStats:
+def _stats_of(found: Mapping[str, Any], partitions: Mapping[str, int]) -> SourceStats:
     return SourceStats(
         found["rows"] or 0,
         found["usable"] or 0,
         found["newest"],
         found["undecodable"] or 0,
         found["future"] or 0,
+        {name: Heard(rows, found[f"newest{n}"]) for n, (name, rows) in enumerate(partitions.items())},
     )
 
 
@@ -217,6 +261,17 @@ def _ingest_task(tasks: list[ShardTask]) -> Task:
         else:
             rows = rows.cast(logic.accumulators)  # type: ignore[arg-type]
         return shard.ingest(task, rows).model_dump_json()
+
+    return run
+
+
+def _letters_task(state: ShardState) -> Task:
+    def run(table: pa.Table) -> str:
+        import polars as pl
+
+        frame = pl.from_arrow(table)
+        assert isinstance(frame, pl.DataFrame)
+        return state.stage_output(frame.cast({f.name: f.polars for f in LETTER})).model_dump_json()
 
     return run
 

@@ -31,6 +31,7 @@ class Counters:
     rows_used: int = 0
     rows_bad: int = 0
     rows_refused: int = 0
+    rows_lost: int = 0  # gone from the source before they were read (on_data_loss = "skip")
     late_windows: int = 0
     late: Mapping[str, int] = field(default_factory=dict)
     emitted: Mapping[str, int] = field(default_factory=dict)

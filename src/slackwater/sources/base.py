@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
-from slackwater.state.protocol import BatchId
+from slackwater.errors import EpochError
+from slackwater.state.protocol import BatchId, SourceRecord, StateStore
 
 CORRUPT = "_corrupt_record"
+
+
+@dataclass(frozen=True)
+class SourceBatch:
+    """What one source has in a batch: its rows, how it continues after them, and what a progress bar or a clock wants."""
+
+    frame: Any
+    offsets: Mapping[str, Any] | None
+    files: int = 0
+    partitions: Mapping[str, int] = field(default_factory=dict)  # every partition there is, and how many records it has
+    lost: int = 0  # records that were gone before they were read (on_data_loss = "skip")
 
 
 @dataclass(frozen=True)
@@ -20,13 +33,67 @@ class Batch:
     offsets: Mapping[str, Mapping[str, Any] | None]
     payload: Any
     files: int | None = None
+    partitions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # per source, see SourceBatch
+    lost: Mapping[str, int] = field(default_factory=dict)
+
+
+class Seekable(Protocol):
+    """A source that can go on from the offsets in the state store: a lost checkpoint costs nothing.
+
+    A source without this resumes by Spark's checkpoint only.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def schema(self) -> Any:
+        """The columns of its rows, as Spark's StructType."""
+        ...
+
+    def signature(self) -> dict[str, Any]:
+        """What a checkpoint of it is good for."""
+        ...
+
+    def plan(self, session: Any) -> Any:
+        """The streaming DataFrame that plans batches; its rows are never read through it."""
+        ...
+
+    def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
+        """Prepare a fresh checkpoint to go on after `record`; returns the offset line of its batch 0 ("-": from the start)."""
+        ...
+
+    def batch(
+        self,
+        session: Any,
+        checkpoint: Path,
+        index: int,
+        number: int,
+        store: StateStore,
+        epoch: int,
+        record: SourceRecord,
+    ) -> SourceBatch | None:
+        """What it has in a planned batch; None for nothing."""
+        ...
+
+
+def checkpoint_line(checkpoint: Path, source: int, batch: int) -> str | None:
+    """A source's offset in Spark's checkpoint after a batch; None if it had none yet. Raises EpochError if it is not there."""
+    path = checkpoint / "offsets" / str(batch)
+    try:
+        line = path.read_text().splitlines()[2 + source]
+    except (OSError, IndexError) as error:
+        raise EpochError(
+            f"checkpoint file {path} is missing or damaged; delete the directory {checkpoint} and start again"
+        ) from error
+    return None if line == "-" else line
 
 
 def reason(error: BaseException) -> str:
     """The line of a Spark error that says the fact, without plans and stack traces."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
-    if "Python worker" in text or "foreach batch" in text:
+    if "Python worker" in text or "foreach batch" in text or "Python streaming data source" in text:
         raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b.*:", line)]
         text = raised[-1] if raised else text
     if text.startswith("An error occurred while calling"):

@@ -8,8 +8,6 @@ their names in the state store. `seek` writes them into a fresh checkpoint: a lo
 from __future__ import annotations
 
 import json
-import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +16,8 @@ from urllib.parse import unquote, urlsplit
 
 from slackwater.config.source import Source
 from slackwater.errors import EpochError, StartError
-from slackwater.sources.base import CORRUPT, reason
-from slackwater.state.protocol import StateStore
+from slackwater.sources.base import CORRUPT, SourceBatch, checkpoint_line, reason
+from slackwater.state.protocol import SourceRecord, StateStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,6 +53,34 @@ class FilesSource:
         if self.spec.max_files_per_trigger is not None:
             options["maxFilesPerTrigger"] = self.spec.max_files_per_trigger
         return reader.options(**options).load(_as_glob(located(self.spec.query or "")))
+
+    def signature(self) -> dict[str, Any]:
+        return {"name": self.name, "query": self.spec.query, "format": self.spec.format}
+
+    def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
+        """List the files that were read as those of batch 0."""
+        log = checkpoint / "sources" / str(index)
+        log.mkdir(parents=True)
+        entries = recall(store, record.offsets)
+        lines = [json.dumps({"path": e.path, "timestamp": e.timestamp, "batchId": 0}) for e in entries]
+        (log / "0").write_text("\n".join(["v1", *lines]))
+        return json.dumps({"logOffset": 0})
+
+    def batch(
+        self,
+        session: SparkSession,
+        checkpoint: Path,
+        index: int,
+        number: int,
+        store: StateStore,
+        epoch: int,
+        record: SourceRecord,
+    ) -> SourceBatch | None:
+        entries = batch_files(checkpoint, index, number)
+        if not entries:
+            return None
+        offsets = remember(store, epoch, record.offsets, entries)
+        return SourceBatch(self.read(session, entries), offsets, files=len(entries))
 
     def read(self, session: SparkSession, files: Sequence[FileEntry]) -> DataFrame:
         """The rows of these files; with a column for undecodable records where the format can have them."""
@@ -147,16 +173,8 @@ def batch_files(checkpoint: Path, source: int, batch: int) -> list[FileEntry]:
 
 
 def _log_offset(checkpoint: Path, source: int, batch: int) -> int:
-    if batch < 0:
-        return -1
-    path = checkpoint / "offsets" / str(batch)
-    try:
-        line = path.read_text().splitlines()[2 + source]
-    except (OSError, IndexError) as error:
-        raise EpochError(
-            f"checkpoint file {path} is missing or damaged; delete the directory {checkpoint} and start again"
-        ) from error
-    return -1 if line == "-" else int(json.loads(line)["logOffset"])
+    line = checkpoint_line(checkpoint, source, batch) if batch >= 0 else None
+    return -1 if line is None else int(json.loads(line)["logOffset"])
 
 
 def _log_entries(log: Path, n: int) -> list[FileEntry]:
@@ -169,22 +187,6 @@ def _log_entries(log: Path, n: int) -> list[FileEntry]:
             f"checkpoint file {path} is missing or damaged; delete the checkpoint directory and start again"
         ) from error
     return [FileEntry(e["path"], e["timestamp"]) for e in entries if e["batchId"] == n]
-
-
-def seek(checkpoint: Path, seen: Sequence[Sequence[FileEntry]]) -> None:
-    """Make a fresh checkpoint that starts after these files (per source, in plan order): batch 0, done."""
-    for source, entries in enumerate(seen):
-        log = checkpoint / "sources" / str(source)
-        log.mkdir(parents=True)
-        lines = [json.dumps({"path": e.path, "timestamp": e.timestamp, "batchId": 0}) for e in entries]
-        (log / "0").write_text("\n".join(["v1", *lines]))
-    (checkpoint / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
-    meta = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": {}}
-    offsets = [json.dumps({"logOffset": 0}) for _ in seen]
-    (checkpoint / "offsets").mkdir()
-    (checkpoint / "offsets" / "0").write_text("\n".join(["v1", json.dumps(meta), *offsets]))
-    (checkpoint / "commits").mkdir()
-    (checkpoint / "commits" / "0").write_text('v1\n{"nextBatchWatermarkMs":0}')
 
 
 # -- the state store's own list of files -------------------------------------------------------------------------------

@@ -4,32 +4,40 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slackwater.errors import StartError
-from slackwater.sources import files
-from slackwater.sources.base import Batch
-from slackwater.sources.files import FilesSource
+from slackwater.sources.base import Batch, Seekable, SourceBatch
 from slackwater.state.protocol import BatchId, Manifest, StateStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 
 @dataclass(frozen=True)
 class FrameSource:
-    """Any streaming DataFrame of the caller. It has no `seek`: it resumes by Spark's checkpoint only."""
+    """Any streaming DataFrame: the caller's, or of a connector. It has no `seek`: it resumes by Spark's checkpoint only.
+
+    `decode`: from its rows to the columns of the source.
+    """
 
     name: str
     frame: DataFrame
+    decode: Callable[[DataFrame], DataFrame] = field(default=lambda frame: frame)
+
+    @property
+    def schema(self) -> StructType:
+        return self.decode(self.frame).schema
 
 
-AnySource = FilesSource | FrameSource
+AnySource = Seekable | FrameSource
 
 
 @dataclass(frozen=True)
@@ -41,25 +49,21 @@ class Streams:
     store: StateStore
 
     def plan(self) -> DataFrame:
-        """One streaming DataFrame. Files are only planned by it; rows of DataFrames come through it, one struct per source."""
+        """One streaming DataFrame. Batches are only planned by it; rows of DataFrames come through it, one struct per source."""
         if len(self.sources) == 1 and isinstance(self.sources[0], FrameSource):
             return self.sources[0].frame
         parts = [self._tagged(i, s) for i, s in enumerate(self.sources)]
         return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
 
     def _tagged(self, index: int, source: AnySource) -> DataFrame:
-        if isinstance(source, FilesSource):
-            return source.plan(self.session).selectExpr(f"{index} AS __src")
-        return source.frame.selectExpr(f"{index} AS __src", f"struct(*) AS __s{index}")
+        if isinstance(source, FrameSource):
+            return source.frame.selectExpr(f"{index} AS __src", f"struct(*) AS __s{index}")
+        planned: DataFrame = source.plan(self.session)
+        return planned.selectExpr(f"{index} AS __src")
 
     def signature(self) -> list[dict[str, Any]]:
         """What a checkpoint is good for: another list of sources needs a fresh one."""
-        return [
-            {"name": s.name, "query": s.spec.query, "format": s.spec.format}
-            if isinstance(s, FilesSource)
-            else {"name": s.name}
-            for s in self.sources
-        ]
+        return [{"name": s.name} if isinstance(s, FrameSource) else s.signature() for s in self.sources]
 
     def checkpoint(self, state: Manifest) -> Path:
         """The checkpoint that continues the state: the one of its latest batch, or a fresh one behind the stored offsets.
@@ -86,44 +90,56 @@ class Streams:
             lost = [s.name for s in self.sources if isinstance(s, FrameSource) and state.sources[s.name].rows]
             if lost:
                 raise StartError(
-                    f'source "{lost[0]}" is a DataFrame and resumes by Spark\'s checkpoint only, but {last} is lost or was made '
+                    f'source "{lost[0]}" cannot seek and resumes by Spark\'s checkpoint only, but {last} is lost or was made '
                     "for other sources; restore it, or give the pipeline a new name or state path to start over"
                 )
         fresh = home / uuid.uuid4().hex
         fresh.mkdir(parents=True)
-        if state.batch is not None and all(isinstance(s, FilesSource) for s in self.sources):
-            files.seek(fresh, [files.recall(self.store, state.sources[s.name].offsets) for s in self.sources])
+        seekable = [s for s in self.sources if not isinstance(s, FrameSource)]
+        if state.batch is not None and len(seekable) == len(self.sources):
+            self._seek(fresh, seekable, state)
         elif any(state.sources[s.name].rows for s in self.sources):
-            raise StartError(
-                "sources were added or removed and one of them is a DataFrame, which cannot seek; keep the sources as they were"
-            )
+            raise StartError("sources were added or removed and one of them cannot seek; keep the sources as they were")
         (fresh / "sources.json").write_text(json.dumps(self.signature()))
         return fresh
 
+    def _seek(self, checkpoint: Path, sources: Sequence[Seekable], state: Manifest) -> None:
+        """Make a fresh checkpoint whose batch 0 is done: it ends where the state ends, per source."""
+        lines = [s.seek(checkpoint, i, self.store, state.sources[s.name]) for i, s in enumerate(sources)]
+        meta = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": {}}
+        for name, content in (
+            ("metadata", json.dumps({"id": str(uuid.uuid4())})),
+            ("offsets/0", "\n".join(["v1", json.dumps(meta), *lines])),
+            ("commits/0", 'v1\n{"nextBatchWatermarkMs":0}'),
+        ):
+            (checkpoint / name).parent.mkdir(exist_ok=True)
+            (checkpoint / name).write_text(content)
+
     def batch(self, checkpoint: Path, number: int, planned: DataFrame, state: Manifest) -> Batch:
         """A planned Spark batch: DataFrames per source that has rows, and the offsets after it."""
-        payload: dict[str, DataFrame] = {}
-        offsets: dict[str, Mapping[str, Any] | None] = {}
-        count, position = 0, 0
+        found: dict[str, SourceBatch] = {}
+        position = 0
         for index, source in enumerate(self.sources):
             if isinstance(source, FrameSource):
-                payload[source.name] = (
-                    planned
-                    if len(self.sources) == 1
-                    else (planned.where(f"__src = {index}").selectExpr(f"__s{index}.*"))
+                frame = (
+                    planned if len(self.sources) == 1 else planned.where(f"__src = {index}").selectExpr(f"__s{index}.*")
                 )
-                payload[source.name] = _in_session(self.session, payload[source.name])
+                found[source.name] = SourceBatch(source.decode(_in_session(self.session, frame)), None)
                 position += _streaming_leaves(source.frame)
                 continue
-            entries = files.batch_files(checkpoint, position, number)
+            record = state.sources[source.name]
+            part = source.batch(self.session, checkpoint, position, number, self.store, state.epoch + 1, record)
             position += 1
-            if entries:
-                count += len(entries)
-                payload[source.name] = source.read(self.session, entries)
-                offsets[source.name] = files.remember(
-                    self.store, state.epoch + 1, state.sources[source.name].offsets, entries
-                )
-        return Batch(BatchId(checkpoint=checkpoint.name, batch=number), offsets, payload, count)
+            if part is not None:
+                found[source.name] = part
+        return Batch(
+            BatchId(checkpoint=checkpoint.name, batch=number),
+            {name: part.offsets for name, part in found.items() if part.offsets is not None},
+            {name: part.frame for name, part in found.items()},
+            sum(part.files for part in found.values()),
+            {name: part.partitions for name, part in found.items() if part.partitions},
+            {name: part.lost for name, part in found.items() if part.lost},
+        )
 
 
 def _streaming_leaves(frame: DataFrame) -> int:

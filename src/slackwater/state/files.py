@@ -168,7 +168,9 @@ class FilesStore:
         for epoch in epochs[:-KEPT_EPOCHS]:
             self._path(epoch).unlink(missing_ok=True)
         kept = [self._read(e) for e in epochs[-KEPT_EPOCHS:]]
-        used = {s.file for m in kept for shard in m.segments for s in shard} | {o.file for m in kept for o in m.output}
+        used = {s.file for m in kept for shard in m.segments for s in shard} | {
+            o.file for m in kept for o in (*m.output, *m.letters)
+        }
         used |= {file for m in kept for s in m.sources.values() for file in _offset_files(s.offsets)}
         for folder in ("segments", "outputs", "offsets"):
             for path in (self._dir / folder).glob("*"):

@@ -45,18 +45,31 @@ class OutputMeta(Record):
     rows: int
 
 
+class PartitionRecord(Record):
+    """The clock of one partition of a source."""
+
+    max_event_us: int | None = None
+    quiet_us: int = 0
+    idle: bool = False
+
+
 class SourceRecord(Record):
     """One source at the end of an epoch: its clock, and how to continue reading (None: by Spark's checkpoint only)."""
 
     max_event_us: int | None = None
     quiet_us: int = 0
     idle: bool = False
+    partitions: Mapping[str, PartitionRecord] = Field(default_factory=dict)
     rows: int = 0
     usable: int = 0
     offsets: Mapping[str, Any] | None = None
 
     def clock(self, lateness_us: int, idleness_us: int) -> SourceClock:
-        return SourceClock(lateness_us, idleness_us, self.max_event_us, self.quiet_us, self.idle)
+        partitions = {
+            name: SourceClock(lateness_us, idleness_us, p.max_event_us, p.quiet_us, p.idle)
+            for name, p in self.partitions.items()
+        }
+        return SourceClock(lateness_us, idleness_us, self.max_event_us, self.quiet_us, self.idle, partitions)
 
 
 class BatchId(Record):
@@ -84,8 +97,14 @@ class Manifest(Record):
     schemas: Mapping[str, str] = Field(default_factory=dict)  # source -> DDL it was first read with
     batch: BatchId | None = None  # the latest Spark batch that is part of the state
     output: tuple[OutputMeta, ...] = ()
+    letters: tuple[OutputMeta, ...] = ()
     emitted: int = 0
     counters: Mapping[str, Any] = Field(default_factory=dict)
+
+    @property
+    def staged(self) -> bool:
+        """Whether something waits to be published."""
+        return bool(self.output or self.letters)
 
     @property
     def state_bytes(self) -> int:
@@ -113,6 +132,9 @@ class ShardState(Protocol):
 
     @property
     def metas(self) -> tuple[SegmentMeta, ...]: ...
+
+    @property
+    def epoch(self) -> int: ...
 
     def at(self, metas: tuple[SegmentMeta, ...]) -> ShardState:
         """The same shard as of another step."""

@@ -10,7 +10,7 @@ started again on the same store and target, and the batch is replayed as Spark w
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from slackwater.engine.faults import STEPS
 from slackwater.engine.local import LocalEngine
 from slackwater.engine.status import Counters, Status
 from slackwater.sources.base import Batch
+from slackwater.state import protocol
 from slackwater.state.files import FilesStore
 from slackwater.state.protocol import BatchId
 from slackwater.watermark import NO_WATERMARK
@@ -130,8 +131,12 @@ def run_local(
     reshard_to: int = 3,
     lateness_ms: Mapping[str, int] | None = None,
     clock_us: int = START_US,
+    store: Callable[[], protocol.StateStore] | None = None,
 ) -> LocalResult:
-    """Run a script to its end, and flush. `reshard_after`: restart with `reshard_to` shards after that script item."""
+    """Run a script to its end, and flush. `reshard_after`: restart with `reshard_to` shards after that script item.
+
+    `store`: makes the state store, at each start anew; else files in `state_dir`, or in a temporary directory.
+    """
     if state_dir is None:
         with tempfile.TemporaryDirectory() as directory:
             return run_local(
@@ -146,6 +151,7 @@ def run_local(
                 reshard_to,
                 lateness_ms,
                 clock_us,
+                store,
             )
     pipeline = pipeline_for(window, sources, lateness_ms)
     fields = {name: Field(name, spark) for name, spark in schema.items()}
@@ -156,9 +162,8 @@ def run_local(
 
     def begin(shards: int) -> Driver:
         hooks = Hooks(lambda: now, on_status=result.statuses.append, faults=faults)
-        driver = Driver(
-            pipeline, logic, FilesStore(state_dir, pipeline.name), target, LocalEngine(logic, sources), hooks
-        )
+        held: protocol.StateStore = store() if store else FilesStore(state_dir or "", pipeline.name)
+        driver = Driver(pipeline, logic, held, target, LocalEngine(logic, sources), hooks)
         try:
             driver.start(driver.store.open(), shards, {})
         except BaseException:

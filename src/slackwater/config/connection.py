@@ -1,0 +1,215 @@
+"""Connections: where systems are and how to reach them. Sources, lookups, targets and dead letters refer to them by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from slackwater.config.spec import (
+    Kind,
+    MismatchError,
+    NestedError,
+    Spec,
+    Unset,
+    choice,
+    nearest,
+    reader_options,
+    show,
+    show_key,
+    text,
+)
+
+
+class Connection(Spec):
+    """Base of all connections. `READS`: rows can be read from it; `WRITES`: results can go there."""
+
+    kind: str
+    READS: ClassVar[bool] = True
+    WRITES: ClassVar[bool] = True
+
+
+class FilesConnection(Connection):
+    """Files on a local disk or any path that Spark reads."""
+
+    kind: Literal["files"] = "files"
+    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("files")}
+
+
+class ConsoleConnection(Connection):
+    """Prints what it is given; a target only."""
+
+    kind: Literal["console"] = "console"
+    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("console")}
+    READS: ClassVar[bool] = False
+
+
+class KafkaConnection(Connection):
+    """A Kafka cluster. `options`: client settings as Kafka spells them (`security.protocol`, `sasl.mechanism`, …).
+
+    `schema_registry`: URL of a Confluent-style registry, for Avro payloads.
+    """
+
+    kind: Literal["kafka"] = "kafka"
+    bootstrap_servers: str
+    options: Mapping[str, str] = Field(default_factory=dict)
+    schema_registry: str | None = None
+
+    KINDS: ClassVar[Mapping[str, Kind]] = {
+        "kind": choice("kafka"),
+        "bootstrap_servers": text,
+        "options": reader_options,
+        "schema_registry": text,
+    }
+    REQUIRED: ClassVar[tuple[str, ...]] = ("bootstrap_servers",)
+
+    @classmethod
+    def wanted(cls, key: str) -> str:
+        return 'the brokers, as in "kafka-1:9092,kafka-2:9092"'
+
+
+class PostgresConnection(Connection):
+    """A Postgres database; a target only. Keep the password out of the file: `url = "${WAREHOUSE_URL}"`."""
+
+    kind: Literal["postgres"] = "postgres"
+    url: str
+
+    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("postgres"), "url": text}
+    REQUIRED: ClassVar[tuple[str, ...]] = ("url",)
+    READS: ClassVar[bool] = False
+
+    @classmethod
+    def wanted(cls, key: str) -> str:
+        return 'the database, as in "${WAREHOUSE_URL}" with postgresql://user:password@host/database'
+
+
+class DeltaConnection(Connection):
+    """Delta Lake tables; a target only. `options`: storage options of an object store."""
+
+    kind: Literal["delta"] = "delta"
+    options: Mapping[str, str] = Field(default_factory=dict)
+
+    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("delta"), "options": reader_options}
+    READS: ClassVar[bool] = False
+
+
+class RabbitMQConnection(Connection):
+    """A RabbitMQ broker; a source only."""
+
+    kind: Literal["rabbitmq"] = "rabbitmq"
+    url: str
+
+    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("rabbitmq"), "url": text}
+    REQUIRED: ClassVar[tuple[str, ...]] = ("url",)
+    WRITES: ClassVar[bool] = False
+
+    @classmethod
+    def wanted(cls, key: str) -> str:
+        return 'the broker, as in "${RABBITMQ_URL}" with amqp://user:password@host/vhost'
+
+
+class KinesisConnection(Connection):
+    """AWS Kinesis, through the Spark connector that you install; a source only."""
+
+    kind: Literal["kinesis"] = "kinesis"
+    region: str
+    endpoint: str | None = None
+    options: Mapping[str, str] = Field(default_factory=dict)
+
+    KINDS: ClassVar[Mapping[str, Kind]] = {
+        "kind": choice("kinesis"),
+        "region": text,
+        "endpoint": text,
+        "options": reader_options,
+    }
+    REQUIRED: ClassVar[tuple[str, ...]] = ("region",)
+    WRITES: ClassVar[bool] = False
+
+    @classmethod
+    def wanted(cls, key: str) -> str:
+        return 'the region, as in "eu-central-1"'
+
+
+class PubSubConnection(Connection):
+    """Google Pub/Sub, through the Spark connector that you install; a source only."""
+
+    kind: Literal["pubsub"] = "pubsub"
+    project: str
+    location: str
+    options: Mapping[str, str] = Field(default_factory=dict)
+
+    KINDS: ClassVar[Mapping[str, Kind]] = {
+        "kind": choice("pubsub"),
+        "project": text,
+        "location": text,
+        "options": reader_options,
+    }
+    REQUIRED: ClassVar[tuple[str, ...]] = ("project", "location")
+    WRITES: ClassVar[bool] = False
+
+    @classmethod
+    def wanted(cls, key: str) -> str:
+        return "the project's number or name" if key == "project" else 'the region or zone, as in "europe-west3-a"'
+
+
+CONNECTIONS: Mapping[str, type[Connection]] = {
+    "files": FilesConnection,
+    "console": ConsoleConnection,
+    "kafka": KafkaConnection,
+    "postgres": PostgresConnection,
+    "delta": DeltaConnection,
+    "rabbitmq": RabbitMQConnection,
+    "kinesis": KinesisConnection,
+    "pubsub": PubSubConnection,
+}
+_EXPECTED = " or ".join(show(kind) for kind in CONNECTIONS)
+
+
+def connection(value: Any) -> Connection:
+    """A connection from a table or an object. Raises MismatchError, or NestedError (draft None) for its keys."""
+    if isinstance(value, Connection):
+        return value
+    if not isinstance(value, Mapping):
+        raise MismatchError('a connection (kind = "files", "kafka", …)')
+    kind = value.get("kind")
+    if isinstance(kind, Unset):
+        raise NestedError([], None)
+    if kind is None:
+        raise NestedError([f": kind: missing; expected {_EXPECTED}"], None)
+    if not isinstance(kind, str) or kind not in CONNECTIONS:
+        advice = nearest(kind, CONNECTIONS) if isinstance(kind, str) else f", expected {_EXPECTED}"
+        raise NestedError([f": kind: found {show(kind)}{advice}"], None)
+    problems: list[str] = []
+    built = CONNECTIONS[kind].build(value, "", "", problems)
+    if built is None:
+        raise NestedError(problems, None)
+    return built
+
+
+def all_connections(value: Any) -> dict[str, Connection]:
+    """Connections by name. Raises NestedError, whose draft holds None for each that is wrong."""
+    if not isinstance(value, Mapping):
+        raise MismatchError("a table of connections ([connections.<name>])")
+    found: dict[str, Connection | None] = {}
+    problems: list[str] = []
+    for name, given in value.items():
+        try:
+            found[name] = connection(given)
+        except MismatchError as mismatch:
+            found[name] = None
+            problems.append(f": {show_key(name)}: found {show(given)}, expected {mismatch}")
+        except NestedError as error:
+            found[name] = None
+            problems += [f": {show_key(name)}.{line.removeprefix(': ')}" for line in error.problems]
+    if None in found.values():
+        raise NestedError(problems, found)
+    return {name: made for name, made in found.items() if made is not None}
+
+
+def connection_or_name(value: Any) -> Any:
+    if isinstance(value, Connection):
+        return value
+    if not isinstance(value, str) or not value:
+        raise MismatchError("the name of a connection")
+    return value

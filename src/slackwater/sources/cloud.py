@@ -1,0 +1,186 @@
+"""Kinesis and Pub/Sub: a few settings, checked, as the options of the Spark connectors that people install.
+
+    r = kinesis_options("clicks", "eu-west-1")    # format, options, columns of payload and event time, what to install
+    session.readStream.format(r.format).options(**r.options).load()
+
+Nothing here knows Spark or the network. The names are those of the connectors' own documentation; neither was run
+against the real service here. Both resume by Spark's checkpoint only.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from slackwater.errors import ConfigError, StartError
+
+_KINESIS_JAR = (
+    'Spark does not know the format "aws-kinesis"; expected the Kinesis connector of awslabs; build the jar of '
+    "github.com/awslabs/spark-sql-kinesis-connector for Scala 2.13 and name it in spark.jars"
+)
+_PUBSUB_LITE_JAR = (
+    'Spark does not know the format "pubsublite"; expected the Pub/Sub Lite connector of Google; '
+    "name com.google.cloud:pubsublite-spark-sql-streaming:1.0.1 in spark.jars.packages"
+)
+_PUBSUB_RUNTIME = (
+    'Spark does not know the format "pubsub"; expected a Databricks runtime, which alone has it; '
+    "run there, or read the subscription through Kafka"
+)
+
+
+@dataclass(frozen=True)
+class CloudReader:
+    """How Spark reads a cloud's stream. `event_time_unit` is None for a TIMESTAMP column."""
+
+    format: str
+    options: Mapping[str, str]
+    payload_column: str
+    event_time_column: str
+    event_time_unit: str | None
+    install: str
+
+    def missing(self, error: BaseException) -> StartError | None:
+        """What to install, if Spark's error says that it does not know the format."""
+        text = str(error)
+        unknown = (
+            "DATA_SOURCE_NOT_FOUND" in text or "Failed to find data source" in text or "Failed to find the data" in text
+        )
+        return StartError(self.install) if unknown and self.format in text else None
+
+
+def kinesis_options(
+    stream: str,
+    region: str,
+    *,
+    starting_position: str = "latest",
+    endpoint: str | None = None,
+    consumer_name: str | None = None,
+    max_records_per_shard: int | None = None,
+    on_data_loss: str = "fail",
+) -> CloudReader:
+    """A Kinesis data stream. Event time: `approximateArrivalTimestamp`, or a field of `data`.
+
+    `starting_position` is "latest", "earliest" or an instant with a time zone ("2024-03-01T09:00:00Z"). With
+    `consumer_name` the stream is pushed (enhanced fan-out, which costs extra and wants a name per pipeline); without,
+    it is polled. `on_data_loss` "skip" goes on if a shard is gone or expired. Raises ConfigError with every mistake.
+    """
+    problems: list[str] = []
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", stream):
+        problems.append(f'stream: found "{stream}", expected the name of a stream (letters, digits, "_", "-", ".")')
+    if not re.fullmatch(r"[a-z]{2,}(-[a-z]+)+-\d+", region):
+        problems.append(f'region: found "{region}", expected one such as "eu-west-1"')
+    if consumer_name is not None and not re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", consumer_name):
+        problems.append(f'consumer_name: found "{consumer_name}", expected letters, digits, "_", "-" and "."')
+    _check_endpoint(endpoint, problems)
+    _check_whole("max_records_per_shard", max_records_per_shard, problems)
+    _check_loss(on_data_loss, problems)
+    position = _kinesis_position(starting_position, problems)
+    if problems:
+        raise ConfigError(problems)
+    domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+    options = {
+        "kinesis.streamName": stream,
+        "kinesis.region": region,
+        "kinesis.endpointUrl": endpoint or f"https://kinesis.{region}.{domain}",
+        "kinesis.startingPosition": position,
+        "kinesis.consumerType": "GetRecords" if consumer_name is None else "SubscribeToShard",
+        "kinesis.failOnDataLoss": str(on_data_loss == "fail").lower(),  # the connector's own default loses silently
+    }
+    if consumer_name is not None:
+        options["kinesis.consumerName"] = consumer_name
+    if max_records_per_shard is not None:
+        options["kinesis.maxFetchRecordsPerShard"] = str(max_records_per_shard)
+    return CloudReader("aws-kinesis", options, "data", "approximateArrivalTimestamp", None, _KINESIS_JAR)
+
+
+def pubsub_options(
+    subscription: str,
+    *,
+    project: str | None = None,
+    topic: str | None = None,
+    location: str | None = None,
+    max_records_per_batch: int | None = None,
+) -> CloudReader:
+    """A subscription, which begins at its oldest message that is not acknowledged.
+
+    Raises ConfigError with every mistake.
+
+    Pub/Sub Lite: a full path (projects/…/locations/…/subscriptions/…), or `project` and `location` beside the name;
+    event time `publish_timestamp`. Pub/Sub itself, on Databricks only: `project` and `topic` beside it; event time
+    `publishTimestampInMillis`, milliseconds.
+    """
+    problems: list[str] = []
+    _check_whole("max_records_per_batch", max_records_per_batch, problems)
+    full = "/" in subscription
+    path = r"projects/[^/\s]+/locations/[a-z0-9-]+/subscriptions/[^/\s]+"
+    if full and not re.fullmatch(path, subscription):
+        problems.append(
+            f'subscription: found "{subscription}", expected a name, or for Pub/Sub Lite '
+            "projects/…/locations/…/subscriptions/…"
+        )
+    if not full and not re.fullmatch(r"[A-Za-z][\w.~+%-]{2,254}", subscription, re.ASCII):
+        problems.append(
+            f'subscription: found "{subscription}", expected a name of 3 to 255 letters, digits and "-._~+%"'
+        )
+    if full and (given := [k for k, v in (("project", project), ("topic", topic), ("location", location)) if v]):
+        problems.append(f"{given[0]}: is part of the full path of the subscription; remove it")
+    if not full and not project:
+        problems.append("project: missing; expected the project of the subscription")
+    if not full and bool(topic) == bool(location):
+        problems.append(
+            "topic, location: expected one of them: location for Pub/Sub Lite, topic for Pub/Sub on Databricks"
+        )
+    if problems:
+        raise ConfigError(problems)
+    if topic:
+        options = {"subscriptionId": subscription, "topicId": topic, "projectId": project or ""}
+        if max_records_per_batch is not None:
+            options["maxRecordsPerFetch"] = str(max_records_per_batch)  # of a task's request: the nearest it has
+        return CloudReader("pubsub", options, "payload", "publishTimestampInMillis", "ms", _PUBSUB_RUNTIME)
+    where = subscription if full else f"projects/{project}/locations/{location}/subscriptions/{subscription}"
+    options = {"pubsublite.subscription": where}
+    if max_records_per_batch is not None:
+        options["pubsublite.flowcontrol.maxmessagesperbatch"] = str(max_records_per_batch)
+    return CloudReader("pubsublite", options, "data", "publish_timestamp", None, _PUBSUB_LITE_JAR)
+
+
+def _kinesis_position(given: str, problems: list[str]) -> str:
+    named = {"latest": "LATEST", "earliest": "TRIM_HORIZON"}.get(given)
+    if named is not None:
+        return named
+    try:
+        instant = dt.datetime.fromisoformat(given)
+    except ValueError:
+        instant = None
+    if instant is None or instant.tzinfo is None:
+        problems.append(
+            f'starting_position: found "{given}", expected "latest", "earliest" or an instant with a time zone such as '
+            '"2024-03-01T09:00:00Z"'
+        )
+        return ""
+    return f"AT_TIMESTAMP {instant.astimezone(dt.UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _check_endpoint(endpoint: str | None, problems: list[str]) -> None:
+    if endpoint is None:
+        return
+    try:
+        parts = urlsplit(endpoint)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
+    except ValueError:
+        good = False
+    if not good:
+        problems.append("endpoint: expected http:// or https:// and a host, without user and password")
+
+
+def _check_whole(key: str, value: int | None, problems: list[str]) -> None:
+    if value is not None and (isinstance(value, bool) or value < 1):
+        problems.append(f"{key}: found {value}, expected a whole number from 1")
+
+
+def _check_loss(value: str, problems: list[str]) -> None:
+    if value not in ("fail", "skip"):
+        problems.append(f'on_data_loss: found "{value}", expected "fail" or "skip"')

@@ -1,0 +1,165 @@
+"""From a record's bytes to columns: JSON, Avro, or as they are. What cannot be decoded is marked in `_corrupt_record`."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slackwater.config.source import Source
+from slackwater.errors import StartError
+from slackwater.sources.base import CORRUPT, reason
+from slackwater.windows.aggregations import quote
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+
+@dataclass(frozen=True)
+class Payload:
+    """How values become columns. `schema`: these columns, without `_corrupt_record`."""
+
+    schema: StructType
+    kind: str
+    body: str = "value"  # the column of the bytes
+    avro: Mapping[int | None, str] = field(
+        default_factory=dict
+    )  # writer's schema (JSON) by registry id; None: the only one
+    reader: str | None = None  # Avro: the schema that rows are brought to
+
+    def decode(self, records: DataFrame, meta: Sequence[str]) -> DataFrame:
+        """Records with the payload's columns, those of `meta` (SQL), and `_corrupt_record`: NULL where all went well."""
+        if self.kind == "raw":
+            return records.selectExpr(self.body, *meta)
+        parsed = records.withColumn("_p", self._json() if self.kind == "json" else self._avro())
+        failed = f"_p IS NULL OR _p.{CORRUPT} IS NOT NULL" if self.kind == "json" else "_p IS NULL"
+        text = f"coalesce(try_validate_utf8(CAST({self.body} AS STRING)), hex({self.body}))"
+        return parsed.selectExpr(
+            *(f"_p.{quote(f.name)}" for f in self.schema.fields),
+            *meta,
+            f"CASE WHEN {self.body} IS NULL THEN 'no value' WHEN {failed} THEN {text} END AS {CORRUPT}",
+        )
+
+    def _json(self) -> Any:
+        from pyspark.sql import functions as F  # noqa: N812
+        from pyspark.sql.types import StringType, StructField, StructType
+
+        wanted = StructType([*self.schema.fields, StructField(CORRUPT, StringType())])
+        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+        return F.from_json(F.col(self.body).cast("string"), wanted, options)
+
+    def _avro(self) -> Any:
+        from pyspark.sql import functions as F  # noqa: N812
+        from pyspark.sql.avro.functions import from_avro
+
+        options = {"mode": "PERMISSIVE", **({"avroSchema": self.reader} if self.reader else {})}
+        if None in self.avro:
+            return from_avro(F.col(self.body), self.avro[None], options)
+        # Confluent's framing: a zero byte, the writer's schema id in 4 bytes, the record
+        known = F.expr(
+            f"CASE WHEN hex(substring({self.body}, 1, 1)) = '00' THEN conv(hex(substring({self.body}, 2, 4)), 16, 10) END"
+        )
+        rest = F.expr(f"substring({self.body}, 6)")
+        found: Any = None
+        for number, schema in self.avro.items():
+            one = from_avro(rest, schema, options)
+            found = F.when(known == str(number), one) if found is None else found.when(known == str(number), one)
+        return found
+
+
+def schema_from_ddl(spec: Source) -> StructType:
+    from pyspark.sql.types import StructType
+
+    try:
+        parsed: Any = StructType.fromDDL(spec.schema_ or "")
+        return parsed
+    except Exception as error:
+        raise StartError(
+            f'source "{spec.name}": schema is not valid DDL ({reason(error)}); expected "name TYPE, name TYPE, …"'
+        ) from None
+
+
+def json_payload(session: SparkSession, spec: Source, known: str | None, sample: Any) -> Payload:
+    """The declared schema, the one stored with the state (Spark's JSON), or one inferred from `sample()`: texts."""
+    from pyspark.sql.types import StructType
+
+    if spec.schema_ is not None:
+        return Payload(schema_from_ddl(spec), "json")
+    if known is not None:
+        fields = [f for f in StructType.fromJson(json.loads(known)).fields if not f.name.startswith("_")]
+        return Payload(StructType(fields), "json")
+    texts = sample()
+    if not texts:
+        raise StartError(
+            f'source "{spec.name}": no schema is declared and "{spec.query}" has no records to infer one from; declare it'
+        )
+    schema = session.read.json(session.sparkContext.parallelize(texts)).schema
+    fields = [f for f in schema.fields if f.name != CORRUPT]
+    if not fields:
+        raise StartError(
+            f'source "{spec.name}": no schema is declared and the first {len(texts)} records are no JSON objects; declare it, '
+            'or set payload_format = "raw"'
+        )
+    return Payload(StructType(fields), "json")
+
+
+def avro_payload(session: SparkSession, spec: Source, registry: str | None, topics: Sequence[str]) -> Payload:
+    """Avro with a schema file, or with every version of the subject `<topic>-value` in a registry."""
+    if spec.avro_schema_file is not None:
+        try:
+            text = Path(spec.avro_schema_file).read_text()
+            json.loads(text)
+        except (OSError, ValueError) as error:
+            raise StartError(
+                f'source "{spec.name}": avro_schema_file "{spec.avro_schema_file}" cannot be read ({error}); expected a schema in JSON'
+            ) from None
+        return Payload(_spark_schema(session, spec, text), "avro", avro={None: text})
+    if registry is None or not topics:
+        raise StartError(
+            f'source "{spec.name}": payload_format = "avro" needs avro_schema_file, or schema_registry in the connection '
+            "and topics by name"
+        )
+    found: dict[int | None, str] = {}
+    for topic in topics:
+        for version in _get(spec, registry, f"/subjects/{topic}-value/versions"):
+            entry = _get(spec, registry, f"/subjects/{topic}-value/versions/{version}")
+            found[int(entry["id"])] = entry["schema"]
+    latest = list(found.values())[-1]
+    return Payload(_spark_schema(session, spec, latest), "avro", avro=found, reader=latest)
+
+
+def _get(spec: Source, registry: str, path: str) -> Any:
+    url = registry.rstrip("/") + path
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:  # the URL is the user's own
+            return json.load(answer)
+    except (OSError, ValueError) as error:
+        raise StartError(
+            f'source "{spec.name}": the schema registry does not answer {path} ({reason(error)}); check schema_registry'
+        ) from None
+
+
+def _spark_schema(session: SparkSession, spec: Source, text: str) -> StructType:
+    """The columns that Avro's schema becomes in Spark."""
+    from pyspark.sql.avro.functions import from_avro
+    from pyspark.sql.types import StructType
+
+    try:
+        frame = session.createDataFrame([], "value BINARY")
+        kind: Any = frame.select(from_avro("value", text).alias("p")).schema.fields[0].dataType
+    except Exception as error:
+        raise StartError(f'source "{spec.name}": the Avro schema cannot be used ({reason(error)})') from None
+    if not isinstance(kind, StructType):
+        raise StartError(f'source "{spec.name}": the Avro schema is no record; expected fields that become columns')
+    return kind
+
+
+def raw_payload(body: str = "value") -> Payload:
+    """The bytes as one BINARY column."""
+    from pyspark.sql.types import BinaryType, StructField, StructType
+
+    return Payload(StructType([StructField(body, BinaryType())]), "raw", body)

@@ -1,0 +1,285 @@
+"""One shard of the Postgres store, as a worker sees it: units by hash, due units, and COPY into the staged table.
+
+state table ──────────┐  rows of the unit, unless a step of this epoch staged it anew
+staged table, tokens ─┴▶ what the step reads
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import xxhash
+
+from slackwater.errors import EpochError
+from slackwater.state import sql
+from slackwater.state.protocol import FORMAT, OutputMeta, SegmentMeta
+from slackwater.windows.family import family
+from slackwater.windows.logic import DEAD, LOOSE, SETTLED, Int64s, Logic, Visit
+
+# the hidden columns of a state row, as people read them
+_READABLE = {
+    "__h": "unit",
+    "__kh": "key_hash",
+    "__kind": "kind",
+    "__start": "window_start",
+    "__last": "last_event",
+    "__due": "closes_at",
+}
+_TIMES = ("__start", "__last", "__due")
+_RESERVED = {*_READABLE.values(), "pipeline_name", "ordinal", "state_version", "epoch", "updated_at", "token"}
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The names of a pipeline's tables, as SQL, and their columns."""
+
+    schema: str
+    pipeline: str
+
+    def _named(self, name: str) -> str:
+        return f"{sql.quote(self.schema)}.{sql.quote(name)}"
+
+    @property
+    def pipelines(self) -> str:
+        return self._named("slackwater_pipelines")
+
+    @property
+    def offsets(self) -> str:
+        return self._named("slackwater_offsets")
+
+    @property
+    def outputs(self) -> str:
+        return self._named("slackwater_outputs")
+
+    @property
+    def lists(self) -> str:
+        return self._named("slackwater_lists")
+
+    @property
+    def state(self) -> str:
+        return self._named(self.name_of("state"))
+
+    @property
+    def staged(self) -> str:
+        return self._named(self.name_of("staged"))
+
+    @property
+    def windows(self) -> str:
+        return self._named(self.name_of("windows"))
+
+    def name_of(self, what: str) -> str:
+        """`slackwater_state_<pipeline>`; a long pipeline name is cut and made unique by its hash."""
+        name = f"slackwater_{what}_{self.pipeline}"
+        if len(name) <= 63:
+            return name
+        return f"{name[:46]}_{xxhash.xxh64_hexdigest(self.pipeline.encode())}"
+
+    def columns(self, logic: Logic) -> dict[str, str]:
+        """Column of a state row -> column of the table."""
+        taken = _RESERVED
+
+        def free(name: str, prefix: str) -> str:
+            return f"{prefix}.{name}" if name in taken else name
+
+        keys = {k: free(k, "key") for k in logic.key_names}
+        accumulators = {a: free(a, "acc") for a in logic.accumulators}
+        return {**_READABLE, **keys, **accumulators}
+
+    def _types(self, logic: Logic) -> dict[str, str]:
+        types = {name: sql.sql_type_of(dtype) for name, dtype in logic.state_schema.items()}
+        types |= dict.fromkeys(_TIMES, "timestamp with time zone")
+        return {column: types[name] for name, column in self.columns(logic).items()}
+
+    def create_state(self, logic: Logic) -> str:
+        columns = ", ".join(f"{sql.quote(c)} {t}" for c, t in self._types(logic).items())
+        name = self.pipeline.replace("'", "''")
+        return (
+            f"CREATE TABLE {self.state} (pipeline_name text NOT NULL DEFAULT '{name}', {columns}, ordinal integer NOT NULL,"
+            f" state_version integer NOT NULL DEFAULT {FORMAT}, epoch bigint NOT NULL, updated_at timestamptz NOT NULL"
+            " DEFAULT now(), PRIMARY KEY (unit, ordinal)) WITH (fillfactor = 80)"
+        )
+
+    def create_staged(self, logic: Logic) -> str:
+        columns = ", ".join(f"{sql.quote(c)} {t}" for c, t in self._types(logic).items())
+        return f"CREATE UNLOGGED TABLE {self.staged} (token text NOT NULL, {columns}, ordinal integer NOT NULL)"
+
+    def create_view(self, logic: Logic) -> str:
+        """The open windows, for people: without hashes, and only what the watermark has not closed."""
+        shown = {c: n for n, c in self.columns(logic).items() if n not in ("__h", "__kh", "__kind")}
+        columns = ", ".join(f"s.{sql.quote(c)}" for c in shown)
+        return (
+            f"CREATE OR REPLACE VIEW {self.windows} AS SELECT s.pipeline_name, {columns}, s.epoch, s.updated_at"
+            f" FROM {self.state} s JOIN {self.pipelines} p USING (pipeline_name)"
+            f" WHERE s.kind = {LOOSE} OR s.kind = {SETTLED} AND (p.watermark IS NULL OR s.closes_at > p.watermark)"
+        )
+
+
+@dataclass(frozen=True)
+class PostgresShard:
+    """A `ShardState` in Postgres. `metas`: the table as committed (no file), then what steps of this epoch staged (tokens)."""
+
+    url: str
+    tables: Tables
+    shard: int
+    shards: int
+    epoch: int
+    metas: tuple[SegmentMeta, ...]
+
+    def at(self, metas: tuple[SegmentMeta, ...]) -> PostgresShard:
+        return replace(self, metas=metas)
+
+    def reader(self, logic: Logic) -> PostgresReader:
+        return PostgresReader(self, logic)
+
+    def stage(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
+        if rows.is_empty():
+            return self.metas
+        token = uuid.uuid4().hex
+        versions = pl.concat([_numbered(rows.filter(pl.col("__kind") != DEAD)), _gone(rows, before)])
+        names = self.tables.columns(logic)
+        frame = versions.with_columns(
+            pl.lit(token).alias("token"),
+            *(pl.col(c).cast(pl.Datetime("us")).dt.replace_time_zone("UTC") for c in _TIMES),
+        ).rename(names)
+        try:
+            with sql.arrow_cursor(self.url) as cursor:
+                sql.append(cursor, self.tables.schema, self.tables.name_of("staged"), frame)
+        except ConnectionError as error:
+            raise EpochError(f"state was not staged: {error}") from None
+        stats = family(logic).stats(logic, rows)
+        return (
+            *self.metas,
+            SegmentMeta(file=token, rows=frame.height, bytes=frame.estimated_size(), **stats._asdict()),
+        )
+
+    def adopt(self, logic: Logic, rows: pl.DataFrame) -> tuple[SegmentMeta, ...]:
+        """Which shard a unit belongs to follows from its hash: only the figures about the shard change."""
+        if rows.is_empty():
+            return ()
+        stats = family(logic).stats(logic, rows)
+        return (SegmentMeta(file="", rows=rows.height, bytes=rows.estimated_size(), **stats._asdict()),)
+
+    def stage_output(self, frame: pl.DataFrame) -> OutputMeta:
+        token = uuid.uuid4().hex
+        table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        row = pl.DataFrame(
+            {
+                "token": [token],
+                "pipeline_name": [self.tables.pipeline],
+                "epoch": [self.epoch],
+                "data": [sink.getvalue().to_pybytes()],
+            }
+        )
+        try:
+            with sql.arrow_cursor(self.url) as cursor:
+                sql.append(cursor, self.tables.schema, "slackwater_outputs", row)
+        except ConnectionError as error:
+            raise EpochError(f"output was not staged: {error}") from None
+        return OutputMeta(file=token, rows=frame.height)
+
+
+def _numbered(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows, sorted by unit, with their place in it: (unit, ordinal) is the key of the table."""
+    unit = rows["__h"].to_numpy()
+    place = np.arange(len(unit))
+    first = np.flatnonzero(np.diff(unit, prepend=unit[:1] - 1))
+    return rows.with_columns(
+        pl.Series("ordinal", place - np.repeat(first, np.diff(first, append=len(unit))), dtype=pl.Int32)
+    )
+
+
+def _gone(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFrame:
+    """DEAD rows for the places that a new version no longer has."""
+    if before.is_empty():
+        return _numbered(rows.clear())
+    old = _numbered(before.filter(pl.col("__h").is_in(rows["__h"].unique().implode())))
+    new = _numbered(rows.filter(pl.col("__kind") != DEAD)).select("__h", "ordinal")
+    return old.join(new, on=["__h", "ordinal"], how="anti").with_columns(pl.lit(DEAD, pl.Int8).alias("__kind"))
+
+
+@dataclass(frozen=True)
+class PostgresReader:
+    """The `Units` of one shard."""
+
+    state: PostgresShard
+    logic: Logic
+
+    @property
+    def _tokens(self) -> list[str]:
+        return [m.file for m in self.state.metas if m.file]
+
+    def units(self, hashes: Int64s) -> pl.DataFrame:
+        if not len(hashes) or not self._has_rows():
+            return self.logic.empty_state()
+        listed = np.char.mod("%d", hashes)
+        return self._fetch([f"unit = ANY('{{{','.join(listed)}}}'::bigint[])"], own=False)
+
+    def due(self, visit: Visit, since: int, watermark: int) -> pl.DataFrame:
+        if all(m.first_due > watermark or m.last_due <= since for m in self.state.metas):
+            return self.logic.empty_state()
+        after, upto = sql.time_literal(visit.settled_after), sql.time_literal(visit.settled_upto)
+        settled = f"kind = {SETTLED} AND closes_at > {after} AND closes_at <= {upto}"
+        loose = f"kind = {LOOSE} AND closes_at <= {sql.time_literal(visit.loose_upto)}"
+        before = sql.time_literal(visit.start_before)
+        return self._fetch([f"(({settled}) OR ({loose})) AND window_start < {before}"], own=True)
+
+    def scan(self) -> pl.DataFrame:
+        return self._fetch([], own=True)
+
+    def _has_rows(self) -> bool:
+        return any(m.rows for m in self.state.metas)
+
+    def _fetch(self, conditions: Sequence[str], own: bool) -> pl.DataFrame:
+        """All rows of the units with a row for which the conditions hold; `own`: of this shard only.
+
+        What a later step of the epoch staged takes the place of what lies below.
+        """
+        t, logic = self.state.tables, self.logic
+        mine = (
+            f"mod(mod(key_hash, {self.state.shards}) + {self.state.shards}, {self.state.shards}) = {self.state.shard}"
+        )
+        wanted = [*conditions, *([mine] if own and self.state.shards > 1 else [])]
+        columns = ", ".join(f"r.{sql.quote(c)}" for c in (*t.columns(logic).values(), "ordinal"))
+        layers = [(t.state, "true"), *((t.staged, f"token = '{token}'") for token in self._tokens)]
+        parts = []
+        for level, (table, layer) in enumerate(layers):
+            picked = " AND ".join([layer, *wanted]) or "true"
+            if conditions and own:
+                # a unit is read as a whole, though only one of its rows is due
+                picked = f"{layer} AND unit IN (SELECT unit FROM {table} WHERE {picked})"
+            later = "".join(
+                f" AND NOT EXISTS (SELECT 1 FROM {other} x WHERE x.{mark} AND x.unit = r.unit)"
+                for other, mark in layers[level + 1 :]
+            )
+            parts.append(f"SELECT {columns} FROM {table} r WHERE kind <> {DEAD} AND {picked}{later}")
+        try:
+            with sql.arrow_cursor(self.state.url) as cursor:
+                frame = sql.fetch(cursor, " UNION ALL ".join(parts), {**logic.state_schema, "ordinal": pl.Int32()})
+        except ConnectionError as error:
+            raise EpochError(f"state could not be read: {error}") from None
+        return frame.sort("__h", "ordinal").drop("ordinal")
+
+
+def collapsed(metas: Sequence[SegmentMeta], size: int) -> tuple[SegmentMeta, ...]:
+    """The figures about a shard after its staged rows became part of the table."""
+    if not metas:
+        return ()
+    return (
+        SegmentMeta(
+            file="",
+            rows=sum(m.rows for m in metas),
+            bytes=size,
+            first_due=min(m.first_due for m in metas),
+            last_due=max(m.last_due for m in metas),
+            close=max(m.close for m in metas),
+            dead=max(m.dead for m in metas),
+        ),
+    )

@@ -1,0 +1,215 @@
+"""Postgres, for the store and the target: connections, identifiers, column types, and frames in and out.
+
+Frames travel in Arrow through ADBC where nothing else must share the transaction (workers), and by COPY of CSV through
+psycopg where something does (the driver's commit).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from slackwater.core.schema import Field
+from slackwater.errors import StartError
+
+if TYPE_CHECKING:
+    import psycopg
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_NAME_BYTES = 63  # Postgres cuts longer identifiers, and two could become one
+# UTC; and a server that notices soon when this process or its machine is gone: the lock goes with the connection
+_SESSION = (
+    "-c timezone=UTC -c client_min_messages=warning -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5"
+    " -c tcp_keepalives_count=3 -c client_connection_check_interval=1000"
+)
+_TYPES = {
+    "boolean": "boolean",
+    "tinyint": "smallint",
+    "smallint": "smallint",
+    "int": "integer",
+    "bigint": "bigint",
+    "float": "real",
+    "double": "double precision",
+    "string": "text",
+    "binary": "bytea",
+    "date": "date",
+    "timestamp": "timestamp with time zone",
+    "timestamp_ntz": "timestamp without time zone",
+}
+
+
+def sql_type(field: Field) -> str:
+    """The Postgres type of a column, as `format_type` spells it."""
+    if field.base == "decimal":
+        precision, scale = field.decimal
+        return f"numeric({precision},{scale})"
+    return _TYPES[field.type]
+
+
+def sql_type_of(dtype: pl.DataType) -> str:
+    """The Postgres type that holds a Polars column."""
+    if isinstance(dtype, pl.List):
+        return f"{sql_type_of(dtype.inner)}[]"  # type: ignore[arg-type]
+    if isinstance(dtype, pl.Decimal):
+        return f"numeric({dtype.precision},{dtype.scale})"
+    if isinstance(dtype, pl.Datetime):
+        return "timestamp with time zone" if dtype.time_zone else "timestamp without time zone"
+    return {
+        pl.Boolean: "boolean",
+        pl.Int8: "smallint",
+        pl.Int16: "smallint",
+        pl.Int32: "integer",
+        pl.Int64: "bigint",
+        pl.Float32: "real",
+        pl.Float64: "double precision",
+        pl.String: "text",
+        pl.Binary: "bytea",
+        pl.Date: "date",
+    }[type(dtype)]
+
+
+def quote(name: str) -> str:
+    """A name as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quoted(names: Sequence[str]) -> str:
+    return ", ".join(map(quote, names))
+
+
+def check_names(names: Sequence[str], where: str) -> None:
+    """Raise StartError for a name that Postgres cannot hold."""
+    for name in names:
+        if len(name.encode()) > _NAME_BYTES or "\0" in name:
+            raise StartError(
+                f'{where}: column "{name}" has a name of {len(name.encode())} bytes, Postgres holds {_NAME_BYTES}; '
+                "choose a shorter name"
+            )
+
+
+def time(us: int | None) -> dt.datetime | None:
+    """A time in µs for psycopg; None where there is none, or none in Python's calendar."""
+    try:
+        return None if us is None else _EPOCH + dt.timedelta(microseconds=us)
+    except OverflowError:
+        return None
+
+
+def time_literal(us: int) -> str:
+    """A time in µs as SQL; beyond the calendar it is infinite."""
+    at = time(us)
+    if at is None:
+        return f"'{'-' if us < 0 else ''}infinity'::timestamptz"
+    return f"'{at.isoformat()}'::timestamptz"
+
+
+def address(url: str) -> str:
+    """Where a URL leads, without user and password: `127.0.0.1:5432/shop`."""
+    from psycopg import conninfo
+
+    try:
+        given = conninfo.conninfo_to_dict(url)
+    except Exception:
+        return "an address that is not valid"
+    return f"{given.get('host', 'localhost')}:{given.get('port', 5432)}/{given.get('dbname', given.get('user', ''))}"
+
+
+def role_and_place(url: str) -> tuple[object, ...]:
+    """Who connects to which database: what must be equal for two URLs to share a transaction."""
+    from psycopg import conninfo
+
+    given = conninfo.conninfo_to_dict(url)
+    return tuple(given.get(k) for k in ("user", "host", "hostaddr", "port", "dbname", "service"))
+
+
+def reason(error: BaseException) -> str:
+    """The first line of an error of Postgres or its client."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    return text.replace("[libpq] ", "").removesuffix(". Vendor code: 0").strip()
+
+
+def connect(url: str, what: str, seconds: int = 10) -> psycopg.Connection[Any]:
+    """A connection in autocommit mode, in UTC. Raises StartError, one line without secrets; `what` names its use."""
+    import psycopg
+
+    try:
+        return psycopg.connect(
+            url,
+            autocommit=True,
+            connect_timeout=seconds,
+            keepalives_idle=10,
+            keepalives_interval=5,
+            keepalives_count=3,
+            application_name=f"slackwater process {os.getpid()} on {socket.gethostname()}"[:_NAME_BYTES],
+            options=_SESSION,
+        )
+    except psycopg.Error as error:
+        raise StartError(
+            f"{what}: Postgres at {address(url)} cannot be reached ({reason(error)}); check the url and that it runs"
+        ) from None
+
+
+def copy_frame(connection: psycopg.Connection[Any], table: str, frame: pl.DataFrame) -> None:
+    """Append a frame to a table (given as SQL) within the connection's transaction."""
+    binary = [c for c, t in frame.schema.items() if t == pl.Binary]
+    times = [c for c, t in frame.schema.items() if isinstance(t, pl.Datetime)]
+    lines = io.BytesIO()
+    frame.with_columns(
+        *((pl.lit("\\x") + pl.col(c).bin.encode("hex")).alias(c) for c in binary),
+        *(pl.col(c).dt.strftime("%Y-%m-%d %H:%M:%S%.6f") for c in times),
+    ).write_csv(lines, include_header=False, quote_style="non_numeric", null_value="")
+    with (
+        connection.cursor() as cursor,
+        cursor.copy(f"COPY {table} ({quoted(frame.columns)}) FROM STDIN WITH (FORMAT csv)") as copy,
+    ):
+        copy.write(lines.getbuffer())
+
+
+@contextmanager
+def arrow_cursor(url: str) -> Iterator[Any]:
+    """An ADBC cursor in autocommit mode. Errors of the database come out as ConnectionError, in one line."""
+    import adbc_driver_postgresql.dbapi as adbc
+
+    try:
+        with adbc.connect(url, autocommit=True) as connection, connection.cursor() as cursor:
+            yield cursor
+    except adbc.Error as error:
+        raise ConnectionError(f"Postgres at {address(url)}: {reason(error)}") from None
+
+
+def append(cursor: Any, schema: str, table: str, frame: pl.DataFrame) -> None:
+    """COPY a frame into a table."""
+    arrow = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+    cursor.adbc_ingest(table, arrow, mode="append", db_schema_name=schema)
+
+
+def fetch(cursor: Any, query: str, schema: dict[str, pl.DataType]) -> pl.DataFrame:
+    """The rows of a query as a frame of these columns."""
+    import pyarrow as pa
+
+    cursor.execute(query)
+    table = cursor.fetch_arrow_table()
+    # numerics come as text in an extension type
+    plain = pa.table([_plain(column) for column in table.columns], names=table.column_names)
+    frame = pl.from_arrow(plain)
+    assert isinstance(frame, pl.DataFrame)
+    return frame.rename(dict(zip(frame.columns, schema, strict=True))).cast(schema)  # type: ignore[arg-type]
+
+
+def _plain(column: Any) -> Any:
+    import pyarrow as pa
+
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return column.cast(kind.storage_type)
+    if pa.types.is_list(kind) and isinstance(kind.value_type, pa.BaseExtensionType):
+        return column.cast(pa.list_(kind.value_type.storage_type))
+    return column

@@ -1,0 +1,172 @@
+"""A Delta table: the rows of an epoch and its marker in one commit.
+
+    table/_delta_log/00000000000000000012.json
+      {"txn": {"appId": "slackwater/user-sessions", "version": 12}}     the marker (writer, epoch)
+      {"add": …}  {"remove": …}                                         the rows
+
+`merge` replaces rows of equal identity (NULL equals NULL, NaN equals NaN); `append` only adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+from deltalake.exceptions import DeltaError
+
+from slackwater.core.schema import arrow_schema
+from slackwater.errors import PublishError, StartError
+from slackwater.targets.base import Table
+
+_SPARK_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
+_DATAFUSION = {  # the types whose smallest and largest values the log keeps for every file
+    "tinyint": "Int8",
+    "smallint": "Int16",
+    "int": "Int32",
+    "bigint": "Int64",
+    "date": "Date32",
+    "timestamp": 'Timestamp(Microsecond, Some("UTC"))',
+    "timestamp_ntz": "Timestamp(Microsecond, None)",
+}
+
+
+class DeltaTarget:
+    """Writes each epoch once; an epoch at or below the table's marker is ignored."""
+
+    guarantee = "exactly once"
+
+    def __init__(self, path: str, mode: str, table: Table, storage_options: Mapping[str, str] | None = None) -> None:
+        """`mode` is "merge" (needs an identity) or "append"; `storage_options` go to the object store as they are."""
+        if mode == "merge" and not table.identity:
+            raise StartError(
+                f'Delta table {path}: mode "merge" needs the columns that tell rows apart, and there are none; '
+                'use mode = "append"'
+            )
+        self._path, self._mode, self._table = path, mode, table
+        self._options = dict(storage_options or {})
+        self._app = f"slackwater/{table.writer}"
+        self._arrow = arrow_schema(list(table.fields))
+        self._delta: DeltaTable | None = None
+        self.description = f"Delta table {path}"
+
+    def open(self) -> None:
+        """Create the table if it is absent, else compare its columns with those of the pipeline."""
+        try:
+            if not DeltaTable.is_deltatable(self._path, self._options):
+                DeltaTable.create(self._path, self._arrow, mode="ignore", storage_options=self._options)
+            self._delta = DeltaTable(self._path, storage_options=self._options)
+            differences = "; ".join(self._differences(self._delta))
+        except Exception as error:  # the library has no base class: unfit column names raise Exception itself
+            raise StartError(
+                f"Delta table {self._path} cannot be opened ({self._reason(error)}); expected a Delta table or a place "
+                "where one can be created; check the path and the storage options"
+            ) from error
+        if differences:
+            raise StartError(
+                f"Delta table {self._path} has other columns than the pipeline: {differences}; "
+                "change the table or the pipeline, or give another path"
+            )
+
+    def close(self) -> None:
+        self._delta = None
+
+    def last_epoch(self) -> int:
+        """The last published epoch, -1 for none."""
+        delta = self._current()
+        found = delta.transaction_version(self._app)
+        return -1 if found is None else found
+
+    def publish(self, epoch: int, rows: pl.DataFrame) -> None:
+        try:
+            delta = self._current()
+            if epoch <= self.last_epoch():
+                return
+            marker = CommitProperties(app_transactions=[Transaction(self._app, epoch)])
+            if self._mode == "append" or rows.is_empty():  # a merge of no rows would not commit the marker
+                write_deltalake(delta, self._cast(rows, delta), mode="append", commit_properties=marker)
+            else:
+                self._merge(delta, rows, marker)
+        except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
+            self._delta = None
+            raise PublishError(
+                f"{self.description} did not take epoch {epoch} ({self._reason(error)}); the epoch is committed, "
+                "the next start publishes it"
+            ) from error
+
+    def _current(self) -> DeltaTable:
+        """The newest version of the table."""
+        if self._delta is None:
+            self._delta = DeltaTable(self._path, storage_options=self._options)
+        else:
+            self._delta.update_incremental()
+        return self._delta
+
+    def _merge(self, delta: DeltaTable, rows: pl.DataFrame, marker: CommitProperties) -> None:
+        columns = {_quoted(f.name): f"s.{_quoted(f.name)}" for f in self._table.fields}
+        (
+            delta.merge(
+                self._cast(rows, delta),
+                self._predicate(rows),
+                source_alias="s",
+                target_alias="t",
+                commit_properties=marker,
+            )
+            .when_matched_update(columns)
+            .when_not_matched_insert(columns)
+            .execute()
+        )
+
+    def _predicate(self, rows: pl.DataFrame) -> str:
+        identity = [_quoted(name) for name in self._table.identity or ()]
+        return " AND ".join([*(f"(t.{c} IS NOT DISTINCT FROM s.{c})" for c in identity), *self._ranges(rows)])
+
+    def _ranges(self, rows: pl.DataFrame) -> Iterator[str]:
+        """Bounds of the keys written, by which files of the table that hold none of them are skipped."""
+        kinds = {f.name: _DATAFUSION.get(f.type) for f in self._table.fields}
+        for name in self._table.identity or ():
+            column, kind = rows[name].to_physical(), kinds[name]
+            if kind and not column.null_count():
+                slack = 1000 if kind.startswith("Timestamp") else 0  # bounds kept by Spark end at the millisecond
+                low, high = max(column.min() - slack, -(2**63)), column.max()  # type: ignore[operator]
+                yield f"(t.{_quoted(name)} BETWEEN {_literal(low, kind)} AND {_literal(high, kind)})"
+
+    def _cast(self, rows: pl.DataFrame, delta: DeltaTable) -> pa.Table:
+        """The rows in the column order of the table."""
+        found: pa.Table = rows.to_arrow().cast(self._arrow)
+        return found.select([f.name for f in delta.schema().fields])
+
+    def _differences(self, delta: DeltaTable) -> Iterator[str]:
+        wanted, found = _types(Schema.from_arrow(self._arrow)), _types(delta.schema())
+        for name, kind in wanted.items():
+            if name not in found:
+                yield f'column "{name}" ({kind}) is missing'
+            elif found[name] != kind:
+                yield f'column "{name}" is {found[name]}, expected {kind}'
+        yield from (
+            f'column "{name}" ({kind}) is not of the pipeline' for name, kind in found.items() if name not in wanted
+        )
+
+    def _reason(self, error: Exception) -> str:
+        """One line, without the values of the storage options."""
+        text = " ".join(str(error).split())
+        for name, value in self._options.items():
+            if value and any(part in name.lower() for part in ("key", "secret", "token", "password", "credential")):
+                text = text.replace(value, "***")
+        return text
+
+
+def _types(schema: Schema) -> dict[str, str]:
+    """Column names and types as Spark spells them."""
+    kinds: dict[str, Any] = {f.name: getattr(f.type, "type", f.type) for f in schema.fields}
+    return {name: _SPARK_NAMES.get(str(kind), str(kind)) for name, kind in kinds.items()}
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(value: Any, kind: str) -> str:
+    return f"arrow_cast(arrow_cast('{value}', 'Int64'), '{kind}')"

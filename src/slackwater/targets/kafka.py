@@ -1,0 +1,458 @@
+"""A Kafka topic: every row one message, under exactly_once in one transaction with the epoch's marker.
+
+    begin ─ row ─ row ─ row ─ marker ─ commit       readers with isolation.level = read_committed see all of it or none
+            └──── topic ────┘ └ _slackwater_epochs: key "writer|topic", value the epoch; compacted
+
+A process that dies in the middle leaves an open transaction. The next one with the same transactional.id makes the broker
+end it, then reads the marker: it says whether that epoch is there.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import polars as pl
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.cimpl import NewTopic
+
+from slackwater.core.schema import Field
+from slackwater.errors import FencedError, PublishError, StartError
+from slackwater.targets.base import Table
+
+EPOCHS_TOPIC = "_slackwater_epochs"
+
+_EXACTLY_ONCE, _AT_LEAST_ONCE = "exactly_once", "at_least_once"
+_TIME = "%Y-%m-%dT%H:%M:%S%.6f"
+_SECRETS = ("password", "secret", "token", "jaas", ".key", "credential")
+_FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
+_CLEANING_SECONDS = 10  # how often a broker looks for transactions past their timeout
+_AVRO_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+_AVRO: dict[str, Any] = {
+    "boolean": "boolean",
+    "tinyint": "int",
+    "smallint": "int",
+    "int": "int",
+    "bigint": "long",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+    "binary": "bytes",
+    "date": {"type": "int", "logicalType": "date"},
+    "timestamp": {"type": "long", "logicalType": "timestamp-micros"},
+    "timestamp_ntz": {"type": "long", "logicalType": "local-timestamp-micros"},
+}
+
+Headers = list[tuple[str, str | bytes | None]]
+Messages = Iterator[tuple[bytes | None, bytes]]
+
+
+class KafkaRows:
+    """How a frame becomes messages: a JSON key, a JSON or Avro value, and headers that name the writer and the epoch."""
+
+    def __init__(
+        self,
+        table: Table,
+        value_format: str = "json",
+        key_columns: list[str] | None = None,
+        schema_id: int | None = None,
+    ) -> None:
+        """`key_columns` default to the identity (none: no key); `schema_id` puts Confluent's framing around Avro."""
+        self._table, self._schema_id = table, schema_id
+        self._key_columns = list(table.identity or ()) if key_columns is None else key_columns
+        self._values = self._avro_values() if value_format == "avro" else json_objects
+
+    def headers(self, epoch: int) -> Headers:
+        return [("slackwater-pipeline", self._table.writer.encode()), ("slackwater-epoch", str(epoch).encode())]
+
+    def messages(self, rows: pl.DataFrame) -> Messages:
+        """Key and value of every row, in order."""
+        values = self._values(rows)
+        if not self._key_columns:
+            return ((None, value) for value in values)
+        return zip(json_objects(rows.select(self._key_columns)), values, strict=True)
+
+    def _avro_values(self) -> Callable[[pl.DataFrame], list[bytes]]:
+        try:
+            import fastavro
+        except ImportError as error:
+            raise StartError("value_format avro needs the package fastavro; pip install fastavro") from error
+        unfit = [f.name for f in self._table.fields if not _AVRO_NAME.fullmatch(f.name)]
+        if unfit:
+            raise StartError(
+                f'Avro does not take the column name "{unfit[0]}"; expected letters, digits and _ only; '
+                'rename the column or use value_format = "json"'
+            )
+        schema = fastavro.parse_schema(avro_schema(self._table))
+        frame = b"" if self._schema_id is None else b"\0" + self._schema_id.to_bytes(4, "big")
+        whole = [f.name for f in self._table.fields if f.base in ("date", "timestamp", "timestamp_ntz")]
+
+        def values(rows: pl.DataFrame) -> list[bytes]:
+            written = []
+            for row in rows.with_columns(pl.col(whole).to_physical()).iter_rows(named=True):
+                out = io.BytesIO(frame)
+                out.seek(len(frame))
+                fastavro.schemaless_writer(out, schema, row)
+                written.append(out.getvalue())
+            return written
+
+        return values
+
+
+def avro_schema(table: Table) -> dict[str, Any]:
+    """The record of a row; every column may be null."""
+    return {
+        "type": "record",
+        "name": "row",
+        "fields": [{"name": f.name, "type": ["null", _avro_type(f)], "default": None} for f in table.fields],
+    }
+
+
+def _avro_type(field: Field) -> Any:
+    if field.base != "decimal":
+        return _AVRO[field.type]
+    precision, scale = field.decimal
+    return {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
+
+
+def json_objects(rows: pl.DataFrame) -> list[bytes]:
+    """Every row as a JSON object: times in ISO 8601, bytes in base64, decimals and non-finite floats as strings."""
+    parts: list[pl.Expr] = []
+    for name, kind in rows.schema.items():
+        parts += [pl.lit(("," if parts else "{") + json.dumps(name, ensure_ascii=False) + ":"), _json_value(name, kind)]
+    whole = pl.concat_str([*parts, pl.lit("}")]).cast(pl.Binary)
+    found: list[bytes] = rows.select(whole.alias("json")).to_series().to_list()
+    return found
+
+
+def _json_value(name: str, kind: pl.DataType) -> pl.Expr:
+    value = pl.col(name)
+    if kind == pl.Binary:
+        value = value.bin.encode("base64")
+    elif isinstance(kind, pl.Datetime):
+        value = value.dt.strftime(_TIME + ("Z" if kind.time_zone else ""))
+    elif isinstance(kind, pl.Decimal):
+        value = value.cast(pl.String)
+    encoded = pl.struct(value.alias("v")).struct.json_encode().str.strip_prefix('{"v":').str.head(-1)
+    if not kind.is_float():
+        return encoded
+    return (
+        pl.when(value.is_nan())
+        .then(pl.lit('"NaN"'))
+        .when(value.is_infinite())
+        .then(pl.when(value > 0).then(pl.lit('"Infinity"')).otherwise(pl.lit('"-Infinity"')))
+        .otherwise(encoded)
+    )
+
+
+class KafkaTarget:
+    """Produces each epoch to one topic, at least once or, in a transaction, exactly once."""
+
+    def __init__(
+        self,
+        config: Mapping[str, str],
+        topic: str,
+        table: Table,
+        value_format: str = "json",
+        delivery: str = _AT_LEAST_ONCE,
+        *,
+        key_columns: list[str] | None = None,
+        schema_id: int | None = None,
+        create_topic: bool = False,
+        partitions: int = 1,
+        timeout: float = 30.0,
+    ) -> None:
+        """`config` holds settings of librdkafka, `timeout` is in seconds and bounds every operation on the brokers."""
+        self._config, self._topic, self._table, self._timeout = dict(config), topic, table, timeout
+        self._exactly_once = delivery == _EXACTLY_ONCE
+        self._create_topic, self._partitions = create_topic, partitions
+        self._rows = KafkaRows(table, value_format, key_columns, schema_id)
+        self._producer: Producer | None = None
+        self._last = -1
+        self._last_error = ""
+        self._fenced = False
+        self._brokers = self._config.get("bootstrap.servers", "")
+        self.guarantee = "exactly once" if self._exactly_once else "at least once"
+        self.description = f'Kafka topic "{topic}" on {self._brokers}'
+
+    def open(self) -> None:
+        """Reach the brokers, find the topic; under exactly_once end what an earlier process left and read the marker."""
+        self._drop()
+        self._last_error = ""
+        clients: list[AdminClient | Producer] = []
+        try:
+            admin = AdminClient(self._settings({}))
+            clients.append(admin)
+            self._find_topic(admin)
+            if self._exactly_once:
+                self._find_epochs_topic(admin)
+            producer = Producer(self._settings(self._producer_settings()))
+            clients.append(producer)
+            if self._exactly_once:
+                producer.init_transactions(self._timeout)
+                self._last = self._read_marker(admin)
+        except KafkaException as error:
+            for client in clients:
+                client.poll(0)  # hands over the errors seen meanwhile
+            raise StartError(
+                f"Kafka at {self._brokers} cannot be used ({self._reason(error)}); expected brokers that answer within "
+                f"{self._timeout:g} s; check bootstrap.servers, the security settings and that the brokers run"
+            ) from error
+        self._producer = producer
+
+    def close(self) -> None:
+        if self._producer is not None:
+            self._producer.flush(self._timeout)
+            self._producer = None
+
+    def last_epoch(self) -> int:
+        """The last epoch known to be published, -1 for none; under at_least_once only of this process."""
+        return self._last
+
+    def publish(self, epoch: int, rows: pl.DataFrame) -> None:
+        if self._fenced:
+            raise self._fenced_error(epoch, "it was fenced before")
+        if epoch <= self._last:
+            return
+        if self._producer is None:
+            raise self._publish_error(epoch, "the target is not open")
+        messages = self._rows.messages(rows)
+        try:
+            if self._exactly_once:
+                self._transaction(self._producer, epoch, messages)
+            else:
+                self._flushed(self._producer, epoch, messages)
+        except KafkaException as error:
+            reason = self._reason(error)
+            self._abandon(_error_of(error))
+            if self._fenced:
+                raise self._fenced_error(epoch, reason) from error
+            raise self._publish_error(epoch, reason) from error
+        self._last = epoch
+
+    def _transaction(self, producer: Producer, epoch: int, messages: Messages) -> None:
+        producer.begin_transaction()
+        self._produce(producer, epoch, messages, lambda error, message: None)
+        producer.produce(EPOCHS_TOPIC, str(epoch).encode(), self._marker_key, partition=0)
+        end = time.monotonic() + self._timeout
+        while True:
+            try:
+                producer.commit_transaction(max(end - time.monotonic(), 0.1))
+                return
+            except KafkaException as error:
+                if not _error_of(error).retriable() or time.monotonic() >= end:
+                    raise
+
+    def _flushed(self, producer: Producer, epoch: int, messages: Messages) -> None:
+        failed: list[KafkaError] = []
+
+        def on_delivery(error: KafkaError | None, message: Message[Any, Any]) -> None:
+            if error is not None:
+                failed.append(error)
+
+        self._produce(producer, epoch, messages, on_delivery)
+        left = producer.flush(self._timeout + 1)
+        if failed:
+            raise KafkaException(failed[0])
+        if left:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{left} messages not acknowledged"))
+
+    def _produce(
+        self, producer: Producer, epoch: int, messages: Messages, on_delivery: Callable[[Any, Any], None]
+    ) -> None:
+        """One call per message: batches of the client library carry no headers."""
+        headers, topic = self._rows.headers(epoch), self._topic
+        for key, value in messages:
+            end = 0.0
+            while True:
+                try:
+                    producer.produce(topic, value, key, headers=headers, on_delivery=on_delivery)
+                    break
+                except BufferError:
+                    end = end or time.monotonic() + self._timeout
+                    if time.monotonic() >= end:
+                        reason = "the queue of unsent messages is full"
+                        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason)) from None
+                    producer.poll(0.05)
+            producer.poll(0)
+
+    def _abandon(self, error: KafkaError) -> None:
+        """Take back what is in flight; the next `open` finds out whether a commit came through."""
+        producer = self._producer
+        assert producer is not None
+        code = error.code()
+        if code == KafkaError._FATAL and self._exactly_once:  # says only that an earlier error was fatal: ask which
+            try:
+                producer.abort_transaction(min(self._timeout, 5.0))
+            except KafkaException as told:
+                code = _error_of(told).code()
+        self._fenced = self._exactly_once and code in _FENCED
+        if not self._fenced:
+            producer.purge()
+            if self._exactly_once:
+                with suppress(KafkaException):
+                    producer.abort_transaction(min(self._timeout, 5.0))
+        self._drop()
+
+    def _drop(self) -> None:
+        if self._producer is not None:
+            self._producer.purge()
+            self._producer = None
+
+    def _find_topic(self, admin: AdminClient) -> None:
+        if self._topic in admin.list_topics(timeout=self._timeout).topics:
+            return
+        if not self._create_topic:
+            raise StartError(
+                f'Kafka topic "{self._topic}" is not on {self._brokers}; expected it to be there; create it '
+                f"(kafka-topics.sh --bootstrap-server {self._brokers} --create --topic {self._topic} --partitions 6) "
+                "or set create_topic"
+            )
+        self._create(admin, self._topic, self._partitions, {})
+
+    def _find_epochs_topic(self, admin: AdminClient) -> None:
+        """The topic of markers must be compacted: else old markers would be dropped and epochs published again."""
+        if EPOCHS_TOPIC not in admin.list_topics(timeout=self._timeout).topics:
+            self._create(admin, EPOCHS_TOPIC, 1, {"cleanup.policy": "compact"})
+        resource = ConfigResource(ResourceType.TOPIC, EPOCHS_TOPIC)
+        asked = admin.describe_configs([resource], request_timeout=self._timeout)[resource]
+        try:
+            policy = asked.result(self._timeout)["cleanup.policy"].value
+        except KafkaException as error:
+            if _error_of(error).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                return
+            raise
+        if policy != "compact":
+            raise StartError(
+                f'Kafka topic "{EPOCHS_TOPIC}" has cleanup.policy={policy}; expected compact, or the epochs published '
+                f"would be forgotten; set it (kafka-configs.sh --bootstrap-server {self._brokers} --alter --topic "
+                f"{EPOCHS_TOPIC} --add-config cleanup.policy=compact)"
+            )
+
+    def _create(self, admin: AdminClient, topic: str, partitions: int, config: dict[str, str]) -> None:
+        replicas = min(3, len(admin.list_topics(timeout=self._timeout).brokers))
+        asked = admin.create_topics([NewTopic(topic, partitions, replicas, config=config)])[topic]
+        try:
+            asked.result(self._timeout)
+        except KafkaException as error:
+            if _error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+        end = time.monotonic() + self._timeout
+        while topic not in admin.list_topics(timeout=self._timeout).topics:
+            if time.monotonic() >= end:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f'topic "{topic}" created but not seen'))
+            time.sleep(0.05)
+
+    def _read_marker(self, admin: AdminClient) -> int:
+        """The last committed epoch of this writer and topic, -1 for none.
+
+        Reads to the end of the log and not only to what is committed now: an open transaction of another pipeline would
+        hide a marker of ours that is behind it. Markers of transactions take offsets, so the end is where the client says.
+        """
+        first = TopicPartition(EPOCHS_TOPIC, 0, 0)
+        ends = admin.list_offsets(
+            {TopicPartition(EPOCHS_TOPIC, 0): OffsetSpec.latest()},  # type: ignore[no-untyped-call]
+            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            request_timeout=self._timeout,
+        )
+        end_offset = next(iter(ends.values())).result(self._timeout).offset
+        settings = {
+            "group.id": f"slackwater-{self._table.writer}",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+        }
+        consumer: Consumer = Consumer(self._settings(settings))
+        try:
+            consumer.assign([first])
+            return self._last_of(consumer, end_offset)
+        finally:
+            consumer.close()
+
+    def _last_of(self, consumer: Consumer, end_offset: int) -> int:
+        found, offset = -1, 0
+        end = time.monotonic() + 2 * self._timeout + _CLEANING_SECONDS
+        while offset < end_offset:
+            if time.monotonic() >= end:
+                reason = f'a transaction of another writer in "{EPOCHS_TOPIC}" stays open'
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason))
+            message = consumer.poll(0.2)
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                offset = (message.offset() or 0) + 1
+                if message.key() == self._marker_key:
+                    found = int(message.value() or b"-1")
+            elif error.code() == KafkaError._PARTITION_EOF:
+                offset = message.offset() or 0
+            elif not error.retriable() and error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise KafkaException(error)
+        return found
+
+    @property
+    def _marker_key(self) -> bytes:
+        return f"{self._table.writer}|{self._topic}".encode()
+
+    def _settings(self, more: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings given, quiet: what the client library would print is in the errors."""
+
+        def on_error(error: KafkaError) -> None:
+            if error.code() != KafkaError._ALL_BROKERS_DOWN:
+                self._last_error = error.str()
+
+        return {**self._config, **more, "log_level": 0, "error_cb": on_error}
+
+    def _producer_settings(self) -> dict[str, Any]:
+        within = int(self._timeout * 1000)
+        settings: dict[str, Any] = {
+            "partitioner": self._config.get("partitioner", "murmur2_random"),  # equal keys where Java clients put them
+            "enable.idempotence": True,
+            "message.timeout.ms": within,
+        }
+        if self._exactly_once:
+            settings |= {"transactional.id": f"slackwater-{self._table.writer}", "transaction.timeout.ms": within}
+        return settings
+
+    def _publish_error(self, epoch: int, reason: str) -> PublishError:
+        return PublishError(
+            f"{self.description} did not take epoch {epoch} ({reason}); the epoch is committed in the state store, "
+            "the next start publishes it"
+        )
+
+    def _fenced_error(self, epoch: int, reason: str) -> FencedError:
+        return FencedError(
+            f'{self.description} refused epoch {epoch} of "{self._table.writer}" ({reason}); expected to be its only '
+            "writer, and another runner took over or this one stalled; stop this runner"
+        )
+
+    def _reason(self, error: KafkaException) -> str:
+        """One line, without the values of secret settings."""
+        inner = _error_of(error)
+        text = inner.str()
+        if inner.code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN):
+            text = f"{text}: {self._last_error}" if self._last_error else text
+        for name, value in self._config.items():
+            if value and any(part in name for part in _SECRETS):
+                text = text.replace(value, "***")
+        return " ".join(text.split())
+
+
+def _error_of(error: KafkaException) -> KafkaError:
+    found: KafkaError = error.args[0]
+    return found

@@ -1,0 +1,160 @@
+"""A Postgres table: each epoch's rows are copied aside and upserted, with the epoch's marker, in one transaction.
+
+    rows ─COPY─▶ temporary table ─INSERT … ON CONFLICT (identity) DO UPDATE─▶ public.sessions
+                                            slackwater_targets: (writer, table, last epoch)
+
+In the database of the state store the same happens inside the store's commit (`publish_within`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+import psycopg
+
+from slackwater.errors import PublishError, StartError
+from slackwater.state import sql
+from slackwater.targets.base import Table
+
+# types of an existing column that hold every value of the one wanted
+_WIDER = {
+    "text": ("character varying",),
+    "real": ("double precision",),
+    "smallint": ("integer", "bigint"),
+    "integer": ("bigint",),
+}
+
+
+class PostgresTarget:
+    """`table`: `name` or `schema.name`; created from the output columns if it is absent, with its identity as a unique key."""
+
+    guarantee = "exactly once"
+
+    def __init__(self, url: str, table: str, given: Table) -> None:
+        self.url, self._given = str(url), given
+        self._schema, _, self._name = table.rpartition(".")
+        self._schema = self._schema or "public"
+        self._table = f"{sql.quote(self._schema)}.{sql.quote(self._name)}"
+        self._marker = f"{sql.quote(self._schema)}.slackwater_targets"
+        self.description = f"table {table} in Postgres at {sql.address(self.url)}"
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def open(self) -> None:
+        sql.check_names([f.name for f in self._given.fields], f"target {self._schema}.{self._name}")
+        self._connection = db = sql.connect(self.url, f"target {self._schema}.{self._name}")
+        try:
+            with db.transaction():
+                db.execute("SELECT pg_advisory_xact_lock(7305804402566226543)")
+                if db.execute("SELECT to_regnamespace(%s)", (sql.quote(self._schema),)).fetchone() == (None,):
+                    db.execute(f"CREATE SCHEMA {sql.quote(self._schema)}")
+                db.execute(
+                    f"CREATE TABLE IF NOT EXISTS {self._marker} (writer text, table_name text, epoch bigint NOT NULL,"
+                    " updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (writer, table_name))"
+                )
+                if db.execute("SELECT to_regclass(%s)", (self._table,)).fetchone() == (None,):
+                    self._create(db)
+                else:
+                    self._compare(db)
+        except psycopg.Error as error:
+            self.close()
+            raise StartError(f"{self.description}: {sql.reason(error)}; check the role's rights on it") from None
+
+    def _create(self, db: psycopg.Connection[Any]) -> None:
+        columns = ", ".join(f"{sql.quote(f.name)} {sql.sql_type(f)}" for f in self._given.fields)
+        identity = self._given.identity
+        unique = "" if identity is None else f", UNIQUE NULLS NOT DISTINCT ({sql.quoted(identity)})"
+        db.execute(f"CREATE TABLE {self._table} ({columns}{unique})")
+
+    def differences(self, db: psycopg.Connection[Any]) -> list[str]:
+        """What about the existing table does not fit the rows, in words; empty if it fits."""
+        there = {
+            name: (kind, required)
+            for name, kind, required in db.execute(
+                "SELECT attname, format_type(atttypid, atttypmod), attnotnull AND NOT atthasdef AND attidentity = '' FROM"
+                " pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
+                (self._table,),
+            )
+        }
+        found = []
+        for field in self._given.fields:
+            wanted = sql.sql_type(field)
+            if field.name not in there:
+                found.append(f'column "{field.name}" ({wanted}) is missing')
+            elif not _holds(there[field.name][0], wanted):
+                found.append(f'column "{field.name}" is {there[field.name][0]}, expected {wanted}')
+        names = {f.name for f in self._given.fields}
+        found += [
+            f'column "{n}" must not be NULL and is not written' for n, (_, r) in there.items() if r and n not in names
+        ]
+        if not found and self._given.identity is not None and not self._is_unique(db, self._given.identity):
+            found.append(
+                "there is no unique key for the upsert: CREATE UNIQUE INDEX ON "
+                f"{self._table} ({sql.quoted(self._given.identity)}) NULLS NOT DISTINCT"
+            )
+        return found
+
+    def _compare(self, db: psycopg.Connection[Any]) -> None:
+        found = self.differences(db)
+        if found:
+            raise StartError(
+                f"{self.description} does not fit the output: {'; '.join(found)}; alter it, or name a table that is absent"
+            )
+
+    def _is_unique(self, db: psycopg.Connection[Any], identity: Sequence[str]) -> bool:
+        rows = db.execute(
+            "SELECT array_agg(a.attname::text ORDER BY a.attname), i.indnullsnotdistinct OR bool_and(a.attnotnull)"
+            " FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey)"
+            " WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND i.indisvalid AND i.indpred IS NULL"
+            " AND i.indexprs IS NULL GROUP BY i.indexrelid, i.indnullsnotdistinct",
+            (self._table,),
+        ).fetchall()
+        return any(sorted(columns) == sorted(identity) and strict for columns, strict in rows)
+
+    def publish(self, epoch: int, rows: pl.DataFrame) -> None:
+        try:
+            if self._connection is None or self._connection.closed:
+                self._connection = sql.connect(self.url, self.description)
+            with self._connection.transaction():
+                self.publish_within(self._connection, epoch, rows)
+        except (psycopg.Error, StartError) as error:
+            raise PublishError(
+                f"{self.description} did not take epoch {epoch} ({sql.reason(error)}); the epoch is committed, "
+                "the next start publishes it"
+            ) from None
+
+    def publish_within(self, connection: psycopg.Connection[Any], epoch: int, rows: pl.DataFrame) -> None:
+        """The same inside a transaction of the caller's."""
+        taken = connection.execute(
+            f"INSERT INTO {self._marker} AS m (writer, table_name, epoch) VALUES (%s, %s, %s) ON CONFLICT (writer, table_name)"
+            " DO UPDATE SET epoch = excluded.epoch, updated_at = now() WHERE m.epoch < excluded.epoch",
+            (self._given.writer, f"{self._schema}.{self._name}", epoch),
+        )
+        if taken.rowcount != 1 or rows.is_empty():
+            return
+        columns = [f.name for f in self._given.fields]
+        identity = self._given.identity
+        if identity is None:
+            sql.copy_frame(connection, self._table, rows.select(columns))
+            return
+        typed = ", ".join(f"{sql.quote(f.name)} {sql.sql_type(f)}" for f in self._given.fields)
+        connection.execute(f"CREATE TEMPORARY TABLE slackwater_rows ({typed}) ON COMMIT DROP")
+        sql.copy_frame(connection, "slackwater_rows", rows.select(columns))
+        values = ", ".join(f"{c} = excluded.{c}" for c in map(sql.quote, columns) if c not in map(sql.quote, identity))
+        connection.execute(
+            f"INSERT INTO {self._table} ({sql.quoted(columns)}) SELECT {sql.quoted(columns)} FROM slackwater_rows"
+            f" ON CONFLICT ({sql.quoted(identity)}) DO {f'UPDATE SET {values}' if values else 'NOTHING'}"
+        )
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _holds(there: str, wanted: str) -> bool:
+    """Whether a column of type `there` takes every value of type `wanted`."""
+    if there == wanted or (there == "numeric" and wanted.startswith("numeric")):
+        return True
+    return there in _WIDER.get(wanted, ())

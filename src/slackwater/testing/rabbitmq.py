@@ -1,0 +1,117 @@
+"""A RabbitMQ broker for tests and demos: Debian's own, on loopback, on free ports, stopped by process id.
+
+    with RabbitMQ.started() as rabbit:
+        rabbit.url                                       # amqp://guest:guest@127.0.0.1:…/%2F
+
+Its port mapper (epmd) and everything it writes are its own, so it meets no other broker; it runs as any user, root too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from slackwater.errors import StartError
+from slackwater.testing.services import _Process, free_port
+
+_INSTALLED = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the one in PATH refuses to run as any user
+_SECONDS = 90
+
+
+@dataclass
+class RabbitMQ:
+    """One broker. `kill` and `start` again keep its durable queues and persistent messages."""
+
+    directory: Path
+    port: int
+    mapper: _Process
+    process: _Process
+
+    @classmethod
+    @contextmanager
+    def started(cls) -> Iterator[RabbitMQ]:
+        """A broker while the context lasts. Raises StartError if none is installed or it does not answer."""
+        if not _INSTALLED.exists():
+            raise StartError(f"there is no {_INSTALLED}; expected a RabbitMQ broker: apt-get install rabbitmq-server")
+        directory = Path(tempfile.mkdtemp(prefix="slackwater-rabbitmq-"))
+        rabbit = cls._made(directory)
+        try:
+            rabbit.start()
+            yield rabbit
+        finally:
+            rabbit.stop()
+            shutil.rmtree(directory, ignore_errors=True)
+
+    @classmethod
+    def _made(cls, directory: Path) -> RabbitMQ:
+        port, distribution, mapper = free_port(), free_port(), free_port()
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("RABBITMQ_", "ERL_"))} | {
+            "HOME": str(directory),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_EPMD_PORT": str(mapper),
+            "RABBITMQ_CONF_ENV_FILE": str(directory / "none.conf"),
+            "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq"),
+            "RABBITMQ_DIST_PORT": str(distribution),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "plugins"),
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_LOG_BASE": str(directory / "logs"),
+            "RABBITMQ_MNESIA_BASE": str(directory / "data"),
+            "RABBITMQ_NODENAME": f"slackwater-{uuid.uuid4().hex[:12]}@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(port),
+            "RABBITMQ_PID_FILE": str(directory / "pid"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} +sbwt none",
+            "RUNNING_UNDER_SYSTEMD": "true",  # its script then becomes the broker: one process id
+        }
+        (directory / "plugins").write_text("[].\n")
+        (directory / "rabbitmq.conf").write_text(
+            "vm_memory_high_watermark.absolute = 1GB\ndisk_free_limit.absolute = 10MB\n"
+        )
+        options = {"env": env, "cwd": directory}
+        return cls(
+            directory,
+            port,
+            _Process([shutil.which("epmd") or "epmd"], directory / "epmd.log", options),
+            _Process([str(_INSTALLED)], directory / "log", options),
+        )
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/%2F"
+
+    def start(self) -> None:
+        """Start the broker and wait until it answers."""
+        if self.mapper.child is None:
+            self.mapper.start()
+        self.process.start()
+        end = time.monotonic() + _SECONDS
+        while time.monotonic() < end:
+            self.process.must_live("RabbitMQ")
+            if self._answers():
+                return
+            time.sleep(0.2)
+        raise StartError(f"RabbitMQ did not answer within {_SECONDS} s: {self.process.tail()}")
+
+    def _answers(self) -> bool:
+        try:
+            with closing(socket.create_connection(("127.0.0.1", self.port), timeout=2)) as probe:
+                probe.sendall(b"AMQP\x00\x00\x09\x01")
+                return probe.recv(1) == b"\x01"  # the first frame of its greeting
+        except OSError:
+            return False
+
+    def stop(self) -> None:
+        self.process.stop(signal.SIGTERM)
+        self.mapper.stop(signal.SIGKILL)
+
+    def kill(self) -> None:
+        self.process.stop(signal.SIGKILL)

@@ -1,0 +1,126 @@
+"""The Postgres store on a real server, beneath the same driver as everywhere: the same answer as the files store."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.state.files import FilesStore
+from slackwater.state.postgres import PostgresStore
+from slackwater.testing.kit import STEPS, Crash, Quiet, Rows, run_local
+
+SCHEMA = {"user": "string", "amount": "bigint", "price": "decimal(10,2)", "page": "string"}
+AGGREGATIONS = (
+    Aggregation(agg="count", as_="n"),
+    Aggregation(agg="sum", column="amount", as_="total"),
+    Aggregation(agg="avg", column="price", as_="mean"),
+    Aggregation(agg="last", column="page", as_="last_page"),
+    Aggregation(agg="count_distinct", column="page", as_="pages"),
+    Aggregation(agg="count_distinct", column="page", as_="exact", mode="exact", max_distinct_values_per_group=100),
+)
+WINDOWS = {
+    "session": Window(
+        kind="session", gap_ms=30, max_session_duration_ms=200, lateness_ms=40, group_by=["user"], aggregations=AGGREGATIONS
+    ),
+    "hopping": Window(
+        kind="hopping", duration_ms=60, hop_ms=20, lateness_ms=40, group_by=["user"], max_groups_per_window=1000,
+        aggregations=AGGREGATIONS,
+    ),
+    "tumbling": Window(
+        kind="tumbling", duration_ms=60, lateness_ms=40, group_by=["user"], max_groups_per_window=1000,
+        aggregations=AGGREGATIONS,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+    yield postgres.database(f"laws_{abs(hash(request.node.name)):x}")
+
+
+def script(seed: int, crashes: bool) -> list[Any]:
+    """A stream with disorder, ties, NULL keys and quiet times; with crashes at every step if asked for."""
+    from decimal import Decimal
+
+    chance, now, items = random.Random(seed), 0, []
+    steps = list(STEPS)
+    for _ in range(14):
+        rows = []
+        for _ in range(chance.randrange(1, 25)):
+            now += chance.randrange(0, 12) * 1000
+            rows.append(
+                {
+                    "ts": max(now - chance.choice([0, 0, 0, 30_000, 90_000]), 0),
+                    "user": chance.choice(["a", "b", "c", "d", None]),
+                    "amount": chance.choice([1, 2, 2**54, None]),
+                    "price": chance.choice([Decimal("1.25"), None]),
+                    "page": chance.choice(["/", "", "/ü", None]),
+                }
+            )
+        if crashes and steps:
+            items.append(Crash(steps.pop(0)))
+        items.append(Rows({"a": rows}))
+        if chance.random() < 0.3:
+            items.append(Quiet(200))
+    return items
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_the_answer_is_that_of_the_files_store(kind: str, crashes: bool, url: str) -> None:
+    for seed in range(3):
+        expected = run_local(WINDOWS[kind], script(seed, False), SCHEMA)
+        name = f"law{seed}"
+        got = run_local(
+            WINDOWS[kind],
+            script(seed, crashes),
+            SCHEMA,
+            store=lambda name=name: PostgresStore(url, "public", name),
+            shards=2,
+            reshard_after=9,
+        )
+        assert [{k: v for k, v in r.items() if k != "_epoch"} for r in got.rows] == [
+            {k: v for k, v in r.items() if k != "_epoch"} for r in expected.rows
+        ]
+        assert got.counters == expected.counters
+        assert got.rows
+
+
+def test_open_sessions_can_be_read_with_sql(url: str) -> None:
+    first, second = [{"ts": 0, "user": "a"}], [{"ts": 10_000, "user": "a"}, {"ts": 5000, "user": None}]
+    run_local(
+        WINDOWS["session"],
+        [Rows({"a": first}), Rows({"a": second})],
+        SCHEMA,
+        store=lambda: PostgresStore(url, "state", "shop-1"),
+        flush=False,
+    )
+    with psycopg.connect(url) as db:
+        found = db.execute(
+            'SELECT pipeline_name, "user", window_start::text, last_event::text, "n.n" FROM state."slackwater_windows_shop-1"'
+            " ORDER BY 2"
+        ).fetchall()
+        assert [(r[0], r[1], r[4]) for r in found] == [("shop-1", "a", 2), ("shop-1", None, 1)]
+        assert db.execute("SELECT epoch, state_version, open_windows FROM state.slackwater_pipelines").fetchall() == [
+            (1, 1, 2)
+        ]
+
+
+def test_closed_sessions_leave_the_table(url: str) -> None:
+    far = [Rows({"a": [{"ts": 1_000_000 * n, "user": f"u{n}"}]}) for n in range(30)]
+    run_local(WINDOWS["session"], far, SCHEMA, store=lambda: PostgresStore(url, "public", "p"), flush=False)
+    with psycopg.connect(url) as db:
+        assert db.execute("SELECT count(*) FROM slackwater_state_p").fetchone() == (1,)
+        assert db.execute("SELECT count(*) FROM slackwater_staged_p").fetchone() == (0,)
+
+
+def test_the_files_store_is_the_default_of_the_kit(tmp_path: Any) -> None:
+    assert (
+        run_local(WINDOWS["session"], script(1, False), SCHEMA).rows
+        == run_local(WINDOWS["session"], script(1, False), SCHEMA, store=lambda: FilesStore(tmp_path, "x")).rows
+    )

@@ -1,0 +1,452 @@
+"""RabbitMQ, against a real broker: nothing is lost, what is acknowledged is gone, what comes again is recognised."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from slackwater.errors import EpochError, StartError
+from slackwater.testing.services import free_port
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def rabbit() -> Iterator[Any]:
+    from slackwater.testing.rabbitmq import _INSTALLED, RabbitMQ
+
+    if not _INSTALLED.exists():
+        pytest.skip("no RabbitMQ broker on this machine (apt-get install rabbitmq-server)")
+    with RabbitMQ.started() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def source() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PySpark's own imports warn
+        from slackwater.sources import rabbitmq
+    return rabbitmq
+
+
+@contextmanager
+def channel(rabbit: Any) -> Iterator[Any]:
+    import pika
+
+    with closing(pika.BlockingConnection(pika.URLParameters(rabbit.url))) as connection:
+        yield connection.channel()
+
+
+@pytest.fixture
+def queue(rabbit: Any) -> str:
+    name = f"q-{uuid.uuid4().hex[:8]}"
+    with channel(rabbit) as open_channel:
+        open_channel.queue_declare(name, durable=True)
+    return name
+
+
+@pytest.fixture
+def publish(rabbit: Any, queue: str) -> Callable[..., None]:
+    import pika
+
+    def send(numbers: range, ids: bool = True, **properties: Any) -> None:
+        with channel(rabbit) as open_channel:
+            open_channel.confirm_delivery()
+            for n in numbers:
+                named = {"message_id": f"m{n}"} if ids else {}
+                given = pika.BasicProperties(delivery_mode=2, **named, **properties)
+                open_channel.basic_publish("", queue, str(n).encode(), given)
+
+    return send
+
+
+def ready(rabbit: Any, queue: str) -> int:
+    with channel(rabbit) as open_channel:
+        return int(open_channel.queue_declare(queue, passive=True).method.message_count)
+
+
+def left_over(rabbit: Any, queue: str) -> int:
+    """What the queue holds once its readers are gone and gave back what they had not acknowledged."""
+
+    def readers() -> int:
+        with channel(rabbit) as open_channel:
+            return int(open_channel.queue_declare(queue, passive=True).method.consumer_count)
+
+    assert becomes(readers, 0)
+    return ready(rabbit, queue)
+
+
+def becomes(value: Callable[[], Any], expected: Any) -> bool:
+    end = time.monotonic() + 20
+    while value() != expected:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def bodies(messages: list[Any]) -> list[int]:
+    return [int(m.body) for m in messages]
+
+
+READER = """
+import os, signal, sys
+from slackwater.sources.rabbitmq import RabbitQueue
+reader = RabbitQueue(sys.argv[1], sys.argv[2], max_messages=10)
+assert len(reader.fetch(1)) == len(reader.fetch(2)) == 10
+reader.ack(1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+# -- the queue ---------------------------------------------------------------------------------------------------------
+
+
+def test_batches_come_in_order_and_acked_ones_are_gone(rabbit: Any, source: Any, queue: str, publish: Any) -> None:
+    publish(range(25))
+    reader = source.RabbitQueue(rabbit.url, queue, max_messages=10)
+    assert bodies(reader.fetch(1)) == list(range(10))
+    assert bodies(reader.fetch(2)) == list(range(10, 20))
+    reader.ack(1)
+    assert bodies(reader.fetch(3)) == list(range(20, 25))
+    assert reader.fetch(4) == []
+    reader.ack(2)
+    reader.close()
+    assert left_over(rabbit, queue) == 5
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_a_dead_reader_gives_back_what_it_did_not_ack(
+    rabbit: Any, source: Any, queue: str, publish: Any, ids: bool
+) -> None:
+    publish(range(20), ids)
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", READER, rabbit.url, queue])
+    assert ended.returncode == -signal.SIGKILL
+    assert left_over(rabbit, queue) == 10
+    second = source.RabbitQueue(rabbit.url, queue)
+    again = second.fetch(2)
+    assert bodies(again) == list(range(10, 20)) and all(m.redelivered for m in again)
+    second.close()
+
+
+def test_a_lost_connection_repeats_only_what_has_no_id(rabbit: Any, source: Any, queue: str, publish: Any) -> None:
+    publish(range(10))
+    publish(range(10, 13), ids=False)
+    reader = source.RabbitQueue(rabbit.url, queue)
+    assert len(reader.fetch(1)) == 13
+    reader._connection.close()
+    assert bodies(reader.fetch(2)) == [10, 11, 12]
+    reader.ack(1)
+    reader.close()
+    assert left_over(rabbit, queue) == 3
+
+
+def test_a_commit_on_a_lost_connection_still_counts(rabbit: Any, source: Any, queue: str, publish: Any) -> None:
+    publish(range(10))
+    reader = source.RabbitQueue(rabbit.url, queue)
+    reader.fetch(1)
+    reader._connection.close()
+    reader.ack(1)
+    publish(range(10, 12))
+    assert bodies(reader.fetch(2)) == [10, 11]
+    reader.ack(2)
+    reader.close()
+    assert left_over(rabbit, queue) == 0
+
+
+def test_a_broker_that_comes_back_is_met_again(rabbit: Any, source: Any, queue: str, publish: Any) -> None:
+    publish(range(10))
+    reader = source.RabbitQueue(rabbit.url, queue, max_messages=5)
+    assert bodies(reader.fetch(1)) == list(range(5))
+    rabbit.kill()
+    rabbit.start()
+    reader.ack(1)
+    rest = [n for batch in (2, 3, 4) for n in bodies(reader.fetch(batch))]
+    assert sorted({*range(5), *rest}) == list(range(10)) and rest[-5:] == list(range(5, 10))
+    reader.close()
+
+
+def test_a_message_keeps_its_headers_and_address(rabbit: Any, source: Any, queue: str, publish: Any) -> None:
+    publish(range(1), headers={"kind": "clíck", "raw": b"\x01", "deep": {"n": [1, 2]}})
+    reader = source.RabbitQueue(rabbit.url, queue)
+    (message,) = reader.fetch(1)
+    reader.close()
+    assert json.loads(message.headers) == {"kind": "clíck", "raw": "\x01", "deep": {"n": [1, 2]}}
+    assert (message.routing_key, message.exchange, message.message_id) == (queue, "", "m0")
+    assert not message.redelivered and message.received.tzinfo is not None
+
+
+def test_a_batch_is_found_again_and_stays_in_the_queue(rabbit: Any, source: Any, queue: str, publish: Any) -> None:
+    publish(range(10))
+    settings = source.Settings(rabbit.url, queue, 5)
+    reader = source.RabbitReader(settings)
+    rows, end = reader.read(reader.initialOffset())
+    assert [int(r[0]) for r in rows] == list(range(5)) and end["batch"] == 1
+    reader._open.close()
+    other = source.RabbitReader(settings)
+    for _ in range(2):
+        assert [int(r[0]) for r in other.readBetweenOffsets(reader.initialOffset(), end)] == list(range(5))
+    rows, _ = other.read(end)  # the batch is done now: its messages are not handed out again
+    assert [int(r[0]) for r in rows] == list(range(5, 10))
+    other.commit({"batch": 2})
+    other._open.close()
+    assert left_over(rabbit, queue) == 0
+
+
+def test_a_batch_that_is_not_there_any_more(
+    rabbit: Any, source: Any, queue: str, publish: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "_REPLAY", 0.0)
+    monkeypatch.setattr(source, "_RETURN", 0.0)
+    publish(range(3))
+    gone = source.Message(b"9", queue, "", "m9", None, False, None).identity
+    kept = source.Message(b"1", queue, "", "m1", None, False, None).identity
+    with pytest.raises(EpochError, match="gives 1 of the 2 messages of a batch to repeat"):
+        source.replay(source.Settings(rabbit.url, queue), [kept, gone])
+    found = source.replay(source.Settings(rabbit.url, queue, on_data_loss="skip"), [kept, gone])
+    assert bodies(found) == [1]
+
+
+# -- what cannot be read -----------------------------------------------------------------------------------------------
+
+
+def test_a_missing_queue(rabbit: Any, source: Any) -> None:
+    with pytest.raises(StartError, match='has no queue "nowhere"; expected one that exists') as raised:
+        source.RabbitQueue(rabbit.url, "nowhere")
+    assert "guest" not in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_an_unreachable_broker(source: Any) -> None:
+    port = free_port()
+    with pytest.raises(StartError, match="does not answer") as raised:
+        source.check(f"amqp://me:s3cret@127.0.0.1:{port}/", "q")
+    assert f"amqp://127.0.0.1:{port}/" in str(raised.value) and "s3cret" not in str(raised.value)
+    assert "Connection refused" in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_wrong_password(rabbit: Any, source: Any, queue: str) -> None:
+    with pytest.raises(StartError, match="refused the user") as raised:
+        source.check(rabbit.url.replace(":guest@", ":s3cret@"), queue)
+    assert "s3cret" not in str(raised.value)
+
+
+def test_a_wrong_virtual_host(rabbit: Any, source: Any, queue: str) -> None:
+    with pytest.raises(StartError, match="refused the virtual host"):
+        source.check(rabbit.url.replace("%2F", "elsewhere"), queue)
+
+
+def test_without_pika(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pika", None)
+    with pytest.raises(StartError, match=r"pip install 'slackwater\[rabbitmq\]'"):
+        source.check("amqp://host", "q")
+
+
+def test_without_a_broker_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    from slackwater.testing import rabbitmq
+
+    monkeypatch.setattr(rabbitmq, "_INSTALLED", Path("/nowhere/rabbitmq-server"))
+    with pytest.raises(StartError, match="apt-get install rabbitmq-server"), rabbitmq.RabbitMQ.started():
+        pass
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["amqp://u:12/s3cret@host/", "amqp://u:1#s3cret@host", "http://u:s3cret@host", "s3cret", "amqp://u:s3cret@h:x"],
+)
+def test_what_is_no_address(source: Any, url: str) -> None:
+    with pytest.raises(StartError, match="is not an address of a broker") as raised:
+        source.where(url)
+    assert "s3cret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"queue": "q"}, "option url is missing"),
+        ({"url": "amqp://h"}, "option queue is missing"),
+        ({"max_messages_per_trigger": "0"}, 'found "0", expected a whole number from 1 to 10000'),
+        ({"on_data_loss": "shrug"}, 'found "shrug", expected "fail" or "skip"'),
+        ({"prefetch": "9"}, "unknown option prefetch"),
+    ],
+)
+def test_options(source: Any, options: dict[str, str], message: str) -> None:
+    given = options if "url" in options or "queue" in options else {"url": "amqp://h", "queue": "q", **options}
+    with pytest.raises(StartError, match=message):
+        source.Settings.of(given)
+
+
+# -- through Spark -----------------------------------------------------------------------------------------------------
+
+
+class Collected:
+    """Batches of a query, as lists of numbers; may fail in one batch before or after it is collected."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.batches: dict[int, list[int]] = {}
+        self.fails = fails
+
+    def __call__(self, frame: Any, batch: int) -> None:
+        if self.fails == "before":
+            raise RuntimeError("the process dies")
+        self.batches.setdefault(batch, []).extend(int(r.body) for r in frame.select("body").collect())
+        if self.fails == "after":
+            raise RuntimeError("the process dies")
+
+    @property
+    def numbers(self) -> list[int]:
+        return [n for batch in sorted(self.batches) for n in self.batches[batch]]
+
+
+@pytest.fixture
+def run(spark: Any, source: Any, rabbit: Any, queue: str, tmp_path: Path) -> Callable[..., Any]:
+    def start(into: Collected, available_now: bool = False, **options: int) -> Any:
+        frame = source.stream(spark, rabbit.url, queue, **options)
+        writer = frame.writeStream.foreachBatch(into).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        return (writer.trigger(availableNow=True) if available_now else writer).start()
+
+    return start
+
+
+def dies(query: Any) -> None:
+    with pytest.raises(Exception, match="the process dies"):
+        query.awaitTermination(60)
+
+
+def test_every_message_once_and_the_queue_is_empty_afterwards(rabbit: Any, queue: str, publish: Any, run: Any) -> None:
+    publish(range(300))
+    seen = Collected()
+    query = run(seen, max_messages_per_trigger=100)
+    try:
+        assert becomes(lambda: len(seen.numbers), 300)
+        publish(range(300, 500))
+        assert becomes(lambda: len(seen.numbers), 500)
+        time.sleep(2)  # an idle trigger acknowledges the last batch
+    finally:
+        query.stop()
+    assert seen.numbers == list(range(500)) and max(map(len, seen.batches.values())) <= 100
+    assert left_over(rabbit, queue) == 0
+
+
+def test_available_now_reads_what_is_there_and_ends(rabbit: Any, queue: str, publish: Any, run: Any) -> None:
+    publish(range(250))
+    seen = Collected()
+    query = run(seen, available_now=True, max_messages_per_trigger=100)
+    assert query.awaitTermination(60)
+    assert seen.numbers == list(range(250)) and len(seen.batches) == 3
+    assert left_over(rabbit, queue) == 0
+    publish(range(250, 260))
+    again = Collected()
+    assert run(again, available_now=True).awaitTermination(60)
+    assert again.numbers == list(range(250, 260))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_batch_that_failed_is_repeated_with_the_same_messages(
+    rabbit: Any, queue: str, publish: Any, run: Any, when: str
+) -> None:
+    publish(range(150))
+    dies(run(Collected(when), max_messages_per_trigger=100))
+    seen = Collected()
+    assert run(seen, available_now=True, max_messages_per_trigger=100).awaitTermination(120)
+    assert seen.batches[0] == list(range(100)) and seen.numbers == list(range(150))
+
+
+def test_without_ids_a_failed_batch_comes_again_as_a_new_one(rabbit: Any, queue: str, publish: Any, run: Any) -> None:
+    publish(range(50), ids=False)
+    dies(run(Collected("after")))
+    seen = Collected()
+    assert run(seen, available_now=True).awaitTermination(120)
+    assert seen.numbers == list(range(50))
+
+
+def test_a_lost_checkpoint_begins_with_what_is_not_acknowledged(
+    rabbit: Any, queue: str, publish: Any, run: Any, tmp_path: Path
+) -> None:
+    publish(range(20))
+    dies(run(Collected("before")))
+    shutil.rmtree(tmp_path / "checkpoint")
+    seen = Collected()
+    assert run(seen, available_now=True).awaitTermination(60)
+    assert seen.numbers == list(range(20))
+
+
+def test_a_queue_deleted_under_a_query_is_told_in_one_line(
+    spark: Any, source: Any, rabbit: Any, queue: str, publish: Any, tmp_path: Path
+) -> None:
+    with channel(rabbit) as open_channel:
+        open_channel.queue_declare(other := f"{queue}-other")
+    frame = source.stream(spark, rabbit.url, other)
+    seen = Collected()
+    query = frame.writeStream.foreachBatch(seen).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    with channel(rabbit) as open_channel:
+        open_channel.basic_publish("", other, b"1")
+        assert becomes(lambda: seen.numbers, [1])
+        open_channel.queue_delete(other)
+    with pytest.raises(Exception, match="StartError") as raised:
+        query.awaitTermination(60)
+    told = [line for line in str(raised.value).splitlines() if line.startswith("slackwater.errors.StartError: ")]
+    assert told and f'deleted queue "{other}" while it was read' in told[-1]
+    assert "guest" not in str(raised.value) and "guest" not in frame._jdf.queryExecution().toString()
+
+
+# -- through a pipeline ------------------------------------------------------------------------------------------------
+
+PIPELINE = """
+import sys
+import slackwater as sw
+from slackwater.engine import session
+from slackwater.sources.rabbitmq import stream
+
+def run(spark, url, queue, home, flush):
+    sw.run_streaming_pipeline(
+        name="rabbit",
+        sources=[sw.Source(name="queue", dataframe=stream(spark, url, queue, max_messages_per_trigger=100))],
+        transform_sql="SELECT CAST(CAST(body AS STRING) AS INT) AS n, _event_ts FROM source",
+        window=sw.Window(
+            kind="tumbling", duration_ms="1h", event_time_column="timestamp_seconds(1700000000)",
+            max_groups_per_window=10,
+            aggregations=[sw.Aggregation(agg="count", as_="count"), sw.Aggregation(agg="sum", column="n", as_="sum")],
+        ),
+        target=sw.FilesConnection(), target_path=home + "/out",
+        state_store=sw.StateStore(kind="files", path=home + "/state"),
+        available_now=True, flush=flush, spark=spark,
+    )
+
+if __name__ == "__main__":
+    run(session.start({"spark.master": "local[2]"}), *sys.argv[1:4], False)
+"""
+
+
+@pytest.mark.parametrize("step", ["commit.before@2", "commit.after@2"])
+def test_a_pipeline_killed_around_its_commit_counts_every_message_once(
+    spark: Any, source: Any, rabbit: Any, queue: str, publish: Any, tmp_path: Path, step: str
+) -> None:
+    publish(range(250))
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PIPELINE, rabbit.url, queue, str(tmp_path)],
+        env={**os.environ, "SLACKWATER_CRASH_AT": step},
+        capture_output=True,
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()[-2000:]
+    program: dict[str, Any] = {"__name__": "pipeline"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(PIPELINE, program)
+        program["run"](spark, rabbit.url, queue, str(tmp_path), True)
+    found = pl.concat([pl.read_parquet(p) for p in (tmp_path / "out").glob("*.parquet")])
+    assert found.select("count", "sum").rows() == [(250, sum(range(250)))]
+    assert left_over(rabbit, queue) == 0

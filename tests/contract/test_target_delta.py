@@ -1,0 +1,190 @@
+"""The Delta target on the real library: an epoch once, rows upserted by identity, the columns compared."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, Schema
+
+from slackwater.core.schema import Field, arrow_schema
+from slackwater.errors import PublishError, StartError
+from slackwater.targets.base import Table
+from slackwater.targets.delta import DeltaTarget
+
+AT = dt.datetime(2024, 3, 1, 9, 0, 0, 250_001)
+TYPES = {
+    "boolean": [True, False],
+    "tinyint": [-128, 127],
+    "smallint": [-(2**15), 2**15 - 1],
+    "int": [-(2**31), 2**31 - 1],
+    "bigint": [-(2**63), 2**63 - 1],
+    "float": [float("nan"), -0.5],
+    "double": [float("nan"), float("inf")],
+    "string": ["", "a'\"\n"],
+    "binary": [b"", b"\x00\xff"],
+    "date": [dt.date(1969, 12, 31), dt.date(9999, 1, 1)],
+    "timestamp": [AT.replace(tzinfo=dt.UTC), AT.replace(year=1901, tzinfo=dt.UTC)],
+    "timestamp_ntz": [AT, AT.replace(year=1901)],
+    "decimal(10,2)": [Decimal("-1.25"), Decimal("99999999.99")],
+}
+WIDE = tuple(Field(t.split("(")[0], t) for t in TYPES)
+NARROW = (Field("at", "timestamp"), Field("key", "string"), Field("n", "bigint"))
+
+
+def frame(fields: tuple[Field, ...], *rows: tuple[object, ...]) -> pl.DataFrame:
+    return pl.DataFrame(list(rows), schema={f.name: f.polars for f in fields}, orient="row")
+
+
+def wide() -> pl.DataFrame:
+    return frame(WIDE, *zip(*TYPES.values(), strict=True), (None,) * len(WIDE))
+
+
+def opened(path: Path, table: Table, mode: str = "merge") -> DeltaTarget:
+    target = DeltaTarget(str(path), mode, table)
+    target.open()
+    return target
+
+
+def content(path: Path) -> pl.DataFrame:
+    found = pl.from_arrow(pa.table(DeltaTable(path).to_pyarrow_table()))
+    assert isinstance(found, pl.DataFrame)
+    return found.sort(pl.all())
+
+
+def narrow(key: str | None, n: int) -> tuple[object, ...]:
+    return (AT.replace(tzinfo=dt.UTC), key, n)
+
+
+@pytest.mark.parametrize("mode", ["merge", "append"])
+def test_an_epoch_is_published_once_and_an_older_one_ignored(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "deep" / "table"
+    table = Table("p", NARROW, ("at", "key"))
+    target = opened(path, table, mode)
+    assert target.last_epoch() == -1
+    target.publish(3, frame(NARROW, narrow("a", 1)))
+    version = DeltaTable(path).version()
+    for epoch in (3, 2):
+        target.publish(epoch, frame(NARROW, narrow("a", 2)))
+        opened(path, table, mode).publish(epoch, frame(NARROW, narrow("b", 2)))
+    assert DeltaTable(path).version() == version
+    opened(path, Table("other", NARROW, ("at", "key")), mode).publish(0, frame(NARROW, narrow("c", 9)))
+    target.publish(4, frame(NARROW, narrow("a", 5)))
+    assert target.last_epoch() == 4
+    assert content(path)["n"].to_list() == ([5, 9] if mode == "merge" else [1, 5, 9])
+    target.close()
+
+
+@pytest.mark.parametrize("mode", ["merge", "append"])
+def test_an_epoch_without_rows_leaves_its_marker(tmp_path: Path, mode: str) -> None:
+    target = opened(tmp_path, Table("p", NARROW, ("at", "key")), mode)
+    target.publish(7, frame(NARROW))
+    assert target.last_epoch() == 7
+    assert content(tmp_path).is_empty()
+
+
+@pytest.mark.parametrize("field", WIDE, ids=lambda f: f.name)
+def test_every_type_is_kept_and_is_a_key(tmp_path: Path, field: Field) -> None:
+    fields = (field, Field("n", "bigint"))
+    target = opened(tmp_path, Table("p", fields, (field.name,)))
+    keys = wide()[field.name]
+    for epoch in range(2):
+        target.publish(epoch, keys.to_frame().with_columns(n=pl.lit(epoch, pl.Int64)))
+        target.publish(10 + epoch, keys.drop_nulls().to_frame().with_columns(n=pl.lit(9, pl.Int64)))
+    assert content(tmp_path).select(field.name).equals(keys.to_frame().sort(pl.all()))
+    assert sorted(content(tmp_path)["n"].to_list()) == [0, 9, 9]
+
+
+def test_all_columns_at_once_are_a_key_and_null_equals_null(tmp_path: Path) -> None:
+    fields = (*WIDE, Field("n", "bigint"))
+    target = opened(tmp_path, Table("p", fields, tuple(f.name for f in WIDE)))
+    for epoch in range(2):
+        target.publish(epoch, wide().with_columns(n=pl.lit(epoch, pl.Int64)))
+    assert content(tmp_path).equals(wide().with_columns(n=pl.lit(1, pl.Int64)).sort(pl.all()))
+    assert pa.schema(DeltaTable(tmp_path).schema().to_arrow()).equals(arrow_schema(list(fields)))
+
+
+def test_names_with_quotes_dots_and_spaces(tmp_path: Path) -> None:
+    names = ("a.b", 'say "x"', "it's", "Two Words", "back`tick", "select")
+    fields = (*(Field(name, "int") for name in names), Field("n", "bigint"))
+    target = opened(tmp_path, Table("p", fields, names))
+    target.publish(0, frame(fields, (*range(len(names)), 1), (*range(1, len(names) + 1), 1)))
+    target.publish(1, frame(fields, (*range(len(names)), 2)))
+    assert content(tmp_path)["n"].to_list() == [2, 1]
+
+
+def test_a_merge_reads_only_files_that_may_hold_its_keys(tmp_path: Path) -> None:
+    target = opened(tmp_path, Table("p", NARROW, ("at", "key")))
+    at = [AT.replace(day=day, tzinfo=dt.UTC) for day in range(1, 6)]
+    for epoch, day in enumerate(at):
+        target.publish(epoch, frame(NARROW, (day, "a", 0)))
+    target.publish(9, frame(NARROW, (at[2], "a", 1), (at[2], "b", 1)))
+    metrics = DeltaTable(tmp_path).history(1)[0]["operationMetrics"]
+    assert (metrics["num_target_files_scanned"], metrics["num_target_files_skipped_during_scan"]) == (1, 4)
+    assert content(tmp_path)["n"].to_list() == [0, 0, 1, 1, 0, 0]
+
+
+def test_the_marker_outlives_a_checkpoint(tmp_path: Path) -> None:
+    table = Table("p", NARROW, ("at", "key"))
+    opened(tmp_path, table).publish(5, frame(NARROW, narrow("a", 1)))
+    DeltaTable(tmp_path).create_checkpoint()
+    (tmp_path / "_delta_log" / f"{1:020d}.json").unlink()
+    assert opened(tmp_path, table).last_epoch() == 5
+
+
+def test_a_table_with_its_columns_in_another_order(tmp_path: Path) -> None:
+    DeltaTable.create(tmp_path, Schema.from_arrow(arrow_schema(list(reversed(NARROW)))))
+    for epoch, mode in enumerate(("merge", "append")):
+        opened(tmp_path, Table("p", NARROW, ("at", "key")), mode).publish(epoch, frame(NARROW, narrow("a", epoch)))
+    assert content(tmp_path)["n"].to_list() == [0, 1]
+
+
+def test_a_table_with_other_columns_is_refused_in_one_line(tmp_path: Path) -> None:
+    there = [Field("at", "timestamp_ntz"), Field("key", "string"), Field("d", "decimal(10,2)"), Field("extra", "int")]
+    DeltaTable.create(tmp_path, Schema.from_arrow(arrow_schema(there)))
+    fields = (*NARROW, Field("d", "decimal(12,2)"))
+    with pytest.raises(StartError) as caught:
+        opened(tmp_path, Table("p", fields, ("at",)))
+    assert str(caught.value) == (
+        f'Delta table {tmp_path} has other columns than the pipeline: column "at" is timestamp_ntz, expected timestamp; '
+        'column "n" (bigint) is missing; column "d" is decimal(10,2), expected decimal(12,2); '
+        'column "extra" (int) is not of the pipeline; change the table or the pipeline, or give another path'
+    )
+
+
+def test_two_runners_at_the_same_epoch_publish_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table("p", NARROW, ("at", "key"))
+    late, early = opened(tmp_path, table, "append"), opened(tmp_path, table, "append")
+    early.publish(0, frame(NARROW, narrow("a", 1)))
+    monkeypatch.setattr(DeltaTable, "update_incremental", lambda self: None)
+    with pytest.raises(PublishError, match=r"did not take epoch 0 \(.*\); the epoch is committed, the next start"):
+        late.publish(0, frame(NARROW, narrow("a", 1)))
+    monkeypatch.undo()
+    late.publish(0, frame(NARROW, narrow("a", 1)))
+    assert content(tmp_path).height == 1
+
+
+def test_a_place_that_cannot_hold_a_table(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StartError, match=r"Delta table .* cannot be opened \(.*\); expected"):
+        opened(tmp_path / "file" / "table", Table("p", NARROW, ("at",)))
+
+
+def test_names_that_differ_only_in_case(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"Duplicate field name"):
+        opened(tmp_path, Table("p", (Field("a", "int"), Field("A", "int")), ("a",)))
+
+
+def test_merge_needs_an_identity() -> None:
+    with pytest.raises(StartError, match='use mode = "append"'):
+        DeltaTarget("t", "merge", Table("p", NARROW, None))
+
+
+def test_secrets_are_not_shown(tmp_path: Path) -> None:
+    options = {"aws_secret_access_key": "hush"}
+    target = DeltaTarget(str(tmp_path / "hush" / "t"), "append", Table("p", NARROW, None), options)
+    assert target._reason(OSError("bad hush")) == "bad ***"

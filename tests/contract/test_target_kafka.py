@@ -1,0 +1,321 @@
+"""The Kafka target on a real broker: messages as promised, an epoch once although processes die, one runner only."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import polars as pl
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from slackwater.core.schema import Field
+from slackwater.errors import FencedError, PublishError, StartError
+from slackwater.targets.base import Table
+from slackwater.targets.kafka import EPOCHS_TOPIC, KafkaRows, KafkaTarget, avro_schema, json_objects
+from slackwater.testing.services import free_port
+
+AT = dt.datetime(2024, 3, 1, 9, 0, 0, 250_001)
+UTC = AT.replace(tzinfo=dt.UTC)
+INF = float("inf")
+WIDE: dict[str, tuple[Any, Any]] = {  # a value and what it is in JSON
+    "boolean": (True, True),
+    "tinyint": (-128, -128),
+    "smallint": (300, 300),
+    "int": (-(2**31), -(2**31)),
+    "bigint": (2**63 - 1, 2**63 - 1),
+    "float": (0.5, 0.5),
+    "double": (1e300, 1e300),
+    "string": ('é "\n\\', 'é "\n\\'),
+    "binary": (b"\x00\xff", "AP8="),
+    "date": (dt.date(2024, 2, 29), "2024-02-29"),
+    "timestamp": (UTC, "2024-03-01T09:00:00.250001Z"),
+    "timestamp_ntz": (AT, "2024-03-01T09:00:00.250001"),
+    "decimal(10,2)": (Decimal("-1.50"), "-1.50"),
+}
+FIELDS = tuple(Field(t.split("(")[0], t) for t in WIDE)
+NARROW = (Field("key", "string"), Field("n", "bigint"))
+
+
+def wide() -> pl.DataFrame:
+    rows = [tuple(v for v, _ in WIDE.values()), (None,) * len(WIDE)]
+    return pl.DataFrame(rows, schema={f.name: f.polars for f in FIELDS}, orient="row")
+
+
+def narrow(*numbers: int) -> pl.DataFrame:
+    return pl.DataFrame({"key": [f"k{n}" for n in numbers], "n": numbers}, schema={f.name: f.polars for f in NARROW})
+
+
+@pytest.fixture
+def topic(kafka: Any) -> str:
+    """A topic of its own, and a writer of the same name."""
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    kafka.create(name)
+    return name
+
+
+def made(kafka: Any, topic: str, delivery: str = "exactly_once", **more: Any) -> KafkaTarget:
+    table = Table(topic, NARROW, ("key",))
+    return KafkaTarget({"bootstrap.servers": kafka.address}, topic, table, "json", delivery, **({"timeout": 10} | more))
+
+
+def opened(kafka: Any, topic: str, delivery: str = "exactly_once", **more: Any) -> KafkaTarget:
+    target = made(kafka, topic, delivery, **more)
+    target.open()
+    return target
+
+
+def messages(kafka: Any, topic: str) -> list[Any]:
+    """All messages a read_committed consumer sees."""
+    settings = {
+        "bootstrap.servers": kafka.address,
+        "group.id": "test",
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+        "isolation.level": "read_committed",
+        "log_level": 0,
+    }
+    consumer: Consumer = Consumer(settings)
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found, end = [], time.monotonic() + 20
+    while time.monotonic() < end:
+        message = consumer.poll(0.5)
+        if message is not None and message.error() is None:
+            found.append(message)
+        elif message is not None and message.error().code() == KafkaError._PARTITION_EOF:
+            break
+    consumer.close()
+    return found
+
+
+def numbers(kafka: Any, topic: str) -> list[int]:
+    return [json.loads(m.value())["n"] for m in messages(kafka, topic)]
+
+
+def dies(kafka: Any, topic: str, epoch: int, when: str) -> None:
+    """A process that publishes rows 1 and 2 and is killed before or after the commit."""
+    script = f"""
+import os, signal
+import slackwater.targets.kafka as module
+from slackwater.core.schema import Field
+from slackwater.targets.base import Table
+import polars as pl
+
+class Dying(module.Producer):
+    def commit_transaction(self, timeout):
+        self.flush(10) if {when!r} == "before" else super().commit_transaction(timeout)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+module.Producer = Dying
+table = Table({topic!r}, (Field("key", "string"), Field("n", "bigint")), ("key",))
+target = module.KafkaTarget({{"bootstrap.servers": {kafka.address!r}}}, {topic!r}, table, "json", "exactly_once")
+target.open()
+target.publish({epoch}, pl.DataFrame({{"key": ["k1", "k2"], "n": [1, 2]}}))
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+
+
+def test_json_of_every_type() -> None:
+    full, empty = json_objects(wide())
+    assert json.loads(full) == {f.name: told for f, (_, told) in zip(FIELDS, WIDE.values(), strict=True)}
+    assert json.loads(empty) == dict.fromkeys(f.name for f in FIELDS)
+
+
+def test_json_of_floats_names_and_nothing() -> None:
+    frame = pl.DataFrame({'a "b"}': [float("nan"), INF, -INF, 0.1, None]})
+    told = [b'{"a \\"b\\"}":' + v + b"}" for v in (b'"NaN"', b'"Infinity"', b'"-Infinity"', b"0.1", b"null")]
+    assert json_objects(frame) == told
+    assert json_objects(frame.clear()) == []
+
+
+@pytest.mark.parametrize("schema_id", [None, 258])
+def test_avro_of_every_type(schema_id: int | None) -> None:
+    table = Table("p", FIELDS, ("int", "string"))
+    (key, full), (_, empty) = KafkaRows(table, "avro", schema_id=schema_id).messages(wide())
+    assert json.loads(key or b"") == {"int": -(2**31), "string": WIDE["string"][1]}
+    frame = b"" if schema_id is None else b"\0\0\0\1\2"
+    assert full.startswith(frame)
+    read = [fastavro.schemaless_reader(io.BytesIO(v[len(frame) :]), avro_schema(table), None) for v in (full, empty)]
+    assert read == wide().to_dicts()
+
+
+def test_avro_refuses_names_it_cannot_hold() -> None:
+    with pytest.raises(StartError, match=r"Avro does not take the column name .a b.; .* rename the column"):
+        KafkaRows(Table("p", (Field("a b", "int"),), None), "avro")
+
+
+def test_keys_are_the_identity_the_columns_given_or_none() -> None:
+    table = Table("p", NARROW, ("key",))
+    assert [k for k, _ in KafkaRows(table).messages(narrow(1))] == [b'{"key":"k1"}']
+    assert [k for k, _ in KafkaRows(table, key_columns=["n", "key"]).messages(narrow(1))] == [b'{"n":1,"key":"k1"}']
+    assert [k for k, _ in KafkaRows(Table("p", NARROW, None)).messages(narrow(1))] == [None]
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_an_epoch_is_published_once_and_an_older_one_ignored(kafka: Any, topic: str, delivery: str) -> None:
+    target = opened(kafka, topic, delivery)
+    target.publish(3, narrow(1, 2))
+    target.publish(3, narrow(1, 2))
+    target.publish(2, narrow(7))
+    target.publish(4, narrow(3))
+    target.publish(5, narrow())
+    target.close()
+    assert target.guarantee == delivery.replace("_", " ")
+    first, *_ = found = messages(kafka, topic)
+    assert [json.loads(m.value())["n"] for m in found] == [1, 2, 3]
+    assert (first.key(), first.value()) == (b'{"key":"k1"}', b'{"key":"k1","n":1}')
+    assert first.headers() == [("slackwater-pipeline", topic.encode()), ("slackwater-epoch", b"3")]
+    again = opened(kafka, topic, delivery)
+    assert again.last_epoch() == (5 if delivery == "exactly_once" else -1)
+    again.close()
+
+
+def test_killed_before_the_commit_the_epoch_is_published_again_and_seen_once(kafka: Any, topic: str) -> None:
+    dies(kafka, topic, 0, "before")
+    target = opened(kafka, topic)
+    assert target.last_epoch() == -1
+    target.publish(0, narrow(1, 2))
+    target.close()
+    assert numbers(kafka, topic) == [1, 2]
+
+
+def test_killed_after_the_commit_the_epoch_is_ignored(kafka: Any, topic: str) -> None:
+    dies(kafka, topic, 0, "after")
+    target = opened(kafka, topic)
+    assert target.last_epoch() == 0
+    target.publish(0, narrow(1, 2))
+    target.close()
+    assert numbers(kafka, topic) == [1, 2]
+
+
+def test_a_second_runner_fences_the_first(kafka: Any, topic: str) -> None:
+    first = opened(kafka, topic)
+    first.publish(0, narrow(1))
+    second = opened(kafka, topic)
+    for epoch in (1, 2):
+        with pytest.raises(FencedError, match=r"refused epoch \d of .* stop this runner"):
+            first.publish(epoch, narrow(8))
+    second.publish(1, narrow(2))
+    first.close()
+    second.close()
+    assert numbers(kafka, topic) == [1, 2]
+
+
+def test_a_runner_is_fenced_amid_many_rows(kafka: Any, topic: str) -> None:
+    first = opened(kafka, topic)
+    second = opened(kafka, topic)
+    with pytest.raises(FencedError):
+        first.publish(0, narrow(*range(250_000)))
+    second.publish(0, narrow(2))
+    second.close()
+    assert numbers(kafka, topic) == [2]
+
+
+def test_the_marker_is_found_behind_an_open_transaction_of_another_writer(kafka: Any, topic: str) -> None:
+    target = opened(kafka, topic)
+    settings = {"bootstrap.servers": kafka.address, "transactional.id": f"other-{topic}", "log_level": 0}
+    other = Producer(settings)
+    other.init_transactions(10)
+    other.begin_transaction()
+    other.produce(EPOCHS_TOPIC, b"0", b"other", partition=0)
+    other.flush(10)
+    target.publish(0, narrow(1))
+    target.close()
+    soon = threading.Timer(1.5, other.abort_transaction, (10,))
+    soon.start()
+    started = time.monotonic()
+    assert opened(kafka, topic).last_epoch() == 0
+    assert time.monotonic() - started > 1
+    soon.join()
+
+
+def test_an_unknown_outcome_is_found_out_by_opening_again(kafka: Any, topic: str, monkeypatch: Any) -> None:
+    class Unsure(Producer):
+        def commit_transaction(self, timeout: float = 1) -> None:
+            super().commit_transaction(timeout)
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("slackwater.targets.kafka.Producer", Unsure)
+        target = opened(kafka, topic)
+        with pytest.raises(
+            PublishError, match=r"epoch 0 \(no answer\); the epoch is committed in the state store, the"
+        ):
+            target.publish(0, narrow(1))
+    with pytest.raises(PublishError, match="not open"):
+        target.publish(0, narrow(1))
+    target.open()
+    target.publish(0, narrow(1))
+    target.publish(1, narrow(2))
+    target.close()
+    assert numbers(kafka, topic) == [1, 2]
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_a_row_too_large_leaves_nothing_of_its_epoch(kafka: Any, topic: str, delivery: str) -> None:
+    rows = narrow(1).with_columns(key=pl.lit("x" * 2_000_000))
+    target = opened(kafka, topic, delivery)
+    with pytest.raises(PublishError, match=r"did not take epoch 0 \(.*large.*\)"):
+        target.publish(0, pl.concat([narrow(0), rows]) if delivery == "exactly_once" else rows)
+    target.open()
+    target.publish(0, narrow(1))
+    target.close()
+    assert numbers(kafka, topic) == [1]
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_brokers_out_of_reach(delivery: str, capfd: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    config = {"bootstrap.servers": f"127.0.0.1:{port}", "sasl.password": "hush"}
+    started = time.monotonic()
+    with pytest.raises(StartError) as caught:
+        KafkaTarget(config, "t", Table("p", NARROW, None), "json", delivery, timeout=2).open()
+    assert time.monotonic() - started < 5
+    assert f"Kafka at 127.0.0.1:{port} cannot be used" in str(caught.value)
+    assert "Connection refused" in str(caught.value)
+    assert "\n" not in str(caught.value) and "hush" not in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_a_broker_lost_while_running(kafka: Any, topic: str, capfd: pytest.CaptureFixture[str]) -> None:
+    target = opened(kafka, topic, "at_least_once", timeout=2)
+    kafka.kill()
+    try:
+        with pytest.raises(PublishError, match=r"did not take epoch 0 .* the next start publishes it"):
+            target.publish(0, narrow(1))
+    finally:
+        kafka.start()
+    assert capfd.readouterr().err == ""
+    target.open()
+    target.publish(0, narrow(1))
+    assert numbers(kafka, topic) == [1]
+
+
+def test_a_missing_topic_is_named_and_created_only_if_asked(kafka: Any) -> None:
+    name = f"absent-{uuid.uuid4().hex[:8]}"
+    with pytest.raises(StartError, match=rf'topic "{name}" is not on .*--create --topic {name} .*create_topic'):
+        opened(kafka, name)
+    admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
+    assert name not in admin.list_topics(timeout=10).topics
+    opened(kafka, name, "at_least_once", create_topic=True, partitions=3).close()
+    assert len(admin.list_topics(timeout=10).topics[name].partitions) == 3
+
+
+def test_settings_that_are_wrong_do_not_show_secrets(kafka: Any) -> None:
+    config = {"bootstrap.servers": kafka.address, "sasl.password": "hush", "socket.timeout.ms": "hush"}
+    with pytest.raises(StartError) as caught:
+        KafkaTarget(config, "t", Table("p", NARROW, None)).open()
+    assert "socket.timeout.ms" in str(caught.value) and "hush" not in str(caught.value)
