@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench faults format clean
+.PHONY: help demo demo-kafka test check bench faults format clean
 
 help:            ## this list
-	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Slackwater needs Python 3.11 or later: make PYTHON=python3.12 …"; exit 1; }
@@ -19,6 +19,9 @@ $(READY): pyproject.toml
 
 demo: $(READY)   ## sessions and tumbling windows over a generated click stream
 	@$(BIN)/slackwater demo
+
+demo-kafka: $(READY) ## Kafka to Postgres, with a runner that is killed on the way
+	@$(BIN)/slackwater demo-kafka
 
 test: $(READY)   ## every test
 	@$(BIN)/python -m pytest
@@ -33,8 +36,9 @@ check: $(READY)  ## lint, types, import contracts, fast tests
 bench: $(READY)  ## Slackwater beside Spark's own stateful operators
 	@$(BIN)/python -m benchmarks.run --json benchmarks/results/latest.json
 
-faults: $(READY) ## kill -9 a running pipeline, twenty times in a row
+faults: $(READY) ## kill -9 at every named step and at random, for every store and target; writes docs/faults.md
 	@SLACKWATER_KILLS=20 $(BIN)/python -m pytest -q -s tests/e2e/test_kill.py
+	@$(BIN)/python -m tests.e2e.matrix --events 200000 --random 50 --write docs/faults.md
 
 format: $(READY) ## rewrite the sources in the house format
 	@$(BIN)/ruff check --fix .

@@ -158,24 +158,35 @@ def _emit(window: Window) -> Stage:
 
 
 def _commit(pipeline: Pipeline) -> Stage:
+    title = "one record per epoch: state, staged output, offsets, watermarks, counters"
+    return Stage("commit", "driver", f"{title} ({state_text(pipeline)})")
+
+
+def state_text(pipeline: Pipeline) -> str:
+    """Where state is, for people."""
     store = pipeline.state_store
     if store is None or store.kind == "in_memory":
-        where = "in memory, gone with the process"
-    elif store.kind == "files":
-        where = f'files in "{store.path}"'
-    else:
-        where = f'Postgres, schema "{store.schema_}"'
-    return Stage(
-        "commit",
-        "driver",
-        f"one record per epoch: state, staged output, offsets, watermarks, counters ({where})",
-    )
+        return "state in memory, gone with the process"
+    if store.kind == "files":
+        return f'state in files at "{store.path}"'
+    return f'state in Postgres, schema "{store.schema_}"'
 
 
 def _publish(pipeline: Pipeline) -> Stage:
     letters = pipeline.dead_letter
     lines = () if letters is None else (f"dead letters: {_target(letters, pipeline)}",)
     return Stage("publish", "driver", _target(pipeline.target, pipeline), lines)
+
+
+def target_text(pipeline: Pipeline) -> str:
+    """The target, for people: where results are."""
+    t, kind = pipeline.target, kind_of(pipeline.target, pipeline)
+    return {
+        "files": f'"{t.path}"',
+        "delta": f'Delta table "{t.path}"',
+        "postgres": f"Postgres table {t.table}",
+        "kafka": f"Kafka topic {t.topic}",
+    }.get(kind, "the console")
 
 
 def _target(t: Target, pipeline: Pipeline) -> str:

@@ -7,13 +7,19 @@ from pathlib import Path
 from slackwater import plan
 from slackwater.cli.text import plural, size
 from slackwater.config import toml
+from slackwater.errors import StartError
 
 
-def check_file(file: Path) -> None:
-    """Print one line for a good config; raise ConfigError for any other."""
+def check_file(file: Path, connect: bool = False) -> None:
+    """Print one line for a good config; raise ConfigError for any other, or StartError for what `connect` does not find."""
     pipeline = toml.load(file)
-    window, store = pipeline.transform.window, pipeline.state_store
-    state = "state in memory" if store is None or store.kind == "in_memory" else f'state in files at "{store.path}"'
+    if connect:
+        from slackwater.engine.connect import problems
+
+        found = problems(pipeline)
+        if found:
+            raise StartError("\n".join(f"{pipeline.name}: {line.removeprefix(f'{pipeline.name}: ')}" for line in found))
+    window, state = pipeline.transform.window, plan.state_text(pipeline)
     print(
         f"{file}: ok — {window.kind} window over {plural(len(pipeline.sources), 'source')}, "
         f"{plural(len(window.aggregations), 'aggregation')}, {state}"

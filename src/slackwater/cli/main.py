@@ -38,11 +38,17 @@ def root(
 
 
 @app.command()
-def check(file: File) -> None:
-    """Check a config without starting Spark."""
+def check(
+    file: File,
+    connect: Annotated[
+        bool,
+        typer.Option("--connect", help="Also look whether brokers, topics, databases and tables are there and fit."),
+    ] = False,
+) -> None:
+    """Check a config, without starting Spark unless --connect needs it."""
     from slackwater.cli.describe import check_file
 
-    check_file(file)
+    check_file(file, connect)
 
 
 @app.command()
@@ -85,6 +91,16 @@ def demo(
     from slackwater.cli.demo import run_demo
 
     run_demo(keep, rows)
+
+
+@app.command()
+def demo_kafka(
+    rows: Annotated[int, typer.Option(min=10_000, help="How many clicks to produce.")] = 60_000,
+) -> None:
+    """Kafka to Postgres on this machine: sessions, a runner that is killed twice, and nothing lost."""
+    from slackwater.cli.demo_kafka import run_demo
+
+    run_demo(rows)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from slackwater.cli.text import summary
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline, check_run_flags
 from slackwater.engine.status import Status
+from slackwater.plan import target_text
 
 
 def run_file(
@@ -33,12 +34,7 @@ def run_file(
         status = run_pipeline(pipeline, view, available_now, flush, metrics_port, metrics_host)
     finally:
         view.close()
-    print(summary(status, pipeline.name, where(pipeline)))
-
-
-def where(pipeline: Pipeline) -> str:
-    """The target for people."""
-    return f'"{pipeline.target.path}"' if pipeline.target.path else "the console"
+    print(summary(status, pipeline.name, target_text(pipeline)))
 
 
 def run_pipeline(

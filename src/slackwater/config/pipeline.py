@@ -177,10 +177,18 @@ def _name_connections(values: Values) -> None:
     lookups = {name: named(lookup) for name, lookup in transform.lookups.items()}
     values["sources"] = tuple(named(s) for s in values["sources"])
     values["transform"] = transform.model_copy(update={"lookups": lookups})
-    values["target"] = named(values["target"])
-    if values.get("dead_letter") is not None:
-        values["dead_letter"] = named(values["dead_letter"])
+    for place in ("target", "dead_letter"):
+        if values.get(place) is not None:
+            values[place] = _with_format(named(values[place]), known)
     values["connections"] = known
+
+
+def _with_format(target: Target, known: Mapping[str, Connection]) -> Target:
+    """Files are Parquet unless told otherwise."""
+    connection = resolve(target.connection, known)
+    if connection is None or connection.kind != "files" or target.format is not None:
+        return target
+    return target.model_copy(update={"format": "parquet"})
 
 
 def _free_name(kind: str, known: Mapping[str, Connection]) -> str:

@@ -53,6 +53,9 @@ class Target(Spec):
     }
     REQUIRED: ClassVar[tuple[str, ...]] = ("connection",)
 
+    def implied(self) -> Values:
+        return {"format": "parquet"} if self.format == "parquet" else {}
+
     @classmethod
     def wanted(cls, key: str) -> str:
         return "name one of the [connections]"

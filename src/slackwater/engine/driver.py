@@ -189,7 +189,7 @@ class Driver:
         manifest = self.state
         self._load_clocks()
         if manifest.staged and self.store.published() < manifest.epoch:
-            with timer.phase("publish"):
+            with timer.phase("write"):
                 self._write(manifest)
             with timer.phase("note"):
                 self.store.note_published(manifest.epoch)
@@ -226,6 +226,7 @@ class Driver:
                 bound=bounds.share(window.max_groups_per_window or 0, state.shards, shard) if capped else None,
                 groups=state.groups[shard],
                 pane_groups={p: g[shard] for p, g in state.panes.items()} if capped else None,
+                hit=self.hooks.faults.in_worker(epoch),
             )
             for shard, metas in enumerate(state.segments)
         ]

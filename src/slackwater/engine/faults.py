@@ -1,5 +1,8 @@
 """Named steps of an epoch, and a way to die at any of them: for the tests that prove that dying does no harm.
 
+    read ─ ingest ( stage, in a worker ) ─ emit ─ commit ─ write ─ note ─ checkpoint
+                                                           target  store   Spark's own note that the batch is done
+
 `SLACKWATER_CRASH_AT="commit.before@3"` kills the process (SIGKILL to itself) when epoch 3 reaches that step.
 """
 
@@ -7,9 +10,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
-PHASES = ("read", "ingest", "emit", "commit", "publish", "note")
+PHASES = ("read", "ingest", "stage", "emit", "commit", "write", "note", "checkpoint")
 STEPS = tuple(f"{phase}.{side}" for phase in PHASES for side in ("before", "after"))
 
 
@@ -18,10 +23,30 @@ class Faults(Protocol):
         """Called at every step; does not come back if the process is to die there."""
         ...
 
+    def in_worker(self, epoch: int) -> Callable[[str], None] | None:
+        """What a worker calls at its steps (`stage`); can be pickled. None: nothing is to happen there."""
+        ...
+
 
 class NoFaults:
     def hit(self, step: str, epoch: int) -> None:
         return
+
+    def in_worker(self, epoch: int) -> Callable[[str], None] | None:
+        return None
+
+
+@dataclass(frozen=True)
+class KillDriver:
+    """In a worker of the same machine: the driver dies at this step, and the worker with it."""
+
+    step: str
+    driver: int
+
+    def __call__(self, step: str) -> None:
+        if step == self.step:
+            os.kill(self.driver, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class KillAt:
@@ -36,6 +61,11 @@ class KillAt:
     def hit(self, step: str, epoch: int) -> None:
         if step == self.step and self.epoch in (None, epoch):
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def in_worker(self, epoch: int) -> Callable[[str], None] | None:
+        if not self.step.startswith("stage.") or self.epoch not in (None, epoch):
+            return None
+        return KillDriver(self.step, os.getpid())
 
 
 def from_environment() -> Faults:

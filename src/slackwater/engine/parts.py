@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ from slackwater.config.connection import (
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
+from slackwater.engine import inspect, packages
+from slackwater.engine.compile import compile_window
 from slackwater.engine.letters import LETTER
 from slackwater.errors import StartError
 from slackwater.sources import files
@@ -117,6 +119,38 @@ def _cloud(spec: Source, connection: Connection) -> CloudReader:
         location=connection.location,
         max_records_per_batch=spec.max_messages_per_trigger,
     )
+
+
+def bind(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> tuple[dict[str, str], Logic]:
+    """Event time and SQL of each source against the columns that are there, and the window over what comes out."""
+    times, outputs = {}, {}
+    for spec, source in zip(pipeline.sources, sources, strict=True):
+        frame = session.createDataFrame([], source.schema)
+        connection = resolve(spec.connection, pipeline.connections)
+        has_clock = connection is not None and connection.kind == "rabbitmq"
+        times[source.name] = inspect.time_expression(pipeline, session, source.name, frame, has_clock)
+        outputs[source.name] = inspect.check_sql(session, pipeline, source.name, frame)
+    logic = compile_window(pipeline, next(iter(outputs.values())))
+    needed = [*logic.key_names, *{i.source.name: None for i in logic.inputs}]
+    inspect.check_same_columns(pipeline, outputs, needed)
+    return times, logic
+
+
+def spark_settings(pipeline: Pipeline, notice: Callable[[str, str], None]) -> dict[str, str]:
+    """Settings of a Spark session of our own, with the jars that the sources need."""
+    import pyspark
+
+    given = {k: str(v) for k, v in pipeline.spark.items()}
+    kinds = {c.kind for s in pipeline.sources if (c := resolve(s.connection, pipeline.connections))}
+    if "kafka" not in kinds or {"spark.jars", "spark.jars.packages"} & set(given):
+        return given
+    installed = str(pyspark.__version__)
+    jars, version = packages.kafka_connector(installed)
+    if version != installed:
+        notice("info", f"Spark {installed} reads Kafka with the connector of Spark {version}")
+    if any(s.payload_format == "avro" for s in pipeline.sources):
+        jars = [*jars, *packages.avro(installed)]
+    return {**given, "spark.jars": ",".join(map(str, jars))}
 
 
 def store_of(pipeline: Pipeline) -> StateStore:

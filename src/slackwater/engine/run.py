@@ -9,11 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from slackwater import plan
-from slackwater.config.pipeline import Pipeline, check_run_flags, resolve
-from slackwater.engine import faults, inspect, packages, recover, session
-from slackwater.engine.compile import compile_window
+from slackwater.config.pipeline import Pipeline, check_run_flags
+from slackwater.engine import faults, recover, session
 from slackwater.engine.driver import Driver, Hooks
-from slackwater.engine.parts import letters_of, source_of, store_of, target_of
+from slackwater.engine.parts import bind, letters_of, source_of, spark_settings, store_of, target_of
 from slackwater.engine.spark import SparkEngine
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, SlackwaterError
@@ -21,10 +20,9 @@ from slackwater.sources import files
 from slackwater.sources.base import Batch, reason
 from slackwater.sources.kafka import KafkaSource
 from slackwater.sources.lookups import Lookups
-from slackwater.sources.streams import AnySource, Streams
+from slackwater.sources.streams import Streams
 from slackwater.state.protocol import Manifest
 from slackwater.targets.base import Target
-from slackwater.windows.logic import Logic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,7 +108,7 @@ class _Run:
     # -- before the first batch ----------------------------------------------------------------------------------
 
     def _prepare(self, latest: Manifest | None) -> None:
-        base = self._spark or session.start(self._settings())
+        base = self._spark or session.start(spark_settings(self.pipeline, self.notice))
         if self.stop.is_set():
             return
         store = self.pipeline.state_store
@@ -125,7 +123,7 @@ class _Run:
             source_of(self.session, self.pipeline, i, known.get(s.name)) for i, s in enumerate(self.pipeline.sources)
         ]
         self.streams = Streams(self.session, sources, self.store)
-        times, logic = self._inspect(sources)
+        times, logic = bind(self.pipeline, self.session, sources)
         schemas = {s.name: s.schema.json() for s in sources}
         for name, schema in schemas.items():
             for line in recover.check_schema(name, known.get(name), schema):
@@ -146,38 +144,11 @@ class _Run:
             self.notice("warning", f"delivery to {self.driver.target.description} is {self.driver.target.guarantee}")
         warm.join()
 
-    def _settings(self) -> dict[str, str]:
-        """Settings of a Spark session of our own, with the jars that the sources need."""
-        given = {k: str(v) for k, v in self.pipeline.spark.items()}
-        kinds = {c.kind for s in self.pipeline.sources if (c := resolve(s.connection, self.pipeline.connections))}
-        if "kafka" not in kinds or {"spark.jars", "spark.jars.packages"} & set(given):
-            return given
-        jars, version = packages.kafka_connector(pyspark_version())
-        if version != pyspark_version():
-            self.notice("info", f"Spark {pyspark_version()} reads Kafka with the connector of Spark {version}")
-        if any(s.payload_format == "avro" for s in self.pipeline.sources):
-            jars = [*jars, *packages.avro(pyspark_version())]
-        return {**given, "spark.jars": ",".join(map(str, jars))}
-
     def _warm(self, shards: int) -> None:
         try:
             SparkEngine(self.session, self.pipeline, None, {}).warm_up(shards)  # type: ignore[arg-type]
         except Exception as error:
             log.debug("warming up the workers failed: %s", error)
-
-    def _inspect(self, sources: list[AnySource]) -> tuple[dict[str, str], Logic]:
-        """Event time and SQL of each source against the columns that are there."""
-        times, outputs = {}, {}
-        for spec, source in zip(self.pipeline.sources, sources, strict=True):
-            frame = self.session.createDataFrame([], source.schema)
-            connection = resolve(spec.connection, self.pipeline.connections)
-            has_clock = connection is not None and connection.kind == "rabbitmq"
-            times[source.name] = inspect.time_expression(self.pipeline, self.session, source.name, frame, has_clock)
-            outputs[source.name] = inspect.check_sql(self.session, self.pipeline, source.name, frame)
-        logic = compile_window(self.pipeline, next(iter(outputs.values())))
-        needed = [*logic.key_names, *{i.source.name: None for i in logic.inputs}]
-        inspect.check_same_columns(self.pipeline, outputs, needed)
-        return times, logic
 
     # -- the query -----------------------------------------------------------------------------------------------
 
@@ -215,6 +186,7 @@ class _Run:
                 quiet = int((time.monotonic() - self._idle_since) * 1e6)
                 state = self.driver.state
                 self._epoch = state.epoch + 1
+                self.driver.hooks.faults.hit("checkpoint.after", state.epoch)
                 if state.batch and state.batch.checkpoint == self.checkpoint.name and number <= state.batch.batch:
                     return
                 batch = self.streams.batch(self.checkpoint, number, planned, state)
@@ -223,6 +195,7 @@ class _Run:
                 if batch.payload:
                     self.driver.run_batch(batch, quiet)
                     self._advertise(batch)
+                    self.driver.hooks.faults.hit("checkpoint.before", self.driver.state.epoch)
             except BaseException as error:
                 self._failure = error
                 raise
@@ -279,12 +252,6 @@ class _Run:
         self.last = status
         if self._report:
             self._report(status)
-
-
-def pyspark_version() -> str:
-    import pyspark
-
-    return str(pyspark.__version__)
 
 
 class _StoppedError(Exception):

@@ -6,7 +6,7 @@ count for nothing until the driver commits a manifest that names them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ class ShardTask:
     groups: int = 0  # sessions: keys that are open now
     pane_groups: Mapping[int, int] | None = None  # panes: groups per pane now
     flush: bool = False
+    hit: Callable[[str], None] | None = None  # called before and after staging: see engine.faults
 
 
 class IngestReport(Record):
@@ -89,9 +90,14 @@ def ingest(task: ShardTask, rows: pl.DataFrame) -> IngestReport:
         state = reader.units(distinct(rows["__h"].to_numpy()))
         done = panes.ingest(logic, rows, state, task.watermark)
     counts = done.counts
+    if task.hit:
+        task.hit("stage.before")
+    staged = task.state.stage(logic, done.state, state, task.since)
+    if task.hit:
+        task.hit("stage.after")
     return IngestReport(
         shard=task.shard,
-        segments=task.state.stage(logic, done.state, state, task.since),
+        segments=staged,
         rows=total,
         used=counts.used,
         late=counts.late,

@@ -67,7 +67,17 @@ class PostgresTarget:
         unique = "" if identity is None else f", UNIQUE NULLS NOT DISTINCT ({sql.quoted(identity)})"
         db.execute(f"CREATE TABLE {self._table} ({columns}{unique})")
 
-    def differences(self, db: psycopg.Connection[Any]) -> list[str]:
+    def problems(self) -> list[str]:
+        """What stands in the way of `open`, one line each, without changing anything."""
+        try:
+            with sql.connect(self.url, f"target {self._schema}.{self._name}") as db:
+                if db.execute("SELECT to_regclass(%s)", (self._table,)).fetchone() == (None,):
+                    return []
+                return [f"{self.description}: {line}" for line in self._differences(db)]
+        except StartError as error:
+            return [str(error)]
+
+    def _differences(self, db: psycopg.Connection[Any]) -> list[str]:
         """What about the existing table does not fit the rows, in words; empty if it fits."""
         there = {
             name: (kind, required)
@@ -96,7 +106,7 @@ class PostgresTarget:
         return found
 
     def _compare(self, db: psycopg.Connection[Any]) -> None:
-        found = self.differences(db)
+        found = self._differences(db)
         if found:
             raise StartError(
                 f"{self.description} does not fit the output: {'; '.join(found)}; alter it, or name a table that is absent"

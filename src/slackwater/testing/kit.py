@@ -104,6 +104,9 @@ class _Faults:
             self.step = None
             raise Died(step)
 
+    def in_worker(self, epoch: int) -> Callable[[str], None]:
+        return lambda step: self.hit(step, epoch)
+
 
 def pipeline_for(
     window: Window, sources: Sequence[str], lateness_ms: Mapping[str, int] | None = None, name: str = "law"
@@ -189,6 +192,8 @@ def run_local(
                     batch = Batch(BatchId(checkpoint="script", batch=batch_number), {}, payload)
                     batch_number += 1
                     driver.run_batch(batch, 0)
+                    faults.hit("checkpoint.before", driver.state.epoch)
+                    faults.hit("checkpoint.after", driver.state.epoch)
             except Died:
                 driver.store.close()
                 driver = begin(shards)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from slackwater.config.connection import FilesConnection
 from slackwater.config.pipeline import Pipeline, Transform
-from slackwater.config.source import FilesConnection, Lookup, Source
+from slackwater.config.source import Lookup, Source
 from slackwater.config.spec import Spec
 from slackwater.config.target import StateStore, Target
 from slackwater.config.toml import load, loads

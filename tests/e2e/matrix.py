@@ -1,0 +1,336 @@
+"""The fault matrix: a pipeline from Kafka is killed at named steps and at random, and must end with the batch answer.
+
+    python -m tests.e2e.matrix --events 200000 --random 50 --write docs/faults.md        (`make faults`)
+
+The answer is computed in SQL from the topic's content, by Postgres, and compared row by row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from slackwater.engine.faults import STEPS
+from slackwater.testing.services import Kafka, Postgres
+
+GAP_S, TUMBLE_S, LATENESS_S = 5, 60, 3
+START_MS = 1_700_000_000_000
+PARTITIONS = 4
+
+SESSIONS = f"""
+    SELECT "user", min(ts), max(ts) + interval '{GAP_S} s', count(*), sum(amount)::bigint FROM (
+        SELECT *, count(*) FILTER (WHERE fresh) OVER (PARTITION BY "user" ORDER BY ts, seq) AS nth FROM (
+            SELECT *, coalesce(ts - lag(ts) OVER (PARTITION BY "user" ORDER BY ts, seq) > interval '{GAP_S} s', true) AS fresh
+            FROM truth) a) b
+    GROUP BY "user", nth"""
+TUMBLING = f"""
+    SELECT "user", date_bin('{TUMBLE_S} s', ts, 'epoch'::timestamptz), date_bin('{TUMBLE_S} s', ts, 'epoch'::timestamptz)
+        + interval '{TUMBLE_S} s', count(*), sum(amount)::bigint
+    FROM truth GROUP BY 1, 2, 3"""
+TRUTH = {"session": SESSIONS, "tumbling": TUMBLING}
+SHAPE = {
+    "session": f'kind = "session"\ngap_ms = "{GAP_S}s"\nmax_session_duration_ms = "1h"',
+    "tumbling": f'kind = "tumbling"\nduration_ms = "{TUMBLE_S}s"\nmax_groups_per_window = 100000',
+}
+OUTPUT = '"user", window_start, window_end, events, total'
+
+
+@dataclass
+class Services:
+    """A broker, a server, and a directory of the run."""
+
+    kafka: Kafka
+    postgres: Postgres
+    home: Path
+    topics: dict[int, str] = field(default_factory=dict)
+
+    def topic(self, events: int) -> str:
+        """A topic with that many events, out of order by less than the lateness, in four partitions."""
+        if events not in self.topics:
+            name = f"events-{events}"
+            self.kafka.create(name, PARTITIONS)
+            produce(self.kafka.address, name, events)
+            self.topics[events] = name
+        return self.topics[events]
+
+
+def produce(address: str, topic: str, events: int) -> None:
+    from confluent_kafka import Producer
+
+    chance, now = random.Random(7), START_MS
+    producer = Producer({"bootstrap.servers": address, "linger.ms": 20, "enable.idempotence": True})
+    for n in range(events):
+        now += chance.randrange(20)
+        user = f"u{chance.randrange(300) + n // 4000 % 7}"
+        value = json.dumps({"user": user, "amount": chance.randrange(100)})
+        while True:
+            try:
+                producer.produce(topic, value, user, partition=n % PARTITIONS, timestamp=now - chance.randrange(2000))
+                break
+            except BufferError:
+                producer.poll(0.1)
+        producer.poll(0)
+    producer.flush()
+
+
+def consume(address: str, topic: str) -> Iterator[Any]:
+    """Every committed record of a topic, once, as a `read_committed` consumer sees it."""
+    from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+    settings = {"enable.auto.commit": False, "enable.partition.eof": True, "auto.offset.reset": "earliest"}
+    consumer: Any = Consumer(
+        {"bootstrap.servers": address, "group.id": "look", "isolation.level": "read_committed", **settings}
+    )
+    parts = list(consumer.list_topics(topic, timeout=20).topics[topic].partitions)
+    consumer.assign([TopicPartition(topic, p, 0) for p in parts])
+    ended: set[int] = set()
+    while len(ended) < len(parts):
+        message = consumer.poll(1)
+        if message is None:
+            continue
+        if message.error() is None:
+            yield message
+        elif message.error().code() == KafkaError._PARTITION_EOF:
+            ended.add(message.partition())
+        else:
+            raise RuntimeError(str(message.error()))
+    consumer.close()
+
+
+@dataclass
+class Pair:
+    """A store and a target under test, with one kind of window. `url`: a database of its own."""
+
+    services: Services
+    store: str
+    target: str
+    window: str
+    events: int
+    per_epoch: int
+    url: str = ""
+    home: Path = field(default_factory=Path)
+    starts: int = 0
+
+    def __post_init__(self) -> None:
+        self.name = f"{self.window}-{self.store}-{self.target}"
+        self.home = self.services.home / f"{self.name}-{len(list(self.services.home.iterdir()))}"
+        self.home.mkdir()
+        self.url = self.services.postgres.database(self.home.name)
+        if self.target == "kafka":
+            self.services.kafka.create(self.home.name, 2)
+        self.config = self.home / "pipeline.toml"
+        self.config.write_text(self._toml())
+
+    def _toml(self) -> str:
+        topic, address = self.services.topic(self.events), self.services.kafka.address
+        store = (
+            f'kind = "postgres"\nurl = "{self.url}"'
+            if self.store == "postgres"
+            else f'kind = "files"\npath = "{self.home}/state"'
+        )
+        connection, target = {
+            "postgres": (f'kind = "postgres"\nurl = "{self.url}"', 'table = "public.out"'),
+            "delta": ('kind = "delta"', f'path = "{self.home}/out"'),
+            "files": ('kind = "files"', f'path = "{self.home}/out"'),
+            "kafka": (
+                f'kind = "kafka"\nbootstrap_servers = "{address}"',
+                f'topic = "{self.home.name}"\ndelivery = "exactly_once"',
+            ),
+        }[self.target]
+        return f"""name = "{self.name}"
+
+[connections.bus]
+kind = "kafka"
+bootstrap_servers = "{address}"
+
+[connections.out]
+{connection}
+
+[[sources]]
+name = "events"
+connection = "bus"
+query = "{topic}"
+schema = '`user` STRING, amount BIGINT'
+max_offsets_per_trigger = {self.per_epoch}
+
+[transform.window]
+{SHAPE[self.window]}
+lateness_ms = "{LATENESS_S}s"
+group_by = ["user"]
+
+[[transform.window.aggregations]]
+agg = "count"
+as = "events"
+
+[[transform.window.aggregations]]
+agg = "sum"
+column = "amount"
+as = "total"
+
+[target]
+connection = "out"
+{target}
+
+[state_store]
+{store}
+"""
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    def start(self, *flags: str, crash_at: str | None = None) -> subprocess.Popen[bytes]:
+        self.starts += 1
+        environment = {**os.environ, "SPARK_MASTER": "local[2]"}
+        if crash_at:
+            environment["SLACKWATER_CRASH_AT"] = crash_at
+        command = [sys.executable, "-m", "slackwater.cli.main", "run", str(self.config), "--available-now", *flags]
+        with (self.home / "log").open("ab") as log:
+            return subprocess.Popen(command, stderr=log, stdout=log, env=environment, start_new_session=True)
+
+    def said(self) -> str:
+        return (self.home / "log").read_text()
+
+    def die_at(self, step: str) -> None:
+        """Run until the process kills itself at a named step."""
+        process = self.start(crash_at=step)
+        code = process.wait(timeout=240)
+        assert code == -signal.SIGKILL, f"{self.name}: {step} ended with {code}: {self.said()[-3000:]}"
+        sweep(process)
+
+    def die_somewhere(self, chance: random.Random) -> None:
+        """Kill it at a random moment after it said something of its own."""
+        before, process = len(self.said()) if (self.home / "log").exists() else 0, self.start()
+        until = time.monotonic() + 180
+        wanted = chance.randrange(4)
+        while self.said()[before:].count("epoch=") < wanted and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.02)
+        time.sleep(chance.uniform(0, 1.5))
+        assert process.poll() is None, f"{self.name} ended before it was killed: {self.said()[-3000:]}"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        sweep(process)
+
+    def finish(self) -> None:
+        process = self.start("--flush")
+        assert process.wait(timeout=600) == 0, f"{self.name}: {self.said()[-3000:]}"
+
+    # -- the answer ----------------------------------------------------------------------------------------------
+
+    def verdict(self) -> tuple[int, int, int]:
+        """(windows expected, rows lost, rows doubled or wrong)."""
+        with psycopg.connect(self.url, options="-c timezone=UTC") as db:
+            db.execute('CREATE TABLE truth (seq bigserial, "user" text, ts timestamptz, amount bigint)')
+            with db.cursor().copy('COPY truth ("user", ts, amount) FROM STDIN') as copy:
+                for message in consume(self.services.kafka.address, self.services.topic(self.events)):
+                    row = json.loads(message.value())
+                    copy.write_row((row["user"], _iso(message.timestamp()[1]), row["amount"]))
+            if self.target != "postgres":
+                db.execute(
+                    'CREATE TABLE out ("user" text, window_start timestamptz, window_end timestamptz, events bigint, total bigint)'
+                )
+                with db.cursor().copy("COPY out FROM STDIN") as copy:
+                    for row in self._results():
+                        copy.write_row(row)
+            db.execute(f"CREATE TABLE expected AS {TRUTH[self.window]}")
+
+            def count(query: str) -> int:
+                found = db.execute(f"SELECT count(*) FROM ({query}) q").fetchone()
+                return int(found[0]) if found else 0
+
+            got = f"SELECT {OUTPUT} FROM out"
+            return (
+                count("SELECT * FROM expected"),
+                count(f"SELECT * FROM expected EXCEPT ALL {got}"),
+                count(f"{got} EXCEPT ALL SELECT * FROM expected"),
+            )
+
+    def _results(self) -> Iterator[Sequence[Any]]:
+        columns = ["user", "window_start", "window_end", "events", "total"]
+        if self.target == "kafka":
+            for message in consume(self.services.kafka.address, self.home.name):
+                row = json.loads(message.value())
+                yield [row[c] for c in columns]
+            return
+        if self.target == "delta":
+            from deltalake import DeltaTable
+
+            table = DeltaTable(str(self.home / "out")).to_pyarrow_table(columns=columns)
+        else:
+            import pyarrow.dataset as ds
+
+            table = ds.dataset([str(p) for p in (self.home / "out").glob("*.parquet")]).to_table(columns=columns)
+        for row in table.to_pylist():
+            yield [row[c] for c in columns]
+
+
+def sweep(process: subprocess.Popen[bytes]) -> None:
+    """What a killed driver leaves behind: its Java process ends by itself, but need not be waited for."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _iso(ms: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(ms // 1000)) + f".{ms % 1000:03}Z"
+
+
+PAIRS = (("postgres", "postgres"), ("files", "postgres"), ("files", "delta"), ("postgres", "kafka"), ("files", "files"))
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--events", type=int, default=200_000)
+    options.add_argument("--random", type=int, default=50)
+    options.add_argument("--only", default="", help="store-target pairs, with commas")
+    options.add_argument("--windows", default="session,tumbling")
+    options.add_argument("--write", type=Path)
+    given = options.parse_args()
+    lines = [
+        "| window | state | target | events | kills at named steps | random kills | windows | lost | doubled or wrong |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    failed = False
+    with Kafka.started() as kafka, Postgres.started() as postgres, tempfile.TemporaryDirectory() as home:
+        services = Services(kafka, postgres, Path(home))
+        for window in given.windows.split(","):
+            for store, target in PAIRS:
+                if given.only and f"{store}-{target}" not in given.only.split(","):
+                    continue
+                per_epoch = given.events // (2 * (len(STEPS) + given.random) + 10)
+                pair = Pair(services, store, target, window, given.events, per_epoch)
+                seed = random.randrange(10**6)
+                chance = random.Random(seed)
+                for step in STEPS:
+                    pair.die_at(step)
+                for _ in range(given.random):
+                    pair.die_somewhere(chance)
+                pair.finish()
+                expected, lost, wrong = pair.verdict()
+                failed |= bool(lost or wrong)
+                lines.append(
+                    f"| {window} | {store} | {target} | {given.events:,} | {len(STEPS)} | {given.random} (seed {seed}) |"
+                    f" {expected:,} | {lost} | {wrong} |"
+                )
+                print(lines[-1], flush=True)
+    if given.write:
+        text = given.write.read_text()
+        head, _, _ = text.partition("<!-- kills -->")
+        given.write.write_text(head + "<!-- kills -->\n\n" + "\n".join(lines) + "\n")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""A representative part of the fault matrix (`make faults` runs all of it): killed, restarted, and right to the row."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.matrix import Pair, Services
+
+EVENTS, PER_EPOCH = 24_000, 2_000
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def services(kafka: Any, postgres: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    yield Services(kafka, postgres, tmp_path_factory.mktemp("matrix"))
+
+
+@pytest.mark.parametrize(
+    ("window", "store", "target", "steps"),
+    [
+        ("session", "postgres", "postgres", ["stage.after", "commit.before", "commit.after", "checkpoint.before"]),
+        ("tumbling", "files", "postgres", ["write.after"]),
+        ("session", "files", "delta", ["write.before", "write.after"]),
+        ("session", "postgres", "kafka", ["commit.after", "write.after"]),
+    ],
+)
+def test_killed_at_named_steps(services: Services, window: str, store: str, target: str, steps: list[str]) -> None:
+    pair = Pair(services, store, target, window, EVENTS, PER_EPOCH)
+    for step in steps:
+        pair.die_at(step)
+    pair.finish()
+    expected, lost, wrong = pair.verdict()
+    assert (lost, wrong) == (0, 0)
+    assert expected > 500
+
+
+def test_another_machine_goes_on_from_the_same_database(services: Services, tmp_path: Path) -> None:
+    """Killed at random, then started in another directory: no checkpoint, the same database."""
+    pair = Pair(services, "postgres", "postgres", "session", EVENTS, PER_EPOCH)
+    pair.die_somewhere(random.Random(3))
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(pair.home, elsewhere)
+    shutil.rmtree(pair.home)
+    pair.home, pair.config = elsewhere, elsewhere / "pipeline.toml"
+    pair.finish()
+    assert pair.verdict()[1:] == (0, 0)
