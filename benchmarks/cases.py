@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 SLACKWATER, HDFS, ROCKSDB = "slackwater", "native-hdfs", "native-rocksdb"
+POSTGRES = "slackwater-postgres"  # Slackwater with its state in Postgres
 SYSTEMS = (HDFS, ROCKSDB, SLACKWATER)
 NATIVE = (HDFS, ROCKSDB)
 
@@ -67,7 +68,16 @@ FIRST_ROW = "first-row"
 FIRST_ROW_WINDOW = Window("tumbling", 10)
 FIRST_ROW_STREAM = Stream(100, 1_000, step_s=30, epochs=2)
 
-NAMES = (*(case.name for case in CASES), IDLE, FIRST_ROW)
+# State in Postgres beside Spark's native operator on RocksDB; and how many touched keys that is per second, end to end.
+IN_POSTGRES = "state-in-postgres"
+IN_POSTGRES_CASE = CASES[0]
+IN_POSTGRES_GOAL, TOUCHED_GOAL = 1.0, 100_000
+
+# Kafka to Postgres, live: from the append of the record that ends a window to the row in the table.
+LATENCY = "kafka-to-postgres"
+LATENCY_ROWS_PER_S, LATENCY_SECONDS = 5_000, 60
+
+NAMES = (*(case.name for case in CASES), IDLE, FIRST_ROW, IN_POSTGRES, LATENCY)
 _LEFT_OUT_OF_QUICK = ("sessions-1m", "tumbling-1m", "tumbling-1m-10k-keys")
 
 

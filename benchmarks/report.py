@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.cases import IDLE_GOAL, NATIVE, SLACKWATER
+from benchmarks.cases import IDLE_GOAL, IN_POSTGRES_GOAL, NATIVE, POSTGRES, ROCKSDB, SLACKWATER, TOUCHED_GOAL
 from benchmarks.process import ROLES
 
 _MIB = 1024**2
@@ -25,6 +25,14 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
     if report["first_row_s"]:
         times = (f"{system} {_seconds(s)}" for system, s in report["first_row_s"].items())
         yield f"\nFrom process start to the first result row: {', '.join(times)}"
+    if report["in_postgres"]:
+        yield from _in_postgres(report["in_postgres"])
+    if report["latency"]:
+        found = report["latency"]
+        yield (
+            f"\nKafka append to Postgres row at {found['rows_per_s']:,} rows/s: p50 {1000 * found['p50_s']:.0f} ms, "
+            f"p99 {1000 * found['p99_s']:.0f} ms ({found['windows']} windows of one second)"
+        )
 
 
 def _speed(cases: list[dict[str, Any]]) -> Iterator[str]:
@@ -64,6 +72,20 @@ def _idle(idle: dict[str, Any]) -> Iterator[str]:
         found = idle[name]
         peak = found["memory"]["total"] // _MIB
         yield f"{keys:>11,} idle keys {found['median_s']:.2f} s: {_breakdown(found)}; peak {peak:,} MiB"
+
+
+def _in_postgres(found: dict[str, Any]) -> Iterator[str]:
+    ours, native = found[POSTGRES], found[ROCKSDB]
+    yield (
+        f"\nSessions with their state in Postgres: {ours['median_s']:.2f} s per epoch, {found['ratio']:.2f} times as fast as "
+        f"RocksDB ({native['median_s']:.2f} s), goal {IN_POSTGRES_GOAL}  {_verdict(found['ratio'] >= IN_POSTGRES_GOAL)}"
+    )
+    yield (
+        f"  {found['touched_keys_per_s']:,.0f} touched keys per second end to end, goal {TOUCHED_GOAL:,}  "
+        f"{_verdict(found['touched_keys_per_s'] >= TOUCHED_GOAL)}"
+        + ("" if found["same_output"] else "  OUTPUTS DIFFER")
+    )
+    yield f"  {_breakdown(ours)}"
 
 
 def _breakdown(found: dict[str, Any]) -> str:

@@ -16,7 +16,12 @@ from benchmarks.cases import (
     IDLE,
     IDLE_STREAMS,
     IDLE_WINDOW,
+    IN_POSTGRES,
+    IN_POSTGRES_CASE,
+    LATENCY,
     NAMES,
+    POSTGRES,
+    ROCKSDB,
     SLACKWATER,
     SYSTEMS,
     WARM_UP,
@@ -28,8 +33,10 @@ from benchmarks.cases import (
 )
 from benchmarks.data import generate
 from benchmarks.figures import compared, machine, summarised
+from benchmarks.postgres import environment, latency, touched_keys
 from benchmarks.process import WorkerFailed, run_worker
 from benchmarks.report import lines
+from slackwater.testing.services import Postgres
 
 
 class Bench:
@@ -59,6 +66,24 @@ class Bench:
         keys = {name: stream.idle_keys for name, stream in streams.items()}
         return found | {"keys": keys, "ratio": found["many"]["median_s"] / found["few"]["median_s"]}
 
+    def in_postgres(self, small: bool) -> dict[str, Any]:
+        """Sessions with their state in Postgres, beside Spark's native operator on RocksDB."""
+        case = IN_POSTGRES_CASE
+        stream = quick(case.stream) if small else case.stream
+        runs: dict[str, list[dict[str, Any]]] = {ROCKSDB: [], POSTGRES: []}
+        for turn in range(self._rounds):
+            for system in list(runs)[:: 1 if turn % 2 == 0 else -1]:
+                with Postgres.started() as server:
+                    environment(server.url)
+                    runs[system].append(self.measure(IN_POSTGRES, system, case.window, stream))
+        found = {system: summarised(results, WARM_UP) for system, results in runs.items()}
+        touched = touched_keys(self._root / "data") / found[POSTGRES]["median_s"]
+        return found | {
+            "ratio": found[ROCKSDB]["median_s"] / found[POSTGRES]["median_s"],
+            "touched_keys_per_s": touched,
+            "same_output": found[ROCKSDB]["output"] == found[POSTGRES]["output"],
+        }
+
     def first_row(self) -> dict[str, float | None]:
         """Seconds from process start to the first result row, by system: the median of the rounds."""
         times: dict[str, list[float]] = {system: [] for system in SYSTEMS}
@@ -84,7 +109,7 @@ def main() -> int:
         bench = Bench(Path(root), options.rounds, options.driver_memory)
         only = options.only
         report: dict[str, Any] = {"machine": machine(), "options": vars(options) | {"json": None}}
-        report |= {"cases": [], "idle_keys": None, "first_row_s": None}
+        report |= {"cases": [], "idle_keys": None, "first_row_s": None, "in_postgres": None, "latency": None}
         failed = False
         try:
             for case in chosen(only, options.quick):
@@ -93,6 +118,10 @@ def main() -> int:
                 report["idle_keys"] = bench.idle_keys(options.quick)
             if not only or FIRST_ROW in only:
                 report["first_row_s"] = bench.first_row()
+            if not only or IN_POSTGRES in only:
+                report["in_postgres"] = bench.in_postgres(options.quick)
+            if not only or LATENCY in only:
+                report["latency"] = latency()
         except WorkerFailed as error:
             print(error, file=sys.stderr)
             failed = True

@@ -52,9 +52,19 @@ def _window_column(window: Window) -> Column:
 
 
 def run_slackwater(
-    spark: SparkSession, window: Window, data: Path, work: Path, on_status: Callable[[Status], None]
+    spark: SparkSession,
+    window: Window,
+    data: Path,
+    work: Path,
+    on_status: Callable[[Status], None],
+    postgres: str | None = None,
 ) -> None:
-    """The same by Slackwater, with durable state in `work/state`."""
+    """The same by Slackwater, with durable state in `work/state`, or in the database `postgres`."""
+    store = (
+        sw.StateStore(kind="postgres", url=postgres)
+        if postgres
+        else sw.StateStore(kind="files", path=str(work / "state"))
+    )
     lake = sw.FilesConnection()
     sw.run_streaming_pipeline(
         name="bench",
@@ -70,7 +80,7 @@ def run_slackwater(
         target=lake,
         target_path=str(work / "out"),
         target_format="parquet",
-        state_store=sw.StateStore(kind="files", path=str(work / "state")),
+        state_store=store,
         available_now=True,
         spark=spark,
         on_status=on_status,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -18,10 +19,11 @@ from pyspark.sql.streaming.listener import (
     QueryTerminatedEvent,
 )
 
-from benchmarks.cases import SLACKWATER, Window
+from benchmarks.cases import POSTGRES, SLACKWATER, Window
 from benchmarks.systems import PROVIDER, run_native, run_slackwater
 from slackwater.engine.status import Status
 
+POSTGRES_URL = "SLACKWATER_BENCH_POSTGRES"
 _REPORTED_WITHIN_S = 60
 _SESSION = {
     "spark.sql.shuffle.partitions": "2",
@@ -85,8 +87,9 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
 
     spark.newSession = watched
     window, data, work = Window(**job["window"]), Path(job["data"]), Path(job["work"])
-    if job["system"] == SLACKWATER:
-        run_slackwater(spark, window, data, work, statuses.append)
+    if job["system"] in (SLACKWATER, POSTGRES):
+        url = os.environ[POSTGRES_URL] if job["system"] == POSTGRES else None
+        run_slackwater(spark, window, data, work, statuses.append, url)
     else:
         run_native(spark, window, data, work)
     if not progress.terminated.wait(_REPORTED_WITHIN_S):

@@ -21,9 +21,13 @@ def spark() -> Iterator[Any]:
     """The one Spark session: two cores, quiet, UTC."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PySpark's own imports warn; ours must not
-        from slackwater.engine import session
+        import pyspark
 
-        active = session.start({"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"})
+        from slackwater.engine import packages, session
+
+        jars = [*packages.kafka_connector(pyspark.__version__)[0], *packages.avro(pyspark.__version__)]
+        settings = {"spark.jars": ",".join(map(str, jars)), "spark.sql.shuffle.partitions": "2"}
+        active = session.start({"spark.master": "local[2]", **settings})
     yield active
     active.stop()
 

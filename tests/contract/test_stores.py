@@ -2,26 +2,57 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import polars as pl
 import pytest
 
+from slackwater.config.window import Aggregation, Window
+from slackwater.core.schema import Field
 from slackwater.errors import FencedError, LockHeldError, StateError
+from slackwater.state import postgres as postgres_store
+from slackwater.state import segments
 from slackwater.state.files import KEPT_EPOCHS, FilesStore, InMemoryStore
-from slackwater.state.protocol import Manifest, OutputMeta, SegmentMeta
+from slackwater.state.protocol import Manifest, OutputMeta, SegmentMeta, SourceRecord
+from slackwater.windows.aggregations import Agg
+from slackwater.windows.logic import Logic
 
-Make = Callable[[], FilesStore]
+Make = Callable[[], Any]
 
 
-@pytest.fixture(params=["files", "in_memory"])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+@pytest.fixture
+def directory(tmp_path: Path) -> Make:
+    """Opens the same files store again and again."""
+    return lambda: FilesStore(tmp_path, "p")
+
+
+@pytest.fixture(params=["files", "in_memory", "postgres"])
+def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Opens the same store again and again; the in-memory one is the files store on a directory of its own."""
     if request.param == "files":
         return lambda: FilesStore(tmp_path, "p")
+    if request.param == "postgres":
+        monkeypatch.setattr(postgres_store, "LOCK_S", 0.2)
+        url = request.getfixturevalue("postgres").database(f"stores_{abs(hash(request.node.name)):x}")
+        return lambda: Prepared(url, "public", "p")
     first = InMemoryStore("p")
     request.addfinalizer(first.close)
     return lambda: FilesStore(Path(first.root).parent, "p")
+
+
+class Prepared(postgres_store.PostgresStore):
+    """With the tables of a window, as a driver would make them."""
+
+    def open(self) -> Manifest | None:
+        found = super().open()
+        count = Aggregation(agg="count", as_="n")
+        window = Window(kind="session", gap_ms=1, max_session_duration_ms=9, group_by=["k"], aggregations=[count])
+        self.prepare(Logic("p", window, (Field("k", "string"),), (Agg(count, None),)))
+        return found
 
 
 def manifest(epoch: int, **more: object) -> Manifest:
@@ -43,9 +74,7 @@ def test_a_commit_is_what_the_next_start_finds(make: Make) -> None:
 def test_a_second_runner_is_refused_and_told_who_runs(make: Make) -> None:
     store = make()
     store.open()
-    with pytest.raises(
-        LockHeldError, match=r"pipeline is already running: process \d+ on .* holds .*lock; stop it first"
-    ):
+    with pytest.raises(LockHeldError, match=r"pipeline is already running: process \d+ on .* holds .*; stop it first"):
         make().open()
     store.close()
     other = make()
@@ -59,6 +88,31 @@ def test_commits_are_fenced(make: Make) -> None:
     store.commit(manifest(0))
     with pytest.raises(FencedError, match="epoch 2 does not follow epoch 0"):
         store.commit(manifest(2))
+    store.close()
+
+
+def test_output_and_lists_come_back(make: Make) -> None:
+    store = make()
+    store.open()
+    frame = pl.DataFrame({"n": [1, None], "s": ["", None], "b": [b"\0", None], "__reason": ["close", "cap"]})
+    meta = store.shard(0, 1, 0, ()).stage_output(frame)
+    name = store.stage_list(0, ["a b", "ü"])
+    source = SourceRecord(offsets={"segments": [name], "count": 2})
+    store.commit(manifest(0, output=(meta,), sources={"s": source}))
+    store.collect_garbage()
+    store.close()
+    again = make()
+    found = again.open()
+    assert found is not None
+    assert again.output(found.output[0]).equals(frame)
+    assert again.read_list(name) == ["a b", "ü"]
+    again.close()
+
+
+def test_a_manifest_of_another_runner_is_a_fence(directory: Make) -> None:
+    store = directory()
+    store.open()
+    store.commit(manifest(0))
     path = Path(store.root) / "manifests" / "000000001.json"
     path.write_text(manifest(1).model_dump_json())  # a runner that took over while this one was stalled
     with pytest.raises(FencedError, match="epoch 1 was already committed by another runner"):
@@ -70,13 +124,17 @@ def test_published_is_remembered(make: Make) -> None:
     store = make()
     store.open()
     assert store.published() == -1
-    store.note_published(4)
+    store.commit(manifest(0))
+    store.note_published(0)
     store.close()
-    assert make().published() == 4
+    again = make()
+    again.open()
+    assert again.published() == 0
+    again.close()
 
 
-def test_garbage_is_what_no_kept_epoch_names(make: Make) -> None:
-    store = make()
+def test_garbage_is_what_no_kept_epoch_names(directory: Make) -> None:
+    store = directory()
     store.open()
     root = Path(store.root)
     for epoch in range(KEPT_EPOCHS + 3):
@@ -97,22 +155,85 @@ def test_garbage_is_what_no_kept_epoch_names(make: Make) -> None:
     store.close()
 
 
+def sealed(text: str) -> str:
+    return f"{text}\n{segments.checksum(text.encode())}\n"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "manifest .*000000000.json is damaged or unreadable; restore it"),
-        ('{"format": 1}', "manifest .*000000000.json is damaged: .* fields do not fit"),
-        ('{"format": 2}', "state in .* has format 2, this version reads format 1; install a newer version"),
-        ('{"format": 0}', "no migration from it is registered"),
+        ("{", r"manifest .*000000000.json is damaged or unreadable; restore it"),
+        (sealed('{"format": 1}'), r"manifest .*000000000.json is damaged: .* fields do not fit"),
+        (sealed('{"format": 2}'), r"state in .* has format 2, this version reads format 1; install a newer version"),
+        (sealed('{"format": 0}'), r"no migration from it is registered"),
+        (sealed(manifest(0).model_dump_json()).replace('"epoch":0', '"epoch":1'), r"does not hold what was written"),
+        (sealed(manifest(0).model_dump_json())[:-30], r"manifest .*000000000.json is damaged"),
     ],
 )
-def test_what_cannot_be_read_stops_the_start(make: Make, content: str, message: str) -> None:
-    store = make()
+def test_what_cannot_be_read_stops_the_start(directory: Make, content: str, message: str) -> None:
+    store = directory()
     store.open()
     (Path(store.root) / "manifests" / "000000000.json").write_text(content)
     store.close()
     with pytest.raises(StateError, match=message):
-        make().open()
+        directory().open()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-9]), "is truncated"),
+        (lambda path: path.write_bytes(b""), "is truncated|cannot be read"),
+        (
+            lambda path: path.write_bytes(path.read_bytes()[:600] + b"\x7f" + path.read_bytes()[601:]),
+            "does not hold what",
+        ),
+        (lambda path: path.unlink(), "is missing"),
+    ],
+)
+def test_a_damaged_segment_stops_the_start_by_name(directory: Make, damage: Any, message: str) -> None:
+    store = directory()
+    store.open()
+    frame = pl.DataFrame({"__h": list(range(100)), "x": list(range(100))})
+    path = Path(store.root) / "segments" / "000000000-000-x.arrow"
+    size, digest = segments.write_arrow(path, frame)
+    meta = {"file": "segments/000000000-000-x.arrow", "rows": 100, "bytes": size, "checksum": digest}
+    store.commit(manifest(0, segments=((SegmentMeta(**meta, first_due=0, last_due=0, close=0, dead=0),),)))
+    store.close()
+    directory().open()
+    damage(path)
+    with pytest.raises(StateError, match=rf"state file .*000000000-000-x.arrow ({message}).*; restore it from a copy"):
+        directory().open()
+
+
+def test_a_full_disk_commits_nothing_and_says_so(tmp_path: Path) -> None:
+    """A process that may write files of a few bytes only: as far as the store is concerned, the disk is full."""
+    script = f"""
+import resource, polars as pl
+from pathlib import Path
+from tests.contract.test_stores import manifest
+from slackwater.errors import EpochError
+from slackwater.state.files import FilesStore
+from slackwater.state.segments import write_arrow
+store = FilesStore({str(tmp_path)!r}, "p")
+store.open()
+store.commit(manifest(0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+for write in (lambda: store.commit(manifest(1)), lambda: write_arrow(Path(store.root) / "segments/x", pl.DataFrame({{"a": [1]}}))):
+    try:
+        write()
+    except EpochError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    first, second = done.stdout.splitlines()
+    assert "epoch 1 was not committed: a file in" in first
+    assert "cannot be written (File too large); make room and start again" in first
+    assert "segments/x cannot be written (File too large); the epoch was not committed" in second
+    store = FilesStore(tmp_path, "p")
+    assert store.open() == manifest(0)
+    store.commit(manifest(1))
+    store.close()
 
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:

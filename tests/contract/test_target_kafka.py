@@ -143,7 +143,7 @@ def test_json_of_floats_names_and_nothing() -> None:
 @pytest.mark.parametrize("schema_id", [None, 258])
 def test_avro_of_every_type(schema_id: int | None) -> None:
     table = Table("p", FIELDS, ("int", "string"))
-    (key, full), (_, empty) = KafkaRows(table, "avro", schema_id=schema_id).messages(wide())
+    (key, full, _), (_, empty, _) = KafkaRows(table, "avro", schema_id=schema_id).messages(wide())
     assert json.loads(key or b"") == {"int": -(2**31), "string": WIDE["string"][1]}
     frame = b"" if schema_id is None else b"\0\0\0\1\2"
     assert full.startswith(frame)
@@ -158,9 +158,9 @@ def test_avro_refuses_names_it_cannot_hold() -> None:
 
 def test_keys_are_the_identity_the_columns_given_or_none() -> None:
     table = Table("p", NARROW, ("key",))
-    assert [k for k, _ in KafkaRows(table).messages(narrow(1))] == [b'{"key":"k1"}']
-    assert [k for k, _ in KafkaRows(table, key_columns=["n", "key"]).messages(narrow(1))] == [b'{"n":1,"key":"k1"}']
-    assert [k for k, _ in KafkaRows(Table("p", NARROW, None)).messages(narrow(1))] == [None]
+    assert [k for k, *_ in KafkaRows(table).messages(narrow(1))] == [b'{"key":"k1"}']
+    assert [k for k, *_ in KafkaRows(table, key_columns=["n", "key"]).messages(narrow(1))] == [b'{"n":1,"key":"k1"}']
+    assert [k for k, *_ in KafkaRows(Table("p", NARROW, None)).messages(narrow(1))] == [None]
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])

@@ -104,7 +104,7 @@ def test_check_notes_what_a_user_should_know(slackwater: Command) -> None:
     said = slackwater("check", write(TUMBLING))
     assert (said.code, said.err) == (0, "")
     first, second = said.out.splitlines()
-    assert first == "p.toml: ok — tumbling window over 1 source, 2 aggregations, state in memory"
+    assert first == "p.toml: ok — tumbling window over 1 source, 2 aggregations, state in memory, gone with the process"
     assert second.startswith("p.toml: note: STATE IS IN MEMORY")
 
 

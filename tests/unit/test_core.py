@@ -1,8 +1,9 @@
-"""Watermarks, hashes, sketches, segments, the plan: the pieces by themselves."""
+"""Hashes, sketches, segments, the plan: the pieces by themselves."""
 
 from __future__ import annotations
 
 import datetime as dt
+import json
 import subprocess
 import sys
 import time
@@ -11,19 +12,20 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from tests.unit.config.test_errors import BASE
+from tests.unit.config.test_errors import BASE, DISTINCT, A
 
 from slackwater import plan
 from slackwater.config import toml
+from slackwater.config.source import Source
 from slackwater.core.hashing import mix, session_ids, shard_of, spark_xxhash64
 from slackwater.core.schema import Field
 from slackwater.engine.bounds import share
 from slackwater.errors import EpochError, StateError
 from slackwater.sources import files
+from slackwater.sources.streams import Streams
 from slackwater.state import segments
 from slackwater.state.files import FilesStore
-from slackwater.state.protocol import SegmentMeta
-from slackwater.watermark import NO_WATERMARK, Heard, SourceClock, global_watermark, listen
+from slackwater.state.protocol import BatchId, Manifest, SegmentMeta, SourceRecord
 from slackwater.windows import hll
 from slackwater.windows.logic import Visit
 
@@ -34,30 +36,6 @@ def test_importing_is_instant_and_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     assert time.monotonic() - began < 2  # 0.05 s on a quiet machine
-
-
-def clock(**given: int | bool) -> SourceClock:
-    return SourceClock(lateness_us=10, idleness_us=60, **given)  # type: ignore[arg-type]
-
-
-def test_a_watermark_is_the_newest_event_minus_the_lateness_and_never_goes_back() -> None:
-    c = listen(clock(), Heard(3, 100), 0)
-    assert c.watermark_us == 90
-    assert listen(c, Heard(1, 50), 0).watermark_us == 90
-    assert listen(c, Heard(5, None), 0).watermark_us == 90  # only bad rows: heard, but no time
-    assert global_watermark(95, [c]) == 95
-
-
-def test_a_source_not_heard_from_holds_the_watermark_until_it_is_idle() -> None:
-    spoke, silent = listen(clock(), Heard(1, 100), 0), clock()
-    assert global_watermark(NO_WATERMARK, [spoke, silent]) == NO_WATERMARK
-    silent = listen(silent, Heard(0, None), 59)
-    assert not silent.idle
-    silent = listen(silent, Heard(0, None), 1)
-    assert silent.idle
-    assert global_watermark(NO_WATERMARK, [spoke, silent]) == 90
-    assert not listen(silent, Heard(1, 5), 0).idle
-    assert global_watermark(90, [listen(spoke, Heard(0, None), 99), silent]) == 90, "all idle: it stays"
 
 
 def test_session_ids_never_change() -> None:
@@ -157,18 +135,21 @@ def test_a_bound_is_divided_over_the_shards() -> None:
 
 
 def test_the_plan_tells_guarantee_and_size() -> None:
-    found = plan.build(toml.loads(BASE))
+    counting = BASE.replace(f"[[{A}]]\n{DISTINCT}", "")
+    found = plan.build(toml.loads(counting))
     assert [s.name for s in found.stages] == [
         "read", "event time", "sql", "lift", "shuffle", "step", "emit", "commit", "publish",
     ]  # fmt: skip
     assert found.guarantee.startswith("exactly once")
     assert found.notes == ()
-    large = toml.loads(BASE.replace('gap_ms = "30s"', 'gap_ms = "30s"\nmax_groups_per_window = 50000000'))
+    large = toml.loads(counting.replace('gap_ms = "30s"', 'gap_ms = "30s"\nmax_groups_per_window = 50000000'))
     assert "the state may grow to 7.5 GiB at max_groups_per_window = 50000000" in plan.build(large).notes[0]
-    in_memory = toml.loads(BASE.replace('kind = "files"\npath = "state"', 'kind = "in_memory"'))
+    in_memory = toml.loads(counting.replace('kind = "files"\npath = "state"', 'kind = "in_memory"'))
     assert plan.build(in_memory).notes[0].startswith("STATE IS IN MEMORY: it is lost when the process ends")
     assert plan.build(in_memory).guarantee.startswith("exactly once while the process lives")
-    console = toml.loads(BASE.replace('[target]\nconnection = "lake"\npath = "out"', '[target]\nconnection = "screen"'))
+    console = toml.loads(
+        counting.replace('[target]\nconnection = "lake"\npath = "out"', '[target]\nconnection = "screen"')
+    )
     assert plan.build(console).guarantee.startswith("at least once")
 
 
@@ -189,12 +170,43 @@ def test_files_that_were_read_are_remembered_in_few_files(tmp_path: Path) -> Non
     store.close()
 
 
-def test_a_fresh_checkpoint_says_what_was_seen(tmp_path: Path) -> None:
-    seen = [files.FileEntry("file:///in/a%20b.json", 7)]
-    files.seek(tmp_path, [seen, []])
-    assert files.batch_files(tmp_path, 0, 0) == seen
-    assert files.batch_files(tmp_path, 1, 0) == []
+def files_source(name: str) -> files.FilesSource:
+    spec = Source(name=name, connection="lake", query=f"{name}/*.json", format="json")
+    return files.FilesSource(spec, None)  # type: ignore[arg-type]  # its schema is for reading only
+
+
+def test_a_fresh_checkpoint_goes_on_where_the_state_ends(tmp_path: Path) -> None:
+    store = FilesStore(tmp_path, "p")
+    store.open()
+    seen = [files.FileEntry("file:///in/a%20b.json", 7), files.FileEntry("file:///in/c.json", 8)]
+    streams = Streams(None, [files_source("a"), files_source("b")], store)  # type: ignore[arg-type]  # nothing is read
+    state = Manifest(
+        pipeline="p", epoch=3, fingerprint={}, committed_us=0, shards=1, segments=((),), groups=(0,), windows=(0,),
+        sources={"a": SourceRecord(rows=9, offsets=files.remember(store, 3, None, seen)), "b": SourceRecord()},
+        batch=BatchId(checkpoint="lost", batch=41),
+    )  # fmt: skip
+    (store.checkpoint / "older").mkdir()
+
+    made = streams.checkpoint(state)
+
+    assert [p.name for p in store.checkpoint.iterdir()] == [made.name], "all others are removed"
+    assert json.loads((made / "sources.json").read_text()) == streams.signature()
+    assert json.loads((made / "offsets" / "0").read_text().splitlines()[2]) == {"logOffset": 0}
+    assert (made / "commits" / "0").exists()
+    assert files.batch_files(made, 0, 0) == seen
+    assert files.batch_files(made, 1, 0) == []
     assert files.local_name(seen[0].path) == "/in/a b.json"
+
+    again = state.model_copy(update={"batch": BatchId(checkpoint=made.name, batch=0)})
+    assert streams.checkpoint(again) == made, "one that fits is kept"
+    other = Streams(None, [files_source("a"), files_source("c")], store)  # type: ignore[arg-type]
+    changed = again.model_copy(update={"sources": {**state.sources, "c": SourceRecord()}})
+    assert other.checkpoint(changed) != made, "one that was made for other sources is not"
+    store.close()
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "0").write_text("v1")
     with pytest.raises(EpochError, match=r"checkpoint file .* is missing or damaged; delete the directory"):
         files.batch_files(tmp_path, 0, 0)

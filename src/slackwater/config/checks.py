@@ -6,10 +6,10 @@ Each yields (key, what is wrong). A key that was reported where it was read (`_w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slackwater.config.connection import CONNECTIONS, Connection
+from slackwater.config.connection import CONNECTIONS, Connection, KafkaConnection
 from slackwater.config.source import Lookup, Source, declared_columns
 from slackwater.config.spec import Problem, Values, nearest, show
 
@@ -52,11 +52,14 @@ def check_connections(values: Values) -> Iterator[Problem]:
             yield from _unknown(f"{at}.connection", spec.connection, known)
         elif not found.READS or (isinstance(spec, Lookup) and found.kind != "files"):
             what = "lookups are read from" if isinstance(spec, Lookup) else "rows are read from"
-            kinds = "files" if isinstance(spec, Lookup) else " or ".join(k for k, c in CONNECTIONS.items() if c.READS)
-            shown = show(spec.connection) if isinstance(spec.connection, str) else "this"
-            yield f"{at}.connection", f"{shown} is of kind {show(found.kind)}; {what} a connection of kind {kinds}"
+            kinds = ["files"] if isinstance(spec, Lookup) else [k for k, c in CONNECTIONS.items() if c.READS]
+            yield f"{at}.connection", _unfit(spec.connection, found, what, kinds)
         elif isinstance(spec, Source):
             yield from _below(at, spec.check_kind(found.kind, vars(spec), spec._wrong))
+            avro = isinstance(found, KafkaConnection) and spec.payload_format == "avro" and not found.schema_registry
+            if avro and spec.avro_schema_file is None and "avro_schema_file" not in spec._wrong:
+                line = 'missing; payload_format = "avro" needs it, or schema_registry in the connection'
+                yield f"{at}.avro_schema_file", line
     for at in ("target", "dead_letter"):
         target: Target | None = values.get(at)
         if target is None or target.connection is None or "connection" in target._wrong:
@@ -65,10 +68,17 @@ def check_connections(values: Values) -> Iterator[Problem]:
         if found is None:
             yield from _unknown(f"{at}.connection", target.connection, known)
         elif not found.WRITES:
-            kinds = " or ".join(k for k, c in CONNECTIONS.items() if c.WRITES)
-            yield f"{at}.connection", f"is of kind {show(found.kind)}; results go to a connection of kind {kinds}"
+            what = "results go to" if at == "target" else "dead letters go to"
+            kinds = [k for k, c in CONNECTIONS.items() if c.WRITES]
+            yield f"{at}.connection", _unfit(target.connection, found, what, kinds)
         else:
             yield from _below(at, target.check_kind(found.kind, vars(target), target._wrong))
+
+
+def _unfit(reference: object, found: Connection, what: str, kinds: Sequence[str]) -> str:
+    shown = f"{show(reference)} is" if isinstance(reference, str) else "is"
+    named = " or ".join(show(k) for k in kinds)
+    return f"{shown} of kind {show(found.kind)}; {what} a connection of kind {named}"
 
 
 def _below(at: str, problems: Iterator[Problem]) -> Iterator[Problem]:
@@ -98,11 +108,10 @@ def check_event_time(values: Values) -> Iterator[Problem]:
         found = resolve(source.connection, known) if source.connection is not None else None
         own_time = found is not None and found.kind in _OWN_TIME
         if (processing or named or own_time) and "_event_ts" in columns:
-            yield (
-                f"sources[{i}].schema",
-                'declares "_event_ts", which is injected; rename the column, or use it with event_time_column = "_event_ts"',
-            )
-        of_files = found is None or found.kind == "files"
+            use = "" if own_time else ', or use it with event_time_column = "_event_ts"'
+            yield f"sources[{i}].schema", f'declares "_event_ts", which is injected; rename the column{use}'
+        files_keys = source.format is not None or "format" in source._wrong  # of an unknown connection its keys tell
+        of_files = files_keys if found is None else found.kind == "files"
         if not (processing or named) and source.dataframe is None and of_files and "_event_ts" not in columns:
             which = f"source {show(source.name)}" if source.name else f"sources[{i}]"
             yield (
@@ -136,7 +145,9 @@ def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
             f'{show(window.crash_recovery)} needs a durable [state_store]; use kind = "files" or "postgres"',
         )
     target: Target | None = values.get("target")
-    if window.crash_recovery == "kafka_eos" and target is not None and target.delivery != "exactly_once":
+    if target is None or "delivery" in target._wrong:
+        return
+    if window.crash_recovery == "kafka_eos" and target.delivery != "exactly_once":
         yield (
             "transform.window.crash_recovery",
             '"kafka_eos" needs a kafka target with delivery = "exactly_once"; set it, or use "persisted"',
@@ -148,6 +159,11 @@ def check_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
     transform = values.get("transform")
     if transform is None or "dead_letter" in wrong:
         return
+    if "on_error" not in transform._wrong and transform.on_error != "dlq" and values.get("dead_letter") is not None:
+        yield (
+            "dead_letter",
+            f'on_error is {show(transform.on_error)}, under which nothing goes there; set on_error = "dlq", or remove it',
+        )
     if transform.on_error == "dlq" and values.get("dead_letter") is None:
         yield (
             "dead_letter",

@@ -15,11 +15,13 @@ from slackwater.config.spec import (
     Unset,
     choice,
     nearest,
-    reader_options,
+    settings,
     show,
     show_key,
     text,
 )
+
+_options = settings('a table of settings ({ "security.protocol" = "SSL" })')
 
 
 class Connection(Spec):
@@ -59,9 +61,12 @@ class KafkaConnection(Connection):
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "kind": choice("kafka"),
         "bootstrap_servers": text,
-        "options": reader_options,
+        "options": _options,
         "schema_registry": text,
     }
+    MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("bootstrap.servers", "brokers", "servers", "url"), "bootstrap_servers"
+    )
     REQUIRED: ClassVar[tuple[str, ...]] = ("bootstrap_servers",)
 
     @classmethod
@@ -76,6 +81,7 @@ class PostgresConnection(Connection):
     url: str
 
     KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("postgres"), "url": text}
+    MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(("dsn", "uri", "host", "dbname", "database", "password"), "url")
     REQUIRED: ClassVar[tuple[str, ...]] = ("url",)
     READS: ClassVar[bool] = False
 
@@ -90,7 +96,7 @@ class DeltaConnection(Connection):
     kind: Literal["delta"] = "delta"
     options: Mapping[str, str] = Field(default_factory=dict)
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("delta"), "options": reader_options}
+    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("delta"), "options": _options}
     READS: ClassVar[bool] = False
 
 
@@ -101,6 +107,7 @@ class RabbitMQConnection(Connection):
     url: str
 
     KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("rabbitmq"), "url": text}
+    MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(("uri", "host", "password"), "url")
     REQUIRED: ClassVar[tuple[str, ...]] = ("url",)
     WRITES: ClassVar[bool] = False
 
@@ -121,7 +128,7 @@ class KinesisConnection(Connection):
         "kind": choice("kinesis"),
         "region": text,
         "endpoint": text,
-        "options": reader_options,
+        "options": _options,
     }
     REQUIRED: ClassVar[tuple[str, ...]] = ("region",)
     WRITES: ClassVar[bool] = False
@@ -143,7 +150,7 @@ class PubSubConnection(Connection):
         "kind": choice("pubsub"),
         "project": text,
         "location": text,
-        "options": reader_options,
+        "options": _options,
     }
     REQUIRED: ClassVar[tuple[str, ...]] = ("project", "location")
     WRITES: ClassVar[bool] = False
@@ -178,7 +185,7 @@ def connection(value: Any) -> Connection:
     if kind is None:
         raise NestedError([f": kind: missing; expected {_EXPECTED}"], None)
     if not isinstance(kind, str) or kind not in CONNECTIONS:
-        advice = nearest(kind, CONNECTIONS) if isinstance(kind, str) else f", expected {_EXPECTED}"
+        advice = nearest(kind, CONNECTIONS, 0.6) if isinstance(kind, str) else f", expected {_EXPECTED}"
         raise NestedError([f": kind: found {show(kind)}{advice}"], None)
     problems: list[str] = []
     built = CONNECTIONS[kind].build(value, "", "", problems)

@@ -29,7 +29,7 @@ from slackwater.config.spec import (
     duration,
     many,
     one,
-    reader_options,
+    settings,
     show,
     show_key,
     text,
@@ -108,7 +108,7 @@ class Pipeline(Spec):
         "target": one(Target),
         "state_store": one(StateStore),
         "dead_letter": one(Target),
-        "spark": reader_options,
+        "spark": settings('a table of Spark settings ({ "spark.driver.memory" = "4g" })'),
         "trigger_interval_ms": duration(0),
         "idle_pause_ms": duration(1),
     }

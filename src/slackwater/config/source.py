@@ -14,6 +14,7 @@ from slackwater.config.spec import (
     Interpolated,
     Kind,
     MismatchError,
+    NestedError,
     Problem,
     Spec,
     Values,
@@ -22,10 +23,17 @@ from slackwater.config.spec import (
     duration,
     reader_options,
     show,
+    show_key,
     text,
     whole,
 )
 
+_INJECTED = {  # kind of connection -> columns that every row has beside its payload, and `_event_ts`
+    "kafka": ("_key", "_value", "_headers", "_topic", "_partition", "_offset"),
+    "rabbitmq": ("_value", "_routing_key", "_exchange", "_message_id", "_headers", "_received"),
+    "kinesis": ("_value",),
+    "pubsub": ("_value",),
+}
 FORMATS = ("json", "csv", "parquet", "text")
 PAYLOADS = ("json", "avro", "raw")
 
@@ -33,18 +41,25 @@ PAYLOADS = ("json", "avro", "raw")
 def offsets(value: Any) -> Any:
     """ "earliest", "latest", or offsets by topic and partition."""
     if value in ("earliest", "latest"):
-        return str(value)
-    wanted = MismatchError('"earliest" or "latest" or offsets by topic and partition ({ orders = { 0 = 1200 } })')
+        return value
     if not isinstance(value, Mapping) or not value:
-        raise wanted
+        raise MismatchError('"earliest" or "latest" or offsets by topic and partition ({ orders = { 0 = 1200 } })')
+    problems: list[str] = []
     found: dict[str, dict[str, int]] = {}
     for topic, parts in value.items():
+        at = f": {show_key(topic)}"
         if not isinstance(parts, Mapping) or not parts:
-            raise wanted
+            problems.append(f"{at}: found {show(parts)}, expected offsets by partition ({{ 0 = 1200 }})")
+            continue
         for part, offset in parts.items():
-            if not str(part).isdecimal() or not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
-                raise wanted
-        found[str(topic)] = {str(part): int(offset) for part, offset in parts.items()}
+            if not str(part).isdecimal():
+                problems.append(f"{at}.{show_key(part)}: found {show(str(part))}, expected the number of a partition")
+            elif not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+                problems.append(f"{at}.{part}: found {show(offset)}, expected a whole number of at least 0")
+            else:
+                found.setdefault(str(topic), {})[str(part)] = offset
+    if problems:
+        raise NestedError(problems, found)
     return found
 
 
@@ -107,6 +122,9 @@ class Source(Spec):
         "dataframe": anything,
     }
     FIELDS: ClassVar[Mapping[str, str]] = {"schema": "schema_"}
+    MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("topic", "topics", "queue", "stream", "subscription", "path"), "query"
+    )
     PYTHON_ONLY: ClassVar[Mapping[str, str]] = {"dataframe": "give a connection, a query and a format"}
     OF: ClassVar[Mapping[str, tuple[str, ...]]] = {  # key -> the kinds of connection it belongs to
         "format": ("files",),
@@ -158,10 +176,25 @@ class Source(Spec):
                 yield key.rstrip("_"), f"belongs to connections of kind {named}, this one is {show(kind)}; remove it"
         if kind == "files" and values.get("format") is None and "format" not in wrong:
             yield "format", f"missing; expected {' or '.join(show(f) for f in FORMATS)}"
+        if kind == "kinesis" and isinstance(values.get("starting_offsets"), Mapping):
+            yield (
+                "starting_offsets",
+                'found a table, expected "earliest" or "latest"; Kinesis has no offsets to start at',
+            )
         payload = values.get("payload_format") or "json"
+        if payload == "avro" and kind in cls.OF["payload_format"] and kind != "kafka":
+            yield (
+                "payload_format",
+                f'"avro" belongs to connections of kind "kafka", this one is {show(kind)}; use "json" or "raw"',
+            )
+            return
         if kind == "kafka" and payload != "avro" and values.get("avro_schema_file") is not None:
             yield "avro_schema_file", f'belongs to payload_format = "avro", this one is {show(payload)}; remove it'
-        if payload != "json" and kind != "files" and values.get("schema_") is not None:
+        declared = [] if values.get("schema_") is None else declared_columns(values["schema_"])
+        for column in declared if payload == "json" else ():
+            if column.casefold() in _INJECTED.get(kind, ()):
+                yield "schema", f"declares {show(column.casefold())}, which is injected; rename the column"
+        if payload != "json" and kind in cls.OF["payload_format"] and values.get("schema_") is not None:
             yield "schema", f'belongs to payload_format = "json", this one is {show(payload)}; remove it'
 
 

@@ -73,7 +73,7 @@ def show(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(show(v) for v in value)}]"
     if isinstance(value, Mapping):
-        return "a table"
+        return "a table" if value else "an empty table"
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     return repr(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
@@ -171,22 +171,51 @@ def texts(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def reader_options(value: Any) -> dict[str, str]:
-    if not isinstance(value, Mapping) or not all(isinstance(v, str | int | float | bool) for v in value.values()):
-        raise MismatchError('a table of reader options ({ sep = ",", header = "true" })')
-    return {
-        str(k): str(v).lower() if isinstance(v, bool) else v if isinstance(v, str) else str(v) for k, v in value.items()
-    }
+def settings(wanted: str) -> Kind:
+    """The kind of a table whose keys belong to somebody else: Spark, a client, a reader."""
+
+    def check(value: Any) -> dict[str, str]:
+        if not isinstance(value, Mapping):
+            raise MismatchError(wanted)
+        problems: list[str] = []
+        found: dict[str, str] = {}
+        for key, given in value.items():
+            if isinstance(given, str | int | float):
+                plain = str(given).lower() if isinstance(given, bool) else str(given)
+                found[str(key)] = given if isinstance(given, str) else plain
+                continue
+            advice = ""
+            if isinstance(given, Mapping) and given:
+                advice = f"; a key with dots stands in quotes: {_quoted(_dotted(str(key), given))}"
+            problems.append(
+                f": {show_key(key)}: found {show(given)}, expected a string, a number, true or false{advice}"
+            )
+        if problems:
+            raise NestedError(problems, found)
+        return found
+
+    return check
+
+
+def _dotted(key: str, value: Any) -> str:
+    """The key that was meant where TOML read dots as tables, down to the first value."""
+    while isinstance(value, Mapping) and value:
+        inner, value = next(iter(value.items()))
+        key = f"{key}.{inner}"
+    return key
+
+
+reader_options = settings('a table of reader options ({ sep = ",", header = "true" })')
 
 
 def anything(value: Any) -> Any:
     return value
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """`; did you mean "x"?`, or the known words if none is near."""
     words = sorted(known)
-    found = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    found = difflib.get_close_matches(word, words, n=1, cutoff=cutoff)
     if found:
         return f'; did you mean "{found[0]}"?'
     return f"; expected one of {', '.join(words)}" if words else ""
@@ -206,6 +235,7 @@ class Spec(BaseModel):
     KINDS: ClassVar[Mapping[str, Kind]] = {}  # key as written -> kind of its value
     FIELDS: ClassVar[Mapping[str, str]] = {}  # key as written -> attribute, where they differ
     OLD: ClassVar[Mapping[str, str]] = {}  # older spelling -> key
+    MEANT: ClassVar[Mapping[str, str]] = {}  # other word for a key, of another system -> key, for the hint
     LATER: ClassVar[Mapping[str, str]] = {}  # key that is not available yet -> advice, may be empty
     PYTHON_ONLY: ClassVar[Mapping[str, str]] = {}  # key that no table can hold -> advice
     REQUIRED: ClassVar[tuple[str, ...]] = ()
@@ -289,7 +319,9 @@ class Spec(BaseModel):
                 wrong.add(key)
                 problems.append(f"{prefix}{key}: not available yet" + (f"; {advice}" if advice else ""))
             else:
-                problems.append(f"{prefix}{show_key(key)}: unknown key{nearest(str(key), cls.KINDS)}")
+                meant = cls.MEANT.get(str(key))
+                hint = f'; did you mean "{meant}"?' if meant else nearest(str(key), cls.KINDS)
+                problems.append(f"{prefix}{show_key(key)}: unknown key{hint}")
         for key in cls.REQUIRED:
             if key not in data and key not in wrong:
                 problems.append(f"{prefix}{key}: missing; {cls.wanted(key)}")

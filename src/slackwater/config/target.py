@@ -63,12 +63,15 @@ class Target(Spec):
     @classmethod
     def check_kind(cls, kind: str, values: Mapping[str, Any], wrong: frozenset[str]) -> Iterator[Problem]:
         """What does not fit a connection of this kind."""
+        needed, what = cls.NEEDED.get(kind, ("", ""))
+        missing = bool(needed) and values.get(needed) is None and needed not in wrong
         for key, kinds in cls.OF.items():
             if values.get(key) is not None and kind not in kinds and key not in wrong:
-                named = " or ".join(show(k) for k in kinds)
-                yield key, f"belongs to connections of kind {named}, this one is {show(kind)}; remove it"
-        needed, what = cls.NEEDED.get(kind, ("", ""))
-        if needed and values.get(needed) is None and needed not in wrong:
+                named, advice = " or ".join(show(k) for k in kinds), "remove it"
+                if missing and key in ("path", "table", "topic"):  # one mistake, one line
+                    missing, advice = False, f"write {needed} instead: {what}"
+                yield key, f"belongs to connections of kind {named}, this one is {show(kind)}; {advice}"
+        if missing:
             yield needed, f"missing; {what}"
 
 
@@ -114,7 +117,7 @@ class StateStore(Spec):
         if kind == "postgres" and "url" not in values and "url" not in wrong:
             yield "url", 'missing; a postgres store needs a database, as in "${STATE_URL}"'
         if kind == "in_memory" and "path" in values:
-            yield "path", 'belongs to kind = "files"; an in_memory store has no directory, remove it'
+            yield "path", 'belongs to kind = "files" or "postgres"; an in_memory store has no directory, remove it'
         for key, attribute in (("url", "url"), ("schema", "schema_")):
             if attribute in values and kind not in (None, "postgres"):
                 yield key, f'belongs to kind = "postgres", this one is {show(kind)}; remove it'

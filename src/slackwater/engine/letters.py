@@ -4,24 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slackwater.core.schema import Field
 from slackwater.sources.base import CORRUPT
+from slackwater.targets.base import LETTER
 from slackwater.windows.aggregations import quote
-
-LETTER = (
-    Field("reason", "string"),  # undecodable | no event time | future
-    Field("pipeline", "string"),
-    Field("source", "string"),
-    Field("epoch", "bigint"),
-    Field("topic", "string"),
-    Field("partition", "int"),
-    Field("offset", "bigint"),
-    Field("key", "binary"),
-    Field("value", "binary"),  # as it came; of a file's row that was decoded: the row as JSON
-    Field("headers", "string"),  # a JSON list of {"key": …, "value": base64}
-    Field("event_time", "timestamp"),
-    Field("file", "string"),
-)
 
 
 def letter_columns(columns: Sequence[str], pipeline: str, source: str, epoch: int) -> list[str]:

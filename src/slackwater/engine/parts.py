@@ -21,7 +21,6 @@ from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
 from slackwater.engine import inspect, packages
 from slackwater.engine.compile import compile_window
-from slackwater.engine.letters import LETTER
 from slackwater.errors import StartError
 from slackwater.sources import files
 from slackwater.sources.base import reason
@@ -31,7 +30,7 @@ from slackwater.sources.payload import avro_payload, json_payload, raw_payload
 from slackwater.sources.streams import AnySource, FrameSource
 from slackwater.state.files import FilesStore, InMemoryStore
 from slackwater.state.protocol import StateStore
-from slackwater.targets.base import Table, Target
+from slackwater.targets.base import LETTER, Table, Target
 from slackwater.targets.console import ConsoleTarget
 from slackwater.targets.files import FilesTarget
 from slackwater.windows.aggregations import quote

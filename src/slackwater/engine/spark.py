@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from slackwater import errors
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine import inspect, prepare, shard
-from slackwater.engine.letters import LETTER, letter_columns
+from slackwater.engine.letters import letter_columns
 from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.shard import EmitReport, IngestReport, ShardTask
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.sources.base import CORRUPT, Batch, reason
 from slackwater.sources.files import local_name
 from slackwater.state.protocol import OutputMeta, ShardState
+from slackwater.targets.base import LETTER
 from slackwater.watermark import Heard
 from slackwater.windows.aggregations import quote
 from slackwater.windows.logic import Logic

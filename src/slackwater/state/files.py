@@ -2,7 +2,7 @@
 
 state/<pipeline>/
   lock                      held for the life of a runner (flock), says who holds it
-  manifests/000000012.json  one per epoch, created only if absent: that is the commit
+  manifests/000000012.json  one per epoch, created only if absent: that is the commit; its last line is a checksum
   segments/…                state rows (Arrow), referred to by manifests
   outputs/…                 staged output (Arrow), kept until published
   published                 the last epoch that reached the target
@@ -24,9 +24,9 @@ from typing import TextIO
 import polars as pl
 from pydantic import ValidationError
 
-from slackwater.errors import FencedError, LockHeldError, StateError
+from slackwater.errors import EpochError, FencedError, LockHeldError, StateError
 from slackwater.state.protocol import FORMAT, Manifest, OutputMeta, Publish, SegmentMeta
-from slackwater.state.segments import FilesShard, read_arrow
+from slackwater.state.segments import FilesShard, checksum, read_arrow, verify
 from slackwater.windows.logic import Logic
 
 KEPT_EPOCHS = 8
@@ -54,6 +54,8 @@ class FilesStore:
         epochs = self._epochs()
         try:
             latest = self._read(epochs[-1]) if epochs else None
+            if latest is not None:
+                self._verify(latest)
         except StateError:
             self.close()
             raise
@@ -82,10 +84,16 @@ class FilesStore:
     def _path(self, epoch: int) -> Path:
         return self._dir / "manifests" / f"{epoch:09d}.json"
 
+    def _verify(self, manifest: Manifest) -> None:
+        """Every segment is there and holds what was written; once per start, as later ones are this process's own."""
+        for meta in (m for shard in manifest.segments for m in shard):
+            verify(self._dir / meta.file, meta.checksum, meta.bytes)
+
     def _read(self, epoch: int) -> Manifest:
         path = self._path(epoch)
         try:
-            data = json.loads(path.read_text())
+            text, _, digest = path.read_text().rstrip("\n").rpartition("\n")
+            data = json.loads(text)
             version = data["format"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StateError(
@@ -100,6 +108,8 @@ class FilesStore:
                     else "no migration from it is registered"
                 )
             )
+        if digest != checksum(text.encode()):
+            raise StateError(f"manifest {path} is damaged: it does not hold what was written; restore it from a copy")
         try:
             return Manifest.model_validate(data)
         except ValidationError as error:
@@ -114,16 +124,19 @@ class FilesStore:
         return FilesShard(self.root, shard, epoch, metas)
 
     def output(self, meta: OutputMeta) -> pl.DataFrame:
-        return read_arrow(self._dir / meta.file)
+        return read_arrow(self._dir / meta.file, meta.checksum)
 
     def stage_list(self, epoch: int, lines: Sequence[str]) -> str:
-        name = f"offsets/{epoch:09d}-{uuid.uuid4().hex[:12]}.jsonl"
+        text = "".join(f"{line}\n" for line in lines)
+        name = f"offsets/{epoch:09d}-{uuid.uuid4().hex[:12]}-{checksum(text.encode())}.jsonl"
         (self._dir / "offsets").mkdir(exist_ok=True)
-        (self._dir / name).write_text("".join(f"{line}\n" for line in lines))
+        (self._dir / name).write_text(text)
         return name
 
     def read_list(self, name: str) -> list[str]:
-        return (self._dir / name).read_text().splitlines()
+        path = self._dir / name
+        verify(path, path.stem.rpartition("-")[2])
+        return path.read_text().splitlines()
 
     def joins(self, target: object) -> bool:
         return False
@@ -133,11 +146,17 @@ class FilesStore:
             raise FencedError(
                 f"epoch {manifest.epoch} does not follow epoch {self._latest}, the latest this runner knows; nothing was committed"
             )
-        final = self._path(manifest.epoch)
-        with tempfile.NamedTemporaryFile("w", dir=self._dir, prefix=".commit-", delete=False) as file:
-            file.write(manifest.model_dump_json())
-            file.flush()
-            os.fsync(file.fileno())
+        final, text = self._path(manifest.epoch), manifest.model_dump_json()
+        try:
+            with tempfile.NamedTemporaryFile("w", dir=self._dir, prefix=".commit-", delete=False) as file:
+                file.write(f"{text}\n{checksum(text.encode())}\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise EpochError(
+                f"epoch {manifest.epoch} was not committed: a file in {self._dir} cannot be written ({error.strerror}); "
+                "make room and start again"
+            ) from None
         try:
             if self._latest >= 0 and not self._path(self._latest).exists():
                 raise FencedError(

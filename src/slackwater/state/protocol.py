@@ -36,6 +36,7 @@ class SegmentMeta(Record):
     last_due: int  # largest such watermark: nothing is due after it
     close: int  # the watermark that closes the last of its open windows
     dead: int  # all its rows are forgotten once the watermark is at or above this
+    checksum: str = ""  # of a file's content, see `state.segments.checksum`
 
 
 class OutputMeta(Record):
@@ -43,6 +44,7 @@ class OutputMeta(Record):
 
     file: str
     rows: int
+    checksum: str = ""
 
 
 class PartitionRecord(Record):

@@ -12,14 +12,16 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import xxhash
 from numpy.typing import NDArray
 
 from slackwater.core.arrays import distinct, member
-from slackwater.errors import StateError
+from slackwater.errors import EpochError, StateError
 from slackwater.state.protocol import OutputMeta, SegmentMeta
 from slackwater.windows.family import family
 from slackwater.windows.logic import DEAD, Int64s, Logic, Visit
@@ -141,15 +143,15 @@ class FilesShard:
 
     def stage_output(self, frame: pl.DataFrame) -> OutputMeta:
         name = f"outputs/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
-        write_arrow(Path(self.root) / name, frame)
-        return OutputMeta(file=name, rows=frame.height)
+        _, digest = write_arrow(Path(self.root) / name, frame)
+        return OutputMeta(file=name, rows=frame.height, checksum=digest)
 
     def _write(self, logic: Logic, rows: pl.DataFrame) -> SegmentMeta:
         """A new file; its name is unique, so a task may run twice."""
         name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
-        size = write_arrow(Path(self.root) / name, rows)
+        size, digest = write_arrow(Path(self.root) / name, rows)
         stats = family(logic).stats(logic, rows)
-        return SegmentMeta(file=name, rows=rows.height, bytes=size, **stats._asdict())
+        return SegmentMeta(file=name, rows=rows.height, bytes=size, checksum=digest, **stats._asdict())
 
     def _merged(self, logic: Logic, metas: list[SegmentMeta], oldest: bool, watermark: int) -> pl.DataFrame:
         """Several segments as one. Only where nothing older lies below may rows be forgotten: else they would uncover it."""
@@ -180,20 +182,53 @@ def spans(begin: Int64s, end: Int64s) -> Int64s:
     return np.arange(int(lengths.sum())) + offsets
 
 
-def write_arrow(path: Path, frame: pl.DataFrame) -> int:
-    """Write a frame as one uncompressed record batch, flushed to the disk; returns its size in bytes."""
+def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
+    """Write a frame as one uncompressed record batch, flushed to the disk; returns its size in bytes and its checksum.
+
+    Raises EpochError if it cannot be written.
+    """
     table = frame.to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
-    with path.open("wb") as file:
-        with pa.ipc.new_file(file, table.schema) as writer:
-            for batch in table.to_batches():
-                writer.write_batch(batch)
-        file.flush()
-        os.fsync(file.fileno())
-        return file.tell()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        for batch in table.to_batches():
+            writer.write_batch(batch)
+    content = sink.getvalue()
+    try:
+        with path.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise EpochError(
+            f"state file {path} cannot be written ({error.strerror}); the epoch was not committed: make room and start again"
+        ) from None
+    return content.size, checksum(content)
 
 
-def read_arrow(path: Path) -> pl.DataFrame:
-    """A file written by `write_arrow`. Raises StateError if it cannot be read."""
+def checksum(content: Any) -> str:
+    """Of a file's bytes: xxh3, in hexadecimal."""
+    return xxhash.xxh3_64_hexdigest(content)
+
+
+def verify(path: Path, expected: str, size: int | None = None) -> None:
+    """Raise StateError if a file is missing, was cut, or holds other bytes than were written."""
+    try:
+        with pa.memory_map(str(path)) as source:
+            content = source.read_buffer()
+            wrong = "is truncated" if size is not None and content.size != size else ""
+            if not wrong and checksum(content) != expected:
+                wrong = "does not hold what was written"
+    except (OSError, pa.ArrowException) as error:
+        wrong = "is missing" if not path.exists() else f"cannot be read ({type(error).__name__})"
+    if wrong:
+        raise StateError(
+            f"state file {path} {wrong}; restore it from a copy of the state directory; nothing was changed"
+        )
+
+
+def read_arrow(path: Path, expected: str) -> pl.DataFrame:
+    """A file written by `write_arrow`, with its checksum. Raises StateError if it is not as it was written."""
+    verify(path, expected)
     return _frame(_open(path))
 
 

@@ -38,3 +38,20 @@ class Target(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+# A dead letter: a row that could not be used, with its original bytes where the source has them
+LETTER = (
+    Field("reason", "string"),  # undecodable | no event time | future
+    Field("pipeline", "string"),
+    Field("source", "string"),
+    Field("epoch", "bigint"),
+    Field("topic", "string"),
+    Field("partition", "int"),
+    Field("offset", "bigint"),
+    Field("key", "binary"),
+    Field("value", "binary"),  # as it came; of a file's row that was decoded: the row as JSON
+    Field("headers", "string"),  # a JSON list of {"key": …, "value": base64}
+    Field("event_time", "timestamp"),
+    Field("file", "string"),
+)

@@ -9,6 +9,7 @@ end it, then reads the marker: it says whether that epoch is there.
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import re
@@ -32,7 +33,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from slackwater.core.schema import Field
 from slackwater.errors import FencedError, PublishError, StartError
-from slackwater.targets.base import Table
+from slackwater.targets.base import LETTER, Table
 
 EPOCHS_TOPIC = "_slackwater_epochs"
 
@@ -58,7 +59,7 @@ _AVRO: dict[str, Any] = {
 }
 
 Headers = list[tuple[str, str | bytes | None]]
-Messages = Iterator[tuple[bytes | None, bytes]]
+Messages = Iterator[tuple[bytes | None, bytes | None, Headers]]  # key, value, headers of this row
 
 
 class KafkaRows:
@@ -80,11 +81,11 @@ class KafkaRows:
         return [("slackwater-pipeline", self._table.writer.encode()), ("slackwater-epoch", str(epoch).encode())]
 
     def messages(self, rows: pl.DataFrame) -> Messages:
-        """Key and value of every row, in order."""
+        """Key, value and own headers of every row, in order."""
         values = self._values(rows)
         if not self._key_columns:
-            return ((None, value) for value in values)
-        return zip(json_objects(rows.select(self._key_columns)), values, strict=True)
+            return ((None, value, []) for value in values)
+        return ((k, v, []) for k, v in zip(json_objects(rows.select(self._key_columns)), values, strict=True))
 
     def _avro_values(self) -> Callable[[pl.DataFrame], list[bytes]]:
         try:
@@ -111,6 +112,20 @@ class KafkaRows:
             return written
 
         return values
+
+
+class LetterRows(KafkaRows):
+    """Dead letters as they came: the original key, value and headers; what is known about them in further headers."""
+
+    def messages(self, rows: pl.DataFrame) -> Messages:
+        for row in rows.iter_rows(named=True):
+            headers: Headers = [
+                (h.get("key", ""), None if h.get("value") is None else base64.b64decode(h["value"]))
+                for h in json.loads(row["headers"] or "[]")
+            ]
+            known = {f"slackwater-{n}": row[n] for n in ("reason", "source", "topic", "partition", "offset", "file")}
+            headers += [(name, str(value).encode()) for name, value in known.items() if value is not None]
+            yield row["key"], row["value"], headers
 
 
 def avro_schema(table: Table) -> dict[str, Any]:
@@ -180,7 +195,9 @@ class KafkaTarget:
         self._config, self._topic, self._table, self._timeout = dict(config), topic, table, timeout
         self._exactly_once = delivery == _EXACTLY_ONCE
         self._create_topic, self._partitions = create_topic, partitions
-        self._rows = KafkaRows(table, value_format, key_columns, schema_id)
+        self._rows = (
+            LetterRows(table) if table.fields == LETTER else KafkaRows(table, value_format, key_columns, schema_id)
+        )
         self._producer: Producer | None = None
         self._last = -1
         self._last_error = ""
@@ -276,11 +293,11 @@ class KafkaTarget:
     ) -> None:
         """One call per message: batches of the client library carry no headers."""
         headers, topic = self._rows.headers(epoch), self._topic
-        for key, value in messages:
+        for key, value, own in messages:
             end = 0.0
             while True:
                 try:
-                    producer.produce(topic, value, key, headers=headers, on_delivery=on_delivery)
+                    producer.produce(topic, value, key, headers=[*own, *headers], on_delivery=on_delivery)
                     break
                 except BufferError:
                     end = end or time.monotonic() + self._timeout

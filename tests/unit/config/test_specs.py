@@ -1,15 +1,17 @@
-"""TOML and Python build the same objects."""
+"""Describing pipelines: TOML and Python build the same frozen objects, and TOML is written back."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
 
 import pytest
 
 import slackwater as sw
-from slackwater.config import toml
+from slackwater.config.source import declared_columns
 from slackwater.core.time import duration_ms, duration_text
-from slackwater.errors import ConfigError
 
-SESSIONS = '''
+ISSUE = '''
 name = "user-sessions"
 
 [connections.lake]
@@ -18,30 +20,31 @@ kind = "files"
 [[sources]]
 name = "events"                      # default: the query
 connection = "lake"
-query = "data/events/*.jsonl"
-format = "json"
+query = "data/events/*.jsonl"        # for files: a path or glob; for Kafka: a topic
+format = "json"                      # json | csv | parquet | text (gz read as Spark reads it)
 schema = "user_id STRING, amount DOUBLE, page_url STRING, event_type STRING, ts TIMESTAMP"
-options = {}
+options = {}                         # reader options, e.g. { sep = " ", header = "true" }
 max_files_per_trigger = 1
+# lateness_ms = 5000                 # per-source override
 
 [transform]
-on_error = "fail"
+on_error = "fail"                    # | "drop"
 sql = """
   SELECT user_id, amount, page_url, _event_ts FROM source WHERE event_type = 'click'
 """
 
 [transform.window]
-kind                     = "session"
-gap_ms                   = 30000
+kind                     = "session"   # "tumbling" (duration_ms) | "hopping" (duration_ms, hop_ms), both with offset_ms
+gap_ms                   = 30000       # any *_ms also takes "30s", "5m", "2h"
 max_session_duration_ms  = 7200000
-event_time_column        = "ts"
-time_mode                = "event"
+event_time_column        = "ts"        # a source column or an SQL expression over source columns; default "_event_ts"
+time_mode                = "event"     # | "processing"
 lateness_ms              = 30000
 source_idleness_ms       = 60000
 group_by                 = ["user_id"]
 late_data                = "drop"
 max_groups_per_window    = 1000000
-on_state_cap             = "fail"
+on_state_cap             = "fail"      # | "drop_new_groups"
 window_start_column      = "window_start"
 window_end_column        = "window_end"
 crash_recovery           = "persisted"
@@ -53,10 +56,10 @@ as  = "events"
 [[transform.window.aggregations]]
 agg    = "count_distinct"
 column = "page_url"
-mode   = "approximate"
+mode   = "approximate"                 # "exact" needs max_distinct_values_per_group
 as     = "unique_pages"
 
-[transform.lookups.users]
+[transform.lookups.users]              # joined in the SQL as `users`; re-read every refresh_interval_ms
 connection = "lake"
 query = "data/users.parquet"
 refresh_interval_ms = 60000
@@ -64,24 +67,72 @@ refresh_interval_ms = 60000
 [target]
 connection = "lake"
 path = "out/sessions"
-format = "parquet"
+format = "parquet"                     # parquet | json | csv; also a connection of kind "console"
+
+[state_store]
+kind = "files"                         # | "in_memory" (loud warning)
+path = "state"
+checkpoint_interval_ms = 60000
+'''
+WRITTEN = '''\
+name = "user-sessions"
+
+[connections.lake]
+kind = "files"
+
+[[sources]]
+name = "events"
+connection = "lake"
+query = "data/events/*.jsonl"
+format = "json"
+schema = "user_id STRING, amount DOUBLE, page_url STRING, event_type STRING, ts TIMESTAMP"
+max_files_per_trigger = 1
+
+[transform]
+sql = """
+  SELECT user_id, amount, page_url, _event_ts FROM source WHERE event_type = 'click'
+"""
+
+[transform.window]
+kind = "session"
+gap_ms = 30000
+max_session_duration_ms = 7200000
+event_time_column = "ts"
+lateness_ms = 30000
+group_by = ["user_id"]
+crash_recovery = "persisted"
+
+[[transform.window.aggregations]]
+agg = "count"
+as = "events"
+
+[[transform.window.aggregations]]
+agg = "count_distinct"
+column = "page_url"
+as = "unique_pages"
+
+[transform.lookups.users]
+connection = "lake"
+query = "data/users.parquet"
+
+[target]
+connection = "lake"
+path = "out/sessions"
 
 [state_store]
 kind = "files"
 path = "state"
-checkpoint_interval_ms = 60000
 '''
 
 
-def in_python() -> sw.Pipeline:
-    lake = sw.FilesConnection()
+def in_python(lake: sw.FilesConnection | str) -> sw.Pipeline:
     return sw.pipeline(
         name="user-sessions",
-        connections={"lake": lake},
+        connections={"lake": sw.FilesConnection()},
         sources=[
             sw.Source(
                 name="events",
-                connection="lake",
+                connection=lake,
                 query="data/events/*.jsonl",
                 format="json",
                 schema="user_id STRING, amount DOUBLE, page_url STRING, event_type STRING, ts TIMESTAMP",
@@ -99,41 +150,108 @@ def in_python() -> sw.Pipeline:
             crash_recovery="persisted",
             aggregations=[
                 sw.Aggregation(agg="count", as_="events"),
-                sw.Aggregation(agg="count_distinct", column="page_url", mode="approximate", as_="unique_pages"),
+                sw.Aggregation(agg="count_distinct", column="page_url", as_="unique_pages"),
             ],
         ),
-        lookups={"users": sw.Lookup(connection="lake", query="data/users.parquet")},
-        target=sw.Target(connection="lake", path="out/sessions"),
+        lookups={"users": sw.Lookup(connection=lake, query="data/users.parquet")},
+        target=sw.Target(connection=lake, path="out/sessions"),
         state_store=sw.StateStore(kind="files", path="state"),
     )
 
 
-def test_toml_and_python_build_the_same_pipeline() -> None:
-    assert toml.loads(SESSIONS) == in_python()
+def tumbling(**more: object) -> sw.Window:
+    given = {
+        "kind": "tumbling",
+        "duration_ms": "1m",
+        "max_groups_per_window": 5,
+        "event_time_column": "ts",
+        "aggregations": [sw.Aggregation(agg="count", as_="n")],
+    }
+    return sw.Window(**(given | more))
 
 
-def test_a_pipeline_written_as_toml_is_read_back_the_same() -> None:
-    for pipeline in (toml.loads(SESSIONS), in_python()):
-        assert sw.loads(sw.to_toml(pipeline)) == pipeline
+def small(**more: object) -> sw.Pipeline:
+    lake = sw.FilesConnection()
+    given = {"name": "p", "target": lake, "target_path": "out", "window": tumbling()}
+    if "sources" not in more:
+        given |= {"source": lake, "source_query": "in/*.json", "source_format": "json"}
+    return sw.pipeline(**(given | more))
 
 
-def test_interpolated_strings_keep_their_spelling() -> None:
-    text = SESSIONS.replace('path = "state"', 'path = "${STATE_DIR}/s$${x}"')
-    pipeline = toml.loads(text, env={"STATE_DIR": "/secret"})
-    assert pipeline.state_store is not None
-    assert pipeline.state_store.path == "/secret/s${x}"
-    assert "/secret" not in sw.to_toml(pipeline)
-    assert toml.loads(sw.to_toml(pipeline), env={"STATE_DIR": "/secret"}) == pipeline
+def test_the_example_loads_as_it_stands_with_its_defaults() -> None:
+    p = sw.loads(ISSUE, env={})
+    w = p.transform.window
+    assert (w.kind, w.gap_ms, w.max_session_duration_ms, w.group_by) == ("session", 30_000, 7_200_000, ("user_id",))
+    assert (w.max_future_ms, w.emit, w.offset_ms, w.emit_metadata) == (86_400_000, "on_close", 0, False)
+    assert (w.aggregations[1].mode, w.aggregations[1].hll_precision) == ("approximate", 14)
+    assert (p.trigger_interval_ms, p.idle_pause_ms) == (0, 500)
+    assert p.transform.lookups["users"].format == "parquet"
 
 
-def test_older_spellings_are_accepted() -> None:
-    new = sw.Aggregation(agg="sum", column="x", as_="total")
-    assert sw.Aggregation(kind="sum", input_column="x", output_name="total") == new
-    counted = sw.Aggregation(agg="count_col", column="x", as_="n")
-    assert counted == sw.Aggregation(agg="count", column="x", as_="n")
-    assert sw.Aggregation(kind="count_col", input_column="x", output_name="n") == counted
-    shape = {"kind": "tumbling", "max_groups_per_window": 5, "aggregations": [new]}
-    assert sw.Window(**shape, width_ms="1m") == sw.Window(**shape, duration_ms=60_000)
+@pytest.mark.parametrize("lake", ["lake", sw.FilesConnection()], ids=["by name", "as an object"])
+def test_python_builds_the_same(lake: sw.FilesConnection | str) -> None:
+    assert in_python(lake) == sw.loads(ISSUE, env={})
+
+
+def test_toml_is_written_without_defaults_and_reads_back() -> None:
+    p = sw.loads(ISSUE, env={})
+    assert sw.to_toml(p) == WRITTEN
+    assert sw.loads(WRITTEN, env={}) == p
+
+
+def test_nothing_given_is_lost_on_the_way_through_toml() -> None:
+    lake, screen = sw.FilesConnection(), sw.ConsoleConnection()
+    p = small(
+        sources=[
+            sw.Source(connection=lake, query="a/*.csv", format="csv", options={"header": True, "sep": "|", "n": 3}),
+            sw.Source(name="b", connection=lake, query="b", format="text", lateness_ms="5s"),
+        ],
+        window=sw.Window(
+            kind="hopping",
+            duration_ms="1m",
+            hop_ms="10s",
+            offset_ms="-3s",
+            event_time_column="ts",
+            event_time_unit="ms",
+            group_by=["k"],
+            source_idleness_ms=1,
+            max_future_ms=0,
+            max_groups_per_window=7,
+            on_state_cap="drop_new_groups",
+            window_start_column="a",
+            window_end_column="b",
+            crash_recovery="at_least_once",
+            aggregations=[
+                sw.Aggregation(
+                    agg="count_distinct", column="x", mode="exact", max_distinct_values_per_group=3, as_="d"
+                ),
+                sw.Aggregation(agg="count_distinct", column="x", hll_precision=10, as_="h"),
+                sw.Aggregation(agg="count", column="x", as_="c"),
+            ],
+        ),
+        lookups={"u": sw.Lookup(connection=lake, query="u", format="csv", schema="a INT", refresh_interval_ms="1h")},
+        target=screen,
+        target_path=None,
+        on_error="drop",
+        state_store=sw.StateStore(kind="in_memory", shards=3, checkpoint_interval_ms="5s"),
+        trigger_interval_ms="10s",
+        idle_pause_ms=50,
+    )
+    assert sw.loads(sw.to_toml(p), env={}) == p
+    assert p.sources[0].name == "a/*.csv"
+    assert p.sources[0].options == {"header": "true", "sep": "|", "n": "3"}
+    assert 'options = {header = "true", sep = "|", n = "3"}' in sw.to_toml(p)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "a\nb", "\n a\n", "a\r\nb", 'a"""\nb', 'a\n"', "a\\\nb", "tab\t\n\x01", "'''\n", "a$$b",
+        "${A}", "$${A}", "$$${A}", "${", "x ~ '^a$'",
+    ],
+)  # fmt: skip
+def test_any_sql_survives_toml(sql: str) -> None:
+    assert sw.loads(sw.to_toml(small(transform_sql=sql)), env={}).transform.sql == sql
 
 
 def test_a_source_is_called_by_its_query_unless_named() -> None:
@@ -141,7 +259,7 @@ def test_a_source_is_called_by_its_query_unless_named() -> None:
 
 
 def test_specs_are_frozen() -> None:
-    window = in_python().transform.window
+    window = in_python("lake").transform.window
     with pytest.raises(ValueError, match="frozen"):
         window.gap_ms = 5  # type: ignore[misc]
 
@@ -152,13 +270,7 @@ def test_the_decorator_registers_by_name_once() -> None:
         "source_query": "in/*.json",
         "source_format": "json",
         "target": sw.ConsoleConnection(),
-        "window": sw.Window(
-            kind="tumbling",
-            duration_ms="1m",
-            max_groups_per_window=5,
-            event_time_column="ts",
-            aggregations=[sw.Aggregation(agg="count", as_="n")],
-        ),
+        "window": tumbling(),
     }
 
     @sw.streaming_pipeline(**settings)
@@ -167,10 +279,89 @@ def test_the_decorator_registers_by_name_once() -> None:
 
     assert sw.pipelines["registered_once"] is registered_once
     assert registered_once.pipeline.transform.sql == "SELECT _event_ts FROM source"
-    with pytest.raises(ConfigError, match="already registered"):
+    with pytest.raises(sw.ConfigError, match="already registered"):
         sw.streaming_pipeline(**settings, name="registered_once")(lambda: None)
-    with pytest.raises(ConfigError, match='sorce_query: unknown argument; did you mean "source_query"'):
+    with pytest.raises(sw.ConfigError, match='sorce_query: unknown argument; did you mean "source_query"'):
         sw.pipeline(name="x", sorce_query="q", **settings)
+
+
+def test_older_spellings() -> None:
+    old = sw.Window(
+        kind="tumbling",
+        width_ms="1m",
+        max_groups_per_window=5,
+        aggregations=[
+            {"kind": "count_col", "input_column": "x", "output_name": "n"},
+            {"kind": "sum", "input_column": "x", "output_name": "s"},
+            {"agg": "count_col", "column": "x", "as": "m"},
+        ],
+    )
+    assert old == sw.Window(
+        kind="tumbling",
+        duration_ms="1m",
+        max_groups_per_window=5,
+        aggregations=[
+            sw.Aggregation(agg="count", column="x", as_="n"),
+            sw.Aggregation(agg="sum", column="x", as_="s"),
+            sw.Aggregation(agg="count", column="x", as_="m"),
+        ],
+    )
+
+
+def test_a_mistake_in_python_reads_as_one_in_toml() -> None:
+    with pytest.raises(sw.ConfigError) as caught:
+        tumbling(group_by="k", gap_ms=5, duration_ms=True)
+    assert caught.value.problems == (
+        'Window: duration_ms: found true, expected a duration greater than 0 ("30s", "5m", "2h" or milliseconds)',
+        'Window: group_by: found "k", expected a list; write ["k"]',
+        'Window: gap_ms: belongs to session windows, this one is "tumbling"; remove it',
+    )
+    with pytest.raises(sw.ConfigError) as caught:
+        sw.Aggregation(agg="sum", as_=None)
+    assert caught.value.problems == (
+        "Aggregation: as: missing; name the output column",
+        'Aggregation: column: missing; "sum" needs the column to aggregate',
+    )
+    with pytest.raises(sw.ConfigError) as caught:
+        small(name="clicks", window=tumbling(crash_recovery="persisted"))
+    assert str(caught.value) == (
+        'clicks: transform.window.crash_recovery: "persisted" needs a durable [state_store]; use kind = "files" or "postgres"'
+    )
+    with pytest.raises(sw.ConfigError) as caught:
+        small(name="a/b")
+    assert str(caught.value) == (
+        'pipeline: name: found "a/b", expected letters, digits, ".", "_" and "-" (it names a directory)'
+    )
+
+
+def test_a_source_over_a_dataframe() -> None:
+    frame = object()
+    p = small(sources=[sw.Source(name="clicks", dataframe=frame)], window=tumbling(event_time_column="_event_ts"))
+    assert p.sources[0].dataframe is frame
+    with pytest.raises(sw.ConfigError) as caught:
+        sw.to_toml(p)
+    assert str(caught.value) == ("p: a source over a DataFrame cannot be written as TOML; it exists in Python only")
+    with pytest.raises(sw.ConfigError) as caught:
+        sw.Source(dataframe=frame, format="json")
+    assert caught.value.problems == (
+        "Source: name: missing; a source over a DataFrame needs a name",
+        "Source: format: belongs to a connection, this source is a DataFrame; remove it",
+    )
+
+
+def test_a_console_by_name() -> None:
+    p = small(connections={"screen": sw.ConsoleConnection()}, target="screen", target_path=None)
+    assert (p.target.connection, p.target.path) == ("screen", None)
+
+
+def test_connection_objects_get_names_that_are_free() -> None:
+    taken = {"files": sw.ConsoleConnection(), "files_2": sw.ConsoleConnection()}
+    p = small(connections=taken)
+    assert (p.sources[0].connection, p.target.connection) == ("files_3", "files_3")
+    assert sw.loads(sw.to_toml(p), env={}) == p
+
+
+# -- small parts
 
 
 @pytest.mark.parametrize(
@@ -180,3 +371,29 @@ def test_the_decorator_registers_by_name_once() -> None:
 def test_durations(value: int | str, ms: int) -> None:
     assert duration_ms(value) == ms
     assert duration_ms(duration_text(ms)) == ms
+
+
+@pytest.mark.parametrize("value", [True, 1.5, None, "", "5", "s", "1.5s", "5 weeks", "1h30m", []])
+def test_no_durations(value: object) -> None:
+    with pytest.raises(ValueError, match="not a duration"):
+        duration_ms(value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ddl", "columns"),
+    [
+        ("a STRING, b INT", ["a", "b"]),
+        ("a:STRING,b:INT", ["a", "b"]),
+        ("a DECIMAL(10, 2), s STRUCT<x: INT, y: MAP<STRING, INT>>, c INT", ["a", "s", "c"]),
+        ("`a b` INT, `c,d<` INT, e INT COMMENT 'x, (y', f INT NOT NULL", ["a b", "c,d<", "e", "f"]),
+        ("", []),
+    ],
+)
+def test_columns_of_a_schema(ddl: str, columns: list[str]) -> None:
+    assert declared_columns(ddl) == columns
+
+
+def test_describing_loads_neither_spark_nor_frames() -> None:
+    code = "import sys, slackwater.config.toml; print([m for m in ('pyspark', 'pandas', 'polars', 'pyarrow') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

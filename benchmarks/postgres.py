@@ -1,0 +1,102 @@
+"""State in Postgres, and Kafka to Postgres: services are started for the measurement and stopped after it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import time
+from pathlib import Path
+from statistics import median, quantiles
+
+import psycopg
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+import slackwater as sw
+from benchmarks.cases import LATENCY_ROWS_PER_S, LATENCY_SECONDS
+from benchmarks.data import FILES_PER_EPOCH
+from slackwater.testing.services import Kafka, Postgres
+
+
+def touched_keys(data: Path) -> float:
+    """Distinct keys of an epoch, the median."""
+    files = sorted(data.glob("*.parquet"))
+    epochs = [files[i : i + FILES_PER_EPOCH] for i in range(0, len(files), FILES_PER_EPOCH)]
+    return median(pc.count_distinct(pq.read_table(list(map(str, e)), columns=["k"])["k"]).as_py() for e in epochs)
+
+
+def latency() -> dict[str, float]:
+    """Seconds from the append of the record that ends a one-second window to the window's rows in Postgres.
+
+    Records come at LATENCY_ROWS_PER_S with the wall clock as event time; a table is looked at every 2 ms.
+    """
+    with Kafka.started() as kafka, Postgres.started() as postgres:
+        kafka.create("events", 2)
+        stop, appended, seen = threading.Event(), dict[int, float](), dict[int, float]()
+        producing = threading.Thread(target=_produce, args=(kafka.address, stop, appended), daemon=True)
+        watching = threading.Thread(target=_watch, args=(postgres.url, stop, seen), daemon=True)
+        ending = threading.Timer(
+            LATENCY_SECONDS + 30, stop.set
+        )  # Spark's start and the first epochs are left out below
+        for thread in (producing, watching, ending):
+            thread.start()
+        sw.run_streaming_pipeline(
+            name="latency",
+            source=sw.KafkaConnection(bootstrap_servers=kafka.address),
+            source_query="events",
+            source_schema="k INT, v BIGINT",
+            starting_offsets="latest",
+            window=sw.Window(
+                kind="tumbling",
+                duration_ms="1s",
+                group_by=["k"],
+                max_groups_per_window=10_000,
+                aggregations=[sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column="v", as_="total")],
+            ),
+            target=sw.PostgresConnection(url=postgres.url),
+            target_table="out",
+            state_store=sw.StateStore(kind="postgres", url=postgres.url),
+            stop=stop,
+        )
+        watching.join()
+    windows = sorted(w for w in seen if w + 1 in appended)[-LATENCY_SECONDS:]
+    delays = sorted(seen[w] - appended[w + 1] for w in windows)
+    cuts = quantiles(delays, n=100, method="inclusive")
+    return {"p50_s": cuts[49], "p99_s": cuts[98], "windows": len(delays), "rows_per_s": LATENCY_ROWS_PER_S}
+
+
+def _produce(address: str, stop: threading.Event, appended: dict[int, float]) -> None:
+    """`appended`: when the first record of each second was in the slower of the partitions."""
+    from confluent_kafka import Producer
+
+    producer, chance = Producer({"bootstrap.servers": address, "linger.ms": 5}), random.Random(1)
+    began, sent, firsts = time.time(), 0, dict[tuple[int, int], float]()
+    while not stop.is_set():
+        now = time.time()
+        for _ in range(int((now - began) * LATENCY_ROWS_PER_S) - sent):
+            value, partition = json.dumps({"k": chance.randrange(100), "v": sent}), sent % 2
+            producer.produce("events", value, partition=partition, timestamp=int(now * 1000))
+            sent += 1
+            first = firsts.setdefault((int(now), partition), now)
+            appended[int(now)] = max(appended.get(int(now), 0.0), first)
+        producer.poll(0)
+        time.sleep(0.002)
+    producer.flush(5)
+
+
+def _watch(url: str, stop: threading.Event, seen: dict[int, float]) -> None:
+    with psycopg.connect(url, autocommit=True) as db:
+        while not stop.is_set():
+            if db.execute("SELECT to_regclass('out')").fetchone() != (None,):
+                for (start,) in db.execute("SELECT DISTINCT extract(epoch FROM window_start)::bigint FROM out"):
+                    seen.setdefault(start, time.time())
+            time.sleep(0.002)
+
+
+def environment(url: str) -> None:
+    """Tell workers which database to use."""
+    from benchmarks.worker import POSTGRES_URL
+
+    os.environ[POSTGRES_URL] = url

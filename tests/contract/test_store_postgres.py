@@ -1,0 +1,261 @@
+"""The Postgres store when things go wrong, on a real server: cut connections, crashes, other runners, other versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psycopg
+import pytest
+from tests.contract.test_stores import manifest
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.core.schema import Field
+from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
+from slackwater.state import postgres as module
+from slackwater.state.postgres import PostgresStore
+from slackwater.state.protocol import Manifest
+from slackwater.testing.kit import Rows, run_local
+from slackwater.windows.aggregations import Agg
+from slackwater.windows.logic import SETTLED, Logic
+
+KEY = Field("user", "string")
+COUNT = Aggregation(agg="count", as_="n")
+WINDOW = Window(kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["user"], aggregations=[COUNT])
+LOGIC = Logic("p", WINDOW, (KEY,), (Agg(COUNT, None),))
+
+
+@pytest.fixture
+def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+    yield postgres.database(f"store_{abs(hash(request.node.name)):x}")
+
+
+def opened(url: str, **more: Any) -> PostgresStore:
+    store = PostgresStore(url, "public", "p", **more)
+    store.open()
+    store.prepare(LOGIC)
+    return store
+
+
+def rows(*users: str) -> pl.DataFrame:
+    """One open session per user."""
+    count = len(users)
+    return pl.DataFrame(
+        {
+            "__h": list(range(count)), "__kh": list(range(count)), "__kind": [SETTLED] * count, "__start": [0] * count,
+            "__last": [5] * count, "__due": [10_006] * count, "user": list(users), "n.n": [1] * count,
+        },
+        schema=LOGIC.state_schema,
+    )  # fmt: skip
+
+
+def staged(store: PostgresStore, epoch: int, *users: str) -> Manifest:
+    """An epoch's record with these sessions staged."""
+    shard = store.shard(0, 1, epoch, ())
+    metas = shard.stage(LOGIC, rows(*users), LOGIC.empty_state(), -(1 << 62))
+    return manifest(epoch, segments=(metas,), windows=(len(users),))
+
+
+def users(url: str) -> list[str]:
+    with psycopg.connect(url) as db:
+        return [r[0] for r in db.execute('SELECT "user" FROM slackwater_state_p ORDER BY 1')]
+
+
+def kill_backend(url: str, store: PostgresStore) -> None:
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("SELECT pg_terminate_backend(%s)", (store._db.info.backend_pid,))
+
+
+def test_an_epoch_whose_connection_was_cut_before_the_commit_is_committed_once(url: str) -> None:
+    store = opened(url)
+    record = staged(store, 0, "a", "b")
+    kill_backend(url, store)
+    store.commit(record)
+    assert users(url) == ["a", "b"]
+    store.commit(staged(store, 1, "a", "c"))
+    store.close()
+    again = PostgresStore(url, "public", "p")
+    found = again.open()
+    assert found is not None
+    assert found.epoch == 1
+    again.close()
+
+
+def test_a_connection_cut_within_the_commit_is_looked_into(url: str) -> None:
+    """The backend dies inside the transaction: it surely failed, and is repeated."""
+    store, calls = opened(url), []
+
+    def publish(db: Any) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            kill_backend(url, store)
+            db.execute("SELECT 1")
+
+    store.commit(staged(store, 0, "a"), publish)
+    assert len(calls) == 2
+    assert users(url) == ["a"]
+    store.close()
+
+
+def test_a_commit_whose_answer_was_lost_is_found_done(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(url)
+    transact = PostgresStore._transact
+
+    def lose_the_answer(self: PostgresStore, *given: Any) -> Manifest:
+        transact(self, *given)
+        kill_backend(url, self)
+        self._db.execute("SELECT 1")
+        raise AssertionError("the connection is dead")
+
+    record = staged(store, 0, "a")
+    monkeypatch.setattr(PostgresStore, "_transact", lose_the_answer)
+    done = store.commit(record)
+    monkeypatch.undo()
+    assert done.epoch == 0
+    assert [m.file for m in done.segments[0]] == [""]
+    store.commit(staged(store, 1, "b"))
+    assert users(url) == ["a", "b"][:1] or users(url) == ["b"]
+    store.close()
+
+
+def test_a_server_that_stays_away_leaves_it_unknown_and_the_next_start_finds_out(
+    postgres: Any, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 1.0)
+    store = opened(url)
+    record = staged(store, 0, "a")
+    postgres.stop()
+    try:
+        with pytest.raises(
+            EpochError, match=r"whether epoch 0 was committed is unknown: .*cannot be reached.*next start"
+        ):
+            store.commit(record)
+    finally:
+        postgres.start()
+    store.close()
+    again = PostgresStore(url, "public", "p")
+    assert again.open() is None
+    again.close()
+
+
+def test_rows_staged_before_a_crash_of_the_server_are_missed(postgres: Any, url: str) -> None:
+    """Staging is unlogged: after recovery it is empty, and the epoch must not be committed without it."""
+    store = opened(url)
+    record = staged(store, 0, "a")
+    postgres.crash()
+    postgres.start()
+    with pytest.raises(EpochError, match=r"the rows staged for it in .* are gone .* the epoch is repeated"):
+        store.commit(record)
+    store.close()
+    again = opened(url)
+    again.commit(staged(again, 0, "a"))
+    assert users(url) == ["a"]
+    again.close()
+
+
+def test_a_second_runner_is_refused_and_told_who_runs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOCK_S", 0.2)
+    store = opened(url)
+    with pytest.raises(LockHeldError, match=r"pipeline is already running: process \d+ on .* holds its lock in schema"):
+        PostgresStore(url, "public", "p").open()
+    other = PostgresStore(url, "public", "other")
+    other.open()
+    other.close()
+    store.close()
+    opened(url).close()
+
+
+def test_a_runner_that_lost_its_lock_to_another_is_fenced(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(module, "LOCK_S", 0.2)
+    first = opened(url)
+    first.commit(staged(first, 0, "a"))
+    kill_backend(url, first)
+    second = PostgresStore(url, "public", "p")
+    second.open()
+    with pytest.raises(FencedError, match="another runner took the lock"):
+        first.commit(manifest(1))
+    second.close()
+    first.close()
+
+
+def test_commits_are_fenced(url: str) -> None:
+    store = opened(url)
+    store.commit(staged(store, 0, "a"))
+    with pytest.raises(FencedError, match="epoch 2 does not follow epoch 0"):
+        store.commit(manifest(2))
+    with psycopg.connect(url) as db:
+        db.execute("UPDATE slackwater_pipelines SET epoch = 1")
+    with pytest.raises(FencedError, match="epoch 1 was already committed by another runner"):
+        store.commit(manifest(1))
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("UPDATE slackwater_pipelines SET state_version = 2", "has format 2, .* install a newer version"),
+        ("UPDATE slackwater_pipelines SET state_version = 0", "has format 0, .* no migration from it is registered"),
+        ("UPDATE slackwater_pipelines SET record = '{}'", 'the record of pipeline "p" in .* is damaged'),
+        ("DROP TABLE slackwater_state_p CASCADE", "slackwater_state_p.* is missing .* restore it"),
+    ],
+)
+def test_state_that_cannot_be_used_stops_the_start_and_is_left_alone(url: str, change: str, message: str) -> None:
+    store = opened(url)
+    store.commit(staged(store, 0, "a"))
+    store.close()
+    with psycopg.connect(url) as db:
+        db.execute(change)
+    with pytest.raises(StateError, match=message):
+        opened(url)
+
+
+def test_an_unreachable_server_is_one_line_without_the_password() -> None:
+    store = PostgresStore("postgresql://me:hunter2@127.0.0.1:1/shop", "public", "p")
+    with pytest.raises(
+        StartError, match=r"^state store: Postgres at 127.0.0.1:1/shop cannot be reached \(.*\); check"
+    ) as e:
+        store.open()
+    assert "hunter2" not in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+def test_names_that_sql_would_stumble_over(url: str) -> None:
+    """Keys that are called like columns of the store, quotes and dots in names, a pipeline name that is too long."""
+    window = Window(
+        kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=['kind', 'a"b', "x.y"],
+        aggregations=[Aggregation(agg="count", as_="epoch"), Aggregation(agg="max", column="unit", as_='m"x')],
+    )  # fmt: skip
+    row = {"ts": 0, "kind": "k", 'a"b': "q", "x.y": "d", "unit": 3}
+    schema = {"kind": "string", 'a"b': "string", "x.y": "string", "unit": "int"}
+    name = "p" * 60
+    done = run_local(
+        window, [Rows({"a": [row]}), Rows({"a": [row]})], schema, store=lambda: PostgresStore(url, "My Schema", name)
+    )
+    assert [(r["kind"], r['a"b'], r["x.y"], r["epoch"], r['m"x']) for r in done.rows] == [("k", "q", "d", 2, 3)]
+    with psycopg.connect(url) as db:
+        tables = [r[0] for r in db.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'My Schema'")]
+    assert all(len(t) <= 63 for t in tables)
+    assert any(t.startswith("slackwater_state_ppp") for t in tables)
+
+
+def test_a_column_name_that_postgres_would_cut_is_refused(url: str) -> None:
+    window = Window(
+        kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["user"],
+        aggregations=[Aggregation(agg="count", as_="n" * 70)],
+    )  # fmt: skip
+    with pytest.raises(StartError, match=r'column "n{70}\.n" has a name of 72 bytes, Postgres holds 63'):
+        run_local(window, [Rows({"a": []})], {"user": "string"}, store=lambda: PostgresStore(url, "public", "p"))
+
+
+def test_the_checkpoint_directory_goes_with_the_process_unless_it_is_named(url: str, tmp_path: Path) -> None:
+    store = opened(url)
+    kept = store.checkpoint
+    assert kept.is_dir()
+    store.close()
+    assert not kept.exists()
+    named = opened(url, path=tmp_path)
+    named.close()
+    assert (tmp_path / "p" / "checkpoint").is_dir()

@@ -1,0 +1,162 @@
+"""The Postgres target on a real server: an epoch once, upserts with NULL and NaN keys, tables that are there already."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import polars as pl
+import psycopg
+import pytest
+
+from slackwater.core.schema import Field
+from slackwater.errors import PublishError, StartError
+from slackwater.targets.base import Table
+from slackwater.targets.postgres import PostgresTarget
+
+AT = dt.datetime(2024, 3, 1, 9, 0, 0, 250_001, dt.UTC)
+FIELDS = (
+    Field("window_start", "timestamp"), Field("key", "string"), Field("f", "double"), Field("n", "bigint"),
+    Field("t", "tinyint"), Field("flag", "boolean"), Field("raw", "binary"), Field("day", "date"),
+    Field("local", "timestamp_ntz"), Field("price", "decimal(10,2)"), Field("x", "float"), Field("i", "int"),
+)  # fmt: skip
+TABLE = Table("p", FIELDS, ("key", "f", "window_start"))
+
+
+def row(n: int, key: str | None = None, f: float | None = None) -> dict[str, Any]:
+    return {
+        "window_start": AT, "key": key, "f": f, "n": n, "t": -1, "flag": True, "raw": b"\x00\xff", "day": dt.date(1969, 1, 2),
+        "local": dt.datetime(2024, 1, 1), "price": Decimal("1.50"), "x": 1.5, "i": None,
+    }  # fmt: skip
+
+
+def frame(*rows: dict[str, Any]) -> pl.DataFrame:
+    return pl.DataFrame(list(rows), schema={f.name: f.polars for f in FIELDS})
+
+
+@pytest.fixture
+def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+    yield postgres.database(f"target_{abs(hash(request.node.name)):x}")
+
+
+def opened(url: str, table: str = "public.out", given: Table = TABLE) -> PostgresTarget:
+    target = PostgresTarget(url, table, given)
+    target.open()
+    return target
+
+
+def content(url: str, query: str = "SELECT key, f::text, n FROM out ORDER BY n") -> list[tuple[Any, ...]]:
+    with psycopg.connect(url) as db:
+        return db.execute(query).fetchall()
+
+
+def test_an_epoch_is_taken_once_and_an_older_one_ignored(url: str) -> None:
+    target = opened(url)
+    target.publish(3, frame(row(1)))
+    target.publish(3, frame(row(2)))
+    target.publish(2, frame(row(3)))
+    assert content(url) == [(None, None, 1)]
+    target.close()
+    again = opened(url)
+    again.publish(3, frame(row(4)))
+    again.publish(4, frame(row(5)))
+    assert content(url) == [(None, None, 5)]
+    again.close()
+
+
+def test_null_and_nan_keys_are_upserted_and_all_types_come_back(url: str) -> None:
+    target = opened(url)
+    target.publish(0, frame(row(1), row(2, "a", float("nan")), row(3, "", 0.5)))
+    target.publish(1, frame(row(4), row(5, "a", float("nan")), row(6, "", 0.5)))
+    assert content(url) == [(None, None, 4), ("a", "NaN", 5), ("", "0.5", 6)]
+    found = content(url, "SELECT window_start, t, flag, raw, day, local, price, x, i FROM out WHERE n = 4")
+    assert found == [
+        (AT, -1, True, b"\x00\xff", dt.date(1969, 1, 2), dt.datetime(2024, 1, 1), Decimal("1.50"), 1.5, None)
+    ]
+    target.close()
+
+
+def test_strings_that_a_copy_could_trip_over(url: str) -> None:
+    target = opened(url)
+    keys = ["", "\\N", 'a"b', "a,b", "a\nb", "\\x00", "NULL", "ü😀", None]
+    target.publish(0, frame(*(row(n, key) for n, key in enumerate(keys))))
+    assert [r[0] for r in content(url)] == keys
+    target.close()
+
+
+def test_an_existing_table_is_compared_column_by_column(url: str) -> None:
+    with psycopg.connect(url) as db:
+        db.execute('CREATE TABLE out (window_start timestamptz, key text, n integer, other int NOT NULL, "raw" text)')
+    with pytest.raises(StartError) as error:
+        opened(url)
+    text = str(error.value)
+    assert "\n" not in text
+    assert 'column "f" (double precision) is missing' in text
+    assert 'column "n" is integer, expected bigint' in text
+    assert 'column "raw" is text, expected bytea' in text
+    assert 'column "other" must not be NULL and is not written' in text
+    assert PostgresTarget(url, "public.out", TABLE).problems()
+
+
+def test_an_existing_table_needs_a_unique_key(url: str) -> None:
+    small = Table("p", (Field("window_start", "timestamp"), Field("key", "string")), ("key", "window_start"))
+    with psycopg.connect(url) as db:
+        db.execute("CREATE TABLE out (window_start timestamptz, key varchar(40), more int, UNIQUE (window_start, key))")
+    with pytest.raises(
+        StartError, match=r'CREATE UNIQUE INDEX ON "public"."out" \("key", "window_start"\) NULLS NOT DISTINCT'
+    ):
+        opened(url, given=small)
+    with psycopg.connect(url) as db:
+        db.execute("ALTER TABLE out ALTER key TYPE text, ALTER key SET NOT NULL, ALTER window_start SET NOT NULL")
+    opened(url, given=small).close()
+
+
+def test_names_are_quoted_and_schemas_created(url: str) -> None:
+    odd = Table("p", (Field('a"b; DROP', "string"), Field("SELECT", "bigint")), ('a"b; DROP',))
+    target = opened(url, 'My Schema.t"x', odd)
+    target.publish(0, pl.DataFrame({'a"b; DROP': ["k"], "SELECT": [1]}))
+    target.publish(1, pl.DataFrame({'a"b; DROP': ["k"], "SELECT": [2]}))
+    assert content(url, 'SELECT * FROM "My Schema"."t""x"') == [("k", 2)]
+    target.close()
+
+
+def test_without_identity_rows_are_only_added(url: str) -> None:
+    letters = Table("p-letters", (Field("n", "bigint"),), None)
+    target = opened(url, "letters", letters)
+    target.publish(0, pl.DataFrame({"n": [1, 1]}))
+    target.publish(0, pl.DataFrame({"n": [1]}))
+    target.publish(1, pl.DataFrame({"n": [1]}))
+    assert content(url, "SELECT count(*) FROM letters") == [(3,)]
+    target.close()
+
+
+def test_a_value_that_postgres_refuses_is_a_publish_error(url: str) -> None:
+    target = opened(url)
+    with pytest.raises(
+        PublishError, match=r"did not take epoch 0 .*; the epoch is committed, the next start publishes it"
+    ):
+        target.publish(0, frame(row(1, "nul\0")))
+    target.publish(0, frame(row(1, "fine")))
+    assert content(url) == [("fine", None, 1)]
+    target.close()
+
+
+def test_a_cut_connection_is_opened_again_for_the_next_epoch(url: str) -> None:
+    target = opened(url)
+    assert target._connection is not None
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("SELECT pg_terminate_backend(%s)", (target._connection.info.backend_pid,))
+    with pytest.raises(PublishError):
+        target.publish(0, frame(row(1)))
+    target.publish(0, frame(row(1)))
+    assert content(url) == [(None, None, 1)]
+    target.close()
+
+
+def test_the_password_is_in_no_message(url: str) -> None:
+    with pytest.raises(StartError) as error:
+        PostgresTarget("postgresql://me:hunter2@127.0.0.1:1/shop", "out", TABLE).open()
+    assert "hunter2" not in str(error.value)
+    assert "hunter2" not in PostgresTarget("postgresql://me:hunter2@127.0.0.1:1/shop", "out", TABLE).description

@@ -1,0 +1,452 @@
+"""Kafka on Spark, against a real broker: payloads, seeking, partitions that come and go, lost offsets, dead letters."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import io
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.conftest import Runner
+from tests.e2e.matrix import consume
+
+import slackwater as sw
+
+pytestmark = pytest.mark.spark
+
+START_MS = 1_700_000_000_000
+SCHEMA = "user STRING, amount BIGINT"
+
+
+class Topic:
+    """A topic of a test's own. Times are seconds after the start."""
+
+    def __init__(self, broker: Any, name: str, partitions: int = 1) -> None:
+        from confluent_kafka import Producer
+
+        self.broker, self.name = broker, name
+        broker.create(name, partitions)
+        self._producer = Producer({"bootstrap.servers": broker.address, "enable.idempotence": True})
+
+    def send(
+        self,
+        *rows: Mapping[str, Any] | bytes | None,
+        at: float = 0.0,
+        partition: int = 0,
+        key: str | None = None,
+        headers: list[tuple[str, bytes]] | None = None,
+    ) -> None:
+        for row in rows:
+            value = json.dumps(row) if isinstance(row, Mapping) else row
+            self._producer.produce(
+                self.name, value, key, partition=partition, timestamp=int(START_MS + 1000 * at), headers=headers or []
+            )
+        self._producer.flush()
+
+    @property
+    def connection(self) -> Any:
+        return sw.KafkaConnection(bootstrap_servers=self.broker.address)
+
+    def source(self, **more: Any) -> Any:
+        given = {"name": "events", "connection": self.connection, "query": self.name, "schema": SCHEMA}
+        return sw.Source(**{k: v for k, v in {**given, **more}.items() if v is not None})
+
+
+Make = Callable[..., Topic]
+
+
+@pytest.fixture
+def topic(kafka: Any, request: pytest.FixtureRequest) -> Make:
+    made = iter(range(100))
+    return lambda partitions=1: Topic(kafka, f"t{abs(hash(request.node.nodeid)):x}-{next(made)}", partitions)
+
+
+def minutes(**more: Any) -> Any:
+    """Counts and sums per user and minute."""
+    given = {
+        "kind": "tumbling", "duration_ms": "1m", "group_by": ["user"], "max_groups_per_window": 1000,
+        "aggregations": [sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column="amount", as_="total")],
+    }  # fmt: skip
+    return sw.Window(**{**given, **more})
+
+
+def counted(frame: pl.DataFrame) -> list[tuple[Any, ...]]:
+    return sorted(frame.select("user", "n", "total").rows(), key=str)
+
+
+def test_json_with_a_schema_found_out_and_the_columns_of_a_record(runner: Runner, topic: Make) -> None:
+    events = topic(2)
+    events.send({"user": "a", "amount": 1}, at=1, key="k", headers=[("h", b"x")])
+    events.send({"user": "b", "amount": 2}, at=2, partition=1)
+    sql = (
+        "SELECT concat_ws('|', user, CAST(_key AS STRING), _headers[0].key, CAST(_headers[0].value AS STRING), _topic,"
+        " _partition, _offset, CAST(unix_millis(_event_ts) AS STRING)) AS user, amount, _event_ts FROM source"
+    )
+    found = runner.run(source=events.source(schema=None), transform_sql=sql, window=minutes())
+    name = events.name
+    assert counted(found) == [
+        (f"a|k|h|x|{name}|0|0|{START_MS + 1000}", 1, 1),
+        (f"b|{name}|1|0|{START_MS + 2000}", 1, 2),
+    ]
+
+
+def test_raw_payloads_are_for_the_sql(runner: Runner, topic: Make) -> None:
+    events = topic()
+    events.send(b"a;3", b"b;4", at=1)
+    sql = "SELECT split_part(CAST(value AS STRING), ';', 1) AS user, CAST(split_part(CAST(value AS STRING), ';', 2) AS BIGINT) AS amount, _event_ts FROM source"
+    found = runner.run(source=events.source(schema=None, payload_format="raw"), transform_sql=sql, window=minutes())
+    assert counted(found) == [("a", 1, 3), ("b", 1, 4)]
+
+
+def test_several_topics_and_patterns(runner: Runner, topic: Make) -> None:
+    first, second = topic(), topic()
+    first.send({"user": "a", "amount": 1}, at=1)
+    second.send({"user": "a", "amount": 2}, at=2)
+    listed = first.source(query=f"{first.name}, {second.name}")
+    runner.run(source=listed, window=minutes(), name="listed", target_path=str(runner.home / "x"))
+    assert counted(pl.read_parquet(runner.home / "x" / "*.parquet")) == [("a", 2, 3)]
+    pattern = first.source(query=f"pattern:{first.name.rsplit('-', 1)[0]}-.*")
+    assert counted(runner.run(source=pattern, window=minutes(), name="pattern")) == [("a", 2, 3)]
+
+
+def test_it_goes_on_from_the_offsets_in_the_state_without_a_checkpoint(runner: Runner, topic: Make) -> None:
+    events = topic(2)
+    events.send(*[{"user": "a", "amount": 1}] * 5, at=1)
+    events.send(*[{"user": "b", "amount": 1}] * 3, at=2, partition=1)
+    runner.run(source=events.source(), window=minutes(), flush=False)
+    shutil.rmtree(runner.home / "state" / "test" / "checkpoint")
+    events.send(*[{"user": "a", "amount": 1}] * 4, at=3)
+    found = runner.run(source=events.source(), window=minutes())
+    assert counted(found) == [("a", 9, 9), ("b", 3, 3)]
+    assert runner.statuses[-1].counters.rows_in == 12
+
+
+def test_partitions_it_does_not_know_begin_at_starting_offsets(runner: Runner, topic: Make, kafka: Any) -> None:
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewPartitions
+
+    events = topic(1)
+    events.send({"user": "a", "amount": 1}, at=1)
+    runner.run(source=events.source(), window=minutes(), flush=False)
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    admin.create_partitions([NewPartitions(events.name, 2)])[events.name].result(20)
+    time.sleep(0.5)
+    events.send({"user": "b", "amount": 1}, at=2, partition=1)
+    shutil.rmtree(runner.home / "state" / "test" / "checkpoint")
+    found = runner.run(source=events.source(starting_offsets={events.name: {"1": 1}}), window=minutes(), flush=False)
+    assert runner.statuses[-1].counters.rows_in == 1
+    events.send({"user": "c", "amount": 1}, at=3, partition=1)
+    found = runner.run(source=events.source(), window=minutes())
+    assert counted(found) == [("a", 1, 1), ("c", 1, 1)]
+
+
+def test_a_partition_that_appears_while_it_runs(runner: Runner, topic: Make, kafka: Any) -> None:
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewPartitions
+
+    events, stop = topic(1), threading.Event()
+    events.send({"user": "a", "amount": 1}, at=1)
+    options = {"kafka.metadata.max.age.ms": "500"}
+
+    def rows_in() -> int:
+        return runner.statuses[-1].counters.rows_in if runner.statuses else 0
+
+    def until(count: int) -> None:
+        end = time.monotonic() + 60
+        while rows_in() < count and time.monotonic() < end:
+            time.sleep(0.05)
+        assert rows_in() == count
+
+    def change() -> None:
+        try:
+            until(1)
+            admin = AdminClient({"bootstrap.servers": kafka.address})
+            admin.create_partitions([NewPartitions(events.name, 2)])[events.name].result(20)
+            time.sleep(1)
+            events.send({"user": "b", "amount": 1}, at=2, partition=1)
+            until(2)
+        finally:
+            stop.set()
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    runner.run(source=events.source(options=options), window=minutes(), available_now=False, flush=False, stop=stop)
+    changing.join()
+    assert rows_in() == 2
+    assert counted(runner.run(source=events.source(), window=minutes())) == [("a", 1, 1), ("b", 1, 1)]
+
+
+def delete_before(kafka: Any, topic: str, offset: int) -> None:
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    for done in admin.delete_records([TopicPartition(topic, 0, offset)]).values():
+        done.result(20)
+
+
+def test_offsets_that_are_gone_stop_it_or_are_counted(runner: Runner, topic: Make, kafka: Any) -> None:
+    events = topic(1)
+    events.send(*[{"user": "a", "amount": 1}] * 3, at=1)
+    runner.run(source=events.source(), window=minutes(), flush=False)
+    events.send(*[{"user": "a", "amount": 1}] * 4, at=2)
+    delete_before(kafka, events.name, 5)
+    with pytest.raises(
+        sw.SlackwaterError, match=rf"{events.name}-0 offsets 3 to 4 of the records are gone; nothing of this"
+    ):
+        runner.run(source=events.source(), window=minutes())
+    found = runner.run(source=events.source(on_data_loss="skip"), window=minutes())
+    assert counted(found) == [("a", 5, 5)]
+    assert runner.statuses[-1].counters.rows_lost == 2
+
+
+BAD = (b"{broken", b"\xff\xfe", None, b'{"user": "a", "amount": "many"}', b"7")
+
+
+def test_records_that_cannot_be_decoded_name_their_place(runner: Runner, topic: Make) -> None:
+    events = topic(1)
+    events.send({"user": "a", "amount": 1}, at=1)
+    events.send(*BAD, at=2)
+    with pytest.raises(sw.SlackwaterError, match=rf"5 bad rows .*undecodable: .* in {events.name}-0 at offset 1"):
+        runner.run(source=events.source(), window=minutes())
+    found = runner.run(source=events.source(), window=minutes(), on_error="drop")
+    assert counted(found) == [("a", 1, 1)]
+    assert runner.statuses[-1].counters.rows_bad == 5
+
+
+@pytest.mark.parametrize("place", ["files", "kafka", "postgres"])
+def test_dead_letters_keep_the_original_bytes(
+    runner: Runner, topic: Make, kafka: Any, postgres: Any, place: str
+) -> None:
+    events, letters = topic(1), topic(1)
+    events.send({"user": "a", "amount": 1}, at=1)
+    events.send(*BAD, at=2, key="k\0", headers=[("h", b"\x01")])
+    events.send({"user": "a", "amount": 1}, at=40 * 365 * 86400)  # far ahead: another reason
+    target = {
+        "files": lambda: sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
+        "kafka": lambda: sw.Target(connection=letters.connection, topic=letters.name),
+        "postgres": lambda: sw.Target(
+            connection=sw.PostgresConnection(url=postgres.url), table=f"letters{time.time_ns()}"
+        ),
+    }[place]()
+    found = runner.run(source=events.source(), window=minutes(), on_error="dlq", dead_letter=target)
+    assert counted(found) == [("a", 1, 1)]
+    if place == "kafka":
+        messages = list(consume(kafka.address, letters.name))
+        assert [m.value() for m in messages[:5]] == list(BAD)
+        assert {m.key() for m in messages[:5]} == {b"k\0"}
+        headers = [dict(m.headers()) for m in messages]
+        assert headers[0]["h"] == b"\x01"
+        assert [h["slackwater-reason"] for h in headers] == [b"undecodable"] * 5 + [b"future"]
+        assert [h["slackwater-offset"] for h in headers] == [b"1", b"2", b"3", b"4", b"5", b"6"]
+        assert headers[0]["slackwater-pipeline"] == b"test-letters"
+        return
+    if place == "files":
+        kept = pl.read_parquet(runner.home / "letters" / "*.parquet")
+    else:
+        import psycopg
+
+        with psycopg.connect(postgres.url) as db:
+            cursor = db.execute(f"SELECT * FROM {target.table}")
+            names = [c.name for c in cursor.description or ()]
+            kept = pl.DataFrame([dict(zip(names, r, strict=True)) for r in cursor], infer_schema_length=None)
+    kept = kept.sort("offset")
+    assert kept["value"].to_list()[:5] == list(BAD)
+    assert set(kept["key"].to_list()[:5]) == {b"k\0"}
+    assert kept["reason"].to_list() == ["undecodable"] * 5 + ["future"]
+    assert json.loads(kept["headers"][0]) == [{"key": "h", "value": base64.b64encode(b"\x01").decode()}]
+    assert kept["pipeline"].to_list() == ["test"] * 6
+    assert kept["topic"].to_list() == [events.name] * 6
+
+
+def test_a_partition_read_ahead_of_the_others_makes_nothing_late(runner: Runner, topic: Make) -> None:
+    """
+    partition 0   ●──●──●──────────────────●      read first, whole
+    partition 1   ●●●●●●●●●●●●●●●●●●●●●●●●●●●     a little in every epoch
+    """
+    events = topic(2)
+    for second in range(0, 600, 10):
+        events.send({"user": "a", "amount": 1}, at=second, partition=1)
+    events.send(*[{"user": "b", "amount": 1}] * 2, at=0)
+    events.send({"user": "b", "amount": 1}, at=590)
+    found = runner.run(source=events.source(max_offsets_per_trigger=9), window=minutes())
+    assert len(runner.statuses) > 5
+    assert runner.statuses[-1].counters.rows_late == 0
+    assert found["n"].sum() == 63
+
+
+def test_rows_of_a_partition_that_counted_as_idle_are_told_apart(runner: Runner, topic: Make) -> None:
+    """The second partition is silent until the watermark went on without it; its old rows are late, cause idle."""
+    events, stop = topic(2), threading.Event()
+    events.send({"user": "a", "amount": 1}, at=1)
+
+    def drive() -> None:
+        end = time.monotonic() + 60
+        try:
+            while not (runner.statuses and runner.statuses[-1].watermark_us) and time.monotonic() < end:
+                time.sleep(0.05)
+            events.send({"user": "a", "amount": 1}, at=500)
+            while runner.statuses[-1].counters.rows_in < 2 and time.monotonic() < end:
+                time.sleep(0.05)
+            events.send({"user": "b", "amount": 1}, at=2, partition=1)
+            while runner.statuses[-1].counters.rows_in < 3 and time.monotonic() < end:
+                time.sleep(0.05)
+        finally:
+            stop.set()
+
+    driving = threading.Thread(target=drive)
+    driving.start()
+    window = minutes(source_idleness_ms="1s")
+    runner.run(source=events.source(), window=window, available_now=False, flush=False, stop=stop, idle_pause_ms=100)
+    driving.join()
+    assert runner.statuses[-1].counters.late == {"idle": 1}
+
+
+def test_offsets_are_advertised_to_a_group(runner: Runner, topic: Make, kafka: Any) -> None:
+    from confluent_kafka import Consumer, TopicPartition
+
+    events = topic(2)
+    events.send(*[{"user": "a", "amount": 1}] * 3, at=1)
+    group = f"lag-{events.name}"
+    runner.run(source=events.source(commit_group=group), window=minutes())
+    consumer: Any = Consumer({"bootstrap.servers": kafka.address, "group.id": group})
+    committed = consumer.committed([TopicPartition(events.name, 0), TopicPartition(events.name, 1)], timeout=20)
+    assert [p.offset for p in committed] == [3, 0]
+    consumer.close()
+
+
+def test_what_is_missing_is_said_in_one_line(runner: Runner, topic: Make) -> None:
+    events = topic(1)
+    with pytest.raises(
+        sw.SlackwaterError, match=r'^source "events": there is no topic "nope" at .*; there are: .*'
+    ) as e:
+        runner.run(source=events.source(query="nope"), window=minutes())
+    assert "\n" not in str(e.value)
+    away = sw.KafkaConnection(bootstrap_servers="127.0.0.1:1")
+    with pytest.raises(
+        sw.SlackwaterError, match=r'^source "events": Kafka at 127.0.0.1:1 cannot be reached \(.*refused.*\)'
+    ):
+        runner.run(source=events.source(connection=away), window=minutes())
+    with pytest.raises(sw.SlackwaterError, match=r'no schema is declared and ".*" has no records to infer one from'):
+        runner.run(source=events.source(schema=None), window=minutes())
+
+
+def test_sources_may_be_added_and_removed(runner: Runner, topic: Make) -> None:
+    first, second, third = topic(), topic(), topic()
+    for n, events in enumerate((first, second, third)):
+        events.send(*[{"user": "a", "amount": 10**n}] * 2, at=n)
+    one, two, three = (t.source(name=f"s{n}") for n, t in enumerate((first, second, third)))
+    runner.run(sources=[one, two], window=minutes(), flush=False)
+    first.send({"user": "a", "amount": 1}, at=3)
+    found = runner.run(sources=[three, one], window=minutes())
+    assert counted(found) == [("a", 7, 2 + 20 + 200 + 1)]
+
+
+AVRO_1 = {
+    "type": "record",
+    "name": "e",
+    "fields": [{"name": "user", "type": "string"}, {"name": "amount", "type": "long"}],
+}
+AVRO_2 = {
+    "type": "record", "name": "e",
+    "fields": [
+        {"name": "user", "type": "string"}, {"name": "amount", "type": "long"},
+        {"name": "note", "type": ["null", "string"], "default": None},
+    ],
+}  # fmt: skip
+
+
+def avro(schema: Mapping[str, Any], row: Mapping[str, Any], number: int | None = None) -> bytes:
+    import fastavro
+
+    out = io.BytesIO()
+    if number is not None:
+        out.write(b"\0" + number.to_bytes(4, "big"))
+    fastavro.schemaless_writer(out, fastavro.parse_schema(dict(schema)), dict(row))
+    return out.getvalue()
+
+
+def test_avro_with_a_schema_file(runner: Runner, topic: Make) -> None:
+    events = topic()
+    events.send(*[avro(AVRO_1, {"user": "a", "amount": n}) for n in (1, 2)], at=1)
+    events.send(b"\xff\xff\xff", at=2)
+    path = runner.home / "event.avsc"
+    path.write_text(json.dumps(AVRO_1))
+    source = events.source(schema=None, payload_format="avro", avro_schema_file=str(path))
+    found = runner.run(source=source, window=minutes(), on_error="drop")
+    assert counted(found) == [("a", 2, 3)]
+    assert runner.statuses[-1].counters.rows_bad == 1
+
+
+@pytest.fixture
+def registry() -> Iterator[str]:
+    """The part of a Confluent-style registry that readers ask: two versions of one subject."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            versions = {1: (7, AVRO_1), 2: (9, AVRO_2)}
+            if self.path.endswith("/versions"):
+                found: Any = list(versions)
+            else:
+                number, schema = versions[int(self.path.rsplit("/", 1)[1])]
+                found = {"id": number, "schema": json.dumps(schema)}
+            body = json.dumps(found).encode()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *given: Any) -> None:
+            return
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_avro_with_a_registry_and_two_versions(runner: Runner, topic: Make, registry: str) -> None:
+    events = topic()
+    events.send(
+        avro(AVRO_1, {"user": "a", "amount": 1}, 7), avro(AVRO_2, {"user": "a", "amount": 2, "note": "x"}, 9), at=1
+    )
+    events.send(avro(AVRO_1, {"user": "a", "amount": 1}, 8), at=2)  # an id that the subject does not have
+    connection = sw.KafkaConnection(bootstrap_servers=events.broker.address, schema_registry=registry)
+    source = events.source(schema=None, payload_format="avro", connection=connection)
+    sql = "SELECT concat(user, coalesce(note, '')) AS user, amount, _event_ts FROM source"
+    found = runner.run(source=source, transform_sql=sql, window=minutes(), on_error="drop")
+    assert counted(found) == [("a", 1, 1), ("ax", 1, 2)]
+    assert runner.statuses[-1].counters.rows_bad == 1
+
+
+def test_a_broker_that_goes_away_and_comes_back(runner: Runner, topic: Make, kafka: Any, tmp_path: Path) -> None:
+    events, stop = topic(), threading.Event()
+    events.send({"user": "a", "amount": 1}, at=1)
+
+    def drive() -> None:
+        end = time.monotonic() + 120
+        try:
+            while not runner.statuses and time.monotonic() < end:
+                time.sleep(0.05)
+            kafka.kill()
+            time.sleep(3)
+            kafka.start()
+            events.send({"user": "a", "amount": 1}, at=2)
+            while runner.statuses[-1].counters.rows_in < 2 and time.monotonic() < end:
+                time.sleep(0.05)
+        finally:
+            stop.set()
+
+    driving = threading.Thread(target=drive)
+    driving.start()
+    runner.run(source=events.source(), window=minutes(), available_now=False, flush=False, stop=stop)
+    driving.join()
+    assert runner.statuses[-1].counters.rows_in == 2
