@@ -35,7 +35,11 @@ def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
 def opened(url: str, **more: Any) -> PostgresStore:
     store = PostgresStore(url, "public", "p", **more)
     store.open()
-    store.prepare(LOGIC)
+    try:
+        store.prepare(LOGIC)
+    except StateError:
+        store.close()
+        raise
     return store
 
 

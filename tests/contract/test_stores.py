@@ -200,7 +200,9 @@ def test_a_damaged_segment_stops_the_start_by_name(directory: Make, damage: Any,
     meta = {"file": "segments/000000000-000-x.arrow", "rows": 100, "bytes": size, "checksum": digest}
     store.commit(manifest(0, segments=((SegmentMeta(**meta, first_due=0, last_due=0, close=0, dead=0),),)))
     store.close()
-    directory().open()
+    again = directory()
+    again.open()
+    again.close()
     damage(path)
     with pytest.raises(StateError, match=rf"state file .*000000000-000-x.arrow ({message}).*; restore it from a copy"):
         directory().open()

@@ -86,10 +86,11 @@ def frame_of(**rows: int) -> pl.DataFrame:
 
 
 def written(home: Path, name: str, frame: pl.DataFrame) -> SegmentMeta:
-    size = segments.write_arrow(home / "segments" / name, frame)
+    size, checksum = segments.write_arrow(home / "segments" / name, frame)
     return SegmentMeta(
-        file=f"segments/{name}", rows=frame.height, bytes=size, first_due=0, last_due=99, close=99, dead=99
-    )
+        file=f"segments/{name}", rows=frame.height, bytes=size, first_due=0, last_due=99, close=99, dead=99,
+        checksum=checksum,
+    )  # fmt: skip
 
 
 def test_the_newest_version_of_a_unit_wins_and_the_deleted_is_gone(tmp_path: Path) -> None:

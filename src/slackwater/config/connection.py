@@ -55,7 +55,7 @@ class KafkaConnection(Connection):
 
     kind: Literal["kafka"] = "kafka"
     bootstrap_servers: str
-    options: Mapping[str, str] = Field(default_factory=dict)
+    options: Mapping[str, str] = Field(default_factory=dict, repr=False)
     schema_registry: str | None = None
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
@@ -78,7 +78,7 @@ class PostgresConnection(Connection):
     """A Postgres database; a target only. Keep the password out of the file: `url = "${WAREHOUSE_URL}"`."""
 
     kind: Literal["postgres"] = "postgres"
-    url: str
+    url: str = Field(repr=False)
 
     KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("postgres"), "url": text}
     MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(("dsn", "uri", "host", "dbname", "database", "password"), "url")
@@ -104,7 +104,7 @@ class RabbitMQConnection(Connection):
     """A RabbitMQ broker; a source only."""
 
     kind: Literal["rabbitmq"] = "rabbitmq"
-    url: str
+    url: str = Field(repr=False)
 
     KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("rabbitmq"), "url": text}
     MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(("uri", "host", "password"), "url")
@@ -185,7 +185,7 @@ def connection(value: Any) -> Connection:
     if kind is None:
         raise NestedError([f": kind: missing; expected {_EXPECTED}"], None)
     if not isinstance(kind, str) or kind not in CONNECTIONS:
-        advice = nearest(kind, CONNECTIONS, 0.6) if isinstance(kind, str) else f", expected {_EXPECTED}"
+        advice = nearest(kind, CONNECTIONS) if isinstance(kind, str) else f", expected {_EXPECTED}"
         raise NestedError([f": kind: found {show(kind)}{advice}"], None)
     problems: list[str] = []
     built = CONNECTIONS[kind].build(value, "", "", problems)

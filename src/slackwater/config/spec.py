@@ -212,10 +212,10 @@ def anything(value: Any) -> Any:
     return value
 
 
-def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+def nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean "x"?`, or the known words if none is near."""
     words = sorted(known)
-    found = difflib.get_close_matches(word, words, n=1, cutoff=cutoff)
+    found = difflib.get_close_matches(word, words, n=1)
     if found:
         return f'; did you mean "{found[0]}"?'
     return f"; expected one of {', '.join(words)}" if words else ""

@@ -85,7 +85,7 @@ class StateStore(Spec):
 
     kind: str
     path: str | None = None
-    url: str | None = None
+    url: str | None = Field(default=None, repr=False)
     schema_: str = Field(default="public", alias="schema")
     checkpoint_interval_ms: int = 60_000
     shards: int | None = None

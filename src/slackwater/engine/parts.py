@@ -85,7 +85,11 @@ def _connector(session: SparkSession, spec: Source, connection: Connection, know
     else:
         reader = _cloud(spec, connection)
         try:
-            frame = session.readStream.format(reader.format).options(**reader.options, **spec.options).load()
+            frame = (
+                session.readStream.format(reader.format)
+                .options(**{**reader.options, **_options(connection), **spec.options})
+                .load()
+            )
         except Exception as error:
             raise reader.missing(error) or StartError(f'source "{spec.name}": {reason(error)}') from None
         time = quote(reader.event_time_column)
@@ -98,6 +102,10 @@ def _connector(session: SparkSession, spec: Source, connection: Connection, know
     else:
         payload = replace(json_payload(session, spec, known, list), body=body)
     return FrameSource(spec.name, frame, lambda rows: payload.decode(rows, [*meta, f"{quote(body)} AS _value"]))
+
+
+def _options(connection: Connection) -> dict[str, str]:
+    return dict(connection.options) if isinstance(connection, KinesisConnection | PubSubConnection) else {}
 
 
 def _cloud(spec: Source, connection: Connection) -> CloudReader:

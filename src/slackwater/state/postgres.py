@@ -28,7 +28,7 @@ import xxhash
 from psycopg import errors
 from pydantic import ValidationError
 
-from slackwater.errors import EpochError, FencedError, LockHeldError, StateError
+from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.state import sql
 from slackwater.state.postgres_shard import PostgresShard, Tables, collapsed
 from slackwater.state.protocol import FORMAT, Manifest, OutputMeta, Publish, SegmentMeta
@@ -69,14 +69,14 @@ class PostgresStore:
 
     def open(self) -> Manifest | None:
         self.checkpoint.mkdir(parents=True, exist_ok=True)
-        self._connect()
         try:
+            self._connect()
             self._bootstrap()
             return self._latest()
         except psycopg.Error as error:
             self.close()
             raise StateError(f"state store {self._place}: {sql.reason(error)}") from None
-        except StateError:
+        except StartError:
             self.close()
             raise
 

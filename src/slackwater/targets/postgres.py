@@ -57,6 +57,9 @@ class PostgresTarget:
                     self._create(db)
                 else:
                     self._compare(db)
+        except StartError:
+            self.close()
+            raise
         except psycopg.Error as error:
             self.close()
             raise StartError(f"{self.description}: {sql.reason(error)}; check the role's rights on it") from None
