@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+_MARK = "_slackwater_decoded"
+
+
 @dataclass(frozen=True)
 class Payload:
     """How values become columns. `schema`: these columns, without `_corrupt_record`."""
@@ -29,14 +32,14 @@ class Payload:
     avro: Mapping[int | None, str] = field(
         default_factory=dict
     )  # writer's schema (JSON) by registry id; None: the only one
-    reader: str | None = None  # Avro: the schema that rows are brought to
+    reader: str = ""  # Avro: the schema that rows are brought to, with the mark
 
     def decode(self, records: DataFrame, meta: Sequence[str]) -> DataFrame:
         """Records with the payload's columns, those of `meta` (SQL), and `_corrupt_record`: NULL where all went well."""
         if self.kind == "raw":
             return records.selectExpr(self.body, *meta)
         parsed = records.withColumn("_p", self._json() if self.kind == "json" else self._avro())
-        failed = f"_p IS NULL OR _p.{CORRUPT} IS NOT NULL" if self.kind == "json" else "_p IS NULL"
+        failed = "_p IS NULL OR " + (f"_p.{CORRUPT} IS NOT NULL" if self.kind == "json" else f"_p.{_MARK} IS NULL")
         text = f"coalesce(try_validate_utf8(CAST({self.body} AS STRING)), hex({self.body}))"
         return parsed.selectExpr(
             *(f"_p.{quote(f.name)}" for f in self.schema.fields),
@@ -56,7 +59,7 @@ class Payload:
         from pyspark.sql import functions as F  # noqa: N812
         from pyspark.sql.avro.functions import from_avro
 
-        options = {"mode": "PERMISSIVE", **({"avroSchema": self.reader} if self.reader else {})}
+        options = {"mode": "PERMISSIVE", "avroSchema": self.reader}
         if None in self.avro:
             return from_avro(F.col(self.body), self.avro[None], options)
         # Confluent's framing: a zero byte, the writer's schema id in 4 bytes, the record
@@ -117,7 +120,7 @@ def avro_payload(session: SparkSession, spec: Source, registry: str | None, topi
             raise StartError(
                 f'source "{spec.name}": avro_schema_file "{spec.avro_schema_file}" cannot be read ({error}); expected a schema in JSON'
             ) from None
-        return Payload(_spark_schema(session, spec, text), "avro", avro={None: text})
+        return Payload(_spark_schema(session, spec, text), "avro", avro={None: text}, reader=_marked(text))
     if registry is None or not topics:
         raise StartError(
             f'source "{spec.name}": payload_format = "avro" needs avro_schema_file, or schema_registry in the connection '
@@ -129,7 +132,13 @@ def avro_payload(session: SparkSession, spec: Source, registry: str | None, topi
             entry = _get(spec, registry, f"/subjects/{topic}-value/versions/{version}")
             found[int(entry["id"])] = entry["schema"]
     latest = list(found.values())[-1]
-    return Payload(_spark_schema(session, spec, latest), "avro", avro=found, reader=latest)
+    return Payload(_spark_schema(session, spec, latest), "avro", avro=found, reader=_marked(latest))
+
+
+def _marked(text: str) -> str:
+    """A reader's schema with one more field: its default tells a record that was decoded from the NULLs of one that was not."""
+    schema = json.loads(text)
+    return json.dumps({**schema, "fields": [*schema["fields"], {"name": _MARK, "type": "boolean", "default": True}]})
 
 
 def _get(spec: Source, registry: str, path: str) -> Any:

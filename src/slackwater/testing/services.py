@@ -86,12 +86,14 @@ class Kafka:
     @contextmanager
     def started(cls) -> Iterator[Kafka]:
         directory = Path(tempfile.mkdtemp(prefix="slackwater-kafka-"))
-        kafka = cls._made(directory)
+        kafka = None
         try:
+            kafka = cls._made(directory)
             kafka.start()
             yield kafka
         finally:
-            kafka.stop()
+            if kafka is not None:
+                kafka.stop()
             shutil.rmtree(directory, ignore_errors=True)
 
     @classmethod
@@ -107,6 +109,7 @@ class Kafka:
             "controller.listener.names": "CONTROLLER",
             "log.dirs": directory / "data",
             "log.retention.ms": -1,  # events of a test are old: by time Kafka would drop them at once
+            "log.message.timestamp.after.max.ms": 2**63 - 1,  # and some lie in the future
             "log.retention.check.interval.ms": 1000,
             "offsets.topic.replication.factor": 1,
             "offsets.topic.num.partitions": 1,
@@ -119,7 +122,7 @@ class Kafka:
         config = directory / "server.properties"
         config.write_text("".join(f"{k}={v}\n" for k, v in settings.items()))
         java = ["java", "-Xmx400m", "-XX:+UseSerialGC", "-cp", classpath]
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        cluster = "S" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]  # a leading "-" would be an option
         subprocess.run(
             [*java, "kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c", str(config)],
             check=True,
@@ -175,12 +178,14 @@ class Postgres:
     @contextmanager
     def started(cls) -> Iterator[Postgres]:
         directory = Path(tempfile.mkdtemp(prefix="slackwater-postgres-"))
-        postgres = cls._made(directory)
+        postgres = None
         try:
+            postgres = cls._made(directory)
             postgres.start()
             yield postgres
         finally:
-            postgres.stop()
+            if postgres is not None:
+                postgres.stop()
             shutil.rmtree(directory, ignore_errors=True)
 
     @classmethod
