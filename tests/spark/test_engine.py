@@ -324,3 +324,17 @@ def test_what_does_not_fit_is_told_at_start_by_name(runner: Runner, settings: di
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
     assert not runner.statuses
+
+
+def test_a_record_is_bad_whether_or_not_its_broken_column_is_used(runner: Runner) -> None:
+    """What is undecodable depends on the declared schema, not on which columns the query needs."""
+    path = runner.write("0.jsonl", events(0, 10))
+    path.write_text(path.read_text() + '{"user": "a", "i": "many", "ts": "2024-03-01T00:00:05Z"}\n')
+    count = simple(aggregations=[sw.Aggregation(agg="count", as_="n")])
+    letters = sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters"))
+    found = runner.run(source=runner.source(SIMPLE), window=count, on_error="dlq", dead_letter=letters)
+    assert found["n"].sum() == len(events(0, 10))
+    assert runner.statuses[-1].counters.rows_bad == 1
+    kept = pl.read_parquet(runner.home / "letters" / "*.parquet")
+    assert kept["value"].to_list() == [b'{"user": "a", "i": "many", "ts": "2024-03-01T00:00:05Z"}']
+    assert kept["file"].str.ends_with("0.jsonl").all()

@@ -80,7 +80,9 @@ class _Producer(threading.Thread):
     def run(self) -> None:
         from confluent_kafka import Producer
 
-        producer = Producer({"bootstrap.servers": self.address, "linger.ms": 20, "enable.idempotence": True})
+        producer = Producer(
+            {"bootstrap.servers": self.address, "linger.ms": 20, "enable.idempotence": True, "log_level": 0}
+        )
         chance, began = random.Random(3), time.monotonic()
         while self.sent < self.total:
             user = f"u{chance.randrange(40) + self.sent // 1500 * 7 % 400}"
@@ -111,7 +113,7 @@ def run_demo(rows: int) -> None:
         file.write_text(CONFIG.format())
         environment = {**os.environ, "KAFKA": kafka.address, "WAREHOUSE_URL": postgres.url}
         say(f"producing {rows:,} clicks into topic clicks; the runner: slackwater run demo-kafka.toml")
-        producer = _Producer(kafka.address, rows, rate=2000)
+        producer = _Producer(kafka.address, rows, rate=1000)
         producer.start()
         db: Any = psycopg.connect(postgres.url, autocommit=True)
         runner = _start(file, home, environment)

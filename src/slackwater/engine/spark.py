@@ -90,7 +90,9 @@ class SparkEngine:
             observed[name] = Observation()
             timed[name] = self._timed(name, frames[name], clock_us, latest)
             partitions = list(batch.partitions.get(name, {}))
-            rows = timed[name].observe(observed[name], *_statistics(partitions)).where("__bad IS NULL")
+            rows = (
+                timed[name].observe(observed[name], *_statistics(partitions, usable_only=False)).where("__bad IS NULL")
+            )
             for tag, some in _by_idleness(rows, index, len(names), split[name]):
                 if self.pipeline.transform.sql is not None:
                     some = some.drop("__bad", CORRUPT)
@@ -99,7 +101,13 @@ class SparkEngine:
         lifted = self._lift(reduce(lambda a, b: a.unionByName(b), parts), tagged)
         owner = lifted.selectExpr("*", f"{prepare.shard_sql(len(tasks))} AS __shard")
         reports = _run(owner.repartitionById(len(tasks), owner["__shard"]), lifted.columns, _ingest_task(list(tasks)))
-        stats = {name: _stats_of(o.get, batch.partitions.get(name, {})) for name, o in observed.items()}
+        stats: dict[str, SourceStats] = {}
+        for name, observation in observed.items():
+            found: Mapping[str, Any] = observation.get
+            counts = batch.partitions.get(name, {})
+            if found["bad"]:
+                found = timed[name].agg(*_statistics(list(counts), usable_only=True)).collect()[0].asDict()
+            stats[name] = _stats_of(found, counts)
         bad = [name for name, s in stats.items() if s.bad]
         letters: list[OutputMeta] = []
         if self.pipeline.transform.on_error == "dlq":
@@ -116,11 +124,13 @@ class SparkEngine:
     def _timed(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
         """Rows with `_event_ts` and `__bad`: NULL for a usable row, else why it is not."""
         time = f"timestamp_micros({clock_us}L)" if self.times[name] == inspect.CLOCK else self.times[name]
-        decodable = f"{CORRUPT} IS NOT NULL" if CORRUPT in frame.columns else "false"
+        undecodable = "false"
+        if CORRUPT in frame.columns:
+            # Spark decodes the columns that are asked for, and only these can fail: so ask for all, in every job over them
+            every = ", ".join(quote(c) for c in frame.columns if c != CORRUPT)
+            undecodable = f"{CORRUPT} IS NOT NULL AND to_json(struct({every})) IS NOT NULL"
         future = "" if latest is None else f" WHEN unix_micros({time}) > {latest}L THEN 'future'"
-        bad = (
-            f"CASE WHEN {decodable} THEN 'undecodable' WHEN ({time}) IS NULL THEN 'no event time'{future} END AS __bad"
-        )
+        bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN ({time}) IS NULL THEN 'no event time'{future} END AS __bad"
         kept = (quote(c) for c in frame.columns if c != "_event_ts")
         return frame.selectExpr(*kept, f"{time} AS _event_ts", bad)
 
@@ -185,31 +195,31 @@ def _by_idleness(rows: DataFrame, index: int, sources: int, idle: Sequence[str])
     return [(index, rows.where(f"NOT {of_idle}")), (sources + index, rows.where(of_idle))]
 
 
-def _statistics(partitions: Sequence[str]) -> list[Any]:
+def _statistics(partitions: Sequence[str], usable_only: bool) -> list[Any]:
+    """What is told of a source's rows. While no row is bad the few aggregates do that need not look at `__bad`."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    usable = F.col("__bad").isNull()
-    found = [
-        F.count(F.lit(1)).alias("rows"),
-        F.count(F.when(usable, 1)).alias("usable"),
-        F.max(F.when(usable, F.expr("unix_micros(_event_ts)"))).alias("newest"),
-        F.count(F.when(F.col("__bad") == "undecodable", 1)).alias("undecodable"),
-        F.count(F.when(F.col("__bad") == "future", 1)).alias("future"),
-    ]
+    event_us = F.expr(
+        "CASE WHEN __bad IS NULL THEN unix_micros(_event_ts) END" if usable_only else "unix_micros(_event_ts)"
+    )
+    found = [F.count(F.lit(1)).alias("rows"), F.count("__bad").alias("bad"), F.max(event_us).alias("newest")]
+    if usable_only:
+        found += [F.count(F.when(F.col("__bad") == why, 1)).alias(why) for why in ("undecodable", "future")]
     for number, partition in enumerate(partitions):
         topic, _, part = partition.rpartition("-")
-        here = usable & (F.col("_partition") == int(part)) & (F.col("_topic") == topic)
-        found.append(F.max(F.when(here, F.expr("unix_micros(_event_ts)"))).alias(f"newest{number}"))
+        here = (F.col("_partition") == int(part)) & (F.col("_topic") == topic)
+        found.append(F.max(F.when(here, event_us)).alias(f"newest{number}"))
     return found
 
 
 def _stats_of(found: Mapping[str, Any], partitions: Mapping[str, int]) -> SourceStats:
+    rows, bad = found["rows"] or 0, found["bad"] or 0
     return SourceStats(
-        found["rows"] or 0,
-        found["usable"] or 0,
+        rows,
+        rows - bad,
         found["newest"],
-        found["undecodable"] or 0,
-        found["future"] or 0,
+        found.get("undecodable") or 0,
+        found.get("future") or 0,
         {name: Heard(rows, found[f"newest{n}"]) for n, (name, rows) in enumerate(partitions.items())},
     )
 
