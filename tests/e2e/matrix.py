@@ -325,10 +325,9 @@ def main() -> int:
                     f" {expected:,} | {lost} | {wrong} |"
                 )
                 print(lines[-1], flush=True)
-    if given.write:
-        text = given.write.read_text()
-        head, _, _ = text.partition("<!-- kills -->")
-        given.write.write_text(head + "<!-- kills -->\n\n" + "\n".join(lines) + "\n")
+                if given.write:
+                    head, _, _ = given.write.read_text().partition("<!-- kills -->")
+                    given.write.write_text(head + "<!-- kills -->\n\n" + "\n".join(lines) + "\n")
     return int(failed)
 
 

@@ -7,11 +7,14 @@ import re
 import runpy
 import sys
 import warnings
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import psycopg
 import pytest
+from confluent_kafka import Producer
 
 from slackwater.cli import main as cli
 
@@ -72,6 +75,66 @@ def test_the_same_in_python(home: Path) -> None:
     assert (row["user_id"], row["clicks"], row["pages"]) == ("u1", 9, 2)
     segments = sorted((home / "state" / "user-sessions" / "segments").glob("*.arrow"))
     assert pl.read_ipc(segments[-1])["user_id"].to_list() == ["u1"]
+
+
+@pytest.mark.usefixtures("spark")
+def test_from_kafka_to_postgres(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kafka: Any, postgres: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tour of the README, its SQL, and what `check --connect` says before the topic, and with a table that does not fit."""
+    url = postgres.database("tour")
+    monkeypatch.setenv("KAFKA", kafka.address)
+    monkeypatch.setenv("WAREHOUSE_URL", url)
+    file = tmp_path / "orders.toml"
+    file.write_text(block("toml", 1))
+    check = ("check", str(file), "--connect")
+    assert command(monkeypatch, *check) == 1
+    assert 'there is no topic "orders"' in capsys.readouterr().err
+    kafka.create("orders", 2)
+    assert command(monkeypatch, *check) == 0
+    with psycopg.connect(url) as db:
+        db.execute("CREATE TABLE orders_per_minute (window_start timestamptz, shop int)")
+    assert command(monkeypatch, *check) == 1
+    told = capsys.readouterr().err.strip().splitlines()
+    assert any('column "shop" is integer, expected text' in line for line in told)
+    assert all(line.startswith(("error: orders-per-minute: ", "orders-per-minute: ")) for line in told)
+    with psycopg.connect(url) as db:
+        db.execute("DROP TABLE orders_per_minute")
+    producer = Producer({"bootstrap.servers": kafka.address})
+    for n, value in enumerate(['{"shop": "a", "amount": 1.25}', '{"shop": "a", "amount": 2.5}', "broken"]):
+        producer.produce("orders", value, partition=0, timestamp=1_700_000_000_000 + n)
+    assert producer.flush(30) == 0
+    assert command(monkeypatch, "explain", str(file)) == 0
+    assert "exactly once: state, offsets and output are one transaction" in capsys.readouterr().out
+    assert command(monkeypatch, "run", str(file), "--available-now") == 0
+    look = block("sql").replace("-- the open windows, typed columns", "")
+    with psycopg.connect(url) as db:
+        windows, offsets = (db.execute(q).fetchall() for q in look.split(";")[:2])
+        assert [r[1] for r in windows] == ["a"]
+        assert ("orders", "orders-0", "3") in [r[:3] for r in offsets]
+    assert command(monkeypatch, "run", str(file), "--available-now", "--flush") == 0
+    assert "results in Postgres table public.orders_per_minute" in capsys.readouterr().out
+    with psycopg.connect(url) as db:
+        assert db.execute("SELECT shop, orders, revenue FROM orders_per_minute").fetchall() == [
+            ("a", 2, Decimal("3.75"))
+        ]
+        assert db.execute("SELECT reason, value FROM orders_rejected").fetchall() == [("undecodable", b"broken")]
+
+
+def test_what_cannot_be_reached_is_said_line_by_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KAFKA", "127.0.0.1:1")
+    monkeypatch.setenv("WAREHOUSE_URL", "postgresql://me:hunter2@127.0.0.1:1/shop")
+    (tmp_path / "orders.toml").write_text(block("toml", 1))
+    assert command(monkeypatch, "check", str(tmp_path / "orders.toml"), "--connect") == 1
+    told = capsys.readouterr().err
+    assert 'source "orders": Kafka at 127.0.0.1:1 cannot be reached' in told
+    assert "state store: Postgres at 127.0.0.1:1/shop cannot be reached" in told
+    assert "target public.orders_per_minute: Postgres at 127.0.0.1:1/shop cannot be reached" in told
+    assert "dead_letter public.orders_rejected: Postgres" in told
+    assert "hunter2" not in told
+    assert len(told.strip().splitlines()) == 4
 
 
 @pytest.mark.usefixtures("spark")
