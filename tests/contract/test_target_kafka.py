@@ -23,7 +23,8 @@ from confluent_kafka.admin import AdminClient
 from slackwater.core.schema import Field
 from slackwater.errors import FencedError, PublishError, StartError
 from slackwater.targets.base import Table
-from slackwater.targets.kafka import EPOCHS_TOPIC, KafkaRows, KafkaTarget, avro_schema, json_objects
+from slackwater.targets.kafka import EPOCHS_TOPIC, KafkaTarget
+from slackwater.targets.kafka_rows import KafkaRows, avro_schema, json_objects
 from slackwater.testing.services import free_port
 
 AT = dt.datetime(2024, 3, 1, 9, 0, 0, 250_001)

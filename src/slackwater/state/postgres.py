@@ -30,7 +30,8 @@ from pydantic import ValidationError
 
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.state import sql
-from slackwater.state.postgres_shard import PostgresShard, Tables, collapsed
+from slackwater.state.postgres_shard import PostgresShard, collapsed
+from slackwater.state.postgres_tables import Tables
 from slackwater.state.protocol import FORMAT, Manifest, OutputMeta, Publish, SegmentMeta
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.family import family
@@ -86,6 +87,7 @@ class PostgresStore:
 
     def _connect(self) -> None:
         """Connect and take the pipeline's lock, which is gone with this connection."""
+        self._disconnect()
         self._connection = sql.connect(self._url, "state store")
         key = xxhash.xxh64_intdigest(f"slackwater\0{self._schema}\0{self._pipeline}".encode()) - (1 << 63)
         end = time.monotonic() + LOCK_S
@@ -102,7 +104,7 @@ class PostgresStore:
             " current_database())",
             (key,),
         ).fetchone()
-        self.close()
+        self._disconnect()
         who = holder[0].removeprefix("slackwater ") if holder and holder[0] else "another process"
         raise LockHeldError(
             f"pipeline is already running: {who} holds its lock {self._place}; stop it first, one runner per pipeline"
@@ -113,29 +115,9 @@ class PostgresStore:
         if db.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (self._schema,)).fetchone() is None:
             db.execute(f"CREATE SCHEMA IF NOT EXISTS {sql.quote(self._schema)}")
         with db.transaction():
-            db.execute(
-                "SELECT pg_advisory_xact_lock(7305804402566226542)"
-            )  # CREATE IF NOT EXISTS is not safe beside itself
-            db.execute(
-                f"""CREATE TABLE IF NOT EXISTS {t.pipelines} (
-                    pipeline_name text PRIMARY KEY, state_version integer NOT NULL, epoch bigint NOT NULL,
-                    published_epoch bigint NOT NULL DEFAULT -1, watermark timestamptz, open_windows bigint NOT NULL,
-                    commit_id uuid NOT NULL, record jsonb NOT NULL, updated_at timestamptz NOT NULL DEFAULT now())"""
-            )
-            db.execute(
-                f"""CREATE TABLE IF NOT EXISTS {t.offsets} (
-                    pipeline_name text, source text, partition text, "offset" text, watermark timestamptz,
-                    idle boolean NOT NULL, state_version integer NOT NULL, epoch bigint NOT NULL,
-                    updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (pipeline_name, source, partition))"""
-            )
-            db.execute(
-                f"""CREATE TABLE IF NOT EXISTS {t.outputs} (
-                    token text PRIMARY KEY, pipeline_name text NOT NULL, epoch bigint NOT NULL, data bytea NOT NULL)"""
-            )
-            db.execute(
-                f"""CREATE TABLE IF NOT EXISTS {t.lists} (
-                    token text PRIMARY KEY, pipeline_name text NOT NULL, epoch bigint NOT NULL, lines text NOT NULL)"""
-            )
+            db.execute("SELECT pg_advisory_xact_lock(7305804402566226542)")  # IF NOT EXISTS is not safe beside itself
+            for statement in t.shared():
+                db.execute(statement)
 
     def _latest(self) -> Manifest | None:
         row = self._db.execute(
@@ -188,10 +170,13 @@ class PostgresStore:
                 "restore it from a backup, or delete the pipeline's row from slackwater_pipelines to start over"
             )
 
-    def close(self) -> None:
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    def close(self) -> None:
+        self._disconnect()
         if self._temporary is not None:
             self._temporary.cleanup()
 

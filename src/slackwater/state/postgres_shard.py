@@ -13,110 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import xxhash
 
 from slackwater.errors import EpochError
 from slackwater.state import sql
-from slackwater.state.protocol import FORMAT, OutputMeta, SegmentMeta
+from slackwater.state.postgres_tables import TIMES, Tables
+from slackwater.state.protocol import OutputMeta, SegmentMeta
 from slackwater.windows.family import family
 from slackwater.windows.logic import DEAD, LOOSE, SETTLED, Int64s, Logic, Visit
-
-# the hidden columns of a state row, as people read them
-_READABLE = {
-    "__h": "unit",
-    "__kh": "key_hash",
-    "__kind": "kind",
-    "__start": "window_start",
-    "__last": "last_event",
-    "__due": "closes_at",
-}
-_TIMES = ("__start", "__last", "__due")
-_RESERVED = {*_READABLE.values(), "pipeline_name", "ordinal", "state_version", "epoch", "updated_at", "token"}
-
-
-@dataclass(frozen=True)
-class Tables:
-    """The names of a pipeline's tables, as SQL, and their columns."""
-
-    schema: str
-    pipeline: str
-
-    def _named(self, name: str) -> str:
-        return f"{sql.quote(self.schema)}.{sql.quote(name)}"
-
-    @property
-    def pipelines(self) -> str:
-        return self._named("slackwater_pipelines")
-
-    @property
-    def offsets(self) -> str:
-        return self._named("slackwater_offsets")
-
-    @property
-    def outputs(self) -> str:
-        return self._named("slackwater_outputs")
-
-    @property
-    def lists(self) -> str:
-        return self._named("slackwater_lists")
-
-    @property
-    def state(self) -> str:
-        return self._named(self.name_of("state"))
-
-    @property
-    def staged(self) -> str:
-        return self._named(self.name_of("staged"))
-
-    @property
-    def windows(self) -> str:
-        return self._named(self.name_of("windows"))
-
-    def name_of(self, what: str) -> str:
-        """`slackwater_state_<pipeline>`; a long pipeline name is cut and made unique by its hash."""
-        name = f"slackwater_{what}_{self.pipeline}"
-        if len(name) <= 63:
-            return name
-        return f"{name[:46]}_{xxhash.xxh64_hexdigest(self.pipeline.encode())}"
-
-    def columns(self, logic: Logic) -> dict[str, str]:
-        """Column of a state row -> column of the table."""
-        taken = _RESERVED
-
-        def free(name: str, prefix: str) -> str:
-            return f"{prefix}.{name}" if name in taken else name
-
-        keys = {k: free(k, "key") for k in logic.key_names}
-        accumulators = {a: free(a, "acc") for a in logic.accumulators}
-        return {**_READABLE, **keys, **accumulators}
-
-    def _types(self, logic: Logic) -> dict[str, str]:
-        types = {name: sql.sql_type_of(dtype) for name, dtype in logic.state_schema.items()}
-        types |= dict.fromkeys(_TIMES, "timestamp with time zone")
-        return {column: types[name] for name, column in self.columns(logic).items()}
-
-    def create_state(self, logic: Logic) -> str:
-        columns = ", ".join(f"{sql.quote(c)} {t}" for c, t in self._types(logic).items())
-        name = self.pipeline.replace("'", "''")
-        return (
-            f"CREATE TABLE {self.state} (pipeline_name text NOT NULL DEFAULT '{name}', {columns}, ordinal integer NOT NULL,"
-            f" state_version integer NOT NULL DEFAULT {FORMAT}, epoch bigint NOT NULL, updated_at timestamptz NOT NULL"
-            " DEFAULT now(), PRIMARY KEY (unit, ordinal)) WITH (fillfactor = 80)"
-        )
-
-    def create_staged(self, logic: Logic) -> str:
-        columns = ", ".join(f"{sql.quote(c)} {t}" for c, t in self._types(logic).items())
-        return f"CREATE UNLOGGED TABLE {self.staged} (token text NOT NULL, {columns}, ordinal integer NOT NULL)"
-
-    def create_view(self, logic: Logic) -> str:
-        """The open windows, for people: without hashes, and only what the watermark has not closed."""
-        shown = {c: n for n, c in self.columns(logic).items() if n not in ("__h", "__kh", "__kind")}
-        columns = ", ".join(f"s.{sql.quote(c)}" for c in shown)
-        return (
-            f"CREATE OR REPLACE VIEW {self.windows} AS SELECT s.pipeline_name, {columns}, s.epoch, s.updated_at"
-            f" FROM {self.state} s JOIN {self.pipelines} p USING (pipeline_name)"
-            f" WHERE s.kind = {LOOSE} OR s.kind = {SETTLED} AND (p.watermark IS NULL OR s.closes_at > p.watermark)"
-        )
 
 
 @dataclass(frozen=True)
@@ -144,7 +47,7 @@ class PostgresShard:
         names = self.tables.columns(logic)
         frame = versions.with_columns(
             pl.lit(token).alias("token"),
-            *(pl.col(c).cast(pl.Datetime("us")).dt.replace_time_zone("UTC") for c in _TIMES),
+            *(pl.col(c).cast(pl.Datetime("us")).dt.replace_time_zone("UTC") for c in TIMES),
         ).rename(names)
         try:
             with sql.arrow_cursor(self.url) as cursor:

@@ -9,12 +9,8 @@ end it, then reads the marker: it says whether that epoch is there.
 
 from __future__ import annotations
 
-import base64
-import io
-import json
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -31,147 +27,16 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
-from slackwater.core.schema import Field
 from slackwater.errors import FencedError, PublishError, StartError
 from slackwater.targets.base import LETTER, Table
+from slackwater.targets.kafka_rows import KafkaRows, LetterRows, Messages
 
 EPOCHS_TOPIC = "_slackwater_epochs"
 
 _EXACTLY_ONCE, _AT_LEAST_ONCE = "exactly_once", "at_least_once"
-_TIME = "%Y-%m-%dT%H:%M:%S%.6f"
 _SECRETS = ("password", "secret", "token", "jaas", ".key", "credential")
 _FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 _CLEANING_SECONDS = 10  # how often a broker looks for transactions past their timeout
-_AVRO_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
-_AVRO: dict[str, Any] = {
-    "boolean": "boolean",
-    "tinyint": "int",
-    "smallint": "int",
-    "int": "int",
-    "bigint": "long",
-    "float": "float",
-    "double": "double",
-    "string": "string",
-    "binary": "bytes",
-    "date": {"type": "int", "logicalType": "date"},
-    "timestamp": {"type": "long", "logicalType": "timestamp-micros"},
-    "timestamp_ntz": {"type": "long", "logicalType": "local-timestamp-micros"},
-}
-
-Headers = list[tuple[str, str | bytes | None]]
-Messages = Iterator[tuple[bytes | None, bytes | None, Headers]]  # key, value, headers of this row
-
-
-class KafkaRows:
-    """How a frame becomes messages: a JSON key, a JSON or Avro value, and headers that name the writer and the epoch."""
-
-    def __init__(
-        self,
-        table: Table,
-        value_format: str = "json",
-        key_columns: list[str] | None = None,
-        schema_id: int | None = None,
-    ) -> None:
-        """`key_columns` default to the identity (none: no key); `schema_id` puts Confluent's framing around Avro."""
-        self._table, self._schema_id = table, schema_id
-        self._key_columns = list(table.identity or ()) if key_columns is None else key_columns
-        self._values = self._avro_values() if value_format == "avro" else json_objects
-
-    def headers(self, epoch: int) -> Headers:
-        return [("slackwater-pipeline", self._table.writer.encode()), ("slackwater-epoch", str(epoch).encode())]
-
-    def messages(self, rows: pl.DataFrame) -> Messages:
-        """Key, value and own headers of every row, in order."""
-        values = self._values(rows)
-        if not self._key_columns:
-            return ((None, value, []) for value in values)
-        return ((k, v, []) for k, v in zip(json_objects(rows.select(self._key_columns)), values, strict=True))
-
-    def _avro_values(self) -> Callable[[pl.DataFrame], list[bytes]]:
-        try:
-            import fastavro
-        except ImportError as error:
-            raise StartError("value_format avro needs the package fastavro; pip install fastavro") from error
-        unfit = [f.name for f in self._table.fields if not _AVRO_NAME.fullmatch(f.name)]
-        if unfit:
-            raise StartError(
-                f'Avro does not take the column name "{unfit[0]}"; expected letters, digits and _ only; '
-                'rename the column or use value_format = "json"'
-            )
-        schema = fastavro.parse_schema(avro_schema(self._table))
-        frame = b"" if self._schema_id is None else b"\0" + self._schema_id.to_bytes(4, "big")
-        whole = [f.name for f in self._table.fields if f.base in ("date", "timestamp", "timestamp_ntz")]
-
-        def values(rows: pl.DataFrame) -> list[bytes]:
-            written = []
-            for row in rows.with_columns(pl.col(whole).to_physical()).iter_rows(named=True):
-                out = io.BytesIO(frame)
-                out.seek(len(frame))
-                fastavro.schemaless_writer(out, schema, row)
-                written.append(out.getvalue())
-            return written
-
-        return values
-
-
-class LetterRows(KafkaRows):
-    """Dead letters as they came: the original key, value and headers; what is known about them in further headers."""
-
-    def messages(self, rows: pl.DataFrame) -> Messages:
-        for row in rows.iter_rows(named=True):
-            headers: Headers = [
-                (h.get("key", ""), None if h.get("value") is None else base64.b64decode(h["value"]))
-                for h in json.loads(row["headers"] or "[]")
-            ]
-            known = {f"slackwater-{n}": row[n] for n in ("reason", "source", "topic", "partition", "offset", "file")}
-            headers += [(name, str(value).encode()) for name, value in known.items() if value is not None]
-            yield row["key"], row["value"], headers
-
-
-def avro_schema(table: Table) -> dict[str, Any]:
-    """The record of a row; every column may be null."""
-    return {
-        "type": "record",
-        "name": "row",
-        "fields": [{"name": f.name, "type": ["null", _avro_type(f)], "default": None} for f in table.fields],
-    }
-
-
-def _avro_type(field: Field) -> Any:
-    if field.base != "decimal":
-        return _AVRO[field.type]
-    precision, scale = field.decimal
-    return {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
-
-
-def json_objects(rows: pl.DataFrame) -> list[bytes]:
-    """Every row as a JSON object: times in ISO 8601, bytes in base64, decimals and non-finite floats as strings."""
-    parts: list[pl.Expr] = []
-    for name, kind in rows.schema.items():
-        parts += [pl.lit(("," if parts else "{") + json.dumps(name, ensure_ascii=False) + ":"), _json_value(name, kind)]
-    whole = pl.concat_str([*parts, pl.lit("}")]).cast(pl.Binary)
-    found: list[bytes] = rows.select(whole.alias("json")).to_series().to_list()
-    return found
-
-
-def _json_value(name: str, kind: pl.DataType) -> pl.Expr:
-    value = pl.col(name)
-    if kind == pl.Binary:
-        value = value.bin.encode("base64")
-    elif isinstance(kind, pl.Datetime):
-        value = value.dt.strftime(_TIME + ("Z" if kind.time_zone else ""))
-    elif isinstance(kind, pl.Decimal):
-        value = value.cast(pl.String)
-    encoded = pl.struct(value.alias("v")).struct.json_encode().str.strip_prefix('{"v":').str.head(-1)
-    if not kind.is_float():
-        return encoded
-    return (
-        pl.when(value.is_nan())
-        .then(pl.lit('"NaN"'))
-        .when(value.is_infinite())
-        .then(pl.when(value > 0).then(pl.lit('"Infinity"')).otherwise(pl.lit('"-Infinity"')))
-        .otherwise(encoded)
-    )
 
 
 class KafkaTarget:

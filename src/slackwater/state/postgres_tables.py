@@ -1,0 +1,125 @@
+"""The tables of the Postgres store: their names, columns and types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import xxhash
+
+from slackwater.state import sql
+from slackwater.state.protocol import FORMAT
+from slackwater.windows.logic import LOOSE, SETTLED, Logic
+
+# the hidden columns of a state row, as people read them
+_READABLE = {
+    "__h": "unit",
+    "__kh": "key_hash",
+    "__kind": "kind",
+    "__start": "window_start",
+    "__last": "last_event",
+    "__due": "closes_at",
+}
+TIMES = ("__start", "__last", "__due")
+_RESERVED = {*_READABLE.values(), "pipeline_name", "ordinal", "state_version", "epoch", "updated_at", "token"}
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The names of a pipeline's tables, as SQL, and their columns."""
+
+    schema: str
+    pipeline: str
+
+    def _named(self, name: str) -> str:
+        return f"{sql.quote(self.schema)}.{sql.quote(name)}"
+
+    @property
+    def pipelines(self) -> str:
+        return self._named("slackwater_pipelines")
+
+    @property
+    def offsets(self) -> str:
+        return self._named("slackwater_offsets")
+
+    @property
+    def outputs(self) -> str:
+        return self._named("slackwater_outputs")
+
+    @property
+    def lists(self) -> str:
+        return self._named("slackwater_lists")
+
+    @property
+    def state(self) -> str:
+        return self._named(self.name_of("state"))
+
+    @property
+    def staged(self) -> str:
+        return self._named(self.name_of("staged"))
+
+    @property
+    def windows(self) -> str:
+        return self._named(self.name_of("windows"))
+
+    def name_of(self, what: str) -> str:
+        """`slackwater_state_<pipeline>`; a long pipeline name is cut and made unique by its hash."""
+        name = f"slackwater_{what}_{self.pipeline}"
+        if len(name) <= 63:
+            return name
+        return f"{name[:46]}_{xxhash.xxh64_hexdigest(self.pipeline.encode())}"
+
+    def columns(self, logic: Logic) -> dict[str, str]:
+        """Column of a state row -> column of the table."""
+        taken = _RESERVED
+
+        def free(name: str, prefix: str) -> str:
+            return f"{prefix}.{name}" if name in taken else name
+
+        keys = {k: free(k, "key") for k in logic.key_names}
+        accumulators = {a: free(a, "acc") for a in logic.accumulators}
+        return {**_READABLE, **keys, **accumulators}
+
+    def shared(self) -> list[str]:
+        """Statements that make the tables of all pipelines in this schema."""
+        return [
+            f"""CREATE TABLE IF NOT EXISTS {self.pipelines} (
+                pipeline_name text PRIMARY KEY, state_version integer NOT NULL, epoch bigint NOT NULL,
+                published_epoch bigint NOT NULL DEFAULT -1, watermark timestamptz, open_windows bigint NOT NULL,
+                commit_id uuid NOT NULL, record jsonb NOT NULL, updated_at timestamptz NOT NULL DEFAULT now())""",
+            f"""CREATE TABLE IF NOT EXISTS {self.offsets} (
+                pipeline_name text, source text, partition text, "offset" text, watermark timestamptz,
+                idle boolean NOT NULL, state_version integer NOT NULL, epoch bigint NOT NULL,
+                updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (pipeline_name, source, partition))""",
+            f"""CREATE TABLE IF NOT EXISTS {self.outputs} (
+                token text PRIMARY KEY, pipeline_name text NOT NULL, epoch bigint NOT NULL, data bytea NOT NULL)""",
+            f"""CREATE TABLE IF NOT EXISTS {self.lists} (
+                token text PRIMARY KEY, pipeline_name text NOT NULL, epoch bigint NOT NULL, lines text NOT NULL)""",
+        ]
+
+    def _types(self, logic: Logic) -> dict[str, str]:
+        types = {name: sql.sql_type_of(dtype) for name, dtype in logic.state_schema.items()}
+        types |= dict.fromkeys(TIMES, "timestamp with time zone")
+        return {column: types[name] for name, column in self.columns(logic).items()}
+
+    def create_state(self, logic: Logic) -> str:
+        columns = ", ".join(f"{sql.quote(c)} {t}" for c, t in self._types(logic).items())
+        name = self.pipeline.replace("'", "''")
+        return (
+            f"CREATE TABLE {self.state} (pipeline_name text NOT NULL DEFAULT '{name}', {columns}, ordinal integer NOT NULL,"
+            f" state_version integer NOT NULL DEFAULT {FORMAT}, epoch bigint NOT NULL, updated_at timestamptz NOT NULL"
+            " DEFAULT now(), PRIMARY KEY (unit, ordinal)) WITH (fillfactor = 80)"
+        )
+
+    def create_staged(self, logic: Logic) -> str:
+        columns = ", ".join(f"{sql.quote(c)} {t}" for c, t in self._types(logic).items())
+        return f"CREATE UNLOGGED TABLE {self.staged} (token text NOT NULL, {columns}, ordinal integer NOT NULL)"
+
+    def create_view(self, logic: Logic) -> str:
+        """The open windows, for people: without hashes, and only what the watermark has not closed."""
+        shown = {c: n for n, c in self.columns(logic).items() if n not in ("__h", "__kh", "__kind")}
+        columns = ", ".join(f"s.{sql.quote(c)}" for c in shown)
+        return (
+            f"CREATE OR REPLACE VIEW {self.windows} AS SELECT s.pipeline_name, {columns}, s.epoch, s.updated_at"
+            f" FROM {self.state} s JOIN {self.pipelines} p USING (pipeline_name)"
+            f" WHERE s.kind = {LOOSE} OR s.kind = {SETTLED} AND (p.watermark IS NULL OR s.closes_at > p.watermark)"
+        )
