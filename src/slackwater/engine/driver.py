@@ -188,9 +188,10 @@ class Driver:
             self._commit(manifest)
         manifest = self.state
         self._load_clocks()
-        if manifest.staged and self.store.published() < manifest.epoch:
-            with timer.phase("write"):
-                self._write(manifest)
+        if manifest.staged:
+            if self.store.published() < manifest.epoch:
+                with timer.phase("write"):
+                    self._write(manifest)
             with timer.phase("note"):
                 self.store.note_published(manifest.epoch)
         if manifest.epoch % GARBAGE_EVERY == 0:
@@ -253,8 +254,15 @@ class Driver:
         self.state = self.store.commit(manifest, self._publish_within(manifest) if joined else None)
 
     def _publish_within(self, manifest: Manifest) -> Publish:
-        rows, target = self._output(manifest), cast(Joining, self.target)
-        return lambda connection: target.publish_within(connection, manifest.epoch, rows)
+        """Write within the commit: what is a step of its own elsewhere is a step within the transaction here."""
+        rows, target, hit = self._output(manifest), cast(Joining, self.target), self.hooks.faults.hit
+
+        def publish(connection: object) -> None:
+            hit("write.before", manifest.epoch)
+            target.publish_within(connection, manifest.epoch, rows)
+            hit("write.after", manifest.epoch)
+
+        return publish
 
     # -- publishing ----------------------------------------------------------------------------------------------
 
