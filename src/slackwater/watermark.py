@@ -67,7 +67,7 @@ def listen(clock: SourceClock, heard: Heard, quiet_us: int) -> SourceClock:
     silent = Heard(0, None)
     partitions = {
         name: listen(clock.partitions.get(name, fresh), heard.partitions.get(name, silent), quiet_us)
-        for name in sorted({*clock.partitions, *heard.partitions})
+        for name in sorted(heard.partitions or clock.partitions)  # one that is not listed any more is gone
     }
     if heard.rows == 0:
         quiet = min(clock.quiet_us + quiet_us, clock.idleness_us)
