@@ -69,7 +69,7 @@ def _kafka(
     else:
         payload = json_payload(session, spec, known, lambda: sample(session, spec, connection))
     used = "_headers" in (pipeline.transform.sql or "_headers") or pipeline.dead_letter is not None
-    return KafkaSource(spec, connection, payload, f"slackwater-{pipeline.name}-{spec.name}", used)
+    return KafkaSource(spec, broker, payload, f"slackwater-{pipeline.name}-{spec.name}", used)
 
 
 def _connector(session: SparkSession, spec: Source, connection: Connection, known: str | None) -> FrameSource:

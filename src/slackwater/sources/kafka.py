@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from slackwater.sources.payload import Payload
 from slackwater.state.protocol import SourceRecord, StateStore
 
 if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
@@ -53,16 +55,20 @@ class Broker:
             "error_cb": on_error,
         }
 
+    @cached_property
+    def _admin(self) -> AdminClient:
+        from confluent_kafka.admin import AdminClient
+
+        return AdminClient(self.settings())
+
     def partitions(self, query: str, where: str) -> dict[str, list[int]]:
         """The partitions of each topic that a query names. Raises StartError if it cannot be asked, or names none."""
         from confluent_kafka import KafkaException
-        from confluent_kafka.admin import AdminClient
 
-        admin = AdminClient(self.settings())
         try:
-            topics = admin.list_topics(timeout=_SECONDS).topics
+            topics = self._admin.list_topics(timeout=_SECONDS).topics
         except KafkaException as error:
-            admin.poll(0)
+            self._admin.poll(0)
             last = [e for e in self.errors if "brokers are down" not in e]
             raise StartError(
                 f"{where}: Kafka at {self.connection.bootstrap_servers} cannot be reached "
@@ -81,15 +87,14 @@ class Broker:
     def bounds(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
         """The first offset that is there and the next to be written, per partition. Raises EpochError."""
         from confluent_kafka import KafkaException, TopicPartition
-        from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-        admin = AdminClient(self.settings())
         asked = [TopicPartition(t, p) for t, p in partitions]
         try:
             first: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
             last: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-            low = admin.list_offsets(dict.fromkeys(asked, first), request_timeout=_SECONDS)
-            high = admin.list_offsets(dict.fromkeys(asked, last), request_timeout=_SECONDS)
+            low = self._admin.list_offsets(dict.fromkeys(asked, first), request_timeout=_SECONDS)
+            high = self._admin.list_offsets(dict.fromkeys(asked, last), request_timeout=_SECONDS)
             return {(p.topic, p.partition): (low[p].result().offset, high[p].result().offset) for p in asked}
         except KafkaException as error:
             raise EpochError(
@@ -131,7 +136,7 @@ class KafkaSource:
     """One Kafka source with its payload. `group`: the consumer group of its reads."""
 
     spec: Source
-    connection: KafkaConnection
+    broker: Broker
     payload: Payload
     group: str
     with_headers: bool = True
@@ -158,17 +163,17 @@ class KafkaSource:
 
     def check(self) -> None:
         """Raise StartError if the brokers or the topics are not there."""
-        Broker(self.connection).partitions(self.spec.query or "", self._where)
+        self.broker.partitions(self.spec.query or "", self._where)
 
     def signature(self) -> dict[str, Any]:
-        return {"name": self.name, "query": self.spec.query, "kafka": str(self.connection.bootstrap_servers)}
+        return {"name": self.name, "query": self.spec.query, "kafka": str(self.broker.connection.bootstrap_servers)}
 
     def _options(self) -> dict[str, str]:
-        given = {f"kafka.{k}": str(v) for k, v in self.connection.options.items()}
+        given = {f"kafka.{k}": str(v) for k, v in self.broker.connection.options.items()}
         return {
             "kafka.isolation.level": "read_committed",
             **given,
-            "kafka.bootstrap.servers": str(self.connection.bootstrap_servers),
+            "kafka.bootstrap.servers": str(self.broker.connection.bootstrap_servers),
             "failOnDataLoss": "false",  # judged here, by offsets, before a batch is read
             "includeHeaders": str(self.with_headers).lower(),
             **self.spec.options,
@@ -199,7 +204,7 @@ class KafkaSource:
 
     def _start(self, given: Offsets) -> Offsets:
         """Offsets of a config, completed: partitions that it does not name begin at their first record (-2)."""
-        there = Broker(self.connection).partitions(self.spec.query or "", self._where)
+        there = self.broker.partitions(self.spec.query or "", self._where)
         return {t: {str(p): given.get(t, {}).get(str(p), -2) for p in parts} for t, parts in there.items()}
 
     # -- where to go on ------------------------------------------------------------------------------------------
@@ -211,9 +216,8 @@ class KafkaSource:
         """
         if record.offsets is None:
             return "-"
-        broker = Broker(self.connection)
-        there = broker.partitions(self.spec.query or "", self._where)
-        bounds = broker.bounds([(t, p) for t, parts in there.items() for p in parts])
+        there = self.broker.partitions(self.spec.query or "", self._where)
+        bounds = self.broker.bounds([(t, p) for t, parts in there.items() for p in parts])
         start = self.spec.starting_offsets or "earliest"
         found: dict[str, dict[str, int]] = {}
         for (topic, part), (low, high) in bounds.items():
@@ -267,7 +271,7 @@ class KafkaSource:
     def _ranges(self, start: Offsets, end: Offsets) -> tuple[dict[tuple[str, int], tuple[int, int]], int]:
         """From where to where each partition is read, and how many records are gone (with `on_data_loss = "skip"`)."""
         parts = [(t, int(p)) for t, of in end.items() for p in of]
-        bounds = Broker(self.connection).bounds(parts)
+        bounds = self.broker.bounds(parts)
         ranges, lost, gone = {}, 0, []
         for topic, part in parts:
             low, high = bounds[topic, part]
@@ -319,7 +323,7 @@ class KafkaSource:
 
         if self.spec.commit_group is None:
             return
-        consumer: Any = Consumer({**Broker(self.connection).settings(), "group.id": self.spec.commit_group})
+        consumer: Any = Consumer({**self.broker.settings(), "group.id": self.spec.commit_group})
         try:
             consumer.commit(
                 offsets=[TopicPartition(t, int(p), o) for t, of in offsets.items() for p, o in of.items()],
