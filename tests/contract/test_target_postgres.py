@@ -160,3 +160,23 @@ def test_the_password_is_in_no_message(url: str) -> None:
         PostgresTarget("postgresql://me:hunter2@127.0.0.1:1/shop", "out", TABLE).open()
     assert "hunter2" not in str(error.value)
     assert "hunter2" not in PostgresTarget("postgresql://me:hunter2@127.0.0.1:1/shop", "out", TABLE).description
+
+
+def test_a_state_that_was_started_over_is_taken(url: str) -> None:
+    first = opened(url, given=Table("p", FIELDS, TABLE.identity, "first"))
+    first.publish(500, frame(row(1)))
+    first.close()
+    second = opened(url, given=Table("p", FIELDS, TABLE.identity, "second"))
+    second.publish(0, frame(row(2)))
+    second.publish(0, frame(row(3)))
+    assert content(url) == [(None, None, 2)]
+    second.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["postgressql://me:hunter2@host/db", "postgresql://me:p/hunter2@host/db", "postgresql://me:hun@ter2@host/db"]
+)
+def test_a_url_that_is_not_one_is_not_printed(url: str) -> None:
+    with pytest.raises(StartError, match="the url is not valid; expected postgresql://user:password@host") as error:
+        PostgresTarget(url, "out", TABLE).open()
+    assert "hun" not in str(error.value) + PostgresTarget(url, "out", TABLE).description

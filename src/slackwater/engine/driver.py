@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 import polars as pl
 
@@ -69,16 +69,17 @@ class Driver:
 
     # -- start ---------------------------------------------------------------------------------------------------
 
-    def start(self, latest: Manifest | None, shards: int, schemas: Mapping[str, str]) -> None:
+    def start(self, latest: Manifest | None, shards: int, schemas: Mapping[str, str], state_id: str = "") -> None:
         """Roll an unpublished epoch forward, then bring the state to this config's sources and shards.
 
-        `latest` is what the store's `open` gave; `schemas`: per source, as Spark writes schemas in JSON.
+        `latest` is what the store's `open` gave; `schemas`: per source, as Spark writes schemas in JSON; `state_id` names a
+        state that begins here.
         """
         if latest is not None:
             recover.check_fingerprint(self.logic, latest)
             self._publish_if_needed(latest)
         self.store.prepare(self.logic)
-        self.state = latest or recover.first_manifest(self.logic, shards, self.hooks.clock_us())
+        self.state = latest or recover.first_manifest(self.logic, shards, self.hooks.clock_us(), state_id)
         if self.state.shards != shards:
             self.hooks.on_notice("info", f"moving the state from {self.state.shards} to {shards} shards")
             self._commit(recover.reshard(self.logic, self.store, self.state, shards, self.hooks.clock_us()))
@@ -104,8 +105,40 @@ class Driver:
             for s in self.pipeline.sources
         }
 
+    def anchor(self, offsets: Mapping[str, Mapping[str, Any]]) -> None:
+        """Commit where sources begin that were never read: what "latest" means is decided once."""
+        sources = {
+            name: record.model_copy(update={"offsets": offsets[name]}) if name in offsets else record
+            for name, record in self.state.sources.items()
+        }
+        update = {"epoch": self.state.epoch + 1, "sources": sources, "output": (), "letters": (), "emitted": 0}
+        self._settle()
+        self._commit(self.state.model_copy(update={**update, "committed_us": self.hooks.clock_us()}))
+        self._load_clocks()
+
+    def _settle(self) -> None:
+        """Publish the latest commit if that failed before: an epoch must never be overtaken by the next."""
+        if self.state.staged and self.store.published() < self.state.epoch:
+            self._publish(self.state)
+
+    def _destination(self) -> dict[str, Any]:
+        """Where output goes and how it looks: a committed epoch can only be published there."""
+        target, letters = self.pipeline.target, self.pipeline.dead_letter
+        return {
+            "target": [target.path, target.table, target.topic],
+            "letters": None if letters is None else [letters.path, letters.table, letters.topic],
+            "columns": [f.name for f in self.logic.output],
+        }
+
     def _publish_if_needed(self, manifest: Manifest) -> None:
         if manifest.staged and self.store.published() < manifest.epoch:
+            former, now = dict(manifest.destination), self._destination()
+            if former != now:
+                changed = ", ".join(k for k in now if former.get(k) != now[k])
+                raise StartError(
+                    f"{self.pipeline.name}: epoch {manifest.epoch} was committed and not yet published, and the config has "
+                    f"changed since ({changed}); start once with the former config, then change it"
+                )
             self.hooks.on_notice(
                 "info", f"publishing epoch {manifest.epoch}, which was committed and not yet published"
             )
@@ -117,6 +150,7 @@ class Driver:
         """One data epoch: everything in `batch` becomes part of the state, or nothing. Skips a batch already committed."""
         if batch.id is not None and self.state.batch is not None and _covers(self.state, batch):
             return
+        self._settle()
         began, epoch, clock = time.monotonic(), self.state.epoch + 1, self.hooks.clock_us()
         timer = _Timer(self.hooks.faults, epoch)
         with timer.phase("read"):
@@ -137,6 +171,7 @@ class Driver:
 
     def tick(self, quiet_us: int) -> bool:
         """An idle tick: all sources were asked for `quiet_us` and had nothing. Returns whether it committed."""
+        self._settle()
         self._clocks = {name: listen(c, fold.NOTHING, quiet_us) for name, c in self._clocks.items()}
         self._uncommitted_us += quiet_us
         watermark = global_watermark(self.state.watermark_us, list(self._clocks.values()))
@@ -151,6 +186,7 @@ class Driver:
 
     def flush(self) -> None:
         """Move the watermark just past the latest close of the open windows, and commit that."""
+        self._settle()
         close = max((m.close for shard in self.state.segments for m in shard), default=self.state.watermark_us)
         if close > self.state.watermark_us:
             self._advance(close, flush=True)
@@ -184,6 +220,8 @@ class Driver:
             due = self._due_tasks(ingested, since, flush)
             reports = self.engine.emit(due) if due else ()
         manifest = fold.emitted(ingested, reports, self.logic, clock)
+        if manifest.staged:
+            manifest = manifest.model_copy(update={"destination": self._destination()})
         with timer.phase("commit"):
             self._commit(manifest)
         manifest = self.state

@@ -172,16 +172,16 @@ def store_of(pipeline: Pipeline) -> StateStore:
     return FilesStore(store.path or "", pipeline.name)
 
 
-def target_of(pipeline: Pipeline, logic: Logic) -> Target:
-    """The target a config names."""
-    return _target(pipeline.target, pipeline, Table(pipeline.name, tuple(logic.output), logic.identity))
+def target_of(pipeline: Pipeline, logic: Logic, state_id: str = "") -> Target:
+    """The target a config names, for the epochs of a state."""
+    return _target(pipeline.target, pipeline, Table(pipeline.name, tuple(logic.output), logic.identity, state_id))
 
 
-def letters_of(pipeline: Pipeline) -> Target | None:
+def letters_of(pipeline: Pipeline, state_id: str = "") -> Target | None:
     """Where a config sends dead letters; None where it does not."""
     if pipeline.dead_letter is None:
         return None
-    return _target(pipeline.dead_letter, pipeline, Table(f"{pipeline.name}-letters", LETTER, None))
+    return _target(pipeline.dead_letter, pipeline, Table(f"{pipeline.name}-letters", LETTER, None, state_id))
 
 
 def _target(spec: TargetSpec, pipeline: Pipeline, table: Table) -> Target:

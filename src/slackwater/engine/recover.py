@@ -26,7 +26,7 @@ def fingerprint(logic: Logic) -> dict[str, Any]:
         "offset_ms": w.offset_ms,
         "gap_ms": w.gap_ms,
         "max_session_duration_ms": w.max_session_duration_ms,
-        "keys": {k.name: k.type for k in logic.keys},
+        "keys": [f"{k.name} {k.type}" for k in logic.keys],  # in order: it is part of the hash
         "aggregations": {
             a.name: " ".join(
                 str(part)
@@ -59,10 +59,11 @@ def check_fingerprint(logic: Logic, manifest: Manifest) -> None:
         )
 
 
-def first_manifest(logic: Logic, shards: int, clock_us: int) -> Manifest:
+def first_manifest(logic: Logic, shards: int, clock_us: int, state_id: str = "") -> Manifest:
     """The state before the first epoch; never committed itself."""
     return Manifest(
         pipeline=logic.pipeline,
+        state_id=state_id,
         epoch=-1,
         fingerprint=fingerprint(logic),
         committed_us=clock_us,

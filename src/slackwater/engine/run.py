@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -131,13 +132,14 @@ class _Run:
         for line in plan.size_warnings(self.pipeline.transform.window):
             self.notice("warning", line)
         engine = SparkEngine(self.session, self.pipeline, logic, times, lookups.refresh)
-        self.target, self.letters = target_of(self.pipeline, logic), letters_of(self.pipeline)
+        state_id = latest.state_id if latest else uuid.uuid4().hex
+        self.target, self.letters = target_of(self.pipeline, logic, state_id), letters_of(self.pipeline, state_id)
         for place in (self.target, self.letters):
             if place is not None:
                 place.open()
         hooks = Hooks(lambda: time.time_ns() // 1000, self._on_status, self.notice, faults.from_environment())
         self.driver = Driver(self.pipeline, logic, self.store, self.target, engine, hooks, self.letters)
-        self.driver.start(latest, shards, schemas)
+        self.driver.start(latest, shards, schemas, state_id)
         if latest is not None and self._report:
             self._report(self.driver.recovered())
         if self.driver.target.guarantee != "exactly once":
@@ -153,6 +155,7 @@ class _Run:
     # -- the query -----------------------------------------------------------------------------------------------
 
     def _start(self) -> StreamingQuery:
+        self._anchor()
         self.checkpoint = self.streams.checkpoint(self.driver.state)
         planned = self.streams.plan()
         writer = planned.writeStream.foreachBatch(self._on_batch).option("checkpointLocation", str(self.checkpoint))
@@ -164,6 +167,14 @@ class _Run:
             self._progress = (0, self._files_to_come())
         self._idle_since = time.monotonic()
         return writer.start()
+
+    def _anchor(self) -> None:
+        """Commit what "latest" means for Kafka sources that were never read, before anything else is."""
+        kafka = [s for s in self.streams.sources if isinstance(s, KafkaSource)]
+        unread = [s for s in kafka if self.driver.state.sources[s.name].offsets is None]
+        found = {s.name: s.latest() for s in unread if s.spec.starting_offsets == "latest"}
+        if found:
+            self.driver.anchor(found)
 
     def _files_to_come(self) -> int:
         total = 0
@@ -210,17 +221,21 @@ class _Run:
 
     def _watch(self, query: StreamingQuery) -> None:
         """Wait for the end; tick while the sources have nothing."""
-        pause = self.pipeline.idle_pause_ms / 1000
+        pause, every = self.pipeline.idle_pause_ms / 1000, self.pipeline.trigger_interval_ms / 1000
         while query.isActive and not self.stop.is_set():
             self.stop.wait(POLL_SECONDS)
-            if self.available_now or time.monotonic() - self._idle_since < pause:
+            waited = time.monotonic() - self._idle_since
+            # with timed triggers the sources are asked once per interval: whole intervals count
+            quiet = waited // every * every if every else min(waited, 4 * pause)
+            if self.available_now or self._failure is not None or waited < pause or not quiet:
                 continue
             if self._turn.acquire(blocking=False):
                 try:
-                    waited = min(time.monotonic() - self._idle_since, 4 * pause)
-                    # between timed triggers nobody asks the sources, so that time says nothing about them
-                    self.driver.tick(0 if self.pipeline.trigger_interval_ms else int(waited * 1e6))
-                    self._idle_since = time.monotonic()
+                    self.driver.tick(int(quiet * 1e6))
+                    self._idle_since = self._idle_since + quiet if every else time.monotonic()
+                except BaseException:
+                    self._stopping = True
+                    raise
                 finally:
                     self._turn.release()
 

@@ -207,6 +207,12 @@ class KafkaSource:
         there = self.broker.partitions(self.spec.query or "", self._where)
         return {t: {str(p): given.get(t, {}).get(str(p), -2) for p in parts} for t, parts in there.items()}
 
+    def latest(self) -> Offsets:
+        """The offsets that the next records will have."""
+        there = self.broker.partitions(self.spec.query or "", self._where)
+        bounds = self.broker.bounds([(t, p) for t, parts in there.items() for p in parts])
+        return {t: {str(p): bounds[t, p][1] for p in parts} for t, parts in there.items()}
+
     # -- where to go on ------------------------------------------------------------------------------------------
 
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
@@ -247,9 +253,12 @@ class KafkaSource:
         start = self._offsets(checkpoint, index, number - 1) or self._initial(checkpoint, index)
         ranges, lost = self._ranges(start, end)
         heard = {f"{t}-{p}": max(until - since, 0) for (t, p), (since, until) in ranges.items()}
-        if not any(heard.values()):
+        if any(heard.values()):
+            frame = self._read(session, {k: r for k, r in ranges.items() if r[1] > r[0]})
+        elif lost:
+            frame = session.createDataFrame([], self.schema)
+        else:
             return None
-        frame = self._read(session, {k: r for k, r in ranges.items() if r[1] > r[0]})
         return SourceBatch(frame, end, partitions=heard, lost=lost)
 
     def _offsets(self, checkpoint: Path, index: int, number: int) -> Offsets | None:
@@ -278,14 +287,13 @@ class KafkaSource:
             since = start.get(topic, {}).get(str(part), low)
             until = end[topic][str(part)]
             if since < low:
-                gone.append(f"{topic}-{part} offsets {since} to {low - 1} of the records are gone")
-                lost, since = lost + low - since, low
+                gone.append(f"{topic}-{part} offsets {since} to {min(low, until) - 1} of the records are gone")
+                lost, since = lost + max(min(low, until) - since, 0), low
             if since > high or until > high:
                 gone.append(
                     f"{topic}-{part} ends at offset {high}, before offset {max(since, until)}: it was made anew"
                 )
-                since = min(since, high)
-                until = min(until, high)
+                since, until = low, min(until, high)
             ranges[topic, part] = (since, max(until, since))
         if gone and self.spec.on_data_loss != "skip":
             raise EpochError(
@@ -306,6 +314,7 @@ class KafkaSource:
             assigned.setdefault(topic, []).append(part)
         read = session.read.format("kafka").options(**self._options()).option("assign", json.dumps(assigned))
         read = read.option("kafka.group.id", self.group)
+        read = read.option("failOnDataLoss", str(self.spec.on_data_loss != "skip").lower())
         read = read.option("startingOffsets", by_topic(lambda r: r[0])).option(
             "endingOffsets", by_topic(lambda r: r[1])
         )

@@ -19,6 +19,22 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+# columns beside those of the payload
+_INJECTED = frozenset(
+    [
+        "_key",
+        "_value",
+        "_headers",
+        "_topic",
+        "_partition",
+        "_offset",
+        "_event_ts",
+        "_routing_key",
+        "_exchange",
+        "_message_id",
+        "_received",
+    ]
+)
 _MARK = "_slackwater_decoded"
 
 
@@ -93,7 +109,7 @@ def json_payload(session: SparkSession, spec: Source, known: str | None, sample:
     if spec.schema_ is not None:
         return Payload(schema_from_ddl(spec), "json")
     if known is not None:
-        fields = [f for f in StructType.fromJson(json.loads(known)).fields if not f.name.startswith("_")]
+        fields = [f for f in StructType.fromJson(json.loads(known)).fields if f.name not in _INJECTED]
         return Payload(StructType(fields), "json")
     texts = sample()
     if not texts:

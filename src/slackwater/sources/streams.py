@@ -66,7 +66,8 @@ class Streams:
         return [{"name": s.name} if isinstance(s, FrameSource) else s.signature() for s in self.sources]
 
     def checkpoint(self, state: Manifest) -> Path:
-        """The checkpoint that continues the state: the one of its latest batch, or a fresh one behind the stored offsets.
+        """The checkpoint that continues the state: a fresh one behind the stored offsets, as the state alone says where to go
+        on; with a source that cannot seek, the one of its latest batch.
 
         All others are removed. Raises StartError if a source without `seek` lost its place.
         """
@@ -78,7 +79,8 @@ class Streams:
 
     def _checkpoint(self, state: Manifest) -> Path:
         home = self.store.checkpoint
-        if state.batch is not None:
+        seekable = [s for s in self.sources if not isinstance(s, FrameSource)]
+        if len(seekable) < len(self.sources) and state.batch is not None:
             last = home / state.batch.checkpoint
             signature = last / "sources.json"
             if (
@@ -93,13 +95,14 @@ class Streams:
                     f'source "{lost[0]}" cannot seek and resumes by Spark\'s checkpoint only, but {last} is lost or was made '
                     "for other sources; restore it, or give the pipeline a new name or state path to start over"
                 )
+            if any(state.sources[s.name].rows for s in self.sources):
+                raise StartError(
+                    "sources were added or removed and one of them cannot seek; keep the sources as they were"
+                )
         fresh = home / uuid.uuid4().hex
         fresh.mkdir(parents=True)
-        seekable = [s for s in self.sources if not isinstance(s, FrameSource)]
-        if state.batch is not None and len(seekable) == len(self.sources):
+        if len(seekable) == len(self.sources) and any(state.sources[s.name].offsets is not None for s in seekable):
             self._seek(fresh, seekable, state)
-        elif any(state.sources[s.name].rows for s in self.sources):
-            raise StartError("sources were added or removed and one of them cannot seek; keep the sources as they were")
         (fresh / "sources.json").write_text(json.dumps(self.signature()))
         return fresh
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import socket
 import tempfile
@@ -26,8 +27,10 @@ from pydantic import ValidationError
 
 from slackwater.errors import EpochError, FencedError, LockHeldError, StateError
 from slackwater.state.protocol import FORMAT, Manifest, OutputMeta, Publish, SegmentMeta
-from slackwater.state.segments import FilesShard, checksum, read_arrow, verify
+from slackwater.state.segments import FilesShard, checksum, read_arrow, verify, write_synced
 from slackwater.windows.logic import Logic
+
+log = logging.getLogger("slackwater")
 
 KEPT_EPOCHS = 8
 
@@ -88,6 +91,8 @@ class FilesStore:
         """Every segment is there and holds what was written; once per start, as later ones are this process's own."""
         for meta in (m for shard in manifest.segments for m in shard):
             verify(self._dir / meta.file, meta.checksum, meta.bytes)
+        for name in (n for source in manifest.sources.values() for n in _offset_files(source.offsets)):
+            verify(self._dir / name, Path(name).stem.rpartition("-")[2])
 
     def _read(self, epoch: int) -> Manifest:
         path = self._path(epoch)
@@ -130,7 +135,7 @@ class FilesStore:
         text = "".join(f"{line}\n" for line in lines)
         name = f"offsets/{epoch:09d}-{uuid.uuid4().hex[:12]}-{checksum(text.encode())}.jsonl"
         (self._dir / "offsets").mkdir(exist_ok=True)
-        (self._dir / name).write_text(text)
+        write_synced(self._dir / name, text.encode())
         return name
 
     def read_list(self, name: str) -> list[str]:
@@ -175,25 +180,31 @@ class FilesStore:
 
     def published(self) -> int:
         path = self._dir / "published"
-        return int(path.read_text()) if path.exists() else -1
+        text = path.read_text().strip() if path.exists() else ""
+        return int(text) if text.lstrip("-").isdigit() else -1  # publishing again does no harm
 
     def note_published(self, epoch: int) -> None:
         temporary = self._dir / ".published"
-        temporary.write_text(str(epoch))
+        write_synced(temporary, str(epoch).encode())
         temporary.replace(self._dir / "published")
 
     def collect_garbage(self) -> None:
         epochs = self._epochs()
         for epoch in epochs[:-KEPT_EPOCHS]:
             self._path(epoch).unlink(missing_ok=True)
-        kept = [self._read(e) for e in epochs[-KEPT_EPOCHS:]]
+        try:
+            kept = [self._read(e) for e in epochs[-KEPT_EPOCHS:]]
+        except StateError as error:
+            log.warning("%s; nothing is cleaned up", error)
+            return
         used = {s.file for m in kept for shard in m.segments for s in shard} | {
             o.file for m in kept for o in (*m.output, *m.letters)
         }
         used |= {file for m in kept for s in m.sources.values() for file in _offset_files(s.offsets)}
         for folder in ("segments", "outputs", "offsets"):
             for path in (self._dir / folder).glob("*"):
-                if f"{folder}/{path.name}" not in used and int(path.name[:9]) <= self._latest:
+                numbered = path.name[:9].isdigit()
+                if numbered and f"{folder}/{path.name}" not in used and int(path.name[:9]) <= self._latest:
                     path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -215,8 +226,8 @@ class InMemoryStore(FilesStore):
 
 
 def _offset_files(offsets: object) -> list[str]:
-    files = offsets.get("segments", []) if isinstance(offsets, dict) else []
-    return [str(f) for f in files]
+    files = offsets.get("segments") if isinstance(offsets, dict) else None
+    return [str(f) for f in files] if isinstance(files, list) else []
 
 
 def _sync_directory(path: Path) -> None:

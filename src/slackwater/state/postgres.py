@@ -17,9 +17,10 @@ import logging
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import polars as pl
 import psycopg
@@ -38,9 +39,23 @@ from slackwater.windows.family import family
 from slackwater.windows.logic import DEAD, FLOOR, SETTLED, Logic
 
 log = logging.getLogger("slackwater")
+T = TypeVar("T")
 
 PATIENCE_S = 30.0  # how long a lost connection is looked for again
 LOCK_S = 3.0  # how long the server may take to notice that a killed runner is gone
+
+
+def _told(method: Callable[..., T]) -> Callable[..., T]:
+    """What the database says, in one line."""
+
+    @wraps(method)
+    def told(self: PostgresStore, *given: Any) -> T:
+        try:
+            return method(self, *given)
+        except psycopg.Error as error:
+            raise EpochError(f"state store {self._place}: {sql.reason(error)}; start again once it is there") from None
+
+    return told
 
 
 class PostgresStore:
@@ -160,6 +175,7 @@ class PostgresStore:
         self._db.execute(
             f"DELETE FROM {t.outputs} WHERE pipeline_name = %s AND epoch > %s", (self._pipeline, self._epoch)
         )
+        self._db.execute(f"DROP VIEW IF EXISTS {t.windows}")
         self._db.execute(t.create_view(logic))
 
     def _must_exist(self, table: str) -> None:
@@ -185,6 +201,7 @@ class PostgresStore:
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...]) -> PostgresShard:
         return PostgresShard(self._url, self.tables, shard, shards, epoch, metas)
 
+    @_told
     def output(self, meta: OutputMeta) -> pl.DataFrame:
         row = self._db.execute(f"SELECT data FROM {self.tables.outputs} WHERE token = %s", (meta.file,)).fetchone()
         if row is None:
@@ -195,6 +212,7 @@ class PostgresStore:
         assert isinstance(frame, pl.DataFrame)
         return frame
 
+    @_told
     def stage_list(self, epoch: int, lines: Sequence[str]) -> str:
         token = uuid.uuid4().hex
         self._db.execute(
@@ -202,6 +220,7 @@ class PostgresStore:
         )
         return token
 
+    @_told
     def read_list(self, name: str) -> list[str]:
         row = self._db.execute(f"SELECT lines FROM {self.tables.lists} WHERE token = %s", (name,)).fetchone()
         if row is None:
@@ -382,15 +401,14 @@ class PostgresStore:
         t = self.tables
         rows = []
         for name, source in manifest.sources.items():
-            watermark = source.max_event_us
             for partition, offset in offsets_of(source.offsets).items():
-                rows.append(
-                    (self._pipeline, name, partition, offset, sql.time(watermark), source.idle, FORMAT, manifest.epoch)
-                )
+                clock = source.partitions.get(partition, source)
+                newest = sql.time(clock.max_event_us)
+                rows.append((self._pipeline, name, partition, offset, newest, clock.idle, FORMAT, manifest.epoch))
         with self._db.cursor() as cursor:
             cursor.executemany(
                 f"INSERT INTO {t.offsets} VALUES (%s, %s, %s, %s, %s, %s, %s, %s, now()) ON CONFLICT (pipeline_name, source,"
-                ' partition) DO UPDATE SET "offset" = excluded."offset", watermark = excluded.watermark, idle = excluded.idle,'
+                ' partition) DO UPDATE SET "offset" = excluded."offset", newest_event = excluded.newest_event, idle = excluded.idle,'
                 " epoch = excluded.epoch, updated_at = now()",
                 rows,
             )
@@ -423,25 +441,29 @@ class PostgresStore:
             )
         self._published = epoch
 
+    @_told
     def collect_garbage(self) -> None:
         row = self._db.execute(
             f"SELECT record FROM {self.tables.pipelines} WHERE pipeline_name = %s", (self._pipeline,)
         ).fetchone()
         if row is None:
             return
-        used = [
-            n for s in Manifest.model_validate(row[0]).sources.values() for n in (s.offsets or {}).get("segments", [])
-        ]
+        used = [n for s in Manifest.model_validate(row[0]).sources.values() for n in _lists(s.offsets)]
         self._db.execute(
             f"DELETE FROM {self.tables.lists} WHERE pipeline_name = %s AND epoch <= %s AND token <> ALL(%s)",
             (self._pipeline, self._epoch, used),
         )
 
 
+def _lists(offsets: Any) -> list[str]:
+    found = offsets.get("segments") if isinstance(offsets, dict) else None
+    return found if isinstance(found, list) else []
+
+
 def offsets_of(offsets: Any) -> dict[str, str]:
     """A source's offsets as rows: per partition of a Kafka topic, or one for a list of files."""
     if not isinstance(offsets, dict):
         return {"": json.dumps(offsets)}
-    if "segments" in offsets:
+    if _lists(offsets):
         return {"files": str(offsets.get("count", 0))}
     return {f"{topic}-{n}": str(offset) for topic, parts in offsets.items() for n, offset in parts.items()}

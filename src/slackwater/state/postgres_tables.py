@@ -87,7 +87,7 @@ class Tables:
                 published_epoch bigint NOT NULL DEFAULT -1, watermark timestamptz, open_windows bigint NOT NULL,
                 commit_id uuid NOT NULL, record jsonb NOT NULL, updated_at timestamptz NOT NULL DEFAULT now())""",
             f"""CREATE TABLE IF NOT EXISTS {self.offsets} (
-                pipeline_name text, source text, partition text, "offset" text, watermark timestamptz,
+                pipeline_name text, source text, partition text, "offset" text, newest_event timestamptz,
                 idle boolean NOT NULL, state_version integer NOT NULL, epoch bigint NOT NULL,
                 updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (pipeline_name, source, partition))""",
             f"""CREATE TABLE IF NOT EXISTS {self.outputs} (

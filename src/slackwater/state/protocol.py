@@ -86,6 +86,7 @@ class Manifest(Record):
 
     format: int = FORMAT
     pipeline: str
+    state_id: str = ""  # of the state's first start: targets tell a state that was started over by it
     epoch: int
     fingerprint: Mapping[str, Any]
     committed_us: int
@@ -100,6 +101,7 @@ class Manifest(Record):
     batch: BatchId | None = None  # the latest Spark batch that is part of the state
     output: tuple[OutputMeta, ...] = ()
     letters: tuple[OutputMeta, ...] = ()
+    destination: Mapping[str, Any] = Field(default_factory=dict)  # of output and letters
     emitted: int = 0
     counters: Mapping[str, Any] = Field(default_factory=dict)
 

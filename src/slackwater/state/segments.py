@@ -106,7 +106,8 @@ class SegmentReader:
     def _together(self, frames: list[pl.DataFrame]) -> pl.DataFrame:
         if not frames:
             return pl.DataFrame(schema=self.schema)
-        return pl.concat(frames).filter(pl.col("__kind") != DEAD).cast(self.schema)  # type: ignore[arg-type]
+        alive = pl.concat([f.select(list(self.schema)) for f in frames]).filter(pl.col("__kind") != DEAD)
+        return alive.cast(self.schema)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,8 @@ class FilesShard:
             frame = family(logic).forget(logic, self.at(tuple(metas)).reader(logic).scan(), watermark)
         else:
             opened = [Segment(self.root, m) for m in metas]
-            frame = pl.concat(newest([s.rows(np.arange(s.meta.rows)) for s in opened]))
+            found = [s.rows(np.arange(s.meta.rows)).select(list(logic.state_schema)) for s in opened]
+            frame = pl.concat(newest(found))
             frame = frame.cast(logic.state_schema)  # type: ignore[arg-type]
         return frame.sort("__h", maintain_order=True)
 
@@ -193,6 +195,12 @@ def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
         for batch in table.to_batches():
             writer.write_batch(batch)
     content = sink.getvalue()
+    write_synced(path, content)
+    return content.size, checksum(content)
+
+
+def write_synced(path: Path, content: Any) -> None:
+    """Write a file down to the disk. Raises EpochError if that is not possible."""
     try:
         with path.open("wb") as file:
             file.write(content)
@@ -202,7 +210,6 @@ def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
         raise EpochError(
             f"state file {path} cannot be written ({error.strerror}); the epoch was not committed: make room and start again"
         ) from None
-    return content.size, checksum(content)
 
 
 def checksum(content: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import io
 import os
+import re
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -110,22 +111,29 @@ def time_literal(us: int) -> str:
     return f"'{at.isoformat()}'::timestamptz"
 
 
-def address(url: str) -> str:
-    """Where a URL leads, without user and password: `127.0.0.1:5432/shop`."""
+def _parsed(url: str) -> dict[str, Any] | None:
+    """The parts of a URL or connection string; None if it is none, or was taken apart in the wrong place."""
     from psycopg import conninfo
 
     try:
         given = conninfo.conninfo_to_dict(url)
     except Exception:
+        return None
+    plain = all("@" not in str(given.get(part, "")) for part in ("host", "port", "dbname"))
+    return given if plain and re.fullmatch(r"[\d,]*", str(given.get("port", ""))) else None
+
+
+def address(url: str) -> str:
+    """Where a URL leads, without user and password: `127.0.0.1:5432/shop`."""
+    given = _parsed(url)
+    if given is None:
         return "an address that is not valid"
     return f"{given.get('host', 'localhost')}:{given.get('port', 5432)}/{given.get('dbname', given.get('user', ''))}"
 
 
 def role_and_place(url: str) -> tuple[object, ...]:
     """Who connects to which database: what must be equal for two URLs to share a transaction."""
-    from psycopg import conninfo
-
-    given = conninfo.conninfo_to_dict(url)
+    given = _parsed(url) or {}
     return tuple(given.get(k) for k in ("user", "host", "hostaddr", "port", "dbname", "service"))
 
 
@@ -140,6 +148,11 @@ def connect(url: str, what: str, seconds: int = 10) -> psycopg.Connection[Any]:
     """A connection in autocommit mode, in UTC. Raises StartError, one line without secrets; `what` names its use."""
     import psycopg
 
+    if _parsed(url) is None:
+        raise StartError(
+            f"{what}: the url is not valid; expected postgresql://user:password@host:5432/database, with characters such as "
+            "/ and @ in a password written as %2F and %40"
+        )
     try:
         return psycopg.connect(
             url,

@@ -15,12 +15,14 @@ class Table:
     """What a target is given: who writes, the columns in order, and those that tell rows apart.
 
     `writer` names the marker (writer, last epoch) that a target keeps with its rows. `identity` is None where rows are only
-    ever added (dead letters); else a row replaces the one of equal identity, NULL being equal to NULL.
+    ever added (dead letters); else a row replaces the one of equal identity, NULL being equal to NULL. `state` names the
+    state behind the epochs: a marker of another one does not count, as its pipeline was started over.
     """
 
     writer: str
     fields: tuple[Field, ...]
     identity: tuple[str, ...] | None
+    state: str = ""
 
 
 class Target(Protocol):

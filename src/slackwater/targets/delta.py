@@ -47,7 +47,7 @@ class DeltaTarget:
             )
         self._path, self._mode, self._table = path, mode, table
         self._options = dict(storage_options or {})
-        self._app = f"slackwater/{table.writer}"
+        self._app = f"slackwater/{table.writer}" + (f"/{table.state}" if table.state else "")
         self._arrow = arrow_schema(list(table.fields))
         self._delta: DeltaTable | None = None
         self.description = f"Delta table {path}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pyarrow.parquet as pq
@@ -38,22 +39,38 @@ class FilesTarget:
         return
 
     def last_epoch(self) -> int:
-        """The last published epoch, -1 for none."""
-        return int(json.loads(self._marker.read_text())["epoch"]) if self._marker.exists() else -1
+        """The last epoch that this state published, -1 for none."""
+        marker = self._read_marker()
+        return int(marker["epoch"]) if marker.get("state", "") == self._table.state else -1
+
+    def _read_marker(self) -> dict[str, Any]:
+        if not self._marker.exists():
+            return {"epoch": -1, "state": self._table.state, "infix": ""}
+        try:
+            found: dict[str, Any] = json.loads(self._marker.read_text())
+            return found
+        except ValueError:
+            raise PublishError(
+                f"marker {self._marker} is damaged; delete it if the epochs in {self._dir} are complete up to the last commit"
+            ) from None
 
     def publish(self, epoch: int, rows: pl.DataFrame) -> None:
         try:
             self._marker.parent.mkdir(parents=True, exist_ok=True)
             if epoch <= self.last_epoch():
                 return
-            name = f"{self._table.writer}-{epoch:09d}.{'jsonl' if self._format == 'json' else self._format}"
+            before = self._read_marker()
+            ours = before.get("state", "") == self._table.state
+            # the files of a state that was started over stay; its successor's have names of their own
+            infix = before.get("infix", "") if ours else f"{self._table.state[:8]}-"
+            name = f"{self._table.writer}-{infix}{epoch:09d}.{'jsonl' if self._format == 'json' else self._format}"
             aside = self._marker.parent / f".{name}"
             self._write(aside, rows)
-            with aside.open("rb") as file:
-                os.fsync(file.fileno())
+            _flush(aside)
             aside.replace(self._dir / name)
             marker = self._marker.with_suffix(".tmp")
-            marker.write_text(json.dumps({"epoch": epoch}))
+            marker.write_text(json.dumps({"epoch": epoch, "state": self._table.state, "infix": infix}))
+            _flush(marker)
             marker.replace(self._marker)
         except OSError as error:
             raise PublishError(
@@ -70,6 +87,11 @@ class FilesTarget:
             plain.write_ndjson(path)
         else:
             plain.write_csv(path)
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def text_columns(rows: pl.DataFrame) -> pl.DataFrame:

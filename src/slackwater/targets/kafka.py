@@ -129,7 +129,8 @@ class KafkaTarget:
     def _transaction(self, producer: Producer, epoch: int, messages: Messages) -> None:
         producer.begin_transaction()
         self._produce(producer, epoch, messages, lambda error, message: None)
-        producer.produce(EPOCHS_TOPIC, str(epoch).encode(), self._marker_key, partition=0)
+        marker = f"{self._table.state}:{epoch}".encode()
+        self._send(producer, EPOCHS_TOPIC, marker, self._marker_key, partition=0)
         end = time.monotonic() + self._timeout
         while True:
             try:
@@ -159,18 +160,22 @@ class KafkaTarget:
         """One call per message: batches of the client library carry no headers."""
         headers, topic = self._rows.headers(epoch), self._topic
         for key, value, own in messages:
-            end = 0.0
-            while True:
-                try:
-                    producer.produce(topic, value, key, headers=[*own, *headers], on_delivery=on_delivery)
-                    break
-                except BufferError:
-                    end = end or time.monotonic() + self._timeout
-                    if time.monotonic() >= end:
-                        reason = "the queue of unsent messages is full"
-                        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason)) from None
-                    producer.poll(0.05)
-            producer.poll(0)
+            self._send(producer, topic, value, key, headers=[*own, *headers], on_delivery=on_delivery)
+
+    def _send(self, producer: Producer, *message: Any, **more: Any) -> None:
+        """Hand over one message; wait while the client's queue is full."""
+        end = 0.0
+        while True:
+            try:
+                producer.produce(*message, **more)
+                producer.poll(0)
+                return
+            except BufferError:
+                end = end or time.monotonic() + self._timeout
+                if time.monotonic() >= end:
+                    reason = "the queue of unsent messages is full"
+                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason)) from None
+                producer.poll(0.05)
 
     def _abandon(self, error: KafkaError) -> None:
         """Take back what is in flight; the next `open` finds out whether a commit came through."""
@@ -280,12 +285,17 @@ class KafkaTarget:
             if error is None:
                 offset = (message.offset() or 0) + 1
                 if message.key() == self._marker_key:
-                    found = int(message.value() or b"-1")
+                    found = self._epoch_of(message.value() or b"")
             elif error.code() == KafkaError._PARTITION_EOF:
                 offset = message.offset() or 0
             elif not error.retriable() and error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise KafkaException(error)
         return found
+
+    def _epoch_of(self, marker: bytes) -> int:
+        """A marker's epoch, -1 if another state wrote it: the pipeline was started over since."""
+        state, _, epoch = marker.decode().rpartition(":")
+        return int(epoch) if state == self._table.state else -1
 
     @property
     def _marker_key(self) -> bytes:

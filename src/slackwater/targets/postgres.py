@@ -50,7 +50,7 @@ class PostgresTarget:
                 if db.execute("SELECT to_regnamespace(%s)", (sql.quote(self._schema),)).fetchone() == (None,):
                     db.execute(f"CREATE SCHEMA {sql.quote(self._schema)}")
                 db.execute(
-                    f"CREATE TABLE IF NOT EXISTS {self._marker} (writer text, table_name text, epoch bigint NOT NULL,"
+                    f"CREATE TABLE IF NOT EXISTS {self._marker} (writer text, table_name text, state text, epoch bigint NOT NULL,"
                     " updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (writer, table_name))"
                 )
                 if db.execute("SELECT to_regclass(%s)", (self._table,)).fetchone() == (None,):
@@ -140,9 +140,10 @@ class PostgresTarget:
     def publish_within(self, connection: psycopg.Connection[Any], epoch: int, rows: pl.DataFrame) -> None:
         """The same inside a transaction of the caller's."""
         taken = connection.execute(
-            f"INSERT INTO {self._marker} AS m (writer, table_name, epoch) VALUES (%s, %s, %s) ON CONFLICT (writer, table_name)"
-            " DO UPDATE SET epoch = excluded.epoch, updated_at = now() WHERE m.epoch < excluded.epoch",
-            (self._given.writer, f"{self._schema}.{self._name}", epoch),
+            f"INSERT INTO {self._marker} AS m (writer, table_name, state, epoch) VALUES (%s, %s, %s, %s)"
+            " ON CONFLICT (writer, table_name) DO UPDATE SET state = excluded.state, epoch = excluded.epoch, updated_at = now()"
+            " WHERE m.epoch < excluded.epoch OR m.state <> excluded.state",
+            (self._given.writer, f"{self._schema}.{self._name}", self._given.state, epoch),
         )
         if taken.rowcount != 1 or rows.is_empty():
             return

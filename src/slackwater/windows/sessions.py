@@ -153,9 +153,19 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
             unit, run, piece = chosen(unit, keep), renumber(run[keep]), renumber(piece[keep])
         touched = np.zeros(whole.keys, dtype=bool)
         touched[unit.key[unit.kind == ROW]] = True
+        # keys that share a hash share a unit, which is replaced as a whole
+        unit_of_key = whole.frame["__h"].to_numpy()[first_of_each(whole.key)]
+        touched = member(unit_of_key, distinct(unit_of_key[touched]))
         kept = touched[unit.key]
         unit, run, piece = chosen(unit, kept), renumber(run[kept]), renumber(piece[kept])
-    new_state = _state_of(logic, unit, run, piece, floors, watermark) if len(unit.key) else logic.empty_state()
+    new_state = logic.empty_state()
+    if len(unit.key):
+        new_state = _state_of(logic, unit, run, piece, floors, watermark)
+        touched[unit.key] = False
+        alone = np.flatnonzero(touched & (floors != NO_WATERMARK))
+        if len(alone):
+            at = first_of_each(whole.key)[alone]
+            new_state = pl.concat([new_state, _floor_rows(logic, whole.frame[at], alone, floors)])
     has_open = np.zeros(whole.keys, dtype=bool)
     has_open[unit.key] = True
     lost = whole.frame.filter(pl.Series(late)) if late.any() else whole.frame.clear()

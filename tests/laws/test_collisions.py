@@ -1,0 +1,52 @@
+"""Keys that share a hash: they share a unit of the state, and nothing else."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.engine import local
+from slackwater.testing.kit import Rows, run_local
+
+AGGREGATIONS = (Aggregation(agg="count", as_="n"), Aggregation(agg="last", column="x", as_="latest"))
+WINDOWS = (
+    Window(kind="session", gap_ms=20, max_session_duration_ms=150, lateness_ms=30, group_by=["k"], aggregations=AGGREGATIONS),
+    Window(
+        kind="hopping", duration_ms=60, hop_ms=20, lateness_ms=30, group_by=["k"], max_groups_per_window=99,
+        aggregations=AGGREGATIONS,
+    ),
+)  # fmt: skip
+
+
+def script(seed: int) -> list[Any]:
+    chance, now, epochs = random.Random(seed), 0, []
+    for _ in range(12):
+        rows = []
+        for _ in range(chance.randrange(1, 9)):
+            now += chance.randrange(0, 15) * 1000
+            at = max(now - chance.choice([0, 0, 20_000, 80_000]), 0)
+            rows.append({"ts": at, "k": chance.choice(["a", "b", None, "c"]), "x": chance.randrange(9)})
+        epochs.append(Rows({"a": rows}))
+    return epochs
+
+
+def told(result: Any) -> list[Any]:
+    return sorted(([*r.values()] for r in result.rows), key=str)
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=lambda w: w.kind)
+def test_one_hash_for_all_keys_changes_nothing(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = {"k": "string", "x": "bigint"}
+    expected = [run_local(window, script(seed), schema) for seed in range(25)]
+    monkeypatch.setattr(
+        local, "key_hash", lambda frame, keys: pl.Series("__kh", np.full(frame.height, 7), dtype=pl.Int64)
+    )
+    for seed, wanted in enumerate(expected):
+        got = run_local(window, script(seed), schema)
+        assert told(got) == told(wanted), f"seed {seed}"
+        assert got.counters == wanted.counters, f"seed {seed}"

@@ -1,0 +1,151 @@
+"""The driver when publishing fails, and when a pipeline is started over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.core.schema import Field
+from slackwater.engine.compile import compile_window
+from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.local import LocalEngine
+from slackwater.errors import PublishError, StartError, StateError
+from slackwater.sources.base import Batch
+from slackwater.state.files import FilesStore
+from slackwater.state.protocol import BatchId
+from slackwater.targets.base import Table
+from slackwater.targets.files import FilesTarget
+from slackwater.testing.kit import START_US, pipeline_for
+
+COUNT = Aggregation(agg="count", as_="n")
+
+
+def window(**more: Any) -> Window:
+    given = {
+        "kind": "tumbling",
+        "duration_ms": 10,
+        "group_by": ["k"],
+        "max_groups_per_window": 9,
+        "aggregations": [COUNT],
+    }
+    return Window(**{**given, **more})
+
+
+WINDOW = window()
+FIELDS = {"k": Field("k", "string"), "j": Field("j", "string")}
+
+
+class Refusing:
+    """A target that is down for a while."""
+
+    guarantee, description = "exactly once", "memory"
+
+    def __init__(self) -> None:
+        self.down, self.epochs = False, list[int]()
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def publish(self, epoch: int, rows: pl.DataFrame) -> None:
+        if self.down:
+            raise PublishError("down")
+        self.epochs.append(epoch)
+
+
+def driver(home: Path, target: Any, window: Window = WINDOW, state_id: str = "s") -> Driver:
+    pipeline = pipeline_for(window, ["a"])
+    logic = compile_window(pipeline, FIELDS)
+    made = Driver(pipeline, logic, FilesStore(home, "law"), target, LocalEngine(logic, ["a"]), Hooks(lambda: START_US))
+    latest = made.store.open()
+    try:
+        made.start(latest, 1, {}, latest.state_id if latest else state_id)
+    except BaseException:
+        made.store.close()
+        raise
+    return made
+
+
+def batch(number: int, *times: int) -> Batch:
+    rows = {"ts": list(times), "k": ["x"] * len(times), "j": ["y"] * len(times)}
+    frame = pl.DataFrame(rows, schema={"ts": pl.Int64, "k": pl.String, "j": pl.String})
+    return Batch(BatchId(checkpoint="c", batch=number), {}, {"a": frame})
+
+
+def test_an_epoch_that_could_not_be_published_is_never_overtaken(tmp_path: Path) -> None:
+    target = Refusing()
+    run = driver(tmp_path, target)
+    run.run_batch(batch(0, 1000), 0)
+    target.down = True
+    with pytest.raises(PublishError):
+        run.run_batch(batch(1, 50_000), 0)  # commits, and cannot publish
+    with pytest.raises(PublishError):
+        run.run_batch(batch(2, 90_000), 0)  # not before epoch 1 is out
+    with pytest.raises(PublishError):
+        run.tick(10**9)
+    assert run.state.epoch == 1
+    target.down = False
+    run.run_batch(batch(2, 90_000), 0)
+    assert target.epochs == [1, 2]
+    run.store.close()
+
+
+def test_a_config_that_changed_waits_until_the_former_one_published(tmp_path: Path) -> None:
+    target = Refusing()
+    run = driver(tmp_path, target)
+    run.run_batch(batch(0, 1000), 0)
+    target.down = True
+    with pytest.raises(PublishError):
+        run.run_batch(batch(1, 50_000), 0)
+    run.store.close()
+    target.down = False
+    renamed = window(window_start_column="begin")
+    with pytest.raises(
+        StartError, match=r"epoch 1 was committed and not yet published, and the config has changed since .columns"
+    ):
+        driver(tmp_path, target, renamed)
+    driver(tmp_path, target).store.close()
+    assert target.epochs == [1]
+    driver(tmp_path, target, renamed).store.close()
+
+
+def test_keys_in_another_order_are_another_window(tmp_path: Path) -> None:
+    both = window(group_by=["k", "j"])
+    run = driver(tmp_path, Refusing(), both)
+    run.run_batch(batch(0, 1000), 0)
+    run.store.close()
+    turned = window(group_by=["j", "k"])
+    with pytest.raises(StateError, match="was written for another window"):
+        driver(tmp_path, Refusing(), turned)
+
+
+def test_aggregations_in_another_order_are_the_same_window(tmp_path: Path) -> None:
+    two = [Aggregation(agg="count", as_="n"), Aggregation(agg="max", column="j", as_="m")]
+    one, other = (window(aggregations=a) for a in (two, two[::-1]))
+    run = driver(tmp_path, Refusing(), one)
+    run.run_batch(batch(0, 1000), 0)
+    run.store.close()
+    target = Refusing()
+    run = driver(tmp_path, target, other)
+    run.run_batch(batch(1, 2000), 0)
+    run.run_batch(batch(2, 90_000), 0)
+    assert target.epochs == [2]
+    run.store.close()
+
+
+def test_a_pipeline_that_is_started_over_publishes_again(tmp_path: Path) -> None:
+    """Its epochs begin at 0 while the target's marker says more: the marker is that of another state."""
+    table = Table("p", (Field("n", "bigint"),), None, "first")
+    first = FilesTarget(tmp_path, "parquet", table)
+    first.publish(0, pl.DataFrame({"n": [1]}))
+    first.publish(7, pl.DataFrame({"n": [2]}))
+    second = FilesTarget(tmp_path, "parquet", Table("p", table.fields, None, "second"))
+    assert second.last_epoch() == -1
+    second.publish(0, pl.DataFrame({"n": [3]}))
+    second.publish(0, pl.DataFrame({"n": [9]}))
+    second.publish(1, pl.DataFrame({"n": [4]}))
+    assert sorted(pl.read_parquet(tmp_path / "*.parquet")["n"]) == [1, 2, 3, 4]
