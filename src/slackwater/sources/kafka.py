@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -90,16 +91,23 @@ class Broker:
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
         asked = [TopicPartition(t, p) for t, p in partitions]
-        try:
-            first: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-            last: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-            low = self._admin.list_offsets(dict.fromkeys(asked, first), request_timeout=_SECONDS)
-            high = self._admin.list_offsets(dict.fromkeys(asked, last), request_timeout=_SECONDS)
-            return {(p.topic, p.partition): (low[p].result().offset, high[p].result().offset) for p in asked}
-        except KafkaException as error:
-            raise EpochError(
-                f"Kafka at {self.connection.bootstrap_servers} does not say which offsets it holds ({error.args[0].str()})"
-            ) from None
+        first: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+        last: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        end = time.monotonic() + _SECONDS
+        while True:
+            try:
+                low = self._admin.list_offsets(dict.fromkeys(asked, first), request_timeout=_SECONDS)
+                high = self._admin.list_offsets(dict.fromkeys(asked, last), request_timeout=_SECONDS)
+                return {(p.topic, p.partition): (low[p].result().offset, high[p].result().offset) for p in asked}
+            except KafkaException as error:
+                # what the client knows of the cluster may be old: a partition that is new, a broker that came back
+                self.__dict__.pop("_admin", None)
+                if time.monotonic() > end:
+                    raise EpochError(
+                        f"Kafka at {self.connection.bootstrap_servers} does not say which offsets it holds "
+                        f"({error.args[0].str()}); check that the brokers run"
+                    ) from None
+                time.sleep(0.2)
 
 
 # settings of the Java client that librdkafka does not know
