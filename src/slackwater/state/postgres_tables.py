@@ -116,7 +116,8 @@ class Tables:
 
     def create_view(self, logic: Logic) -> str:
         """The open windows, for people: without hashes, and only what the watermark has not closed."""
-        shown = {c: n for n, c in self.columns(logic).items() if n not in ("__h", "__kh", "__kind")}
+        names = self.columns(logic)
+        shown = [names[n] for n in (*logic.key_names, *TIMES, *logic.accumulators)]
         columns = ", ".join(f"s.{sql.quote(c)}" for c in shown)
         return (
             f"CREATE OR REPLACE VIEW {self.windows} AS SELECT s.pipeline_name, {columns}, s.epoch, s.updated_at"
