@@ -287,16 +287,12 @@ def test_rows_of_a_partition_that_counted_as_idle_are_told_apart(runner: Runner,
     events.send({"user": "a", "amount": 1}, at=1)
 
     def drive() -> None:
-        end = time.monotonic() + 60
         try:
-            while not (runner.statuses and runner.statuses[-1].watermark_us) and time.monotonic() < end:
-                time.sleep(0.05)
+            waited_for(lambda: runner.statuses and runner.statuses[-1].watermark_us)
             events.send({"user": "a", "amount": 1}, at=500)
-            while runner.statuses[-1].counters.rows_in < 2 and time.monotonic() < end:
-                time.sleep(0.05)
+            waited_for(lambda: runner.statuses[-1].counters.rows_in == 2)
             events.send({"user": "b", "amount": 1}, at=2, partition=1)
-            while runner.statuses[-1].counters.rows_in < 3 and time.monotonic() < end:
-                time.sleep(0.05)
+            waited_for(lambda: runner.statuses[-1].counters.rows_in == 3)
         finally:
             stop.set()
 
