@@ -133,6 +133,7 @@ class JudgingOracle:
     spec: Spec
     lateness_us: Mapping[str, int]
     idleness_us: int = 60_000_000
+    allowed_us: int = 0  # windows that closed can be corrected for so long
     watermark: int | None = None
     newest: dict[str, int] = field(default_factory=dict)
     quiet_us: dict[str, int] = field(default_factory=dict)
@@ -144,7 +145,8 @@ class JudgingOracle:
         for source, given in rows.items():
             for row in given:
                 held = starts_of(self.spec, row["ts"])
-                still = [s for s in held if self.watermark is None or s + self.spec.duration_us > self.watermark]
+                end = self.spec.duration_us + self.allowed_us
+                still = [s for s in held if self.watermark is None or s + end > self.watermark]
                 self.pairs += [(row, start) for start in still]
                 self.missed += len(held) - len(still)
                 if not still:
@@ -180,6 +182,7 @@ class JudgingSessions:
 
     spec: Spec
     lateness_us: int
+    allowed_us: int = 0  # sessions that closed can be corrected for so long
     forget: bool = True
     watermark: int | None = None
     newest: int | None = None
@@ -199,7 +202,7 @@ class JudgingSessions:
             newest = max(r["ts"] for r in rows)
             self.newest = newest if self.newest is None else max(self.newest, newest)
             self.watermark = max(self.newest - self.lateness_us, self.watermark or self.newest - self.lateness_us)
-            self._close(self.watermark)
+            self._close(self.watermark - self.allowed_us)
 
     def _join(self, key: Any, rows: list[Row]) -> None:
         gap = self.spec.gap_us
@@ -208,7 +211,7 @@ class JudgingSessions:
         runs: list[tuple[list[Row], bool]] = []
         for members, was_open in pieces:
             start = min(r["ts"] for r in members)
-            good = was_open or self.watermark is None or start + gap >= self.watermark
+            good = was_open or self._recent(start)
             if runs and start <= max(r["ts"] for r in runs[-1][0]) + gap:
                 runs[-1] = (runs[-1][0] + members, runs[-1][1] or good)
             else:
@@ -224,7 +227,7 @@ class JudgingSessions:
             self.open[key].append(kept)
 
     def _recent(self, ts: int) -> bool:
-        return self.watermark is None or ts + self.spec.gap_us >= self.watermark
+        return self.watermark is None or ts + self.spec.gap_us + self.allowed_us >= self.watermark
 
     def _close(self, watermark: int) -> None:
         gap = self.spec.gap_us

@@ -78,6 +78,14 @@ def minutes(**more: Any) -> Any:
     return sw.Window(**{**given, **more})
 
 
+def waited_for(what: Callable[[], Any]) -> None:
+    """Return once `what` holds; machines differ in speed, so only a hang is too long."""
+    end = time.monotonic() + 300
+    while not what():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
 def counted(frame: pl.DataFrame) -> list[tuple[Any, ...]]:
     return sorted(frame.select("user", "n", "total").rows(), key=str)
 

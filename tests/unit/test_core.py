@@ -100,9 +100,10 @@ def test_the_newest_version_of_a_unit_wins_and_the_deleted_is_gone(tmp_path: Pat
     reader = segments.SegmentReader(str(tmp_path), metas, dict(parts[0].schema))
     assert sorted(reader.scan()["__due"]) == [10, 21, 41]
     assert sorted(reader.units(np.array([2, 3, 4, 9]))["__due"]) == [21, 41]
-    due = reader.due(Visit(5, 30, loose_upto=0, start_before=99), 5, 30)
+    due = reader.due(Visit(((5, 30),), ((5, 30),), (), loose_upto=0, start_before=99))
     assert sorted(due["__due"]) == [10, 21]
-    assert reader.due(Visit(0, 199, loose_upto=0, start_before=199), 100, 199).is_empty()
+    nothing = Visit(((100, 199),), ((0, 199),), (), loose_upto=0, start_before=199)
+    assert reader.due(nothing).is_empty()
 
 
 def test_a_damaged_segment_is_named(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from slackwater.core.time import duration_ms
 
 _NO_COMPLETE = "complete mode is not supported: a result that never closes needs all rows for ever"
 AGGREGATES = ("count", "sum", "min", "max", "avg", "first", "last", "count_distinct")
+METADATA = ("_revision", "_final_at", "_emit_reason")
 KINDS_OF_WINDOW = ("tumbling", "hopping", "session")
 _aggregate = choice(*AGGREGATES)
 _KEYS_OF = {
@@ -126,7 +127,9 @@ class Window(Spec):
     max_future_ms: int = 86_400_000
     group_by: tuple[str, ...] = ()
     late_data: str = "drop"
+    allowed_lateness_ms: int | None = None
     emit: str = "on_close"
+    emit_interval_ms: int = 0
     emit_metadata: bool = False
     max_groups_per_window: int | None = None
     on_state_cap: str = "fail"
@@ -149,8 +152,10 @@ class Window(Spec):
         "source_idleness_ms": duration(1),
         "max_future_ms": duration(0),
         "group_by": texts,
-        "late_data": choice("drop"),
-        "emit": choice("on_close"),
+        "late_data": choice("drop", "reopen"),
+        "allowed_lateness_ms": duration(0),
+        "emit": choice("on_close", "final", "updates"),
+        "emit_interval_ms": duration(0),
         "emit_metadata": flag,
         "max_groups_per_window": whole(1),
         "on_state_cap": choice("fail", "drop_new_groups"),
@@ -162,7 +167,6 @@ class Window(Spec):
     OLD: ClassVar[Mapping[str, str]] = {"width_ms": "duration_ms"}
     LATER: ClassVar[Mapping[str, str]] = {
         "idle_close_ms": "",
-        "emit_interval_ms": 'windows are emitted when they close (emit = "on_close")',
     }
     REQUIRED: ClassVar[tuple[str, ...]] = ("kind",)
 
@@ -170,12 +174,6 @@ class Window(Spec):
     def read(cls, data: Values, file: str, at: str, problems: list[str]) -> tuple[Values, set[str]]:
         data = dict(data)
         where = f"{file}: {at}." if at else f"{file}: "
-        if data.pop("allowed_lateness_ms", None) is not None:
-            problems.append(
-                f'{where}allowed_lateness_ms: not available yet, as is late_data = "reopen"; raise lateness_ms'
-                if data.get("late_data") == "reopen"
-                else f'{where}allowed_lateness_ms: needs late_data = "reopen"; to wait longer for late rows raise lateness_ms'
-            )
         for key in ("mode", "output_mode"):
             if data.get(key) == "complete":
                 del data[key]
@@ -200,12 +198,10 @@ class Window(Spec):
             if value == "complete":
                 return f'{_NO_COMPLETE}; use kind = "tumbling"'
             return 'sliding (per-row) windows are not supported; use kind = "hopping" with a small hop_ms'
-        if key == "late_data" and value in ("dlq", "reopen", "standalone"):
+        if key == "late_data" and value in ("dlq", "standalone"):
             return f'"{value}" is not available yet; use "drop" and raise lateness_ms'
         if key == "emit" and value == "complete":
             return f'{_NO_COMPLETE}; use emit = "on_close"'
-        if key == "emit" and value in ("final", "updates"):
-            return f'"{value}" is not available yet; use "on_close"'
         if key == "on_state_cap" and value == "backpressure":
             return '"backpressure" is not available yet; use "fail" or "drop_new_groups"'
         if key == "gap_ms" and isinstance(value, str) and any(c in value for c in "( +*<>="):
@@ -217,8 +213,13 @@ class Window(Spec):
         kind = values.get("kind")
         if kind is not None:
             yield from cls._check_kind(kind, values, wrong)
-        if values.get("emit_metadata"):
-            yield "emit_metadata", "not available yet; remove it"
+        if "allowed_lateness_ms" in values and values.get("late_data", "drop") != "reopen" and "late_data" not in wrong:
+            yield (
+                "allowed_lateness_ms",
+                'needs late_data = "reopen"; to wait longer for late rows raise lateness_ms',
+            )
+        if values.get("emit_interval_ms") and values.get("emit", "on_close") != "updates" and "emit" not in wrong:
+            yield "emit_interval_ms", 'needs emit = "updates"; other windows are emitted when they close'
         yield from cls._check_names(values, wrong, kind)
 
     @classmethod
@@ -285,6 +286,11 @@ class Window(Spec):
             for key, name in (("window_start_column", start), ("window_end_column", end)):
                 if name.casefold() == "session_id":
                     yield key, '"session_id" is the name of the session\'s id; choose another name'
+        if values.get("emit_metadata"):
+            for key, name in (("window_start_column", start), ("window_end_column", end)):
+                if name.casefold() in METADATA:
+                    yield key, f"{show(name)} is a column of emit_metadata; choose another name"
+            taken |= dict.fromkeys(METADATA, "a column of emit_metadata")
         group_by = values.get("group_by", ()) if "group_by" not in wrong else ()
         names = {name.casefold(): name for name in reversed(group_by)}
         for folded, times in Counter(name.casefold() for name in group_by).items():

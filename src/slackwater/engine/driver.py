@@ -28,6 +28,7 @@ from slackwater.sources.base import Batch
 from slackwater.state.protocol import Joining, Manifest, Publish, StateStore
 from slackwater.targets.base import Target
 from slackwater.watermark import SourceClock, global_watermark, listen
+from slackwater.windows.family import family
 from slackwater.windows.logic import Logic
 
 log = logging.getLogger("slackwater")
@@ -80,8 +81,10 @@ class Driver:
             self._publish_if_needed(latest)
         self.store.prepare(self.logic)
         self.state = latest or recover.first_manifest(self.logic, shards, self.hooks.clock_us(), state_id)
-        if self.state.shards != shards:
-            self.hooks.on_notice("info", f"moving the state from {self.state.shards} to {shards} shards")
+        changed = bool(self.state.emission) and self.state.emission != recover.emission(self.logic)
+        if self.state.shards != shards or changed:
+            what = "another way to emit windows" if changed else f"{shards} shards, from {self.state.shards}"
+            self.hooks.on_notice("info", f"preparing the state for {what}")
             self._commit(recover.reshard(self.logic, self.store, self.state, shards, self.hooks.clock_us()))
         self.state = recover.with_sources(self.state, [s.name for s in self.pipeline.sources], schemas)
         self._load_clocks()
@@ -97,9 +100,11 @@ class Driver:
 
     def _committed_clocks(self) -> dict[str, SourceClock]:
         window = self.pipeline.transform.window
+        # what is to be final when it is emitted waits for its late rows: the watermark does
+        waits = self.logic.allowed_us if window.emit == "final" else 0
         return {
             s.name: self.state.sources[s.name].clock(
-                1000 * (window.lateness_ms if s.lateness_ms is None else s.lateness_ms),
+                waits + 1000 * (window.lateness_ms if s.lateness_ms is None else s.lateness_ms),
                 1000 * window.source_idleness_ms,
             )
             for s in self.pipeline.sources
@@ -179,7 +184,9 @@ class Driver:
         flags = any(c.flags != committed[name].flags for name, c in self._clocks.items())
         changed = any(c.quiet_us != committed[name].quiet_us for name, c in self._clocks.items())
         interval = 1000 * (self.pipeline.state_store.checkpoint_interval_ms if self.pipeline.state_store else 60_000)
-        if watermark == self.state.watermark_us and not flags and not (changed and self._uncommitted_us >= interval):
+        telling = self.state.waiting and self._may_tell(self.hooks.clock_us())
+        still = watermark == self.state.watermark_us and not flags and not telling
+        if still and not (changed and self._uncommitted_us >= interval):
             return False
         self._advance(watermark)
         return True
@@ -188,8 +195,8 @@ class Driver:
         """Move the watermark just past the latest close of the open windows, and commit that."""
         self._settle()
         close = max((m.close for shard in self.state.segments for m in shard), default=self.state.watermark_us)
-        if close > self.state.watermark_us:
-            self._advance(close, flush=True)
+        if close > self.state.watermark_us or self.state.waiting:
+            self._advance(max(close, self.state.watermark_us), flush=True)
 
     def _advance(self, watermark: int, flush: bool = False) -> None:
         """An epoch without rows."""
@@ -216,10 +223,11 @@ class Driver:
     ) -> None:
         """Emit what is due, commit, publish."""
         since = self.state.watermark_us
+        telling = self.logic.updates and (flush or self._may_tell(clock))
         with timer.phase("emit"):
-            due = self._due_tasks(ingested, since, flush)
+            due = self._due_tasks(ingested, since, flush, telling)
             reports = self.engine.emit(due) if due else ()
-        manifest = fold.emitted(ingested, reports, self.logic, clock)
+        manifest = fold.emitted(ingested, reports, self.logic, clock, telling)
         if manifest.staged:
             manifest = manifest.model_copy(update={"destination": self._destination()})
         with timer.phase("commit"):
@@ -270,10 +278,13 @@ class Driver:
             for shard, metas in enumerate(state.segments)
         ]
 
-    def _due_tasks(self, ingested: Manifest, since: int, flush: bool) -> list[ShardTask]:
+    def _may_tell(self, clock: int) -> bool:
+        """emit = "updates": whether windows that are open may be emitted again by now."""
+        return clock - self.state.told_us >= 1000 * self.logic.window.emit_interval_ms
+
+    def _due_tasks(self, ingested: Manifest, since: int, flush: bool, telling: bool) -> list[ShardTask]:
         watermark = ingested.watermark_us
-        if watermark == since:
-            return []
+        visit = family(self.logic).visit(self.logic, since, watermark, telling)
         return [
             ShardTask(
                 self.logic,
@@ -282,9 +293,10 @@ class Driver:
                 watermark,
                 since,
                 flush=flush,
+                telling=telling,
             )
             for shard, metas in enumerate(ingested.segments)
-            if any(m.first_due <= watermark and m.last_due > since for m in metas)
+            if any(visit.touches(m.first_due, m.last_due) for m in metas)
         ]
 
     def _commit(self, manifest: Manifest) -> None:

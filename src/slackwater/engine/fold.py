@@ -67,6 +67,7 @@ def ingested(
             "output": (),
             "letters": tuple(outcome.letters),
             "emitted": 0,
+            "waiting": before.waiting or any(r.used for r in outcome.reports),
             "counters": {
                 **totals,
                 "late": {k: v for k, v in late.items() if v},
@@ -94,8 +95,13 @@ def _source(
     )
 
 
-def emitted(manifest: Manifest, reports: Sequence[EmitReport], logic: Logic, clock_us: int) -> Manifest:
-    """The manifest to commit: with the staged output, and without the panes that are over."""
+def emitted(
+    manifest: Manifest, reports: Sequence[EmitReport], logic: Logic, clock_us: int, telling: bool = False
+) -> Manifest:
+    """The manifest to commit: with the staged output, and without the panes that are over.
+
+    `telling`: windows that were changed and are open were emitted, too.
+    """
     segments, groups, windows = list(manifest.segments), list(manifest.groups), list(manifest.windows)
     reasons: Counter[str] = Counter(manifest.counters.get("emitted", {}))
     for r in reports:
@@ -115,6 +121,8 @@ def emitted(manifest: Manifest, reports: Sequence[EmitReport], logic: Logic, clo
             "groups": tuple(groups),
             "windows": tuple(windows),
             "panes": panes,
+            "told_us": clock_us if telling else manifest.told_us,
+            "waiting": logic.updates and not telling and manifest.waiting,
             "output": tuple(r.output for r in reports if r.output is not None),
             "emitted": sum(r.output.rows for r in reports if r.output is not None),
             "counters": {**manifest.counters, "emitted": dict(reasons)},

@@ -44,6 +44,11 @@ def fingerprint(logic: Logic) -> dict[str, Any]:
     }
 
 
+def emission(logic: Logic) -> dict[str, Any]:
+    """How windows are emitted, as far as the state shows it; a change of it needs no new state, but `reshard`."""
+    return {"updates": logic.updates, "retain_us": logic.retain_us}
+
+
 def check_fingerprint(logic: Logic, manifest: Manifest) -> None:
     """Raise StateError, naming what changed, if the state was written for another window."""
     new, old = fingerprint(logic), dict(manifest.fingerprint)
@@ -66,6 +71,7 @@ def first_manifest(logic: Logic, shards: int, clock_us: int, state_id: str = "")
         state_id=state_id,
         epoch=-1,
         fingerprint=fingerprint(logic),
+        emission=emission(logic),
         committed_us=clock_us,
         shards=shards,
         segments=((),) * shards,
@@ -85,15 +91,16 @@ def with_sources(manifest: Manifest, names: Sequence[str], schemas: Mapping[str,
 
 
 def reshard(logic: Logic, store: StateStore, manifest: Manifest, shards: int, clock_us: int) -> Manifest:
-    """The same state as an epoch of its own, spread over another number of shards."""
-    module, epoch, watermark = family(logic), manifest.epoch + 1, manifest.watermark_us
+    """The same state as an epoch of its own, spread over another number of shards, or for another way to emit it."""
+    kind, epoch, watermark = family(logic), manifest.epoch + 1, manifest.watermark_us
     everything = pl.concat(
         [
             store.shard(shard, manifest.shards, epoch, metas).reader(logic).scan()
             for shard, metas in enumerate(manifest.segments)
         ]
     )
-    everything = module.forget(logic, everything, watermark)
+    former = {"updates": False, "retain_us": 0} | dict(manifest.emission)
+    everything = kind.forget(logic, kind.renewed(logic, everything, former["updates"]), watermark)
     owner = pl.Series(shard_of(everything["__kh"].to_numpy(), shards))
     metas, groups, windows = [], [], []
     panes: dict[int, list[int]] = {}
@@ -109,6 +116,8 @@ def reshard(logic: Logic, store: StateStore, manifest: Manifest, shards: int, cl
     return manifest.model_copy(
         update={
             "epoch": epoch,
+            "emission": emission(logic),
+            "waiting": logic.updates and not former["updates"],
             "committed_us": clock_us,
             "shards": shards,
             "segments": tuple(metas),

@@ -6,14 +6,15 @@ count for nothing until the driver commits a manifest that names them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
 from pydantic import Field
 
-from slackwater.core.arrays import distinct
+from slackwater.core.arrays import distinct, member
 from slackwater.core.hashing import mix
 from slackwater.state.protocol import OutputMeta, Record, SegmentMeta, ShardState
 from slackwater.windows import panes, sessions
@@ -35,6 +36,7 @@ class ShardTask:
     groups: int = 0  # sessions: keys that are open now
     pane_groups: Mapping[int, int] | None = None  # panes: groups per pane now
     flush: bool = False
+    telling: bool = False  # emit = "updates": open windows that were changed are emitted now
     hit: Callable[[str], None] | None = None  # called before and after staging: see engine.faults
 
 
@@ -127,24 +129,28 @@ def _may_exceed(task: ShardTask, rows: pl.DataFrame) -> bool:
 def emit(task: ShardTask) -> EmitReport:
     """Stage the windows of a shard that close between two watermarks, and the state that changes with them."""
     logic = task.logic
-    module = family(logic)
+    kind = family(logic)
     reader = task.state.reader(logic)
-    due = reader.due(module.visit(logic, task.since, task.watermark), task.since, task.watermark)
+    due = reader.due(kind.visit(logic, task.since, task.watermark, task.telling))
     if due.is_empty():
         return EmitReport(shard=task.shard, segments=task.state.metas)
-    done = module.emit(logic, due, task.since, task.watermark)
-    rows = done.rows
+    if not logic.is_session and logic.revises:
+        more = panes.siblings(logic, due, task.since, task.watermark)
+        due = pl.concat([due, reader.units(more[~member(more, distinct(due["__h"].to_numpy()))])])
+    done = kind.emit(logic, due, task.since, task.watermark, task.telling)
     if task.flush:
-        rows = rows.with_columns(pl.col("__reason").replace("close", "flush"))
+        done = replace(done, rows=done.rows.with_columns(pl.col("__reason").replace("close", "flush")))
     output = None
-    if rows.height:
-        output = task.state.stage_output(logic.output_frame(rows))
-    last_end = rows["__end"].max()
+    if done.rows.height or done.superseded.height:
+        output = task.state.stage_output(logic.output_frame(done))
+    last_end = done.rows["__end"].filter(done.rows["__reason"] != "update").max()
+    reasons = Counter(dict(done.rows["__reason"].value_counts().iter_rows()))
+    reasons.update(supersede=done.superseded.height)
     return EmitReport(
         shard=task.shard,
         segments=(task.state.stage(logic, done.state, due, task.since) if done.state.height else task.state.metas),
         output=output,
-        reasons=dict(rows["__reason"].value_counts().iter_rows()),
+        reasons={k: n for k, n in reasons.items() if n},
         groups=done.groups,
         windows=done.windows,
         last_end_us=last_end if isinstance(last_end, int) else None,

@@ -36,7 +36,7 @@ from slackwater.state.postgres_tables import Tables
 from slackwater.state.protocol import FORMAT, Manifest, OutputMeta, Publish, SegmentMeta
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.family import family
-from slackwater.windows.logic import DEAD, FLOOR, SETTLED, Logic
+from slackwater.windows.logic import DEAD, FLOOR, SETTLED, TOLD, Logic
 
 log = logging.getLogger("slackwater")
 T = TypeVar("T")
@@ -165,6 +165,8 @@ class PostgresStore:
         sql.check_names(list(t.columns(logic).values()), f"pipeline {self._pipeline}: state store")
         if self._epoch >= 0:
             self._must_exist(t.state)
+            if t.complete_state(logic):
+                self._db.execute(t.complete_state(logic))
         else:
             self._db.execute(f"DROP VIEW IF EXISTS {t.windows}")
             self._db.execute(f"DROP TABLE IF EXISTS {t.state}, {t.staged}")
@@ -382,7 +384,7 @@ class PostgresStore:
 
         def over(row: str) -> str:
             return (
-                f"({row}.kind = {SETTLED} AND {row}.closes_at <= {sql.time_literal(rule.settled_upto)}"
+                f"({row}.kind IN ({SETTLED}, {TOLD}) AND {row}.closes_at <= {sql.time_literal(rule.settled_upto)}"
                 f" OR {row}.kind = {FLOOR} AND {row}.closes_at <= {sql.time_literal(rule.floor_upto)})"
             )
 

@@ -19,7 +19,7 @@ from slackwater.state import sql
 from slackwater.state.postgres_tables import TIMES, Tables
 from slackwater.state.protocol import OutputMeta, SegmentMeta
 from slackwater.windows.family import family
-from slackwater.windows.logic import DEAD, LOOSE, SETTLED, Int64s, Logic, Visit
+from slackwater.windows.logic import DEAD, LOOSE, LOOSE_TOLD, SETTLED, TOLD, Int64s, Logic, Visit
 
 
 @dataclass(frozen=True)
@@ -125,14 +125,16 @@ class PostgresReader:
         listed = np.char.mod("%d", hashes)
         return self._fetch([f"unit = ANY('{{{','.join(listed)}}}'::bigint[])"], own=False)
 
-    def due(self, visit: Visit, since: int, watermark: int) -> pl.DataFrame:
-        if all(m.first_due > watermark or m.last_due <= since for m in self.state.metas):
+    def due(self, visit: Visit) -> pl.DataFrame:
+        if not any(visit.touches(m.first_due, m.last_due) for m in self.state.metas):
             return self.logic.empty_state()
-        after, upto = sql.time_literal(visit.settled_after), sql.time_literal(visit.settled_upto)
-        settled = f"kind = {SETTLED} AND closes_at > {after} AND closes_at <= {upto}"
-        loose = f"kind = {LOOSE} AND closes_at <= {sql.time_literal(visit.loose_upto)}"
+        wanted = [f"kind IN ({LOOSE}, {LOOSE_TOLD}) AND closes_at <= {sql.time_literal(visit.loose_upto)}"]
+        for kind, moves in ((SETTLED, visit.settled), (TOLD, visit.told)):
+            for after, upto in moves:
+                within = f"closes_at > {sql.time_literal(after)} AND closes_at <= {sql.time_literal(upto)}"
+                wanted.append(f"kind = {kind} AND {within}")
         before = sql.time_literal(visit.start_before)
-        return self._fetch([f"(({settled}) OR ({loose})) AND window_start < {before}"], own=True)
+        return self._fetch([f"(({') OR ('.join(wanted)})) AND window_start < {before}"], own=True)
 
     def scan(self) -> pl.DataFrame:
         return self._fetch([], own=True)

@@ -8,7 +8,7 @@ import xxhash
 
 from slackwater.state import sql
 from slackwater.state.protocol import FORMAT
-from slackwater.windows.logic import LOOSE, SETTLED, Logic
+from slackwater.windows.logic import LOOSE, LOOSE_TOLD, REVISED, SETTLED, TOLD, Logic
 
 # the hidden columns of a state row, as people read them
 _READABLE = {
@@ -18,6 +18,8 @@ _READABLE = {
     "__start": "window_start",
     "__last": "last_event",
     "__due": "closes_at",
+    "__rev": "revision",
+    "__out": "emitted_starts",
 }
 TIMES = ("__start", "__last", "__due")
 _RESERVED = {*_READABLE.values(), "pipeline_name", "ordinal", "state_version", "epoch", "updated_at", "token"}
@@ -77,7 +79,8 @@ class Tables:
 
         keys = {k: free(k, "key") for k in logic.key_names}
         accumulators = {a: free(a, "acc") for a in logic.accumulators}
-        return {**_READABLE, **keys, **accumulators}
+        hidden = {c: name for c, name in _READABLE.items() if c in logic.state_schema}
+        return {**hidden, **keys, **accumulators}
 
     def shared(self) -> list[str]:
         """Statements that make the tables of all pipelines in this schema."""
@@ -110,6 +113,15 @@ class Tables:
             " DEFAULT now(), PRIMARY KEY (unit, ordinal)) WITH (fillfactor = 80)"
         )
 
+    def complete_state(self, logic: Logic) -> str:
+        """Give a table that was made for windows without revisions the columns of these."""
+        types = {c: sql.sql_type_of(t) for c, t in REVISED.items() if logic.revises}
+        defaults = {"__rev": "0", "__out": "'{}'"}
+        added = [
+            f"ADD COLUMN IF NOT EXISTS {sql.quote(_READABLE[c])} {t} DEFAULT {defaults[c]}" for c, t in types.items()
+        ]
+        return f"ALTER TABLE {self.state} {', '.join(added)}" if added else ""
+
     def create_staged(self, logic: Logic) -> str:
         columns = ", ".join(f"{sql.quote(c)} {t}" for c, t in self._types(logic).items())
         return f"CREATE UNLOGGED TABLE {self.staged} (token text NOT NULL, {columns}, ordinal integer NOT NULL)"
@@ -122,5 +134,6 @@ class Tables:
         return (
             f"CREATE OR REPLACE VIEW {self.windows} AS SELECT s.pipeline_name, {columns}, s.epoch, s.updated_at"
             f" FROM {self.state} s JOIN {self.pipelines} p USING (pipeline_name)"
-            f" WHERE s.kind = {LOOSE} OR s.kind = {SETTLED} AND (p.watermark IS NULL OR s.closes_at > p.watermark)"
+            f" WHERE s.kind IN ({LOOSE}, {LOOSE_TOLD})"
+            f" OR s.kind IN ({SETTLED}, {TOLD}) AND (p.watermark IS NULL OR s.closes_at > p.watermark)"
         )

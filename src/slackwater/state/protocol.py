@@ -89,6 +89,7 @@ class Manifest(Record):
     state_id: str = ""  # of the state's first start: targets tell a state that was started over by it
     epoch: int
     fingerprint: Mapping[str, Any]
+    emission: Mapping[str, Any] = Field(default_factory=dict)  # how it was emitted, as far as the state shows it
     committed_us: int
     watermark_us: int = NO_WATERMARK
     shards: int
@@ -103,6 +104,8 @@ class Manifest(Record):
     letters: tuple[OutputMeta, ...] = ()
     destination: Mapping[str, Any] = Field(default_factory=dict)  # of output and letters
     emitted: int = 0
+    told_us: int = 0  # emit = "updates": when changed windows were emitted last, by the epoch's clock
+    waiting: bool = False  # and whether some were changed since
     counters: Mapping[str, Any] = Field(default_factory=dict)
 
     @property
@@ -122,8 +125,8 @@ class Units(Protocol):
         """All rows of the units with these hashes (sorted, unique)."""
         ...
 
-    def due(self, visit: Visit, since: int, watermark: int) -> pl.DataFrame:
-        """All rows of the units that have a row that wants a visit when the watermark moves."""
+    def due(self, visit: Visit) -> pl.DataFrame:
+        """All rows of the units that have a row that wants a visit."""
         ...
 
     def scan(self) -> pl.DataFrame:

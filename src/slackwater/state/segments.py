@@ -24,7 +24,7 @@ from slackwater.core.arrays import distinct, member
 from slackwater.errors import EpochError, StateError
 from slackwater.state.protocol import OutputMeta, SegmentMeta
 from slackwater.windows.family import family
-from slackwater.windows.logic import DEAD, Int64s, Logic, Visit
+from slackwater.windows.logic import DEAD, Int64s, Logic, Visit, unrevised
 
 FAN = 8  # segments of one size class before they are merged into one of the next
 
@@ -81,11 +81,11 @@ class SegmentReader:
                 hashes = hashes[~hit]
         return self._together(found)
 
-    def due(self, visit: Visit, since: int, watermark: int) -> pl.DataFrame:
-        """All rows of the units that have a visible row that wants a visit when the watermark moves."""
+    def due(self, visit: Visit) -> pl.DataFrame:
+        """All rows of the units that have a visible row that wants a visit."""
         found: list[pl.DataFrame] = []
         for age, segment in enumerate(self.segments):
-            if segment.meta.first_due > watermark or segment.meta.last_due <= since:
+            if not visit.touches(segment.meta.first_due, segment.meta.last_due):
                 continue
             wanted = visit.mask(segment.columns.kind, segment.columns.start, segment.columns.due)
             hashes = distinct(segment.columns.h[np.flatnonzero(wanted)], is_sorted=True)
@@ -106,8 +106,8 @@ class SegmentReader:
     def _together(self, frames: list[pl.DataFrame]) -> pl.DataFrame:
         if not frames:
             return pl.DataFrame(schema=self.schema)
-        alive = pl.concat([f.select(list(self.schema)) for f in frames]).filter(pl.col("__kind") != DEAD)
-        return alive.cast(self.schema)  # type: ignore[arg-type]
+        alive = pl.concat([unrevised(f, self.schema).select(list(self.schema)) for f in frames])
+        return alive.filter(pl.col("__kind") != DEAD).cast(self.schema)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,8 @@ class FilesShard:
             frame = family(logic).forget(logic, self.at(tuple(metas)).reader(logic).scan(), watermark)
         else:
             opened = [Segment(self.root, m) for m in metas]
-            found = [s.rows(np.arange(s.meta.rows)).select(list(logic.state_schema)) for s in opened]
+            rows = [logic.unrevised(s.rows(np.arange(s.meta.rows))) for s in opened]
+            found = [f.select(list(logic.state_schema)) for f in rows]
             frame = pl.concat(newest(found))
             frame = frame.cast(logic.state_schema)  # type: ignore[arg-type]
         return frame.sort("__h", maintain_order=True)

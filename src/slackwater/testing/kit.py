@@ -10,6 +10,7 @@ started again on the same store and target, and the batch is replayed as Spark w
 from __future__ import annotations
 
 import tempfile
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -175,7 +176,7 @@ def run_local(
         return driver
 
     driver = begin(shards)
-    batch_number = 0
+    batch_number, checkpoint = 0, uuid.uuid4().hex
     try:
         for index, item in enumerate(script):
             if isinstance(item, Crash):
@@ -189,7 +190,7 @@ def run_local(
                     driver.tick(item.ms * 1000)
                 else:
                     payload = {s: _frame(rows, frame_schema) for s, rows in item.rows.items()}
-                    batch = Batch(BatchId(checkpoint="script", batch=batch_number), {}, payload)
+                    batch = Batch(BatchId(checkpoint=checkpoint, batch=batch_number), {}, payload)
                     batch_number += 1
                     driver.run_batch(batch, 0)
                     faults.hit("checkpoint.before", driver.state.epoch)

@@ -1,13 +1,38 @@
-"""The module that knows a window's intervals: `sessions`, or `panes` for tumbling and hopping windows."""
+"""The functions that know a window's intervals: of sessions, or of panes for tumbling and hopping windows."""
 
 from __future__ import annotations
 
-from types import ModuleType
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from slackwater.windows import panes, sessions
-from slackwater.windows.logic import Logic
+import polars as pl
+
+from slackwater.windows import panes, session_emission, sessions
+from slackwater.windows.logic import Emitted, Forgotten, Logic, Stats, Visit
 
 
-def family(logic: Logic) -> ModuleType:
-    """Its functions: ingest, emit, stats, visit, forgotten, forget."""
-    return sessions if logic.is_session else panes
+@dataclass(frozen=True)
+class Family:
+    """What shards and stores ask of a window's intervals, beside folding rows in."""
+
+    emit: Callable[[Logic, pl.DataFrame, int, int, bool], Emitted]
+    stats: Callable[[Logic, pl.DataFrame], Stats]
+    visit: Callable[[Logic, int, int, bool], Visit]
+    forgotten: Callable[[Logic, int], Forgotten]
+    forget: Callable[[Logic, pl.DataFrame, int], pl.DataFrame]
+    renewed: Callable[[Logic, pl.DataFrame, bool], pl.DataFrame]
+
+
+SESSIONS = Family(
+    session_emission.emit,
+    sessions.stats,
+    sessions.visit,
+    sessions.forgotten,
+    sessions.forget,
+    sessions.renewed,
+)
+PANES = Family(panes.emit, panes.stats, panes.visit, panes.forgotten, panes.forget, panes.renewed)
+
+
+def family(logic: Logic) -> Family:
+    return SESSIONS if logic.is_session else PANES

@@ -9,19 +9,26 @@ A state row is one interval with its accumulators:
 |------------|---------------------------------------------------------------------------------------------|
 | `__h`      | int64, where the row is found: the key's hash, for panes mixed with the pane's start         |
 | `__kh`     | int64, the key's hash                                                                        |
-| `__kind`   | SETTLED, LOOSE, FLOOR or DEAD (below)                                                        |
+| `__kind`   | what the row is (below)                                                                      |
 | `__start`  | µs UTC, start of the pane, or first event of the session                                     |
 | `__last`   | µs UTC, last event of the session (panes: the start again)                                   |
 | `__due`    | µs UTC, the watermark at which the row wants a visit: it closes, or is out of its last window|
+| `__rev`    | how often it was emitted: the largest revision of what was merged (only if windows are revised)|
+| `__out`    | sessions: the starts under which the target holds what was merged (only if windows are revised)|
 | keys, accumulators | typed as in the input                                                                |
 
 All rows with one `__h` are a *unit*: it is read and replaced as a whole, and the newest version wins. A row whose time
-is over needs no delete: whether it is open, closed or forgotten follows from the watermark alone.
+is over needs no delete: whether it is open, closed, retained or gone follows from the watermark alone.
+
+          close              close + allowed lateness (reopen)
+    open    │     retained     │    gone
+    ────────┴──────────────────┴───────────▶ watermark
+            emitted            rows of it are late for good
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,8 +43,13 @@ from slackwater.windows.aggregations import Agg, Input
 
 Int64s = NDArray[np.int64]
 
-SETTLED, LOOSE, FLOOR, DEAD = 0, 1, 2, 3
+SETTLED = 0  # a whole session; a pane whose emission follows from the watermark
+LOOSE = 1  # a piece of a run that may be cut; a pane that was changed and waits to be emitted
+FLOOR = 2  # how far the sessions of a key that left the state reached
+DEAD = 3  # a unit that goes
+TOLD, LOOSE_TOLD = 4, 5  # a SETTLED session, a LOOSE piece that the target holds as it stands
 ROW = 9  # not in the state: a row of this epoch
+OPEN = (SETTLED, LOOSE, TOLD, LOOSE_TOLD)
 
 HIDDEN: dict[str, pl.DataType] = {
     "__h": pl.Int64(),
@@ -48,6 +60,10 @@ HIDDEN: dict[str, pl.DataType] = {
     "__due": pl.Int64(),
 }
 
+
+REVISED: dict[str, pl.DataType] = {"__rev": pl.Int64(), "__out": pl.List(pl.Int64())}
+
+METADATA = [Field("_revision", "bigint"), Field("_final_at", "timestamp"), Field("_emit_reason", "string")]
 
 FAR = 1 << 62  # a time after every other
 NEVER = -FAR  # a time before every other
@@ -62,20 +78,29 @@ class Stats(NamedTuple):
     dead: int
 
 
-class Visit(NamedTuple):
-    """Which state rows want a visit when the watermark moves; in µs. A store finds them by `__kind`, `__due` and `__start`."""
+Span = tuple[int, int]  # after < time <= upto, in µs
 
-    settled_after: int  # SETTLED rows with settled_after < __due <= settled_upto
-    settled_upto: int
-    loose_upto: int  # LOOSE rows with __due <= loose_upto
-    start_before: int  # of both, those with __start < start_before
+
+class Visit(NamedTuple):
+    """Which state rows want a visit in an epoch; in µs. A store finds them by `__kind`, `__due` and `__start`."""
+
+    moves: tuple[Span, ...]  # of the watermark: a set of rows with no emission in one of them need not be opened
+    settled: tuple[Span, ...]  # SETTLED rows with __due in one of these
+    told: tuple[Span, ...]  # TOLD rows likewise
+    loose_upto: int  # LOOSE and LOOSE_TOLD rows with __due <= loose_upto
+    start_before: int  # of all these, those with __start < start_before
 
     def mask(self, kind: NDArray[np.int8], start: Int64s, due: Int64s) -> NDArray[np.bool_]:
-        settled = (kind == SETTLED) & (due > self.settled_after) & (due <= self.settled_upto)
-        result: NDArray[np.bool_] = (settled | ((kind == LOOSE) & (due <= self.loose_upto))) & (
-            start < self.start_before
-        )
+        result = ((kind == LOOSE) | (kind == LOOSE_TOLD)) & (due <= self.loose_upto)
+        for wanted, spans in ((SETTLED, self.settled), (TOLD, self.told)):
+            for after, upto in spans:
+                result |= (kind == wanted) & (due > after) & (due <= upto)
+        result &= start < self.start_before
         return result
+
+    def touches(self, first_due: int, last_due: int) -> bool:
+        """Whether rows with these `Stats` may want a visit."""
+        return any(first_due <= upto and last_due > after for after, upto in self.moves)
 
 
 class Forgotten(NamedTuple):
@@ -110,12 +135,17 @@ class Ingested:
 
 @dataclass(frozen=True)
 class Emitted:
-    """Windows that closed: keys, `__start`, `__last`, `__end`, `__reason` and accumulators; and units to replace."""
+    """What an epoch emits, and the units to replace.
+
+    rows: keys, `__start`, `__end`, `__final`, `__rev`, `__reason`, accumulators. superseded: keys, `__start` and `__rev` of
+    what the target holds and is no more.
+    """
 
     rows: pl.DataFrame
     state: pl.DataFrame
-    groups: int
-    windows: int
+    superseded: pl.DataFrame
+    groups: int = 0
+    windows: int = 0
 
 
 @dataclass(frozen=True)
@@ -152,6 +182,37 @@ class Logic:
         return (self.window.max_session_duration_ms or 0) * 1000
 
     @property
+    def allowed_us(self) -> int:
+        """How long after its close a window may still be corrected."""
+        w = self.window
+        if w.late_data != "reopen":
+            return 0
+        return 1000 * (w.lateness_ms if w.allowed_lateness_ms is None else w.allowed_lateness_ms)
+
+    @property
+    def retain_us(self) -> int:
+        """How long a closed window stays in the state. With emit = "final" the watermark itself waits that long instead."""
+        return 0 if self.window.emit == "final" else self.allowed_us
+
+    @property
+    def updates(self) -> bool:
+        return self.window.emit == "updates"
+
+    @property
+    def revises(self) -> bool:
+        """Whether a window may be emitted more than once."""
+        return self.updates or self.retain_us > 0
+
+    @property
+    def revisions(self) -> list[str]:
+        """The columns of a state row that say what was emitted of it."""
+        return ["__rev", "__out"] if self.revises else []
+
+    def horizon(self, watermark: int) -> int:
+        """Windows whose close is at or before it are gone."""
+        return watermark - self.retain_us
+
+    @property
     def key_names(self) -> list[str]:
         return [k.name for k in self.keys]
 
@@ -167,7 +228,8 @@ class Logic:
 
     @property
     def state_schema(self) -> dict[str, pl.DataType]:
-        return {**HIDDEN, **{k.name: k.polars for k in self.keys}, **self.accumulators}
+        revised = REVISED if self.revises else {}
+        return {**HIDDEN, **revised, **{k.name: k.polars for k in self.keys}, **self.accumulators}
 
     @property
     def output(self) -> list[Field]:
@@ -175,6 +237,8 @@ class Logic:
         w = self.window
         bounds = [Field(w.window_start_column, "timestamp"), Field(w.window_end_column, "timestamp")]
         values = [a.output for a in self.aggs]
+        if w.emit_metadata:
+            values += METADATA
         if self.is_session:
             return [*self.keys, *bounds, Field("session_id", "bigint"), *values]
         return [*bounds, *self.keys, *values]
@@ -186,6 +250,9 @@ class Logic:
 
     def empty_state(self) -> pl.DataFrame:
         return pl.DataFrame(schema=self.state_schema)
+
+    def unrevised(self, rows: pl.DataFrame) -> pl.DataFrame:
+        return unrevised(rows, self.state_schema)
 
     def lift_rows(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Rows (`__kh`, `__ts`, keys, inputs) with their accumulators instead of the inputs."""
@@ -203,7 +270,7 @@ class Logic:
         merged = (
             frame.with_columns(pl.Series("__g", group).set_sorted())
             .group_by("__g", maintain_order=True)
-            .agg(*carried, *(e for a in self.aggs for e in a.merge()))
+            .agg(*carried, *self._merged_revisions(frame), *(e for a in self.aggs for e in a.merge()))
             .drop("__g")
         )
         merged = merged.with_columns(frame[k][heads] for k in self.key_names)
@@ -212,23 +279,51 @@ class Logic:
             agg.check_bound(merged, self.pipeline)
         return merged
 
-    def output_frame(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Emitted rows as the output columns plus `__reason`; `rows` has keys, `__start`, `__end`, accumulators."""
+    def _merged_revisions(self, frame: pl.DataFrame) -> list[pl.Expr]:
+        if "__rev" not in frame.columns:
+            return []
+        return [pl.col("__rev").max(), pl.col("__out").explode().drop_nulls().unique().sort()]
+
+    def output_frame(self, done: Emitted) -> pl.DataFrame:
+        """What an epoch emits as the output columns plus `__reason`; superseded rows carry their identity and NULLs."""
+        rows = done.rows
+        frame = self._identified(rows).with_columns(a.finish(rows).alias(a.name) for a in self.aggs)
+        frame = frame.with_columns(_utc(rows["__end"]).alias(self.window.window_end_column), _utc(rows["__final"]))
+        if done.superseded.height:
+            gone = self._identified(done.superseded.with_columns(pl.lit("supersede").alias("__reason")))
+            frame = pl.concat([frame, gone], how="diagonal_relaxed")
+        if self.window.emit_metadata:
+            frame = frame.with_columns(
+                pl.col("__rev").alias("_revision"),
+                pl.col("__final").alias("_final_at"),
+                pl.col("__reason").alias("_emit_reason"),
+            )
+        return frame.select(*(pl.col(f.name).cast(f.polars) for f in self.output), "__reason")
+
+    def _identified(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Keys, window start and session id, with reason and revision."""
         from slackwater.core.hashing import session_ids
 
-        w = self.window
-        columns: dict[str, pl.Series] = {k.name: rows[k.name] for k in self.keys}
-        for name, hidden in ((w.window_start_column, "__start"), (w.window_end_column, "__end")):
-            columns[name] = rows[hidden].cast(pl.Datetime("us")).dt.replace_time_zone("UTC").alias(name)
+        columns = [*(rows[k] for k in self.key_names), rows["__reason"], rows["__rev"]]
+        columns.append(_utc(rows["__start"]).alias(self.window.window_start_column))
         if self.is_session:
-            columns["session_id"] = session_ids(rows, self.keys, "__start")
-        columns |= {a.name: a.finish(rows) for a in self.aggs}
-        frame = pl.DataFrame([columns[f.name].alias(f.name) for f in self.output])
-        return frame.with_columns(rows["__reason"]).cast({f.name: f.polars for f in self.output})
+            columns.append(session_ids(rows, self.keys, "__start").alias("session_id"))
+        return pl.DataFrame(columns)
 
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The order of section 7: (window_start, keys), NULL first, NaN last."""
         return frame.sort([self.window.window_start_column, *self.key_names], nulls_last=False, maintain_order=True)
+
+
+def unrevised(rows: pl.DataFrame, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
+    """Rows with the columns of revisions, where the schema has any: nothing of them was emitted yet."""
+    if "__rev" not in schema or "__rev" in rows.columns:
+        return rows
+    return rows.with_columns(pl.lit(0, pl.Int64).alias("__rev"), pl.lit([], pl.List(pl.Int64)).alias("__out"))
+
+
+def _utc(us: pl.Series) -> pl.Series:
+    return us.cast(pl.Datetime("us")).dt.replace_time_zone("UTC")
 
 
 def sorted_by_key(frame: pl.DataFrame, keys: Sequence[str], *then: str) -> tuple[pl.DataFrame, Int64s]:
@@ -265,9 +360,12 @@ __all__ = [
     "FAR",
     "FLOOR",
     "LOOSE",
+    "LOOSE_TOLD",
     "NO_WATERMARK",
+    "OPEN",
     "ROW",
     "SETTLED",
+    "TOLD",
     "Counts",
     "Emitted",
     "Ingested",

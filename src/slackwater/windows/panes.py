@@ -10,7 +10,10 @@ A pane is the longest stretch that lies wholly inside or outside every window: g
     panes     |0   |20   |40   |60   |80
                          ^ a row here is written once and read by three windows
 
-A pane is `due` at the end of the last window that holds it; after that the watermark alone says that it is gone.
+A pane is `due` when the last window that holds it is gone: at its end, or later by the allowed lateness.
+
+Where windows are revised a pane that was changed and not emitted is LOOSE: with `reopen` one that a window which is closed
+holds, with `updates` every one. The windows of LOOSE panes are put together from all their panes and emitted.
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ import numpy as np
 import polars as pl
 
 from slackwater.core.arrays import distinct, member
+from slackwater.core.hashing import mix
 from slackwater.windows.logic import (
     FAR,
+    LOOSE,
     NEVER,
     SETTLED,
     Counts,
@@ -62,7 +67,7 @@ def last_window(logic: Logic, pane: Int64s) -> Int64s:
 
 
 def last_closed(logic: Logic, watermark: int) -> int:
-    """The largest window start whose window is closed at a watermark."""
+    """The largest window start whose window is closed at a watermark (at a horizon: whose window is gone)."""
     hop, offset = logic.hop_us, logic.offset_us
     return (watermark - logic.duration_us - offset) // hop * hop + offset
 
@@ -70,18 +75,19 @@ def last_closed(logic: Logic, watermark: int) -> int:
 def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> Ingested:
     """Fold lifted panes (`__kh`, `__start`, `__n`, keys, accumulators) into the touched units.
 
-    A row is late for a window that `watermark` (of the previous epoch) has closed, and late for good if that holds for
+    A row is late for a window that is gone at `watermark` (of the previous epoch), and late for good if that holds for
     all its windows. `__n` is how many raw rows a lifted row stands for.
     """
+    horizon = logic.horizon(watermark)
     pane, n = rows["__start"].to_numpy(), rows["__n"].to_numpy()
     first, last = first_window(logic, pane), last_window(logic, pane)
-    closed = np.clip((np.minimum(last, last_closed(logic, watermark)) - first) // logic.hop_us + 1, 0, None)
-    is_late = last + logic.duration_us <= watermark
+    missed = np.clip((np.minimum(last, last_closed(logic, horizon)) - first) // logic.hop_us + 1, 0, None)
+    is_late = last + logic.duration_us <= horizon
     late = rows.filter(pl.Series(is_late)) if is_late.any() else rows.clear()
     fresh = rows.filter(pl.Series(~is_late)) if is_late.any() else rows
     idle = int(late["__n"].filter(late["__idle"]).sum()) if "__idle" in late.columns else 0
     total = int(n.sum())
-    merged = _merge(logic, fresh, state)
+    merged = _merge(logic, fresh, state, watermark)
     known = distinct(state["__h"].to_numpy())
     is_new = ~member(merged["__h"].to_numpy(), known)
     starts, counts = np.unique(merged["__start"].to_numpy()[is_new], return_counts=True)
@@ -91,21 +97,27 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
             used=int(fresh["__n"].sum()),
             late=total - int(fresh["__n"].sum()),
             late_idle=idle,
-            late_windows=int((closed * n).sum()),
+            late_windows=int((missed * n).sum()),
         ),
         late_sample=late_sample(late, logic.key_names, "__start"),
         new_groups=dict(zip(starts.tolist(), counts.tolist(), strict=True)),
     )
 
 
-def _merge(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame) -> pl.DataFrame:
-    """Rows of equal key and pane become one state row."""
-    last = pl.Series("__due", last_window(logic, rows["__start"].to_numpy()) + logic.duration_us)
-    lifted = rows.with_columns(
-        last,
-        pl.col("__start").alias("__last"),
-        pl.lit(SETTLED, pl.Int8).alias("__kind"),
-    ).select(logic.state_schema.keys())
+def _merge(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """Rows of equal key and pane become one state row, LOOSE if any of them is."""
+    pane = rows["__start"].to_numpy()
+    earliest = np.maximum(first_window(logic, pane), last_closed(logic, logic.horizon(watermark)) + logic.hop_us)
+    loose = np.full(len(pane), True) if logic.updates else earliest + logic.duration_us <= watermark
+    lifted = (
+        logic.unrevised(rows)
+        .with_columns(
+            pl.Series("__due", due(logic, pane)),
+            pl.col("__start").alias("__last"),
+            pl.Series("__kind", np.where(loose, LOOSE, SETTLED), dtype=pl.Int8),
+        )
+        .select(logic.state_schema.keys())
+    )
     both = pl.concat([state.select(lifted.columns), lifted])
     if both.is_empty():
         return both
@@ -113,39 +125,99 @@ def _merge(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame) -> pl.DataFram
     start = both["__start"].to_numpy()
     new = np.ones(both.height, dtype=bool)
     new[1:] = (key[1:] != key[:-1]) | (start[1:] != start[:-1])
-    carried = [pl.col(c).first() for c in ("__h", "__kh", "__kind", "__start", "__last", "__due")]
-    return logic.merge_groups(both, np.cumsum(new), carried)
+    carried = [pl.col(c).first() for c in ("__h", "__kh", "__start", "__last", "__due")]
+    return logic.merge_groups(both, np.cumsum(new), [pl.col("__kind").max(), *carried])
 
 
-def emit(logic: Logic, panes: pl.DataFrame, since: int, watermark: int) -> Emitted:
-    """The windows that close in (since, watermark], put together from the panes they hold."""
-    if panes.is_empty():
-        return _emitted(logic, panes.with_columns(__end=pl.col("__due")))
-    pane = panes["__start"].to_numpy()
-    low = np.maximum(first_window(logic, pane), last_closed(logic, since) + logic.hop_us)
-    high = np.minimum(last_window(logic, pane), last_closed(logic, watermark))
-    times = np.clip((high - low) // logic.hop_us + 1, 0, None)
-    index = np.repeat(np.arange(panes.height), times)
+def due(logic: Logic, pane: Int64s) -> Int64s:
+    """The watermark at which the last window that holds each pane is gone."""
+    return last_window(logic, pane) + logic.duration_us + logic.retain_us
+
+
+def siblings(logic: Logic, panes: pl.DataFrame, since: int, watermark: int) -> Int64s:
+    """The units that hold the other panes of the windows that LOOSE panes are emitted with; sorted, unique."""
+    loose = panes.filter(pl.col("__kind") == LOOSE)
+    if logic.hop_us == logic.duration_us or loose.is_empty():
+        return np.empty(0, dtype=np.int64)
+    pane = loose["__start"].to_numpy()
+    low = np.maximum(first_window(logic, pane), last_closed(logic, logic.horizon(since)) + logic.hop_us)
+    high = last_window(logic, pane) + logic.duration_us
+    if not logic.updates:
+        high = np.minimum(high, last_closed(logic, watermark) + logic.duration_us)
+    index, starts = _stretched(low, high - pane_us(logic), pane_us(logic))
+    return distinct(mix(loose["__kh"].to_numpy()[index], starts))
+
+
+def _stretched(low: Int64s, high: Int64s, step: int) -> tuple[Int64s, Int64s]:
+    """All steps from low to high of each row: the row they belong to, and the step."""
+    times = np.clip((high - low) // step + 1, 0, None)
+    index = np.repeat(np.arange(len(low)), times)
     nth = np.arange(len(index)) - np.repeat(np.cumsum(times) - times, times)
-    window = low[index] + nth * logic.hop_us
-    spread = panes.select("__kh", *logic.key_names, *logic.accumulators)[index].with_columns(
-        pl.Series("__start", window),
-        pl.Series("__last", window),
-        pl.Series("__end", window + logic.duration_us),
-    )
+    return index, low[index] + nth * step
+
+
+def emit(logic: Logic, panes: pl.DataFrame, since: int, watermark: int, telling: bool = False) -> Emitted:
+    """The windows to emit when the watermark goes from `since` to `watermark`, put together from the panes they hold.
+
+    window 60, hop 20, allowed lateness 30      since  watermark
+    [0 ─────────── 60)                          │ 62   │ 85       closed before: emitted if a pane of it is LOOSE
+         [20 ─────────── 80)                    │      │          closes now: emitted
+              [40 ─────────── 100)              │      │          open: emitted with `telling`, if a pane is LOOSE
+    """
+    kinds = panes["__kind"].to_numpy()
+    any_loose = bool((kinds == LOOSE).any())
+    pane = panes["__start"].to_numpy()
+    closed, now = last_closed(logic, since), last_closed(logic, watermark)
+    oldest = last_closed(logic, logic.horizon(since)) if any_loose else closed
+    low = np.maximum(first_window(logic, pane), oldest + logic.hop_us)
+    high = last_window(logic, pane) if logic.updates and telling else np.minimum(last_window(logic, pane), now)
+    index, window = _stretched(low, high, logic.hop_us)
+    spread = logic.unrevised(panes).select("__kh", "__kind", *logic.revisions, *logic.key_names, *logic.accumulators)
+    spread = spread[index].with_columns(pl.Series("__start", window), pl.Series("__end", window + logic.duration_us))
     if logic.hop_us != logic.duration_us and spread.height:
         spread, key = sorted_by_key(spread, logic.key_names, "__start")
         start = spread["__start"].to_numpy()
         new = np.ones(spread.height, dtype=bool)
         new[1:] = (key[1:] != key[:-1]) | (start[1:] != start[:-1])
-        carried = [pl.col(c).first() for c in ("__kh", "__start", "__last", "__end")]
+        carried = [pl.col("__kind").max(), *(pl.col(c).first() for c in ("__kh", "__start", "__end"))]
         spread = logic.merge_groups(spread, np.cumsum(new), carried)
-    return _emitted(logic, spread)
+    if logic.revises:
+        changed, before = pl.col("__kind") == LOOSE, pl.col("__start") <= closed
+        spread = spread.filter(changed if logic.updates else changed | ~before)
+        told = pl.lit(0, pl.Int64) if logic.updates else before.cast(pl.Int64)
+        spread = spread.with_columns((pl.col("__rev") + told + 1).alias("__rev"))
+    rows = spread.with_columns(
+        (pl.col("__end") + logic.allowed_us).alias("__final"),
+        *([] if logic.revises else [pl.lit(1, pl.Int64).alias("__rev")]),
+        pl.when(pl.col("__start") > now)
+        .then(pl.lit("update"))
+        .otherwise(pl.when(pl.col("__start") > closed).then(pl.lit("close")).otherwise(pl.lit("late")))
+        .alias("__reason"),
+    ).select("__kh", *logic.key_names, "__start", "__end", "__final", "__rev", "__reason", *logic.accumulators)
+    state = _told(logic, panes, rows, watermark, telling) if any_loose else logic.empty_state()
+    return Emitted(rows, state, rows.clear().select("__kh", *logic.key_names, "__start", "__rev"))
 
 
-def _emitted(logic: Logic, rows: pl.DataFrame) -> Emitted:
-    reasoned = rows.with_columns(pl.lit("close").alias("__reason"))
-    return Emitted(reasoned, logic.empty_state(), groups=0, windows=0)
+def _told(logic: Logic, panes: pl.DataFrame, rows: pl.DataFrame, watermark: int, telling: bool) -> pl.DataFrame:
+    """The units with LOOSE panes after their windows were emitted; a pane of a window that waits stays LOOSE."""
+    hashes = panes["__h"].to_numpy()
+    units = panes.filter(pl.Series(member(hashes, distinct(hashes[panes["__kind"].to_numpy() == LOOSE]))))
+    pane = units["__start"].to_numpy()
+    waits = logic.updates and not telling
+    still = (last_window(logic, pane) > last_closed(logic, watermark)) if waits else np.zeros(len(pane), dtype=bool)
+    index, window = _stretched(first_window(logic, pane), last_window(logic, pane), logic.hop_us)
+    keys = ["__kh", *logic.key_names]
+    of_pane = units.select(keys)[index].with_columns(pl.Series("__row", index), pl.Series("__start", window))
+    revised = of_pane.join(rows.select(*keys, "__start", "__rev"), on=[*keys, "__start"], nulls_equal=True)
+    newest = revised.group_by("__row").agg(pl.col("__rev").max())
+    rev = units["__rev"].to_numpy().copy()
+    latest = newest["__rev"].to_numpy() - (0 if logic.updates else 1)
+    loose = units["__kind"].to_numpy() == LOOSE
+    at = newest["__row"].to_numpy()
+    rev[at] = np.where(loose[at], np.maximum(rev[at], latest), rev[at])
+    kind = np.where(loose & still, LOOSE, SETTLED)
+    told = units.with_columns(pl.Series("__rev", rev), pl.Series("__kind", kind, dtype=pl.Int8))
+    return told.select(logic.state_schema.keys()).sort("__h", maintain_order=True)
 
 
 def admit(
@@ -159,7 +231,7 @@ def admit(
     """
     names = logic.key_names
     members: dict[int, set[tuple[object, ...]]] = {}
-    first_open = last_closed(logic, watermark) + logic.hop_us
+    first_open = last_closed(logic, logic.horizon(watermark)) + logic.hop_us
 
     def windows_of(pane: int) -> range:
         at = np.array([pane])
@@ -192,16 +264,23 @@ def _hashable(value: object) -> object:
 
 def stats(logic: Logic, state: pl.DataFrame) -> Stats:
     """Of a set of panes that is not empty."""
-    start, due = state["__start"].to_numpy(), int(state["__due"].to_numpy().max())
-    first = int(first_window(logic, start.min()) + logic.duration_us)
-    return Stats(first_due=first, last_due=due, close=due, dead=due)
+    start, last = state["__start"].to_numpy(), int(state["__due"].to_numpy().max())
+    first, close = int(first_window(logic, start.min()) + logic.duration_us), last - logic.retain_us
+    if bool((state["__kind"].to_numpy() == LOOSE).any()):
+        return Stats(first_due=NEVER, last_due=FAR, close=close, dead=FAR)
+    return Stats(first_due=first, last_due=close, close=close, dead=last)
 
 
-def visit(logic: Logic, since: int, watermark: int) -> Visit:
-    """The panes that are part of a window that closes in (since, watermark]."""
+def visit(logic: Logic, since: int, watermark: int, telling: bool = False) -> Visit:
+    """The panes that are part of a window that closes in (since, watermark], and those that were changed and not emitted."""
+    loose_upto = FAR if logic.revises else NEVER
+    move, kept, waiting = (since, watermark), logic.retain_us, (FAR - 1, watermark)
+    if logic.updates:
+        return Visit((waiting,), (), (), loose_upto, start_before=FAR)
     if logic.hop_us == logic.duration_us:
-        return Visit(since, watermark, loose_upto=NEVER, start_before=FAR)
-    return Visit(since, FAR, loose_upto=NEVER, start_before=last_closed(logic, watermark) + logic.duration_us)
+        return Visit((move, waiting), ((since + kept, watermark + kept),), (), loose_upto, start_before=FAR)
+    before = last_closed(logic, watermark) + logic.duration_us
+    return Visit((move, waiting), ((since + kept, FAR),), (), loose_upto, start_before=before)
 
 
 def forgotten(logic: Logic, watermark: int) -> Forgotten:
@@ -211,13 +290,23 @@ def forgotten(logic: Logic, watermark: int) -> Forgotten:
 
 def forget(logic: Logic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """The panes that some window still needs."""
-    return state.filter(pl.col("__due") > watermark)
+    return state.filter((pl.col("__due") > watermark) | (pl.col("__kind") == LOOSE))
+
+
+def renewed(logic: Logic, state: pl.DataFrame, updates: bool) -> pl.DataFrame:
+    """State rows for a changed way to emit; `updates`: whether changed windows were emitted at once before."""
+    state = state.with_columns(pl.Series("__due", due(logic, state["__start"].to_numpy())))
+    if logic.updates and not updates:  # what is open was not emitted yet
+        return state.with_columns(pl.lit(LOOSE, pl.Int8).alias("__kind"))
+    if not logic.updates:
+        return state.with_columns(pl.lit(SETTLED, pl.Int8).alias("__kind"))
+    return state
 
 
 def window_totals(logic: Logic, panes: dict[int, int], watermark: int) -> dict[int, int]:
-    """Per open window the sum of its panes' groups: exact for tumbling, an upper bound for hopping windows."""
+    """Per open or retained window the sum of its panes' groups: exact for tumbling, an upper bound for hopping windows."""
     totals: dict[int, int] = {}
-    closed = last_closed(logic, watermark)
+    closed = last_closed(logic, logic.horizon(watermark))
     for pane, groups in panes.items():
         at = np.array([pane])
         low = max(int(first_window(logic, at)[0]), closed + logic.hop_us)

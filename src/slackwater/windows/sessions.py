@@ -12,9 +12,11 @@ a run, and with it every cut. So a unit (one key) holds
 * SETTLED rows: a whole session each; it closes at `last + gap` without being written again;
 * LOOSE rows: pieces of a run that may be cut; rows at or above `min(first open start, watermark) + cap` stay pieces of
   their own, everything below can only end up in one session and is merged;
+* TOLD, LOOSE_TOLD rows: the same, and the target holds them as they stand (where windows are revised);
 * at most one FLOOR row: how far the key's sessions that left the state reached; rows at or below it are late.
 
-A SETTLED row whose close the watermark has passed *is* the key's floor: closing a session costs no write.
+A SETTLED row whose close the watermark has passed was emitted, and once it is gone it *is* the key's floor: neither costs
+a write. Here rows come in; `session_emission` takes sessions out.
 """
 
 from __future__ import annotations
@@ -24,16 +26,19 @@ import polars as pl
 
 from slackwater.core.arrays import distinct, member
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.contested import place_late_rows, session_heads
+from slackwater.windows.contested import place_late_rows
 from slackwater.windows.logic import (
     DEAD,
     FAR,
     FLOOR,
     LOOSE,
+    LOOSE_TOLD,
+    NEVER,
+    OPEN,
     ROW,
     SETTLED,
+    TOLD,
     Counts,
-    Emitted,
     Forgotten,
     Ingested,
     Int64s,
@@ -42,18 +47,27 @@ from slackwater.windows.logic import (
     Visit,
     late_sample,
 )
-from slackwater.windows.units import Bools, Unit, chosen, first_of_each, per_key, renumber, runs_of
+from slackwater.windows.units import (
+    Bools,
+    Unit,
+    acknowledged,
+    chosen,
+    first_of_each,
+    per_key,
+    renumber,
+    runs_of,
+)
 
 
-def _pieces(logic: Logic, unit: Unit, reach: Int64s, run: Int64s, limit: Int64s) -> Int64s:
+def pieces(logic: Logic, unit: Unit, reach: Int64s, run: Int64s, limit: Int64s) -> Int64s:
     """Number the pieces: per run one piece below `limit`, above it one per interval (overlapping ones together)."""
     new = np.diff(run, prepend=-1) != 0
     new |= (unit.start >= limit) & (unit.start > reach)
     return np.cumsum(new) - 1
 
 
-def _state_of(logic: Logic, unit: Unit, run: Int64s, piece: Int64s, floors: Int64s, watermark: int) -> pl.DataFrame:
-    """The new state rows of all keys in `unit` (its open intervals), with the floors of those keys.
+def state_of(logic: Logic, unit: Unit, run: Int64s, piece: Int64s, floors: Int64s, watermark: int) -> pl.DataFrame:
+    """The new state rows of all keys in `unit` (its open and retained intervals), with the floors of those keys.
 
     A session that the watermark has passed already (a late row's) stays LOOSE: it is visited and comes out.
     """
@@ -66,35 +80,38 @@ def _state_of(logic: Logic, unit: Unit, run: Int64s, piece: Int64s, floors: Int6
     first_end = np.minimum.reduceat(last, np.flatnonzero(np.diff(piece_run, prepend=-1))) + logic.gap_us + 1
     pieces_of_run = np.bincount(piece_run, minlength=len(run_heads))
     close = last + logic.gap_us + 1
-    alone = (pieces_of_run[piece_run] == 1) & (close > watermark)
+    told = np.logical_and.reduceat(unit.told, heads)
+    alone = (pieces_of_run[piece_run] == 1) & ((close > watermark) | told)
     due = np.where(alone, close, np.minimum(run_start + logic.cap_us, first_end[piece_run]))
+    kind = np.where(told, np.where(alone, TOLD, LOOSE_TOLD), np.where(alone, SETTLED, LOOSE))
     merged = logic.merge_groups(
-        frame.select("__h", "__kh", *logic.key_names, *logic.accumulators),
+        frame.select("__h", "__kh", *logic.revisions, *logic.key_names, *logic.accumulators),
         piece,
         [pl.col("__h").first(), pl.col("__kh").first()],
     )
     rows = merged.with_columns(
-        pl.Series("__kind", np.where(alone, SETTLED, LOOSE), dtype=pl.Int8),
+        pl.Series("__kind", kind, dtype=pl.Int8),
         pl.Series("__start", start),
         pl.Series("__last", last),
         pl.Series("__due", due),
     ).select(logic.state_schema.keys())
-    return pl.concat([rows, _floor_rows(logic, frame, unit.key, floors)])
+    return pl.concat([rows, floor_rows(logic, frame, unit.key, floors)])
 
 
-def _floor_rows(logic: Logic, frame: pl.DataFrame, key: Int64s, floors: Int64s) -> pl.DataFrame:
+def floor_rows(logic: Logic, frame: pl.DataFrame, key: Int64s, floors: Int64s) -> pl.DataFrame:
     """One FLOOR row per key that has one; `floors` is indexed by key."""
     heads = first_of_each(key)
     values = floors[key[heads]]
     kept = values != NO_WATERMARK
     rows = frame.select("__h", "__kh", *logic.key_names)[heads[kept]]
-    return rows.with_columns(
+    rows = rows.with_columns(
         pl.lit(FLOOR, pl.Int8).alias("__kind"),
         pl.Series("__start", values[kept] - logic.gap_us),
         pl.Series("__last", values[kept] - logic.gap_us),
         pl.Series("__due", values[kept] + logic.gap_us + 1),
         *(pl.lit(None, dtype).alias(name) for name, dtype in logic.accumulators.items()),
-    ).select(logic.state_schema.keys())
+    )
+    return logic.unrevised(rows).select(logic.state_schema.keys())
 
 
 def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None) -> Ingested:
@@ -109,30 +126,34 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
         row          │ ●   ○─────○   its run holds an open session: used
         row          │ ●             alone, and ts + gap < wm_prev: late
     """
+    horizon = logic.horizon(watermark)
     fields = list(logic.state_schema)
     extra = [c for c in ("__idle",) if c in rows.columns]
-    fresh = rows.with_columns(
-        pl.col("__kh").alias("__h"),
-        pl.lit(ROW, pl.Int8).alias("__kind"),
-        pl.col("__ts").alias("__start"),
-        pl.col("__ts").alias("__last"),
-        pl.lit(NO_WATERMARK, pl.Int64).alias("__due"),
-    ).select(*fields, *extra)
-    both = (
-        pl.concat([state.select(fields), fresh], how="diagonal") if extra else pl.concat([state.select(fields), fresh])
+    fresh = (
+        logic.unrevised(rows)
+        .with_columns(
+            pl.col("__kh").alias("__h"),
+            pl.lit(ROW, pl.Int8).alias("__kind"),
+            pl.col("__ts").alias("__start"),
+            pl.col("__ts").alias("__last"),
+            pl.lit(NO_WATERMARK, pl.Int64).alias("__due"),
+        )
+        .select(*fields, *extra)
     )
-    whole = Unit.of(logic, both)
-    floors = whole.floors(logic.gap_us, watermark)
-    had_open = per_key(np.logical_or, (whole.kind != ROW) & ~whole.is_closed(watermark), whole.key).astype(bool)
+    known = acknowledged(logic, state.select(fields), watermark)
+    whole = Unit.of(logic, pl.concat([known, fresh], how="diagonal" if extra else "vertical"))
+    floors = whole.floors(logic.gap_us, horizon)
     is_row = whole.kind == ROW
+    held = ~is_row & ~whole.is_gone(horizon)
+    had_open = per_key(np.logical_or, held, whole.key).astype(bool)
     below = is_row & (whole.start <= floors[whole.key])
-    open_ = (is_row & ~below) | (~is_row & ~whole.is_closed(watermark))
+    open_ = (is_row & ~below) | held
     late, refused = below.copy(), np.zeros(len(below), dtype=bool)
 
     unit = chosen(whole, open_)
     position = np.flatnonzero(open_)
     run, reach = runs_of(logic, unit)
-    accepted = _accepted(logic, unit, run, watermark)
+    accepted = _accepted(logic, unit, run, horizon)
     late[position[~accepted]] = True
     if room is not None:
         shut = _refused(logic, unit, accepted, had_open, room)
@@ -145,7 +166,7 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
         first = np.full(whole.keys, FAR)
         np.minimum.at(first, unit.key, unit.start)
         limit = np.minimum(first, watermark)[unit.key] + logic.cap_us
-        piece = _pieces(logic, unit, reach, run, limit)
+        piece = pieces(logic, unit, reach, run, limit)
         piece, too_late = place_late_rows(logic, unit.kind == ROW, unit.start, unit.last, run, piece, watermark)
         if too_late.any():
             late[position[too_late]] = True
@@ -160,16 +181,16 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
         unit, run, piece = chosen(unit, kept), renumber(run[kept]), renumber(piece[kept])
     new_state = logic.empty_state()
     if len(unit.key):
-        new_state = _state_of(logic, unit, run, piece, floors, watermark)
+        new_state = state_of(logic, unit, run, piece, floors, watermark)
         touched[unit.key] = False
         alone = np.flatnonzero(touched & (floors != NO_WATERMARK))
         if len(alone):
             at = first_of_each(whole.key)[alone]
-            new_state = pl.concat([new_state, _floor_rows(logic, whole.frame[at], alone, floors)])
+            new_state = pl.concat([new_state, floor_rows(logic, whole.frame[at], alone, floors)])
     has_open = np.zeros(whole.keys, dtype=bool)
     has_open[unit.key] = True
     lost = whole.frame.filter(pl.Series(late)) if late.any() else whole.frame.clear()
-    old_windows = int(((whole.kind != ROW) & open_ & has_open[whole.key]).sum())
+    old_windows = int((held & has_open[whole.key]).sum())
     return Ingested(
         state=new_state.sort("__h", maintain_order=True),
         counts=Counts(
@@ -179,22 +200,22 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
             late_windows=lost.height,
             refused=int(refused.sum()),
             groups=int((has_open & ~had_open).sum()),
-            windows=int((new_state["__kind"] <= LOOSE).sum()) - old_windows,
+            windows=int(new_state["__kind"].is_in(OPEN).sum()) - old_windows,
         ),
         late_sample=late_sample(lost, logic.key_names, "__start"),
         new_groups={},
     )
 
 
-def _accepted(logic: Logic, unit: Unit, run: Int64s, watermark: int) -> Bools:
-    """A run is taken if it holds an open session, or a row with watermark <= ts + gap; else it is late.
+def _accepted(logic: Logic, unit: Unit, run: Int64s, horizon: int) -> Bools:
+    """A run is taken if it holds an open or retained session, or a row with horizon <= ts + gap; else it is late.
 
     Of a run that is taken, rows before its open session that are themselves further back than that stay late: they could
     chain back to a session that was closed and forgotten, and overlap it.
     """
     if not len(run):
         return np.zeros(0, dtype=bool)
-    recent = unit.start + logic.gap_us >= watermark
+    recent = unit.start + logic.gap_us >= horizon
     is_open = unit.kind != ROW
     first_open = np.minimum.reduceat(np.where(is_open, unit.start, FAR), first_of_each(run))[run]
     taken = np.logical_or.reduceat(is_open | recent, first_of_each(run))[run]
@@ -220,131 +241,53 @@ def _refused(logic: Logic, unit: Unit, accepted: Bools, had_open: Bools, room: i
     return result
 
 
-def emit(logic: Logic, units: pl.DataFrame, since: int, watermark: int) -> Emitted:
-    """The sessions that close in (since, watermark]; `units`: all rows of the keys that have a row due.
-
-    A SETTLED row closes by its gap and is left where it is. A key with a LOOSE row that is due is cut here, as far as
-    the watermark has settled it, and replaced in the state.
-    """
-    kind, due = units["__kind"].to_numpy(), units["__due"].to_numpy()
-    visits = distinct(units["__h"].to_numpy()[(kind == LOOSE) & (due <= watermark)])
-    cut_here = member(units["__h"].to_numpy(), visits)
-    closing = (kind == SETTLED) & (due > since) & (due <= watermark) & ~cut_here
-    still_open = ~cut_here & (((kind == SETTLED) & (due > watermark)) | (kind == LOOSE))
-    settled = units if closing.all() else units[np.flatnonzero(closing)]
-    direct = settled.with_columns(
-        (pl.col("__last") + logic.gap_us).alias("__end"), pl.lit("close").alias("__reason")
-    ).select("__kh", *logic.key_names, "__start", "__end", "__reason", *logic.accumulators)
-    groups = -_keys_closed(logic, settled, units[np.flatnonzero(still_open)])
-    if not len(visits):
-        return Emitted(direct, logic.empty_state(), groups, -settled.height)
-    cut, state, fewer_groups, fewer_windows = _cut(logic, units[np.flatnonzero(cut_here)], since, watermark)
-    rows = pl.concat([direct, cut.select(direct.columns)])
-    return Emitted(rows, state, groups + fewer_groups, fewer_windows - settled.height)
-
-
-def _keys_closed(logic: Logic, settled: pl.DataFrame, still_open: pl.DataFrame) -> int:
-    """How many keys close their last open session."""
-    if settled.is_empty():
-        return 0
-    hashes = settled["__kh"].to_numpy()
-    if still_open.is_empty() and bool((np.diff(hashes) > 0).all()):
-        return len(hashes)
-    keys = ["__kh", *logic.key_names]
-    closing = settled.select(keys).unique()
-    return closing.join(still_open.select(keys), on=keys, how="anti", nulls_equal=True).height
-
-
-def _cut(logic: Logic, units: pl.DataFrame, since: int, watermark: int) -> tuple[pl.DataFrame, pl.DataFrame, int, int]:
-    gap, cap = logic.gap_us, logic.cap_us
-    whole = Unit.of(logic, units)
-    floors = whole.floors(gap, since)
-    open_ = ~whole.is_closed(since)
-    before = int(open_.sum())
-    unit = chosen(whole, open_)
-    run, _ = runs_of(logic, unit)
-    session = np.cumsum(session_heads(unit.start, unit.last, run, cap)) - 1
-    heads = first_of_each(session)
-    start, last = unit.start[heads], np.maximum.reduceat(unit.last, heads)
-    session_run = run[heads]
-    is_cut = np.append(session_run[1:] == session_run[:-1], False)
-    done = np.where(is_cut, watermark >= start + cap, watermark > last + gap)
-    following = np.append(start[1:], FAR)  # a late row may have put the next session before start + cap
-    end = np.where(is_cut, np.minimum(np.minimum(last + gap, start + cap), following), last + gap)
-    key = unit.key[heads]
-    np.maximum.at(floors, key[done], np.where(is_cut, start + cap - 1, last + gap)[done])
-
-    merged = logic.merge_groups(
-        unit.frame.select("__h", "__kh", *logic.key_names, *logic.accumulators),
-        session,
-        [pl.col("__h").first(), pl.col("__kh").first()],
-    ).with_columns(
-        pl.Series("__start", start),
-        pl.Series("__end", end),
-        pl.Series("__reason", np.where(is_cut, "cap", "close"), dtype=pl.String),
-    )
-    emitted = merged.filter(pl.Series(done))
-
-    stay = ~done[session]
-    rest = chosen(unit, stay)
-    first = np.full(whole.keys, FAR)
-    np.minimum.at(first, rest.key, rest.start)
-    floors = np.where((watermark <= floors + gap) | (first <= floors + gap), floors, NO_WATERMARK)
-    if len(rest.key):
-        limit = np.minimum(first, watermark)[rest.key] + cap
-        run, reach = runs_of(logic, rest)
-        state = _state_of(logic, rest, run, _pieces(logic, rest, reach, run, limit), floors, watermark)
-    else:
-        state = logic.empty_state()
-    bare = first == FAR
-    alone = np.flatnonzero(bare & (floors != NO_WATERMARK))
-    gone = np.flatnonzero(bare & (floors == NO_WATERMARK))
-    at = first_of_each(whole.key)
-    state = pl.concat(
-        [
-            state,
-            _floor_rows(logic, whole.frame[at[alone]], alone, floors),
-            whole.frame[at[gone]].with_columns(pl.lit(DEAD, pl.Int8).alias("__kind")).select(logic.state_schema.keys()),
-        ]
-    )
-    left = int((state["__kind"] <= LOOSE).sum())
-    return emitted, state.sort("__h", maintain_order=True), -int(bare.sum()), left - before
-
-
 def stats(logic: Logic, state: pl.DataFrame) -> Stats:
     """Of a set of state rows that is not empty."""
     kind, due, last = (state[c].to_numpy() for c in ("__kind", "__due", "__last"))
-    loose, open_ = kind == LOOSE, kind <= LOOSE
+    loose, open_ = (kind == LOOSE) | (kind == LOOSE_TOLD), np.isin(kind, OPEN)
     ends = last[kind != DEAD] + 2 * logic.gap_us + 1
+    waiting = logic.updates and bool((kind == LOOSE).any())
     return Stats(
-        first_due=int(due[open_].min(initial=FAR)),
+        first_due=NEVER if waiting else int(due[open_].min(initial=FAR)),
         last_due=FAR if loose.any() else int(due[open_].max(initial=NO_WATERMARK)),
         close=int((last[open_] + logic.gap_us + 1).max(initial=NO_WATERMARK)),
-        dead=FAR if loose.any() else int(ends.max(initial=NO_WATERMARK)),
+        dead=FAR if loose.any() else int(ends.max(initial=NO_WATERMARK)) + logic.retain_us,
     )
 
 
-def visit(logic: Logic, since: int, watermark: int) -> Visit:
-    """The rows whose unit wants a visit when the watermark goes from `since` to `watermark`."""
-    return Visit(since, watermark, loose_upto=watermark, start_before=FAR)
+def visit(logic: Logic, since: int, watermark: int, telling: bool = False) -> Visit:
+    """The rows whose unit wants a visit when the watermark goes from `since` to `watermark`.
+
+    They close, or are gone, or are a piece that may be cut. `telling`: all that were changed and not emitted, too.
+    """
+    closing, going = (since, watermark), (logic.horizon(since), logic.horizon(watermark))
+    settled = ((since, FAR), going) if telling else (closing, going)
+    upto = FAR if logic.updates else watermark
+    return Visit((*settled, (FAR - 1, upto)), settled, (going,), loose_upto=upto, start_before=FAR)
 
 
 def forgotten(logic: Logic, watermark: int) -> Forgotten:
-    """Closed sessions and floors that no longer make any row late."""
-    return Forgotten(settled_upto=watermark - logic.gap_us, floor_upto=watermark)
+    """Sessions that are gone, and floors, that no longer make any row late."""
+    horizon = logic.horizon(watermark)
+    return Forgotten(settled_upto=horizon - logic.gap_us, floor_upto=horizon)
 
 
 def forget(logic: Logic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Without the closed sessions and floors that no longer make any row late."""
+    """Without the sessions that are gone and the floors that no longer make any row late."""
     if state.is_empty():
         return state
-    unit = Unit.of(logic, state)
-    closed = unit.is_closed(watermark)
-    needed = unit.floors(logic.gap_us, watermark)[unit.key] != NO_WATERMARK
-    return unit.frame.filter(pl.Series(~closed | needed)).sort("__h", maintain_order=True)
+    unit, horizon = Unit.of(logic, state), logic.horizon(watermark)
+    needed = unit.floors(logic.gap_us, horizon)[unit.key] != NO_WATERMARK
+    return unit.frame.filter(pl.Series(~unit.is_gone(horizon) | needed)).sort("__h", maintain_order=True)
+
+
+def renewed(logic: Logic, state: pl.DataFrame, updates: bool) -> pl.DataFrame:
+    """State rows for a changed way to emit: they say themselves what was emitted of them."""
+    return state
 
 
 def open_groups(logic: Logic, state: pl.DataFrame, watermark: int) -> tuple[int, int]:
-    """(keys with open sessions, open intervals) of a whole shard."""
-    still = state.filter((pl.col("__kind") == LOOSE) | ((pl.col("__kind") == SETTLED) & (pl.col("__due") > watermark)))
+    """(keys with open or retained sessions, their intervals) of a whole shard."""
+    whole = pl.col("__kind").is_in([SETTLED, TOLD]) & (pl.col("__due") > logic.horizon(watermark))
+    still = state.filter(whole | pl.col("__kind").is_in([LOOSE, LOOSE_TOLD]))
     return still.select("__kh", *logic.key_names).unique().height, still.height

@@ -9,7 +9,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.logic import FAR, FLOOR, ROW, SETTLED, Int64s, Logic, sorted_by_key
+from slackwater.windows.logic import FAR, FLOOR, LOOSE_TOLD, ROW, SETTLED, TOLD, Int64s, Logic, sorted_by_key
 
 Bools = NDArray[np.bool_]
 
@@ -35,25 +35,44 @@ class Unit:
     def keys(self) -> int:
         return int(self.key[-1]) + 1 if len(self.key) else 0
 
-    def is_closed(self, watermark: int) -> Bools:
-        return (self.kind == FLOOR) | ((self.kind == SETTLED) & (self.due <= watermark))
+    @property
+    def told(self) -> Bools:
+        """Whether the target holds an interval as it stands."""
+        return (self.kind == TOLD) | (self.kind == LOOSE_TOLD)
 
-    def floors(self, gap: int, watermark: int) -> Int64s:
-        """Per key the floor that still counts at `watermark`, else NO_WATERMARK."""
-        closed = self.is_closed(watermark)
-        is_open = ~closed & (self.kind != ROW)
-        floor = per_key(np.maximum, np.where(closed, self.last + gap, NO_WATERMARK), self.key)
+    def is_gone(self, horizon: int) -> Bools:
+        """Floors, and whole sessions whose close is at or before the horizon (see `Logic.horizon`)."""
+        whole = (self.kind == SETTLED) | (self.kind == TOLD)
+        return (self.kind == FLOOR) | (whole & (self.due <= horizon))
+
+    def floors(self, gap: int, horizon: int) -> Int64s:
+        """Per key the floor that still counts at the horizon, else NO_WATERMARK."""
+        gone = self.is_gone(horizon)
+        is_open = ~gone & (self.kind != ROW)
+        floor = per_key(np.maximum, np.where(gone, self.last + gap, NO_WATERMARK), self.key)
         first = per_key(np.minimum, np.where(is_open, self.start, FAR), self.key)
-        return np.where((watermark <= floor + gap) | (first <= floor + gap), floor, NO_WATERMARK)
+        return np.where((horizon <= floor + gap) | (first <= floor + gap), floor, NO_WATERMARK)
+
+
+def acknowledged(logic: Logic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """State rows, those that closed without being written again marked as what they are: emitted as they stand."""
+    if not logic.revises:
+        return state
+    emitted = (pl.col("__kind") == SETTLED) & (pl.col("__due") <= watermark)
+    return state.with_columns(
+        pl.when(emitted).then(pl.col("__rev") + 1).otherwise(pl.col("__rev")).alias("__rev"),
+        pl.when(emitted).then(pl.concat_list("__start")).otherwise(pl.col("__out")).alias("__out"),
+        pl.when(emitted).then(pl.lit(TOLD, pl.Int8)).otherwise(pl.col("__kind")).alias("__kind"),
+    )
 
 
 def first_of_each(key: Int64s) -> Int64s:
     return np.flatnonzero(np.diff(key, prepend=-1))
 
 
-def per_key(fold: np.ufunc, values: Int64s, key: Int64s) -> Int64s:
+def per_key(fold: np.ufunc, values: Int64s | Bools, key: Int64s) -> Int64s:
     """Fold `values` per key; `key` is sorted and dense."""
-    result: Int64s = fold.reduceat(values, first_of_each(key)) if len(key) else values
+    result: Int64s = fold.reduceat(values, first_of_each(key)) if len(key) else values  # type: ignore[assignment]
     return result
 
 

@@ -1,0 +1,186 @@
+"""Sessions out: what closes, is cut at the cap, was corrected, or changed since it was emitted last.
+
+    emitted before    [0 ──── 5]      [8 ── 12]        __out = [0], [8]
+    a late row                    ● 6.5                joins both (gap 3)
+    emitted now       [0 ──────────────── 12]          upsert 0, supersede 8; __out = [0]
+
+Most sessions close by the watermark alone and are read, not written. A unit with pieces, or with a session that was
+changed and is to be emitted while it stays, is settled: its sessions are put together, emitted where they are due, and
+what remains is written again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+
+from slackwater.core.arrays import distinct, member
+from slackwater.watermark import NO_WATERMARK
+from slackwater.windows.contested import session_heads
+from slackwater.windows.logic import DEAD, FAR, LOOSE, LOOSE_TOLD, OPEN, SETTLED, TOLD, Emitted, Int64s, Logic
+from slackwater.windows.sessions import floor_rows, pieces, state_of
+from slackwater.windows.units import Bools, Unit, acknowledged, chosen, first_of_each, per_key, runs_of
+
+
+def emit(logic: Logic, units: pl.DataFrame, since: int, watermark: int, telling: bool = False) -> Emitted:
+    """The sessions to emit when the watermark goes from `since` to `watermark`; `units`: all rows of the keys visited.
+
+    `telling` (emit = "updates"): also those that are open and changed since they were emitted last.
+    """
+    kind, due = units["__kind"].to_numpy(), units["__due"].to_numpy()
+    unsettled = (kind == LOOSE) if logic.updates else (kind == LOOSE) & (due <= watermark)
+    unsettled |= (kind == LOOSE_TOLD) & (due <= watermark)
+    if telling:
+        unsettled |= (kind == SETTLED) & (due > watermark)
+    visits = distinct(units["__h"].to_numpy()[unsettled])
+    settling = member(units["__h"].to_numpy(), visits)
+    closing = (kind == SETTLED) & (due > since) & (due <= watermark) & ~settling
+    direct = units if closing.all() else units[np.flatnonzero(closing)]
+    whole = (kind == SETTLED) | (kind == TOLD)
+    before, after = logic.horizon(since), logic.horizon(watermark)
+    going = whole & (due > before) & (due <= after) & ~settling
+    staying = ~settling & ((whole & (due > after)) | (kind == LOOSE) | (kind == LOOSE_TOLD))
+    groups = -_keys_gone(logic, units, going, staying)
+    end = pl.col("__last") + logic.gap_us
+    rows = logic.unrevised(direct).with_columns(
+        end.alias("__end"),
+        (end + logic.allowed_us).alias("__final"),
+        (pl.col("__rev") + 1).alias("__rev") if logic.revises else pl.lit(1, pl.Int64).alias("__rev"),
+        pl.lit("close").alias("__reason"),
+    )
+    found = Emitted(
+        rows.select(_columns(logic)), logic.empty_state(), _replaced(logic, rows), groups, -int(going.sum())
+    )
+    if not len(visits):
+        return found
+    settled = _settle(logic, units[np.flatnonzero(settling)], since, watermark, telling)
+    return Emitted(
+        pl.concat([found.rows, settled.rows]),
+        settled.state,
+        pl.concat([found.superseded, settled.superseded]),
+        found.groups + settled.groups,
+        found.windows + settled.windows,
+    )
+
+
+def _columns(logic: Logic) -> list[str]:
+    """Of emitted rows."""
+    return ["__kh", *logic.key_names, "__start", "__end", "__final", "__rev", "__reason", *logic.accumulators]
+
+
+def _replaced(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
+    """What emitted sessions (with `__out`) supersede: the starts they were emitted under before, but for their own."""
+    columns = ["__kh", *logic.key_names, "__start", "__rev"]
+    if not logic.revises:
+        return rows.clear().select(columns)
+    several = rows.select(*columns, "__out").filter(pl.col("__out").list.len() > 0).explode("__out")
+    return (
+        several.filter(pl.col("__out") != pl.col("__start"))
+        .drop("__start")
+        .rename({"__out": "__start"})
+        .select(columns)
+    )
+
+
+def _keys_gone(logic: Logic, units: pl.DataFrame, going: Bools, staying: Bools) -> int:
+    """How many keys lose their last session."""
+    gone, still = units[np.flatnonzero(going)], units[np.flatnonzero(staying)]
+    hashes = gone["__kh"].to_numpy()
+    if still.is_empty() and bool((np.diff(hashes) > 0).all()):
+        return len(hashes)
+    keys = ["__kh", *logic.key_names]
+    closing = gone.select(keys).unique()
+    return closing.join(still.select(keys), on=keys, how="anti", nulls_equal=True).height
+
+
+def _settle(logic: Logic, units: pl.DataFrame, since: int, watermark: int, telling: bool) -> Emitted:
+    """Put the sessions of these units together, emit those that are due, and give what remains."""
+    gap, cap, horizon = logic.gap_us, logic.cap_us, logic.horizon(watermark)
+    whole = Unit.of(logic, acknowledged(logic, units, since))
+    held = ~whole.is_gone(logic.horizon(since))
+    floors = whole.floors(gap, logic.horizon(since))
+    unit = chosen(whole, held)
+    run, _ = runs_of(logic, unit)
+    session = np.cumsum(session_heads(unit.start, unit.last, run, cap)) - 1
+    heads = first_of_each(session)
+    start, last = unit.start[heads], np.maximum.reduceat(unit.last, heads)
+    is_cut = np.append(run[heads][1:] == run[heads][:-1], False)
+    following = np.append(start[1:], FAR)  # a late row may have put the next session before start + cap
+    end = np.where(is_cut, np.minimum(np.minimum(last + gap, start + cap), following), last + gap)
+    over = np.where(is_cut, watermark >= start + cap, watermark > last + gap)
+    gone = np.where(is_cut, over, horizon > last + gap)
+    emitted = ~np.logical_and.reduceat(unit.told, heads) & (over | telling)
+    key = unit.key[heads]
+    np.maximum.at(floors, key[gone], np.where(is_cut, start + cap - 1, last + gap)[gone])
+
+    open_before = ~is_cut & (since <= last + gap)
+    reasons = np.where(is_cut & over, "cap", np.where(over, np.where(open_before, "close", "late"), "update"))
+    merged = logic.merge_groups(
+        unit.frame.select("__h", "__kh", *logic.revisions, *logic.key_names, *logic.accumulators),
+        session,
+        [pl.col("__h").first(), pl.col("__kh").first()],
+    ).with_columns(
+        pl.Series("__start", start),
+        pl.Series("__end", end),
+        pl.Series("__final", end + np.where(is_cut, 0, logic.allowed_us)),
+        pl.Series("__reason", reasons, dtype=pl.String),
+        (pl.col("__rev") + 1).alias("__rev") if logic.revises else pl.lit(1, pl.Int64).alias("__rev"),
+    )
+    rows = merged.filter(pl.Series(emitted))
+    unit = _told(logic, unit, session, heads, emitted, merged)
+    state, bare = _remaining(logic, whole, chosen(unit, ~gone[session]), floors, watermark)
+    left = int(state["__kind"].is_in(OPEN).sum())
+    superseded = _superseded(logic, merged, emitted)
+    emptied = int((bare & per_key(np.logical_or, held, whole.key).astype(bool)).sum())
+    return Emitted(rows.select(_columns(logic)), state, superseded, -emptied, left - int(held.sum()))
+
+
+def _told(logic: Logic, unit: Unit, session: Int64s, heads: Int64s, emitted: Bools, merged: pl.DataFrame) -> Unit:
+    """The intervals with what the target now holds of them: an emitted session's start, kept with its first interval."""
+    if not logic.revises or not emitted.any():
+        return unit
+    now = emitted[session]
+    is_head = np.zeros(len(session), dtype=bool)
+    is_head[heads] = True
+    known, first = pl.Series(now), pl.Series(is_head)
+    frame = unit.frame.with_columns(
+        pl.when(known).then(pl.Series(merged["__rev"].to_numpy()[session])).otherwise(pl.col("__rev")).alias("__rev"),
+        pl.when(known & first)
+        .then(pl.concat_list("__start"))
+        .when(known)
+        .then(pl.lit([], pl.List(pl.Int64)))
+        .otherwise(pl.col("__out"))
+        .alias("__out"),
+    )
+    return replace(unit, frame=frame, kind=np.where(now, LOOSE_TOLD, unit.kind).astype(np.int8))
+
+
+def _remaining(logic: Logic, whole: Unit, rest: Unit, floors: Int64s, watermark: int) -> tuple[pl.DataFrame, Bools]:
+    """The new rows of all settled units, and which of their keys have no session any more."""
+    gap, horizon = logic.gap_us, logic.horizon(watermark)
+    first = np.full(whole.keys, FAR)
+    np.minimum.at(first, rest.key, rest.start)
+    floors = np.where((horizon <= floors + gap) | (first <= floors + gap), floors, NO_WATERMARK)
+    state = logic.empty_state()
+    if len(rest.key):
+        limit = np.minimum(first, watermark)[rest.key] + logic.cap_us
+        run, reach = runs_of(logic, rest)
+        state = state_of(logic, rest, run, pieces(logic, rest, reach, run, limit), floors, watermark)
+    bare = first == FAR
+    alone = np.flatnonzero(bare & (floors != NO_WATERMARK))
+    gone = np.flatnonzero(bare & (floors == NO_WATERMARK))
+    at = first_of_each(whole.key)
+    dead = whole.frame[at[gone]].with_columns(pl.lit(DEAD, pl.Int8).alias("__kind")).select(logic.state_schema.keys())
+    state = pl.concat([state, floor_rows(logic, whole.frame[at[alone]], alone, floors), dead])
+    return state.sort("__h", maintain_order=True), bare
+
+
+def _superseded(logic: Logic, merged: pl.DataFrame, emitted: Bools) -> pl.DataFrame:
+    """What the emitted sessions replaced in the target and is no session of its key any more."""
+    gone = _replaced(logic, merged.filter(pl.Series(emitted)))
+    if gone.is_empty():
+        return gone
+    identity = ["__kh", *logic.key_names, "__start"]
+    return gone.join(merged.select(identity), on=identity, how="anti", nulls_equal=True)

@@ -1,0 +1,251 @@
+"""Seeded runs of windows that are revised: reopen, final, updates; judged by the plain loops of `naive.py`.
+
+    python -m tests.laws.revisions --runs 10000 --seed 1        # prints the seed of a run that fails
+    python -m tests.laws.revisions --only 4711                  # one run again
+
+Each seed makes a window, rows with as much disorder as it likes, micro-batches, deaths at named steps, shards, and a
+restart. The stream with metadata is folded as an upsert target would; the table must be the oracle's over the rows that
+were not late for good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import logging
+import multiprocessing
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from tests.laws import naive
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Rows, run_local
+
+MS = 1000
+GAP, DURATION, HOP = 5, 12, 5  # milliseconds
+SCHEMA = {"u": "string", "id": "bigint", "f": "double"}
+AGGREGATIONS = (("n", "count", None), ("ids", "sum", "id"), ("top", "max", "f"), ("first", "first", "f"))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One seeded run: the window, what came in, and how it was disturbed."""
+
+    window: Window
+    spec: naive.Spec
+    script: tuple[Rows | Quiet | Crash, ...]
+    lateness_us: int
+    allowed_us: int
+    shards: int
+    reshard_after: int | None
+
+    @property
+    def epochs(self) -> list[Sequence[Mapping[str, Any]]]:
+        return [item.rows["a"] for item in self.script if isinstance(item, Rows)]
+
+
+def planned(seed: int, cap_binds: bool = False) -> Run:
+    """The run of a seed."""
+    rng = random.Random(seed)
+    kind = rng.choice(["session", "session", "tumbling", "hopping"])
+    cap = rng.choice([11, 16, 24]) if cap_binds else 100_000
+    shape: dict[str, Any] = {
+        "session": {"gap_ms": GAP, "max_session_duration_ms": cap},
+        "tumbling": {"duration_ms": DURATION, "offset_ms": rng.choice([0, 5]), "max_groups_per_window": 1000},
+        "hopping": {
+            "duration_ms": DURATION,
+            "hop_ms": rng.choice([HOP, 4]),
+            "offset_ms": rng.choice([0, -2]),
+            "max_groups_per_window": 1000,
+        },
+    }[kind]
+    lateness, late = rng.choice([0, 0, 4, 15]), rng.choice(["reopen", "reopen", "drop"])
+    allowed = rng.choice([0, 3, 10, 40, 200])
+    emit = rng.choice(["on_close", "on_close", "final", "updates", "updates"])
+    settings: dict[str, Any] = {"lateness_ms": lateness, "late_data": late, "emit": emit, "emit_metadata": True}
+    if late == "reopen" and rng.random() < 0.9:
+        settings["allowed_lateness_ms"] = allowed
+    waits = (settings.get("allowed_lateness_ms", lateness) if late == "reopen" else 0) * MS
+    window = Window(
+        kind=kind,
+        group_by=["u"],
+        aggregations=[Aggregation(agg=a, column=c, as_=name) for name, a, c in AGGREGATIONS],
+        **shape,
+        **settings,
+    )
+    spec = naive.Spec(
+        kind,
+        ["u"],
+        AGGREGATIONS,
+        duration_us=shape.get("duration_ms", 0) * MS,
+        hop_us=shape.get("hop_ms", shape.get("duration_ms", 0)) * MS,
+        offset_us=shape.get("offset_ms", 0) * MS,
+        gap_us=GAP * MS,
+        cap_us=cap * MS,
+    )
+    script: list[Rows | Quiet | Crash] = []
+    for rows in _cut(rng, _rows(rng)):
+        if rng.random() < 0.3:
+            script.append(Crash(rng.choice(STEPS)))
+        script.append(Rows({"a": rows}))
+        if rng.random() < 0.1:
+            script.append(Quiet(500))
+    reshard = rng.randrange(len(script)) if rng.random() < 0.2 else None
+    return Run(window, spec, tuple(script), lateness * MS, waits, rng.choice([1, 2, 3]), reshard)
+
+
+def _rows(rng: random.Random) -> list[dict[str, Any]]:
+    """Rows in arrival order: times that wander on, with jumps back; `id` is a power of two, so a sum names its members."""
+    at, rows = rng.randint(-50, 20), list[dict[str, Any]]()
+    for n in range(rng.randint(1, 28)):
+        at += rng.choice([0, 1, 2, GAP - 1, GAP, GAP + 1, DURATION, 25])
+        back = rng.choice([0, 0, 0, 1, GAP, 2 * GAP, DURATION, 40, 80])
+        value = rng.choice([None, float("nan"), -0.0, 0.0, 2.5, -1.0])
+        rows.append({"ts": (at - back) * MS, "u": rng.choice(["a", "a", "b", None]), "id": 1 << n, "f": value})
+    return rows
+
+
+def _cut(rng: random.Random, rows: list[Any]) -> list[list[Any]]:
+    edges = sorted(rng.sample(range(len(rows) + 1), min(len(rows), rng.randint(0, 7))))
+    return [rows[a:b] for a, b in zip([0, *edges], [*edges, len(rows)], strict=True) if b > a]
+
+
+def identity(row: Mapping[str, Any]) -> tuple[Any, Any]:
+    return (row["window_start"], row["u"])
+
+
+def folded(result: LocalResult, upto: int | None = None) -> dict[tuple[Any, Any], Mapping[str, Any]]:
+    """The table that the stream with metadata leaves; each epoch does one thing to an identity."""
+    table: dict[tuple[Any, Any], Mapping[str, Any]] = {}
+    revisions: dict[tuple[Any, Any], int] = {}
+    done: set[tuple[int, Any]] = set()
+    for row in result.rows:
+        if upto is not None and row["_epoch"] > upto:
+            break
+        name = identity(row)
+        assert (row["_epoch"], name) not in done, f"twice in one epoch: {row}"
+        done.add((row["_epoch"], name))
+        if row["_emit_reason"] == "supersede":
+            assert name in table, f"supersedes what was not there: {row}"
+            assert row["n"] is None and row["window_end"] is None
+            del table[name]
+            continue
+        before = table.get(name)
+        assert before is None or content(before) != content(row), f"emitted again unchanged: {row}"
+        assert row["_revision"] > revisions.get(name, 0), f"revision does not grow: {row}"
+        revisions[name] = row["_revision"]
+        table[name] = row
+    return table
+
+
+def content(row: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(k, naive.word(v)) for k, v in sorted(row.items()) if not k.startswith("_") and k != "session_id"]
+
+
+def listed(rows: Any) -> list[str]:
+    return sorted(repr(content(r)) for r in rows)
+
+
+class Judge:
+    """The oracle of a run, one epoch after the other."""
+
+    def __init__(self, run: Run) -> None:
+        self.panes = run.spec.kind != "session"
+        lateness = run.lateness_us + (run.allowed_us if run.window.emit == "final" else 0)
+        allowed = 0 if run.window.emit == "final" else run.allowed_us
+        self.model: Any = (
+            naive.JudgingOracle(run.spec, {"a": lateness}, allowed_us=allowed)
+            if self.panes
+            else naive.JudgingSessions(run.spec, lateness, allowed_us=allowed)
+        )
+
+    def epoch(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.model.epoch({"a": rows} if self.panes else rows)
+
+
+def check(seed: int, cap_binds: bool = False) -> LocalResult:
+    """Run a seed. Raises AssertionError where a law is broken."""
+    run = planned(seed, cap_binds)
+    result = run_local(run.window, run.script, SCHEMA, shards=run.shards, reshard_after=run.reshard_after, flush=True)
+    counters = result.counters
+    total = sum(map(len, run.epochs))
+    assert counters.rows_in == counters.rows_used + counters.rows_late == total
+    table = folded(result)
+    members: Counter[int] = Counter()
+    for row in table.values():
+        members.update(n for n in range(40) if row["ids"] >> n & 1)
+    if run.spec.kind != "hopping":
+        assert set(members.values()) <= {1}, "a row in two windows"
+        assert len(members) == counters.rows_used
+    if cap_binds:
+        spans(run, table)
+        return result
+    judge = Judge(run)
+    epoch_of = {s.counters.rows_in: s.epoch for s in result.statuses if s.rows}  # a death may have kept a status back
+    came = 0
+    for rows in run.epochs:
+        judge.epoch(rows)
+        came += len(rows)
+        if run.window.emit == "updates" and came in epoch_of:
+            assert listed(folded(result, epoch_of[came]).values()) == listed(judge.model.answer()), epoch_of[came]
+    assert counters.rows_late == len(judge.model.late)
+    assert listed(table.values()) == listed(judge.model.answer())
+    return result
+
+
+def spans(run: Run, table: Mapping[Any, Mapping[str, Any]]) -> None:
+    """Sessions of a key that may be cut: none overlaps another, none reaches the cap, each holds what lies in it."""
+    by_id = {r["id"]: r for rows in run.epochs for r in rows}
+    for user in {u for _, u in table}:
+        held = []
+        for row in (r for (_, u), r in table.items() if u == user):
+            times = sorted(by_id[1 << n]["ts"] for n in range(40) if row["ids"] >> n & 1)
+            assert run.spec.kind != "session" or times[0] == row["window_start"]
+            held.append((times[0], times[-1]))
+        if run.spec.kind == "session":
+            held.sort()
+            assert all(last - first < run.spec.cap_us for first, last in held), "a session reaches the cap"
+            assert all(a[1] < b[0] for a, b in itertools.pairwise(held)), "sessions overlap"
+
+
+def checked(seed: int) -> tuple[int, int]:
+    """Check a seed, every fourth also with a cap that binds; (late rows, revisions). Names the seed of a failure."""
+    logging.getLogger("slackwater").setLevel(logging.ERROR)
+    late = revised = 0
+    for cap_binds in (False, True)[: 2 if seed % 4 == 0 else 1]:
+        try:
+            result = check(seed, cap_binds)
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}, cap binds: {cap_binds}: {planned(seed, cap_binds).window}") from error
+        late += result.counters.rows_late
+        revised += sum(r["_revision"] > 1 for r in result.rows)
+    return late, revised
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    given = parser.parse_args()
+    os.environ["POLARS_MAX_THREADS"] = "1"
+    began = time.monotonic()
+    seeds = [given.only] if given.only is not None else list(range(given.seed, given.seed + given.runs))
+    with ProcessPoolExecutor(given.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        found = list(pool.map(checked, seeds, chunksize=max(len(seeds) // (8 * given.jobs), 1)))
+    late, revised = map(sum, zip(*found, strict=True))
+    print(
+        f"{len(seeds)} seeds from {seeds[0]}: {late} late rows, {revised} revisions, {time.monotonic() - began:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Windows that are revised: a part of the seeded runs of `revisions.py`, and timelines drawn by hand."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from tests.laws import revisions
+from tests.laws.revisions import GAP, MS, SCHEMA
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.testing.kit import LocalResult, Rows, run_local
+
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "120"))
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 20))
+def test_seeded_runs(first: int) -> None:
+    for seed in range(first, first + 20):
+        revisions.checked(seed)
+
+
+def sessions(**settings: Any) -> Window:
+    return Window(
+        kind="session",
+        gap_ms=GAP,
+        max_session_duration_ms=100,
+        group_by=["u"],
+        aggregations=[Aggregation(agg="count", as_="n")],
+        emit_metadata=True,
+        **settings,
+    )
+
+
+def ran(window: Window, *epochs: list[int], **more: Any) -> LocalResult:
+    """Run over epochs of event times (in ms) of one user."""
+    script = [Rows({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 0.0} for t in times]}) for times in epochs]
+    return run_local(window, script, SCHEMA, flush=False, **more)
+
+
+def said(result: LocalResult) -> list[tuple[Any, ...]]:
+    """(epoch, reason, start in ms, n, revision) of what was emitted."""
+    return [
+        (r["_epoch"], r["_emit_reason"], r["window_start"] // MS, r["n"], r["_revision"])
+        for r in sorted(result.rows, key=lambda r: (r["_epoch"], r["window_start"]))
+    ]
+
+
+def test_a_row_that_bridges_two_emitted_sessions_leaves_one() -> None:
+    """
+    gap 5      0  2        10 12                30        7
+    epoch 0    ●──●         ●──●                          emitted: [0, 2]
+    epoch 1                                     ●         emitted: [10, 12]
+    epoch 2                            ● 7: joins both    [0, 12] replaces both: 0 again, 10 superseded
+    """
+    result = ran(sessions(late_data="reopen", allowed_lateness_ms=50), [0, 2, 10, 12], [30], [6, 7])
+    assert said(result) == [
+        (0, "close", 0, 2, 1),
+        (1, "close", 10, 2, 1),
+        (2, "late", 0, 6, 2),
+        (2, "supersede", 10, None, 2),
+    ]
+
+
+def test_a_session_that_a_late_row_extends_past_the_watermark_is_open_again() -> None:
+    """
+    lateness 3   0 ── 4                closes past 9: at watermark 10, event 13
+                       8               late, and extends it to 13: open again, emitted once the watermark is past 13
+    """
+    window = sessions(late_data="reopen", allowed_lateness_ms=50, lateness_ms=3)
+    assert said(ran(window, [0, 4], [13], [])) == [(1, "close", 0, 2, 1)]
+    assert said(ran(window, [0, 4], [13], [8])) == [(1, "close", 0, 2, 1)]
+    assert said(ran(window, [0, 4], [13], [8], [40]))[:2] == [(1, "close", 0, 2, 1), (3, "close", 0, 4, 2)]
+
+
+def test_a_start_that_moves_supersedes_the_former_one() -> None:
+    result = ran(sessions(late_data="reopen", allowed_lateness_ms=50), [10, 12], [30], [8])
+    assert said(result) == [(1, "close", 10, 2, 1), (2, "late", 8, 3, 2), (2, "supersede", 10, None, 2)]
+
+
+def test_past_the_allowed_lateness_a_row_is_late_for_good() -> None:
+    """gap 5: the session of event 0 closes past 5, and is gone past 15."""
+    window = sessions(late_data="reopen", allowed_lateness_ms=10)
+    result = ran(window, [0], [16], [2])
+    assert said(result) == [(1, "close", 0, 1, 1)]
+    assert result.counters.late == {"lateness": 1}
+    assert said(ran(window, [0], [15], [2])) == [(1, "close", 0, 1, 1), (2, "late", 0, 2, 2)]
+
+
+def test_final_waits_for_the_allowed_lateness_and_says_it_once() -> None:
+    window = sessions(late_data="reopen", allowed_lateness_ms=10, emit="final")
+    assert said(ran(window, [0], [15], [2], [17])) == []
+    assert said(ran(window, [0], [15], [2], [18])) == [(3, "close", 0, 2, 1)]
+
+
+def test_updates_come_in_every_epoch_that_changes_something() -> None:
+    """
+    epoch 0  [0 ─ 2]          update 0
+    epoch 1          [7 ─ 9]  within the gap of the first, so one session: update 0
+    epoch 2                      60  the session closes unchanged, and is not said again
+    """
+    result = ran(sessions(emit="updates", lateness_ms=20), [0, 2], [7, 9], [60])
+    assert said(result) == [(0, "update", 0, 2, 1), (1, "update", 0, 4, 2), (2, "update", 60, 1, 1)]
+
+
+def test_updates_of_sessions_that_merge_supersede_one() -> None:
+    result = ran(sessions(emit="updates", lateness_ms=50), [0, 8], [4])
+    assert said(result) == [
+        (0, "update", 0, 1, 1),
+        (0, "update", 8, 1, 1),
+        (1, "update", 0, 3, 2),
+        (1, "supersede", 8, None, 2),
+    ]
+
+
+def test_updates_wait_for_their_interval_but_not_once_a_window_closes() -> None:
+    window = sessions(emit="updates", emit_interval_ms="1h", lateness_ms=10)
+    result = ran(window, [0], [1], [30], [31])
+    assert said(result) == [(0, "update", 0, 1, 1), (2, "close", 0, 2, 2)]
+
+
+def tumbling(**settings: Any) -> Window:
+    return Window(
+        kind="tumbling",
+        duration_ms=10,
+        max_groups_per_window=10,
+        group_by=["u"],
+        aggregations=[Aggregation(agg="count", as_="n")],
+        emit_metadata=True,
+        **settings,
+    )
+
+
+def test_only_the_corrected_window_is_emitted_again() -> None:
+    result = ran(tumbling(late_data="reopen", allowed_lateness_ms=30), [0, 11], [25], [3], [4, 21])
+    assert said(result) == [
+        (0, "close", 0, 1, 1),
+        (1, "close", 10, 1, 1),
+        (2, "late", 0, 2, 2),
+        (3, "late", 0, 3, 3),
+    ]
+    assert {r["_final_at"] for r in result.rows if r["window_start"] == 0} == {40 * MS}
+
+
+@pytest.mark.parametrize("kind", ["tumbling", "session"])
+def test_another_way_to_emit_takes_the_state_over(kind: str, tmp_path: Any) -> None:
+    """Dropped, then reopened, then updates, then dropped again, each from the state of the one before."""
+    make = tumbling if kind == "tumbling" else sessions
+    reopen = {"lateness_ms": 2, "late_data": "reopen", "allowed_lateness_ms": 100}
+    ways: list[tuple[dict[str, Any], list[int]]] = [
+        ({"lateness_ms": 2}, [0, 1]),
+        (reopen, [30]),
+        (reopen, [2]),
+        ({**reopen, "emit": "updates"}, [3, 31]),
+        ({"lateness_ms": 2}, [60]),
+    ]
+    found = []
+    for settings, times in ways:
+        result = ran(make(**settings), times, state_dir=str(tmp_path))
+        found.append([(r["_emit_reason"], r["window_start"] // MS, r["n"]) for r in result.rows])
+    assert found == [
+        [],
+        [("close", 0, 2)],
+        [("late", 0, 3)],
+        [("late", 0, 4), ("update", 30, 2)],
+        [("close", 30, 2)] if kind == "tumbling" else [],
+    ]
