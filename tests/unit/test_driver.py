@@ -42,7 +42,7 @@ FIELDS = {"k": Field("k", "string"), "j": Field("j", "string")}
 class Refusing:
     """A target that is down for a while."""
 
-    guarantee, description = "exactly once", "memory"
+    guarantee, upserts, description = "exactly once", True, "memory"
 
     def __init__(self) -> None:
         self.down, self.epochs = False, list[int]()
@@ -51,7 +51,7 @@ class Refusing:
 
     def close(self) -> None: ...
 
-    def publish(self, epoch: int, rows: pl.DataFrame) -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
         if self.down:
             raise PublishError("down")
         self.epochs.append(epoch)

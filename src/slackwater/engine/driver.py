@@ -18,7 +18,7 @@ from typing import Any, cast
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.engine import bounds, fold, recover
+from slackwater.engine import bounds, fold, outbox, recover
 from slackwater.engine.faults import Faults, NoFaults
 from slackwater.engine.protocol import Engine, IngestOutcome
 from slackwater.engine.shard import ShardTask
@@ -128,11 +128,13 @@ class Driver:
             "target": [target.path, target.table, target.topic],
             "letters": None if letters is None else [letters.path, letters.table, letters.topic],
             "columns": [f.name for f in self.logic.output],
+            "upserts": self.target.upserts,
         }
 
     def _publish_if_needed(self, manifest: Manifest) -> None:
         if manifest.staged and self.store.published() < manifest.epoch:
-            former, now = dict(manifest.destination), self._destination()
+            now = self._destination()
+            former = {"upserts": now["upserts"], **manifest.destination}  # earlier records do not tell
             if former != now:
                 changed = ", ".join(k for k in now if former.get(k) != now[k])
                 raise StartError(
@@ -293,11 +295,11 @@ class Driver:
 
     def _publish_within(self, manifest: Manifest) -> Publish:
         """Write within the commit: what is a step of its own elsewhere is a step within the transaction here."""
-        rows, target, hit = self._output(manifest), cast(Joining, self.target), self.hooks.faults.hit
+        (rows, gone), target, hit = self._output(manifest), cast(Joining, self.target), self.hooks.faults.hit
 
         def publish(connection: object) -> None:
             hit("write.before", manifest.epoch)
-            target.publish_within(connection, manifest.epoch, rows)
+            target.publish_within(connection, manifest.epoch, rows, gone)
             hit("write.after", manifest.epoch)
 
         return publish
@@ -312,11 +314,11 @@ class Driver:
         if manifest.letters and self.letters is not None:
             self.letters.publish(manifest.epoch, pl.concat([self.store.output(o) for o in manifest.letters]))
         if manifest.output:
-            self.target.publish(manifest.epoch, self._output(manifest))
+            self.target.publish(manifest.epoch, *self._output(manifest))
 
-    def _output(self, manifest: Manifest) -> pl.DataFrame:
-        frames = [self.store.output(o).drop("__reason") for o in manifest.output]
-        return self.logic.sorted_output(pl.concat(frames))
+    def _output(self, manifest: Manifest) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """The rows to write and those that are gone."""
+        return outbox.split(self.logic, [self.store.output(o) for o in manifest.output], self.target.upserts)
 
     # -- nothing vanishes without a number -----------------------------------------------------------------------
 

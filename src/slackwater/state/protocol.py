@@ -163,7 +163,9 @@ class ShardState(Protocol):
 class Joining(Protocol):
     """A target that can write within the store's transaction, if both are in one database."""
 
-    def publish_within(self, connection: Any, epoch: int, rows: pl.DataFrame) -> None: ...
+    def publish_within(
+        self, connection: Any, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None
+    ) -> None: ...
 
 
 Publish = Callable[[Any], None]  # takes the store's connection

@@ -29,14 +29,21 @@ class Target(Protocol):
     """Takes the staged output of one epoch. Publishing an epoch again, or an older one, must change nothing."""
 
     guarantee: str  # "exactly once" or "at least once"
+    upserts: (
+        bool  # whether a row replaces the one of equal identity, and a superseded one goes; else rows are only added
+    )
     description: str  # as in: delivery to {description}; never holds a secret
 
     def open(self) -> None:
         """Connect; create what is absent, compare what is there with the columns. Raises StartError."""
         ...
 
-    def publish(self, epoch: int, rows: pl.DataFrame) -> None:
-        """Write `rows` (the columns of the table, in order) and the epoch's marker. Raises PublishError."""
+    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
+        """Write `rows` (the columns of the table, in order), take back `gone`, and write the epoch's marker, in one step.
+
+        `gone`: the identities of superseded rows (its columns, for sessions `session_id` too), none of them in `rows`; it may
+        be empty, and only a target that upserts is given any. Raises PublishError.
+        """
         ...
 
     def close(self) -> None: ...

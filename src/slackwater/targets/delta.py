@@ -4,7 +4,7 @@
       {"txn": {"appId": "slackwater/user-sessions", "version": 12}}     the marker (writer, epoch)
       {"add": …}  {"remove": …}                                         the rows
 
-`merge` replaces rows of equal identity (NULL equals NULL, NaN equals NaN); `append` only adds.
+`merge` replaces rows of equal identity (NULL equals NULL, NaN equals NaN) and deletes superseded ones; `append` only adds.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from slackwater.core.schema import arrow_schema
 from slackwater.errors import PublishError, StartError
 from slackwater.targets.base import Table
 
+_GONE = "__gone"
 _SPARK_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
 _DATAFUSION = {  # the types whose smallest and largest values the log keeps for every file
     "tinyint": "Int8",
@@ -46,6 +47,7 @@ class DeltaTarget:
                 'use mode = "append"'
             )
         self._path, self._mode, self._table = path, mode, table
+        self.upserts = mode == "merge"
         self._options = dict(storage_options or {})
         self._app = f"slackwater/{table.writer}" + (f"/{table.state}" if table.state else "")
         self._arrow = arrow_schema(list(table.fields))
@@ -79,16 +81,21 @@ class DeltaTarget:
         found = delta.transaction_version(self._app)
         return -1 if found is None else found
 
-    def publish(self, epoch: int, rows: pl.DataFrame) -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
         try:
             delta = self._current()
             if epoch <= self.last_epoch():
                 return
             marker = CommitProperties(app_transactions=[Transaction(self._app, epoch)])
-            if self._mode == "append" or rows.is_empty():  # a merge of no rows would not commit the marker
+            if self._mode == "append":
                 write_deltalake(delta, self._cast(rows, delta), mode="append", commit_properties=marker)
-            else:
-                self._merge(delta, rows, marker)
+                return
+            if gone is not None and not gone.is_empty():
+                self._merge(delta, rows, gone.select(self._table.identity or ()), marker)
+            elif not rows.is_empty():
+                self._merge(delta, rows, None, marker)
+            if rows.is_empty() and self.last_epoch() < epoch:  # a merge that changes nothing does not commit the marker
+                write_deltalake(delta, self._cast(rows.clear(), delta), mode="append", commit_properties=marker)
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
             self._delta = None
             raise PublishError(
@@ -104,18 +111,25 @@ class DeltaTarget:
             self._delta.update_incremental()
         return self._delta
 
-    def _merge(self, delta: DeltaTable, rows: pl.DataFrame, marker: CommitProperties) -> None:
+    def _merge(
+        self, delta: DeltaTable, rows: pl.DataFrame, gone: pl.DataFrame | None, marker: CommitProperties
+    ) -> None:
+        """Upsert `rows`, delete `gone`, in one commit; both are one source, told apart by a column of its own."""
         columns = {_quoted(f.name): f"s.{_quoted(f.name)}" for f in self._table.fields}
+        both = rows if gone is None else pl.concat([rows, gone], how="diagonal")
+        source = self._cast(both, delta)
+        if gone is not None:
+            flags = pa.array([False] * rows.height + [True] * gone.height, pa.bool_())
+            source = source.append_column(_GONE, flags)
+        merge = delta.merge(source, self._predicate(both), source_alias="s", target_alias="t", commit_properties=marker)
+        if gone is None:
+            merge.when_matched_update(columns).when_not_matched_insert(columns).execute()
+            return
+        is_gone = f"s.{_quoted(_GONE)}"
         (
-            delta.merge(
-                self._cast(rows, delta),
-                self._predicate(rows),
-                source_alias="s",
-                target_alias="t",
-                commit_properties=marker,
-            )
+            merge.when_matched_delete(is_gone)
             .when_matched_update(columns)
-            .when_not_matched_insert(columns)
+            .when_not_matched_insert(columns, f"NOT {is_gone}")
             .execute()
         )
 

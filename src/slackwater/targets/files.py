@@ -26,6 +26,7 @@ class FilesTarget:
     """Appends each epoch once; an epoch at or below the marker is ignored."""
 
     guarantee = "exactly once"
+    upserts = False
 
     def __init__(self, path: str | Path, form: str, table: Table) -> None:
         self._dir, self._format, self._table = Path(path), form, table
@@ -54,7 +55,7 @@ class FilesTarget:
                 f"marker {self._marker} is damaged; delete it if the epochs in {self._dir} are complete up to the last commit"
             ) from None
 
-    def publish(self, epoch: int, rows: pl.DataFrame) -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
         try:
             self._marker.parent.mkdir(parents=True, exist_ok=True)
             if epoch <= self.last_epoch():

@@ -3,6 +3,9 @@
     begin ─ row ─ row ─ row ─ marker ─ commit       readers with isolation.level = read_committed see all of it or none
             └──── topic ────┘ └ _slackwater_epochs: key "writer|topic", value the epoch; compacted
 
+A row's key is its identity, so that a compacted topic keeps one record per window; a superseded row is that key with a NULL
+value (a tombstone). With key columns that do not tell windows apart the topic is a log: rows are only added.
+
 A process that dies in the middle leaves an open transaction. The next one with the same transactional.id makes the broker
 end it, then reads the marker: it says whether that epoch is there.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import polars as pl
@@ -55,10 +59,15 @@ class KafkaTarget:
         create_topic: bool = False,
         partitions: int = 1,
         timeout: float = 30.0,
+        upserts: bool = True,
     ) -> None:
-        """`config` holds settings of librdkafka, `timeout` is in seconds and bounds every operation on the brokers."""
+        """`config` holds settings of librdkafka, `timeout` is in seconds and bounds every operation on the brokers.
+
+        `upserts` says whether `key_columns`, if given, tell rows apart.
+        """
         self._config, self._topic, self._table, self._timeout = dict(config), topic, table, timeout
         self._exactly_once = delivery == _EXACTLY_ONCE
+        self.upserts = upserts and table.identity is not None
         self._create_topic, self._partitions = create_topic, partitions
         self._rows = (
             LetterRows(table) if table.fields == LETTER else KafkaRows(table, value_format, key_columns, schema_id)
@@ -105,7 +114,7 @@ class KafkaTarget:
         """The last epoch known to be published, -1 for none; under at_least_once only of this process."""
         return self._last
 
-    def publish(self, epoch: int, rows: pl.DataFrame) -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
         if self._fenced:
             raise self._fenced_error(epoch, "it was fenced before")
         if epoch <= self._last:
@@ -113,6 +122,8 @@ class KafkaTarget:
         if self._producer is None:
             raise self._publish_error(epoch, "the target is not open")
         messages = self._rows.messages(rows)
+        if gone is not None and not gone.is_empty():
+            messages = chain(self._rows.tombstones(gone), messages)
         try:
             if self._exactly_once:
                 self._transaction(self._producer, epoch, messages)

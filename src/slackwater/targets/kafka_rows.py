@@ -61,6 +61,10 @@ class KafkaRows:
             return ((None, value, []) for value in values)
         return ((k, v, []) for k, v in zip(json_objects(rows.select(self._key_columns)), values, strict=True))
 
+    def tombstones(self, gone: pl.DataFrame) -> Messages:
+        """For every superseded row its key without a value: a compacted topic forgets the row."""
+        return ((key, None, []) for key in json_objects(gone.select(self._key_columns)))
+
     def _avro_values(self) -> Callable[[pl.DataFrame], list[bytes]]:
         try:
             import fastavro

@@ -1,5 +1,7 @@
-"""A Postgres table: each epoch's rows are copied aside and upserted, with the epoch's marker, in one transaction.
+"""A Postgres table: each epoch's rows are copied aside and upserted, superseded ones deleted, with the epoch's marker, in
+one transaction.
 
+    gone ─COPY─▶ temporary table ─DELETE … USING, by identity─▶               public.sessions
     rows ─COPY─▶ temporary table ─INSERT … ON CONFLICT (identity) DO UPDATE─▶ public.sessions
                                             slackwater_targets: (writer, table, last epoch)
 
@@ -39,6 +41,7 @@ class PostgresTarget:
         self._table = f"{sql.quote(self._schema)}.{sql.quote(self._name)}"
         self._marker = f"{sql.quote(self._schema)}.slackwater_targets"
         self.description = f"table {table} in Postgres at {sql.address(self.url)}"
+        self.upserts = given.identity is not None
         self._connection: psycopg.Connection[Any] | None = None
 
     def open(self) -> None:
@@ -125,19 +128,21 @@ class PostgresTarget:
         ).fetchall()
         return any(sorted(columns) == sorted(identity) and strict for columns, strict in rows)
 
-    def publish(self, epoch: int, rows: pl.DataFrame) -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
         try:
             if self._connection is None or self._connection.closed:
                 self._connection = sql.connect(self.url, self.description)
             with self._connection.transaction():
-                self.publish_within(self._connection, epoch, rows)
+                self.publish_within(self._connection, epoch, rows, gone)
         except (psycopg.Error, StartError) as error:
             raise PublishError(
                 f"{self.description} did not take epoch {epoch} ({sql.reason(error)}); the epoch is committed, "
                 "the next start publishes it"
             ) from None
 
-    def publish_within(self, connection: psycopg.Connection[Any], epoch: int, rows: pl.DataFrame) -> None:
+    def publish_within(
+        self, connection: psycopg.Connection[Any], epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None
+    ) -> None:
         """The same inside a transaction of the caller's."""
         taken = connection.execute(
             f"INSERT INTO {self._marker} AS m (writer, table_name, state, epoch) VALUES (%s, %s, %s, %s)"
@@ -145,21 +150,42 @@ class PostgresTarget:
             " WHERE m.epoch < excluded.epoch OR m.state <> excluded.state",
             (self._given.writer, f"{self._schema}.{self._name}", self._given.state, epoch),
         )
-        if taken.rowcount != 1 or rows.is_empty():
+        if taken.rowcount != 1:
+            return
+        identity = self._given.identity
+        if identity is not None and gone is not None and not gone.is_empty():
+            self._delete(connection, identity, gone)
+        if rows.is_empty():
             return
         columns = [f.name for f in self._given.fields]
-        identity = self._given.identity
         if identity is None:
             sql.copy_frame(connection, self._table, rows.select(columns))
             return
-        typed = ", ".join(f"{sql.quote(f.name)} {sql.sql_type(f)}" for f in self._given.fields)
-        connection.execute(f"CREATE TEMPORARY TABLE slackwater_rows ({typed}) ON COMMIT DROP")
-        sql.copy_frame(connection, "slackwater_rows", rows.select(columns))
+        self._stage(connection, "slackwater_rows", rows.select(columns))
         values = ", ".join(f"{c} = excluded.{c}" for c in map(sql.quote, columns) if c not in map(sql.quote, identity))
         connection.execute(
             f"INSERT INTO {self._table} ({sql.quoted(columns)}) SELECT {sql.quoted(columns)} FROM slackwater_rows"
             f" ON CONFLICT ({sql.quoted(identity)}) DO {f'UPDATE SET {values}' if values else 'NOTHING'}"
         )
+
+    def _stage(self, connection: psycopg.Connection[Any], table: str, frame: pl.DataFrame) -> None:
+        """Copy some of the columns to a temporary table of the transaction."""
+        typed = ", ".join(
+            f"{sql.quote(f.name)} {sql.sql_type(f)}" for f in self._given.fields if f.name in frame.columns
+        )
+        connection.execute(f"CREATE TEMPORARY TABLE {table} ({typed}) ON COMMIT DROP")
+        sql.copy_frame(connection, table, frame)
+
+    def _delete(self, connection: psycopg.Connection[Any], identity: Sequence[str], gone: pl.DataFrame) -> None:
+        """One DELETE for every set of columns that are NULL together: no index serves IS NOT DISTINCT FROM."""
+        self._stage(connection, "slackwater_gone", gone.select(identity))
+        connection.execute("ANALYZE slackwater_gone")  # else the planner guesses how many there are
+        for nulls in gone.select(pl.col(c).is_null() for c in identity).unique().iter_rows():
+            same = " AND ".join(
+                f"t.{c} IS NULL AND g.{c} IS NULL" if null else f"t.{c} = g.{c}"
+                for c, null in zip(map(sql.quote, identity), nulls, strict=True)
+            )
+            connection.execute(f"DELETE FROM {self._table} t USING slackwater_gone g WHERE {same}")
 
     def close(self) -> None:
         if self._connection is not None:

@@ -1,0 +1,32 @@
+"""Staged output on its way to the target: what is to be written, and what is to be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from slackwater.windows.logic import Logic
+
+SUPERSEDED = "supersede"  # `__reason` of a row that was emitted before and no longer exists: its identity, else NULL
+
+
+def split(logic: Logic, staged: Sequence[pl.DataFrame], upserts: bool) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The rows of an epoch (the output columns) and the identities that are gone, each in the order of section 7.
+
+        __reason    user  window_start  session_id  n
+        supersede   u     09:05         77          NULL   ─▶ gone (user, window_start, session_id)
+        late        u     09:00         12          8      ─▶ rows (all columns)
+
+    A target that only adds rows takes all of them as they are.
+    """
+    output = logic.sorted_output(pl.concat(staged))
+    if not upserts:
+        return output.drop("__reason"), output.clear().select(identity(logic))
+    is_gone = output["__reason"].eq_missing(SUPERSEDED)
+    return output.filter(~is_gone).drop("__reason"), output.filter(is_gone).select(identity(logic))
+
+
+def identity(logic: Logic) -> list[str]:
+    """The output columns that a superseded row still has."""
+    return [*logic.identity, *(["session_id"] if logic.is_session else [])]

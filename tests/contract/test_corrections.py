@@ -1,0 +1,299 @@
+"""What every target that upserts does with superseded rows, on the real thing: one table after every epoch.
+
+A topic counts as a table by its newest record per key, as a compacted one is read.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psycopg
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from tests.contract.test_target_kafka import messages
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.core.schema import Field
+from slackwater.engine.compile import compile_window
+from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.local import LocalEngine
+from slackwater.state.postgres import PostgresStore
+from slackwater.state.protocol import Manifest
+from slackwater.targets.base import Table, Target
+from slackwater.targets.delta import DeltaTarget
+from slackwater.targets.kafka import KafkaTarget
+from slackwater.targets.postgres import PostgresTarget
+from slackwater.testing.kit import Died, pipeline_for
+
+FIELDS = (
+    Field("user", "string"), Field("f", "double"), Field("window_start", "timestamp"), Field("window_end", "timestamp"),
+    Field("session_id", "bigint"), Field("n", "bigint"),
+)  # fmt: skip
+SCHEMA = {f.name: f.polars for f in FIELDS}
+IDENTITY = ("user", "f", "window_start")
+NAN = float("nan")
+ZERO = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+Key = tuple[str | None, float | None, int]  # user, f, window_start in seconds
+
+
+def at(seconds: int) -> dt.datetime:
+    return ZERO + dt.timedelta(seconds=seconds)
+
+
+def rows(found: dict[Key, int]) -> pl.DataFrame:
+    """Sessions with their counts."""
+    data = [(user, f, at(start), at(start + 60), start, n) for (user, f, start), n in found.items()]
+    return pl.DataFrame(data, schema=SCHEMA, orient="row")
+
+
+def gone(*keys: Key) -> pl.DataFrame:
+    return rows(dict.fromkeys(keys, 0)).select(*IDENTITY, "session_id")
+
+
+def plain(found: dict[Key, int]) -> list[tuple[str, ...]]:
+    return sorted((repr(user), repr(f), repr(start), repr(n)) for (user, f, start), n in found.items())
+
+
+@dataclass
+class Place:
+    """A target and the table it leaves; `target` opens it anew, as a restart does."""
+
+    target: Callable[[], Target]
+    content: Callable[[], list[tuple[str, ...]]]
+
+
+@pytest.fixture(params=["postgres", "delta", "kafka", "kafka by session_id"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    kind, name = request.param, f"c{uuid.uuid4().hex[:8]}"
+    table, opened = Table(name, FIELDS, IDENTITY), list[Target]()
+
+    def made(target: Target) -> Target:
+        target.open()
+        opened.append(target)
+        return target
+
+    if kind == "postgres":
+        url = request.getfixturevalue("postgres").database(name)
+        yield Place(lambda: made(PostgresTarget(url, "public.out", table)), lambda: in_postgres(url))
+    elif kind == "delta":
+        yield Place(lambda: made(DeltaTarget(str(tmp_path / "t"), "merge", table)), lambda: in_delta(tmp_path / "t"))
+    else:
+        kafka = request.getfixturevalue("kafka")
+        kafka.create(name)
+        keys = ["session_id", "user", "f"] if kind == "kafka by session_id" else None
+        settings = {"bootstrap.servers": kafka.address}
+        yield Place(
+            lambda: made(KafkaTarget(settings, name, table, delivery="exactly_once", key_columns=keys)),
+            lambda: in_kafka(kafka, name),
+        )
+    for target in opened:
+        target.close()
+
+
+def in_postgres(url: str) -> list[tuple[str, ...]]:
+    with psycopg.connect(url) as db:
+        found = db.execute('SELECT "user", f, extract(epoch FROM window_start)::bigint, n FROM out').fetchall()
+    return sorted(tuple(map(repr, row)) for row in found)
+
+
+def in_delta(path: Path) -> list[tuple[str, ...]]:
+    found = pl.from_arrow(pa.table(DeltaTable(path).to_pyarrow_table()))
+    assert isinstance(found, pl.DataFrame)
+    seconds = pl.col("window_start").dt.epoch("s")
+    return sorted(tuple(map(repr, row)) for row in found.select("user", "f", seconds, "n").iter_rows())
+
+
+def in_kafka(kafka: Any, topic: str) -> list[tuple[str, ...]]:
+    newest = {m.key(): m.value() for m in messages(kafka, topic)}
+    found = [json.loads(value) for value in newest.values() if value is not None]
+    times = [int(dt.datetime.fromisoformat(r["window_start"]).timestamp()) for r in found]
+    floats = [None if r["f"] is None else float(r["f"]) for r in found]
+    return sorted(
+        (repr(r["user"]), repr(f), repr(s), repr(r["n"])) for r, f, s in zip(found, floats, times, strict=True)
+    )
+
+
+def test_two_sessions_that_a_late_row_joins_become_one_row(place: Place) -> None:
+    target = place.target()
+    assert target.upserts
+    target.publish(0, rows({("u", 0.5, 100): 3, ("u", 0.5, 300): 4, ("v", 0.5, 300): 1}))
+    target.publish(1, rows({("u", 0.5, 100): 8}), gone(("u", 0.5, 300)))
+    assert place.content() == plain({("u", 0.5, 100): 8, ("v", 0.5, 300): 1})
+
+
+def test_a_session_whose_start_moved_leaves_nothing_at_its_former_start(place: Place) -> None:
+    target = place.target()
+    target.publish(0, rows({("u", 0.5, 100): 3, ("u", 0.5, 300): 4}))
+    target.publish(1, rows({("u", 0.5, 40): 8}), gone(("u", 0.5, 100), ("u", 0.5, 300)))
+    target.publish(2, rows({("u", 0.5, 100): 1}))
+    assert place.content() == plain({("u", 0.5, 40): 8, ("u", 0.5, 100): 1})
+
+
+def test_null_empty_and_nan_keys_go_each_for_itself(place: Place) -> None:
+    users, floats = [None, "", "NULL", "a"], [None, NAN, 0.5]
+    keys: list[Key] = [(user, f, 100) for user in users for f in floats]
+    target = place.target()
+    target.publish(0, rows(dict.fromkeys(keys, 1)))
+    for epoch, key in enumerate(keys[:4], 1):
+        target.publish(epoch, rows({}), gone(key))
+        assert place.content() == plain(dict.fromkeys(keys[epoch:], 1))
+    target.publish(20, rows(dict.fromkeys(keys, 2)))
+    target.publish(21, rows({}), gone(*keys[::2]))
+    assert place.content() == plain(dict.fromkeys(keys[1::2], 2))
+
+
+def test_an_epoch_is_taken_once_also_after_a_restart_and_an_older_one_is_ignored(place: Place) -> None:
+    first = place.target()
+    first.publish(0, rows({("u", None, 100): 1, ("u", None, 300): 2}))
+    first.publish(1, rows({("u", None, 100): 3}), gone(("u", None, 300)))
+    first.publish(2, rows({("u", None, 300): 4}))
+    first.close()
+    again = place.target()
+    again.publish(1, rows({("u", None, 100): 3}), gone(("u", None, 300)))
+    again.publish(2, rows({}), gone(("u", None, 100)))
+    again.publish(0, rows({("u", None, 100): 1}), gone(("u", None, 300)))
+    assert place.content() == plain({("u", None, 100): 3, ("u", None, 300): 4})
+
+
+def test_gone_alone_and_gone_that_was_never_there_leave_the_marker(place: Place) -> None:
+    target = place.target()
+    target.publish(0, rows({}), gone(("never", None, 1)))
+    target.publish(0, rows({("u", None, 100): 1}))
+    target.publish(1, rows({("u", None, 100): 1, ("v", None, 100): 1}), gone())
+    target.publish(2, rows({}), gone(("u", None, 100)))
+    target.publish(2, rows({("w", None, 100): 1}))
+    target.publish(3, rows({}), gone(("u", None, 100), ("v", NAN, 100), ("v", None, 101)))
+    target.publish(3, rows({("w", None, 100): 1}))
+    target.close()
+    place.target().publish(3, rows({("w", None, 100): 1}))
+    assert place.content() == plain({("v", None, 100): 1})
+
+
+def test_the_table_is_the_sum_of_its_epochs(place: Place) -> None:
+    """Random upserts and deletes, every epoch sent twice: the table is the dictionary that a reader would keep."""
+    chance, table = random.Random(7), dict[Key, int]()
+    target = place.target()
+    for epoch in range(12):
+        touched: set[Key] = {
+            (chance.choice(["a", "b", None]), chance.choice([None, -1.5]), 60 * chance.randrange(8)) for _ in range(14)
+        }
+        over = {k for k in touched if chance.random() < 0.4}
+        new = {k: chance.randrange(1000) for k in sorted(touched - over, key=repr)}
+        for _ in range(2):
+            target.publish(epoch, rows(new), gone(*sorted(over, key=repr)))
+        table = {k: n for k, n in table.items() if k not in over} | new
+        if chance.random() < 0.3:
+            target.close()
+            target = place.target()
+    assert place.content() == plain(table)
+
+
+class Dying:
+    """Faults that strike once, within the commit."""
+
+    def __init__(self) -> None:
+        self.step: str | None = None
+
+    def hit(self, step: str, epoch: int) -> None:
+        if step == self.step:
+            self.step = None
+            raise Died(step)
+
+    def in_worker(self, epoch: int) -> None:
+        return None
+
+
+def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_all(postgres: Any) -> None:
+    url = postgres.database(f"c{uuid.uuid4().hex[:8]}")
+    window = Window(
+        kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["user"],
+        aggregations=[Aggregation(agg="count", as_="n")],
+    )  # fmt: skip
+    pipeline, faults = pipeline_for(window, ["a"]), Dying()
+    logic = compile_window(pipeline, {"user": Field("user", "string")})
+
+    def start() -> Driver:
+        target = PostgresTarget(url, "public.out", Table("p", tuple(logic.output), logic.identity, "s"))
+        target.open()
+        store = PostgresStore(url, "public", "p")
+        run = Driver(pipeline, logic, store, target, LocalEngine(logic, ["a"]), Hooks(lambda: 0, faults=faults))
+        run.start(store.open(), 1, {}, "s")
+        return run
+
+    def record(run: Driver, *staged: tuple[int, int | None, str]) -> Manifest:
+        """The next epoch with these sessions staged: (start, count, reason)."""
+        frame = pl.DataFrame(
+            [(None, at(s), None if n is None else at(s + 10), s, n, reason) for s, n, reason in staged],
+            schema={**{f.name: f.polars for f in logic.output}, "__reason": pl.String()},
+            orient="row",
+        )
+        epoch = run.state.epoch + 1
+        output = run.store.shard(0, 1, epoch, ()).stage_output(frame)
+        return run.state.model_copy(update={"epoch": epoch, "output": (output,), "emitted": len(staged)})
+
+    def content() -> list[tuple[Any, ...]]:
+        with psycopg.connect(url) as db:
+            return db.execute("SELECT session_id, n FROM out ORDER BY 1").fetchall()
+
+    def stop(run: Driver) -> None:
+        run.target.close()
+        run.store.close()
+
+    run = start()
+    run._commit(record(run, (100, 3, "close"), (300, 4, "close")))
+    assert content() == [(100, 3), (300, 4)]
+    for step in ("write.before", "write.after"):
+        faults.step = step
+        with pytest.raises(Died):
+            run._commit(record(run, (100, 8, "late"), (300, None, "supersede")))
+        assert content() == [(100, 3), (300, 4)]
+        stop(run)
+        run = start()
+    run._commit(record(run, (300, None, "supersede"), (100, 8, "late")))
+    assert content() == [(100, 8)]
+    assert run.store.published() == run.state.epoch == 1
+    stop(run)
+    stop(start())
+    assert content() == [(100, 8)]
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_deletes_and_upserts_take_seconds(place: Place, record_property: Any) -> None:
+    """Into a table of 300,000 windows that all start together, the worst case for a search by window_start."""
+    target = place.target()
+    everyone = pl.DataFrame({"user": [f"u{i:07d}" for i in range(300_000)]})
+    everyone[7, "user"] = None
+    whole = everyone.select(
+        "user",
+        pl.lit(0.5).alias("f"),
+        pl.lit(at(100)).cast(SCHEMA["window_start"]).alias("window_start"),
+        pl.lit(at(160)).cast(SCHEMA["window_end"]).alias("window_end"),
+        pl.int_range(pl.len(), dtype=pl.Int64).alias("session_id"),
+        pl.lit(1, pl.Int64).alias("n"),
+    )
+    seconds = []
+    for epoch, (new, over) in enumerate(
+        [
+            (whole, whole.head(0)),
+            (whole[100_000:200_000].with_columns(n=pl.lit(2, pl.Int64)), whole[:100_000]),
+            (whole[:1], whole[299_999:]),
+        ]
+    ):
+        began = time.monotonic()
+        target.publish(epoch, new, over.select(*IDENTITY, "session_id"))
+        seconds.append(round(time.monotonic() - began, 2))
+    record_property("seconds", seconds)
+    assert max(seconds) < 60
+    found = [int(row[3]) for row in place.content()]
+    assert (found.count(1), found.count(2)) == (100_000, 100_000)

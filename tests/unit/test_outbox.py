@@ -1,0 +1,157 @@
+"""Superseded rows on their way from the record to the target, also after a crash."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.core.schema import Field
+from slackwater.engine import outbox
+from slackwater.engine.compile import compile_window
+from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.local import LocalEngine
+from slackwater.engine.recover import first_manifest
+from slackwater.errors import StartError
+from slackwater.state.files import FilesStore
+from slackwater.targets.base import Table
+from slackwater.targets.console import ConsoleTarget
+from slackwater.targets.files import FilesTarget
+from slackwater.targets.kafka import KafkaTarget
+from slackwater.targets.kafka_rows import KafkaRows
+from slackwater.testing.kit import START_US, pipeline_for
+from slackwater.windows.logic import Logic
+
+COUNT = Aggregation(agg="count", as_="n")
+SESSION = Window(kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["user"], aggregations=[COUNT])
+TUMBLING = Window(kind="tumbling", duration_ms=10, group_by=["user"], max_groups_per_window=9, aggregations=[COUNT])
+LOGIC = compile_window(pipeline_for(SESSION, ["a"]), {"user": Field("user", "string")})
+
+
+def at(seconds: int) -> dt.datetime:
+    return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=seconds)
+
+
+def staged(*rows: tuple[str | None, int, int | None, str], logic: Logic = LOGIC) -> pl.DataFrame:
+    """Output as the shards stage it: user, window start in seconds, count (None: superseded), reason."""
+    return pl.DataFrame(
+        [(user, at(s), None if n is None else at(s + 10), s, n, reason) for user, s, n, reason in rows],
+        schema={**{f.name: f.polars for f in logic.output}, "__reason": pl.String()},
+        orient="row",
+    )
+
+
+SHARDS = [
+    staged(("b", 300, None, "supersede"), ("b", 100, 8, "late")),
+    staged(("a", 100, 1, "close"), (None, 300, None, "supersede"), ("a", 40, None, "supersede")),
+]
+
+
+def test_rows_and_what_is_gone_each_in_order() -> None:
+    rows, gone = outbox.split(LOGIC, SHARDS, upserts=True)
+    assert rows.rows() == [("a", at(100), at(110), 100, 1), ("b", at(100), at(110), 100, 8)]
+    assert rows.columns == [f.name for f in LOGIC.output]
+    assert gone.columns == ["user", "window_start", "session_id"]
+    assert gone.rows() == [("a", at(40), 40), (None, at(300), 300), ("b", at(300), 300)]
+
+
+def test_a_target_that_only_adds_rows_gets_all_as_they_are() -> None:
+    rows, gone = outbox.split(LOGIC, SHARDS, upserts=False)
+    assert [(r[0], r[3], r[4]) for r in rows.rows()] == [
+        ("a", 40, None), ("a", 100, 1), ("b", 100, 8), (None, 300, None), ("b", 300, None),
+    ]  # fmt: skip
+    assert gone.is_empty()
+
+
+def test_of_a_tumbling_window_the_identity_has_no_session() -> None:
+    logic = compile_window(pipeline_for(TUMBLING, ["a"]), {"user": Field("user", "string")})
+    output = pl.DataFrame(
+        {"window_start": [at(0)], "window_end": None, "user": ["u"], "n": None, "__reason": "supersede"}
+    )
+    rows, gone = outbox.split(logic, [output], upserts=True)
+    assert (rows.height, gone.columns, gone.rows()) == (0, ["user", "window_start"], [("u", at(0))])
+
+
+class Recording:
+    """A target in memory that keeps what it was told."""
+
+    guarantee, description = "exactly once", "memory"
+
+    def __init__(self, upserts: bool = True) -> None:
+        self.upserts, self.epochs = upserts, list[tuple[int, list[Any], list[Any]]]()
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
+        assert gone is not None
+        self.epochs.append((epoch, rows["n"].to_list(), gone["session_id"].to_list()))
+
+
+def committed(home: Path, **destination: Any) -> None:
+    """A state whose epoch 0 was committed and not yet published."""
+    store = FilesStore(home, "law")
+    store.open()
+    store.prepare(LOGIC)
+    output = store.shard(0, 1, 0, ()).stage_output(SHARDS[0])
+    told = {"target": ["out", None, None], "letters": None, "columns": [f.name for f in LOGIC.output], **destination}
+    update = {"epoch": 0, "output": (output,), "emitted": 2, "destination": told}
+    store.commit(first_manifest(LOGIC, 1, START_US, "s").model_copy(update=update))
+    store.close()
+
+
+def start(home: Path, target: Any) -> None:
+    store = FilesStore(home, "law")
+    run = Driver(pipeline_for(SESSION, ["a"]), LOGIC, store, target, LocalEngine(LOGIC, ["a"]), Hooks(lambda: START_US))
+    try:
+        run.start(store.open(), 1, {}, "s")
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("destination", [{"upserts": True}, {}])
+def test_an_epoch_that_is_rolled_forward_takes_back_what_is_gone_once(tmp_path: Path, destination: Any) -> None:
+    committed(tmp_path, **destination)
+    target = Recording()
+    start(tmp_path, target)
+    start(tmp_path, target)
+    assert target.epochs == [(0, [8], [300])]
+
+
+def test_rolled_forward_to_files_superseded_rows_are_rows(tmp_path: Path) -> None:
+    committed(tmp_path / "state", upserts=False)
+    target = FilesTarget(tmp_path / "out", "parquet", Table("law", tuple(LOGIC.output), LOGIC.identity, "s"))
+    for _ in range(2):
+        start(tmp_path / "state", target)
+    assert pl.read_parquet(tmp_path / "out" / "*.parquet")["n"].to_list() == [8, None]
+
+
+def test_a_target_that_stopped_upserting_waits_until_the_former_config_published(tmp_path: Path) -> None:
+    committed(tmp_path, upserts=True)
+    with pytest.raises(
+        StartError, match=r"committed and not yet published, and the config has changed since \(upserts\)"
+    ):
+        start(tmp_path, Recording(upserts=False))
+
+
+def test_a_tombstone_has_the_key_of_its_row_byte_for_byte() -> None:
+    for keys in (None, ["session_id", "user"]):
+        rows, gone = outbox.split(LOGIC, [staged((None, 300, 4, "close"))], upserts=True)
+        _, gone = outbox.split(LOGIC, [staged((None, 300, None, "supersede"))], upserts=True)
+        written = KafkaRows(Table("p", tuple(LOGIC.output), LOGIC.identity), key_columns=keys)
+        (key, value, _), (gone_key, nothing, own) = *written.messages(rows), *written.tombstones(gone)
+        assert key == gone_key
+        assert value is not None and nothing is None and own == []
+
+
+def test_who_upserts() -> None:
+    table, letters = Table("p", tuple(LOGIC.output), LOGIC.identity), Table("p", tuple(LOGIC.output), None)
+    assert not ConsoleTarget.upserts and not FilesTarget.upserts
+    assert KafkaTarget({}, "t", table).upserts
+    assert not KafkaTarget({}, "t", table, key_columns=["user"], upserts=False).upserts
+    assert not KafkaTarget({}, "t", letters).upserts
