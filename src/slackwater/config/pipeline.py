@@ -10,6 +10,7 @@ from pydantic import Field
 
 from slackwater.config.checks import (
     check_connections,
+    check_corrections,
     check_event_time,
     check_letters,
     check_names,
@@ -151,6 +152,7 @@ class Pipeline(Spec):
         yield from check_event_time(values)
         yield from check_state(values, wrong)
         yield from check_letters(values, wrong)
+        yield from check_corrections(values)
 
 
 def check_run_flags(available_now: bool, flush: bool) -> None:

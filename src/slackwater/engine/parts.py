@@ -206,6 +206,7 @@ def _target(spec: TargetSpec, pipeline: Pipeline, table: Table) -> Target:
             value_format=spec.value_format or "json",
             delivery=spec.delivery or "at_least_once",
             key_columns=_listed(spec.key_columns),
+            upserts=spec.upserts("kafka", pipeline.transform.window),
         )
     if spec.path is not None:
         return FilesTarget(Path(spec.path), spec.format or "parquet", table)

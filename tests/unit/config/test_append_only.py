@@ -1,0 +1,104 @@
+"""Configs whose corrections would stand unmarked beside the rows they correct."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slackwater.config.checks import check_corrections
+from slackwater.config.connection import (
+    Connection,
+    ConsoleConnection,
+    DeltaConnection,
+    FilesConnection,
+    KafkaConnection,
+    PostgresConnection,
+)
+from slackwater.config.pipeline import Transform
+from slackwater.config.target import Target as TargetSpec
+from slackwater.config.window import Aggregation, Window
+
+COUNT = Aggregation(agg="count", as_="n")
+SESSION = Window(kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["user"], aggregations=[COUNT])
+TUMBLING = Window(kind="tumbling", duration_ms=10, group_by=["user"], max_groups_per_window=9, aggregations=[COUNT])
+
+CONNECTIONS: dict[str, Connection] = {
+    "files": FilesConnection(),
+    "console": ConsoleConnection(),
+    "delta": DeltaConnection(),
+    "kafka": KafkaConnection(bootstrap_servers="b:9092"),
+    "postgres": PostgresConnection(url="postgresql://h/d"),
+}
+HOW = (
+    'set emit_metadata = true (_revision and _emit_reason tell them apart), or emit = "final", or write to postgres, '
+    'delta (mode = "merge") or kafka (keyed by the identity)'
+)
+
+
+def problems(kind: str, window: Window = SESSION, given: dict[str, Any] | None = None, **changed: Any) -> list[Any]:
+    """What is wrong with a window of these settings and a target of this kind."""
+    window = window.model_copy(update=changed)
+    values = {
+        "connections": CONNECTIONS,
+        "transform": Transform(window=SESSION).model_copy(update={"window": window}),
+        "target": TargetSpec(connection=kind, **(given or {})),
+    }
+    return list(check_corrections(values))
+
+
+REOPEN = {"late_data": "reopen"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "which"),
+    [
+        ("files", {}, "a files target"),
+        ("console", {}, "a console target"),
+        ("delta", {"mode": "append"}, 'a delta target with mode = "append"'),
+        ("kafka", {"key_columns": ["user"]}, "a kafka target with these key_columns"),
+        ("kafka", {"key_columns": []}, "a kafka target with these key_columns"),
+        ("kafka", {"key_columns": ["user", "window_start", "n"]}, "a kafka target with these key_columns"),
+        ("kafka", {"key_columns": ["session_id"]}, "a kafka target with these key_columns"),
+    ],
+)
+def test_corrections_beside_their_former_rows_are_refused(kind: str, given: dict[str, Any], which: str) -> None:
+    line = f"writes a window again, and {which} only adds rows: the former ones would stay beside it unmarked; {HOW}"
+    assert problems(kind, given=given, **REOPEN) == [("transform.window.late_data", f'"reopen" {line}')]
+    assert problems(kind, given=given, emit="updates") == [("transform.window.emit", f'"updates" {line}')]
+    assert problems(kind, given=given, emit="updates", **REOPEN) == [("transform.window.emit", f'"updates" {line}')]
+    assert problems(kind, given=given, emit="updates", emit_metadata=True, **REOPEN) == []
+    assert problems(kind, given=given, emit="final", **REOPEN) == []
+    assert problems(kind, given=given) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        ("postgres", {}),
+        ("delta", {}),
+        ("delta", {"mode": "merge"}),
+        ("kafka", {}),
+        ("kafka", {"key_columns": ["window_start", "user"]}),
+        ("kafka", {"key_columns": ["user", "session_id"]}),
+    ],
+)
+def test_targets_that_upsert_take_corrections(kind: str, given: dict[str, Any]) -> None:
+    assert problems(kind, given=given, emit="updates", **REOPEN) == []
+
+
+def test_tumbling_windows_have_no_session_to_be_keyed_by() -> None:
+    keys = {"key_columns": ["user", "session_id"]}
+    assert len(problems("kafka", TUMBLING, keys, **REOPEN)) == 1
+    keys = {"key_columns": ["user", "begin"]}
+    assert problems("kafka", TUMBLING, keys, window_start_column="begin", **REOPEN) == []
+
+
+def test_what_is_wrong_itself_is_not_judged_again() -> None:
+    window = SESSION.model_copy(update=REOPEN)
+    transform = Transform(window=SESSION).model_copy(update={"window": window})
+    target = TargetSpec(connection="files")
+    assert list(check_corrections({"target": target})) == []
+    assert list(check_corrections({"transform": transform})) == []
+    unknown = {"transform": transform, "target": TargetSpec(connection="nowhere"), "connections": CONNECTIONS}
+    assert list(check_corrections(unknown)) == []
