@@ -45,6 +45,7 @@ class Run:
     allowed_us: int
     shards: int
     reshard_after: int | None
+    upserts: bool
 
     @property
     def epochs(self) -> list[Sequence[Mapping[str, Any]]]:
@@ -98,7 +99,8 @@ def planned(seed: int, cap_binds: bool = False) -> Run:
         if rng.random() < 0.1:
             script.append(Quiet(500))
     reshard = rng.randrange(len(script)) if rng.random() < 0.2 else None
-    return Run(window, spec, tuple(script), lateness * MS, waits, rng.choice([1, 2, 3]), reshard)
+    shards, upserts = rng.choice([1, 2, 3]), rng.random() < 0.5
+    return Run(window, spec, tuple(script), lateness * MS, waits, shards, reshard, upserts)
 
 
 def _rows(rng: random.Random) -> list[dict[str, Any]]:
@@ -122,11 +124,15 @@ def identity(row: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def folded(result: LocalResult, upto: int | None = None) -> dict[tuple[Any, Any], Mapping[str, Any]]:
-    """The table that the stream with metadata leaves; each epoch does one thing to an identity."""
+    """The table that a run leaves up to an epoch; each epoch does one thing to an identity.
+
+    A target that upserts is told what is gone; one that only adds rows has a row for it.
+    """
     table: dict[tuple[Any, Any], Mapping[str, Any]] = {}
     revisions: dict[tuple[Any, Any], int] = {}
     done: set[tuple[int, Any]] = set()
-    for row in result.rows:
+    gone = [{**row, "_emit_reason": "supersede"} for row in result.gone]
+    for row in sorted([*result.rows, *gone], key=lambda r: r["_epoch"]):
         if upto is not None and row["_epoch"] > upto:
             break
         name = identity(row)
@@ -134,7 +140,8 @@ def folded(result: LocalResult, upto: int | None = None) -> dict[tuple[Any, Any]
         done.add((row["_epoch"], name))
         if row["_emit_reason"] == "supersede":
             assert name in table, f"supersedes what was not there: {row}"
-            assert row["n"] is None and row["window_end"] is None
+            assert row.get("n") is None and row.get("window_end") is None
+            assert row.get("_revision", 1 << 40) > revisions[name], f"a superseded row has an older revision: {row}"
             del table[name]
             continue
         before = table.get(name)
@@ -173,7 +180,9 @@ class Judge:
 def check(seed: int, cap_binds: bool = False) -> LocalResult:
     """Run a seed. Raises AssertionError where a law is broken."""
     run = planned(seed, cap_binds)
-    result = run_local(run.window, run.script, SCHEMA, shards=run.shards, reshard_after=run.reshard_after, flush=True)
+    result = run_local(
+        run.window, run.script, SCHEMA, shards=run.shards, reshard_after=run.reshard_after, upserts=run.upserts
+    )
     counters = result.counters
     total = sum(map(len, run.epochs))
     assert counters.rows_in == counters.rows_used + counters.rows_late == total

@@ -36,7 +36,7 @@ def sessions(**settings: Any) -> Window:
 def ran(window: Window, *epochs: list[int], **more: Any) -> LocalResult:
     """Run over epochs of event times (in ms) of one user."""
     script = [Rows({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 0.0} for t in times]}) for times in epochs]
-    return run_local(window, script, SCHEMA, flush=False, **more)
+    return run_local(window, script, SCHEMA, flush=False, upserts=False, **more)
 
 
 def said(result: LocalResult) -> list[tuple[Any, ...]]:

@@ -12,7 +12,6 @@ the staged rows over, forgets what is over, and, where the target is in the same
 
 from __future__ import annotations
 
-import json
 import logging
 import tempfile
 import time
@@ -31,12 +30,11 @@ from pydantic import ValidationError
 
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.state import sql
-from slackwater.state.postgres_shard import PostgresShard, collapsed
+from slackwater.state.postgres_commit import Commit, lists
+from slackwater.state.postgres_shard import PostgresShard
 from slackwater.state.postgres_tables import Tables
 from slackwater.state.protocol import FORMAT, Manifest, OutputMeta, Publish, SegmentMeta
-from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.family import family
-from slackwater.windows.logic import DEAD, FLOOR, SETTLED, TOLD, Logic
+from slackwater.windows.logic import Logic
 
 log = logging.getLogger("slackwater")
 T = TypeVar("T")
@@ -280,6 +278,10 @@ class PostgresStore:
                 "the next start finds out whether it was committed"
             ) from None
 
+    def _transact(self, manifest: Manifest, publish: Publish | None, commit_id: uuid.UUID) -> Manifest:
+        assert self._logic is not None
+        return Commit(self._db, self.tables, self._logic, self._place).run(manifest, publish, commit_id)
+
     def _reconnect(self, epoch: int) -> None:
         end = time.monotonic() + PATIENCE_S
         while True:
@@ -298,125 +300,6 @@ class PostgresStore:
                         f"whether epoch {epoch} was committed is unknown: {error}; the next start finds out"
                     ) from None
             time.sleep(0.2)
-
-    def _transact(self, manifest: Manifest, publish: Publish | None, commit_id: uuid.UUID) -> Manifest:
-        db, t = self._db, self.tables
-        assert self._logic is not None
-        with db.transaction():
-            self._fence(manifest)
-            self._move(manifest)
-            self._forget(manifest.watermark_us)
-            if publish is not None:
-                publish(db)
-            done = manifest.model_copy(update={"segments": self._collapsed(manifest)})
-            published = publish is not None and not manifest.letters
-            if published:
-                db.execute(f"DELETE FROM {t.outputs} WHERE pipeline_name = %s", (self._pipeline,))
-            db.execute(
-                f"UPDATE {t.pipelines} SET record = %s, watermark = %s, open_windows = %s, commit_id = %s, updated_at = now(),"
-                " published_epoch = greatest(published_epoch, %s) WHERE pipeline_name = %s",
-                (
-                    done.model_dump_json(),
-                    sql.time(done.watermark_us),
-                    sum(done.windows),
-                    commit_id,
-                    done.epoch if published else -1,
-                    self._pipeline,
-                ),
-            )
-            self._write_offsets(done)
-            db.execute(f"TRUNCATE {t.staged}")
-        return done
-
-    def _fence(self, manifest: Manifest) -> None:
-        """Take the epoch: nobody else can, and only if the one before is the latest."""
-        t = self.tables
-        if manifest.epoch == 0:
-            done = self._db.execute(
-                f"INSERT INTO {t.pipelines} (pipeline_name, state_version, epoch, open_windows, commit_id, record)"
-                " VALUES (%s, %s, 0, 0, gen_random_uuid(), '{}') ON CONFLICT DO NOTHING",
-                (self._pipeline, FORMAT),
-            )
-        else:
-            done = self._db.execute(
-                f"UPDATE {t.pipelines} SET epoch = %s WHERE pipeline_name = %s AND epoch = %s",
-                (manifest.epoch, self._pipeline, manifest.epoch - 1),
-            )
-        if done.rowcount != 1:
-            raise FencedError(
-                f"epoch {manifest.epoch} was already committed by another runner {self._place}; this one stops"
-            )
-
-    def _move(self, manifest: Manifest) -> None:
-        """The staged units become the state: per step of the epoch, in order, all shards at once."""
-        t, logic = self.tables, self._logic
-        assert logic is not None
-        staged = [[m for m in metas if m.file] for metas in manifest.segments]
-        columns = [*t.columns(logic).values(), "ordinal"]
-        values = ", ".join(f"{c} = excluded.{c}" for c in map(sql.quote, columns) if c not in ('"unit"', '"ordinal"'))
-        for step in range(max(map(len, staged), default=0)):
-            metas = [m[step] for m in staged if len(m) > step]
-            tokens = [m.file for m in metas]
-            count = self._db.execute(f"SELECT count(*) FROM {t.staged} WHERE token = ANY(%s)", (tokens,)).fetchone()
-            if count is None or count[0] != sum(m.rows for m in metas):
-                raise EpochError(
-                    f"epoch {manifest.epoch} was not committed: the rows staged for it in {t.staged} are gone (Postgres was "
-                    "restarted after a crash); start again, the epoch is repeated"
-                )
-            self._db.execute(
-                f"DELETE FROM {t.state} s USING {t.staged} t WHERE t.token = ANY(%s) AND t.kind = {DEAD}"
-                " AND s.unit = t.unit AND s.ordinal = t.ordinal",
-                (tokens,),
-            )
-            self._db.execute(
-                f"INSERT INTO {t.state} ({sql.quoted(columns)}, epoch) SELECT {sql.quoted(columns)}, {manifest.epoch}"
-                f" FROM {t.staged} WHERE token = ANY(%s) AND kind <> {DEAD}"
-                f" ON CONFLICT (unit, ordinal) DO UPDATE SET {values}, epoch = excluded.epoch, updated_at = now()",
-                (tokens,),
-            )
-
-    def _forget(self, watermark: int) -> None:
-        """Delete the units all of whose rows are over."""
-        if watermark <= NO_WATERMARK:
-            return
-        assert self._logic is not None
-        rule = family(self._logic).forgotten(self._logic, watermark)
-
-        def over(row: str) -> str:
-            return (
-                f"({row}.kind IN ({SETTLED}, {TOLD}) AND {row}.closes_at <= {sql.time_literal(rule.settled_upto)}"
-                f" OR {row}.kind = {FLOOR} AND {row}.closes_at <= {sql.time_literal(rule.floor_upto)})"
-            )
-
-        latest = sql.time_literal(max(rule))
-        self._db.execute(
-            f"DELETE FROM {self.tables.state} s WHERE s.closes_at <= {latest} AND {over('s')} AND NOT EXISTS"
-            f" (SELECT 1 FROM {self.tables.state} o WHERE o.unit = s.unit AND NOT {over('o')})"
-        )
-
-    def _collapsed(self, manifest: Manifest) -> tuple[tuple[SegmentMeta, ...], ...]:
-        row = self._db.execute("SELECT pg_total_relation_size(%s)", (self.tables.state,)).fetchone()
-        size = int(row[0]) if row else 0
-        return tuple(collapsed(metas, size // manifest.shards) for metas in manifest.segments)
-
-    def _write_offsets(self, manifest: Manifest) -> None:
-        t = self.tables
-        rows = []
-        for name, source in manifest.sources.items():
-            for partition, offset in offsets_of(source.offsets).items():
-                clock = source.partitions.get(partition, source)
-                newest = sql.time(clock.max_event_us)
-                rows.append((self._pipeline, name, partition, offset, newest, clock.idle, FORMAT, manifest.epoch))
-        with self._db.cursor() as cursor:
-            cursor.executemany(
-                f"INSERT INTO {t.offsets} VALUES (%s, %s, %s, %s, %s, %s, %s, %s, now()) ON CONFLICT (pipeline_name, source,"
-                ' partition) DO UPDATE SET "offset" = excluded."offset", newest_event = excluded.newest_event, idle = excluded.idle,'
-                " epoch = excluded.epoch, updated_at = now()",
-                rows,
-            )
-            cursor.execute(
-                f"DELETE FROM {t.offsets} WHERE pipeline_name = %s AND epoch < %s", (self._pipeline, manifest.epoch)
-            )
 
     # -- after the commit ----------------------------------------------------------------------------------------
 
@@ -450,22 +333,8 @@ class PostgresStore:
         ).fetchone()
         if row is None:
             return
-        used = [n for s in Manifest.model_validate(row[0]).sources.values() for n in _lists(s.offsets)]
+        used = [n for s in Manifest.model_validate(row[0]).sources.values() for n in lists(s.offsets)]
         self._db.execute(
             f"DELETE FROM {self.tables.lists} WHERE pipeline_name = %s AND epoch <= %s AND token <> ALL(%s)",
             (self._pipeline, self._epoch, used),
         )
-
-
-def _lists(offsets: Any) -> list[str]:
-    found = offsets.get("segments") if isinstance(offsets, dict) else None
-    return found if isinstance(found, list) else []
-
-
-def offsets_of(offsets: Any) -> dict[str, str]:
-    """A source's offsets as rows: per partition of a Kafka topic, or one for a list of files."""
-    if not isinstance(offsets, dict):
-        return {"": json.dumps(offsets)}
-    if _lists(offsets):
-        return {"files": str(offsets.get("count", 0))}
-    return {f"{topic}-{n}": str(offset) for topic, parts in offsets.items() for n, offset in parts.items()}

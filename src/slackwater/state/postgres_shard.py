@@ -170,6 +170,8 @@ class PostgresReader:
                 frame = sql.fetch(cursor, " UNION ALL ".join(parts), {**logic.state_schema, "ordinal": pl.Int32()})
         except ConnectionError as error:
             raise EpochError(f"state could not be read: {error}") from None
+        if logic.revises:  # rows written while windows were not revised
+            frame = frame.with_columns(pl.col("__rev").fill_null(0), pl.col("__out").fill_null([]))
         return frame.sort("__h", "ordinal").drop("ordinal")
 
 

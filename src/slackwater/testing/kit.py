@@ -77,10 +77,10 @@ class _Target:
     """Keeps what was published, and the last epoch: the other side of a crash."""
 
     guarantee = "exactly once"
-    upserts = True
     description = "memory"
 
-    def __init__(self) -> None:
+    def __init__(self, upserts: bool = True) -> None:
+        self.upserts = upserts
         self.last, self.rows, self.gone = -1, list[dict[str, Any]](), list[dict[str, Any]]()
 
     def open(self) -> None:
@@ -124,8 +124,8 @@ def pipeline_for(
         name=name,
         sources=tuple(Source(name=s, dataframe=object(), lateness_ms=(lateness_ms or {}).get(s)) for s in sources),
         transform=Transform(window=window, on_error="drop"),
-        target=Target(connection="lake", path="out"),  # the kit's own replaces rows, as this one would
-        connections={"lake": {"kind": "delta"}},
+        target=Target(connection="table", path="out"),  # the kit's own replaces rows, as this one would
+        connections={"table": {"kind": "delta"}},
         state_store=StateStore(kind="files", path="state"),
     )
 
@@ -143,9 +143,11 @@ def run_local(
     lateness_ms: Mapping[str, int] | None = None,
     clock_us: int = START_US,
     store: Callable[[], protocol.StateStore] | None = None,
+    upserts: bool = True,
 ) -> LocalResult:
     """Run a script to its end, and flush. `reshard_after`: restart with `reshard_to` shards after that script item.
 
+    `upserts`: whether the target replaces rows; else superseded ones are among its rows.
     `store`: makes the state store, at each start anew; else files in `state_dir`, or in a temporary directory.
     """
     if state_dir is None:
@@ -163,12 +165,13 @@ def run_local(
                 lateness_ms,
                 clock_us,
                 store,
+                upserts,
             )
     pipeline = pipeline_for(window, sources, lateness_ms)
     fields = {name: Field(name, spark) for name, spark in schema.items()}
     logic = compiling.compile_window(pipeline, fields)
     frame_schema = {"ts": pl.Int64(), **{f.name: f.polars for f in fields.values()}}
-    target, faults, result = _Target(), _Faults(), LocalResult()
+    target, faults, result = _Target(upserts), _Faults(), LocalResult()
     now = clock_us
 
     def begin(shards: int) -> Driver:

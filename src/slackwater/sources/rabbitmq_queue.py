@@ -1,0 +1,297 @@
+"""One RabbitMQ queue: connections, messages, batches that are acknowledged when told. Knows nothing of Spark."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from slackwater.errors import EpochError, StartError
+
+REMEMBERED = 100_000
+HASH = 8  # bytes
+RETURN = 30.0  # how long a broker that answered before may be away
+_PAUSE = 0.05  # no message for so long after a first one: the batch is what came
+_KEEPALIVE = 5.0
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message, in the order of the columns."""
+
+    body: bytes
+    routing_key: str
+    exchange: str
+    message_id: str | None
+    headers: str | None
+    redelivered: bool
+    received: dt.datetime
+
+    @property
+    def identity(self) -> bytes | None:
+        """A hash that tells a message with `message_id` from all others; the body is part of it, as ids get reused."""
+        if self.message_id is None:
+            return None
+        parts = (self.message_id.encode(), self.exchange.encode(), self.routing_key.encode(), self.body)
+        framed = b"".join(len(p).to_bytes(8, "big") + p for p in parts)
+        return hashlib.blake2b(framed, digest_size=HASH).digest()
+
+
+def where(url: str) -> str:
+    """The broker's address for people: without user and password. Raises StartError if it is none."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (5671 if parts.scheme == "amqps" else 5672)
+        after = parts.path + parts.query + parts.fragment
+        if parts.scheme in ("amqp", "amqps") and parts.hostname and "@" not in after:
+            return f"{parts.scheme}://{parts.hostname}:{port}{parts.path}"
+    except ValueError:
+        pass
+    raise StartError(
+        "RabbitMQ: url is not an address of a broker; expected amqp://user:password@host:5672/vhost; "
+        "write characters such as / @ # in the password as %2F %40 %23"
+    )
+
+
+def client() -> Any:
+    try:
+        import pika
+    except ImportError:
+        raise StartError(
+            "reading RabbitMQ needs the package pika, which is not installed; pip install 'slackwater[rabbitmq]'"
+        ) from None
+    logging.getLogger("pika").setLevel(logging.CRITICAL)  # it logs what it also raises
+    return pika
+
+
+def connect(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, int]:
+    """A connection, a channel, and how many messages are ready. Raises StartError, which never holds the password."""
+    address, pika = where(url), client()
+    try:
+        parameters = pika.URLParameters(url)
+        parameters.client_properties = {"connection_name": f"slackwater {queue}"}
+        connection = pika.BlockingConnection(parameters)
+    except (pika.exceptions.ProbableAuthenticationError, pika.exceptions.AuthenticationError):
+        raise StartError(
+            f"RabbitMQ at {address} refused the user; expected one it knows; correct user and password in url"
+        ) from None
+    except pika.exceptions.ProbableAccessDeniedError:
+        raise StartError(
+            f"RabbitMQ at {address} refused the virtual host; expected one the user may open; "
+            "correct the end of url (%2F is /)"
+        ) from None
+    except (pika.exceptions.AMQPError, OSError) as error:
+        raise StartError(
+            f"RabbitMQ at {address} does not answer ({cause(error)}); expected a broker; start it or correct url"
+        ) from None
+    except (ValueError, TypeError):
+        raise StartError(
+            f"RabbitMQ at {address}: url holds a setting that is not understood; "
+            "expected amqp://user:password@host:5672/vhost, then ?heartbeat=60 and the like; correct url"
+        ) from None
+    try:
+        channel = connection.channel()
+        ready = channel.queue_declare(queue, passive=True).method.message_count
+        channel.basic_qos(prefetch_count=prefetch)
+    except pika.exceptions.AMQPError as error:
+        closed(connection)
+        code = getattr(error, "reply_code", None)
+        if code == 404:
+            raise StartError(
+                f'RabbitMQ at {address} has no queue "{queue}"; expected one that exists; declare it or correct it'
+            ) from None
+        why = getattr(error, "reply_text", None) or cause(error)
+        raise StartError(
+            f'RabbitMQ at {address} does not give queue "{queue}" ({why}); expected a queue the user may read; grant it'
+        ) from None
+    return connection, channel, int(ready)
+
+
+def cause(error: BaseException) -> str:
+    """What went wrong in a connection, in a few words: pika nests it and leaves its own text empty."""
+    names: list[str] = []
+    seen: list[Any] = [error]
+    while seen:
+        current = seen.pop(0)
+        if isinstance(current, OSError) and current.strerror:
+            return current.strerror
+        names.append(type(current).__name__)
+        seen += [*getattr(current, "exceptions", ()), getattr(current, "exception", None), *current.args]
+        seen = [e for e in seen if isinstance(e, BaseException)]
+    return names[-1]
+
+
+def closed(connection: Any) -> None:
+    with suppress(Exception):
+        connection.close()
+
+
+def check(url: str, queue: str) -> int:
+    """How many messages are ready in the queue. Raises StartError if the broker or the queue is not there."""
+    connection, _, ready = connect(url, queue)
+    closed(connection)
+    return ready
+
+
+def message_of(method: Any, properties: Any, body: bytes) -> Message:
+    headers = properties.headers
+    return Message(
+        body,
+        method.routing_key,
+        method.exchange,
+        properties.message_id,
+        json.dumps(headers, default=_plain, ensure_ascii=False) if headers else None,
+        bool(method.redelivered),
+        dt.datetime.now(dt.UTC),
+    )
+
+
+def _plain(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+class RabbitQueue:
+    """Takes messages off one queue in numbered batches and acknowledges them when told that a batch is done.
+
+    A lost connection makes the broker deliver again what is not acknowledged. Messages with `message_id` that were
+    handed out before are not handed out again: they rejoin their batch, or are acknowledged at once if that is done.
+    A thread answers the broker's heartbeats while a batch is being worked on.
+    """
+
+    def __init__(self, url: str, queue: str, max_messages: int = 1000, read_timeout_ms: int = 500) -> None:
+        self._url, self._queue = url, queue
+        self._max, self._timeout = max_messages, read_timeout_ms / 1000
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._connection: Any = None
+        self._channel: Any = None
+        self._pending: dict[int, list[int]] = {}  # delivery tags of batches that are not done
+        self._seen: OrderedDict[bytes, int] = OrderedDict()  # identity -> batch
+        self._done = 0
+        self.ready = 0
+        self._open()
+        threading.Thread(target=self._keep_alive, daemon=True, name="slackwater-rabbitmq").start()
+
+    def remember(self, identities: Iterable[bytes], through: int) -> None:
+        """Messages of batches up to `through`, which are done, maybe before this process began."""
+        with self._lock:
+            self._done = max(self._done, through)
+            for identity in identities:
+                self._note(identity, through)
+
+    def fetch(self, batch: int, limit: int | None = None) -> list[Message]:
+        """The next messages, in the order of the queue; none if none comes within `read_timeout_ms`."""
+        lost = client().exceptions.AMQPError
+        most = self._max if limit is None else min(limit, self._max)
+        with self._lock:
+            for attempt in (1, 2):
+                try:
+                    return self._fetch(batch, most)
+                except (lost, OSError) as error:
+                    if attempt == 2:
+                        raise EpochError(
+                            f"RabbitMQ at {where(self._url)} ended the connection twice ({cause(error)}); "
+                            "expected it to stay; look into the broker's log and start again"
+                        ) from None
+                    self._reopen()
+        raise AssertionError
+
+    def _fetch(self, batch: int, most: int) -> list[Message]:
+        if not self._channel.is_open:
+            self._reopen()
+        taken: list[tuple[int, Message]] = []
+        end = time.monotonic() + self._timeout
+        while len(taken) < most and (left := end - time.monotonic()) > 0:
+            delivery = self._next(min(left, _PAUSE) if taken else left)
+            if delivery is None:
+                break
+            method, properties, body = delivery
+            message = message_of(method, properties, body)
+            if not self._is_known(message, method.delivery_tag):
+                taken.append((method.delivery_tag, message))
+        if taken:
+            self._pending.setdefault(batch, []).extend(tag for tag, _ in taken)
+            for _, message in taken:
+                if message.identity is not None:
+                    self._note(message.identity, batch)
+        return [message for _, message in taken]
+
+    def _next(self, seconds: float) -> tuple[Any, Any, bytes] | None:
+        for method, properties, body in self._channel.consume(self._queue, inactivity_timeout=seconds):
+            return None if method is None else (method, properties, body)
+        raise StartError(
+            f'RabbitMQ at {where(self._url)} deleted queue "{self._queue}" while it was read; expected it to stay; '
+            "declare it again and start again"
+        )
+
+    def _is_known(self, message: Message, tag: int) -> bool:
+        """Whether a redelivered message was handed out before; its new delivery tag takes the place of the lost one."""
+        identity = message.identity
+        if not message.redelivered or identity is None or identity not in self._seen:
+            return False
+        batch = self._seen[identity]
+        if batch <= self._done:
+            self._channel.basic_ack(tag)
+        else:
+            self._pending.setdefault(batch, []).append(tag)
+        return True
+
+    def _note(self, identity: bytes, batch: int) -> None:
+        self._seen[identity] = batch
+        self._seen.move_to_end(identity)
+        while len(self._seen) > REMEMBERED:
+            self._seen.popitem(last=False)
+
+    def ack(self, through: int) -> None:
+        """All batches up to this one are committed: the broker may forget their messages."""
+        lost = client().exceptions.AMQPError
+        with self._lock:
+            self._done = max(self._done, through)
+            done = [n for n in self._pending if n <= through]
+            tags = sorted(tag for n in done for tag in self._pending.pop(n))
+            later = [tag for rest in self._pending.values() for tag in rest]
+            if not tags or not self._channel.is_open:
+                return
+            with suppress(lost, OSError):  # what is lost here comes again and is recognised then
+                if not later or tags[-1] < min(later):
+                    self._channel.basic_ack(tags[-1], multiple=True)
+                else:
+                    for tag in tags:
+                        self._channel.basic_ack(tag)
+                self._connection.process_data_events(0)
+
+    def close(self) -> None:
+        """End the connection; the broker takes back what is not acknowledged."""
+        self._ended.set()
+        with self._lock:
+            closed(self._connection)
+
+    def _open(self) -> None:
+        prefetch = 2 * self._max  # Spark asks for the next batch before it says that one is done
+        self._connection, self._channel, self.ready = connect(self._url, self._queue, prefetch)
+
+    def _reopen(self) -> None:
+        closed(self._connection)
+        self._pending = {n: [] for n in self._pending}
+        end = time.monotonic() + RETURN
+        while True:
+            try:
+                return self._open()
+            except StartError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.5)
+
+    def _keep_alive(self) -> None:
+        while not self._ended.wait(_KEEPALIVE):
+            with self._lock, suppress(Exception):  # the next fetch finds a lost connection itself
+                self._connection.process_data_events(0)
