@@ -192,26 +192,3 @@ def check_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
             "dead_letter",
             'missing; on_error = "dlq" needs it: [dead_letter] with a connection and a path, table or topic',
         )
-
-
-def check_corrections(values: Values) -> Iterator[Problem]:
-    """Where rows are only added, a corrected window must say that it is one."""
-    window = values["transform"].window if "transform" in values else None
-    target: Target | None = values.get("target")
-    if window is None or target is None or {"emit", "emit_metadata", "late_data"} & window._wrong:
-        return
-    found = resolve(target.connection, values.get("connections", {}))
-    undecided = {"connection", "mode", "key_columns"} & target._wrong or {"kind", "group_by"} & window._wrong
-    if found is None or not found.WRITES or undecided or window.emit_metadata:
-        return
-    reopens = window.late_data == "reopen" and window.emit != "final"  # "final" writes a window once
-    if not (reopens or window.emit == "updates") or target.upserts(found.kind, window):
-        return
-    key = "emit" if window.emit == "updates" else "late_data"
-    where = {"delta": 'a delta target with mode = "append"', "kafka": "a kafka target with these key_columns"}
-    yield (
-        f"transform.window.{key}",
-        f"{show(getattr(window, key))} writes a window again, and {where.get(found.kind, f'a {found.kind} target')} only adds "
-        "rows: the former ones would stay beside it unmarked; set emit_metadata = true (_revision and _emit_reason tell them apart), "
-        'or emit = "final", or write to postgres, delta (mode = "merge") or kafka (keyed by the identity)',
-    )
