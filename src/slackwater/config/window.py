@@ -123,6 +123,7 @@ class Window(Spec):
     time_mode: str = "event"
     lateness_ms: int = 0
     source_idleness_ms: int = 60_000
+    idle_close_ms: int | None = None
     max_future_ms: int = 86_400_000
     group_by: tuple[str, ...] = ()
     late_data: str = "drop"
@@ -147,6 +148,7 @@ class Window(Spec):
         "time_mode": choice("event", "processing"),
         "lateness_ms": duration(0),
         "source_idleness_ms": duration(1),
+        "idle_close_ms": duration(1),
         "max_future_ms": duration(0),
         "group_by": texts,
         "late_data": choice("drop"),
@@ -161,7 +163,6 @@ class Window(Spec):
     }
     OLD: ClassVar[Mapping[str, str]] = {"width_ms": "duration_ms"}
     LATER: ClassVar[Mapping[str, str]] = {
-        "idle_close_ms": "",
         "emit_interval_ms": 'windows are emitted when they close (emit = "on_close")',
     }
     REQUIRED: ClassVar[tuple[str, ...]] = ("kind",)
@@ -217,6 +218,13 @@ class Window(Spec):
         kind = values.get("kind")
         if kind is not None:
             yield from cls._check_kind(kind, values, wrong)
+        close, idleness = values.get("idle_close_ms"), values.get("source_idleness_ms", 60_000)
+        if close is not None and "source_idleness_ms" not in wrong and close < idleness:
+            yield (
+                "idle_close_ms",
+                f"found {show_duration(close)}, expected at least source_idleness_ms ({show_duration(idleness)}): "
+                "a source that is quiet for less is not idle",
+            )
         if values.get("emit_metadata"):
             yield "emit_metadata", "not available yet; remove it"
         yield from cls._check_names(values, wrong, kind)

@@ -198,7 +198,9 @@ def stats(logic: Logic, state: pl.DataFrame) -> Stats:
 
 
 def visit(logic: Logic, since: int, watermark: int) -> Visit:
-    """The panes that are part of a window that closes in (since, watermark]."""
+    """The panes that are part of a window that closes in (since, watermark]; none where no window ends there."""
+    if last_closed(logic, since) == last_closed(logic, watermark):
+        return Visit(FAR, NEVER, loose_upto=NEVER, start_before=NEVER)
     if logic.hop_us == logic.duration_us:
         return Visit(since, watermark, loose_upto=NEVER, start_before=FAR)
     return Visit(since, FAR, loose_upto=NEVER, start_before=last_closed(logic, watermark) + logic.duration_us)
