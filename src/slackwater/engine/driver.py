@@ -96,14 +96,7 @@ class Driver:
         self._uncommitted_us = 0
 
     def _committed_clocks(self) -> dict[str, SourceClock]:
-        window = self.pipeline.transform.window
-        return {
-            s.name: self.state.sources[s.name].clock(
-                1000 * (window.lateness_ms if s.lateness_ms is None else s.lateness_ms),
-                1000 * window.source_idleness_ms,
-            )
-            for s in self.pipeline.sources
-        }
+        return fold.clocks(self.pipeline, self.state)
 
     def anchor(self, offsets: Mapping[str, Mapping[str, Any]]) -> None:
         """Commit where sources begin that were never read: what "latest" means is decided once."""

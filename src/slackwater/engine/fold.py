@@ -27,6 +27,17 @@ def counters(manifest: Manifest) -> Counters:
     return Counters(**manifest.counters)
 
 
+def clocks(pipeline: Pipeline, manifest: Manifest) -> dict[str, SourceClock]:
+    """The sources of a config with their clocks as committed."""
+    window = pipeline.transform.window
+    return {
+        s.name: manifest.sources.get(s.name, SourceRecord()).clock(
+            1000 * (window.lateness_ms if s.lateness_ms is None else s.lateness_ms), 1000 * window.source_idleness_ms
+        )
+        for s in pipeline.sources
+    }
+
+
 def ingested(
     before: Manifest,
     epoch: int,
