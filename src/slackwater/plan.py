@@ -104,7 +104,10 @@ def _event_time(pipeline: Pipeline) -> Stage:
         f"_event_ts = {time}",
         (
             f"watermark per source = newest event - lateness ({lateness}); the global one is the minimum",
-            f"a source counts as idle after {duration_text(w.source_idleness_ms)} without rows",
+            f"a source counts as idle after {duration_text(w.source_idleness_ms)} without rows"
+            + (
+                f"; after {duration_text(w.idle_close_ms)} without any the watermark runs on" if w.idle_close_ms else ""
+            ),
             f"bad rows: {pipeline.transform.on_error}; no event time, undecodable, or more than {duration_text(w.max_future_ms)} ahead",
         ),
     )

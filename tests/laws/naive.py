@@ -127,19 +127,28 @@ class JudgingOracle:
         oracle.epoch({"a": rows, "b": rows}); oracle.quiet(60_000_000); oracle.answer()
 
     `late`: rows late for all their windows. `missed`: (row, window) pairs that were closed. `late_idle`: the late rows of
-    a source that counted as idle when the epoch began.
+    a source that the watermark went on without, because it was idle, and that has not caught up.
+
+    With `idle_close_us` the watermark runs on in the silence of all sources. A step of it is taken when a window closes or
+    `checkpoint_us` after the last commit.
     """
 
     spec: Spec
     lateness_us: Mapping[str, int]
     idleness_us: int = 60_000_000
     allowed_us: int = 0  # windows that closed can be corrected for so long
+    idle_close_us: int | None = None
+    checkpoint_us: int = 60_000_000
     watermark: int | None = None
     newest: dict[str, int] = field(default_factory=dict)
     quiet_us: dict[str, int] = field(default_factory=dict)
     pairs: list[tuple[Row, int]] = field(default_factory=list)
     late: list[Row] = field(default_factory=list)
+    late_idle: list[Row] = field(default_factory=list)
     missed: int = 0
+    lost: set[str] = field(default_factory=set)
+    committed_quiet: dict[str, int] = field(default_factory=dict)
+    uncommitted_us: int = 0
 
     def epoch(self, rows: Mapping[str, Sequence[Row]]) -> None:
         for source, given in rows.items():
@@ -151,16 +160,59 @@ class JudgingOracle:
                 self.missed += len(held) - len(still)
                 if not still:
                     self.late.append(row)
+                    self.late_idle += [row] if source in self.lost else []
             if given:
                 newest = max(row["ts"] for row in given)
                 self.newest[source] = max(newest, self.newest.get(source, newest))
                 self.quiet_us[source] = 0
         self._advance()
+        ahead = self._silence()
+        self.watermark = self.watermark if ahead is None else ahead
+        self._commit()
 
     def quiet(self, us: int) -> None:
         for source in self.lateness_us:
             self.quiet_us[source] = self.quiet_us.get(source, 0) + us
+        self.uncommitted_us += us
+        before = self.watermark
         self._advance()
+        moved, due = self.watermark != before, self.uncommitted_us >= self.checkpoint_us
+        idle_before = [s for s, q in self.committed_quiet.items() if q == self.idleness_us]
+        turned = any(s not in idle_before for s in self._idle())
+        changed = any(self._counted(s) != self.committed_quiet.get(s, 0) for s in self.lateness_us)
+        ahead = self._silence()
+        if ahead is not None and (moved or turned or due or self._closing(ahead)):
+            self.watermark, moved = ahead, True
+        if moved or turned or (changed and due):
+            self._commit()
+
+    def _idle(self) -> list[str]:
+        return [s for s in self.lateness_us if self.quiet_us.get(s, 0) >= self.idleness_us]
+
+    def _counted(self, source: str) -> int:
+        return min(self.quiet_us.get(source, 0), self.idleness_us)
+
+    def _commit(self) -> None:
+        self.uncommitted_us = 0
+        self.committed_quiet = {s: self._counted(s) for s in self.lateness_us}
+        for source in self.lateness_us:
+            if source not in self.newest:
+                behind = source in self._idle()
+            else:
+                behind = self.watermark is not None and self.newest[source] - self.lateness_us[source] < self.watermark
+            (self.lost.add if behind else self.lost.discard)(source)
+
+    def _silence(self) -> int | None:
+        """Where the watermark would run on to, if it is not there yet."""
+        quiet = min(self.quiet_us.get(s, 0) for s in self.lateness_us)
+        if self.idle_close_us is None or quiet < self.idle_close_us or not self.newest:
+            return None
+        ahead = max(self.newest[s] - self.lateness_us[s] for s in self.newest) + quiet
+        return ahead if self.watermark is None or ahead > self.watermark else None
+
+    def _closing(self, ahead: int) -> bool:
+        ends = {start + self.spec.duration_us for _, start in self.pairs}
+        return any((self.watermark is None or end > self.watermark) and end <= ahead for end in ends)
 
     def _advance(self) -> None:
         awake = [s for s in self.lateness_us if self.quiet_us.get(s, 0) < self.idleness_us]

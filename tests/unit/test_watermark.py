@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pytest
 
-from slackwater.watermark import NO_WATERMARK, Heard, SourceClock, global_watermark, holder, listen
+from slackwater.watermark import NO_WATERMARK, Heard, SourceClock, global_watermark, holder, listen, run_on
 
 NEVER = NO_WATERMARK
 SILENT = Heard(0, None)
@@ -137,3 +137,79 @@ def test_all_partitions_idle_make_the_source_idle_and_others_go_on() -> None:
     assert global_watermark(90, [quiet, other]) == 490
     back = listen(quiet, heard(a=600, b=None), 0)
     assert (back.idle, back.idle_partitions, back.watermark_us) == (False, ("b",), 590)
+
+
+# -- idle_close_ms: here 100 ------------------------------------------------------------------------------------------
+
+
+def silent(*clocks: SourceClock, quiet_us: int) -> list[SourceClock]:
+    return [listen(c, SILENT, quiet_us) for c in clocks]
+
+
+def test_after_a_silence_of_all_sources_the_watermark_runs_on_with_the_quiet_time() -> None:
+    a, b = listen(clock(), Heard(1, 500), 0), listen(clock(), Heard(1, 300), 0)
+    assert run_on(290, silent(a, b, quiet_us=99), 100) == 290
+    assert run_on(290, silent(a, b, quiet_us=100), 100) == 490 + 100
+    assert run_on(290, silent(a, b, quiet_us=10**9), 100) == 490 + 10**9
+    assert run_on(10**6, silent(a, b, quiet_us=100), 100) == 10**6, "it never goes back"
+    assert run_on(290, silent(a, b, quiet_us=10**9), None) == 290, "opt-in"
+
+
+def test_the_silence_is_as_long_as_that_of_the_source_that_spoke_last() -> None:
+    a = listen(listen(clock(), Heard(1, 500), 0), SILENT, 10**6)
+    b = listen(clock(), Heard(1, 300), 0)
+    assert run_on(290, [a, listen(b, SILENT, 99)], 100) == 290
+    assert run_on(290, [a, listen(b, SILENT, 150)], 100) == 490 + 150
+    assert run_on(290, [b, a], 0) == 290, "one source is awake"
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_the_order_in_which_sources_fell_silent_does_not_matter(first: str) -> None:
+    """The global watermark stays where the last source awake left it, and runs on from the largest one all the same."""
+    clocks = {"a": listen(clock(), Heard(1, 500), 0), "b": listen(clock(), Heard(1, 300), 0)}
+    second = "b" if first == "a" else "a"
+    clocks[first] = listen(clocks[first], SILENT, 60)
+    clocks = {n: listen(c, SILENT if n == first else Heard(1, 100), 0) for n, c in clocks.items()}
+    stays = global_watermark(NEVER, list(clocks.values()))
+    assert stays == {"a": 290, "b": 490}[first]
+    clocks = {n: listen(c, SILENT, 60) for n, c in clocks.items()}
+    assert clocks[second].idle
+    assert global_watermark(stays, list(clocks.values())) == stays, "all idle: it stays"
+    assert run_on(stays, list(clocks.values()), 60) == 490 + 60
+
+
+def test_a_silence_before_any_event_is_no_time_to_run_on_from() -> None:
+    never = listen(clock(), SILENT, 10**6)
+    assert run_on(NEVER, [never], 100) == NEVER
+    assert run_on(NEVER, [], 100) == NEVER
+    spoke = listen(listen(clock(), Heard(1, 500), 0), SILENT, 200)
+    assert run_on(NEVER, [never, spoke], 100) == 490 + 200, "one that was never heard from does not count"
+
+
+def test_partitions_run_on_from_the_newest_event_of_their_source() -> None:
+    quiet = after((heard(a=100, b=200), 0), (SILENT, 100))
+    assert run_on(90, [quiet], 100) == 190 + 100
+
+
+def test_quiet_time_is_counted_on_beyond_the_idleness() -> None:
+    c = after((heard(a=100, b=None), 0), (SILENT, 70), (SILENT, 80))
+    assert (c.quiet_us, c.undecided_us) == (150, 60)
+    assert [p.quiet_us for p in c.partitions.values()] == [150, 150]
+    assert listen(c, heard(a=101, b=None), 5).quiet_us == 0
+
+
+def test_one_is_overtaken_from_its_idleness_until_it_has_caught_up() -> None:
+    never, spoke = clock(), listen(clock(), Heard(1, 100), 0)
+    assert not never.was_overtaken(400), "not idle yet: the watermark waits for it"
+    assert listen(never, SILENT, 60).was_overtaken(400)
+    assert listen(spoke, SILENT, 60).was_overtaken(400)
+    assert not listen(spoke, SILENT, 60).was_overtaken(90), "idle, and nothing went on without it"
+    assert listen(spoke, Heard(1, 409), 0).was_overtaken(400)
+    assert not listen(spoke, Heard(1, 410), 0).was_overtaken(400)
+
+
+def test_partitions_are_overtaken_one_by_one() -> None:
+    c = after((heard(a=100, b=100, c=None), 0), (heard(a=500, b=None, c=None), 60), (heard(a=510, b=480, c=None), 0))
+    assert c.overtaken_partitions(490) == ("b", "c")
+    assert not c.was_overtaken(490)
+    assert listen(c, heard(a=510, b=500, c=499), 0).overtaken_partitions(490) == ("c",)

@@ -83,6 +83,20 @@ def run(
 
 
 @app.command()
+def why(
+    file: File,
+    key: Annotated[
+        list[str] | None, typer.Option(metavar="K=V,…", help="Also tell of this key; a name alone stands for NULL.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines; times in microseconds UTC.")] = False,
+) -> None:
+    """Why is there no output yet: the watermark, who holds it, and what closes next."""
+    from slackwater.cli.why import why_file
+
+    why_file(file, key or [], as_json)
+
+
+@app.command()
 def demo(
     keep: Annotated[Path | None, typer.Option(help="Keep the demo's files in this new directory.")] = None,
     rows: Annotated[int, typer.Option(min=1000, help="How many clicks to generate.")] = 60_000,

@@ -124,6 +124,7 @@ class Window(Spec):
     time_mode: str = "event"
     lateness_ms: int = 0
     source_idleness_ms: int = 60_000
+    idle_close_ms: int | None = None
     max_future_ms: int = 86_400_000
     group_by: tuple[str, ...] = ()
     late_data: str = "drop"
@@ -150,6 +151,7 @@ class Window(Spec):
         "time_mode": choice("event", "processing"),
         "lateness_ms": duration(0),
         "source_idleness_ms": duration(1),
+        "idle_close_ms": duration(1),
         "max_future_ms": duration(0),
         "group_by": texts,
         "late_data": choice("drop", "reopen"),
@@ -165,9 +167,6 @@ class Window(Spec):
         "aggregations": many(Aggregation, "a list of aggregations ([[transform.window.aggregations]])"),
     }
     OLD: ClassVar[Mapping[str, str]] = {"width_ms": "duration_ms"}
-    LATER: ClassVar[Mapping[str, str]] = {
-        "idle_close_ms": "",
-    }
     REQUIRED: ClassVar[tuple[str, ...]] = ("kind",)
 
     @classmethod
@@ -220,6 +219,13 @@ class Window(Spec):
             )
         if values.get("emit_interval_ms") and values.get("emit", "on_close") != "updates" and "emit" not in wrong:
             yield "emit_interval_ms", 'needs emit = "updates"; other windows are emitted when they close'
+        close, idleness = values.get("idle_close_ms"), values.get("source_idleness_ms", 60_000)
+        if close is not None and "source_idleness_ms" not in wrong and close < idleness:
+            yield (
+                "idle_close_ms",
+                f"found {show_duration(close)}, expected at least source_idleness_ms ({show_duration(idleness)}): "
+                "a source that is quiet for less is not idle",
+            )
         yield from cls._check_names(values, wrong, kind)
 
     @classmethod

@@ -21,13 +21,13 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.engine import bounds, fold, outbox, recover
 from slackwater.engine.faults import Faults, NoFaults
 from slackwater.engine.protocol import Engine, IngestOutcome
-from slackwater.engine.shard import ShardTask
+from slackwater.engine.shard import ShardTask, is_due
 from slackwater.engine.status import Status
 from slackwater.errors import BadRowError, StartError
 from slackwater.sources.base import Batch
 from slackwater.state.protocol import Joining, Manifest, Publish, StateStore
 from slackwater.targets.base import Target
-from slackwater.watermark import SourceClock, global_watermark, listen
+from slackwater.watermark import SourceClock, global_watermark, listen, run_on
 from slackwater.windows.family import family
 from slackwater.windows.logic import Logic
 
@@ -99,16 +99,7 @@ class Driver:
         self._uncommitted_us = 0
 
     def _committed_clocks(self) -> dict[str, SourceClock]:
-        window = self.pipeline.transform.window
-        # what is to be final when it is emitted waits for its late rows: the watermark does
-        waits = self.logic.allowed_us if window.emit == "final" else 0
-        return {
-            s.name: self.state.sources[s.name].clock(
-                waits + 1000 * (window.lateness_ms if s.lateness_ms is None else s.lateness_ms),
-                1000 * window.source_idleness_ms,
-            )
-            for s in self.pipeline.sources
-        }
+        return fold.clocks(self.pipeline, self.state)
 
     def anchor(self, offsets: Mapping[str, Mapping[str, Any]]) -> None:
         """Commit where sources begin that were never read: what "latest" means is decided once."""
@@ -163,35 +154,51 @@ class Driver:
         with timer.phase("read"):
             tasks = self._tasks(epoch)
         with timer.phase("ingest"):
-            idle = {name: c.idle_partitions for name, c in self._clocks.items() if c.idle_partitions}
-            outcome = self.engine.ingest(batch, tasks, clock, idle)
+            overtaken = {n: c.overtaken_partitions(self.state.watermark_us) for n, c in self._clocks.items()}
+            outcome = self.engine.ingest(batch, tasks, clock, {n: p for n, p in overtaken.items() if p})
             self._judge_bad_rows(epoch, outcome)
         self._log_lost(epoch, batch)
         self._log_late(epoch, outcome)
         clocks = {
             name: listen(self._clocks[name], fold.heard(outcome.sources.get(name)), quiet_us) for name in self._clocks
         }
-        watermark = global_watermark(self.state.watermark_us, list(clocks.values()))
+        watermark = self._silent(global_watermark(self.state.watermark_us, list(clocks.values())), clocks)
         ingested = fold.ingested(self.state, epoch, batch, outcome, clocks, watermark)
         bounds.check(self.logic, self.engine, self.state, ingested, tasks)
         self._finish(ingested, outcome, timer, began, clock)
 
     def tick(self, quiet_us: int) -> bool:
-        """An idle tick: all sources were asked for `quiet_us` and had nothing. Returns whether it committed."""
+        """An idle tick: all sources were asked for `quiet_us` and had nothing. Returns whether it committed.
+
+        A watermark that only runs on with the silence (`idle_close_ms`) is committed when something becomes due, else once
+        per checkpoint interval; rows are judged by committed watermarks alone, so a step that was not committed never was.
+        """
         self._settle()
         self._clocks = {name: listen(c, fold.NOTHING, quiet_us) for name, c in self._clocks.items()}
         self._uncommitted_us += quiet_us
-        watermark = global_watermark(self.state.watermark_us, list(self._clocks.values()))
-        committed = self._committed_clocks()
+        since, committed = self.state.watermark_us, self._committed_clocks()
+        settled = global_watermark(since, list(self._clocks.values()))
+        watermark = self._silent(settled, self._clocks)
         flags = any(c.flags != committed[name].flags for name, c in self._clocks.items())
-        changed = any(c.quiet_us != committed[name].quiet_us for name, c in self._clocks.items())
+        changed = any(c.undecided_us != committed[name].undecided_us for name, c in self._clocks.items())
         interval = 1000 * (self.pipeline.state_store.checkpoint_interval_ms if self.pipeline.state_store else 60_000)
         telling = self.state.waiting and self._may_tell(self.hooks.clock_us())
-        still = watermark == self.state.watermark_us and not flags and not telling
-        if still and not (changed and self._uncommitted_us >= interval):
+        worth = settled != since or flags or telling
+        worth = worth or ((changed or watermark != since) and self._uncommitted_us >= interval)
+        if not worth and not (watermark != since and self._closes(watermark)):
             return False
         self._advance(watermark)
         return True
+
+    def _silent(self, watermark: int, clocks: Mapping[str, SourceClock]) -> int:
+        """The watermark, run on with the silence of all sources where `idle_close_ms` is set."""
+        close = self.pipeline.transform.window.idle_close_ms
+        return run_on(watermark, list(clocks.values()), None if close is None else 1000 * close)
+
+    def _closes(self, watermark: int) -> bool:
+        """Whether anything becomes due on the way to a watermark; reads the state of the shards that may have it."""
+        ahead = self.state.model_copy(update={"watermark_us": watermark})
+        return any(is_due(task) for task in self._due_tasks(ahead, self.state.watermark_us, False, False))
 
     def flush(self) -> None:
         """Move the watermark just past the latest close of the open windows, and commit that."""
@@ -262,7 +269,8 @@ class Driver:
         state, window = self.state, self.logic.window
         # rows are tagged with their source's place; those of idle partitions come after all sources (see engine.spark)
         count = len(self._clocks)
-        idle = (*(i for i, c in enumerate(self._clocks.values()) if c.idle), *range(count, 2 * count))
+        overtaken = (i for i, c in enumerate(self._clocks.values()) if c.was_overtaken(state.watermark_us))
+        idle = (*overtaken, *range(count, 2 * count))
         capped = window.on_state_cap == "drop_new_groups" and window.max_groups_per_window is not None
         return [
             ShardTask(

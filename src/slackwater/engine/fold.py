@@ -13,7 +13,7 @@ from slackwater.engine.status import Counters, SourceStatus, Status
 from slackwater.sources.base import Batch
 from slackwater.state.protocol import Manifest, PartitionRecord, SourceRecord
 from slackwater.watermark import NO_WATERMARK, Heard, SourceClock
-from slackwater.windows.logic import Logic
+from slackwater.windows.logic import Logic, allowed_us
 
 NOTHING = Heard(0, None)
 
@@ -25,6 +25,20 @@ def heard(stats: SourceStats | None) -> Heard:
 def counters(manifest: Manifest) -> Counters:
     """The cumulative counters of a commit."""
     return Counters(**manifest.counters)
+
+
+def clocks(pipeline: Pipeline, manifest: Manifest) -> dict[str, SourceClock]:
+    """The sources of a config with their clocks as committed."""
+    window = pipeline.transform.window
+    # what is to be final when it is emitted waits for its late rows: the watermark does
+    waits = allowed_us(window) if window.emit == "final" else 0
+    return {
+        s.name: manifest.sources.get(s.name, SourceRecord()).clock(
+            waits + 1000 * (window.lateness_ms if s.lateness_ms is None else s.lateness_ms),
+            1000 * window.source_idleness_ms,
+        )
+        for s in pipeline.sources
+    }
 
 
 def ingested(

@@ -1,6 +1,7 @@
 """The in-process engine: the same driver and shard tasks as on Spark, without Spark. For tests and laws.
 
 A batch's payload is one frame of rows per source, with `ts` (event time, int64 µs; NULL is a bad row) and the columns.
+Where the batch lists partitions of a source, `__partition` says which one a row is from.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from slackwater.engine import shard
 from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.shard import EmitReport, ShardTask
 from slackwater.sources.base import Batch
+from slackwater.watermark import Heard
 from slackwater.windows.aggregations import Input, normalised
-from slackwater.windows.logic import Logic
+from slackwater.windows.logic import Int64s, Logic
 from slackwater.windows.panes import pane_start
 
 
@@ -37,9 +39,12 @@ class LocalEngine:
         latest = clock_us + self.logic.window.max_future_ms * 1000
         stats: dict[str, SourceStats] = {}
         prepared: list[pl.DataFrame] = []
+        tagged = len(self.sources) > 1 or any(idle.values()) or 0 in tasks[0].idle_sources
         for index, name in enumerate(self.sources):
-            rows = frames.get(name)
+            rows, listed = frames.get(name), batch.partitions.get(name, {})
             if rows is None or rows.is_empty():
+                if listed:
+                    stats[name] = SourceStats(partitions=dict.fromkeys(listed, Heard(0, None)))
                 continue
             usable = rows.filter(pl.col("ts").is_not_null() & (pl.col("ts") <= latest))
             newest = usable["ts"].max()
@@ -48,8 +53,12 @@ class LocalEngine:
                 usable.height,
                 newest if isinstance(newest, int) else None,
                 future=int((rows["ts"] > latest).sum()),
+                partitions={p: _heard(rows, usable, p) for p in listed},
             )
-            prepared.append(prepare(self.logic, usable, index if len(self.sources) > 1 else None))
+            source = np.full(usable.height, index)
+            if idle.get(name) and listed:
+                source += len(self.sources) * usable["__partition"].is_in(list(idle[name])).to_numpy()
+            prepared.append(prepare(self.logic, usable, source if tagged else None))
         if not prepared:
             return IngestOutcome((), stats)
         every = pl.concat(prepared)
@@ -64,14 +73,19 @@ class LocalEngine:
         return sum((Counter(shard.count_groups(t, windows)) for t in tasks), Counter())
 
 
-def prepare(logic: Logic, rows: pl.DataFrame, source: int | None) -> pl.DataFrame:
+def _heard(rows: pl.DataFrame, usable: pl.DataFrame, partition: str) -> Heard:
+    newest = usable["ts"].filter(usable["__partition"] == partition).max()
+    return Heard(int((rows["__partition"] == partition).sum()), newest if isinstance(newest, int) else None)
+
+
+def prepare(logic: Logic, rows: pl.DataFrame, source: Int64s | None) -> pl.DataFrame:
     """Rows as `engine.shard.ingest` takes them: what `engine.prepare` does in Spark SQL."""
     fields = {i.source.name: i.source for i in logic.inputs} | {k.name: k for k in logic.keys}
     rows = normalised(rows, list(fields.values()))
     columns = [key_hash(rows, logic.keys), rows["ts"].alias("__ts"), *(rows[k.name] for k in logic.keys)]
     columns += [_input(rows, i) for i in logic.inputs]
     if source is not None:
-        columns.append(pl.Series("__src", np.full(rows.height, source), dtype=pl.Int32))
+        columns.append(pl.Series("__src", source, dtype=pl.Int32))
     frame = pl.DataFrame({c.name: c for c in columns})
     lifted = logic.lift_rows(frame)
     if logic.is_session:

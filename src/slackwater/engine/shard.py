@@ -126,6 +126,12 @@ def _may_exceed(task: ShardTask, rows: pl.DataFrame) -> bool:
     return max(totals.values(), default=0) > (task.bound or 0)
 
 
+def is_due(task: ShardTask) -> bool:
+    """Whether anything of a shard wants a visit between two watermarks."""
+    visit = family(task.logic).visit(task.logic, task.since, task.watermark, task.telling)
+    return not task.state.reader(task.logic).due(visit).is_empty()
+
+
 def emit(task: ShardTask) -> EmitReport:
     """Stage the windows of a shard that close between two watermarks, and the state that changes with them."""
     logic = task.logic

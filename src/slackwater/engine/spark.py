@@ -83,7 +83,7 @@ class SparkEngine:
         timed: dict[str, DataFrame] = {}
         names = [s.name for s in self.pipeline.sources]
         split = {name: [p for p in idle.get(name, ()) if batch.partitions.get(name, {}).get(p)] for name in names}
-        tagged = len(names) > 1 or any(split.values())
+        tagged = len(names) > 1 or any(split.values()) or 0 in tasks[0].idle_sources
         for index, name in enumerate(names):
             if name not in frames:
                 continue

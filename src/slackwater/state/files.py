@@ -17,8 +17,10 @@ import logging
 import os
 import socket
 import tempfile
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -26,13 +28,14 @@ import polars as pl
 from pydantic import ValidationError
 
 from slackwater.errors import EpochError, FencedError, LockHeldError, StateError
-from slackwater.state.protocol import FORMAT, Manifest, OutputMeta, Publish, SegmentMeta
-from slackwater.state.segments import FilesShard, checksum, read_arrow, verify, write_synced
+from slackwater.state.protocol import FORMAT, Manifest, OutputMeta, Publish, SegmentMeta, Snapshot
+from slackwater.state.segments import FilesShard, SegmentReader, checksum, read_arrow, verify, write_synced
 from slackwater.windows.logic import Logic
 
 log = logging.getLogger("slackwater")
 
 KEPT_EPOCHS = 8
+LOCK_S = 0.2  # how long a start waits for the lock: `runner` holds it for an instant
 
 
 class FilesStore:
@@ -67,19 +70,58 @@ class FilesStore:
 
     def _take_lock(self) -> None:
         file = (self._dir / "lock").open("a+")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            file.close()
-            raise LockHeldError(
-                f"pipeline is already running: {holder} holds {self._dir / 'lock'}; stop it first, one runner per pipeline"
-            ) from error
+        end = time.monotonic() + LOCK_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if time.monotonic() < end:
+                    time.sleep(0.02)
+                    continue
+                file.seek(0)
+                holder = file.read().strip() or "another process"
+                file.close()
+                raise LockHeldError(
+                    f"pipeline is already running: {holder} holds {self._dir / 'lock'}; stop it first, one runner per pipeline"
+                ) from error
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
         self._lock = file
+
+    def runner(self) -> str | None:
+        path = self._dir / "lock"
+        try:
+            with path.open() as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return file.read().strip() or "another process"
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise StateError(f"lock {path} cannot be looked at ({error.strerror}); check who may read it") from error
+        return None
+
+    @contextmanager
+    def peek(self) -> Iterator[Snapshot | None]:
+        """All files are opened at once: removed by a runner's garbage collection, they stay readable while they are open."""
+        found, epochs = None, self._epochs()
+        while epochs and found is None:
+            try:
+                found = self._opened(epochs[-1])
+            except StateError:
+                former, epochs = epochs, self._epochs()
+                if epochs[-1:] == former[-1:]:
+                    raise
+                # else a runner went on meanwhile, and removed what the former commit names
+        yield found
+
+    def _opened(self, epoch: int) -> Snapshot:
+        manifest = self._read(epoch)
+        shards = [SegmentReader(self.root, metas, {}) for metas in manifest.segments]
+        return Snapshot(manifest, self.published(), lambda shard, logic: shards[shard].typed(logic.state_schema))
 
     def _epochs(self) -> list[int]:
         return sorted(int(p.stem) for p in (self._dir / "manifests").glob("*.json"))

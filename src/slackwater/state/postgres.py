@@ -17,6 +17,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,16 +25,15 @@ from typing import Any, TypeVar
 import polars as pl
 import psycopg
 import pyarrow as pa
-import xxhash
 from psycopg import errors
-from pydantic import ValidationError
 
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.state import sql
 from slackwater.state.postgres_commit import Commit, lists
+from slackwater.state.postgres_peek import latest, lock_holder, lock_key, peek
 from slackwater.state.postgres_shard import PostgresShard
 from slackwater.state.postgres_tables import Tables
-from slackwater.state.protocol import FORMAT, Manifest, OutputMeta, Publish, SegmentMeta
+from slackwater.state.protocol import Manifest, OutputMeta, Publish, SegmentMeta, Snapshot
 from slackwater.windows.logic import Logic
 
 log = logging.getLogger("slackwater")
@@ -94,6 +94,16 @@ class PostgresStore:
             self.close()
             raise
 
+    def peek(self) -> AbstractContextManager[Snapshot | None]:
+        return peek(self._url, self.tables, self._place)
+
+    def runner(self) -> str | None:
+        try:
+            with closing(sql.connect(self._url, "state store")) as db:
+                return lock_holder(db, self.tables)
+        except psycopg.Error as error:
+            raise StateError(f"state store {self._place}: {sql.reason(error)}") from None
+
     @property
     def _place(self) -> str:
         return f'in schema "{self._schema}" of {sql.address(self._url)}'
@@ -102,23 +112,16 @@ class PostgresStore:
         """Connect and take the pipeline's lock, which is gone with this connection."""
         self._disconnect()
         self._connection = sql.connect(self._url, "state store")
-        key = xxhash.xxh64_intdigest(f"slackwater\0{self._schema}\0{self._pipeline}".encode()) - (1 << 63)
         end = time.monotonic() + LOCK_S
         while True:
-            row = self._db.execute("SELECT pg_try_advisory_lock(%s)", (key,)).fetchone()
+            row = self._db.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(self.tables),)).fetchone()
             if row is not None and row[0]:
                 return
             if time.monotonic() > end:
                 break
             time.sleep(0.1)
-        holder = self._db.execute(
-            "SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND granted"
-            " AND ((classid::bigint << 32) | objid::bigint) = %s AND database = (SELECT oid FROM pg_database WHERE datname ="
-            " current_database())",
-            (key,),
-        ).fetchone()
+        who = lock_holder(self._db, self.tables) or "another process"
         self._disconnect()
-        who = holder[0].removeprefix("slackwater ") if holder and holder[0] else "another process"
         raise LockHeldError(
             f"pipeline is already running: {who} holds its lock {self._place}; stop it first, one runner per pipeline"
         )
@@ -133,30 +136,10 @@ class PostgresStore:
                 db.execute(statement)
 
     def _latest(self) -> Manifest | None:
-        row = self._db.execute(
-            f"SELECT epoch, published_epoch, state_version, record FROM {self.tables.pipelines} WHERE pipeline_name = %s",
-            (self._pipeline,),
-        ).fetchone()
-        if row is None:
-            self._epoch = self._published = -1
-            return None
-        self._epoch, self._published, version, record = row
-        if version != FORMAT:
-            raise StateError(
-                f'state of pipeline "{self._pipeline}" {self._place} has format {version}, this version reads format {FORMAT}; '
-                + (
-                    "install a newer version of slackwater"
-                    if version > FORMAT
-                    else "no migration from it is registered"
-                )
-            )
-        try:
-            return Manifest.model_validate(record)
-        except ValidationError as error:
-            raise StateError(
-                f'the record of pipeline "{self._pipeline}" in {self.tables.pipelines} {self._place} is damaged: '
-                f"{error.error_count()} fields do not fit; restore it from a backup of the database"
-            ) from None
+        found = latest(self._db, self.tables, self._place)
+        manifest, self._published = found or (None, -1)
+        self._epoch = manifest.epoch if manifest else -1
+        return manifest
 
     def prepare(self, logic: Logic) -> None:
         self._logic, t = logic, self.tables

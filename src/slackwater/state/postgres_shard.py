@@ -24,7 +24,10 @@ from slackwater.windows.logic import DEAD, LOOSE, LOOSE_TOLD, SETTLED, TOLD, Int
 
 @dataclass(frozen=True)
 class PostgresShard:
-    """A `ShardState` in Postgres. `metas`: the table as committed (no file), then what steps of this epoch staged (tokens)."""
+    """A `ShardState` in Postgres. `metas`: the table as committed (no file), then what steps of this epoch staged (tokens).
+
+    `snapshot`: read as of this exported snapshot of the database, for those who look on beside a runner.
+    """
 
     url: str
     tables: Tables
@@ -32,6 +35,7 @@ class PostgresShard:
     shards: int
     epoch: int
     metas: tuple[SegmentMeta, ...]
+    snapshot: str | None = None
 
     def at(self, metas: tuple[SegmentMeta, ...]) -> PostgresShard:
         return replace(self, metas=metas)
@@ -166,7 +170,7 @@ class PostgresReader:
             )
             parts.append(f"SELECT {columns} FROM {table} r WHERE kind <> {DEAD} AND {picked}{later}")
         try:
-            with sql.arrow_cursor(self.state.url) as cursor:
+            with sql.arrow_cursor(self.state.url, self.state.snapshot) as cursor:
                 frame = sql.fetch(cursor, " UNION ALL ".join(parts), {**logic.state_schema, "ordinal": pl.Int32()})
         except ConnectionError as error:
             raise EpochError(f"state could not be read: {error}") from None

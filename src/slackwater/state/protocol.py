@@ -10,6 +10,8 @@ Commits are two-phase, so that workers write in parallel and the driver publishe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -134,6 +136,18 @@ class Units(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """One commit and the state rows as of it, for people and tools beside a runner.
+
+    `published`: the last epoch whose output reached the target, -1 for none. `reader`: the rows of one shard.
+    """
+
+    manifest: Manifest
+    published: int
+    reader: Callable[[int, Logic], Units]
+
+
 class ShardState(Protocol):
     """One shard's state as of a commit, or of a step of the epoch in progress; goes to workers, so it can be pickled."""
 
@@ -175,9 +189,20 @@ Publish = Callable[[Any], None]  # takes the store's connection
 
 
 class StateStore(Protocol):
-    """Durable state of one pipeline. `open` first; raises LockHeldError, StateError."""
+    """Durable state of one pipeline. `open` first, but for `peek` and `runner`; raises LockHeldError, StateError."""
 
     checkpoint: Path  # where Spark's checkpoints are kept
+
+    def peek(self) -> AbstractContextManager[Snapshot | None]:
+        """The latest commit, None for no state yet; it stays readable within the block, whatever a runner does.
+
+        Takes no lock, makes no runner wait, changes nothing. Raises StartError, StateError.
+        """
+        ...
+
+    def runner(self) -> str | None:
+        """Who runs the pipeline now; None for nobody."""
+        ...
 
     def open(self) -> Manifest | None:
         """Take the lock and return the latest commit, None for a new pipeline."""

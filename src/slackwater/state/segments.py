@@ -68,6 +68,12 @@ class SegmentReader:
         self.schema = schema
         self.segments = [Segment(directory, m) for m in metas if m.rows]
 
+    def typed(self, schema: dict[str, pl.DataType]) -> SegmentReader:
+        """The same open files with the columns of a window."""
+        reader = SegmentReader("", (), schema)
+        reader.segments = self.segments
+        return reader
+
     def units(self, hashes: Int64s) -> pl.DataFrame:
         """All rows of the units with these hashes (sorted, unique), newest version of each."""
         found: list[pl.DataFrame] = []

@@ -187,12 +187,18 @@ def copy_frame(connection: psycopg.Connection[Any], table: str, frame: pl.DataFr
 
 
 @contextmanager
-def arrow_cursor(url: str) -> Iterator[Any]:
-    """An ADBC cursor in autocommit mode. Errors of the database come out as ConnectionError, in one line."""
+def arrow_cursor(url: str, snapshot: str | None = None) -> Iterator[Any]:
+    """An ADBC cursor in autocommit mode. Errors of the database come out as ConnectionError, in one line.
+
+    `snapshot`: one that an open transaction exported; the cursor then reads the database as that transaction sees it.
+    """
     import adbc_driver_postgresql.dbapi as adbc
 
     try:
-        with adbc.connect(url, autocommit=True) as connection, connection.cursor() as cursor:
+        with adbc.connect(url, autocommit=snapshot is None) as connection, connection.cursor() as cursor:
+            if snapshot is not None:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
             yield cursor
     except adbc.Error as error:
         raise ConnectionError(f"Postgres at {address(url)}: {reason(error)}") from None

@@ -39,9 +39,15 @@ START_US = 4_000_000_000_000_000  # the virtual clock's first reading: after eve
 
 @dataclass(frozen=True)
 class Rows:
-    """One micro-batch: rows per source, in arrival order; `ts` in microseconds."""
+    """One micro-batch: rows per source, in arrival order; `ts` in microseconds.
+
+    `partitions`: per source that has any, all partitions there are; `partition` of a row then names its own. `took_ms`: how
+    long the epoch takes on the virtual clock.
+    """
 
     rows: Mapping[str, Sequence[Mapping[str, Any]]]
+    partitions: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    took_ms: int = 0
 
 
 @dataclass(frozen=True)
@@ -199,9 +205,9 @@ def run_local(
                     now += item.ms * 1000
                     driver.tick(item.ms * 1000)
                 else:
-                    payload = {s: _frame(rows, frame_schema) for s, rows in item.rows.items()}
-                    batch = Batch(BatchId(checkpoint=checkpoint, batch=batch_number), {}, payload)
+                    batch = _batch(checkpoint, batch_number, item, frame_schema)
                     batch_number += 1
+                    now += item.took_ms * 1000
                     driver.run_batch(batch, 0)
                     faults.hit("checkpoint.before", driver.state.epoch)
                     faults.hit("checkpoint.after", driver.state.epoch)
@@ -227,6 +233,17 @@ def run_local(
     result.counters = fold.counters(driver.state)
     result.watermark_us = driver.state.watermark_us
     return result
+
+
+def _batch(checkpoint: str, number: int, item: Rows, schema: Mapping[str, pl.DataType]) -> Batch:
+    payload, partitions = {}, {}
+    for source, rows in item.rows.items():
+        payload[source] = _frame(rows, schema)
+        if source in item.partitions:
+            names = [r["partition"] for r in rows]
+            payload[source] = payload[source].with_columns(pl.Series("__partition", names, dtype=pl.String))
+            partitions[source] = {p: names.count(p) for p in item.partitions[source]}
+    return Batch(BatchId(checkpoint=checkpoint, batch=number), {}, payload, partitions=partitions)
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], schema: Mapping[str, pl.DataType]) -> pl.DataFrame:

@@ -148,6 +148,13 @@ class Emitted:
     windows: int = 0
 
 
+def allowed_us(window: Window) -> int:
+    """How long after its close a window may still be corrected."""
+    if window.late_data != "reopen":
+        return 0
+    return 1000 * (window.lateness_ms if window.allowed_lateness_ms is None else window.allowed_lateness_ms)
+
+
 @dataclass(frozen=True)
 class Logic:
     """A compiled window. Times in microseconds; pure: no clock, no I/O."""
@@ -183,11 +190,7 @@ class Logic:
 
     @property
     def allowed_us(self) -> int:
-        """How long after its close a window may still be corrected."""
-        w = self.window
-        if w.late_data != "reopen":
-            return 0
-        return 1000 * (w.lateness_ms if w.allowed_lateness_ms is None else w.allowed_lateness_ms)
+        return allowed_us(self.window)
 
     @property
     def retain_us(self) -> int:

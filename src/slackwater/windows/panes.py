@@ -279,8 +279,9 @@ def visit(logic: Logic, since: int, watermark: int, telling: bool = False) -> Vi
         return Visit((waiting,), (), (), loose_upto, start_before=FAR)
     if logic.hop_us == logic.duration_us:
         return Visit((move, waiting), ((since + kept, watermark + kept),), (), loose_upto, start_before=FAR)
-    before = last_closed(logic, watermark) + logic.duration_us
-    return Visit((move, waiting), ((since + kept, FAR),), (), loose_upto, start_before=before)
+    now = last_closed(logic, watermark)
+    closing = ((since + kept, FAR),) if now > last_closed(logic, since) else ()  # else no window ends there
+    return Visit((move, waiting), closing, (), loose_upto, start_before=now + logic.duration_us)
 
 
 def forgotten(logic: Logic, watermark: int) -> Forgotten:

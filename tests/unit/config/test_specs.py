@@ -215,6 +215,7 @@ def test_nothing_given_is_lost_on_the_way_through_toml() -> None:
             event_time_unit="ms",
             group_by=["k"],
             source_idleness_ms=1,
+            idle_close_ms="1s",
             max_future_ms=0,
             max_groups_per_window=7,
             on_state_cap="drop_new_groups",

@@ -1,0 +1,165 @@
+"""Looking into a state from beside its runner, without Spark: its window, the rows of one key, what closes next."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.spec import nearest
+from slackwater.core.arrays import distinct
+from slackwater.core.hashing import key_hash, mix, shard_of
+from slackwater.core.schema import INTEGERS, Field
+from slackwater.engine import recover
+from slackwater.engine.compile import compile_window
+from slackwater.errors import StartError, StateError
+from slackwater.state.protocol import Manifest, Snapshot
+from slackwater.windows.aggregations import normalised
+from slackwater.windows.family import family
+from slackwater.windows.logic import FAR, LOOSE, LOOSE_TOLD, SETTLED, TOLD, Logic
+
+
+def logic_of(pipeline: Pipeline, manifest: Manifest) -> Logic:
+    """The window of a config over the columns that the state was written with, whose types its fingerprint tells.
+
+    Raises StateError if the state is another window's.
+    """
+    window, written = pipeline.transform.window, manifest.fingerprint
+    columns = {name: Field(name, type_) for name, _, type_ in (k.rpartition(" ") for k in written.get("keys", ()))}
+    for a in window.aggregations:
+        begin = f"{a.agg} {a.column} "
+        found = str(written.get("aggregations", {}).get(a.as_, ""))
+        if a.column is not None and found.startswith(begin):
+            columns[a.column] = Field(a.column, found.removeprefix(begin).split(" ")[0])
+    unknown = [c for c in (*window.group_by, *(a.column for a in window.aggregations if a.column)) if c not in columns]
+    if unknown:
+        raise StateError(
+            f"{pipeline.name}: the state in epoch {manifest.epoch} was written for another window (keys {written.get('keys')}, "
+            f"aggregations {written.get('aggregations')}; the config also uses {', '.join(unknown)}); change the config back, "
+            "or give the pipeline a new name or state path to start over"
+        )
+    logic = compile_window(pipeline, columns)
+    recover.check_fingerprint(logic, manifest)
+    return logic
+
+
+# -- one key ---------------------------------------------------------------------------------------------------------
+
+
+def key_of(logic: Logic, given: Sequence[str]) -> pl.DataFrame:
+    """One row with the key columns, from texts `name=value` (several with commas; a name alone: NULL). Raises StartError."""
+    names = logic.key_names
+    if not names:
+        raise StartError(f"{logic.pipeline}: --key: this window has no group_by, so there are no keys; leave it out")
+    following = ",(?=(?:" + "|".join(map(re.escape, names)) + ")(?:=|,|$))"
+    found: dict[str, str | None] = {}
+    for part in (p for text in given for p in re.split(following, text)):
+        name, is_value, value = part.partition("=")
+        if name not in names:
+            raise StartError(f'{logic.pipeline}: --key: "{name}" is not a key of this window{nearest(name, names)}')
+        found[name] = value if is_value else None
+    missing = [n for n in names if n not in found]
+    if missing:
+        raise StartError(
+            f'{logic.pipeline}: --key: "{missing[0]}" is missing; expected {",".join(f"{n}=…" for n in names)}'
+        )
+    columns = [pl.Series(k.name, [_value(logic, k, found[k.name])], dtype=k.polars) for k in logic.keys]
+    return normalised(pl.DataFrame(columns), list(logic.keys))
+
+
+def _value(logic: Logic, field: Field, text: str | None) -> Any:
+    """A value of a key column as people write it: ISO 8601 for times (UTC where no offset is given), binary in hexadecimal."""
+    if text is None:
+        return None
+    try:
+        if field.base in INTEGERS:
+            return int(text)
+        if field.base in ("float", "double"):
+            return float(text)
+        if field.base == "decimal":
+            return decimal.Decimal(text)
+        if field.base == "boolean":
+            return {"true": True, "false": False}[text.lower()]
+        if field.base == "binary":
+            return bytes.fromhex(text)
+        if field.base == "date":
+            return dt.date.fromisoformat(text)
+        if field.base == "timestamp_ntz":
+            return dt.datetime.fromisoformat(text).replace(tzinfo=None)
+        if field.base == "timestamp":
+            at = dt.datetime.fromisoformat(text)
+            return at if at.tzinfo else at.replace(tzinfo=dt.UTC)
+    except (ValueError, KeyError, ArithmeticError):
+        raise StartError(
+            f'{logic.pipeline}: --key: {field.name}: found "{text}", expected a value of type {field.type}'
+        ) from None
+    return text
+
+
+def rows_of(snapshot: Snapshot, logic: Logic, key: pl.DataFrame) -> pl.DataFrame:
+    """All state rows of one key; `key` as `key_of` gives it."""
+    manifest = snapshot.manifest
+    hashes = key_hash(key, logic.keys).to_numpy()
+    shard = int(shard_of(hashes, manifest.shards)[0])
+    if not logic.is_session:
+        starts = np.array(sorted(manifest.panes), dtype=np.int64)
+        hashes = distinct(mix(np.repeat(hashes, len(starts)), starts))
+    found = snapshot.reader(shard, logic).units(hashes)
+    return found.filter(pl.all_horizontal(pl.col(k).eq_missing(key[k][0]) for k in logic.key_names))
+
+
+# -- open windows ----------------------------------------------------------------------------------------------------
+
+
+def open_windows(logic: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """The open windows that state rows make, as they would be if no row came any more, those that close first first.
+
+    Columns: keys, `__start`, `__end`, `__reason` (`close`, `cap`), `__closes` (the watermark that closes it), accumulators.
+    """
+    untold = {TOLD: SETTLED, LOOSE_TOLD: LOOSE} if logic.is_session else {SETTLED: LOOSE} if logic.updates else {}
+    rows = rows.with_columns(pl.col("__kind").replace(untold))
+    found = family(logic).emit(logic, rows, watermark, FAR, True).rows
+    closes = pl.col("__end")
+    if logic.is_session:
+        closes = pl.when(pl.col("__reason") == "cap").then(pl.col("__start") + logic.cap_us).otherwise(closes + 1)
+    return found.with_columns(closes.alias("__closes")).sort("__closes", "__start", *logic.key_names)
+
+
+def soonest(snapshot: Snapshot, logic: Logic, count: int) -> pl.DataFrame:
+    """The open sessions that close first, at least `count` if there are so many, as `open_windows` gives them.
+
+    The horizon is widened until they are found, so that the work is about theirs and not that of the whole state.
+    """
+    manifest = snapshot.manifest
+    metas = [m for shard in manifest.segments for m in shard]
+    readers = [snapshot.reader(shard, logic) for shard in range(manifest.shards)]
+    since = manifest.watermark_us
+    if not metas:
+        return open_windows(logic, logic.empty_state(), since)
+    latest, first = max(m.close for m in metas), min(m.first_due for m in metas)
+    base, step = max(since, first - 1), 1000
+    while True:
+        horizon = base + step
+        visit = family(logic).visit(logic, since, horizon, True)
+        units = pl.concat([r.due(visit) for r in readers])
+        found = open_windows(logic, units, since).filter(pl.col("__closes") <= horizon)
+        if found.height >= count or horizon >= latest:
+            return found
+        step *= 16
+
+
+def plain(row: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Key columns of a row as values that JSON and a terminal can show."""
+
+    def shown(value: Any) -> Any:
+        if isinstance(value, bytes):
+            return value.hex()
+        return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+    return {n: shown(row[n]) for n in names}

@@ -1,0 +1,86 @@
+"""The Postgres store as seen from beside its runner: the latest record, the rows as of it, and who holds the lock.
+
+REPEATABLE READ, READ ONLY ──┬─ record     one view of the database for all of them,
+exported snapshot            └─ rows       on as many connections as there are readers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psycopg
+import xxhash
+from pydantic import ValidationError
+
+from slackwater.errors import StateError
+from slackwater.state import sql
+from slackwater.state.postgres_shard import PostgresShard
+from slackwater.state.postgres_tables import Tables
+from slackwater.state.protocol import FORMAT, Manifest, Snapshot
+
+
+def latest(db: psycopg.Connection[Any], tables: Tables, place: str) -> tuple[Manifest, int] | None:
+    """The record of a pipeline and the last epoch that was published; None if it has no row. Raises StateError."""
+    row = db.execute(
+        f"SELECT published_epoch, state_version, record FROM {tables.pipelines} WHERE pipeline_name = %s",
+        (tables.pipeline,),
+    ).fetchone()
+    if row is None:
+        return None
+    published, version, record = row
+    if version != FORMAT:
+        raise StateError(
+            f'state of pipeline "{tables.pipeline}" {place} has format {version}, this version reads format {FORMAT}; '
+            + ("install a newer version of slackwater" if version > FORMAT else "no migration from it is registered")
+        )
+    try:
+        return Manifest.model_validate(record), published
+    except ValidationError as error:
+        raise StateError(
+            f'the record of pipeline "{tables.pipeline}" in {tables.pipelines} {place} is damaged: '
+            f"{error.error_count()} fields do not fit; restore it from a backup of the database"
+        ) from None
+
+
+@contextmanager
+def peek(url: str, tables: Tables, place: str) -> Iterator[Snapshot | None]:
+    """See `StateStore.peek`. While the block lasts a transaction is open, so that the rows it sees are not vacuumed."""
+    try:
+        with closing(sql.connect(url, "state store")) as db, db.transaction():
+            db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            db.execute("SET LOCAL lock_timeout = '5s'")  # not to queue up behind whoever alters a table
+            there = db.execute("SELECT to_regclass(%s) IS NOT NULL", (tables.pipelines,)).fetchone()
+            found = latest(db, tables, place) if there is not None and there[0] else None
+            if found is None:
+                yield None
+                return
+            manifest, published = found
+            exported = db.execute("SELECT pg_export_snapshot()").fetchone()
+            assert exported is not None
+            shards = [
+                PostgresShard(url, tables, shard, manifest.shards, manifest.epoch, metas, exported[0])
+                for shard, metas in enumerate(manifest.segments)
+            ]
+            yield Snapshot(manifest, published, lambda shard, logic: shards[shard].reader(logic))
+    except psycopg.Error as error:
+        raise StateError(f"state store {place}: {sql.reason(error)}") from None
+
+
+def lock_key(tables: Tables) -> int:
+    """The number of a pipeline's advisory lock."""
+    return xxhash.xxh64_intdigest(f"slackwater\0{tables.schema}\0{tables.pipeline}".encode()) - (1 << 63)
+
+
+def lock_holder(db: psycopg.Connection[Any], tables: Tables) -> str | None:
+    """Who holds a pipeline's lock; None for nobody."""
+    row = db.execute(
+        "SELECT application_name FROM pg_locks LEFT JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND granted"
+        " AND ((classid::bigint << 32) | objid::bigint) = %s AND pg_locks.database = (SELECT oid FROM pg_database WHERE"
+        " datname = current_database())",
+        (lock_key(tables),),
+    ).fetchone()
+    if row is None:
+        return None
+    return row[0].removeprefix("slackwater ") if row[0] else "another process"

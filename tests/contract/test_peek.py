@@ -1,0 +1,204 @@
+"""Looking at a state from beside its runner: the snapshot is one commit and stays it, nobody waits, nothing is changed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psycopg
+import pytest
+from tests.contract.test_store_postgres import LOGIC, rows
+from tests.contract.test_stores import manifest
+
+from slackwater.errors import StateError
+from slackwater.state.files import KEPT_EPOCHS, FilesStore
+from slackwater.state.postgres import PostgresStore
+from slackwater.state.protocol import Manifest, Snapshot
+from slackwater.windows.logic import DEAD
+
+Make = Callable[[], Any]
+
+
+@pytest.fixture(params=["files", "postgres"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+    """Makes the same store again and again."""
+    made: list[Any] = []
+
+    def files() -> FilesStore:
+        return FilesStore(tmp_path / "state", "p")
+
+    def postgres() -> PostgresStore:
+        made.append(PostgresStore(url, "public", "p"))
+        return made[-1]  # type: ignore[no-any-return]
+
+    if request.param == "files":
+        yield files
+        return
+    url = request.getfixturevalue("postgres").database(f"peek_{abs(hash(request.node.name)):x}")
+    yield postgres
+    for store in made:
+        store.close()
+
+
+def running(make: Make) -> Any:
+    store = make()
+    store.open()
+    store.prepare(LOGIC)
+    return store
+
+
+def go_on(store: Any, before: Manifest | None, *users: str) -> Manifest:
+    """One more epoch, after which exactly these users have a session."""
+    epoch = before.epoch + 1 if before else 0
+    metas = before.segments[0] if before else ()
+    shard = store.shard(0, 1, epoch, metas)
+    old, new = shard.reader(LOGIC).scan(), rows(*users)
+    gone = old.filter(~pl.col("__h").is_in(new["__h"].implode())).with_columns(pl.lit(DEAD, pl.Int8).alias("__kind"))
+    metas = shard.stage(LOGIC, pl.concat([new, gone]).sort("__h"), old, -(1 << 62))
+    done: Manifest = store.commit(manifest(epoch, segments=(metas,), windows=(len(users),)))
+    store.collect_garbage()
+    return done
+
+
+def users(snapshot: Snapshot | None) -> list[str]:
+    assert snapshot is not None
+    return sorted(snapshot.reader(0, LOGIC).scan()["user"])
+
+
+def test_before_the_first_start_there_is_nothing_and_nothing_is_made(make: Make, tmp_path: Path) -> None:
+    store = make()
+    with store.peek() as snapshot:
+        assert snapshot is None
+    assert store.runner() is None
+    assert list(tmp_path.iterdir()) == []
+    if isinstance(store, PostgresStore):
+        with psycopg.connect(store._url) as db:
+            assert db.execute("SELECT to_regclass('slackwater_pipelines')").fetchone() == (None,)
+
+
+def test_before_the_first_commit_there_is_a_runner_and_no_state(make: Make) -> None:
+    store = running(make)
+    with make().peek() as snapshot:
+        assert snapshot is None
+    assert make().runner().startswith("process ")
+    store.close()
+
+
+def test_a_snapshot_stays_what_it_was_while_the_runner_goes_on(make: Make) -> None:
+    """Its files are removed, its rows replaced and deleted, before they are read."""
+    store = running(make)
+    first = go_on(store, None, "a", "b", "c")
+    store.note_published(0)
+    with make().peek() as snapshot:
+        last = first
+        for _ in range(KEPT_EPOCHS + 9):
+            last = go_on(store, last, "a", "x")
+        assert (snapshot.manifest, snapshot.published) == (first, 0)
+        assert users(snapshot) == ["a", "b", "c"]
+        with make().peek() as later:
+            assert (later.manifest.epoch, users(later)) == (last.epoch, ["a", "x"])
+    store.close()
+
+
+def test_a_look_needs_no_runner_and_keeps_none_from_starting(make: Make) -> None:
+    store = running(make)
+    go_on(store, None, "a")
+    assert make().runner().startswith("process ")
+    store.close()
+    other = make()
+    assert other.runner() is None
+    with other.peek() as snapshot:
+        again = running(make)
+        go_on(again, snapshot.manifest, "b")
+        assert users(snapshot) == ["a"]
+        again.close()
+
+
+def test_looks_all_the_time_refuse_no_start_and_see_whole_commits(make: Make) -> None:
+    """One thread looks, this one starts, commits and stops: every epoch n holds exactly the users 0 to n mod 7."""
+    stop, wrong = threading.Event(), list[Any]()
+
+    def look() -> None:
+        while not stop.is_set():
+            try:
+                store = make()
+                store.runner()
+                with store.peek() as snapshot:
+                    if snapshot is not None:
+                        found, epoch = users(snapshot), snapshot.manifest.epoch
+                        assert found == [str(n) for n in range(epoch % 7 + 1)], (epoch, found)
+            except BaseException as error:
+                wrong.append(error)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    last: Manifest | None = None
+    try:
+        for _ in range(3):
+            store = running(make)
+            for _ in range(12):
+                last = go_on(store, last, *(str(n) for n in range(((last.epoch if last else -1) + 1) % 7 + 1)))
+            store.close()
+    finally:
+        stop.set()
+        thread.join()
+    assert wrong == []
+
+
+def test_what_is_removed_between_finding_and_opening_is_looked_for_anew(tmp_path: Path) -> None:
+    """The runner goes on and cleans up after the latest epoch was found, and before its manifest is read."""
+    store = FilesStore(tmp_path, "p")
+    store.open()
+    last = go_on(store, None, "a")
+    opened: list[int] = []
+
+    class Slow(FilesStore):
+        def _opened(self, epoch: int) -> Snapshot:
+            nonlocal last
+            opened.append(epoch)
+            for _ in range(0 if len(opened) > 1 else KEPT_EPOCHS + 2):
+                last = go_on(store, last, "b")
+            return super()._opened(epoch)
+
+    with Slow(tmp_path, "p").peek() as snapshot:
+        assert users(snapshot) == ["b"]
+    assert opened == [0, KEPT_EPOCHS + 2]
+    store.close()
+
+
+def test_what_is_damaged_is_told_by_name(tmp_path: Path) -> None:
+    store = FilesStore(tmp_path, "p")
+    store.open()
+    done = go_on(store, None, "a")
+    store.close()
+    path = tmp_path / "p" / done.segments[0][0].file
+    path.unlink()
+    with pytest.raises(StateError, match=f"state file .*{path.name} cannot be read"), store.peek():
+        pass
+
+
+def test_a_lock_that_cannot_be_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "p" / "lock").mkdir(parents=True)
+    with pytest.raises(
+        StateError, match=r"lock .*/p/lock cannot be looked at \(Is a directory\); check who may read it"
+    ):
+        FilesStore(tmp_path, "p").runner()
+
+
+def test_a_database_that_fails_while_one_looks_is_told_in_one_line(postgres: Any) -> None:
+    url = postgres.database("peek_broken")
+    store = PostgresStore(url, "public", "p")
+    store.open()
+    store.prepare(LOGIC)
+    go_on(store, None, "a")
+    store.close()
+    with psycopg.connect(url) as db:
+        db.execute("ALTER TABLE slackwater_pipelines RENAME record TO other")
+    with (
+        pytest.raises(StateError, match=r'state store in schema "public" of .*: column "record" does not exist'),
+        store.peek(),
+    ):
+        pass

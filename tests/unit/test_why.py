@@ -1,0 +1,450 @@
+"""`slackwater why`: what it says of states that the in-process engine wrote, and that all of it comes true.
+
+web   ●09:00 u1   ●09:05 u1   ●10:03 u1          newest 10:03
+app   ●09:02 u2                                  newest 09:02, then quiet: it holds the watermark
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slackwater.cli.main import main
+from slackwater.config import toml
+from slackwater.engine.why import why
+from slackwater.state.files import FilesStore
+from slackwater.testing.kit import Crash, Quiet, Rows, run_local
+
+BASE = """name = "law"
+[connections.lake]
+kind = "files"
+[[sources]]
+name = "web"
+connection = "lake"
+query = "web/*.jsonl"
+format = "json"
+lateness_ms = "30s"
+[[sources]]
+name = "app"
+connection = "lake"
+query = "app/*.jsonl"
+format = "json"
+[transform.window]
+SHAPE
+event_time_column = "ts"
+lateness_ms = "1m"
+group_by = ["user"]
+[[transform.window.aggregations]]
+agg = "count"
+as = "clicks"
+[[transform.window.aggregations]]
+agg = "max"
+column = "price"
+as = "dearest"
+[target]
+connection = "lake"
+path = "out"
+[state_store]
+kind = "files"
+path = "state"
+"""
+SESSION = BASE.replace("SHAPE", 'kind = "session"\ngap_ms = "10m"\nmax_session_duration_ms = "1h"')
+TUMBLING = BASE.replace("SHAPE", 'kind = "tumbling"\nduration_ms = "5m"\nmax_groups_per_window = 10')
+HOPPING = BASE.replace("SHAPE", 'kind = "hopping"\nduration_ms = "10m"\nhop_ms = "5m"\nmax_groups_per_window = 10')
+TYPES = {"user": "string", "price": "decimal(10,2)"}
+DAY = int(dt.datetime(2024, 3, 1, tzinfo=dt.UTC).timestamp()) * 1_000_000
+NOON = DAY + 12 * 3600 * 1_000_000
+Say = Callable[..., list[str]]
+
+
+def us(clock: str) -> int:
+    hours, minutes = clock.split(":")
+    return DAY + (int(hours) * 3600 + int(minutes) * 60) * 1_000_000
+
+
+def at(user: str | None, *clocks: str, partition: str | None = None) -> list[dict[str, Any]]:
+    rows = [{"ts": us(c), "user": user, "price": None} for c in clocks]
+    return [r | {"partition": partition} for r in rows] if partition else rows
+
+
+STORY = [
+    Rows({"web": at("u1", "9:00", "9:05"), "app": at("u2", "9:02")}),
+    Rows({"web": at("u1", "10:03")}),
+    Quiet(45_000),
+    Rows({"web": at(None, "10:04")}),
+]
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def ran(text: str, script: Sequence[Rows | Quiet | Crash], types: dict[str, str] = TYPES, **more: Any) -> None:
+    """A pipeline that ran this script and stopped without a flush, its clock at noon."""
+    Path("p.toml").write_text(text)
+    window = toml.loads(text).transform.window
+    given: dict[str, Any] = {"lateness_ms": {"web": 30_000}, "flush": False, "state_dir": "state", "clock_us": NOON}
+    run_local(window, script, types, ("web", "app"), **{**given, **more})
+
+
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+    """The lines that `slackwater why p.toml …` prints; of an error with its exit code in front."""
+
+    def command(*arguments: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["slackwater", "why", "p.toml", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return said.out.splitlines() if not ended.value.code else [f"{ended.value.code} {said.err}".rstrip()]
+
+    return command
+
+
+def asked(say: Say, *arguments: str) -> dict[str, Any]:
+    (line,) = say("--json", *arguments)
+    return json.loads(line)  # type: ignore[no-any-return]
+
+
+# -- the whole picture -----------------------------------------------------------------------------------------------
+
+
+def test_the_answer_for_sessions(say: Say) -> None:
+    ran(SESSION, STORY)
+    first, *said = say("--key", "user=u1")
+    assert first.startswith("law: epoch 2, committed 2024-03-01T12:00:45Z, ")
+    assert first.endswith(" ago, published")
+    assert said[1].startswith("watermark  2024-03-01T09:01:00Z, ")
+    del said[1]
+    assert said == [
+        "runner     none is up, so nothing moves; start it with: slackwater run p.toml",
+        'held by    source "app": quiet for 45.0 s, since 2024-03-01T12:00:00Z',
+        "",
+        "source  newest event          lateness  watermark             when it was committed",
+        "web     2024-03-01T10:04:00Z  30.0 s    2024-03-01T10:03:30Z  had rows",
+        "app     2024-03-01T09:02:00Z  60.0 s    2024-03-01T09:01:00Z  quiet for 45.0 s, idle in 15.0 s",
+        "",
+        "4 open sessions of 3 keys; the next to close:",
+        "  user  start                 rows  closes at watermark          that is once",
+        '  u2    2024-03-01T09:02:00Z  1     2024-03-01T09:12:00.000001Z  an event is seen on "app" at or after 2024-03-01T09:13:00.000001Z',
+        '  u1    2024-03-01T09:00:00Z  2     2024-03-01T09:15:00.000001Z  an event is seen on "app" at or after 2024-03-01T09:16:00.000001Z',
+        '  u1    2024-03-01T10:03:00Z  1     2024-03-01T10:13:00.000001Z  an event is seen on "web" at or after 2024-03-01T10:13:30.000001Z and "app" at or after 2024-03-01T10:14:00.000001Z',
+        '  NULL  2024-03-01T10:04:00Z  1     2024-03-01T10:14:00.000001Z  an event is seen on "web" at or after 2024-03-01T10:14:30.000001Z and "app" at or after 2024-03-01T10:15:00.000001Z',
+        "",
+        "key user=u1: 2 open sessions",
+        "  session from 2024-03-01T09:00:00Z, last event 2024-03-01T09:05:00Z, 2 rows",
+        "    closes at watermark 2024-03-01T09:15:00.000001Z; the watermark is 14 m behind that",
+        "    a row within gap_ms of it, as long as it is open, makes it longer",
+        '    that is once an event is seen on "app" at or after 2024-03-01T09:16:00.000001Z',
+        "  session from 2024-03-01T10:03:00Z, last event 2024-03-01T10:03:00Z, 1 row",
+        "    closes at watermark 2024-03-01T10:13:00.000001Z; the watermark is 72 m behind that",
+        "    a row within gap_ms of it, as long as it is open, makes it longer",
+        '    that is once an event is seen on "web" at or after 2024-03-01T10:13:30.000001Z and "app" at or after 2024-03-01T10:14:00.000001Z',
+        "  rows before 2024-03-01T08:51:00Z are late unless they join an open session",
+    ]  # fmt: skip
+
+
+def test_the_answer_for_windows(say: Say) -> None:
+    ran(TUMBLING, STORY)
+    said = say("--key", "user=u1")
+    assert said[9:] == [
+        "3 open windows; the next to close:",
+        "  start                 keys  closes at watermark   that is once",
+        '  2024-03-01T09:00:00Z  2     2024-03-01T09:05:00Z  an event is seen on "app" at or after 2024-03-01T09:06:00Z',
+        '  2024-03-01T09:05:00Z  1     2024-03-01T09:10:00Z  an event is seen on "app" at or after 2024-03-01T09:11:00Z',
+        '  2024-03-01T10:00:00Z  2     2024-03-01T10:05:00Z  an event is seen on "web" at or after 2024-03-01T10:05:30Z and "app" at or after 2024-03-01T10:06:00Z',
+        "",
+        "key user=u1: 3 open windows",
+        "  window from 2024-03-01T09:00:00Z, 1 row",
+        "    closes at watermark 2024-03-01T09:05:00Z; the watermark is 4 m behind that",
+        '    that is once an event is seen on "app" at or after 2024-03-01T09:06:00Z',
+        "  window from 2024-03-01T09:05:00Z, 1 row",
+        "    closes at watermark 2024-03-01T09:10:00Z; the watermark is 9 m behind that",
+        '    that is once an event is seen on "app" at or after 2024-03-01T09:11:00Z',
+        "  window from 2024-03-01T10:00:00Z, 1 row",
+        "    closes at watermark 2024-03-01T10:05:00Z; the watermark is 64 m behind that",
+        '    that is once an event is seen on "web" at or after 2024-03-01T10:05:30Z and "app" at or after 2024-03-01T10:06:00Z',
+        "  rows before 2024-03-01T09:00:00Z are late",
+    ]  # fmt: skip
+
+
+def test_hopping_windows_of_a_key_are_put_together_from_their_panes(say: Say) -> None:
+    ran(HOPPING, STORY)
+    found = asked(say, "--key", "user=u1")
+    starts = [(o["start_us"], o["rows"]) for o in found["key"]["open"]]
+    wanted = [("8:55", 1), ("9:00", 2), ("9:05", 1), ("9:55", 1), ("10:00", 1)]
+    assert starts == [(us(clock), n) for clock, n in wanted]
+    assert found["key"]["late_before_us"] == us("8:55")
+    assert (found["open_windows"], found["open_keys"]) == (5, None)
+
+
+@pytest.mark.parametrize("text", [SESSION, TUMBLING, HOPPING])
+def test_what_it_says_comes_true(say: Say, text: str) -> None:
+    """The event it asks for closes the window it names, and one a microsecond earlier does not."""
+    ran(text, STORY)
+    following = asked(say)["next"][0]
+    (need,) = following["needs"]
+    assert need["source"] == "app"
+    for early in (1, 0):
+        given = [*STORY, Rows({"app": [{"ts": need["event_us"] - early, "user": "z", "price": None}]})]
+        window = toml.loads(text).transform.window
+        result = run_local(window, given, TYPES, ("web", "app"), flush=False, lateness_ms={"web": 30_000})
+        assert [r["window_start"] for r in result.rows] == [following["start_us"]] * (0 if early else len(result.rows))
+        assert bool(result.rows) is not bool(early)
+
+
+def test_a_session_that_is_cut_at_the_cap_says_so(say: Say) -> None:
+    clocks = [f"9:{m:02}" for m in range(0, 60, 9)] + ["10:02", "10:05"]
+    ran(SESSION, [Rows({"web": at("u1", *clocks), "app": at("u2", "9:02")})])
+    said = say("--key", "user=u1")
+    assert "    it is cut there, at max_session_duration_ms; until then an earlier row may still move the cut" in said
+    one, two = asked(say, "--key", "user=u1")["key"]["open"]
+    assert (one["reason"], one["start_us"], one["last_us"], one["rows"]) == ("cap", us("9:00"), us("9:54"), 7)
+    assert one["closes_us"] == us("10:00")
+    assert (two["reason"], two["start_us"], two["last_us"], two["rows"]) == ("close", us("10:02"), us("10:05"), 2)
+
+
+def test_a_key_whose_sessions_closed_keeps_a_floor(say: Say) -> None:
+    ran(
+        SESSION,
+        [
+            Rows({"web": at("u1", "9:00", "9:05"), "app": at("u2", "9:00")}),
+            Rows({"web": at("u2", "9:19"), "app": at("u2", "9:19")}),
+        ],
+    )
+    said = say("--key", "user=u1")
+    assert said[-3:] == [
+        "key user=u1: no session is open",
+        "  floor 2024-03-01T09:15:00Z: its closed sessions reached that far, rows at or below are late",
+        "  rows before 2024-03-01T09:08:00Z are late unless they join an open session",
+    ]
+    assert asked(say, "--key", "user=nobody")["key"]["floor_us"] is None
+
+
+def test_the_next_to_close_are_found_among_many(say: Say) -> None:
+    """Sessions that end from a second to hours ahead, on many shards; one is superseded by a longer version of itself."""
+    rows = [{"ts": us("9:00") + n * n * 1_000_000, "user": f"u{n}", "price": None} for n in range(60)]
+    longer = [{"ts": us("9:00") + 300_000_000, "user": "u0", "price": None}]
+    ran(SESSION, [Rows({"web": rows, "app": at("u60", "8:30")}), Rows({"web": longer})], shards=5)
+    found = asked(say)
+    assert (found["open_windows"], found["open_keys"]) == (61, 61)
+    assert [o["key"]["user"] for o in found["next"]] == ["u60", "u1", "u2", "u3", "u4"]
+
+
+# -- who holds it ----------------------------------------------------------------------------------------------------
+
+
+def test_a_source_without_any_event_holds_it_until_it_is_idle(say: Say) -> None:
+    ran(SESSION, [Rows({"web": at("u1", "9:00")}), Quiet(50_000), Rows({"web": at("u1", "9:01")})])
+    said = say()
+    assert said[2].startswith("watermark  none yet")
+    assert (
+        said[3]
+        == 'held by    source "app": no event yet, quiet for 50.0 s, since 2024-03-01T12:00:00Z; it counts as idle in 10.0 s of quiet'
+    )
+    assert said[-1].endswith(
+        'an event is seen on "web" at or after 2024-03-01T09:11:30.000001Z and "app" at or after 2024-03-01T09:12:00.000001Z'
+    )
+
+
+def test_a_source_that_had_rows_holds_it(say: Say) -> None:
+    ran(SESSION, [Rows({"web": at("u1", "9:00"), "app": at("u1", "8:00")})])
+    assert say()[3] == 'held by    source "app": it had rows in this epoch'
+
+
+def test_a_source_that_was_idle_and_has_not_caught_up(say: Say) -> None:
+    ran(
+        SESSION,
+        [
+            Rows({"web": at("u1", "9:00")}),
+            Quiet(60_000),
+            Rows({"web": at("u1", "10:00")}),
+            Rows({"app": at("u1", "8:00")}),
+        ],
+    )
+    assert say()[3] == 'held by    source "app": it had rows in this epoch; it was idle and has not caught up'
+
+
+def test_a_partition_holds_it(say: Say) -> None:
+    parts = {"web": ("clicks-0", "clicks-1", "clicks-2")}
+    web = [*at("u1", "9:30", partition="clicks-0"), *at("u1", "9:10", partition="clicks-1")]
+    both = Rows({"web": web, "app": at("u2", "9:50")}, parts)
+    ran(SESSION, [both, Quiet(30_000), both, Quiet(30_000), both])
+    said = say()
+    assert said[3] == 'held by    source "web", partition clicks-1: it had rows in this epoch'
+    assert said[6:10] == [
+        "web         2024-03-01T09:30:00Z  30.0 s    2024-03-01T09:09:30Z  had rows",
+        "  clicks-0  2024-03-01T09:30:00Z  30.0 s    2024-03-01T09:29:30Z  had rows",
+        "  clicks-1  2024-03-01T09:10:00Z  30.0 s    2024-03-01T09:09:30Z  had rows",
+        "  clicks-2  none yet              30.0 s    none yet              idle, quiet for 60.0 s",
+    ]
+    assert any('on "web" (partition clicks-1) at or after' in line for line in said)
+    assert any('on "web" (each of clicks-0, clicks-1) at or after' in line for line in said)
+
+
+def test_all_idle_is_nobody_and_any_source_will_do(say: Say) -> None:
+    ran(SESSION, [Rows({"web": at("u1", "9:30"), "app": at("u2", "9:10")}), Quiet(60_000)])
+    said = say()
+    assert said[3] == "held by    nobody: all sources are idle, it stays where it is until one has an event"
+    assert said[6].endswith("idle, quiet for 60.0 s")
+    assert said[-2].endswith(
+        'an event is seen on "web" at or after 2024-03-01T09:20:30.000001Z or "app" at or after 2024-03-01T09:21:00.000001Z'
+    )
+
+
+def test_idle_close_says_after_how_much_more_silence(say: Say) -> None:
+    closing = SESSION.replace('lateness_ms = "1m"', 'lateness_ms = "1m"\nidle_close_ms = "5m"')
+    ran(closing, [Rows({"web": at("u1", "9:30"), "app": at("u2", "9:10")}), Quiet(60_000)])
+    said = say()
+    assert said[3] == "held by    nobody: all sources are idle; it runs on after a silence of 5 m, so far 60.0 s"
+    assert said[-2].endswith(", or after 4 m more without any")
+    assert [o["silence_us"] for o in asked(say)["next"]] == [240_000_000, (10 * 60 + 30 - 60) * 1_000_000 + 1]
+
+
+# -- the runner, and what is not there -------------------------------------------------------------------------------
+
+
+def test_a_runner_is_named_and_not_disturbed(say: Say) -> None:
+    ran(SESSION, STORY)
+    store = FilesStore("state", "law")
+    latest = store.open()
+    assert say()[1].startswith("runner     process ")
+    assert say()[1].endswith("; what it has seen since the commit is not in here")
+    assert latest is not None
+    store.commit(latest.model_copy(update={"epoch": latest.epoch + 1}))
+    store.close()
+
+
+def test_what_waits_to_be_published_is_told(say: Say) -> None:
+    script = [Rows({"web": at("u1", "9:00"), "app": at("u1", "9:00")})]
+    ran(TUMBLING, script)
+    Path("p.toml").write_text(TUMBLING)
+    store = FilesStore("state", "law")
+    latest = store.open()
+    assert latest is not None
+    meta = {"file": "outputs/x.arrow", "rows": 1}
+    store.commit(latest.model_validate({**latest.model_dump(), "epoch": latest.epoch + 1, "output": [meta]}))
+    store.close()
+    assert say()[0].endswith(" ago, NOT YET PUBLISHED")
+
+
+def test_nothing_open_is_nothing_to_come(say: Say) -> None:
+    ran(TUMBLING, STORY, flush=True)
+    assert say()[-1] == "no window is open: there is nothing to come out"
+
+
+def test_no_state_yet(say: Say) -> None:
+    Path("p.toml").write_text(SESSION)
+    assert say() == ["1 error: law: there is no state yet; start it with: slackwater run"]
+    assert [p.name for p in Path().iterdir()] == ["p.toml"], "nothing was made"
+    store = FilesStore("state", "law")
+    store.open()
+    (line,) = say()
+    assert line.startswith("1 error: law: there is no state yet; process ")
+    assert line.endswith(" runs and has not committed its first epoch")
+    store.close()
+
+
+def test_state_in_memory_cannot_be_looked_at(say: Say) -> None:
+    Path("p.toml").write_text(TUMBLING.split("[state_store]")[0])
+    assert say() == [
+        '1 error: law: its state is in memory, where only the runner can look; set [state_store] kind = "files" or "postgres"'
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"10m"', '"11m"', "was written for another window (gap_ms: state has 600000, config has 660000); change the config back"),
+        ('["user"]', '["price"]', "was written for another window (keys: state has ['user string'], config has ['price decimal(10,2)'])"),
+        ('["user"]', '["usr"]', "the config also uses usr); change the config back, or give the pipeline a new name or state path"),
+        ('"max"', '"min"', "the config also uses price); change the config back"),
+    ],
+)  # fmt: skip
+def test_the_state_of_another_window(say: Say, old: str, new: str, message: str) -> None:
+    ran(SESSION, STORY)
+    Path("p.toml").write_text(SESSION.replace(old, new))
+    (line,) = say()
+    assert line.startswith("1 error: law: the state in epoch 2 was written for another window")
+    assert message in line
+
+
+# -- keys ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("usr=u1", '--key: "usr" is not a key of this window; did you mean "user"?'),
+        ("zzz", '--key: "zzz" is not a key of this window; expected one of n, user'),
+        ("user=u1", '--key: "n" is missing; expected user=…,n=…'),
+        ("user=u1,n=x", '--key: n: found "x", expected a value of type bigint'),
+    ],
+)
+def test_a_wrong_key_is_one_line(say: Say, given: str, message: str) -> None:
+    two = SESSION.replace('["user"]', '["user", "n"]')
+    ran(two, [Rows({"web": [{"ts": us("9:00"), "user": "u", "n": 1, "price": None}]})], {**TYPES, "n": "bigint"})
+    assert say("--key", given) == [f"1 error: law: {message}"]
+
+
+def test_a_window_without_keys_has_none(say: Say) -> None:
+    bare = TUMBLING.replace('group_by = ["user"]\n', "")
+    ran(bare, STORY)
+    assert say("--key", "user=u1") == [
+        "1 error: law: --key: this window has no group_by, so there are no keys; leave it out"
+    ]
+    assert asked(say)["key"] is None
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "text"),
+    [
+        ("string", "a,b=c", "a,b=c"),
+        ("string", None, None),
+        ("string", "", ""),
+        ("int", -7, "-7"),
+        ("boolean", True, "TRUE"),
+        ("double", float("nan"), "NaN"),
+        ("double", -0.0, "0"),
+        ("decimal(10,2)", "1.50", "1.5"),
+        ("date", dt.date(2024, 2, 29), "2024-02-29"),
+        ("timestamp", us("9:00"), "2024-03-01T09:00:00Z"),
+        ("timestamp", us("9:00"), "2024-03-01T10:00:00+01:00"),
+        ("timestamp", us("9:00"), "2024-03-01 09:00"),
+        ("timestamp_ntz", us("9:00"), "2024-03-01 09:00"),
+        ("binary", b"\x00\xff", "00ff"),
+    ],
+)
+@pytest.mark.parametrize("shape", [SESSION, TUMBLING])
+def test_keys_of_every_type_are_found_as_people_write_them(
+    say: Say, shape: str, type_: str, value: Any, text: str | None
+) -> None:
+    """The other key is a string whose value holds commas: both orders on the command line, in one option or two."""
+    two = shape.replace('["user"]', '["user", "k"]')
+    row = {"ts": us("9:00"), "user": "x,y", "k": value, "price": None}
+    ran(two, [Rows({"web": [row, row | {"user": "z"}]})], {**TYPES, "k": type_})
+    key = "k" if text is None else f"k={text}"
+    for given in (["--key", f"{key},user=x,y"], ["--key", f"user=x,y,{key}"], ["--key", key, "--key", "user=x,y"]):
+        found = asked(say, *given)["key"]
+        assert [o["rows"] for o in found["open"]] == [1], given
+        assert found["key"]["user"] == "x,y"
+
+
+def test_without_a_count_there_is_no_number_of_rows(say: Say) -> None:
+    ran(SESSION.replace('agg = "count"\nas = "clicks"', 'agg = "min"\ncolumn = "user"\nas = "clicks"'), STORY)
+    found = asked(say, "--key", "user=u1")
+    assert {o["rows"] for o in [*found["next"], *found["key"]["open"]]} == {None}
+    assert not any("1 row" in line for line in say("--key", "user=u1"))
+
+
+def test_the_function_is_there_for_programs() -> None:
+    ran(SESSION, STORY)
+    found = why(toml.loads(SESSION), FilesStore("state", "law"), NOON + 60_000_000)
+    assert (found.epoch, found.watermark_us, found.runner) == (2, us("9:01"), None)
