@@ -18,6 +18,7 @@ from slackwater.engine import shard
 from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.shard import EmitReport, ShardTask
 from slackwater.sources.base import Batch
+from slackwater.windows import panes
 from slackwater.windows.aggregations import Input, normalised
 from slackwater.windows.logic import Logic
 from slackwater.windows.panes import pane_start
@@ -73,6 +74,8 @@ def prepare(logic: Logic, rows: pl.DataFrame, source: int | None) -> pl.DataFram
     if source is not None:
         columns.append(pl.Series("__src", np.full(rows.height, source), dtype=pl.Int32))
     frame = pl.DataFrame({c.name: c for c in columns})
+    if not logic.is_session and not logic.lifts_in_sql:
+        return panes.lift(logic, frame)
     lifted = logic.lift_rows(frame)
     if logic.is_session:
         return lifted
