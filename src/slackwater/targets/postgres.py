@@ -24,6 +24,7 @@ _WIDER = {
     "real": ("double precision",),
     "smallint": ("integer", "bigint"),
     "integer": ("bigint",),
+    "jsonb": ("json",),
 }
 
 

@@ -115,7 +115,7 @@ def one(a: Aggregation, rows: list[Row]) -> Any:
         return len(rows)
     if a.agg in ("min_by", "max_by"):
         return _by(a, rows)
-    pairs = [(r["ts"], r[a.column]) for r in rows if r[a.column] is not None]
+    pairs = [(r["ts"], r[a.column or ""]) for r in rows if r[a.column] is not None]
     values = [v for _, v in pairs]
     if a.agg == "count":
         return len(values)
@@ -141,7 +141,8 @@ def one(a: Aggregation, rows: list[Row]) -> Any:
 
 def _by(a: Aggregation, rows: list[Row]) -> Any:
     """The value of the smallest (largest) pair of `by` and value; the value may be NULL, `by` may not."""
-    pairs = [(order(r[a.by]), order(r[a.column]), r[a.column]) for r in rows if r[a.by or ""] is not None]
+    value, by = a.column or "", a.by or ""
+    pairs = [(order(r[by]), order(r[value]), r[value]) for r in rows if r[by] is not None]
     if not pairs:
         return None
     return (min if a.agg == "min_by" else max)(pairs, key=lambda p: p[:2])[2]
