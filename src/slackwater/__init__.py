@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from slackwater.api import pipelines as pipelines
     from slackwater.api import run_streaming_pipeline as run_streaming_pipeline
     from slackwater.api import streaming_pipeline as streaming_pipeline
+    from slackwater.config.aggregation import Aggregation as Aggregation
+    from slackwater.config.aggregator import Aggregator as Aggregator
     from slackwater.config.connection import ConsoleConnection as ConsoleConnection
     from slackwater.config.connection import DeltaConnection as DeltaConnection
     from slackwater.config.connection import FilesConnection as FilesConnection
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from slackwater.config.toml import load as load
     from slackwater.config.toml import loads as loads
     from slackwater.config.toml import to_toml as to_toml
-    from slackwater.config.window import Aggregation as Aggregation
     from slackwater.config.window import Window as Window
     from slackwater.engine.run import run as run
     from slackwater.errors import ConfigError as ConfigError
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Aggregation": "config.window",
+    "Aggregation": "config.aggregation",
+    "Aggregator": "config.aggregator",
     "ConfigError": "errors",
     "ConsoleConnection": "config.connection",
     "DeltaConnection": "config.connection",

@@ -8,18 +8,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from slackwater.config.aggregation import QUANTILE_K, Aggregation
 from slackwater.config.connection import Connection, PostgresConnection
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
 from slackwater.config.target import Target
-from slackwater.config.window import Aggregation, Window
+from slackwater.config.window import Window
 from slackwater.core.time import duration_text
 
 GIB = 1 << 30
 ROW_BYTES = 48  # the hidden columns of a state row
 KEY_BYTES = 24  # assumed per key column
 SKETCH_BYTES = 1024  # an HLL sketch of about 250 distinct values; it grows to 4 bytes * 2^hll_precision
-EXACT_BYTES = 16  # assumed per value of an exact distinct set
+EXACT_BYTES = 16  # assumed per value that a group keeps
+CUSTOM_BYTES = 64  # assumed per group of a user-defined aggregation
 VERSIONS = 2  # segments keep old versions until they are merged
 
 
@@ -123,21 +125,25 @@ def _sql(pipeline: Pipeline) -> Stage:
 
 
 def _lift(window: Window) -> Stage:
-    aggregates = tuple(f"{a.as_} = {_call(a)}" for a in window.aggregations)
+    aggregates = tuple(f"{a.as_} = {a.call}" for a in window.aggregations)
     if window.kind == "session":
         return Stage("lift", "Spark", "one interval per row", aggregates)
+    whole = [a.as_ for a in window.aggregations if not a.in_sql]
+    if whole:
+        title = f"rows go to the shards one by one: {', '.join(whole)} cannot be aggregated in Spark"
+        return Stage("lift", "shards", title, aggregates)
     pane = math.gcd(window.duration_ms or 0, window.hop_ms or window.duration_ms or 0)
     return Stage("lift", "Spark", f"partial aggregates per key and pane of {duration_text(pane)}", aggregates)
 
 
-def _call(a: Aggregation) -> str:
-    mode = f", {a.mode or 'approximate'}" if a.agg == "count_distinct" else ""
-    return f"{a.agg}({a.column or '*'}{mode})"
-
-
 def _shuffle(window: Window) -> Stage:
     keys = ", ".join(window.group_by) or "(no key: one shard)"
-    extra = () if window.kind == "session" else ("before it, partial aggregates are combined per key and pane",)
+    in_sql = all(a.in_sql for a in window.aggregations)
+    extra = (
+        ()
+        if window.kind == "session" or not in_sql
+        else ("before it, partial aggregates are combined per key and pane",)
+    )
     return Stage("shuffle", "Spark", f"by hash of {keys}", extra)
 
 
@@ -241,19 +247,26 @@ def guarantee(pipeline: Pipeline) -> str:
 
 def projected_bytes(window: Window) -> int:
     """What the state may grow to at `max_groups_per_window`, for the assumed sizes of keys and sets above."""
-    accumulators = 0
-    for a in window.aggregations:
-        if a.agg == "count_distinct":
-            exact = (a.max_distinct_values_per_group or 0) * EXACT_BYTES
-            accumulators += exact if a.mode == "exact" else SKETCH_BYTES
-        else:
-            accumulators += {"count": 8, "sum": 24, "avg": 24, "min": 16, "max": 16, "first": 24, "last": 24}[a.agg]
+    accumulators = sum(map(_accumulator_bytes, window.aggregations))
     row = ROW_BYTES + KEY_BYTES * len(window.group_by) + accumulators
     panes = 1
     if window.kind != "session" and window.duration_ms:
         panes = window.duration_ms // math.gcd(window.duration_ms, window.hop_ms or window.duration_ms)
     groups = window.max_groups_per_window or 1_000_000
     return groups * panes * row * VERSIONS
+
+
+def _accumulator_bytes(a: Aggregation) -> int:
+    if not a.builtin:
+        return CUSTOM_BYTES
+    if a.agg == "count_distinct" and a.mode != "exact":
+        return SKETCH_BYTES
+    if a.agg == "approx_quantile":
+        return 8 * (a.k or QUANTILE_K)  # the buffer; a sketch is about three times as large
+    values = a.max_values_per_group or a.max_distinct_values_per_group
+    if values is not None:
+        return values * (EXACT_BYTES + (8 if a.agg in ("collect_list", "top_k") else 0))
+    return {"count": 8, "min": 16, "max": 16}.get(a.agg, 24)
 
 
 def size_warnings(window: Window) -> tuple[str, ...]:

@@ -75,13 +75,21 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, at: str, problem
 def to_toml(pipeline: Pipeline) -> str:
     """Write a pipeline as TOML; `loads(to_toml(p)) == p`. Interpolated strings keep their `${ENV}` spelling.
 
-    Raises ConfigError for a source over a DataFrame, which exists in Python only.
+    Raises ConfigError for what exists in Python only: a source over a DataFrame, an aggregation that is a class.
     """
     import tomlkit
 
     if any(s.dataframe is not None for s in pipeline.sources):
         raise ConfigError(
             [f"{pipeline.name}: a source over a DataFrame cannot be written as TOML; it exists in Python only"]
+        )
+    made = [a.as_ for a in pipeline.transform.window.aggregations if not isinstance(a.agg, str)]
+    if made:
+        raise ConfigError(
+            [
+                f'{pipeline.name}: aggregation "{made[0]}" holds a class, which cannot be written as TOML; '
+                'name it by its import path, as in agg = "package.module:Class"'
+            ]
         )
     document = tomlkit.document()
     data = {"name": None, "trigger_interval_ms": None, "idle_pause_ms": None} | _plain(pipeline)
@@ -102,7 +110,9 @@ def _plain(spec: Spec) -> dict[str, Any]:
         default = implied.get(attribute, None if field.is_required() else field.get_default(call_default_factory=True))
         if value is None or (value == default and not spelled):
             continue
-        out[keys.get(attribute, attribute)] = _value(value, attribute in ("options", "starting_offsets", "spark"))
+        out[keys.get(attribute, attribute)] = _value(
+            value, attribute in ("options", "columns", "starting_offsets", "spark")
+        )
     return out
 
 

@@ -1,4 +1,4 @@
-"""Windows and their aggregations, as the user describes them."""
+"""Windows, as the user describes them; their aggregations are in `aggregation`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from pydantic import Field
-
+from slackwater.config.aggregation import AGGREGATES, Aggregation
 from slackwater.config.spec import (
     Interpolated,
     Kind,
@@ -27,10 +26,8 @@ from slackwater.config.spec import (
 from slackwater.core.time import duration_ms
 
 _NO_COMPLETE = "complete mode is not supported: a result that never closes needs all rows for ever"
-AGGREGATES = ("count", "sum", "min", "max", "avg", "first", "last", "count_distinct")
 METADATA = ("_revision", "_final_at", "_emit_reason")
 KINDS_OF_WINDOW = ("tumbling", "hopping", "session")
-_aggregate = choice(*AGGREGATES)
 _KEYS_OF = {
     "duration_ms": ("tumbling", "hopping"),
     "hop_ms": ("hopping",),
@@ -38,72 +35,6 @@ _KEYS_OF = {
     "gap_ms": ("session",),
     "max_session_duration_ms": ("session",),
 }
-
-
-class Aggregation(Spec):
-    """One aggregation: `Aggregation(agg="sum", column="amount", as_="total")`.
-
-    agg: count | sum | min | max | avg | first | last | count_distinct; `count` without a column counts rows.
-    mode (count_distinct): "approximate" (HLL, `hll_precision` 4 to 18) or "exact" (needs max_distinct_values_per_group).
-    """
-
-    agg: str
-    column: str | None = None
-    as_: str = Field(default="", alias="as")
-    mode: str | None = None
-    max_distinct_values_per_group: int | None = None
-    hll_precision: int = 14
-
-    KINDS: ClassVar[Mapping[str, Kind]] = {
-        "agg": lambda value: value if value == "count_col" else _aggregate(value),
-        "column": text,
-        "as": text,
-        "mode": choice("approximate", "exact"),
-        "max_distinct_values_per_group": whole(1),
-        "hll_precision": whole(4, 18),
-    }
-    FIELDS: ClassVar[Mapping[str, str]] = {"as": "as_"}
-    OLD: ClassVar[Mapping[str, str]] = {"kind": "agg", "input_column": "column", "output_name": "as"}
-    REQUIRED: ClassVar[tuple[str, ...]] = ("agg", "as")
-
-    @classmethod
-    def read(cls, data: Values, file: str, at: str, problems: list[str]) -> tuple[Values, set[str]]:
-        values, wrong = super().read(data, file, at, problems)
-        if values.get("agg") == "count_col":  # the older spelling of count with a column
-            values["agg"] = "count"
-        if values.get("agg") == "count_distinct":
-            values.setdefault("mode", "approximate")
-        return values, wrong
-
-    def implied(self) -> Values:
-        return {"mode": "approximate"} if self.agg == "count_distinct" else {}
-
-    @classmethod
-    def wanted(cls, key: str) -> str:
-        return "name the output column" if key == "as" else f"expected {' or '.join(show(a) for a in AGGREGATES)}"
-
-    @classmethod
-    def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
-        agg = values.get("agg")
-        if agg is None:
-            return
-        if agg != "count" and "column" not in values and "column" not in wrong:
-            what = "count" if agg == "count_col" else "aggregate"
-            yield "column", f"missing; {show(agg)} needs the column to {what}"
-        if agg != "count_distinct":
-            for key in ("mode", "max_distinct_values_per_group", "hll_precision"):
-                if key in values:
-                    yield key, f'belongs to "count_distinct", not to {show(agg)}; remove it'
-        elif values.get("mode") == "exact":
-            if "max_distinct_values_per_group" not in values and "max_distinct_values_per_group" not in wrong:
-                yield (
-                    "max_distinct_values_per_group",
-                    'missing; mode = "exact" needs a bound, or use mode = "approximate"',
-                )
-        elif "max_distinct_values_per_group" in values:
-            yield "max_distinct_values_per_group", 'belongs to mode = "exact"; set it, or remove the bound'
-        if values.get("as_", "").casefold() == "_event_ts":
-            yield "as", '"_event_ts" is the event time; choose another name'
 
 
 class Window(Spec):

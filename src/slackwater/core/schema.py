@@ -1,8 +1,12 @@
-"""Column types: one name (Spark's), and its Arrow and Polars counterparts."""
+"""Column types: one name (Spark's), and its Arrow and Polars counterparts.
+
+Keys and inputs are scalars; results may also be `array<T>` and `struct<name:T,…>`.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import polars as pl
@@ -23,6 +27,9 @@ _SIMPLE: dict[str, tuple[pa.DataType, pl.DataType]] = {
     "timestamp_ntz": (pa.timestamp("us"), pl.Datetime("us")),
 }
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(-?\d+)\)")
+_ARRAY = re.compile(r"array<(.+)>")
+_STRUCT = re.compile(r"struct<(.+)>")
+_MEMBER = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*:\s*(.+?)\s*")
 
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 FLOATS = ("float", "double")
@@ -38,12 +45,37 @@ class Field:
 
     @property
     def base(self) -> str:
-        """The type without parameters: `decimal` for `decimal(10,2)`."""
-        return self.type.split("(", 1)[0]
+        """The type without parameters: `decimal` for `decimal(10,2)`, `array` for `array<int>`."""
+        return re.split(r"[(<]", self.type, maxsplit=1)[0]
 
     @property
     def supported(self) -> bool:
+        """Whether it is a scalar type, which can be a key and an input."""
         return self.type in _SIMPLE or _DECIMAL.fullmatch(self.type) is not None
+
+    @property
+    def known(self) -> bool:
+        """Whether it can be the type of a result: a scalar, or an array or struct of known types."""
+        if self.element is not None:
+            return self.element.known
+        if self.members is not None:
+            return len(self.members) > 0 and all(m.known for m in self.members)
+        return self.supported
+
+    @property
+    def element(self) -> Field | None:
+        """The elements of an array; None for another type."""
+        match = _ARRAY.fullmatch(self.type)
+        return Field("element", match[1].strip()) if match else None
+
+    @property
+    def members(self) -> tuple[Field, ...] | None:
+        """The fields of a struct, none where they cannot be read; None for another type."""
+        match = _STRUCT.fullmatch(self.type)
+        if match is None:
+            return None
+        found = [_MEMBER.fullmatch(part) for part in _parts(match[1])]
+        return tuple(Field(m[1], m[2]) for m in found if m) if all(found) else ()
 
     @property
     def decimal(self) -> tuple[int, int]:
@@ -55,11 +87,30 @@ class Field:
 
     @property
     def arrow(self) -> pa.DataType:
+        if self.element is not None:
+            return pa.list_(self.element.arrow)
+        if self.members is not None:
+            return pa.struct([(m.name, m.arrow) for m in self.members])
         return pa.decimal128(*self.decimal) if self.base == "decimal" else _SIMPLE[self.type][0]
 
     @property
     def polars(self) -> pl.DataType:
+        if self.element is not None:
+            return pl.List(self.element.polars)
+        if self.members is not None:
+            return pl.Struct({m.name: m.polars for m in self.members})
         return pl.Decimal(*self.decimal) if self.base == "decimal" else _SIMPLE[self.type][1]
+
+
+def _parts(text: str) -> Iterator[str]:
+    """The text cut at the commas that are not inside brackets."""
+    depth = begin = 0
+    for at, character in enumerate(text):
+        depth += (character in "<(") - (character in ">)")
+        if character == "," and depth == 0:
+            yield text[begin:at]
+            begin = at + 1
+    yield text[begin:]
 
 
 def decimal(precision: int, scale: int) -> str:

@@ -36,12 +36,16 @@ def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> Logic:
     keys = [find(k, "transform.window.group_by") for k in window.group_by]
     aggs: list[Agg] = []
     for spec in window.aggregations:
-        column = find(spec.column, f'aggregation "{spec.as_}"') if spec.column else None
-        if column is not None or spec.column is None:
-            try:
-                aggs.append(Agg(spec, column))
-            except StartError as error:
-                problems.append(f"{pipeline.name}: {error}")
+        where = f'aggregation "{spec.as_}"'
+        column = find(spec.column, where) if spec.column else None
+        more = [find(name, where) for name in spec.further_columns()]
+        found = tuple(m for m in more if m is not None)
+        if (column is None and spec.column is not None) or len(found) < len(more):
+            continue
+        try:
+            aggs.append(Agg(spec, column, found, window.group_by))
+        except StartError as error:
+            problems.append(f"{pipeline.name}: {error}")
     if problems:
         raise StartError("\n".join(problems))
     return Logic(pipeline.name, window, tuple(k for k in keys if k is not None), tuple(aggs))

@@ -20,6 +20,7 @@ from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.shard import EmitReport, ShardTask
 from slackwater.sources.base import Batch
 from slackwater.watermark import Heard
+from slackwater.windows import panes
 from slackwater.windows.aggregations import Input, normalised
 from slackwater.windows.logic import Int64s, Logic
 from slackwater.windows.panes import pane_start
@@ -87,6 +88,8 @@ def prepare(logic: Logic, rows: pl.DataFrame, source: Int64s | None) -> pl.DataF
     if source is not None:
         columns.append(pl.Series("__src", source, dtype=pl.Int32))
     frame = pl.DataFrame({c.name: c for c in columns})
+    if not logic.is_session and not logic.lifts_in_sql:
+        return panes.lift(logic, frame)
     lifted = logic.lift_rows(frame)
     if logic.is_session:
         return lifted

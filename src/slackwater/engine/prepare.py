@@ -52,8 +52,11 @@ def pane_columns(logic: Logic) -> list[str]:
 
 
 def pane_aggregates(logic: Logic) -> dict[str, str]:
-    """Partial accumulators per (keys, pane), how many rows they stand for and the first event time among these."""
-    lifted = {name: sql for agg in logic.aggs for name, sql in agg.lift_sql("__ts").items()}
+    """Partial accumulators per (keys, pane), how many rows they stand for and the first event time among these.
+
+    For windows that lift in SQL; `windows.panes.lift` does the same for the others.
+    """
+    lifted = {name: sql for agg in logic.aggs for name, sql in (agg.lift_sql("__ts") or {}).items()}
     return {"__n": "count(1)", "__first": "min(__ts)", **lifted}
 
 

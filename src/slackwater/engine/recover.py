@@ -27,20 +27,7 @@ def fingerprint(logic: Logic) -> dict[str, Any]:
         "gap_ms": w.gap_ms,
         "max_session_duration_ms": w.max_session_duration_ms,
         "keys": [f"{k.name} {k.type}" for k in logic.keys],  # in order: it is part of the hash
-        "aggregations": {
-            a.name: " ".join(
-                str(part)
-                for part in (
-                    a.spec.agg,
-                    a.column.name if a.column else "*",
-                    a.column.type if a.column else "",
-                    (a.spec.mode or "approximate") if a.is_set else "",
-                    a.spec.hll_precision if a.is_set and a.approximate else "",
-                )
-                if part != ""
-            )
-            for a in logic.aggs
-        },
+        "aggregations": {a.name: a.fingerprint() for a in logic.aggs},
     }
 
 

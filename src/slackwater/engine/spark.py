@@ -27,6 +27,7 @@ from slackwater.sources.files import local_name
 from slackwater.state.protocol import OutputMeta, ShardState
 from slackwater.targets.base import LETTER
 from slackwater.watermark import Heard
+from slackwater.windows import panes
 from slackwater.windows.aggregations import quote
 from slackwater.windows.logic import Logic
 
@@ -135,10 +136,10 @@ class SparkEngine:
         return frame.selectExpr(*kept, f"{time} AS _event_ts", bad)
 
     def _lift(self, rows: DataFrame, tagged: bool) -> DataFrame:
-        """Rows for sessions; partial accumulators per key and pane for tumbling and hopping windows."""
+        """Partial accumulators per key and pane for tumbling and hopping windows that lift in SQL, else rows."""
         from pyspark.sql import functions as F  # noqa: N812 — Spark's own name for it
 
-        if self.logic.is_session:
+        if self.logic.is_session or not self.logic.lifts_in_sql:
             return rows
         aggregates = [F.expr(sql).alias(name) for name, sql in prepare.pane_aggregates(self.logic).items()]
         groups = [quote(c) for c in prepare.group_columns(self.logic, tagged)]
@@ -267,8 +268,9 @@ def _ingest_task(tasks: list[ShardTask]) -> Task:
         assert isinstance(rows, pl.DataFrame)
         logic = task.logic
         rows = rows.with_columns(rows[k.name].cast(k.polars) for k in logic.keys)
-        if logic.is_session:
-            rows = logic.lift_rows(rows.with_columns(rows[i.field.name].cast(i.field.polars) for i in logic.inputs))
+        if logic.is_session or not logic.lifts_in_sql:
+            rows = rows.with_columns(rows[i.field.name].cast(i.field.polars) for i in logic.inputs)
+            rows = logic.lift_rows(rows) if logic.is_session else panes.lift(logic, rows)
         else:
             rows = rows.cast(logic.accumulators)  # type: ignore[arg-type]
         return shard.ingest(task, rows).model_dump_json()

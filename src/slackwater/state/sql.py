@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from slackwater.core.schema import Field
+from slackwater.core.text import json_text, nested
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:
@@ -47,7 +48,11 @@ _TYPES = {
 
 
 def sql_type(field: Field) -> str:
-    """The Postgres type of a column, as `format_type` spells it."""
+    """The Postgres type of a column, as `format_type` spells it; what holds a struct is jsonb."""
+    if field.element is not None and field.element.supported:
+        return f"{sql_type(field.element)}[]"
+    if not field.supported:
+        return "jsonb"
     if field.base == "decimal":
         precision, scale = field.decimal
         return f"numeric({precision},{scale})"
@@ -172,18 +177,33 @@ def connect(url: str, what: str, seconds: int = 10) -> psycopg.Connection[Any]:
 
 def copy_frame(connection: psycopg.Connection[Any], table: str, frame: pl.DataFrame) -> None:
     """Append a frame to a table (given as SQL) within the connection's transaction."""
-    binary = [c for c, t in frame.schema.items() if t == pl.Binary]
-    times = [c for c, t in frame.schema.items() if isinstance(t, pl.Datetime)]
     lines = io.BytesIO()
-    frame.with_columns(
-        *((pl.lit("\\x") + pl.col(c).bin.encode("hex")).alias(c) for c in binary),
-        *(pl.col(c).dt.strftime("%Y-%m-%d %H:%M:%S%.6f") for c in times),
-    ).write_csv(lines, include_header=False, quote_style="non_numeric", null_value="")
+    frame.with_columns(_literal(pl.col(c), t).alias(c) for c, t in frame.schema.items()).write_csv(
+        lines, include_header=False, quote_style="non_numeric", null_value=""
+    )
     with (
         connection.cursor() as cursor,
         cursor.copy(f"COPY {table} ({quoted(frame.columns)}) FROM STDIN WITH (FORMAT csv)") as copy,
     ):
         copy.write(lines.getbuffer())
+
+
+def _literal(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
+    """A value as Postgres reads it from text: `{"a","b"}` for an array of scalars, JSON for what holds a struct."""
+    if not nested(kind):
+        return _scalar(value, kind)
+    if not isinstance(kind, pl.List) or nested(kind.inner):  # type: ignore[arg-type]
+        return pl.when(value.is_not_null()).then(json_text(value, kind))
+    text = _scalar(pl.element(), kind.inner).cast(pl.String)  # type: ignore[arg-type]
+    escaped = text.str.replace_all("\\", "\\\\", literal=True).str.replace_all('"', '\\"', literal=True)
+    element = pl.when(text.is_null()).then(pl.lit("NULL")).otherwise(pl.concat_str(pl.lit('"'), escaped, pl.lit('"')))
+    return pl.concat_str(pl.lit("{"), value.list.eval(element).list.join(","), pl.lit("}"))
+
+
+def _scalar(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
+    if kind == pl.Binary:
+        return pl.concat_str(pl.lit("\\x"), value.bin.encode("hex"))
+    return value.dt.strftime("%Y-%m-%d %H:%M:%S%.6f") if isinstance(kind, pl.Datetime) else value
 
 
 @contextmanager

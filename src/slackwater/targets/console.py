@@ -6,6 +6,8 @@ import sys
 
 import polars as pl
 
+from slackwater.targets.files import json_columns
+
 
 class ConsoleTarget:
     guarantee = "at least once"
@@ -22,5 +24,5 @@ class ConsoleTarget:
         with pl.Config(
             tbl_rows=20, tbl_cols=-1, tbl_hide_dataframe_shape=True, fmt_str_lengths=40, tbl_width_chars=160
         ):
-            sys.stdout.write(f"epoch {epoch}: {rows.height} rows\n{rows}\n")
+            sys.stdout.write(f"epoch {epoch}: {rows.height} rows\n{json_columns(rows)}\n")
         sys.stdout.flush()

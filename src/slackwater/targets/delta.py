@@ -16,6 +16,7 @@ import polars as pl
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError
+from deltalake.schema import ArrayType, StructType
 
 from slackwater.core.schema import arrow_schema
 from slackwater.errors import PublishError, StartError
@@ -174,8 +175,16 @@ class DeltaTarget:
 
 def _types(schema: Schema) -> dict[str, str]:
     """Column names and types as Spark spells them."""
-    kinds: dict[str, Any] = {f.name: getattr(f.type, "type", f.type) for f in schema.fields}
-    return {name: _SPARK_NAMES.get(str(kind), str(kind)) for name, kind in kinds.items()}
+    return {f.name: _spelled(f.type) for f in schema.fields}
+
+
+def _spelled(kind: Any) -> str:
+    if isinstance(kind, ArrayType):
+        return f"array<{_spelled(kind.element_type)}>"
+    if isinstance(kind, StructType):
+        return f"struct<{','.join(f'{f.name}:{_spelled(f.type)}' for f in kind.fields)}>"
+    plain = str(getattr(kind, "type", kind))
+    return _SPARK_NAMES.get(plain, plain)
 
 
 def _quoted(name: str) -> str:

@@ -16,10 +16,11 @@ import polars as pl
 import pyarrow.parquet as pq
 
 from slackwater.core.schema import arrow_schema
+from slackwater.core.text import TIME, json_text, nested, within
 from slackwater.errors import PublishError
 from slackwater.targets.base import Table
 
-_TIME = "%Y-%m-%dT%H:%M:%S%.6fZ"
+_TIME = f"{TIME}Z"
 
 
 class FilesTarget:
@@ -83,11 +84,10 @@ class FilesTarget:
         if self._format == "parquet":
             pq.write_table(rows.to_arrow().cast(arrow_schema(list(self._table.fields))), path)
             return
-        plain = text_columns(rows)
         if self._format == "json":
-            plain.write_ndjson(path)
+            text_columns(rows).write_ndjson(path)
         else:
-            plain.write_csv(path)
+            text_columns(json_columns(rows)).write_csv(path)
 
 
 def _flush(path: Path) -> None:
@@ -96,7 +96,19 @@ def _flush(path: Path) -> None:
 
 
 def text_columns(rows: pl.DataFrame) -> pl.DataFrame:
-    """Times as ISO 8601 and bytes as hexadecimal, for formats without these types."""
-    binary = [c for c, t in rows.schema.items() if t == pl.Binary]
-    times = [c for c, t in rows.schema.items() if isinstance(t, pl.Datetime)]
-    return rows.with_columns(pl.col(binary).bin.encode("hex"), pl.col(times).dt.strftime(_TIME))
+    """Times as ISO 8601 and bytes as hexadecimal, also within arrays and structs, for formats without these types."""
+    return rows.with_columns(within(pl.col(c), t, _textual).alias(c) for c, t in rows.schema.items())
+
+
+def json_columns(rows: pl.DataFrame) -> pl.DataFrame:
+    """Arrays and structs as JSON, for formats that have neither."""
+    found = [c for c, t in rows.schema.items() if nested(t)]
+    return rows.with_columns(
+        pl.when(pl.col(c).is_not_null()).then(json_text(pl.col(c), rows.schema[c])).alias(c) for c in found
+    )
+
+
+def _textual(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
+    if kind == pl.Binary:
+        return value.bin.encode("hex")
+    return value.dt.strftime(_TIME) if isinstance(kind, pl.Datetime) else value

@@ -12,10 +12,10 @@ from typing import Any
 import polars as pl
 
 from slackwater.core.schema import Field
+from slackwater.core.text import json_text, within
 from slackwater.errors import StartError
 from slackwater.targets.base import Table
 
-_TIME = "%Y-%m-%dT%H:%M:%S%.6f"
 _AVRO_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _AVRO: dict[str, Any] = {
     "boolean": "boolean",
@@ -78,11 +78,13 @@ class KafkaRows:
             )
         schema = fastavro.parse_schema(avro_schema(self._table))
         frame = b"" if self._schema_id is None else b"\0" + self._schema_id.to_bytes(4, "big")
-        whole = [f.name for f in self._table.fields if f.base in ("date", "timestamp", "timestamp_ntz")]
+        whole = [
+            within(pl.col(f.name), f.polars, _physical).alias(f.name) for f in self._table.fields if not _is_same(f)
+        ]
 
         def values(rows: pl.DataFrame) -> list[bytes]:
             written = []
-            for row in rows.with_columns(pl.col(whole).to_physical()).iter_rows(named=True):
+            for row in rows.with_columns(whole).iter_rows(named=True):
                 out = io.BytesIO(frame)
                 out.seek(len(frame))
                 fastavro.schemaless_writer(out, schema, row)
@@ -115,7 +117,24 @@ def avro_schema(table: Table) -> dict[str, Any]:
     }
 
 
-def _avro_type(field: Field) -> Any:
+def _is_same(field: Field) -> bool:
+    """Whether Avro takes the values as they are."""
+    return field.supported and field.base not in ("date", "timestamp", "timestamp_ntz")
+
+
+def _physical(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
+    """Dates and times as the numbers that Avro has for them."""
+    return value.to_physical() if kind.is_temporal() else value
+
+
+def _avro_type(field: Field, path: str = "") -> Any:
+    """`path` leads to the field: records within a record need names of their own."""
+    path = f"{path}_{field.name}"
+    if field.element is not None:
+        return {"type": "array", "items": ["null", _avro_type(field.element, path)]}
+    if field.members is not None:
+        members = [{"name": m.name, "type": ["null", _avro_type(m, path)], "default": None} for m in field.members]
+        return {"type": "record", "name": f"row{path}", "fields": members}
     if field.base != "decimal":
         return _AVRO[field.type]
     precision, scale = field.decimal
@@ -126,27 +145,10 @@ def json_objects(rows: pl.DataFrame) -> list[bytes]:
     """Every row as a JSON object: times in ISO 8601, bytes in base64, decimals and non-finite floats as strings."""
     parts: list[pl.Expr] = []
     for name, kind in rows.schema.items():
-        parts += [pl.lit(("," if parts else "{") + json.dumps(name, ensure_ascii=False) + ":"), _json_value(name, kind)]
+        parts += [
+            pl.lit(("," if parts else "{") + json.dumps(name, ensure_ascii=False) + ":"),
+            json_text(pl.col(name), kind, "base64"),
+        ]
     whole = pl.concat_str([*parts, pl.lit("}")]).cast(pl.Binary)
     found: list[bytes] = rows.select(whole.alias("json")).to_series().to_list()
     return found
-
-
-def _json_value(name: str, kind: pl.DataType) -> pl.Expr:
-    value = pl.col(name)
-    if kind == pl.Binary:
-        value = value.bin.encode("base64")
-    elif isinstance(kind, pl.Datetime):
-        value = value.dt.strftime(_TIME + ("Z" if kind.time_zone else ""))
-    elif isinstance(kind, pl.Decimal):
-        value = value.cast(pl.String)
-    encoded = pl.struct(value.alias("v")).struct.json_encode().str.strip_prefix('{"v":').str.head(-1)
-    if not kind.is_float():
-        return encoded
-    return (
-        pl.when(value.is_nan())
-        .then(pl.lit('"NaN"'))
-        .when(value.is_infinite())
-        .then(pl.when(value > 0).then(pl.lit('"Infinity"')).otherwise(pl.lit('"-Infinity"')))
-        .otherwise(encoded)
-    )

@@ -26,6 +26,7 @@ _WIDER = {
     "real": ("double precision",),
     "smallint": ("integer", "bigint"),
     "integer": ("bigint",),
+    "jsonb": ("json",),
 }
 
 

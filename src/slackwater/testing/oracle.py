@@ -7,6 +7,8 @@ Rows are dicts with `ts` (int microseconds), key and value columns. Answers are 
 from __future__ import annotations
 
 import decimal
+import fractions
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -111,15 +113,22 @@ def one(a: Aggregation, rows: list[Row]) -> Any:
     """One aggregation over the rows of a group; all but `count(*)` skip NULLs."""
     if a.column is None:
         return len(rows)
-    pairs = [(r["ts"], r[a.column]) for r in rows if r[a.column] is not None]
+    if a.agg in ("min_by", "max_by"):
+        return _by(a, rows)
+    pairs = [(r["ts"], r[a.column or ""]) for r in rows if r[a.column] is not None]
     values = [v for _, v in pairs]
     if a.agg == "count":
         return len(values)
     if a.agg == "count_distinct":
         return len({same(v) for v in values})
+    if a.agg in ("collect_set", "collect_list", "top_k"):
+        return _collected(a, pairs)
     if not values:
         return None
     pick: dict[str, Callable[[], Any]] = {
+        "var": lambda: _variance(values),
+        "stddev": lambda: None if len(values) < 2 else math.sqrt(_variance(values) or 0.0),
+        "approx_quantile": lambda: float(sorted(values, key=order)[_place(a.quantile or 0.0, len(values))]),
         "sum": lambda: _total(values),
         "avg": lambda: _average(values),
         "min": lambda: min(values, key=order),
@@ -128,6 +137,43 @@ def one(a: Aggregation, rows: list[Row]) -> Any:
         "last": lambda: max(pairs, key=lambda p: (p[0], order(p[1])))[1],
     }
     return pick[a.agg]()
+
+
+def _by(a: Aggregation, rows: list[Row]) -> Any:
+    """The value of the smallest (largest) pair of `by` and value; the value may be NULL, `by` may not."""
+    value, by = a.column or "", a.by or ""
+    pairs = [(order(r[by]), order(r[value]), r[value]) for r in rows if r[by] is not None]
+    if not pairs:
+        return None
+    return (min if a.agg == "min_by" else max)(pairs, key=lambda p: p[:2])[2]
+
+
+def _collected(a: Aggregation, pairs: list[tuple[int, Any]]) -> list[Any]:
+    if a.agg == "collect_list":
+        return [v for _, v in sorted(pairs, key=lambda p: (p[0], order(p[1])))]
+    counts: dict[Any, tuple[Any, int]] = {}
+    for _, value in pairs:
+        counts[same(value)] = value, counts.get(same(value), (value, 0))[1] + 1
+    found = sorted(counts.values(), key=lambda c: order(c[0]))
+    if a.agg == "collect_set":
+        return [v for v, _ in found]
+    return [{"value": v, "count": n} for v, n in sorted(found, key=lambda c: -c[1])[: a.k]]
+
+
+def _variance(values: list[Any]) -> float | None:
+    """Of a sample, in exact fractions; NaN if a value is no number."""
+    if len(values) < 2:
+        return None
+    if not all(math.isfinite(v) for v in values):
+        return math.nan
+    exact = [fractions.Fraction(v) for v in values]
+    mean = sum(exact) / len(exact)
+    return float(sum((v - mean) ** 2 for v in exact) / (len(exact) - 1))
+
+
+def _place(quantile: float, n: int) -> int:
+    """Where the smallest value stands whose rank reaches the quantile."""
+    return max(math.ceil(fractions.Fraction(str(quantile)) * n) - 1, 0)
 
 
 def _total(values: list[Any]) -> Any:

@@ -222,8 +222,12 @@ class Logic:
     @property
     def inputs(self) -> list[Input]:
         """The input columns of the aggregations, each once."""
-        found = {a.input.field.name: a.input for a in self.aggs if a.input is not None}
-        return list(found.values())
+        return list({i.field.name: i for a in self.aggs for i in a.inputs}.values())
+
+    @property
+    def lifts_in_sql(self) -> bool:
+        """Whether every aggregation has a form in Spark SQL; else rows go to the shards one by one and are lifted there."""
+        return all(a.lift_sql("__ts") is not None for a in self.aggs)
 
     @property
     def accumulators(self) -> dict[str, pl.DataType]:
@@ -264,20 +268,25 @@ class Logic:
         return rows.select(*keep, *self.key_names, *lifted).cast(self.accumulators)  # type: ignore[arg-type]
 
     def merge_groups(self, frame: pl.DataFrame, group: Int64s, carried: Sequence[pl.Expr]) -> pl.DataFrame:
-        """Merge rows with equal `group` (ascending): the first of keys, `carried` expressions, merged accumulators."""
+        """Merge rows with equal `group` (ascending): the first of keys, `carried` expressions, merged accumulators.
+
+        Raises CapExceededError if a group outgrew the bound of its values.
+        """
         if frame.is_empty():
             return frame
         heads = np.flatnonzero(np.diff(group, prepend=group[0] - 1))
-        if len(heads) == frame.height:
-            return frame
-        merged = (
-            frame.with_columns(pl.Series("__g", group).set_sorted())
-            .group_by("__g", maintain_order=True)
-            .agg(*carried, *self._merged_revisions(frame), *(e for a in self.aggs for e in a.merge()))
-            .drop("__g")
-        )
-        merged = merged.with_columns(frame[k][heads] for k in self.key_names)
-        merged = merged.select(c for c in frame.columns if c in merged.columns)
+        merged = frame
+        if len(heads) < frame.height:
+            merged = (
+                frame.with_columns(pl.Series("__g", group).set_sorted())
+                .group_by("__g", maintain_order=True)
+                .agg(*carried, *self._merged_revisions(frame), *(e for a in self.aggs for e in a.merge()))
+                .drop("__g")
+            )
+            merged = merged.with_columns(frame[k][heads] for k in self.key_names)
+            merged = merged.select(c for c in frame.columns if c in merged.columns)
+            for agg in self.aggs:
+                merged = agg.settle(merged)
         for agg in self.aggs:
             agg.check_bound(merged, self.pipeline)
         return merged

@@ -72,6 +72,29 @@ def last_closed(logic: Logic, watermark: int) -> int:
     return (watermark - logic.duration_us - offset) // hop * hop + offset
 
 
+def lift(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows (`__kh`, `__ts`, keys, inputs) as partial accumulators per key and pane.
+
+    The same as Spark SQL makes of them before the shuffle, where every aggregation has a form in it.
+    """
+    lifted = logic.lift_rows(rows)
+    lifted = lifted.with_columns(
+        pl.Series("__start", pane_start(logic, lifted["__ts"].to_numpy())),
+        pl.lit(1, pl.Int64).alias("__n"),
+        pl.col("__ts").alias("__first"),
+    ).drop("__ts")
+    if lifted.is_empty():
+        return lifted
+    tag = ["__src"] if "__src" in lifted.columns else []
+    lifted, key = sorted_by_key(lifted, logic.key_names, "__start", *tag)
+    new = np.diff(key, prepend=-1) != 0
+    for column in ("__start", *tag):
+        values = lifted[column].to_numpy()
+        new[1:] |= values[1:] != values[:-1]
+    carried = [pl.col(c).first() for c in ("__kh", "__start", *tag)]
+    return logic.merge_groups(lifted, np.cumsum(new), [*carried, pl.col("__n").sum(), pl.col("__first").min()])
+
+
 def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> Ingested:
     """Fold lifted panes (`__kh`, `__start`, `__n`, keys, accumulators) into the touched units.
 

@@ -138,7 +138,8 @@ CASES: list[tuple[str, ...]] = [
     (BASE, FORMAT, "", f"sources[0].format: missing; expected {FORMATS}"),
     (BASE, '"fail"', '"ignore"', 'transform.on_error: found "ignore", expected "fail" or "drop" or "dlq"'),
     (BASE, 'agg = "count"\n', 'agg = "cont"\n', f'{A}[0].agg: found "cont", expected "count" or "sum" or "min" or "max" or "avg" '
-     'or "first" or "last" or "count_distinct"; did you mean "count"?'),
+     'or "first" or "last" or "count_distinct" or "stddev" or "var" or "approx_quantile" or "top_k" or "collect_set" or "collect_list" or "min_by" '
+     'or "max_by" or the import path of a class ("package.module:Class"); did you mean "count"?'),
     (BASE, '"session"', '"sesion"', f'{W}.kind: found "sesion", expected "tumbling" or "hopping" or "session"; did you mean "session"?'),
     (BASE, 'kind = "session"\n', "", f'{W}.kind: missing; expected "tumbling" or "hopping" or "session"'),
     (BASE, WINDOW, WINDOW + 'event_time_unit = "min"\n', f'{W}.event_time_unit: found "min", expected "s" or "ms" or "us" or "ns"'),
@@ -168,7 +169,7 @@ CASES: list[tuple[str, ...]] = [
     (BASE, COUNT, COUNT + 'output_name = "n"\n', f'{A}[0].output_name: is the older spelling of "as", which is given too; remove it'),
     (BASE, COUNT, 'kind = "count"\noutput_name = 1\n', f"{A}[0].output_name: found 1, expected a non-empty string"),
     (BASE, COUNT, COUNT + "max_distinct_values_per_group = 5\n",
-     f'{A}[0].max_distinct_values_per_group: belongs to "count_distinct", not to "count"; remove it'),
+     f'{A}[0].max_distinct_values_per_group: belongs to "count_distinct" and "top_k", not to "count"; remove it'),
     (BASE, COUNT, 'agg = "sum"\ncolumn = "x"\nmode = "exact"\nas = "n"\n', f'{A}[0].mode: belongs to "count_distinct", not to "sum"; remove it'),
     (BASE, DISTINCT, DISTINCT + 'mode = "exact"\n',
      f'{A}[1].max_distinct_values_per_group: missing; mode = "exact" needs a bound, or use mode = "approximate"'),

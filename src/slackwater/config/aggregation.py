@@ -1,0 +1,237 @@
+"""Aggregations, as the user describes them: which there are, and which keys belong to which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from slackwater.config import aggregator as custom
+from slackwater.config.aggregator import Aggregator
+from slackwater.config.spec import Kind, MismatchError, Problem, Spec, Values, choice, nearest, show, text, whole
+
+AGGREGATES = (
+    *("count", "sum", "min", "max", "avg", "first", "last", "count_distinct"),
+    *("stddev", "var", "approx_quantile", "top_k", "collect_set", "collect_list", "min_by", "max_by"),
+)
+ROWS_ONLY = ("approx_quantile", "top_k", "collect_list")  # no SQL makes them smaller than the rows they come from
+QUANTILE_K = 200  # a rank error of 1.33 %
+_PATH = 'or the import path of a class ("package.module:Class")'
+_aggregate = choice(*AGGREGATES)
+
+_BELONGS = {
+    "mode": ("count_distinct",),
+    "max_distinct_values_per_group": ("count_distinct", "top_k"),
+    "hll_precision": ("count_distinct",),
+    "quantile": ("approx_quantile",),
+    "k": ("approx_quantile", "top_k"),
+    "max_values_per_group": ("collect_set", "collect_list"),
+    "by": ("min_by", "max_by"),
+    "columns": (),
+    "options": (),
+}
+_NEEDS = {
+    "approx_quantile": (("quantile", "needs to know which, as in 0.95"),),
+    "top_k": (
+        ("k", "needs to know how many values, as in 10"),
+        ("max_distinct_values_per_group", "counts every value and needs a bound, as in 10000"),
+    ),
+    "collect_set": (("max_values_per_group", "needs a bound, as in 1000"),),
+    "collect_list": (("max_values_per_group", "needs a bound, as in 1000"),),
+    "min_by": (("by", "needs the column that orders the rows"),),
+    "max_by": (("by", "needs the column that orders the rows"),),
+}
+
+
+def _agg(value: Any) -> Any:
+    """A built-in's name, an import path, or in Python an `Aggregator`, as a class or made already."""
+    if value == "count_col" or isinstance(value, Aggregator):
+        return value
+    if isinstance(value, type) and issubclass(value, Aggregator):
+        return value
+    if isinstance(value, str) and custom.PATH.fullmatch(value):
+        return value
+    try:
+        return _aggregate(value)
+    except MismatchError as mismatch:
+        wanted, mark, hint = str(mismatch).partition(";")
+        raise MismatchError(f"{wanted} {_PATH}{mark}{hint}") from None
+
+
+def _share(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise MismatchError("a number from 0 to 1")
+    return float(value)
+
+
+def _columns(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping) or not all(isinstance(v, str) and v for v in value.values()):
+        raise MismatchError('a table of column names ({ value = "price", weight = "quantity" })')
+    return {str(k): v for k, v in value.items()}
+
+
+def _options(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise MismatchError("a table of arguments of the class ({ k = 3 })")
+    return {str(k): v for k, v in value.items()}
+
+
+class Aggregation(Spec):
+    """One aggregation: `Aggregation(agg="sum", column="amount", as_="total")`.
+
+    agg: a built-in (docs/aggregations.md; `count` without a column counts rows); the import path of an `Aggregator`, as in
+    "mypackage.mymodule:WeightedAverage"; or, in Python, such a class or an object of it, with `columns` (its inputs ->
+    columns) and `options` (arguments of the class).
+    mode (count_distinct): "approximate" (HLL, `hll_precision` 4 to 18) or "exact" (needs max_distinct_values_per_group).
+    """
+
+    agg: Any
+    column: str | None = None
+    as_: str = Field(default="", alias="as")
+    by: str | None = None
+    mode: str | None = None
+    max_distinct_values_per_group: int | None = None
+    max_values_per_group: int | None = None
+    hll_precision: int = 14
+    quantile: float | None = None
+    k: int | None = None
+    columns: Mapping[str, str] = Field(default_factory=dict)
+    options: Mapping[str, Any] = Field(default_factory=dict)
+
+    KINDS: ClassVar[Mapping[str, Kind]] = {
+        "agg": _agg,
+        "column": text,
+        "as": text,
+        "by": text,
+        "mode": choice("approximate", "exact"),
+        "max_distinct_values_per_group": whole(1),
+        "max_values_per_group": whole(1),
+        "hll_precision": whole(4, 18),
+        "quantile": _share,
+        "k": whole(1, 65535),
+        "columns": _columns,
+        "options": _options,
+    }
+    FIELDS: ClassVar[Mapping[str, str]] = {"as": "as_"}
+    OLD: ClassVar[Mapping[str, str]] = {"kind": "agg", "input_column": "column", "output_name": "as"}
+    REQUIRED: ClassVar[tuple[str, ...]] = ("agg", "as")
+
+    @classmethod
+    def read(cls, data: Values, file: str, at: str, problems: list[str]) -> tuple[Values, set[str]]:
+        values, wrong = super().read(data, file, at, problems)
+        if values.get("agg") == "count_col":  # the older spelling of count with a column
+            values["agg"] = "count"
+        if values.get("agg") == "count_distinct":
+            values.setdefault("mode", "approximate")
+        return values, wrong
+
+    def implied(self) -> Values:
+        return {"mode": "approximate"} if self.agg == "count_distinct" else {}
+
+    @classmethod
+    def wanted(cls, key: str) -> str:
+        return "name the output column" if key == "as" else f"expected {' or '.join(map(show, AGGREGATES))} {_PATH}"
+
+    @property
+    def builtin(self) -> bool:
+        return self.agg in AGGREGATES
+
+    @property
+    def in_sql(self) -> bool:
+        """Whether Spark SQL can aggregate rows before the shuffle."""
+        return self.builtin and self.agg not in ROWS_ONLY
+
+    @property
+    def call(self) -> str:
+        """The aggregation for people: `sum(amount)`."""
+        if not self.builtin:
+            name = self.agg.rpartition(":")[2] if isinstance(self.agg, str) else _class(self.agg).__name__
+            return f"{name}({', '.join(self.columns.values())})"
+        details = [self.column or "*", *([f"by {self.by}"] if self.by else [])]
+        details += [self.mode or "approximate"] if self.agg == "count_distinct" else []
+        details += [str(d) for d in (self.quantile, self.k) if d is not None]
+        return f"{self.agg}({', '.join(details)})"
+
+    def aggregator(self) -> Aggregator:
+        """The user-defined aggregation that `agg` names. Raises `aggregator.UnfitError`, which constructing this did not."""
+        return custom.load(self.agg, self.options)
+
+    def further_columns(self) -> tuple[str, ...]:
+        """The columns it reads besides `column`; of a user-defined one in the order of its inputs."""
+        if self.builtin:
+            return (self.by,) if self.by else ()
+        return tuple(self.columns[name] for name in self.aggregator().inputs)
+
+    @classmethod
+    def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
+        agg = values.get("agg")
+        if agg is None:
+            return
+        if agg in AGGREGATES or agg == "count_col":
+            yield from cls._check_builtin(agg, values, wrong)
+        else:
+            yield from cls._check_custom(agg, values, wrong)
+        if values.get("as_", "").casefold() == "_event_ts":
+            yield "as", '"_event_ts" is the event time; choose another name'
+
+    @classmethod
+    def _check_builtin(cls, agg: str, values: Values, wrong: set[str]) -> Iterator[Problem]:
+        def missing(key: str) -> bool:
+            return key not in values and key not in wrong
+
+        if agg != "count" and missing("column"):
+            what = "count" if agg == "count_col" else "aggregate"
+            yield "column", f"missing; {show(agg)} needs the column to {what}"
+        for key, kinds in _BELONGS.items():
+            if key in values and agg not in kinds:
+                owners = " and ".join(map(show, kinds)) or "aggregations of your own"
+                yield key, f"belongs to {owners}, not to {show(agg)}; remove it"
+        for key, why in _NEEDS.get(agg, ()):
+            if missing(key):
+                yield key, f"missing; {show(agg)} {why}"
+        if agg == "approx_quantile" and values.get("k", QUANTILE_K) < 8:
+            yield "k", f"found {values['k']}, expected a whole number of at least 8 and at most 65535"
+        if agg != "count_distinct":
+            return
+        if values.get("mode") == "exact":
+            if missing("max_distinct_values_per_group"):
+                yield (
+                    "max_distinct_values_per_group",
+                    'missing; mode = "exact" needs a bound, or use mode = "approximate"',
+                )
+        elif "max_distinct_values_per_group" in values:
+            yield "max_distinct_values_per_group", 'belongs to mode = "exact"; set it, or remove the bound'
+
+    @classmethod
+    def _check_custom(cls, agg: Any, values: Values, wrong: set[str]) -> Iterator[Problem]:
+        for key in [*_BELONGS, "column"]:
+            if key in values and key not in ("columns", "options"):
+                advice = "name its inputs in columns" if key == "column" else "give its arguments in options"
+                yield key, f"belongs to built-in aggregations; {advice}"
+        if "options" in wrong:
+            return
+        try:
+            made = custom.load(agg, values.get("options", {}))
+            custom.check(made)
+        except custom.UnfitError as unfit:
+            yield unfit.key, str(unfit)
+            return
+        given = values.get("columns", {})
+        for name in given:
+            if name not in made.inputs:
+                yield "columns", f"{show(name)} is no input of {type(made).__name__}{nearest(name, made.inputs)}"
+        absent = [name for name in made.inputs if name not in given]
+        if absent and "columns" not in wrong:
+            names = ", ".join(absent)
+            yield (
+                "columns",
+                f'{names} missing; say which columns {type(made).__name__} reads, as in {{ {absent[0]} = "price" }}',
+            )
+
+
+def _class(given: Any) -> type:
+    return given if isinstance(given, type) else type(given)
+
+
+__all__ = ["AGGREGATES", "QUANTILE_K", "ROWS_ONLY", "Aggregation"]

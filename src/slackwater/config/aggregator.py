@@ -1,0 +1,182 @@
+"""The base of user-defined aggregations: initializer, aggregator and merger of KIP-94 as expressions over columns.
+
+    rows ── lift ──▶ accumulators ── merge ──▶ accumulators ── finish ──▶ one output column
+
+Loading one by its import path, and trying it on rows of NULLs, happens here, so that `slackwater check` finds what does
+not fit. Polars is imported for that only.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import polars as pl
+
+PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+class Aggregator:
+    """A user-defined aggregation. Derive from it, declare the columns, and give three functions over Polars expressions.
+
+    inputs: what it reads, as name -> Spark type; a column of another number type that fits is cast.
+    accumulators: what is kept of a group, as name -> Spark type: scalars and arrays of scalars.
+    output: the Spark type of the result; may be `array<…>` and `struct<…>`.
+    wants_keys: whether `merge` takes the group's keys as its first argument (a mapping of name to expression).
+
+    `lift` gets one expression per input (by name), each row on its own, and returns one per accumulator. `merge` gets one
+    per accumulator, over all rows of a group, and returns one value each; it must be associative and commutative, so that
+    neither order nor batching matters. `finish` gets the accumulators and returns the result.
+
+        class Mean(Aggregator):
+            inputs = {"value": "double"}
+            accumulators = {"n": "bigint", "total": "double"}
+            output = "double"
+
+            def lift(self, value):
+                return {"n": value.is_not_null().cast(int), "total": value.fill_null(0)}
+
+            def merge(self, n, total):
+                return {"n": n.sum(), "total": total.sum()}
+
+            def finish(self, n, total):
+                return total / n
+    """
+
+    inputs: Mapping[str, str] = {}
+    accumulators: Mapping[str, str] = {}
+    output: str = ""
+    wants_keys: ClassVar[bool] = False
+
+    def lift(self, *_: Any, **inputs: Any) -> Mapping[str, pl.Expr]:
+        raise NotImplementedError
+
+    def merge(self, *_: Any, **accumulators: Any) -> Mapping[str, pl.Expr]:
+        raise NotImplementedError
+
+    def finish(self, *_: Any, **accumulators: Any) -> pl.Expr:
+        raise NotImplementedError
+
+
+class UnfitError(Exception):
+    """An aggregator cannot be used; `key` is the key of the config to look at, the text says what is wrong with it."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+def load(given: Any, options: Mapping[str, Any]) -> Aggregator:
+    """The aggregator of an import path, a class or an instance. Raises UnfitError."""
+    if isinstance(given, Aggregator):
+        if options:
+            raise UnfitError("options", "given with an aggregator that is made already; give the class, or remove them")
+        return given
+    found = _imported(given) if isinstance(given, str) else given
+    if not (isinstance(found, type) and issubclass(found, Aggregator)) or found is Aggregator:
+        what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+        raise UnfitError("agg", f"{_named(given)} is {what}, expected a class derived from slackwater.Aggregator")
+    try:
+        return found(**options)
+    except Exception as error:
+        raise UnfitError("options", f"{found.__name__} does not take them ({_line(error)})") from None
+
+
+def _named(given: Any) -> str:
+    return f'"{given}"' if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+
+
+def _line(error: Exception) -> str:
+    """An error as one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+
+
+def _imported(path: str) -> Any:
+    module_name, _, names = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:
+        advice = "put it on PYTHONPATH, or in the working directory" if isinstance(error, ImportError) else "mend it"
+        raise UnfitError("agg", f'module "{module_name}" cannot be imported ({_line(error)}); {advice}') from None
+    for name in names.split("."):
+        if not hasattr(found, name):
+            near = difflib.get_close_matches(name, dir(found), n=1)
+            hint = f'; did you mean "{near[0]}"?' if near else ""
+            raise UnfitError("agg", f'module "{module_name}" has no "{names}"{hint}')
+        found = getattr(found, name)
+    return found
+
+
+class _AnyKey(dict[str, Any]):
+    """Stands for the keys where they are not known yet: each is NULL."""
+
+    def __missing__(self, name: str) -> Any:
+        import polars as pl
+
+        return pl.lit(None)
+
+
+def check(aggregator: Aggregator) -> None:
+    """Try an aggregator on two rows of NULLs. Raises UnfitError for declarations and functions that do not fit each other."""
+    import polars as pl
+
+    from slackwater.core.schema import Field
+
+    name = type(aggregator).__name__
+
+    def wrong(text: str) -> UnfitError:
+        return UnfitError("agg", f"{name}: {text}")
+
+    for what, declared in (("input", aggregator.inputs), ("accumulator", aggregator.accumulators)):
+        if not isinstance(declared, Mapping):
+            raise wrong(f'{what}s must be a mapping of names to types, as in {{"value": "double"}}')
+        for part, kind in declared.items():
+            field = Field(part, str(kind))
+            scalar = field.element if field.element is not None and what == "accumulator" else field
+            if not scalar.supported:
+                arrays = " or an array of scalars; a struct is several accumulators" if what == "accumulator" else ""
+                raise wrong(f'{what} "{part}" has type "{kind}", expected a scalar type of Spark{arrays}')
+    if not aggregator.accumulators:
+        raise wrong('declares no accumulators; expected at least one, as in {"total": "double"}')
+    if not Field(name, str(aggregator.output)).known:
+        raise wrong(f'output is "{aggregator.output}", expected a type of Spark, as in "double" or "array<string>"')
+    kinds = {n: Field(n, t).polars for n, t in aggregator.inputs.items()}
+    parts = {n: Field(n, t).polars for n, t in aggregator.accumulators.items()}
+    rows = pl.DataFrame({"__g": [0, 0]}).with_columns(pl.lit(None, t).alias(n) for n, t in kinds.items())
+    step = "lift"
+    try:
+        lifted = rows.select("__g", *expressions(aggregator, step, {n: pl.col(n) for n in kinds})).cast(parts)  # type: ignore[arg-type]
+        step = "merge"
+        keys = (_AnyKey(),) if aggregator.wants_keys else ()
+        merges = expressions(aggregator, step, {n: pl.col(n) for n in parts}, *keys)
+        merged = lifted.group_by("__g").agg(merges)
+        for part, dtype in parts.items():
+            if isinstance(merged.schema[part], pl.List) and not isinstance(dtype, pl.List):
+                raise wrong(f'merge gives a list for "{part}", expected one value per group, as of {part}.sum()')
+        merged = merged.cast(parts)  # type: ignore[arg-type]
+        step = "finish"
+        finished = aggregator.finish(**{n: pl.col(n) for n in parts})
+        merged.select(finished.alias("x")).cast(Field("x", aggregator.output).polars)
+    except UnfitError:
+        raise
+    except NotImplementedError:
+        raise wrong(f"does not define {step}") from None
+    except Exception as error:
+        raise wrong(f"{step} fails on rows of NULLs ({_line(error)})") from None
+
+
+def expressions(aggregator: Aggregator, step: str, given: Mapping[str, pl.Expr], *first: Any) -> list[pl.Expr]:
+    """What `lift` or `merge` makes of these columns: one expression per accumulator, named like it. Raises UnfitError."""
+    made = getattr(aggregator, step)(*first, **given)
+    if not isinstance(made, Mapping) or set(made) != set(aggregator.accumulators):
+        found = ", ".join(map(str, made)) if isinstance(made, Mapping) else f"a {type(made).__name__}"
+        wanted = ", ".join(aggregator.accumulators)
+        raise UnfitError("agg", f"{type(aggregator).__name__}: {step} returns {found}, expected a mapping of {wanted}")
+    return [made[part].alias(part) for part in aggregator.accumulators]
+
+
+__all__ = ["PATH", "Aggregator", "UnfitError", "check", "expressions", "load"]

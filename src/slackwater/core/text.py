@@ -1,0 +1,63 @@
+"""Values as text, for places without their types: JSON of nested values, and nested values of plain parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import polars as pl
+
+TIME = "%Y-%m-%dT%H:%M:%S%.6f"
+
+
+def json_text(value: pl.Expr, kind: pl.DataType, binary: str = "hex") -> pl.Expr:
+    """A value as JSON: times in ISO 8601, bytes as `binary` says (hex, base64), decimals and non-finite floats as strings.
+
+    NULL is the text `null`, also within arrays and structs.
+    """
+    if isinstance(kind, pl.List):
+        inner = json_text(pl.element(), kind.inner, binary)  # type: ignore[arg-type]  # an instance, since it came from a frame
+        whole = pl.concat_str(pl.lit("["), value.list.eval(inner).list.join(","), pl.lit("]"))
+        return pl.when(value.is_null()).then(pl.lit("null")).otherwise(whole)
+    if isinstance(kind, pl.Struct):
+        parts: list[pl.Expr] = []
+        for field in kind.fields:
+            parts += [pl.lit(("," if parts else "{") + f'"{field.name}":')]
+            parts += [json_text(value.struct.field(field.name), field.dtype, binary)]  # type: ignore[arg-type]
+        return pl.when(value.is_null()).then(pl.lit("null")).otherwise(pl.concat_str(*parts, pl.lit("}")))
+    encoded = _encoded(_simple(value, kind, binary))
+    if not kind.is_float():
+        return encoded
+    return (
+        pl.when(value.is_nan())
+        .then(pl.lit('"NaN"'))
+        .when(value.is_infinite())
+        .then(pl.when(value > 0).then(pl.lit('"Infinity"')).otherwise(pl.lit('"-Infinity"')))
+        .otherwise(encoded)
+    )
+
+
+def _encoded(value: pl.Expr) -> pl.Expr:
+    return pl.struct(value.alias("v")).struct.json_encode().str.strip_prefix('{"v":').str.head(-1)
+
+
+def _simple(value: pl.Expr, kind: pl.DataType, binary: str) -> pl.Expr:
+    """A scalar as one that JSON has."""
+    if kind == pl.Binary:
+        return value.bin.encode("base64" if binary == "base64" else "hex")
+    if isinstance(kind, pl.Datetime):
+        return value.dt.strftime(TIME + ("Z" if kind.time_zone else ""))
+    return value.cast(pl.String) if isinstance(kind, pl.Decimal) else value
+
+
+def nested(kind: pl.DataType) -> bool:
+    return isinstance(kind, pl.List | pl.Struct)
+
+
+def within(value: pl.Expr, kind: pl.DataType, scalar: Callable[[pl.Expr, pl.DataType], pl.Expr]) -> pl.Expr:
+    """A nested value of the same shape, with `scalar` applied to its parts."""
+    if isinstance(kind, pl.List):
+        return value.list.eval(within(pl.element(), kind.inner, scalar))  # type: ignore[arg-type]
+    if isinstance(kind, pl.Struct):
+        fields = [within(value.struct.field(f.name), f.dtype, scalar).alias(f.name) for f in kind.fields]  # type: ignore[arg-type]
+        return pl.when(value.is_not_null()).then(pl.struct(fields))
+    return scalar(value, kind)

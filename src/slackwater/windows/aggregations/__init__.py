@@ -1,0 +1,149 @@
+"""Aggregations: how each becomes accumulators (lift), how those combine (merge) and what comes out (finish).
+
+    rows ── lift ──▶ accumulators ── merge ──▶ accumulators ── finish ──▶ one output column
+            in Spark SQL per pane, or in Polars per row
+
+An accumulator is one column named `<as>.<part>`. Every merge is associative and commutative, so no answer depends on
+the order of arrival or on how rows are batched. All but `count(*)` skip NULLs; order is Spark's (NaN above all).
+
+| aggregation                 | accumulators                                               | module      |
+|-----------------------------|------------------------------------------------------------|-------------|
+| count, count(col)           | `n`                                                        | `totals`    |
+| sum, avg of integers        | `n`, `hi`, `lo`: the sum in 96 bits, `hi * 2^32 + lo`      | `totals`    |
+| sum, avg of floats          | `n`, `sum`                                                 | `totals`    |
+| sum, avg of decimals        | `n`, `sum` (ten more digits, as in Spark)                  | `totals`    |
+| var, stddev                 | `n`, `mean`, `m2`: the sum of squared distances from it    | `moments`   |
+| min, max                    | `v`                                                        | `extremes`  |
+| first, last                 | `ts`, `v`: the smallest (largest) pair of time and value   | `extremes`  |
+| min_by, max_by              | `by`, `v`: the smallest (largest) pair of both             | `extremes`  |
+| count_distinct              | `set`: HLL coupons (approximate), or the values (exact)    | `sets`      |
+| collect_set                 | `set`: the values                                          | `sets`      |
+| collect_list                | `ts`, `values`: side by side                               | `lists`     |
+| top_k                       | `values`, `counts`: side by side                           | `lists`     |
+| approx_quantile             | `nans`, `values`, `sketch`: a buffer and a KLL sketch      | `quantiles` |
+| a class derived from `Aggregator` | as it declares                                       | `custom`    |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from slackwater.config.aggregation import Aggregation
+from slackwater.config.aggregator import UnfitError
+from slackwater.core.schema import Field
+from slackwater.errors import StartError
+from slackwater.windows.aggregations.columns import Input, normalised, normalised_sql, quote
+from slackwater.windows.aggregations.custom import custom
+from slackwater.windows.aggregations.extremes import End, Extreme, ValueBy
+from slackwater.windows.aggregations.kind import Kind
+from slackwater.windows.aggregations.lists import CollectList, TopK
+from slackwater.windows.aggregations.moments import Moments
+from slackwater.windows.aggregations.quantiles import Quantile
+from slackwater.windows.aggregations.sets import ApproximateDistinct, CollectSet, ExactDistinct
+from slackwater.windows.aggregations.totals import Count, total
+
+Make = Callable[[Aggregation, tuple[Field, ...], tuple[str, ...]], Kind]
+
+
+def _distinct(spec: Aggregation, columns: tuple[Field, ...], keys: tuple[str, ...]) -> Kind:
+    return (ExactDistinct if spec.mode == "exact" else ApproximateDistinct)(spec, columns, keys)
+
+
+KINDS: Mapping[str, Make] = {
+    "count": Count,
+    "sum": total,
+    "avg": total,
+    "var": Moments,
+    "stddev": Moments,
+    "min": Extreme,
+    "max": Extreme,
+    "first": End,
+    "last": End,
+    "min_by": ValueBy,
+    "max_by": ValueBy,
+    "count_distinct": _distinct,
+    "collect_set": CollectSet,
+    "collect_list": CollectList,
+    "top_k": TopK,
+    "approx_quantile": Quantile,
+}
+
+
+@dataclass(frozen=True)
+class Agg:
+    """One aggregation of a compiled window: its spec, the type of its column (None for `count(*)`), and of further columns.
+
+    `keys` are the names of the window's keys. Raises StartError for columns that do not fit.
+    """
+
+    spec: Aggregation
+    column: Field | None
+    more: tuple[Field, ...] = ()
+    keys: tuple[str, ...] = ()
+    kind: Kind = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        columns = (self.column, *self.more) if self.column is not None else self.more
+        make = KINDS[self.spec.agg] if self.spec.builtin else custom
+        try:
+            kind = make(self.spec, columns, self.keys)
+        except UnfitError as unfit:
+            raise StartError(f'aggregation "{self.name}": {unfit}') from None
+        problem = kind.problem()
+        if problem is not None:
+            raise StartError(f'aggregation "{self.name}": {problem}')
+        object.__setattr__(self, "kind", kind)
+
+    @property
+    def name(self) -> str:
+        return self.spec.as_
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """The columns that rows must carry for it."""
+        return self.kind.inputs
+
+    @property
+    def output(self) -> Field:
+        """The output column, with the types of section 8 of the semantics."""
+        return self.kind.output
+
+    @property
+    def accumulators(self) -> dict[str, pl.DataType]:
+        """Name and type of each accumulator column."""
+        return {self.kind.part(part): dtype for part, dtype in self.kind.parts.items()}
+
+    def lift_sql(self, event_us: str) -> dict[str, str] | None:
+        """The accumulators as Spark SQL aggregate expressions over the input columns; None if there is no such form."""
+        found = self.kind.lift_sql(event_us)
+        return None if found is None else {self.kind.part(part): sql for part, sql in found.items()}
+
+    def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
+        """The accumulators of single rows: expressions over a frame that holds the input columns."""
+        return self.kind.lift(rows, event_us)
+
+    def merge(self) -> Sequence[pl.Expr]:
+        """The accumulators of a group, for `group_by(…).agg(…)` over frames of accumulators; `settle` comes after."""
+        return self.kind.merge()
+
+    def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Merged accumulators in their lasting form."""
+        return self.kind.settle(frame)
+
+    def finish(self, frame: pl.DataFrame) -> pl.Series:
+        """The output column of a frame of accumulators. Raises ValueRangeError where a value does not fit its type."""
+        return self.kind.finish(frame).alias(self.name)
+
+    def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
+        """Raise CapExceededError if a group outgrew the bound of its values."""
+        self.kind.check_bound(frame, pipeline)
+
+    def fingerprint(self) -> str:
+        """What its accumulators depend on, readable."""
+        return self.kind.fingerprint()
+
+
+__all__ = ["KINDS", "Agg", "Input", "Kind", "normalised", "normalised_sql", "quote"]

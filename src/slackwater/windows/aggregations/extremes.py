@@ -1,0 +1,115 @@
+"""min and max; and the value at the smallest or largest place: first and last (by event time), min_by and max_by.
+
+Ties go to the smallest (largest) value, so that no answer depends on the order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import polars as pl
+
+from slackwater.core.schema import Field
+from slackwater.windows.aggregations.columns import quote
+from slackwater.windows.aggregations.kind import Kind, best
+
+
+class Extreme(Kind):
+    """`v`: min or max."""
+
+    @property
+    def output(self) -> Field:
+        return Field(self.name, self.column.type)
+
+    @property
+    def parts(self) -> Mapping[str, pl.DataType]:
+        return {"v": self.column.polars}
+
+    def lift_sql(self, event_us: str) -> Mapping[str, str]:
+        return {"v": f"{self.spec.agg}({quote(self.column.name)})"}
+
+    def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr]:
+        return [pl.col(self.column.name).alias(self.part("v"))]
+
+    def merge(self) -> Sequence[pl.Expr]:
+        return [best(pl.col(self.part("v")), self.spec.agg, self.column)]
+
+    def finish(self, frame: pl.DataFrame) -> pl.Series:
+        return frame[self.part("v")]
+
+
+class End(Kind):
+    """first and last: `ts`, `v`, the smallest (largest) pair of event time and value. NULLs are skipped."""
+
+    @property
+    def _which(self) -> str:
+        return "min" if self.spec.agg == "first" else "max"
+
+    @property
+    def output(self) -> Field:
+        return Field(self.name, self.column.type)
+
+    @property
+    def parts(self) -> Mapping[str, pl.DataType]:
+        return {"ts": pl.Int64(), "v": self.column.polars}
+
+    def lift_sql(self, event_us: str) -> Mapping[str, str]:
+        v = quote(self.column.name)
+        pair = f"{self._which}(CASE WHEN {v} IS NOT NULL THEN named_struct('ts', {event_us}, 'v', {v}) END)"
+        return {"ts": f"{pair}.ts", "v": f"{pair}.v"}
+
+    def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr]:
+        v = pl.col(self.column.name)
+        return [pl.when(v.is_not_null()).then(pl.col(event_us)).alias(self.part("ts")), v.alias(self.part("v"))]
+
+    def merge(self) -> Sequence[pl.Expr]:
+        ts, v = pl.col(self.part("ts")), pl.col(self.part("v"))
+        at = ts.min() if self._which == "min" else ts.max()
+        return [at, best(v.filter(ts == at), self._which, self.column).alias(self.part("v"))]
+
+    def finish(self, frame: pl.DataFrame) -> pl.Series:
+        return frame[self.part("v")]
+
+
+class ValueBy(Kind):
+    """min_by and max_by: `by`, `v`, the smallest (largest) pair of `by` and value.
+
+    As in Spark, a row whose `by` is NULL is skipped, and a value may be NULL: in a tie NULL is the smallest.
+    """
+
+    @property
+    def _which(self) -> str:
+        return self.spec.agg.removesuffix("_by")
+
+    @property
+    def _by(self) -> Field:
+        return self.columns[1]
+
+    @property
+    def output(self) -> Field:
+        return Field(self.name, self.column.type)
+
+    @property
+    def parts(self) -> Mapping[str, pl.DataType]:
+        return {"by": self._by.polars, "v": self.column.polars}
+
+    def lift_sql(self, event_us: str) -> Mapping[str, str]:
+        v, by = quote(self.column.name), quote(self._by.name)
+        pair = f"{self._which}(CASE WHEN {by} IS NOT NULL THEN named_struct('by', {by}, 'v', {v}) END)"
+        return {"by": f"{pair}.by", "v": f"{pair}.v"}
+
+    def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr]:
+        v, by = pl.col(self.column.name), pl.col(self._by.name)
+        return [by.alias(self.part("by")), pl.when(by.is_not_null()).then(v).alias(self.part("v"))]
+
+    def merge(self) -> Sequence[pl.Expr]:
+        by, v = pl.col(self.part("by")), pl.col(self.part("v"))
+        at = best(by, self._which, self._by)
+        tied = v.filter(by == at)
+        value = best(tied, self._which, self.column)
+        if self._which == "min":
+            value = pl.when(tied.null_count() == 0).then(value)
+        return [at, value.alias(self.part("v"))]
+
+    def finish(self, frame: pl.DataFrame) -> pl.Series:
+        return frame[self.part("v")]

@@ -1,0 +1,128 @@
+"""What every kind of aggregation says about itself: inputs, accumulators, and the three steps between rows and result.
+
+rows ── lift ──▶ accumulators ── merge, settle ──▶ accumulators ── finish ──▶ one output column
+        in Spark SQL per pane, or in Polars per row
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import polars as pl
+
+from slackwater.config.aggregation import Aggregation
+from slackwater.core import schema
+from slackwater.core.schema import Field
+from slackwater.errors import CapExceededError
+from slackwater.windows.aggregations.columns import Input
+
+
+@dataclass(frozen=True)
+class Kind(ABC):
+    """One kind of aggregation, bound to its spec, its input columns and the names of the window's keys."""
+
+    spec: Aggregation
+    columns: tuple[Field, ...] = ()
+    keys: tuple[str, ...] = ()
+
+    number: ClassVar[bool] = False  # whether the column must be a number
+
+    @property
+    def column(self) -> Field:
+        return self.columns[0]
+
+    @property
+    def name(self) -> str:
+        return self.spec.as_
+
+    def part(self, part: str) -> str:
+        """The column that holds an accumulator."""
+        return f"{self.name}.{part}"
+
+    def problem(self) -> str | None:
+        """What about the columns does not fit, and what to do; None if they do."""
+        for column in self.columns:
+            if not column.supported:
+                return f'column "{column.name}" has type {column.type}, which has no order'
+        if self.number and self.column.base not in schema.NUMBERS:
+            return (
+                f'{self.spec.agg} needs a number, column "{self.column.name}" is {self.column.type}; cast it in the SQL'
+            )
+        return None
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        return tuple(Input(c, c, hashed=False) for c in self.columns)
+
+    @property
+    @abstractmethod
+    def output(self) -> Field:
+        """The output column."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> Mapping[str, pl.DataType]:
+        """Part and type of each accumulator."""
+
+    def lift_sql(self, event_us: str) -> Mapping[str, str] | None:
+        """The accumulators as Spark SQL aggregates over the inputs, for a GROUP BY; None where rows are lifted one by one."""
+        return None
+
+    @abstractmethod
+    def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
+        """The accumulators of single rows, by their column names, over a frame that holds the inputs."""
+
+    @abstractmethod
+    def merge(self) -> Sequence[pl.Expr]:
+        """The accumulators of a group, for `group_by(…).agg(…)` over frames of accumulators."""
+
+    def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Merged accumulators in their lasting form, where `merge` alone does not give it."""
+        return frame
+
+    @abstractmethod
+    def finish(self, frame: pl.DataFrame) -> pl.Series:
+        """The output column of a frame of accumulators. Raises ValueRangeError where a value does not fit its type."""
+
+    def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
+        """Raise CapExceededError if a group of accumulators outgrew its bound."""
+        return
+
+    def fingerprint(self) -> str:
+        """What the accumulators depend on, readable: state written under another one cannot be used."""
+        named = [f"{c.name} {c.type}" for c in self.columns] or ["*"]
+        return " ".join([self.spec.agg, *named, *self.details()])
+
+    def details(self) -> list[str]:
+        """The settings that the accumulators depend on."""
+        return []
+
+
+def too_many(kind: Kind, pipeline: str, sizes: pl.Series, key: str, what: str, advice: str) -> None:
+    """Raise CapExceededError if the largest of `sizes` is beyond the bound that the config gives as `key`."""
+    bound, largest = getattr(kind.spec, key), sizes.max()
+    if isinstance(largest, int) and bound is not None and largest > bound:
+        raise CapExceededError(
+            f'{pipeline}: "{kind.name}" holds {largest} {what} of "{kind.spec.column}" in one group, {key} is {bound}; {advice}'
+        )
+
+
+def best(value: pl.Expr, which: str, field: Field) -> pl.Expr:
+    """min or max in Spark's order; Polars passes over NaN, which only the largest value must not."""
+    if which == "min":
+        return value.min()
+    return value.nan_max() if field.base in schema.FLOATS else value.max()
+
+
+def joined(part: str) -> pl.Expr:
+    """In a group: the elements of all its lists, as one list."""
+    return pl.col(part).explode().drop_nulls()
+
+
+def as_lists(values: pl.Series) -> pl.Series:
+    """One list per value: `[v]`, or `[]` for NULL."""
+    lists = values.to_frame().select(pl.concat_list(values.name)).to_series()
+    return lists.list.drop_nulls()

@@ -1,0 +1,91 @@
+"""collect_list, and top_k, which counts every value exactly: both keep what they have seen, within a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import polars as pl
+
+from slackwater.core.schema import Field
+from slackwater.windows.aggregations.kind import Kind, as_lists, joined, too_many
+
+
+class CollectList(Kind):
+    """`ts`, `values`, side by side in any order; comes out in order of (event time, value)."""
+
+    @property
+    def output(self) -> Field:
+        return Field(self.name, f"array<{self.column.type}>")
+
+    @property
+    def parts(self) -> Mapping[str, pl.DataType]:
+        return {"ts": pl.List(pl.Int64()), "values": pl.List(self.column.polars)}
+
+    def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Series]:
+        values = rows[self.column.name]
+        times = rows[event_us].set(values.is_null(), None)
+        return [as_lists(times.alias(self.part("ts"))), as_lists(values.alias(self.part("values")))]
+
+    def merge(self) -> Sequence[pl.Expr]:
+        return [joined(self.part("ts")), joined(self.part("values"))]
+
+    def finish(self, frame: pl.DataFrame) -> pl.Series:
+        ts, values = self.part("ts"), self.part("values")
+        long = exploded(frame, ts, values).sort("__row", ts, values)
+        return gathered(frame.height, long.group_by("__row", maintain_order=True).agg(values), values)
+
+    def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
+        sizes = frame[self.part("values")].list.len()
+        too_many(self, pipeline, sizes, "max_values_per_group", "values", "raise it, or use collect_set")
+
+
+class TopK(Kind):
+    """`values`, `counts`, side by side: how often each value was seen."""
+
+    @property
+    def output(self) -> Field:
+        return Field(self.name, f"array<struct<value:{self.column.type},count:bigint>>")
+
+    @property
+    def parts(self) -> Mapping[str, pl.DataType]:
+        return {"values": pl.List(self.column.polars), "counts": pl.List(pl.Int64())}
+
+    def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Series]:
+        values = rows[self.column.name]
+        once = pl.repeat(1, rows.height, dtype=pl.Int64, eager=True).set(values.is_null(), None)
+        return [as_lists(values.alias(self.part("values"))), as_lists(once.alias(self.part("counts")))]
+
+    def merge(self) -> Sequence[pl.Expr]:
+        return [joined(self.part("values")), joined(self.part("counts"))]
+
+    def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Each value once, with the sum of its counts."""
+        values, counts = self.part("values"), self.part("counts")
+        sizes = frame[values].list.len()
+        if not isinstance(most := sizes.max(), int) or most < 2:
+            return frame
+        long = exploded(frame, values, counts).group_by("__row", values).agg(pl.col(counts).sum()).sort("__row", values)
+        lists = long.group_by("__row", maintain_order=True).agg(values, counts)
+        return frame.with_columns(gathered(frame.height, lists, part) for part in (values, counts))
+
+    def finish(self, frame: pl.DataFrame) -> pl.Series:
+        """The k most frequent, those of equal count in ascending order."""
+        values, counts = self.part("values"), self.part("counts")
+        long = exploded(frame, values, counts).sort("__row", counts, values, descending=[False, True, False])
+        pair = pl.struct(pl.col(values).alias("value"), pl.col(counts).alias("count")).head(self.spec.k or 1)
+        return gathered(frame.height, long.group_by("__row", maintain_order=True).agg(pair.alias(values)), values)
+
+    def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
+        sizes = frame[self.part("values")].list.len()
+        too_many(self, pipeline, sizes, "max_distinct_values_per_group", "distinct values", "raise it")
+
+
+def exploded(frame: pl.DataFrame, *lists: str) -> pl.DataFrame:
+    """Lists of equal lengths as rows, with the row they came from as `__row`."""
+    return frame.select(*lists).with_row_index("__row").explode(*lists).drop_nulls()
+
+
+def gathered(height: int, lists: pl.DataFrame, name: str) -> pl.Series:
+    """A column of lists by their `__row`; empty where there is none."""
+    rows = pl.DataFrame({"__row": pl.arange(height, dtype=pl.UInt32, eager=True)})
+    return rows.join(lists.select("__row", name), on="__row", how="left", maintain_order="left")[name].fill_null([])

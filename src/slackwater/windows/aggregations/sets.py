@@ -1,0 +1,100 @@
+"""Distinct values: how many there are (exactly, or by HLL), and which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import polars as pl
+
+from slackwater.core.schema import Field
+from slackwater.windows import hll
+from slackwater.windows.aggregations.columns import Input, quote
+from slackwater.windows.aggregations.kind import Kind, as_lists, joined, too_many
+
+
+class _Values(Kind):
+    """`set`: the values themselves."""
+
+    @property
+    def parts(self) -> Mapping[str, pl.DataType]:
+        return {"set": pl.List(self.column.polars)}
+
+    def lift_sql(self, event_us: str) -> Mapping[str, str]:
+        return {"set": f"collect_set({quote(self.column.name)})"}
+
+    def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Series]:
+        return [as_lists(rows[self.column.name].alias(self.part("set")))]
+
+    def merge(self) -> Sequence[pl.Expr]:
+        return [joined(self.part("set")).unique().sort()]
+
+
+class ExactDistinct(_Values):
+    """count_distinct, mode = "exact"."""
+
+    @property
+    def output(self) -> Field:
+        return Field(self.name, "bigint")
+
+    def finish(self, frame: pl.DataFrame) -> pl.Series:
+        return frame[self.part("set")].list.len().fill_null(0).cast(pl.Int64)
+
+    def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
+        too_many(
+            self,
+            pipeline,
+            frame[self.part("set")].list.len(),
+            "max_distinct_values_per_group",
+            "distinct values",
+            'raise it or use mode = "approximate"',
+        )
+
+    def details(self) -> list[str]:
+        return ["exact"]
+
+
+class CollectSet(_Values):
+    """collect_set: the distinct values in ascending order; an empty array where there are none."""
+
+    @property
+    def output(self) -> Field:
+        return Field(self.name, f"array<{self.column.type}>")
+
+    def finish(self, frame: pl.DataFrame) -> pl.Series:
+        return frame[self.part("set")].list.sort()  # Spark's own sets come unsorted
+
+    def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
+        sizes = frame[self.part("set")].list.len()
+        too_many(self, pipeline, sizes, "max_values_per_group", "distinct values", "raise it, or use count_distinct")
+
+
+class ApproximateDistinct(Kind):
+    """count_distinct, mode = "approximate": `set` holds HLL coupons."""
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        return (Input(Field(f"{self.column.name}#hash", "bigint"), self.column, hashed=True),)
+
+    @property
+    def output(self) -> Field:
+        return Field(self.name, "bigint")
+
+    @property
+    def parts(self) -> Mapping[str, pl.DataType]:
+        return {"set": pl.List(pl.Int32())}
+
+    def lift_sql(self, event_us: str) -> Mapping[str, str]:
+        return {"set": f"collect_set({hll.coupon_sql(quote(self.inputs[0].field.name), self.spec.hll_precision)})"}
+
+    def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Series]:
+        coupons = hll.coupons(rows[self.inputs[0].field.name], self.spec.hll_precision)
+        return [as_lists(coupons.alias(self.part("set")))]
+
+    def merge(self) -> Sequence[pl.Expr]:
+        return [hll.union(pl.col(self.part("set")))]
+
+    def finish(self, frame: pl.DataFrame) -> pl.Series:
+        return hll.estimate(frame[self.part("set")], self.spec.hll_precision)
+
+    def details(self) -> list[str]:
+        return [self.spec.mode or "approximate", str(self.spec.hll_precision)]

@@ -1,0 +1,234 @@
+"""Arrays and structs: accumulators in the real stores, results in every target."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import json
+import random
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import polars as pl
+import psycopg
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from slackwater.config.aggregator import Aggregator
+from slackwater.config.window import Aggregation, Window
+from slackwater.core.schema import Field
+from slackwater.errors import StartError
+from slackwater.state.postgres import PostgresStore
+from slackwater.targets.base import Table
+from slackwater.targets.console import ConsoleTarget
+from slackwater.targets.delta import DeltaTarget
+from slackwater.targets.files import FilesTarget
+from slackwater.targets.kafka_rows import KafkaRows, avro_schema
+from slackwater.targets.postgres import PostgresTarget
+from slackwater.testing.kit import Rows, run_local
+
+AT = dt.datetime(2024, 3, 1, 9, 0, 0, 250_001)
+NAN, INF = float("nan"), float("inf")
+VALUES: dict[str, list[Any]] = {
+    "boolean": [True, False],
+    "tinyint": [-128, 127],
+    "smallint": [-(2**15), 1],
+    "int": [-(2**31), 1],
+    "bigint": [-(2**63), 2**63 - 1],
+    "float": [NAN, -0.5],
+    "double": [NAN, INF, -INF, 0.1],
+    "string": ["", "a'\"\n,\\N{}", "NULL", "ü"],
+    "binary": [b"", b"\x00\xff"],
+    "date": [dt.date(1969, 12, 31)],
+    "timestamp": [AT.replace(tzinfo=dt.UTC)],
+    "timestamp_ntz": [AT.replace(year=1901)],
+    "decimal(10,2)": [Decimal("-1.25"), Decimal("99999999.99")],
+}
+ARRAYS = tuple(Field(f"a_{t.split('(')[0]}", f"array<{t}>") for t in VALUES)
+COUNTS = tuple(Field(f"s_{t.split('(')[0]}", f"array<struct<value:{t},count:bigint>>") for t in VALUES)
+FIELDS = (Field("key", "int"), *ARRAYS, *COUNTS, Field("pair", "struct<low:double,when:timestamp,tags:array<string>>"))
+TABLE = Table("p", FIELDS, ("key",))
+
+
+def frame() -> pl.DataFrame:
+    """Full, empty, NULL, and NULLs within."""
+    pairs = [[{"value": v, "count": n} for n, v in enumerate(values)] for values in VALUES.values()]
+    pair = {"low": 0.5, "when": AT.replace(tzinfo=dt.UTC), "tags": ["a", 'b"']}
+    rows = [
+        (1, *VALUES.values(), *pairs, pair),
+        (2, *[[]] * (2 * len(VALUES)), {"low": None, "when": None, "tags": []}),
+        (3, *[None] * (2 * len(VALUES)), None),
+        (4, *[[None]] * len(VALUES), *[[{"value": None, "count": 1}]] * len(VALUES), None),
+    ]
+    return pl.DataFrame(rows, schema={f.name: f.polars for f in FIELDS}, orient="row")
+
+
+@pytest.fixture
+def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+    yield postgres.database(f"nested_{abs(hash(request.node.name)):x}")
+
+
+# -- state ---------------------------------------------------------------------------------------------------------------
+
+
+class Bytes(Aggregator):
+    """Keeps what is given as bytes, in a scalar and in an array."""
+
+    inputs: Mapping[str, str] = {"value": "string"}
+    accumulators: Mapping[str, str] = {"largest": "binary", "all": "array<binary>", "marks": "array<boolean>"}
+    output = "array<binary>"
+
+    def lift(self, value: pl.Expr) -> dict[str, pl.Expr]:
+        raw = value.cast(pl.Binary)
+        kept = pl.concat_list(raw).list.drop_nulls()
+        return {"largest": raw, "all": kept, "marks": pl.concat_list(value.is_null())}
+
+    def merge(self, largest: pl.Expr, all: pl.Expr, marks: pl.Expr) -> dict[str, pl.Expr]:
+        kept = {"all": all.explode().drop_nulls().sort(), "marks": marks.explode()}
+        return {"largest": largest.max(), **kept}
+
+    def finish(self, largest: pl.Expr, all: pl.Expr, marks: pl.Expr) -> pl.Expr:
+        return pl.concat_list(largest, all).list.drop_nulls()
+
+
+def stored(types: Mapping[str, str]) -> list[Aggregation]:
+    found = [
+        Aggregation(agg=Bytes, columns={"value": "string"}, as_="own"),
+        Aggregation(agg="stddev", column="double", as_="sd"),
+        *(Aggregation(agg="approx_quantile", column=c, quantile=0.9, k=8, as_=f"q_{c}") for c in ("double", "decimal")),
+        *(Aggregation(agg="approx_quantile", column=c, quantile=0.9, as_=f"e_{c}") for c in ("double", "decimal")),
+    ]
+    for column in types:
+        found += [
+            Aggregation(agg="collect_list", column=column, max_values_per_group=1000, as_=f"l_{column}"),
+            Aggregation(agg="collect_set", column=column, max_values_per_group=1000, as_=f"s_{column}"),
+            Aggregation(agg="top_k", column=column, k=2, max_distinct_values_per_group=1000, as_=f"t_{column}"),
+            Aggregation(agg="min_by", column=column, by="bigint", as_=f"m_{column}"),
+            Aggregation(agg="max_by", column="bigint", by=column, as_=f"x_{column}"),
+        ]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["session", "hopping"])
+def test_accumulators_in_postgres_give_the_answer_of_those_in_files(kind: str, url: str) -> None:
+    chance = random.Random(7)
+    types = {t.split("(")[0]: t for t in VALUES}
+    micros = {
+        "timestamp": lambda v: round(v.timestamp() * 1e6),
+        "timestamp_ntz": lambda v: round(v.replace(tzinfo=dt.UTC).timestamp() * 1e6),
+    }
+
+    def value(name: str) -> Any:
+        found = chance.choice([None, *VALUES[types[name]]])
+        return micros[name](found) if name in micros and found is not None else found
+
+    rows = [{"ts": n * 700, "u": "ab"[n % 2], **{c: value(c) for c in types}} for n in range(60)]
+    shape = {"kind": "session", "gap_ms": 5, "max_session_duration_ms": 1000}
+    if kind == "hopping":
+        shape = {"kind": "hopping", "duration_ms": 12, "hop_ms": 4, "max_groups_per_window": 99}
+    window = Window(group_by=["u"], aggregations=stored(types), **shape)
+    script = [Rows({"a": rows[n : n + 9]}) for n in range(0, 60, 9)]
+    schema = {"u": "string", **types}
+    expected = run_local(window, script, schema).rows
+    got = run_local(window, script, schema, store=lambda: PostgresStore(url, "public", "law"), reshard_after=3).rows
+
+    def exact(rows: list[dict[str, Any]]) -> str:
+        return repr([{k: v for k, v in r.items() if k != "_epoch" and not k.startswith("q_")} for r in rows])
+
+    assert exact(got) == exact(expected)
+    assert len(got) > 1
+    assert all(r["q_decimal"] in (-1.25, 99999999.99) for r in got)
+    with psycopg.connect(url) as db:
+        kinds = dict(
+            db.execute(
+                "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attnum > 0 AND"
+                " attrelid = 'slackwater_state_law'::regclass"
+            ).fetchall()
+        )
+    assert (kinds["own.largest"], kinds["own.all"], kinds["q_double.sketch"]) == ("bytea", "bytea[]", "bytea[]")
+    assert (kinds["t_decimal.values"], kinds["t_decimal.counts"]) == ("numeric(10,2)[]", "bigint[]")
+
+
+# -- targets -------------------------------------------------------------------------------------------------------------
+
+
+def test_parquet_and_delta_have_the_declared_types(tmp_path: Path) -> None:
+    FilesTarget(tmp_path / "files", "parquet", TABLE).publish(0, frame())
+    assert pl.read_parquet(tmp_path / "files" / "p-000000000.parquet").equals(frame())
+    for _ in range(2):
+        target = DeltaTarget(str(tmp_path / "delta"), "merge", TABLE)
+        target.open()
+        for epoch in (target.last_epoch() + 1, target.last_epoch() + 2):
+            target.publish(epoch, frame())
+    found = pl.from_arrow(pa.table(DeltaTable(tmp_path / "delta").to_pyarrow_table()))
+    assert isinstance(found, pl.DataFrame)
+    assert found.sort("key").equals(frame())
+    assert DeltaTable(tmp_path / "delta").version() == 4
+    other = Table("p", (FIELDS[0], Field("a_int", "array<bigint>"), *FIELDS[1:4], *FIELDS[5:]), ("key",))
+    with pytest.raises(StartError, match=r'column "a_int" is array<int>, expected array<bigint>; change'):
+        DeltaTarget(str(tmp_path / "delta"), "merge", other).open()
+
+
+def test_json_is_nested_and_csv_holds_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    FilesTarget(tmp_path / "json", "json", TABLE).publish(0, frame())
+    full, empty, nothing, within = map(json.loads, (tmp_path / "json" / "p-000000000.jsonl").read_text().splitlines())
+    assert full["a_string"] == VALUES["string"]
+    assert full["s_binary"] == [{"value": "", "count": 0}, {"value": "00ff", "count": 1}]
+    assert full["pair"] == {"low": 0.5, "when": "2024-03-01T09:00:00.250001Z", "tags": ["a", 'b"']}
+    assert (empty["a_int"], nothing["a_int"], within["s_int"]) == ([], None, [{"value": None, "count": 1}])
+    FilesTarget(tmp_path / "csv", "csv", TABLE).publish(0, frame())
+    table = pl.read_csv(tmp_path / "csv" / "p-000000000.csv")
+    assert json.loads(table["a_double"][0]) == ["NaN", "Infinity", "-Infinity", 0.1]
+    assert json.loads(table["s_decimal"][0]) == [{"value": "-1.25", "count": 0}, {"value": "99999999.99", "count": 1}]
+    assert table["a_string"].to_list()[1:] == ["[]", None, "[null]"]
+    ConsoleTarget().publish(0, frame().select("a_int", "pair"))
+    assert "[-2147483648,1]" in capsys.readouterr().out
+
+
+def test_kafka_as_json_and_avro() -> None:
+    full, empty, nothing, within = (json.loads(v or b"") for _, v, _ in KafkaRows(TABLE).messages(frame()))
+    assert full["s_double"][0] == {"value": "NaN", "count": 0}
+    assert full["a_binary"] == ["", "AP8="]
+    assert full["a_timestamp_ntz"] == ["1901-03-01T09:00:00.250001"]
+    assert (empty["pair"], nothing["pair"]) == ({"low": None, "when": None, "tags": []}, None)
+    assert (nothing["a_int"], within["a_int"]) == (None, [None])
+    schema = avro_schema(TABLE)
+    read = [
+        fastavro.schemaless_reader(io.BytesIO(v or b""), schema, None)
+        for _, v, _ in KafkaRows(TABLE, "avro").messages(frame())
+    ]
+    plain = frame().to_dicts()
+    assert repr(read).replace("datetime.timezone.utc", "zoneinfo.ZoneInfo(key='UTC')") == repr(plain)
+
+
+def test_postgres_has_arrays_of_scalars_and_json_of_structs(url: str) -> None:
+    for epoch in range(2):
+        target = PostgresTarget(url, "out", TABLE)
+        target.open()
+        target.publish(epoch, frame())
+        target.close()
+    with psycopg.connect(url) as db:
+        names = [f.name for f in FIELDS]
+        cursor = db.execute(f"SELECT {', '.join(names)} FROM out ORDER BY key")
+        full, empty, nothing, within = (dict(zip(names, row, strict=True)) for row in cursor.fetchall())
+        assert db.execute("SELECT s_string->1->>'value', a_int[2] FROM out WHERE key = 1").fetchone() == (
+            VALUES["string"][1],
+            1,
+        )
+    expected = frame().to_dicts()
+    for name in (f.name for f in ARRAYS):
+        assert repr(full[name]).replace("Etc/UTC", "UTC") == repr(expected[0][name])
+        assert (empty[name], nothing[name], within[name]) == ([], None, [None])
+    assert full["s_bigint"] == [{"value": -(2**63), "count": 0}, {"value": 2**63 - 1, "count": 1}]
+    assert full["s_float"] == [{"value": "NaN", "count": 0}, {"value": -0.5, "count": 1}]
+    assert within["s_int"] == [{"value": None, "count": 1}]
+    assert nothing["pair"] is None
+    with psycopg.connect(url) as db:
+        db.execute("ALTER TABLE out ALTER a_int TYPE bigint[], ALTER pair TYPE json")
+    assert PostgresTarget(url, "out", TABLE).problems() == [
+        f'{PostgresTarget(url, "out", TABLE).description}: column "a_int" is bigint[], expected integer[]'
+    ]
