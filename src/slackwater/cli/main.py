@@ -35,6 +35,8 @@ def root(
     ] = False,
 ) -> None:
     """Windows, sessions and stream joins for Apache Spark."""
+    if (here := str(Path.cwd())) not in sys.path:  # as `python -m` has it: a config names modules of the user's
+        sys.path.append(here)
 
 
 @app.command()

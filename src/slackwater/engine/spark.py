@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +51,15 @@ class SparkEngine:
     logic: Logic
     times: Mapping[str, str]
     refresh: Callable[[], None] = field(default=lambda: None)
+
+    def __post_init__(self) -> None:
+        """User-defined aggregations go to the workers by value, with the tasks: a worker need not find their module."""
+        from pyspark import cloudpickle
+
+        for agg in self.logic.aggs:
+            if agg.kind.module not in (None, "__main__"):
+                top = sys.modules[agg.kind.module.partition(".")[0]]
+                cloudpickle.register_pickle_by_value(top)  # type: ignore[no-untyped-call]
 
     # -- rows in -------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,10 @@ class Custom(Kind):
         return None
 
     @property
+    def module(self) -> str:
+        return type(self.made).__module__
+
+    @property
     def _class(self) -> str:
         return type(self.made).__name__
 

@@ -35,6 +35,11 @@ class Kind(ABC):
         return self.columns[0]
 
     @property
+    def module(self) -> str | None:
+        """The module of a user's code that it runs; None for our own."""
+        return None
+
+    @property
     def name(self) -> str:
         return self.spec.as_
 

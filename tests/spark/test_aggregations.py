@@ -1,0 +1,201 @@
+"""Every aggregation that lists, ranks or spreads, and one of a user's own, on Spark against the naive oracle."""
+
+from __future__ import annotations
+
+import decimal
+import math
+from typing import Any
+
+import pytest
+from tests.conftest import Runner
+from tests.spark.test_engine import NAN, SCHEMA, WINDOWS, sample, us
+
+import slackwater as sw
+from slackwater.engine.prepare import pane_aggregates
+from slackwater.errors import CapExceededError, EpochError, StartError
+from slackwater.testing import oracle
+
+pytestmark = pytest.mark.spark
+
+COLUMNS = ("i", "l", "d", "m", "s", "b", "t")
+NUMBERS = ("i", "l", "d", "m")
+
+
+def aggregations(in_sql: bool) -> list[sw.Aggregation]:
+    """All of them; `in_sql`: those that Spark SQL aggregates before the shuffle."""
+    found = [sw.Aggregation(agg="count", as_="n")]
+    found += [sw.Aggregation(agg=a, column=c, as_=f"{a}_{c}") for a in ("var", "stddev") for c in NUMBERS]
+    for c in COLUMNS:
+        found.append(sw.Aggregation(agg="collect_set", column=c, max_values_per_group=99, as_=f"set_{c}"))
+        for by in ("s", "d"):
+            found += [sw.Aggregation(agg=a, column=c, by=by, as_=f"{a}_{c}_{by}") for a in ("min_by", "max_by")]
+    if in_sql:
+        return found
+    for c in NUMBERS:
+        found.append(sw.Aggregation(agg="approx_quantile", column=c, quantile=0.75, as_=f"quantile_{c}"))
+    for c in COLUMNS:
+        found.append(sw.Aggregation(agg="collect_list", column=c, max_values_per_group=99, as_=f"list_{c}"))
+        found.append(sw.Aggregation(agg="top_k", column=c, k=2, max_distinct_values_per_group=99, as_=f"top_{c}"))
+    return found
+
+
+def decoded(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the input as the oracle takes it."""
+    out = {**row, "ts": us(row["ts"])}
+    out["d"] = NAN if row["d"] == "NaN" else row["d"]
+    out["m"] = None if row["m"] is None else decimal.Decimal(row["m"])
+    out["t"] = None if row["t"] is None else us(row["t"])
+    return out
+
+
+def plain(value: Any) -> Any:
+    """Equal answers become equal: NaN a word, times in µs, floats to ten digits."""
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items() if k != "session_id"}
+    if isinstance(value, list):
+        return [plain(v) for v in value]
+    if hasattr(value, "timestamp"):
+        return round(value.timestamp() * 1_000_000)
+    if isinstance(value, float) and math.isfinite(value):
+        return float(f"{value:.10g}") + 0.0
+    return oracle.same(value)
+
+
+def answer(rows: list[dict[str, Any]]) -> list[Any]:
+    return sorted((sorted(plain(r).items()) for r in rows), key=repr)
+
+
+@pytest.mark.parametrize("in_sql", [True, False])
+@pytest.mark.parametrize("kind", ["session", "hopping"])
+def test_they_agree_with_the_oracle(runner: Runner, kind: str, in_sql: bool) -> None:
+    rows = sample()
+    for part in range(3):
+        runner.write(f"{part}.jsonl", rows[part * 20 : part * 20 + 20])
+    given = {"event_time_column": "ts", "group_by": ["user"], "lateness_ms": "1m", **WINDOWS[kind]}
+    window = sw.Window(aggregations=aggregations(in_sql), **given)
+    found = runner.run(source=runner.source(SCHEMA, max_files_per_trigger=1), window=window)
+    assert answer(found.to_dicts()) == answer(oracle.batch(window, map(decoded, rows)))
+    assert found.height > 5
+    assert runner.statuses[-1].counters.rows_used == len(rows)
+
+
+def test_spark_itself_agrees(runner: Runner) -> None:
+    """Types and NULL rules are Spark's: one group per user, and `a` has one value only."""
+    rows = [{"user": u, "i": i, "d": d, "s": s, "ts": "2024-03-01T00:00:00Z"} for u, i, d, s in (
+        ("a", 1, 0.5, None), ("b", 1, 0.1, "x"), ("b", 2, 0.2, "y"), ("b", 1, None, "x"), ("c", None, None, None),
+        ("d", 7, "NaN", "q"), ("d", 8, 1.0, None), ("d", None, 3.0, "z"),
+    )]  # fmt: skip
+    runner.write("0.jsonl", rows)
+    calls = {
+        "var_i": ("var", "i", "variance(i)"), "sd_d": ("stddev", "d", "stddev(d)"), "set_s": ("collect_set", "s", "sort_array(collect_set(s))"),
+        "low": ("min_by", "s", "min_by(s, d)"), "high": ("max_by", "s", "max_by(s, i)"),
+        "q": ("approx_quantile", "i", "CAST(percentile_disc(0.5) WITHIN GROUP (ORDER BY i) AS DOUBLE)"),
+    }  # fmt: skip
+    more = {
+        "collect_set": {"max_values_per_group": 9},
+        "min_by": {"by": "d"},
+        "max_by": {"by": "i"},
+        "approx_quantile": {"quantile": 0.5},
+    }
+    window = sw.Window(
+        kind="tumbling", duration_ms="1m", max_groups_per_window=9, event_time_column="ts", group_by=["user"],
+        aggregations=[sw.Aggregation(agg=a, column=c, as_=n, **more.get(a, {})) for n, (a, c, _) in calls.items()],
+    )  # fmt: skip
+    found = runner.run(source=runner.source("user STRING, i INT, d DOUBLE, s STRING, ts TIMESTAMP"), window=window)
+    frame = runner.spark.read.schema("user STRING, i INT, d DOUBLE, s STRING").json(str(runner.home / "in"))
+    expected = frame.groupBy("user").agg(*[_expr(sql, n) for n, (_, _, sql) in calls.items()])
+    assert answer(found.drop("window_start", "window_end").to_dicts()) == answer(
+        [r.asDict() for r in expected.collect()]
+    )
+
+
+def _expr(sql: str, name: str) -> Any:
+    from pyspark.sql import functions
+
+    return functions.expr(sql).alias(name)
+
+
+def test_sets_that_spark_makes_are_held_to_their_bound(runner: Runner) -> None:
+    """The whole group comes in one piece, so that nothing is merged in the shard."""
+    runner.write("0.jsonl", [{"user": "a", "i": n, "ts": "2024-03-01T00:00:00Z"} for n in range(5)])
+    shape = {"kind": "tumbling", "duration_ms": "1m", "max_groups_per_window": 9, "event_time_column": "ts"}
+    for number, (kind, key) in enumerate(
+        (("collect_set", "max_values_per_group"), ("count_distinct", "max_distinct_values_per_group"))
+    ):
+        more = {"mode": "exact"} if kind == "count_distinct" else {}
+        for bound in (4, 5):
+            given = sw.Aggregation(agg=kind, column="i", as_="x", **{key: bound}, **more)
+            settings = {
+                "source": runner.source("user STRING, i INT, ts TIMESTAMP"), "name": f"p{number}{bound}",
+                "target_path": str(runner.home / f"out{number}"),
+                "window": sw.Window(group_by=["user"], aggregations=[given], **shape),
+            }  # fmt: skip
+            if bound == 5:
+                runner.run(**settings)
+                continue
+            with pytest.raises(CapExceededError, match=f'"x" holds 5 distinct values of "i" in one group, {key} is 4'):
+                runner.run(**settings)
+
+
+class Longest(sw.Aggregator):
+    """The longest text of a key, with the key in front of it: its merge takes the keys."""
+
+    inputs = {"text": "string"}  # noqa: RUF012 — as users write it
+    accumulators = {"found": "string"}  # noqa: RUF012
+    output = "string"
+    wants_keys = True
+
+    def __init__(self, mark: str = ": ", fail: bool = False) -> None:
+        self.mark, self.fail = mark, fail
+
+    def lift(self, text: Any) -> Any:
+        return {"found": text.str.to_integer() if self.fail else text}
+
+    def merge(self, keys: Any, found: Any) -> Any:
+        bare = found.str.split(self.mark).list.last()
+        best = bare.sort_by([bare.str.len_chars(), bare]).drop_nulls().last()
+        return {"found": keys["user"] + self.mark + best}
+
+    def finish(self, found: Any) -> Any:
+        return found
+
+
+@pytest.mark.parametrize("kind", ["session", "hopping"])
+def test_one_of_a_users_own_takes_the_keys_and_tells_what_fails(runner: Runner, kind: str) -> None:
+    rows = [{"user": "a", "s": "x" * (n % 7) or "long", "ts": f"2024-03-01T00:00:{n:02}Z"} for n in range(20)]
+    runner.write("0.jsonl", rows[:10])
+    runner.write("1.jsonl", rows[10:])
+
+    def window(**options: Any) -> sw.Window:
+        own = sw.Aggregation(agg=Longest, columns={"text": "s"}, options=options, as_="best")
+        return sw.Window(event_time_column="ts", group_by=["user"], aggregations=[own], **WINDOWS[kind])
+
+    source = runner.source("user STRING, s STRING, ts TIMESTAMP", max_files_per_trigger=1)
+    found = runner.run(source=source, window=window(mark="="))
+    assert set(found["best"]) == {"a=xxxxxx"}
+    with pytest.raises(EpochError, match=r'aggregation "best": Longest\.lift failed: .*; mend it') as error:
+        runner.run(source=source, window=window(fail=True), name="failing")
+    assert "\n" not in str(error.value)
+    wrong = sw.Aggregation(agg=Longest, columns={"text": "i"}, as_="best")
+    shape = sw.Window(event_time_column="ts", group_by=["user"], aggregations=[wrong], **WINDOWS[kind])
+    with pytest.raises(
+        StartError, match=r'aggregation "best": Longest\.text takes string, column "i" is int; cast it in the SQL'
+    ):
+        runner.run(source=runner.source("user STRING, i INT, ts TIMESTAMP"), window=shape, name="unfit")
+
+
+def test_what_spark_sql_can_aggregate_is_told_alike_by_config_and_engine() -> None:
+    from slackwater.core.schema import Field
+    from slackwater.windows.aggregations import Agg
+    from slackwater.windows.logic import Logic
+
+    fields = {"i": Field("i", "int"), "s": Field("s", "string"), "d": Field("d", "double")}
+    window = sw.Window(
+        kind="tumbling", duration_ms=1, max_groups_per_window=1, aggregations=[sw.Aggregation(agg="count", as_="n")]
+    )
+    for spec in aggregations(in_sql=False):
+        if spec.column in (None, *fields):
+            more = (fields[spec.by],) if spec.by else ()
+            agg = Agg(spec, fields[spec.column] if spec.column else None, more)
+            logic = Logic("p", window, (), (agg,))
+            assert logic.lifts_in_sql == spec.in_sql == (len(pane_aggregates(logic)) > 2), spec.agg
