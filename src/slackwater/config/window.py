@@ -149,7 +149,7 @@ class Window(Spec):
         "source_idleness_ms": duration(1),
         "max_future_ms": duration(0),
         "group_by": texts,
-        "late_data": choice("drop"),
+        "late_data": choice("drop", "dlq"),
         "emit": choice("on_close"),
         "emit_metadata": flag,
         "max_groups_per_window": whole(1),
@@ -200,8 +200,8 @@ class Window(Spec):
             if value == "complete":
                 return f'{_NO_COMPLETE}; use kind = "tumbling"'
             return 'sliding (per-row) windows are not supported; use kind = "hopping" with a small hop_ms'
-        if key == "late_data" and value in ("dlq", "reopen", "standalone"):
-            return f'"{value}" is not available yet; use "drop" and raise lateness_ms'
+        if key == "late_data" and value in ("reopen", "standalone"):
+            return f'"{value}" is not available yet; use "drop" or "dlq" and raise lateness_ms'
         if key == "emit" and value == "complete":
             return f'{_NO_COMPLETE}; use emit = "on_close"'
         if key == "emit" and value in ("final", "updates"):

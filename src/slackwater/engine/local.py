@@ -15,12 +15,13 @@ import polars as pl
 from slackwater.core.hashing import key_hash, shard_of, spark_xxhash64
 from slackwater.core.schema import Field
 from slackwater.engine import shard
+from slackwater.engine.letters import ORIGIN, ORIGIN_FIELDS
 from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.shard import EmitReport, ShardTask
 from slackwater.sources.base import Batch
 from slackwater.windows.aggregations import Input, normalised
 from slackwater.windows.logic import Logic
-from slackwater.windows.panes import pane_start
+from slackwater.windows.panes import late_before, pane_start
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class LocalEngine:
         latest = clock_us + self.logic.window.max_future_ms * 1000
         stats: dict[str, SourceStats] = {}
         prepared: list[pl.DataFrame] = []
+        origins: list[pl.DataFrame] = []
+        keeps_late = self.logic.window.late_data == "dlq"
         for index, name in enumerate(self.sources):
             rows = frames.get(name)
             if rows is None or rows.is_empty():
@@ -49,13 +52,25 @@ class LocalEngine:
                 newest if isinstance(newest, int) else None,
                 future=int((rows["ts"] > latest).sum()),
             )
-            prepared.append(prepare(self.logic, usable, index if len(self.sources) > 1 else None))
+            tag = index if len(self.sources) > 1 else None
+            prepared.append(prepare(self.logic, usable, tag))
+            if keeps_late:
+                origins.append(_origins(name, usable, tag))
         if not prepared:
             return IngestOutcome((), stats)
         every = pl.concat(prepared)
         owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
-        reports = [shard.ingest(t, every.filter(owner == t.shard)) for t in tasks]
-        return IngestOutcome(reports, stats)
+        mine = [(t, owner == t.shard) for t in tasks]
+        if not keeps_late:
+            return IngestOutcome([shard.ingest(t, every.filter(m)) for t, m in mine], stats)
+        origin = pl.concat(origins)
+        if self.logic.is_session:
+            reports = [shard.ingest(t, every.filter(m), origin[ORIGIN].filter(m)) for t, m in mine]
+            return IngestOutcome(reports, stats)
+        reports = [shard.ingest(t, every.filter(m)) for t, m in mine]
+        late = origin.filter(pl.col("__start") < late_before(self.logic, tasks[0].watermark))
+        staged = [shard.stage_late(tasks[0], shard.with_idle(tasks[0], late))] if late.height else []
+        return IngestOutcome(reports, stats, staged=staged)
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
         return [shard.emit(t) for t in tasks]
@@ -81,6 +96,14 @@ def prepare(logic: Logic, rows: pl.DataFrame, source: int | None) -> pl.DataFram
         pl.lit(1, pl.Int64).alias("__n"),
         pl.col("__ts").alias("__first"),
     ).drop("__ts")
+
+
+def _origins(source: str, rows: pl.DataFrame, tag: int | None) -> pl.DataFrame:
+    """Where each row came from (see `engine.letters`); its bytes are the row as JSON."""
+    known = {"source": pl.lit(source), "value": pl.struct(pl.all()).struct.json_encode().cast(pl.Binary)}
+    fields = [known.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in ORIGIN_FIELDS]
+    sources = [] if tag is None else [pl.lit(tag, pl.Int32).alias("__src")]
+    return rows.select(pl.col("ts").alias("__start"), pl.struct(fields).alias(ORIGIN), *sources)
 
 
 def _input(rows: pl.DataFrame, given: Input) -> pl.Series:

@@ -33,7 +33,6 @@ from slackwater.windows.logic import (
     Logic,
     Stats,
     Visit,
-    late_sample,
     sorted_by_key,
 )
 
@@ -67,6 +66,18 @@ def last_closed(logic: Logic, watermark: int) -> int:
     return (watermark - logic.duration_us - offset) // hop * hop + offset
 
 
+def late_before(logic: Logic, watermark: int) -> int:
+    """Rows before this time are late for at least one window: it is the end of the last closed one."""
+    return last_closed(logic, watermark) + logic.duration_us
+
+
+def missed(logic: Logic, ts: Int64s, watermark: int) -> tuple[Int64s, Int64s]:
+    """Of the windows that hold each time those that `watermark` has closed: the first one's start, and how many."""
+    first = first_window(logic, ts)
+    closed = np.minimum(last_window(logic, ts), last_closed(logic, watermark))
+    return first, np.clip((closed - first) // logic.hop_us + 1, 0, None)
+
+
 def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> Ingested:
     """Fold lifted panes (`__kh`, `__start`, `__n`, keys, accumulators) into the touched units.
 
@@ -93,7 +104,7 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
             late_idle=idle,
             late_windows=int((closed * n).sum()),
         ),
-        late_sample=late_sample(late, logic.key_names, "__start"),
+        late=late,
         new_groups=dict(zip(starts.tolist(), counts.tolist(), strict=True)),
     )
 

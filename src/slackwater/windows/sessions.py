@@ -40,7 +40,6 @@ from slackwater.windows.logic import (
     Logic,
     Stats,
     Visit,
-    late_sample,
 )
 from slackwater.windows.units import Bools, Unit, chosen, first_of_each, per_key, renumber, runs_of
 
@@ -110,7 +109,7 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
         row          │ ●             alone, and ts + gap < wm_prev: late
     """
     fields = list(logic.state_schema)
-    extra = [c for c in ("__idle",) if c in rows.columns]
+    extra = [c for c in ("__idle", "__row") if c in rows.columns]
     fresh = rows.with_columns(
         pl.col("__kh").alias("__h"),
         pl.lit(ROW, pl.Int8).alias("__kind"),
@@ -175,13 +174,13 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
         counts=Counts(
             used=int((is_row & ~late & ~refused).sum()),
             late=lost.height,
-            late_idle=int(lost["__idle"].sum()) if extra else 0,
+            late_idle=int(lost["__idle"].sum()) if "__idle" in extra else 0,
             late_windows=lost.height,
             refused=int(refused.sum()),
             groups=int((has_open & ~had_open).sum()),
             windows=int((new_state["__kind"] <= LOOSE).sum()) - old_windows,
         ),
-        late_sample=late_sample(lost, logic.key_names, "__start"),
+        late=lost,
         new_groups={},
     )
 
