@@ -108,14 +108,18 @@ def _counters(found: Iterable[Status]) -> Iterator[Metric]:
         f"{PREFIX}windows_emitted", "Windows emitted, by window kind and reason.", labels=["pipeline", "kind", "reason"]
     )
     late = CounterMetricFamily(f"{PREFIX}late_rows", "Late rows.", labels=["pipeline", "policy", "cause"])
+    letters = CounterMetricFamily(f"{PREFIX}letters", "Dead letters, by reason.", labels=["pipeline", "reason"])
     for status in found:
         reasons = ("close", "flush", *(("cap",) if status.window_kind == "session" else ()))
         for reason, count in {**dict.fromkeys(reasons, 0), **status.counters.emitted}.items():
             emitted.add_metric([status.pipeline, status.window_kind, reason], count)
         for cause in ("lateness", "idle"):
             late.add_metric([status.pipeline, status.late_policy, cause], status.counters.late.get(cause, 0))
+        for reason, count in status.counters.letters.items():
+            letters.add_metric([status.pipeline, reason], count)
     yield emitted
     yield late
+    yield letters
 
 
 def serve(metrics: Metrics, port: int, host: str = "127.0.0.1") -> tuple[Any, int]:

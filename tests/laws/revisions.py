@@ -67,7 +67,7 @@ def planned(seed: int, cap_binds: bool = False) -> Run:
             "max_groups_per_window": 1000,
         },
     }[kind]
-    lateness, late = rng.choice([0, 0, 4, 15]), rng.choice(["reopen", "reopen", "drop"])
+    lateness, late = rng.choice([0, 0, 4, 15]), rng.choice(["reopen", "reopen", "dlq", "drop"])
     allowed = rng.choice([0, 3, 10, 40, 200])
     emit = rng.choice(["on_close", "on_close", "final", "updates", "updates"])
     settings: dict[str, Any] = {"lateness_ms": lateness, "late_data": late, "emit": emit, "emit_metadata": True}
@@ -186,6 +186,10 @@ def check(seed: int, cap_binds: bool = False) -> LocalResult:
     counters = result.counters
     total = sum(map(len, run.epochs))
     assert counters.rows_in == counters.rows_used + counters.rows_late == total
+    if run.window.late_data in ("reopen", "dlq"):
+        assert len(result.letters) == counters.letters.get("late", 0) >= counters.rows_late
+        assert run.spec.kind == "hopping" or len(result.letters) == counters.rows_late
+        assert sum(letter["windows_missed"] for letter in result.letters) == counters.late_windows
     table = folded(result)
     members: Counter[int] = Counter()
     for row in table.values():

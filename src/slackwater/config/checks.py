@@ -178,17 +178,24 @@ def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
 
 
 def check_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """Bad rows that are to be kept need a place."""
+    """Rows that are to be kept need a place, and a place needs rows."""
     transform = values.get("transform")
     if transform is None or "dead_letter" in wrong:
         return
-    if "on_error" not in transform._wrong and transform.on_error != "dlq" and values.get("dead_letter") is not None:
+    window = transform.window
+    undecided = "on_error" in transform._wrong or window is None or "late_data" in window._wrong
+    late_data = None if window is None else window.late_data
+    given = (("on_error", transform.on_error), ("late_data", late_data))
+    wanted = [key for key, value in given if value == "dlq"]
+    placed = values.get("dead_letter") is not None
+    # under "reopen" what is late for good goes there, if there is a place
+    if placed and not wanted and late_data != "reopen" and not undecided:
         yield (
             "dead_letter",
-            f'on_error is {show(transform.on_error)}, under which nothing goes there; set on_error = "dlq", or remove it',
+            f"on_error is {show(transform.on_error)} and late_data {show(late_data)}, under which nothing goes there; "
+            'set one of them to "dlq", or remove it',
         )
-    if transform.on_error == "dlq" and values.get("dead_letter") is None:
-        yield (
-            "dead_letter",
-            'missing; on_error = "dlq" needs it: [dead_letter] with a connection and a path, table or topic',
-        )
+    if wanted and not placed:
+        keys = " and ".join(f'{key} = "dlq"' for key in wanted)
+        needs = "needs it" if len(wanted) == 1 else "need it"
+        yield "dead_letter", f"missing; {keys} {needs}: [dead_letter] with a connection and a path, table or topic"

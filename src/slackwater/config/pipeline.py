@@ -116,6 +116,12 @@ class Pipeline(Spec):
     LATER: ClassVar[Mapping[str, str]] = {"stages": "", "join": ""}
     REQUIRED: ClassVar[tuple[str, ...]] = ("name", "sources", "transform", "target")
 
+    @property
+    def keeps_late(self) -> bool:
+        """Whether rows that are late for good become dead letters."""
+        policy = self.transform.window.late_data
+        return policy == "dlq" or (policy == "reopen" and self.dead_letter is not None)
+
     @classmethod
     def label(cls, data: Values) -> str:
         name = data.get("name")

@@ -85,7 +85,7 @@ class Window(Spec):
         "idle_close_ms": duration(1),
         "max_future_ms": duration(0),
         "group_by": texts,
-        "late_data": choice("drop", "reopen"),
+        "late_data": choice("drop", "dlq", "reopen"),
         "allowed_lateness_ms": duration(0),
         "emit": choice("on_close", "final", "updates"),
         "emit_interval_ms": duration(0),
@@ -128,8 +128,8 @@ class Window(Spec):
             if value == "complete":
                 return f'{_NO_COMPLETE}; use kind = "tumbling"'
             return 'sliding (per-row) windows are not supported; use kind = "hopping" with a small hop_ms'
-        if key == "late_data" and value in ("dlq", "standalone"):
-            return f'"{value}" is not available yet; use "drop" and raise lateness_ms'
+        if key == "late_data" and value == "standalone":
+            return '"standalone" is not available yet; use "drop", "dlq" or "reopen"'
         if key == "emit" and value == "complete":
             return f'{_NO_COMPLETE}; use emit = "on_close"'
         if key == "on_state_cap" and value == "backpressure":

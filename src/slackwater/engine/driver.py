@@ -20,14 +20,15 @@ import polars as pl
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine import bounds, fold, outbox, recover
 from slackwater.engine.faults import Faults, NoFaults
+from slackwater.engine.letters import LATE
 from slackwater.engine.protocol import Engine, IngestOutcome
-from slackwater.engine.shard import ShardTask, is_due
+from slackwater.engine.shard import LateLetters, ShardTask, is_due
 from slackwater.engine.status import Status
-from slackwater.errors import BadRowError, StartError
+from slackwater.errors import BadRowError, EpochError, StartError
 from slackwater.sources.base import Batch
 from slackwater.state.protocol import Joining, Manifest, Publish, StateStore
 from slackwater.targets.base import Target
-from slackwater.watermark import SourceClock, global_watermark, listen, run_on
+from slackwater.watermark import SourceClock, global_watermark, holder, listen, run_on
 from slackwater.windows.family import family
 from slackwater.windows.logic import Logic
 
@@ -157,6 +158,7 @@ class Driver:
             overtaken = {n: c.overtaken_partitions(self.state.watermark_us) for n, c in self._clocks.items()}
             outcome = self.engine.ingest(batch, tasks, clock, {n: p for n, p in overtaken.items() if p})
             self._judge_bad_rows(epoch, outcome)
+            self._check_letters(epoch, outcome)
         self._log_lost(epoch, batch)
         self._log_late(epoch, outcome)
         clocks = {
@@ -271,6 +273,7 @@ class Driver:
         count = len(self._clocks)
         overtaken = (i for i, c in enumerate(self._clocks.values()) if c.was_overtaken(state.watermark_us))
         idle = (*overtaken, *range(count, 2 * count))
+        late = LateLetters(self.pipeline.name, holder(self._committed_clocks())) if self.pipeline.keeps_late else None
         capped = window.on_state_cap == "drop_new_groups" and window.max_groups_per_window is not None
         return [
             ShardTask(
@@ -283,6 +286,7 @@ class Driver:
                 bound=bounds.share(window.max_groups_per_window or 0, state.shards, shard) if capped else None,
                 groups=state.groups[shard],
                 pane_groups={p: g[shard] for p, g in state.panes.items()} if capped else None,
+                late=late,
                 hit=self.hooks.faults.in_worker(epoch),
             )
             for shard, metas in enumerate(state.segments)
@@ -367,6 +371,16 @@ class Driver:
             did = "sent to the dead letters" if self.pipeline.transform.on_error == "dlq" else "dropped"
             log.warning("%s %s: %s", what, did, sample)
 
+    def _check_letters(self, epoch: int, outcome: IngestOutcome) -> None:
+        """Exactly as many letters as late rows, though for some windows they are found by reading the batch a second time."""
+        late = sum(r.late + r.partly_late for r in outcome.reports)
+        letters = sum(staged.reasons.get(LATE, 0) for staged in outcome.letters)
+        if self.pipeline.keeps_late and late != letters:
+            raise EpochError(
+                f"{self.pipeline.name}: epoch {epoch}: {late} late rows and {letters} letters: the input was not the same when it "
+                "was read again; nothing of this epoch was committed, the next start repeats it"
+            )
+
     def _log_lost(self, epoch: int, batch: Batch) -> None:
         for name, lost in batch.lost.items():
             log.warning(
@@ -378,16 +392,20 @@ class Driver:
             )
 
     def _log_late(self, epoch: int, outcome: IngestOutcome) -> None:
-        late = sum(r.late for r in outcome.reports)
-        if late:
+        late, partly = sum(r.late for r in outcome.reports), sum(r.partly_late for r in outcome.reports)
+        kept = self.pipeline.keeps_late
+        if late or (partly and kept):
             sample = [s for r in outcome.reports for s in r.late_sample][:3]
             log.warning(
-                "%s: epoch %d: %d late rows dropped (watermark %s): %s",
+                "%s: epoch %d: %d late rows %s (watermark %s)%s",
                 self.pipeline.name,
                 epoch,
-                late,
+                late + partly if kept else late,
+                f"sent to the dead letters{f', {partly} of them late for some windows only' if partly else ''}"
+                if kept
+                else "dropped",
                 fold.iso(self.state.watermark_us),
-                "; ".join(fold.late_text(s) for s in sample),
+                "".join(f"{'; ' if n else ': '}{fold.late_text(s)}" for n, s in enumerate(sample)),
             )
         refused = sum(r.refused for r in outcome.reports)
         if refused:

@@ -53,6 +53,7 @@ def ingested(
     segments, groups, windows = list(before.segments), list(before.groups), list(before.windows)
     panes = {p: list(g) for p, g in before.panes.items()}
     late: Counter[str] = Counter(before.counters.get("late", {}))
+    letters: Counter[str] = Counter(before.counters.get("letters", {}))
     totals: Counter[str] = Counter({k: v for k, v in before.counters.items() if isinstance(v, int)})
     for r in outcome.reports:
         segments[r.shard] = r.segments
@@ -62,8 +63,11 @@ def ingested(
             panes.setdefault(pane, [0] * before.shards)[r.shard] += n
         late.update({"lateness": r.late - r.late_idle, "idle": r.late_idle})
         totals.update(rows_sql=r.rows, rows_used=r.used, rows_refused=r.refused, late_windows=r.late_windows)
+        totals.update(rows_partly_late=r.partly_late)
     for stats in outcome.sources.values():
         totals.update(rows_in=stats.rows, rows_bad=stats.bad)
+    for staged in outcome.letters:
+        letters.update(staged.reasons)
     totals.update(rows_lost=sum(batch.lost.values()))
     return before.model_copy(
         update={
@@ -79,13 +83,14 @@ def ingested(
             },
             "batch": batch.id or before.batch,
             "output": (),
-            "letters": tuple(outcome.letters),
+            "letters": tuple(staged.output for staged in outcome.letters),
             "emitted": 0,
             "waiting": before.waiting or any(r.used for r in outcome.reports),
             "counters": {
                 **totals,
                 "late": {k: v for k, v in late.items() if v},
                 "emitted": before.counters.get("emitted", {}),
+                "letters": dict(letters),
             },
         }
     )

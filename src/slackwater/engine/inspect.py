@@ -6,11 +6,13 @@ The SQL pre-stage must be row-wise: what it says about a row may depend on that 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
+from slackwater.engine import origin
+from slackwater.engine.letters import ORIGIN, ORIGIN_TYPE
 from slackwater.engine.prepare import event_time_sql
 from slackwater.errors import StartError
 from slackwater.sources.base import CORRUPT, reason
@@ -100,18 +102,21 @@ def time_expression(
     return event_time_sql(expression, type_, window.event_time_unit, f'{where}: event_time_column "{text}"')
 
 
-def run_sql(session: SparkSession, pipeline: Pipeline, rows: DataFrame) -> DataFrame:
-    """The SQL pre-stage over rows that carry `_event_ts`; the rows themselves where the config has no SQL."""
+def run_sql(session: SparkSession, pipeline: Pipeline, rows: DataFrame, sql: str | None = None) -> DataFrame:
+    """The SQL pre-stage over rows that carry `_event_ts`; the rows themselves where the config has no SQL.
+
+    `sql` is run in its place: it carries `_origin`.
+    """
     if pipeline.transform.sql is None:
         return rows
     rows.createOrReplaceTempView("source")
-    return session.sql(pipeline.transform.sql)
+    return session.sql(sql or pipeline.transform.sql)
 
 
 def check_sql(session: SparkSession, pipeline: Pipeline, source: str, frame: DataFrame) -> dict[str, Field]:
     """Analyse the SQL over a source's columns and return the columns that come out. Raises StartError by name."""
     where = f'{pipeline.name}: source "{source}": transform.sql'
-    rows = empty(session, frame).drop(CORRUPT, "_event_ts").selectExpr("*", "CAST(NULL AS TIMESTAMP) AS _event_ts")
+    rows = _view(session, frame, with_origin=_selects_origin(pipeline))
     try:
         out = run_sql(session, pipeline, rows)
     except Exception as error:
@@ -122,7 +127,7 @@ def check_sql(session: SparkSession, pipeline: Pipeline, source: str, frame: Dat
             f"{where} must be row-wise, it uses {', '.join(sorted(found))}; filter, project and join lookups there, "
             "and describe aggregation in [transform.window]"
         )
-    fields = fields_of(out)
+    fields = {name: field for name, field in fields_of(out).items() if name != ORIGIN or not _selects_origin(pipeline)}
     if "_event_ts" not in fields:
         raise StartError(
             f'{where} does not select "_event_ts", the event time; add it to the SELECT; it selects: {", ".join(fields)}'
@@ -132,6 +137,64 @@ def check_sql(session: SparkSession, pipeline: Pipeline, source: str, frame: Dat
             f'{where} selects "_event_ts" as {fields["_event_ts"].type}, expected timestamp; select it unchanged'
         )
     return fields
+
+
+def check_origin(session: SparkSession, pipeline: Pipeline, source: str, frame: DataFrame) -> str | None:
+    """The SQL that lets `_origin` come out beside the columns of the config's own; None where there is no SQL.
+
+    For `late_data = "dlq"`, after `check_sql`. Raises StartError if neither the SQL as it is nor a rewritten one does.
+    """
+    where = f'{pipeline.name}: source "{source}"'
+    if ORIGIN in map(str.lower, frame.columns):
+        raise StartError(
+            f'{where} has a column "{ORIGIN}", under which late_data = "dlq" carries where a row came from; rename it'
+        )
+    given = pipeline.transform.sql
+    if given is None:
+        return None
+    rows = _view(session, frame, with_origin=True)
+    plain = run_sql(session, pipeline, _view(session, frame, with_origin=_selects_origin(pipeline))).dtypes
+    wanted = [column for column in plain if column[0].lower() != ORIGIN]
+
+    def carries(sql: str) -> bool:
+        found = run_sql(session, pipeline, rows, sql).dtypes
+        return (ORIGIN, ORIGIN_TYPE) in found and [c for c in found if c[0] != ORIGIN] == wanted
+
+    try:
+        if _carries_already(carries, given):
+            return given
+        if origin.mentions(given):
+            raise origin.CannotCarryError("it selects it otherwise than unchanged, once")
+        rewritten = origin.carried(given)
+        if carries(rewritten):
+            return rewritten
+        why = "it does not come out unchanged"
+    except origin.CannotCarryError as error:
+        why = str(error)
+    except Exception as error:
+        why = reason(error)
+    raise StartError(
+        f'{where}: transform.sql: late_data = "dlq" needs the hidden column {ORIGIN} of source in the output, and it cannot be '
+        f"added ({why}); select {ORIGIN} yourself, in every SELECT from source to the outermost"
+    )
+
+
+def _carries_already(carries: Callable[[str], bool], sql: str) -> bool:
+    try:
+        return carries(sql)
+    except Exception:
+        return False  # as in: one branch of a UNION with SELECT *, which now has a column more than the other
+
+
+def _selects_origin(pipeline: Pipeline) -> bool:
+    return pipeline.keeps_late and origin.mentions(pipeline.transform.sql or "")
+
+
+def _view(session: SparkSession, frame: DataFrame, with_origin: bool) -> DataFrame:
+    """The view `source`, without rows."""
+    more = [f"CAST(NULL AS {ORIGIN_TYPE}) AS {ORIGIN}"] if with_origin else []
+    rows = empty(session, frame).drop(CORRUPT, "_event_ts")
+    return rows.selectExpr("*", "CAST(NULL AS TIMESTAMP) AS _event_ts", *more)
 
 
 def forbidden(frame: DataFrame) -> set[str]:

@@ -1,35 +1,111 @@
-"""Dead letters: what is kept of a row that could not be used, with its original bytes where the source has them."""
+"""Dead letters: what is kept of a row that could not be used, with its original bytes where the source has them.
+
+Bad rows are letters at once. Late rows are known only behind the SQL and the shuffle; until then `_origin`, a struct beside
+the row's columns, remembers where it came from:
+
+    source ─▶ view `source` with _origin ─▶ SQL (see `engine.origin`) ─▶ late? ─▶ letter
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import polars as pl
+
 from slackwater.sources.base import CORRUPT
 from slackwater.targets.base import LETTER
+from slackwater.windows import panes
 from slackwater.windows.aggregations import quote
+from slackwater.windows.logic import Int64s, Logic
+
+LATE = "late"
+ORIGIN = "_origin"
+WINDOWS_SHOWN = 100  # starts of missed windows that a letter lists
+
+_FIELDS = {f.name: f for f in LETTER}
+ORIGIN_FIELDS = tuple(_FIELDS[n] for n in ("source", "topic", "partition", "offset", "key", "value", "headers", "file"))
+ORIGIN_TYPE = f"struct<{','.join(f'{f.name}:{f.type}' for f in ORIGIN_FIELDS)}>"
 
 
 def letter_columns(columns: Sequence[str], pipeline: str, source: str, epoch: int) -> list[str]:
-    """Spark SQL over a source's rows with `__bad` and `_event_ts`: the columns of a letter, in order."""
+    """Spark SQL over a source's rows with `__bad` and `_event_ts`: the columns of a bad row's letter, in order."""
+    found = {
+        **_place(columns, source, "nullif(input_file_name(), '')"),
+        "reason": "__bad",
+        "pipeline": _text(pipeline),
+        "epoch": f"{epoch}L",
+        "event_time": "_event_ts",
+    }
+    return [f"CAST({found.get(f.name, 'NULL')} AS {f.type}) AS {quote(f.name)}" for f in LETTER]
+
+
+def origin_column(columns: Sequence[str], source: str, file: str = "NULL") -> str:
+    """Spark SQL over a source's rows: `_origin`. `file`: what names the file that a row is from."""
+    found = _place(columns, source, file)
+    return f"named_struct({', '.join(f'{_text(f.name)}, CAST({found[f.name]} AS {f.type})' for f in ORIGIN_FIELDS)}) AS {ORIGIN}"
+
+
+def _place(columns: Sequence[str], source: str, file: str) -> dict[str, str]:
+    """Where a row came from and what it was, as Spark SQL over the columns that its source has."""
     there = set(columns)
     plain = [c for c in columns if c not in ("__bad", "_event_ts", CORRUPT) and not _is_meta(c)]
     row = f"to_json(struct({', '.join(map(quote, plain))}))" if plain else "NULL"
     text = f"coalesce({CORRUPT}, {row})" if CORRUPT in there else row
-    found = {
-        "reason": "__bad",
-        "pipeline": _text(pipeline),
+    return {
         "source": _text(source),
-        "epoch": f"{epoch}L",
         "topic": "_topic" if "_topic" in there else "NULL",
         "partition": "_partition" if "_partition" in there else "NULL",
         "offset": "_offset" if "_offset" in there else "NULL",
         "key": "_key" if "_key" in there else "NULL",
         "value": "_value" if "_value" in there else f"CAST({text} AS BINARY)",
         "headers": "to_json(_headers)" if "_headers" in there else "NULL",
-        "event_time": "_event_ts",
-        "file": "NULL" if "_topic" in there else "nullif(input_file_name(), '')",
+        "file": "NULL" if "_topic" in there else file,
     }
-    return [f"CAST({found[f.name]} AS {f.type}) AS {quote(f.name)}" for f in LETTER]
+
+
+def late_letters(
+    logic: Logic, rows: pl.DataFrame, watermark: int, epoch: int, pipeline: str, held_by: str | None
+) -> pl.DataFrame:
+    """The letters of late rows: `__start` (event time, µs), `_origin`, and `__idle` where sources may be idle."""
+    ts = rows["__start"].to_numpy()
+    count, starts = np.ones(len(ts), dtype=np.int64), pl.Series([None] * len(ts), dtype=pl.String)
+    if not logic.is_session:
+        first, count = panes.missed(logic, ts, watermark)
+        starts = _listed(first, count, logic.hop_us)
+    idle = pl.col("__idle") if "__idle" in rows.columns else pl.lit(False)
+    known = {
+        "reason": pl.lit(LATE),
+        "pipeline": pl.lit(pipeline),
+        "epoch": pl.lit(epoch),
+        "event_time": _moment(pl.col("__start")),
+        "cause": pl.when(idle).then(pl.lit("idle")).otherwise(pl.lit("lateness")),
+        "watermark": _moment(pl.lit(watermark)),
+        "watermark_source": pl.lit(held_by),
+        "late_us": watermark - pl.col("__start"),
+        "windows_missed": pl.lit(pl.Series(count)),
+        "windows": pl.lit(starts),
+    }
+    found = rows.select(
+        *(pl.col(ORIGIN).struct.field(f.name).alias(f.name) for f in ORIGIN_FIELDS),
+        *(value.alias(name) for name, value in known.items()),
+    )
+    return found.select(pl.col(f.name).cast(f.polars) for f in LETTER)
+
+
+def _moment(us: pl.Expr) -> pl.Expr:
+    return us.cast(pl.Datetime("us")).dt.replace_time_zone("UTC")
+
+
+def _listed(first: Int64s, count: Int64s, hop: int) -> pl.Series:
+    """Window starts as JSON lists of ISO times, at most `WINDOWS_SHOWN` each."""
+    shown = np.minimum(count, WINDOWS_SHOWN)
+    row = np.repeat(np.arange(len(first)), shown)
+    nth = np.arange(len(row)) - np.repeat(np.cumsum(shown) - shown, shown)
+    spread = pl.DataFrame({"row": row, "start": first[row] + nth * hop})
+    text = pl.col("start").cast(pl.Datetime("us")).dt.strftime('"%Y-%m-%dT%H:%M:%S%.fZ"')
+    joined = spread.group_by("row", maintain_order=True).agg(text.str.join(", "))["start"]
+    return "[" + joined + "]"
 
 
 def _is_meta(column: str) -> bool:

@@ -16,6 +16,7 @@ import polars as pl
 from slackwater.core.hashing import key_hash, shard_of, spark_xxhash64
 from slackwater.core.schema import Field
 from slackwater.engine import shard
+from slackwater.engine.letters import ORIGIN, ORIGIN_FIELDS
 from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.shard import EmitReport, ShardTask
 from slackwater.sources.base import Batch
@@ -23,7 +24,7 @@ from slackwater.watermark import Heard
 from slackwater.windows import panes
 from slackwater.windows.aggregations import Input, normalised
 from slackwater.windows.logic import Int64s, Logic
-from slackwater.windows.panes import pane_start
+from slackwater.windows.panes import late_before, pane_start
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class LocalEngine:
 
     logic: Logic
     sources: Sequence[str]
+    keeps_late: bool = False  # late rows become letters
 
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
@@ -41,6 +43,7 @@ class LocalEngine:
         stats: dict[str, SourceStats] = {}
         prepared: list[pl.DataFrame] = []
         tagged = len(self.sources) > 1 or any(idle.values()) or 0 in tasks[0].idle_sources
+        origins: list[pl.DataFrame] = []
         for index, name in enumerate(self.sources):
             rows, listed = frames.get(name), batch.partitions.get(name, {})
             if rows is None or rows.is_empty():
@@ -60,12 +63,23 @@ class LocalEngine:
             if idle.get(name) and listed:
                 source += len(self.sources) * usable["__partition"].is_in(list(idle[name])).to_numpy()
             prepared.append(prepare(self.logic, usable, source if tagged else None))
+            if self.keeps_late:
+                origins.append(_origins(name, usable, source if tagged else None))
         if not prepared:
             return IngestOutcome((), stats)
         every = pl.concat(prepared)
         owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
-        reports = [shard.ingest(t, every.filter(owner == t.shard)) for t in tasks]
-        return IngestOutcome(reports, stats)
+        mine = [(t, owner == t.shard) for t in tasks]
+        if not self.keeps_late:
+            return IngestOutcome([shard.ingest(t, every.filter(m)) for t, m in mine], stats)
+        origin = pl.concat(origins)
+        if self.logic.is_session:
+            reports = [shard.ingest(t, every.filter(m), origin[ORIGIN].filter(m)) for t, m in mine]
+            return IngestOutcome(reports, stats)
+        reports = [shard.ingest(t, every.filter(m)) for t, m in mine]
+        late = origin.filter(pl.col("__start") < late_before(self.logic, tasks[0].watermark))
+        staged = [shard.stage_late(tasks[0], shard.with_idle(tasks[0], late))] if late.height else []
+        return IngestOutcome(reports, stats, staged=staged)
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
         return [shard.emit(t) for t in tasks]
@@ -98,6 +112,14 @@ def prepare(logic: Logic, rows: pl.DataFrame, source: Int64s | None) -> pl.DataF
         pl.lit(1, pl.Int64).alias("__n"),
         pl.col("__ts").alias("__first"),
     ).drop("__ts")
+
+
+def _origins(source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
+    """Where each row came from (see `engine.letters`); its bytes are the row as JSON."""
+    known = {"source": pl.lit(source), "value": pl.struct(pl.all()).struct.json_encode().cast(pl.Binary)}
+    fields = [known.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in ORIGIN_FIELDS]
+    sources = [] if tag is None else [pl.Series("__src", tag, dtype=pl.Int32)]
+    return rows.select(pl.col("ts").alias("__start"), pl.struct(fields).alias(ORIGIN), *sources)
 
 
 def _input(rows: pl.DataFrame, given: Input) -> pl.Series:

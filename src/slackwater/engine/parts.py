@@ -143,6 +143,16 @@ def bind(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]
     return times, logic
 
 
+def carrying(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> dict[str, str]:
+    """Per source the SQL that `late_data = "dlq"` runs: with `_origin` carried through. After `bind`; raises StartError."""
+    if not pipeline.keeps_late:
+        return {}
+    found = {
+        s.name: inspect.check_origin(session, pipeline, s.name, session.createDataFrame([], s.schema)) for s in sources
+    }
+    return {name: sql for name, sql in found.items() if sql is not None}
+
+
 def spark_settings(pipeline: Pipeline, notice: Callable[[str, str], None]) -> dict[str, str]:
     """Settings of a Spark session of our own, with the jars that the sources need."""
     import pyspark

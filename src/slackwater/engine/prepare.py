@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slackwater.core import schema
 from slackwater.core.schema import Field
+from slackwater.engine.letters import ORIGIN
 from slackwater.errors import StartError
 from slackwater.windows.aggregations import normalised_sql, quote
 from slackwater.windows.logic import Logic
@@ -31,8 +32,11 @@ def event_time_sql(expression: str, field: Field, unit: str | None, where: str) 
     raise StartError(f"{where} is {field.type}; expected a timestamp, a date, an ISO-8601 string or an integer")
 
 
-def row_columns(logic: Logic, source: int | None) -> list[str]:
-    """The columns that go to the shards, per row: hash, time, keys, inputs of the aggregations; over the output of the SQL."""
+def row_columns(logic: Logic, source: int | None, before: int | None = None) -> list[str]:
+    """The columns that go to the shards, per row: hash, time, keys, inputs of the aggregations; over the output of the SQL.
+
+    `before`: rows before this time (µs) take `_origin` along.
+    """
     keys = ", ".join(normalised_sql(k) for k in logic.keys)
     columns = {
         "__kh": f"xxhash64({keys})" if keys else "CAST(42 AS BIGINT)",
@@ -42,7 +46,24 @@ def row_columns(logic: Logic, source: int | None) -> list[str]:
     }
     if source is not None:
         columns["__src"] = f"CAST({source} AS INT)"
+    if before is not None:
+        columns["__origin"] = f"CASE WHEN {earlier(before)} THEN {ORIGIN} END"
     return [f"{sql} AS {quote(name)}" for name, sql in columns.items()]
+
+
+def earlier(than: int) -> str:
+    """Whether a row's time is before this one (µs), which changes with every epoch.
+
+    Spark writes a number into the code that it generates, and would compile each epoch's anew (0.3 s). An array is handed to
+    that code from outside; its index is always 1, which the optimiser does not see.
+    """
+    return f"unix_micros(_event_ts) < element_at(array({than}L), CAST(pmod(unix_micros(_event_ts), 1L) AS INT) + 1)"
+
+
+def late_columns(source: int | None) -> list[str]:
+    """What is asked about late rows of tumbling and hopping windows, over the output of the SQL."""
+    tag = [] if source is None else [f"CAST({source} AS INT) AS __src"]
+    return ["unix_micros(_event_ts) AS __start", ORIGIN, *tag]
 
 
 def pane_columns(logic: Logic) -> list[str]:

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from slackwater.engine.shard import EmitReport, IngestReport, ShardTask
+from slackwater.engine.shard import EmitReport, IngestReport, ShardTask, StagedLetters
 from slackwater.sources.base import Batch
-from slackwater.state.protocol import OutputMeta
 from slackwater.watermark import Heard
 
 
@@ -33,7 +32,12 @@ class IngestOutcome:
     reports: Sequence[IngestReport]
     sources: Mapping[str, SourceStats]
     bad_samples: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    letters: Sequence[OutputMeta] = ()  # staged dead letters
+    staged: Sequence[StagedLetters] = ()  # dead letters, beside those that the shards report
+
+    @property
+    def letters(self) -> list[StagedLetters]:
+        """All dead letters of the epoch."""
+        return [*self.staged, *(r.letters for r in self.reports if r.letters is not None)]
 
 
 class Engine(Protocol):

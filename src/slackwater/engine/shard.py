@@ -16,10 +16,19 @@ from pydantic import Field
 
 from slackwater.core.arrays import distinct, member
 from slackwater.core.hashing import mix
+from slackwater.engine.letters import LATE, late_letters
 from slackwater.state.protocol import OutputMeta, Record, SegmentMeta, ShardState
 from slackwater.windows import panes, sessions
 from slackwater.windows.family import family
-from slackwater.windows.logic import Logic
+from slackwater.windows.logic import Logic, late_sample
+
+
+@dataclass(frozen=True)
+class LateLetters:
+    """`late_data = "dlq"`: what the letters of late rows say of their epoch. `held_by`: the source that held the watermark."""
+
+    pipeline: str
+    held_by: str | None
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,15 @@ class ShardTask:
     pane_groups: Mapping[int, int] | None = None  # panes: groups per pane now
     flush: bool = False
     telling: bool = False  # emit = "updates": open windows that were changed are emitted now
+    late: LateLetters | None = None  # late rows become letters
     hit: Callable[[str], None] | None = None  # called before and after staging: see engine.faults
+
+
+class StagedLetters(Record):
+    """Dead letters put aside, and how many of them for which reason."""
+
+    output: OutputMeta
+    reasons: Mapping[str, int]
 
 
 class IngestReport(Record):
@@ -50,11 +67,13 @@ class IngestReport(Record):
     late: int = 0
     late_idle: int = 0
     late_windows: int = 0
+    partly_late: int = 0  # late for some of their windows, not for all
     refused: int = 0
     groups: int = 0
     windows: int = 0
     new_groups: Mapping[int, int] = Field(default_factory=dict)
     late_sample: tuple[dict[str, Any], ...] = ()
+    letters: StagedLetters | None = None
 
 
 class EmitReport(Record):
@@ -69,32 +88,42 @@ class EmitReport(Record):
     last_end_us: int | None = None
 
 
-def ingest(task: ShardTask, rows: pl.DataFrame) -> IngestReport:
-    """Fold one epoch's rows (see `engine.prepare` for their columns) into a shard and stage its new state."""
+def ingest(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
+    """Fold one epoch's rows (see `engine.prepare` for their columns) into a shard and stage its new state.
+
+    `origins`: where each row came from (see `engine.letters`), for sessions under `late_data = "dlq"`; the late rows' become
+    letters here. For tumbling and hopping windows rows arrive folded, and the engine stages their letters.
+    """
     logic = task.logic
     if rows.is_empty():
         return IngestReport(shard=task.shard, segments=task.state.metas)
-    if "__src" in rows.columns:
-        rows = rows.with_columns(pl.col("__src").is_in(list(task.idle_sources)).alias("__idle")).drop("__src")
+    rows = with_idle(task, rows)
     reader = task.state.reader(logic)
-    refused = 0
+    refused = partly_late = 0
     if logic.is_session:
+        if origins is not None:
+            rows = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__row"))
         total = rows.height
         state = reader.units(distinct(rows["__kh"].to_numpy()))
         room = None if task.bound is None else max(task.bound - task.groups, 0)
         done = sessions.ingest(logic, rows, state, task.watermark, room)
     else:
         total = int(rows["__n"].sum())
+        partly_late = int(rows["__n"].filter(rows["__start"] < panes.late_before(logic, task.watermark)).sum())
         rows = rows.with_columns(pl.Series("__h", mix(rows["__kh"].to_numpy(), rows["__start"].to_numpy())))
         if task.bound is not None and _may_exceed(task, rows):
             existing = panes.forget(logic, reader.scan(), task.watermark)
             rows, refused = panes.admit(logic, rows, existing, task.watermark, task.bound)
         state = reader.units(distinct(rows["__h"].to_numpy()))
         done = panes.ingest(logic, rows, state, task.watermark)
+        partly_late -= done.counts.late
     counts = done.counts
     if task.hit:
         task.hit("stage.before")
     staged = task.state.stage(logic, done.state, state, task.since)
+    letters = None
+    if origins is not None and task.late is not None and done.late.height:
+        letters = stage_late(task, done.late.with_columns(origins[done.late["__row"]].alias("_origin")))
     if task.hit:
         task.hit("stage.after")
     return IngestReport(
@@ -105,12 +134,30 @@ def ingest(task: ShardTask, rows: pl.DataFrame) -> IngestReport:
         late=counts.late,
         late_idle=counts.late_idle,
         late_windows=counts.late_windows,
+        partly_late=partly_late,
         refused=counts.refused + refused,
         groups=counts.groups,
         windows=counts.windows,
         new_groups=done.new_groups,
-        late_sample=tuple({k: _plain(v) for k, v in s.items()} for s in done.late_sample),
+        late_sample=tuple(
+            {k: _plain(v) for k, v in s.items()} for s in late_sample(done.late, logic.key_names, "__start")
+        ),
+        letters=letters,
     )
+
+
+def with_idle(task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows that tell whether their source or partition is idle, where they told which it is."""
+    if "__src" not in rows.columns:
+        return rows
+    return rows.with_columns(pl.col("__src").is_in(list(task.idle_sources)).alias("__idle")).drop("__src")
+
+
+def stage_late(task: ShardTask, rows: pl.DataFrame) -> StagedLetters:
+    """Stage the letters of late rows: `__start` (event time, µs), `_origin`, and `__idle` where sources may be idle."""
+    assert task.late is not None
+    found = late_letters(task.logic, rows, task.watermark, task.state.epoch, task.late.pipeline, task.late.held_by)
+    return StagedLetters(output=task.state.stage_output(found), reasons={LATE: found.height})
 
 
 def _plain(value: object) -> object:

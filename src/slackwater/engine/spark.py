@@ -12,20 +12,20 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from slackwater import errors
-from slackwater.config.pipeline import Pipeline
+from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.engine import inspect, prepare, shard
-from slackwater.engine.letters import letter_columns
+from slackwater.engine.letters import letter_columns, origin_column
 from slackwater.engine.protocol import IngestOutcome, SourceStats
-from slackwater.engine.shard import EmitReport, IngestReport, ShardTask
+from slackwater.engine.shard import EmitReport, IngestReport, ShardTask, StagedLetters
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.sources.base import CORRUPT, Batch, reason
 from slackwater.sources.files import local_name
-from slackwater.state.protocol import OutputMeta, ShardState
+from slackwater.state.protocol import ShardState
 from slackwater.targets.base import LETTER
 from slackwater.watermark import Heard
 from slackwater.windows import panes
@@ -37,6 +37,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Task = Callable[["pa.Table"], str]
+_FILE = "__file"  # hidden: the file that a row was read from
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A batch's rows per source, with `_event_ts` and `__bad`, and the partitions of each that are counted idle."""
+
+    timed: Mapping[str, DataFrame]
+    split: Mapping[str, Sequence[str]]
+    tagged: bool  # rows are told apart by source
 
 
 @dataclass
@@ -44,6 +54,7 @@ class SparkEngine:
     """Runs shard tasks as Spark tasks. A batch's payload is one DataFrame per source.
 
     `times`: per source the SQL of its event time. `refresh`: re-reads the lookups that are due, called between epochs.
+    `sql`: per source the pre-stage with `_origin` carried through, under `late_data = "dlq"`.
     """
 
     session: SparkSession
@@ -51,6 +62,7 @@ class SparkEngine:
     logic: Logic
     times: Mapping[str, str]
     refresh: Callable[[], None] = field(default=lambda: None)
+    sql: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """User-defined aggregations go to the workers by value, with the tasks: a worker need not find their module."""
@@ -73,43 +85,35 @@ class SparkEngine:
         """
         self.refresh()
         latest = clock_us + self.logic.window.max_future_ms * 1000
-        outcome = self._ingest(batch, tasks, clock_us, None, idle)
-        if all(s.max_event_us is None or s.max_event_us <= latest for s in outcome.sources.values()):
-            return outcome
-        return self._ingest(batch, tasks, clock_us, latest, idle)
+        tagged = 0 in tasks[0].idle_sources  # a single source that was idle: its late rows are told apart
+        read = self._read(batch, clock_us, None, idle, tagged)
+        outcome = self._ingest(read, batch, tasks)
+        if any(s.max_event_us is not None and s.max_event_us > latest for s in outcome.sources.values()):
+            read = self._read(batch, clock_us, latest, idle, tagged)
+            outcome = self._ingest(read, batch, tasks)
+        return self._with_letters(read, outcome, tasks)
 
-    def _ingest(
-        self,
-        batch: Batch,
-        tasks: Sequence[ShardTask],
-        clock_us: int,
-        latest: int | None,
-        idle: Mapping[str, Sequence[str]],
-    ) -> IngestOutcome:
-        from pyspark.sql import Observation
-
+    def _read(
+        self, batch: Batch, clock_us: int, latest: int | None, idle: Mapping[str, Sequence[str]], tagged: bool
+    ) -> _Read:
         frames: Mapping[str, DataFrame] = batch.payload
-        observed: dict[str, Any] = {}
-        parts: list[DataFrame] = []
-        timed: dict[str, DataFrame] = {}
         names = [s.name for s in self.pipeline.sources]
         split = {name: [p for p in idle.get(name, ()) if batch.partitions.get(name, {}).get(p)] for name in names}
-        tagged = len(names) > 1 or any(split.values()) or 0 in tasks[0].idle_sources
-        for index, name in enumerate(names):
-            if name not in frames:
-                continue
+        timed = {n: self._timed(n, frames[n], clock_us, latest) for n in names if n in frames}
+        return _Read(timed, split, tagged or len(names) > 1 or any(split.values()))
+
+    def _ingest(self, read: _Read, batch: Batch, tasks: Sequence[ShardTask]) -> IngestOutcome:
+        from pyspark.sql import Observation
+
+        observed: dict[str, Any] = {}
+        parts: list[DataFrame] = []
+        origins_before = tasks[0].watermark if self._keeps_late and self.logic.is_session else None
+        for name, timed in read.timed.items():
             observed[name] = Observation()
-            timed[name] = self._timed(name, frames[name], clock_us, latest)
-            partitions = list(batch.partitions.get(name, {}))
-            rows = (
-                timed[name].observe(observed[name], *_statistics(partitions, usable_only=False)).where("__bad IS NULL")
-            )
-            for tag, some in _by_idleness(rows, index, len(names), split[name]):
-                if self.pipeline.transform.sql is not None:
-                    some = some.drop("__bad", CORRUPT)
-                out = inspect.run_sql(self.session, self.pipeline, some)
-                parts.append(out.selectExpr(*prepare.row_columns(self.logic, tag if tagged else None)))
-        lifted = self._lift(reduce(lambda a, b: a.unionByName(b), parts), tagged)
+            statistics = _statistics(list(batch.partitions.get(name, {})), usable_only=False)
+            for tag, out in self._outputs(read, name, timed.observe(observed[name], *statistics)):
+                parts.append(out.selectExpr(*prepare.row_columns(self.logic, tag, origins_before)))
+        lifted = self._lift(reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
         owner = lifted.selectExpr("*", f"{prepare.shard_sql(len(tasks))} AS __shard")
         reports = _run(owner.repartitionById(len(tasks), owner["__shard"]), lifted.columns, _ingest_task(list(tasks)))
         stats: dict[str, SourceStats] = {}
@@ -117,20 +121,60 @@ class SparkEngine:
             found: Mapping[str, Any] = observation.get
             counts = batch.partitions.get(name, {})
             if found["bad"]:
-                found = timed[name].agg(*_statistics(list(counts), usable_only=True)).collect()[0].asDict()
+                found = read.timed[name].agg(*_statistics(list(counts), usable_only=True)).collect()[0].asDict()
             stats[name] = _stats_of(found, counts)
-        bad = [name for name, s in stats.items() if s.bad]
-        letters: list[OutputMeta] = []
-        if self.pipeline.transform.on_error == "dlq":
-            letters = [meta for name in bad for meta in self._stage_letters(name, timed[name], tasks[0].state)]
-        samples = {name: self._bad_samples(timed[name]) for name in bad}
-        return IngestOutcome([IngestReport.model_validate_json(r) for r in reports], stats, samples, letters)
+        return IngestOutcome([IngestReport.model_validate_json(r) for r in reports], stats)
 
-    def _stage_letters(self, name: str, timed: DataFrame, state: ShardState) -> list[OutputMeta]:
+    def _outputs(self, read: _Read, name: str, timed: DataFrame) -> list[tuple[int | None, DataFrame]]:
+        """What comes out of the SQL for one source's usable rows, with its tag (see `_by_idleness`; None: needs none)."""
+        names = [s.name for s in self.pipeline.sources]
+        rows = timed.where("__bad IS NULL")
+        if self._keeps_late:
+            plain = [c for c in rows.columns if c != _FILE]
+            bytes_of = [c for c in plain if c != CORRUPT]
+            file = _FILE if _FILE in rows.columns else "NULL"
+            rows = rows.selectExpr(*map(quote, plain), origin_column(bytes_of, name, file))
+        found: list[tuple[int | None, DataFrame]] = []
+        for tag, some in _by_idleness(rows, names.index(name), len(names), read.split[name]):
+            if self.pipeline.transform.sql is not None:
+                some = some.drop("__bad", CORRUPT)
+            out = inspect.run_sql(self.session, self.pipeline, some, self.sql.get(name))
+            found.append((tag if read.tagged else None, out))
+        return found
+
+    # -- rows aside ----------------------------------------------------------------------------------------------
+
+    @property
+    def _keeps_late(self) -> bool:
+        return self.pipeline.keeps_late
+
+    def _with_letters(self, read: _Read, outcome: IngestOutcome, tasks: Sequence[ShardTask]) -> IngestOutcome:
+        """Look at the bad rows again, and at those that came late for windows whose rows are folded before the shuffle."""
+        bad = [name for name, s in outcome.sources.items() if s.bad]
+        staged: list[StagedLetters] = []
+        if self.pipeline.transform.on_error == "dlq":
+            staged += [letters for n in bad for letters in self._stage_bad(n, read.timed[n], tasks[0].state)]
+        if self._keeps_late and not self.logic.is_session and any(r.late or r.partly_late for r in outcome.reports):
+            staged += self._stage_late(read, tasks[0])
+        samples = {name: self._bad_samples(read.timed[name]) for name in bad}
+        return replace(outcome, bad_samples=samples, staged=staged)
+
+    def _stage_bad(self, name: str, timed: DataFrame, state: ShardState) -> list[StagedLetters]:
         bad = timed.where("__bad IS NOT NULL")
-        columns = letter_columns(timed.columns, self.pipeline.name, name, state.epoch)
+        columns = letter_columns([c for c in timed.columns if c != _FILE], self.pipeline.name, name, state.epoch)
         staged = _run(bad.selectExpr(*columns), [f.name for f in LETTER], _letters_task(state))
-        return [OutputMeta.model_validate_json(meta) for meta in staged]
+        return [StagedLetters.model_validate_json(letters) for letters in staged]
+
+    def _stage_late(self, read: _Read, task: ShardTask) -> list[StagedLetters]:
+        """A second job over the output of the SQL: lateness follows from a row's time and the watermark alone."""
+        late = prepare.earlier(panes.late_before(self.logic, task.watermark))
+        parts = [
+            out.where(late).selectExpr(*prepare.late_columns(tag))
+            for name, timed in read.timed.items()
+            for tag, out in self._outputs(read, name, timed)
+        ]
+        rows = reduce(lambda a, b: a.unionByName(b), parts)
+        return [StagedLetters.model_validate_json(letters) for letters in _run(rows, rows.columns, _late_task(task))]
 
     def _timed(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
         """Rows with `_event_ts` and `__bad`: NULL for a usable row, else why it is not."""
@@ -142,8 +186,16 @@ class SparkEngine:
             undecodable = f"{CORRUPT} IS NOT NULL AND to_json(struct({every})) IS NOT NULL"
         future = "" if latest is None else f" WHEN unix_micros({time}) > {latest}L THEN 'future'"
         bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN ({time}) IS NULL THEN 'no event time'{future} END AS __bad"
-        kept = (quote(c) for c in frame.columns if c != "_event_ts")
-        return frame.selectExpr(*kept, f"{time} AS _event_ts", bad)
+        kept = [quote(c) for c in frame.columns if c != "_event_ts"]
+        file = [f"_metadata.file_path AS {_FILE}"] if self._keeps_late and name in self._files else []
+        return frame.selectExpr(*kept, *file, f"{time} AS _event_ts", bad)
+
+    @property
+    def _files(self) -> list[str]:
+        """The sources that read files."""
+        known = self.pipeline.connections
+        found = {s.name: resolve(s.connection, known) for s in self.pipeline.sources if s.connection is not None}
+        return [name for name, connection in found.items() if connection is not None and connection.kind == "files"]
 
     def _lift(self, rows: DataFrame, tagged: bool) -> DataFrame:
         """Partial accumulators per key and pane for tumbling and hopping windows that lift in SQL, else rows."""
@@ -277,13 +329,14 @@ def _ingest_task(tasks: list[ShardTask]) -> Task:
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
         logic = task.logic
+        origins = rows.drop_in_place("__origin") if "__origin" in rows.columns else None
         rows = rows.with_columns(rows[k.name].cast(k.polars) for k in logic.keys)
         if logic.is_session or not logic.lifts_in_sql:
             rows = rows.with_columns(rows[i.field.name].cast(i.field.polars) for i in logic.inputs)
             rows = logic.lift_rows(rows) if logic.is_session else panes.lift(logic, rows)
         else:
             rows = rows.cast(logic.accumulators)  # type: ignore[arg-type]
-        return shard.ingest(task, rows).model_dump_json()
+        return shard.ingest(task, rows, origins).model_dump_json()
 
     return run
 
@@ -294,7 +347,20 @@ def _letters_task(state: ShardState) -> Task:
 
         frame = pl.from_arrow(table)
         assert isinstance(frame, pl.DataFrame)
-        return state.stage_output(frame.cast({f.name: f.polars for f in LETTER})).model_dump_json()
+        letters = frame.cast({f.name: f.polars for f in LETTER})
+        reasons = dict(letters["reason"].value_counts().iter_rows())
+        return StagedLetters(output=state.stage_output(letters), reasons=reasons).model_dump_json()
+
+    return run
+
+
+def _late_task(task: ShardTask) -> Task:
+    def run(table: pa.Table) -> str:
+        import polars as pl
+
+        rows = pl.from_arrow(table)
+        assert isinstance(rows, pl.DataFrame)
+        return shard.stage_late(task, shard.with_idle(task, rows)).model_dump_json()
 
     return run
 

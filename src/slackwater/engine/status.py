@@ -23,7 +23,8 @@ class Counters:
     """Cumulative over the life of the pipeline, part of every commit, continued after a restart.
 
     Conservation: `rows_sql + rows_bad == rows_used + rows_late + rows_refused + rows_bad`, where `rows_sql` are the
-    rows that came out of the SQL. `emitted` is by reason (`close`, `cap`, `flush`), `late` by cause (`lateness`, `idle`).
+    rows that came out of the SQL. `emitted` is by reason (`close`, `cap`, `flush`), `late` by cause (`lateness`, `idle`), `letters`
+    (dead letters) by reason (`late`, `undecodable`, `future`, `no event time`): `late` ones are `rows_late + rows_partly_late`.
     """
 
     rows_in: int = 0
@@ -33,8 +34,10 @@ class Counters:
     rows_refused: int = 0
     rows_lost: int = 0  # gone from the source before they were read (on_data_loss = "skip")
     late_windows: int = 0
+    rows_partly_late: int = 0  # late for some of their windows, and not for all: these rows are used
     late: Mapping[str, int] = field(default_factory=dict)
     emitted: Mapping[str, int] = field(default_factory=dict)
+    letters: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def rows_late(self) -> int:

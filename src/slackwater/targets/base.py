@@ -51,7 +51,7 @@ class Target(Protocol):
 
 # A dead letter: a row that could not be used, with its original bytes where the source has them
 LETTER = (
-    Field("reason", "string"),  # undecodable | no event time | future
+    Field("reason", "string"),  # undecodable | no event time | future | late
     Field("pipeline", "string"),
     Field("source", "string"),
     Field("epoch", "bigint"),
@@ -63,4 +63,11 @@ LETTER = (
     Field("headers", "string"),  # a JSON list of {"key": …, "value": base64}
     Field("event_time", "timestamp"),
     Field("file", "string"),
+    # of late rows only
+    Field("cause", "string"),  # lateness | idle: its source or partition was counted idle
+    Field("watermark", "timestamp"),  # that it was judged against
+    Field("watermark_source", "string"),  # which held that watermark back; NULL if all were idle
+    Field("late_us", "bigint"),  # microseconds from the event time to the watermark
+    Field("windows_missed", "int"),
+    Field("windows", "string"),  # starts of the windows missed, a JSON list (the first 100); sessions: NULL
 )

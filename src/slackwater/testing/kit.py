@@ -70,10 +70,12 @@ class Died(BaseException):
 
 @dataclass
 class LocalResult:
-    """What a run published and counted. `gone`: identities of superseded rows; `statuses`: one per commit, over all restarts."""
+    """What a run published and counted. `gone`: identities of superseded rows; `letters`: the dead ones; `statuses`: one per
+    commit, over all restarts."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     gone: list[dict[str, Any]] = field(default_factory=list)
+    letters: list[dict[str, Any]] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
     watermark_us: int = NO_WATERMARK
     statuses: list[Status] = field(default_factory=list)
@@ -126,12 +128,14 @@ def pipeline_for(
     window: Window, sources: Sequence[str], lateness_ms: Mapping[str, int] | None = None, name: str = "law"
 ) -> Pipeline:
     """A pipeline over scripted sources; its target and store are the kit's own."""
+    letters = Target(connection="lake", path="letters") if window.late_data in ("dlq", "reopen") else None
     return Pipeline(
         name=name,
         sources=tuple(Source(name=s, dataframe=object(), lateness_ms=(lateness_ms or {}).get(s)) for s in sources),
         transform=Transform(window=window, on_error="drop"),
         target=Target(connection="table", path="out"),  # the kit's own replaces rows, as this one would
-        connections={"table": {"kind": "delta"}},
+        connections={"table": {"kind": "delta"}, "lake": {"kind": "files"}},
+        dead_letter=letters,
         state_store=StateStore(kind="files", path="state"),
     )
 
@@ -177,13 +181,13 @@ def run_local(
     fields = {name: Field(name, spark) for name, spark in schema.items()}
     logic = compiling.compile_window(pipeline, fields)
     frame_schema = {"ts": pl.Int64(), **{f.name: f.polars for f in fields.values()}}
-    target, faults, result = _Target(upserts), _Faults(), LocalResult()
+    target, letters, faults, result = _Target(upserts), _Target(upserts=False), _Faults(), LocalResult()
     now = clock_us
 
     def begin(shards: int) -> Driver:
         hooks = Hooks(lambda: now, on_status=result.statuses.append, faults=faults)
         held: protocol.StateStore = store() if store else FilesStore(state_dir or "", pipeline.name)
-        driver = Driver(pipeline, logic, held, target, LocalEngine(logic, sources), hooks)
+        driver = Driver(pipeline, logic, held, target, LocalEngine(logic, sources, pipeline.keeps_late), hooks, letters)
         try:
             driver.start(driver.store.open(), shards, {})
         except BaseException:
@@ -229,7 +233,7 @@ def run_local(
                 driver.flush()
     finally:
         driver.store.close()
-    result.rows, result.gone = target.rows, target.gone
+    result.rows, result.gone, result.letters = target.rows, target.gone, letters.rows
     result.counters = fold.counters(driver.state)
     result.watermark_us = driver.state.watermark_us
     return result

@@ -125,11 +125,11 @@ class Counts:
 
 @dataclass(frozen=True)
 class Ingested:
-    """Outcome of folding rows into the touched units: the units' new rows, the counts, samples of late rows."""
+    """Outcome of folding rows into the touched units: the units' new rows, the counts, the rows late for good."""
 
     state: pl.DataFrame
     counts: Counts
-    late_sample: list[dict[str, object]]
+    late: pl.DataFrame  # keys, `__start` and what else the rows came with (`__n`, `__idle`, `__row`)
     new_groups: dict[int, int]  # panes: start -> number of keys first seen in it
 
 

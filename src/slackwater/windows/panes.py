@@ -38,7 +38,6 @@ from slackwater.windows.logic import (
     Logic,
     Stats,
     Visit,
-    late_sample,
     sorted_by_key,
 )
 
@@ -95,6 +94,18 @@ def lift(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
     return logic.merge_groups(lifted, np.cumsum(new), [*carried, pl.col("__n").sum(), pl.col("__first").min()])
 
 
+def late_before(logic: Logic, watermark: int) -> int:
+    """Rows before this time are late for at least one window: it is the end of the last one that is gone."""
+    return last_closed(logic, logic.horizon(watermark)) + logic.duration_us
+
+
+def missed(logic: Logic, ts: Int64s, watermark: int) -> tuple[Int64s, Int64s]:
+    """Of the windows that hold each time those that are gone at `watermark`: the first one's start, and how many."""
+    first = first_window(logic, ts)
+    gone = np.minimum(last_window(logic, ts), last_closed(logic, logic.horizon(watermark)))
+    return first, np.clip((gone - first) // logic.hop_us + 1, 0, None)
+
+
 def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> Ingested:
     """Fold lifted panes (`__kh`, `__start`, `__n`, keys, accumulators) into the touched units.
 
@@ -122,7 +133,7 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
             late_idle=idle,
             late_windows=int((missed * n).sum()),
         ),
-        late_sample=late_sample(late, logic.key_names, "__start"),
+        late=late,
         new_groups=dict(zip(starts.tolist(), counts.tolist(), strict=True)),
     )
 

@@ -45,7 +45,6 @@ from slackwater.windows.logic import (
     Logic,
     Stats,
     Visit,
-    late_sample,
 )
 from slackwater.windows.units import (
     Bools,
@@ -128,7 +127,7 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
     """
     horizon = logic.horizon(watermark)
     fields = list(logic.state_schema)
-    extra = [c for c in ("__idle",) if c in rows.columns]
+    extra = [c for c in ("__idle", "__row") if c in rows.columns]
     fresh = (
         logic.unrevised(rows)
         .with_columns(
@@ -196,13 +195,13 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
         counts=Counts(
             used=int((is_row & ~late & ~refused).sum()),
             late=lost.height,
-            late_idle=int(lost["__idle"].sum()) if extra else 0,
+            late_idle=int(lost["__idle"].sum()) if "__idle" in extra else 0,
             late_windows=lost.height,
             refused=int(refused.sum()),
             groups=int((has_open & ~had_open).sum()),
             windows=int(new_state["__kind"].is_in(OPEN).sum()) - old_windows,
         ),
-        late_sample=late_sample(lost, logic.key_names, "__start"),
+        late=lost,
         new_groups={},
     )
 

@@ -75,6 +75,7 @@ url = "${URL}"
 schema = "slack"
 path = "checkpoints"
 """
+LATE = KAFKA.replace('kind = "tumbling"', 'kind = "tumbling"\nlate_data = "dlq"')
 PERSISTED = KAFKA.replace("kafka_eos", "persisted")
 SOURCE = 'connection = "bus"\nquery = "orders"\n'
 KEYS = KAFKA[KAFKA.index('payload_format = "json"') : KAFKA.index("[transform]")]
@@ -187,8 +188,10 @@ CASES: list[tuple[str, ...]] = [
     (KAFKA, '["user"]\n[dead', '"user"\n[dead', 'target.key_columns: found "user", expected a list; write ["user"]'),
     # -- dead letters
     (KAFKA, LETTERS, "", 'dead_letter: missing; on_error = "dlq" needs it: [dead_letter] with a connection and a path, table or topic'),
-    (KAFKA, 'on_error = "dlq"', 'on_error = "drop"', 'dead_letter: on_error is "drop", under which nothing goes there; set on_error = "dlq", or remove it'),
+    (KAFKA, 'on_error = "dlq"', 'on_error = "drop"', 'dead_letter: on_error is "drop" and late_data "drop", under which nothing goes there; set one of them to "dlq", or remove it'),
     (KAFKA, 'on_error = "dlq"', 'on_error = "dlp"', 'transform.on_error: found "dlp", expected "fail" or "drop" or "dlq"; did you mean "dlq"?'),
+    (LATE, LETTERS, "", 'dead_letter: missing; on_error = "dlq" and late_data = "dlq" need it: [dead_letter] with a connection and a path, table or topic'),
+    (LATE.replace('on_error = "dlq"', 'on_error = "drop"'), LETTERS, "", 'dead_letter: missing; late_data = "dlq" needs it: [dead_letter] with a connection and a path, table or topic'),
     (KAFKA, 'path = "lake/bad"\n', "", 'dead_letter.path: missing; a delta target needs a directory, as in "lake/sessions"'),
     (KAFKA, 'connection = "tables"\n', "", "dead_letter.connection: missing; name one of the [connections]"),
     (KAFKA, 'connection = "tables"\n', 'connection = "table"\n', 'dead_letter.connection: found "table", which is no connection; did you mean "tables"?'),
@@ -217,7 +220,16 @@ def test_each_mistake_is_one_line(case: tuple[str, ...]) -> None:
     assert problems(swap(base, old, new), **ENV) == lines
 
 
-@pytest.mark.parametrize("content", [KAFKA, PERSISTED, swap(KAFKA, "kafka_eos", "at_least_once")])
+@pytest.mark.parametrize(
+    "content",
+    [
+        KAFKA,
+        PERSISTED,
+        swap(KAFKA, "kafka_eos", "at_least_once"),
+        LATE,
+        swap(LATE, 'on_error = "dlq"', 'on_error = "drop"'),
+    ],
+)
 def test_the_configs_the_mistakes_are_made_in_are_right(content: str) -> None:
     loaded = sw.loads(content, env=ENV)
     assert loaded.transform.window.event_time_column == "_event_ts"  # a Kafka record has a time of its own
