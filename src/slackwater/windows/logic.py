@@ -13,6 +13,7 @@ A state row is one interval with its accumulators:
 | `__start`  | µs UTC, start of the pane, or first event of the session                                     |
 | `__last`   | µs UTC, last event of the session (panes: the start again)                                   |
 | `__due`    | µs UTC, the watermark at which the row wants a visit: it closes, or is out of its last window|
+| `__end`    | µs UTC, how far the session's rows reach (only where each row brings its own gap)           |
 | `__rev`    | how often it was emitted: the largest revision of what was merged (only if windows are revised)|
 | `__out`    | sessions: the starts under which the target holds what was merged (only if windows are revised)|
 | keys, accumulators | typed as in the input                                                                |
@@ -182,7 +183,18 @@ class Logic:
 
     @property
     def gap_us(self) -> int:
-        return (self.window.gap_ms or 0) * 1000
+        """The gap of every row; 0 where each row brings its own."""
+        return 0 if isinstance(self.window.gap_ms, str) else (self.window.gap_ms or 0) * 1000
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether each row brings its own gap: it holds [ts, ts + gap], as `__end`, and sessions are rows that touch."""
+        return isinstance(self.window.gap_ms, str)
+
+    @property
+    def reach_us(self) -> int:
+        """No row holds more than this beyond its time."""
+        return self.cap_us if self.dynamic else self.gap_us
 
     @property
     def cap_us(self) -> int:
@@ -236,7 +248,8 @@ class Logic:
     @property
     def state_schema(self) -> dict[str, pl.DataType]:
         revised = REVISED if self.revises else {}
-        return {**HIDDEN, **revised, **{k.name: k.polars for k in self.keys}, **self.accumulators}
+        ends = {"__end": pl.Int64()} if self.dynamic else {}
+        return {**HIDDEN, **ends, **revised, **{k.name: k.polars for k in self.keys}, **self.accumulators}
 
     @property
     def output(self) -> list[Field]:
@@ -263,7 +276,7 @@ class Logic:
 
     def lift_rows(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Rows (`__kh`, `__ts`, keys, inputs) with their accumulators instead of the inputs."""
-        keep = [c for c in ("__kh", "__ts", "__src") if c in rows.columns]
+        keep = [c for c in ("__kh", "__ts", "__end", "__src") if c in rows.columns]
         lifted = [e for a in self.aggs for e in a.lift(rows, "__ts")]
         return rows.select(*keep, *self.key_names, *lifted).cast(self.accumulators)  # type: ignore[arg-type]
 
