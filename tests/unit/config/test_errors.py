@@ -103,7 +103,7 @@ CASES: list[tuple[str, ...]] = [
     # -- wrong types
     (BASE, '"30s"', "true", f"{W}.gap_ms: found true, expected {DURATION}"),
     (BASE, '"30s"', "1.5", f"{W}.gap_ms: found 1.5, expected {DURATION}"),
-    (BASE, '"30s"', '"soon"', f'{W}.gap_ms: found "soon", expected {DURATION}'),
+    (BASE, '"30s"', '"30 sek"', f'{W}.gap_ms: found "30 sek", expected {DURATION}'),
     (BASE, '"30s"', "0", f"{W}.gap_ms: found 0, expected {DURATION}"),
     (BASE, '"30s"', '"-5s"', f'{W}.gap_ms: found "-5s", expected {DURATION}'),
     (BASE, '"30s"', "2024-01-01", f"{W}.gap_ms: found 2024-01-01, expected {DURATION}"),
@@ -246,10 +246,11 @@ CASES: list[tuple[str, ...]] = [
      f'{W}.kind: sliding (per-row) windows are not supported; use kind = "hopping" with a small hop_ms'),
     (BASE, WINDOW, WINDOW + 'allowed_lateness_ms = "1h"\n',
      f'{W}.allowed_lateness_ms: needs late_data = "reopen"; to wait longer for late rows raise lateness_ms'),
-    (BASE, WINDOW, WINDOW + 'late_data = "dlp"\n', f'{W}.late_data: found "dlp", expected "drop" or "dlq" or "reopen"; did you mean "dlq"?'),
+    (BASE, WINDOW, WINDOW + 'late_data = "dlp"\n', f'{W}.late_data: found "dlp", expected "drop" or "dlq" or "reopen" or "standalone"; did you mean "dlq"?'),
     (BASE, WINDOW, WINDOW + 'late_data = "dlq"\n',
      'dead_letter: missing; late_data = "dlq" needs it: [dead_letter] with a connection and a path, table or topic'),
-    (BASE, WINDOW, WINDOW + 'late_data = "standalone"\n', f'{W}.late_data: "standalone" is not available yet; use "drop", "dlq" or "reopen"'),
+    (BASE, WINDOW, WINDOW + 'late_data = "standalone"\n',
+     f'{W}.late_data: "standalone" puts late rows beside the window they missed; it needs emit_metadata = true, whose _emit_reason tells them apart'),
     (BASE, WINDOW, WINDOW + 'emit = "sometimes"\n', f'{W}.emit: found "sometimes", expected "on_close" or "final" or "updates"'),
     (BASE, WINDOW + SHAPE, WINDOW + SHAPE + 'emit_metadata = true\nwindow_end_column = "_final_at"\n',
      f'{W}.window_end_column: "_final_at" is a column of emit_metadata; choose another name'),
@@ -259,7 +260,7 @@ CASES: list[tuple[str, ...]] = [
      f'{W}.emit_interval_ms: needs emit = "updates"; other windows are emitted when they close'),
     (BASE, WINDOW, WINDOW + 'on_state_cap = "backpressure"\n',
      f'{W}.on_state_cap: "backpressure" is not available yet; use "fail" or "drop_new_groups"'),
-    (BASE, '"30s"', '"x * 1000"', f'{W}.gap_ms: a gap by SQL expression ("x * 1000") is not available yet; give a fixed duration'),
+    (BASE, '"30s"', '"30 sec * 2"', f'{W}.gap_ms: found "30 sec * 2", expected {DURATION}'),
     (BASE, "[target]\n", '[[stages]]\nname = "x"\n[target]\n', "stages: not available yet"),
     (BASE, "[transform]\n", "[transform]\njoin = {}\n",
      f"transform.join: not available yet; stream-stream joins come later; describe a [{W}]"),
@@ -292,6 +293,17 @@ def named(case: tuple[str, ...]) -> str:
 def test_each_mistake_is_one_line(case: tuple[str, ...]) -> None:
     base, old, new, *lines = case
     assert problems(swap(base, old, new)) == lines
+
+
+def test_late_rows_by_themselves_need_a_target_that_only_adds_rows() -> None:
+    given = swap(BASE, WINDOW, WINDOW + 'late_data = "standalone"\nemit_metadata = true\n')
+    loads(given, "p.toml", {})
+    table = swap(swap(given, LAKE, LAKE + '[connections.table]\nkind = "delta"\n'), OUT, OUT.replace("lake", "table"))
+    assert problems(table) == [
+        f'{W}.late_data: "standalone" needs a target that only adds rows (files, console, delta with mode = "append"): on this '
+        'delta target the late rows would replace the window they missed; use "reopen" to correct it, or "dlq"'
+    ]
+    loads(swap(table, 'path = "out"\n', 'path = "out"\nmode = "append"\n'), "p.toml", {})
 
 
 @pytest.mark.parametrize("content", [BASE, TUMBLING, HOPPING, PROCESSING, TUMBLING.replace(STORE, "")])
