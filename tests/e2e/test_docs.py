@@ -59,11 +59,26 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def test_the_first_pipeline(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "sessions.toml").write_text(block("toml"))
     commands = [line.split("#")[0].split()[1:] for line in block("", 1).splitlines() if line.startswith("slackwater")]
-    assert [c[0] for c in commands] == ["check", "explain", "run", "run"]
-    for arguments in (commands[0], commands[1], commands[3]):
+    assert [c[0] for c in commands] == ["check", "explain", "run", "run", "why"]
+    for arguments in (commands[0], commands[1], commands[3], commands[4]):
         assert command(monkeypatch, *arguments) == 0
     (row,) = output(home / "out" / "sessions")
     assert (row["user_id"], row["clicks"], row["pages"]) == ("u1", 9, 2)
+
+
+@pytest.mark.usefixtures("spark")
+def test_why_there_is_no_output_yet(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page's example is what the README's pipeline says over its events; `…` there stands for a time."""
+    (home / "sessions.toml").write_text(block("toml"))
+    page = (ROOT / "docs" / "operations.md").read_text()
+    (shown,) = re.findall(r"^```\n\$ slackwater (why .*?)```$", page, re.DOTALL | re.MULTILINE)
+    arguments, _, text = shown.partition("\n")
+    assert command(monkeypatch, "run", "sessions.toml", "--available-now") == 0
+    capsys.readouterr()
+    assert command(monkeypatch, *arguments.split()) == 0
+    assert re.fullmatch(re.escape(text).replace("…", r"[\w:. -]+"), capsys.readouterr().out)
 
 
 @pytest.mark.usefixtures("spark")
