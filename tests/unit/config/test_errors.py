@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import datetime
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slackwater.config.aggregator import Aggregator
 from slackwater.config.connection import CONNECTIONS, Connection
 from slackwater.config.pipeline import Pipeline, Transform, check_run_flags
 from slackwater.config.source import Lookup, Source
@@ -79,6 +81,24 @@ FORMATS = '"json" or "csv" or "parquet" or "text"'
 KINDS = " or ".join(f'"{kind}"' for kind in CONNECTIONS)
 INJECTED = 'declares "_event_ts", which is injected; rename the column, or use it with event_time_column = "_event_ts"'
 NO_KEY = 'missing or empty; a session window needs at least one key, as in ["user_id"]'
+
+
+class Mean(Aggregator):
+    inputs: Mapping[str, str] = {"value": "double"}
+    accumulators: Mapping[str, str] = {"n": "bigint", "total": "double"}
+    output = "double"
+
+    def lift(self, value: Any) -> Any:
+        return {"n": value.is_not_null().cast(int), "total": value.fill_null(0)}
+
+    def merge(self, n: Any, total: Any) -> Any:
+        return {"n": n.sum(), "total": total.sum()}
+
+    def finish(self, n: Any, total: Any) -> Any:
+        return total / n
+
+
+OWN = f'agg = "{__name__}:Mean"\ncolumns = {{ value = "amount" }}\nas = "x"\n'
 
 # base, what is replaced, by what, the lines
 # fmt: off
@@ -176,6 +196,36 @@ CASES: list[tuple[str, ...]] = [
     (BASE, DISTINCT, DISTINCT + "max_distinct_values_per_group = 5\n",
      f'{A}[1].max_distinct_values_per_group: belongs to mode = "exact"; set it, or remove the bound'),
     (BASE, f"[[{A}]]\n{COUNT}[[{A}]]\n{DISTINCT}", "", f"{A}: missing; a window needs at least one aggregation ([[{A}]])"),
+    (BASE, COUNT, 'agg = "stddev"\nas = "x"\n', f'{A}[0].column: missing; "stddev" needs the column to aggregate'),
+    (BASE, DISTINCT, 'agg = "min_by"\ncolumn = "amount"\nas = "x"\n', f'{A}[1].by: missing; "min_by" needs the column that orders the rows'),
+    (BASE, DISTINCT, DISTINCT + 'by = "ts"\n', f'{A}[1].by: belongs to "min_by" and "max_by", not to "count_distinct"; remove it'),
+    (BASE, DISTINCT, 'agg = "approx_quantile"\ncolumn = "amount"\nas = "x"\n',
+     f'{A}[1].quantile: missing; "approx_quantile" needs to know which, as in 0.95'),
+    (BASE, DISTINCT, 'agg = "approx_quantile"\ncolumn = "amount"\nas = "x"\nquantile = 1.5\n',
+     f"{A}[1].quantile: found 1.5, expected a number from 0 to 1"),
+    (BASE, DISTINCT, 'agg = "approx_quantile"\ncolumn = "amount"\nas = "x"\nquantile = 1\nk = 7\n',
+     f"{A}[1].k: found 7, expected a whole number of at least 8 and at most 65535"),
+    (BASE, DISTINCT, 'agg = "top_k"\ncolumn = "amount"\nas = "x"\n', f'{A}[1].k: missing; "top_k" needs to know how many values, as in 10',
+     f'{A}[1].max_distinct_values_per_group: missing; "top_k" counts every value and needs a bound, as in 10000'),
+    (BASE, DISTINCT, 'agg = "collect_list"\ncolumn = "amount"\nas = "x"\n',
+     f'{A}[1].max_values_per_group: missing; "collect_list" needs a bound, as in 1000'),
+    (BASE, COUNT, COUNT + "max_values_per_group = 5\n",
+     f'{A}[0].max_values_per_group: belongs to "collect_set" and "collect_list", not to "count"; remove it'),
+    (BASE, COUNT, COUNT + "columns = { value = 'x' }\n", f'{A}[0].columns: belongs to aggregations of your own, not to "count"; remove it'),
+    # -- aggregations of one's own
+    (BASE, COUNT, 'agg = "no_such_module:X"\nas = "x"\n', f'{A}[0].agg: module "no_such_module" cannot be imported '
+     "(ModuleNotFoundError: No module named 'no_such_module'); put it on PYTHONPATH, or in the working directory"),
+    (BASE, COUNT, OWN.replace("Mean", "Maen"), f'{A}[0].agg: module "{__name__}" has no "Maen"; did you mean "Mean"?'),
+    (BASE, COUNT, OWN.replace("Mean", "swap"), f'{A}[0].agg: "{__name__}:swap" is a function, expected a class derived from slackwater.Aggregator'),
+    (BASE, COUNT, OWN.replace("Mean", "Path"), f'{A}[0].agg: "{__name__}:Path" is the class Path, expected a class derived from slackwater.Aggregator'),
+    (BASE, COUNT, OWN + "options = { k = 3 }\n", f"{A}[0].options: Mean does not take them (TypeError: Mean() takes no arguments)"),
+    (BASE, COUNT, OWN + "options = 3\n", f"{A}[0].options: found 3, expected a table of arguments of the class ({{ k = 3 }})"),
+    (BASE, COUNT, OWN.replace("{ value", "{ valeu"), f'{A}[0].columns: "valeu" is no input of Mean; did you mean "value"?',
+     f'{A}[0].columns: value missing; say which columns Mean reads, as in {{ value = "price" }}'),
+    (BASE, COUNT, OWN.replace('{ value = "amount" }', '"amount"'),
+     f'{A}[0].columns: found "amount", expected a table of column names ({{ value = "price", weight = "quantity" }})'),
+    (BASE, COUNT, OWN + 'column = "amount"\n', f"{A}[0].column: belongs to built-in aggregations; name its inputs in columns"),
+    (BASE, COUNT, OWN + "k = 3\n", f"{A}[0].k: belongs to built-in aggregations; give its arguments in options"),
     # -- names
     (BASE, 'name = "p"', 'name = "a/b"', 'name: found "a/b", expected letters, digits, ".", "_" and "-" (it names a directory)'),
     (BASE, '"amounts"', '"events"', f'{A}[1].as: "events" is already the name of aggregations[0]; choose another name'),
