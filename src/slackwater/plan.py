@@ -153,7 +153,14 @@ def _step(window: Window) -> Stage:
     else:
         title = "merge panes"
     bound = f"at most {window.max_groups_per_window:,} groups, then {window.on_state_cap}"
-    return Stage("step", "shards", title, (f"late rows: {window.late_data}", bound))
+    return Stage("step", "shards", title, (f"late rows: {_late(window)}", bound))
+
+
+def _late(window: Window) -> str:
+    if window.late_data != "dlq":
+        return window.late_data
+    cost = "carried behind the SQL" if window.kind == "session" else "found by reading the batch a second time"
+    return f"dlq, one letter for each; their bytes are {cost}"
 
 
 def _emit(window: Window) -> Stage:
