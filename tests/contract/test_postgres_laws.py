@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
+from tests.laws import revisions
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.files import FilesStore
 from slackwater.state.postgres import PostgresStore
 from slackwater.testing.kit import STEPS, Crash, Quiet, Rows, run_local
 
+REVISED_SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "36"))
 SCHEMA = {"user": "string", "amount": "bigint", "price": "decimal(10,2)", "page": "string"}
 AGGREGATIONS = (
     Aggregation(agg="count", as_="n"),
@@ -88,6 +91,14 @@ def test_the_answer_is_that_of_the_files_store(kind: str, crashes: bool, url: st
     ]
     assert got.counters == expected.counters
     assert got.rows
+
+
+@pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
+def test_windows_are_revised_in_postgres_as_in_files(first: int, url: str) -> None:
+    """Seeds of `tests.laws.revisions`, with their deaths and restarts, on the state tables."""
+    for seed in range(first, first + 12):
+        for cap_binds in (False, True)[: 2 if seed % 4 == 0 else 1]:
+            revisions.check(seed, cap_binds, lambda name=f"law {seed} {cap_binds}": PostgresStore(url, "public", name))
 
 
 def test_open_sessions_can_be_read_with_sql(url: str) -> None:
