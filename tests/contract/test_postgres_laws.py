@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from tests.laws import revisions
+from tests.laws.test_revisions import WAYS, ways_to_emit
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.files import FilesStore
@@ -134,3 +135,8 @@ def test_the_files_store_is_the_default_of_the_kit(tmp_path: Any) -> None:
         run_local(WINDOWS["session"], script(1, False), SCHEMA).rows
         == run_local(WINDOWS["session"], script(1, False), SCHEMA, store=lambda: FilesStore(tmp_path, "x")).rows
     )
+
+
+@pytest.mark.parametrize("kind", ["tumbling", "session"])
+def test_another_way_to_emit_takes_the_tables_over(kind: str, url: str) -> None:
+    assert ways_to_emit(kind, store=lambda: PostgresStore(url, "public", "law")) == WAYS[kind]

@@ -81,7 +81,7 @@ class Driver:
             self._publish_if_needed(latest)
         self.store.prepare(self.logic)
         self.state = latest or recover.first_manifest(self.logic, shards, self.hooks.clock_us(), state_id)
-        changed = bool(self.state.emission) and self.state.emission != recover.emission(self.logic)
+        changed = recover.emission_of(self.state) != recover.emission(self.logic)
         if self.state.shards != shards or changed:
             what = "another way to emit windows" if changed else f"{shards} shards, from {self.state.shards}"
             self.hooks.on_notice("info", f"preparing the state for {what}")
