@@ -13,7 +13,7 @@ from slackwater.config.connection import Connection, PostgresConnection
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
 from slackwater.config.target import Target
-from slackwater.config.window import Window
+from slackwater.config.window import Window, allowed_ms
 from slackwater.core.time import duration_text
 
 GIB = 1 << 30
@@ -166,10 +166,17 @@ def _late(window: Window) -> str:
 def _emit(window: Window) -> Stage:
     length = "" if window.kind == "session" else f"{duration_text(window.duration_ms or 0)} "
     hop = f" every {duration_text(window.hop_ms)}" if window.hop_ms else ""
+    at_most = f", at most every {duration_text(window.emit_interval_ms)}" if window.emit_interval_ms else ""
+    when = {
+        "final": "when nothing can change them any more",
+        "updates": f"in every epoch that changes them{at_most}",
+    }.get(window.emit, "when the watermark closes them")
+    kept = f"closed windows are retained and corrected for {duration_text(allowed_ms(window))}"
     return Stage(
         "emit",
         "shards",
-        f"{window.kind} windows {length}{hop}".replace("  ", " ").rstrip() + ", when the watermark closes them",
+        f"{window.kind} windows {length}{hop}".replace("  ", " ").rstrip() + f", {when}",
+        (kept,) if window.late_data == "reopen" and window.emit != "final" else (),
     )
 
 
