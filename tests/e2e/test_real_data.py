@@ -220,7 +220,11 @@ DAY_US, MINUTE_US = 86_400_000_000, 60_000_000
 
 @pytest.mark.usefixtures("spark")
 def test_commits_correct_their_sessions_for_a_month(
-    shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], postgres: Any
+    shared_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    postgres: Any,
 ) -> None:
     """In the order of arrival, up to 250 days late: every row is in the table or among the letters, as plain loops have it."""
     file = shared_data / PIPELINES["ibis"]["file"]

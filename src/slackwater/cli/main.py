@@ -84,6 +84,31 @@ def run(
     run_file(file, available_now, flush, metrics_port, metrics_host, status_every)
 
 
+letters = typer.Typer(help="Look into the dead letters of a config.", no_args_is_help=True)
+app.add_typer(letters, name="dlq")
+
+
+@letters.command("list")
+def dlq_list(file: File) -> None:
+    """Count the dead letters, by reason and source."""
+    from slackwater.cli.dlq import list_file
+
+    list_file(file)
+
+
+@letters.command("show")
+def dlq_show(
+    file: File,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many letters.")] = 10,
+    reason: Annotated[str | None, typer.Option(help="Only of this reason, as in late.")] = None,
+    source: Annotated[str | None, typer.Option(help="Only of this source.")] = None,
+) -> None:
+    """Print the newest dead letters with their content."""
+    from slackwater.cli.dlq import show_file
+
+    show_file(file, limit, reason, source)
+
+
 @app.command()
 def why(
     file: File,

@@ -8,7 +8,7 @@ the row's columns, remembers where it came from:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import polars as pl
@@ -19,7 +19,7 @@ from slackwater.windows import panes
 from slackwater.windows.aggregations import quote
 from slackwater.windows.logic import Int64s, Logic
 
-LATE = "late"
+LATE, BAD_GAP = "late", "no gap"
 ORIGIN = "_origin"
 WINDOWS_SHOWN = 100  # starts of missed windows that a letter lists
 
@@ -28,7 +28,7 @@ ORIGIN_FIELDS = tuple(_FIELDS[n] for n in ("source", "topic", "partition", "offs
 ORIGIN_TYPE = f"struct<{','.join(f'{f.name}:{f.type}' for f in ORIGIN_FIELDS)}>"
 
 
-def letter_columns(columns: Sequence[str], pipeline: str, source: str, epoch: int) -> list[str]:
+def letter_columns(columns: Mapping[str, str], pipeline: str, source: str, epoch: int) -> list[str]:
     """Spark SQL over a source's rows with `__bad` and `_event_ts`: the columns of a bad row's letter, in order."""
     found = {
         **_place(columns, source, "nullif(input_file_name(), '')"),
@@ -40,14 +40,14 @@ def letter_columns(columns: Sequence[str], pipeline: str, source: str, epoch: in
     return [f"CAST({found.get(f.name, 'NULL')} AS {f.type}) AS {quote(f.name)}" for f in LETTER]
 
 
-def origin_column(columns: Sequence[str], source: str, file: str = "NULL") -> str:
+def origin_column(columns: Mapping[str, str], source: str, file: str = "NULL") -> str:
     """Spark SQL over a source's rows: `_origin`. `file`: what names the file that a row is from."""
     found = _place(columns, source, file)
     return f"named_struct({', '.join(f'{_text(f.name)}, CAST({found[f.name]} AS {f.type})' for f in ORIGIN_FIELDS)}) AS {ORIGIN}"
 
 
-def _place(columns: Sequence[str], source: str, file: str) -> dict[str, str]:
-    """Where a row came from and what it was, as Spark SQL over the columns that its source has."""
+def _place(columns: Mapping[str, str], source: str, file: str) -> dict[str, str]:
+    """Where a row came from and what it was, as Spark SQL over the columns that its source has, with their types."""
     there = set(columns)
     plain = [c for c in columns if c not in ("__bad", "_event_ts", CORRUPT) and not _is_meta(c)]
     row = f"to_json(struct({', '.join(map(quote, plain))}))" if plain else "NULL"
@@ -59,9 +59,19 @@ def _place(columns: Sequence[str], source: str, file: str) -> dict[str, str]:
         "offset": "_offset" if "_offset" in there else "NULL",
         "key": "_key" if "_key" in there else "NULL",
         "value": "_value" if "_value" in there else f"CAST({text} AS BINARY)",
-        "headers": "to_json(_headers)" if "_headers" in there else "NULL",
+        "headers": _headers(columns.get("_headers", "")),
         "file": "NULL" if "_topic" in there else file,
     }
+
+
+def _headers(kind: str) -> str:
+    """A record's headers as a JSON list; RabbitMQ has them as the text of a JSON object."""
+    if kind.startswith("array<struct<key:string,value:binary"):
+        return "to_json(_headers)"
+    if kind != "string":
+        return "NULL"
+    pairs = "map_entries(from_json(_headers, 'MAP<STRING, STRING>'))"
+    return f"to_json(transform({pairs}, h -> named_struct('key', h.key, 'value', CAST(h.value AS BINARY))))"
 
 
 def late_letters(
@@ -91,6 +101,19 @@ def late_letters(
         *(value.alias(name) for name, value in known.items()),
     )
     return found.select(pl.col(f.name).cast(f.polars) for f in LETTER)
+
+
+def bad_gap_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFrame:
+    """The letters of rows that brought no usable gap: `__ts` (event time, µs) and `_origin`."""
+    known = {
+        "reason": pl.lit(BAD_GAP),
+        "pipeline": pl.lit(pipeline),
+        "epoch": pl.lit(epoch),
+        "event_time": _moment(pl.col("__ts")),
+    }
+    origin = {f.name: pl.col(ORIGIN).struct.field(f.name) for f in ORIGIN_FIELDS}
+    found = {**origin, **known}
+    return rows.select(found.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
 
 
 def _moment(us: pl.Expr) -> pl.Expr:

@@ -99,6 +99,13 @@ def prepare(logic: Logic, rows: pl.DataFrame, source: Int64s | None) -> pl.DataF
     rows = normalised(rows, list(fields.values()))
     columns = [key_hash(rows, logic.keys), rows["ts"].alias("__ts"), *(rows[k.name] for k in logic.keys)]
     columns += [_input(rows, i) for i in logic.inputs]
+    if logic.dynamic:  # here the gap is a column, in milliseconds
+        gap = rows[str(logic.window.gap_ms)] * 1000
+        columns.append(
+            (rows["ts"] + gap)
+            .set(~(gap.is_between(0, logic.cap_us, closed="none")).fill_null(False), None)
+            .alias("__end")
+        )
     if source is not None:
         columns.append(pl.Series("__src", source, dtype=pl.Int32))
     frame = pl.DataFrame({c.name: c for c in columns})

@@ -54,10 +54,12 @@ class Segment:
 
     @cached_property
     def columns(self) -> Columns:
-        return Columns(*(self.table.column(c).chunk(0).to_numpy() for c in ("__h", "__kind", "__start", "__due")))
+        # PyArrow's to_numpy would load pandas
+        hidden = _frame(self.table.select(["__h", "__kind", "__start", "__due"]))
+        return Columns(*(column.to_numpy() for column in hidden))
 
     def rows(self, index: Int64s) -> pl.DataFrame:
-        return _frame(self.table.take(pa.array(index)))
+        return _frame(self.table.take(pl.Series(index).to_arrow()))  # as pa.array would
 
     def find(self, hashes: Int64s) -> tuple[Int64s, Int64s]:
         """Begin and end positions of the unit of each hash (equal where there is none)."""
@@ -162,7 +164,7 @@ class FilesShard:
             metas[-count:] = [self._write(logic, merged)] if merged.height else []
         return tuple(metas)
 
-    def adopt(self, logic: Logic, rows: pl.DataFrame) -> tuple[SegmentMeta, ...]:
+    def adopt(self, logic: Logic, rows: pl.DataFrame, rewritten: bool = False) -> tuple[SegmentMeta, ...]:
         """The segments of a shard that holds exactly `rows`."""
         return (self._write(logic, rows),) if rows.height else ()
 

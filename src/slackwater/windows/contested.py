@@ -5,16 +5,16 @@ Both only concern runs that span at least the cap; everything else is decided by
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
-from numpy.typing import NDArray
 
-from slackwater.windows.logic import Int64s, Logic
-
-Bools = NDArray[np.bool_]
+from slackwater.windows.logic import ROW, Int64s, Logic
+from slackwater.windows.units import Bools, Unit
 
 
 def _long_runs(start: Int64s, last: Int64s, run: Int64s, cap: int) -> tuple[Int64s, Int64s]:
-    """(begin, end) positions of the runs that span at least the cap."""
+    """(begin, stop) positions of the runs that span at least the cap."""
     heads = np.flatnonzero(np.diff(run, prepend=-1))
     ends = np.append(heads[1:], len(run))
     span = np.maximum.reduceat(last, heads) - start[heads] if len(heads) else heads
@@ -22,85 +22,101 @@ def _long_runs(start: Int64s, last: Int64s, run: Int64s, cap: int) -> tuple[Int6
     return heads[long], ends[long]
 
 
-def session_heads(start: Int64s, last: Int64s, run: Int64s, cap: int) -> Bools:
+def session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: int) -> Bools:
     """True where a session begins: at each run, and in a long run at the first piece that reaches the cap.
+
+    What follows a cut is a run of its own: where rows bring their own gaps it may fall apart.
 
     cap 10   start 0 ......... 10 .. 13 ........ 20
              [──●──●──●──●──●─)[●─────●──●────────)
     """
     heads = np.diff(run, prepend=-1) != 0
-    for begin, end in zip(*_long_runs(start, last, run, cap), strict=True):
+    for begin, stop in zip(*_long_runs(start, last, run, cap), strict=True):
         at = int(begin)
         while True:
             limit = start[at] + cap
-            nearest = min(int(np.searchsorted(start[at:end], limit)), int(np.searchsorted(last[at:end], limit)))
-            at += max(nearest, 1)
-            if at >= end:
+            nearest = min(int(np.searchsorted(start[at:stop], limit)), int(np.searchsorted(last[at:stop], limit)))
+            nearest = max(nearest, 1)
+            apart = start[at + 1 : at + nearest] > np.maximum.accumulate(end[at : at + nearest])[:-1]
+            at += int(np.argmax(apart)) + 1 if apart.any() else nearest
+            if at >= stop:
                 break
             heads[at] = True
     return heads
 
 
-def place_late_rows(
-    logic: Logic, is_row: Bools, start: Int64s, last: Int64s, run: Int64s, piece: Int64s, watermark: int
-) -> tuple[Int64s, Bools]:
+def place_late_rows(logic: Logic, unit: Unit, run: Int64s, piece: Int64s, watermark: int) -> tuple[Int64s, Bools]:
     """Rows behind the watermark never move a cut: in a run that reaches the cap each one is placed by itself.
 
     Where joining the sessions on both sides would reach the cap it joins the earlier one; where joining even one would,
     it is late. Returns the pieces (renumbered) and which intervals are too late; other runs come back unchanged.
     """
     too_late = np.zeros(len(run), dtype=bool)
-    behind = is_row & (start < watermark)
+    behind = (unit.kind == ROW) & (unit.start < watermark)
     if not behind.any():
         return piece, too_late
-    cap, gap = logic.cap_us, logic.gap_us
     label = piece.copy()
-    for begin, end in zip(*_long_runs(start, last, run, cap), strict=True):
-        if behind[begin:end].any():
-            names = _place(start[begin:end], last[begin:end], behind[begin:end], gap, cap)
-            too_late[begin:end] = names < 0
-            label[begin:end] = np.where(names < 0, names, names + piece[begin])
+    for begin, stop in zip(*_long_runs(unit.start, unit.last, run, logic.cap_us), strict=True):
+        if behind[begin:stop].any():
+            intervals = (unit.start[begin:stop], unit.last[begin:stop], unit.end[begin:stop])
+            names = _place(*intervals, behind[begin:stop], logic.cap_us)
+            too_late[begin:stop] = names < 0
+            label[begin:stop] = np.where(names < 0, names, names + piece[begin])
     changed = np.diff(np.where(too_late, -1, label), prepend=-2) != 0
     changed |= np.diff(run, prepend=-1) != 0
     return np.cumsum(changed) - 1, too_late
 
 
-def _place(start: Int64s, last: Int64s, behind: Bools, gap: int, cap: int) -> Int64s:
+def _place(start: Int64s, last: Int64s, end: Int64s, behind: Bools, cap: int) -> Int64s:
     """The session (0, 1, … in time order) of each interval of one run, -1 for late."""
     ahead = np.flatnonzero(~behind)
-    sessions: list[list[int]] = []  # [start, last, member, member, …]
+    sessions: list[_Session] = []
     if len(ahead):
-        s, e = start[ahead], last[ahead]
-        joined = np.append(False, s[1:] - np.maximum.accumulate(e)[:-1] <= gap)
+        s, e, reach = start[ahead], last[ahead], end[ahead]
+        joined = np.append(False, s[1:] <= np.maximum.accumulate(reach)[:-1])
         runs = np.cumsum(~joined) - 1
-        for head, member in zip(session_heads(s, e, runs, cap), ahead, strict=True):
+        for head, member in zip(session_heads(s, e, reach, runs, cap), ahead, strict=True):
+            here = _Session(int(start[member]), int(last[member]), int(end[member]), [int(member)])
             if head:
-                sessions.append([int(start[member]), int(last[member]), int(member)])
+                sessions.append(here)
             else:
-                sessions[-1][1] = max(sessions[-1][1], int(last[member]))
-                sessions[-1].append(int(member))
+                sessions[-1].join(here)
     names = np.full(len(start), -1, dtype=np.int64)
     for row in np.flatnonzero(behind):
-        _insert(sessions, int(row), int(start[row]), gap, cap)
+        _insert(sessions, _Session(int(start[row]), int(start[row]), int(end[row]), [int(row)]), cap)
     for name, session in enumerate(sessions):
-        names[session[2:]] = name
+        names[session.members] = name
     return names
 
 
-def _insert(sessions: list[list[int]], row: int, ts: int, gap: int, cap: int) -> None:
+@dataclass
+class _Session:
+    """A session while late rows are put into a run: first and last event, how far it reaches, its intervals."""
+
+    start: int
+    last: int
+    end: int
+    members: list[int]
+
+    def join(self, other: _Session) -> None:
+        self.start, self.last = min(self.start, other.start), max(self.last, other.last)
+        self.end = max(self.end, other.end)
+        self.members.extend(other.members)
+
+
+def _insert(sessions: list[_Session], row: _Session, cap: int) -> None:
     """Put one row behind the watermark into the sessions of its run, in place; leave it out if it is late."""
-    after = next((i for i, s in enumerate(sessions) if s[0] > ts), len(sessions))
-    left = sessions[after - 1] if after and ts - sessions[after - 1][1] <= gap else None
-    right = sessions[after] if after < len(sessions) and sessions[after][0] - ts <= gap else None
-    if left is not None and right is not None and right[1] - left[0] < cap:
-        left[1] = max(left[1], right[1])
-        left.extend([row, *right[2:]])
+    ts = row.start
+    after = next((i for i, s in enumerate(sessions) if s.start > ts), len(sessions))
+    left = sessions[after - 1] if after and ts <= sessions[after - 1].end else None
+    right = sessions[after] if after < len(sessions) and sessions[after].start <= row.end else None
+    if left is not None and right is not None and right.last - left.start < cap:
+        left.join(row)
+        left.join(right)
         del sessions[after]
-    elif left is not None and max(ts, left[1]) - left[0] < cap:
-        left[1] = max(left[1], ts)
-        left.append(row)
-    elif right is not None and right[1] - ts < cap:
-        right[0] = ts
-        right.append(row)
+    elif left is not None and max(ts, left.last) - left.start < cap:
+        left.join(row)
+    elif right is not None and right.last - ts < cap:
+        right.join(row)
     elif left is None and right is None:
-        sessions.insert(after, [ts, ts, row])
+        sessions.insert(after, row)

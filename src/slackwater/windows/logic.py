@@ -13,6 +13,7 @@ A state row is one interval with its accumulators:
 | `__start`  | µs UTC, start of the pane, or first event of the session                                     |
 | `__last`   | µs UTC, last event of the session (panes: the start again)                                   |
 | `__due`    | µs UTC, the watermark at which the row wants a visit: it closes, or is out of its last window|
+| `__end`    | µs UTC, how far the session's rows reach (only where each row brings its own gap)           |
 | `__rev`    | how often it was emitted: the largest revision of what was merged (only if windows are revised)|
 | `__out`    | sessions: the starts under which the target holds what was merged (only if windows are revised)|
 | keys, accumulators | typed as in the input                                                                |
@@ -37,7 +38,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from slackwater.config.window import Window
+from slackwater.config.window import Window, allowed_ms
 from slackwater.core.schema import Field
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.aggregations import Agg, Input
@@ -151,9 +152,7 @@ class Emitted:
 
 def allowed_us(window: Window) -> int:
     """How long after its close a window may still be corrected."""
-    if window.late_data != "reopen":
-        return 0
-    return 1000 * (window.lateness_ms if window.allowed_lateness_ms is None else window.allowed_lateness_ms)
+    return 1000 * allowed_ms(window)
 
 
 @dataclass(frozen=True)
@@ -183,7 +182,18 @@ class Logic:
 
     @property
     def gap_us(self) -> int:
-        return (self.window.gap_ms or 0) * 1000
+        """The gap of every row; 0 where each row brings its own."""
+        return 0 if isinstance(self.window.gap_ms, str) else (self.window.gap_ms or 0) * 1000
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether each row brings its own gap: it holds [ts, ts + gap], as `__end`, and sessions are rows that touch."""
+        return isinstance(self.window.gap_ms, str)
+
+    @property
+    def reach_us(self) -> int:
+        """No row holds more than this beyond its time."""
+        return self.cap_us if self.dynamic else self.gap_us
 
     @property
     def cap_us(self) -> int:
@@ -237,7 +247,8 @@ class Logic:
     @cached_property
     def state_schema(self) -> dict[str, pl.DataType]:
         revised = REVISED if self.revises else {}
-        return {**HIDDEN, **revised, **{k.name: k.polars for k in self.keys}, **self.accumulators}
+        ends = {"__end": pl.Int64()} if self.dynamic else {}
+        return {**HIDDEN, **ends, **revised, **{k.name: k.polars for k in self.keys}, **self.accumulators}
 
     @cached_property
     def output(self) -> list[Field]:
@@ -264,7 +275,7 @@ class Logic:
 
     def lift_rows(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Rows (`__kh`, `__ts`, keys, inputs) with their accumulators instead of the inputs."""
-        keep = [c for c in ("__kh", "__ts", "__src") if c in rows.columns]
+        keep = [c for c in ("__kh", "__ts", "__end", "__src") if c in rows.columns]
         lifted = [e for a in self.aggs for e in a.lift(rows, "__ts")]
         found = rows.select(*keep, *self.key_names, *lifted)
         if all(found.schema[name] == dtype for name, dtype in self.accumulators.items()):

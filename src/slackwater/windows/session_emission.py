@@ -43,7 +43,7 @@ def emit(logic: Logic, units: pl.DataFrame, since: int, watermark: int, telling:
     going = whole & (due > before) & (due <= after) & ~settling
     staying = ~settling & ((whole & (due > after)) | (kind == LOOSE) | (kind == LOOSE_TOLD))
     groups = -_keys_gone(logic, units, going, staying) if going.any() else 0
-    end = pl.col("__last") + logic.gap_us
+    end = pl.col("__end") if logic.dynamic else pl.col("__last") + logic.gap_us
     rows = logic.unrevised(direct).with_columns(
         end.alias("__end"),
         (end + logic.allowed_us).alias("__final"),
@@ -63,6 +63,25 @@ def emit(logic: Logic, units: pl.DataFrame, since: int, watermark: int, telling:
         found.groups + settled.groups,
         found.windows + settled.windows,
     )
+
+
+def standalone(logic: Logic, late: pl.DataFrame) -> pl.DataFrame:
+    """Late rows (as `ingest` gives them) as sessions of their own, told apart by their reason (KIP-94)."""
+    unit = Unit.of(logic, late)
+    run, _ = runs_of(logic, unit)
+    session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, logic.cap_us)) - 1
+    heads = first_of_each(session)
+    end = np.minimum(np.maximum.reduceat(unit.end, heads), unit.start[heads] + logic.cap_us)
+    merged = logic.merge_groups(
+        unit.frame.select("__kh", *logic.key_names, *logic.accumulators), session, [pl.col("__kh").first()]
+    )
+    return merged.with_columns(
+        pl.Series("__start", unit.start[heads]),
+        pl.Series("__end", end),
+        pl.Series("__final", end),
+        pl.lit(1, pl.Int64).alias("__rev"),
+        pl.lit("standalone").alias("__reason"),
+    ).select(_columns(logic))
 
 
 def _columns(logic: Logic) -> list[str]:
@@ -95,25 +114,25 @@ def _keys_gone(logic: Logic, units: pl.DataFrame, going: Bools, staying: Bools) 
 
 def _settle(logic: Logic, units: pl.DataFrame, since: int, watermark: int, telling: bool) -> Emitted:
     """Put the sessions of these units together, emit those that are due, and give what remains."""
-    gap, cap, horizon = logic.gap_us, logic.cap_us, logic.horizon(watermark)
+    cap, horizon = logic.cap_us, logic.horizon(watermark)
     whole = Unit.of(logic, acknowledged(logic, units, since))
     held = ~whole.is_gone(logic.horizon(since))
-    floors = whole.floors(gap, logic.horizon(since))
+    floors = whole.floors(logic.reach_us, logic.horizon(since))
     unit = chosen(whole, held)
     run, _ = runs_of(logic, unit)
-    session = np.cumsum(session_heads(unit.start, unit.last, run, cap)) - 1
+    session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
     heads = first_of_each(session)
-    start, last = unit.start[heads], np.maximum.reduceat(unit.last, heads)
-    is_cut = np.append(run[heads][1:] == run[heads][:-1], False)
+    start, reach = unit.start[heads], np.maximum.reduceat(unit.end, heads)
+    is_cut = np.append((run[heads][1:] == run[heads][:-1]) & (start[1:] <= reach[:-1]), False)
     following = np.append(start[1:], FAR)  # a late row may have put the next session before start + cap
-    end = np.where(is_cut, np.minimum(np.minimum(last + gap, start + cap), following), last + gap)
-    over = np.where(is_cut, watermark >= start + cap, watermark > last + gap)
-    gone = np.where(is_cut, over, horizon > last + gap)
+    end = np.where(is_cut, np.minimum(np.minimum(reach, start + cap), following), reach)
+    over = np.where(is_cut, watermark >= start + cap, watermark > reach)
+    gone = np.where(is_cut, over, horizon > reach)
     emitted = ~np.logical_and.reduceat(unit.told, heads) & (over | telling)
     key = unit.key[heads]
-    np.maximum.at(floors, key[gone], np.where(is_cut, start + cap - 1, last + gap)[gone])
+    np.maximum.at(floors, key[gone], np.where(is_cut, start + cap - 1, reach)[gone])
 
-    open_before = ~is_cut & (since <= last + gap)
+    open_before = ~is_cut & (since <= reach)
     reasons = np.where(is_cut & over, "cap", np.where(over, np.where(open_before, "close", "late"), "update"))
     merged = logic.merge_groups(
         unit.frame.select("__h", "__kh", *logic.revisions, *logic.key_names, *logic.accumulators),
@@ -157,15 +176,15 @@ def _told(logic: Logic, unit: Unit, session: Int64s, heads: Int64s, emitted: Boo
 
 def _remaining(logic: Logic, whole: Unit, rest: Unit, floors: Int64s, watermark: int) -> tuple[pl.DataFrame, Bools]:
     """The new rows of all settled units, and which of their keys have no session any more."""
-    gap, horizon = logic.gap_us, logic.horizon(watermark)
+    reach, horizon = logic.reach_us, logic.horizon(watermark)
     first = np.full(whole.keys, FAR)
     np.minimum.at(first, rest.key, rest.start)
-    floors = np.where((horizon <= floors + gap) | (first <= floors + gap), floors, NO_WATERMARK)
+    floors = np.where((horizon <= floors + reach) | (first <= floors + reach), floors, NO_WATERMARK)
     state = logic.empty_state()
     if len(rest.key):
         limit = np.minimum(first, watermark)[rest.key] + logic.cap_us
-        run, reach = runs_of(logic, rest)
-        state = state_of(logic, rest, run, pieces(logic, rest, reach, run, limit), floors, watermark)
+        run, before = runs_of(logic, rest)
+        state = state_of(logic, rest, run, pieces(logic, rest, before, run, limit), floors, watermark)
     bare = first == FAR
     alone = np.flatnonzero(bare & (floors != NO_WATERMARK))
     gone = np.flatnonzero(bare & (floors == NO_WATERMARK))

@@ -73,12 +73,12 @@ def state_of(logic: Logic, unit: Unit, run: Int64s, piece: Int64s, floors: Int64
     frame = unit.frame
     heads, run_heads = first_of_each(piece), first_of_each(run)
     start = unit.start[heads]
-    last = np.maximum.reduceat(unit.last, heads)
+    last, end = np.maximum.reduceat(unit.last, heads), np.maximum.reduceat(unit.end, heads)
     piece_run = run[heads]
     run_start = unit.start[run_heads][piece_run]
-    first_end = np.minimum.reduceat(last, np.flatnonzero(np.diff(piece_run, prepend=-1))) + logic.gap_us + 1
+    first_end = np.minimum.reduceat(end, np.flatnonzero(np.diff(piece_run, prepend=-1))) + 1
     pieces_of_run = np.bincount(piece_run, minlength=len(run_heads))
-    close = last + logic.gap_us + 1
+    close = end + 1
     told = np.logical_and.reduceat(unit.told, heads)
     alone = (pieces_of_run[piece_run] == 1) & ((close > watermark) | told)
     due = np.where(alone, close, np.minimum(run_start + logic.cap_us, first_end[piece_run]))
@@ -93,6 +93,7 @@ def state_of(logic: Logic, unit: Unit, run: Int64s, piece: Int64s, floors: Int64
         pl.Series("__start", start),
         pl.Series("__last", last),
         pl.Series("__due", due),
+        *([pl.Series("__end", end)] if logic.dynamic else []),
     ).select(logic.state_schema.keys())
     return pl.concat([rows, floor_rows(logic, frame, unit.key, floors)])
 
@@ -109,7 +110,8 @@ def floor_rows(logic: Logic, frame: pl.DataFrame, key: Int64s, floors: Int64s) -
         pl.lit(FLOOR, pl.Int8).alias("__kind"),
         pl.Series("__start", values[kept] - logic.gap_us),
         pl.Series("__last", values[kept] - logic.gap_us),
-        pl.Series("__due", values[kept] + logic.gap_us + 1),
+        pl.Series("__due", values[kept] + logic.reach_us + 1),
+        *([pl.Series("__end", values[kept])] if logic.dynamic else []),
         *(pl.lit(None, dtype).alias(name) for name, dtype in logic.accumulators.items()),
     )
     return logic.unrevised(rows).select(logic.state_schema.keys())
@@ -143,7 +145,7 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
     )
     known = acknowledged(logic, state.select(fields), watermark)
     whole = Unit.of(logic, pl.concat([known, fresh], how="diagonal" if extra else "vertical"))
-    floors = whole.floors(logic.gap_us, horizon)
+    floors = whole.floors(logic.reach_us, horizon)
     is_row = whole.kind == ROW
     held = ~is_row & ~whole.is_gone(horizon)
     had_open = per_key(np.logical_or, held, whole.key).astype(bool)
@@ -168,7 +170,7 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
         np.minimum.at(first, unit.key, unit.start)
         limit = np.minimum(first, watermark)[unit.key] + logic.cap_us
         piece = pieces(logic, unit, reach, run, limit)
-        piece, too_late = place_late_rows(logic, unit.kind == ROW, unit.start, unit.last, run, piece, watermark)
+        piece, too_late = place_late_rows(logic, unit, run, piece, watermark)
         if too_late.any():
             late[position[too_late]] = True
             keep = ~too_late
@@ -216,7 +218,7 @@ def _accepted(logic: Logic, unit: Unit, run: Int64s, horizon: int) -> Bools:
     """
     if not len(run):
         return np.zeros(0, dtype=bool)
-    recent = unit.start + logic.gap_us >= horizon
+    recent = unit.end >= horizon
     is_open = unit.kind != ROW
     first_open = np.minimum.reduceat(np.where(is_open, unit.start, FAR), first_of_each(run))[run]
     taken = np.logical_or.reduceat(is_open | recent, first_of_each(run))[run]
@@ -246,13 +248,14 @@ def stats(logic: Logic, state: pl.DataFrame) -> Stats:
     """Of a set of state rows that is not empty."""
     kind, due, last = (state[c].to_numpy() for c in ("__kind", "__due", "__last"))
     loose, open_ = (kind == LOOSE) | (kind == LOOSE_TOLD), np.isin(kind, OPEN)
-    ends = last[kind != DEAD] + 2 * logic.gap_us + 1
+    end = state["__end"].to_numpy() if logic.dynamic else last + logic.gap_us
+    forgotten = end[kind != DEAD] + logic.reach_us + 1
     waiting = logic.updates and bool((kind == LOOSE).any())
     return Stats(
         first_due=NEVER if waiting else int(due[open_].min(initial=FAR)),
         last_due=FAR if loose.any() else int(due[open_].max(initial=NO_WATERMARK)),
-        close=int((last[open_] + logic.gap_us + 1).max(initial=NO_WATERMARK)),
-        dead=FAR if loose.any() else int(ends.max(initial=NO_WATERMARK)) + logic.retain_us,
+        close=int((end[open_] + 1).max(initial=NO_WATERMARK)),
+        dead=FAR if loose.any() else int(forgotten.max(initial=NO_WATERMARK)) + logic.retain_us,
     )
 
 
@@ -270,7 +273,7 @@ def visit(logic: Logic, since: int, watermark: int, telling: bool = False) -> Vi
 def forgotten(logic: Logic, watermark: int) -> Forgotten:
     """Sessions that are gone, and floors, that no longer make any row late."""
     horizon = logic.horizon(watermark)
-    return Forgotten(settled_upto=horizon - logic.gap_us, floor_upto=horizon)
+    return Forgotten(settled_upto=horizon - logic.reach_us, floor_upto=horizon)
 
 
 def forget(logic: Logic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
@@ -278,7 +281,7 @@ def forget(logic: Logic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
     if state.is_empty():
         return state
     unit, horizon = Unit.of(logic, state), logic.horizon(watermark)
-    needed = unit.floors(logic.gap_us, horizon)[unit.key] != NO_WATERMARK
+    needed = unit.floors(logic.reach_us, horizon)[unit.key] != NO_WATERMARK
     return unit.frame.filter(pl.Series(~unit.is_gone(horizon) | needed)).sort("__h", maintain_order=True)
 
 

@@ -24,12 +24,14 @@ class Unit:
     start: Int64s
     last: Int64s
     due: Int64s
+    end: Int64s  # how far its rows reach: last + gap, or what they brought
 
     @classmethod
     def of(cls, logic: Logic, frame: pl.DataFrame) -> Unit:
         frame, key = sorted_by_key(frame, logic.key_names, "__start", "__last")
-        columns = (frame[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
-        return cls(frame, key, *columns)
+        kind, start, last, due = (frame[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
+        end = frame["__end"].to_numpy() if logic.dynamic else last + logic.gap_us
+        return cls(frame, key, kind, start, last, due, end)
 
     @property
     def keys(self) -> int:
@@ -45,13 +47,13 @@ class Unit:
         whole = (self.kind == SETTLED) | (self.kind == TOLD)
         return (self.kind == FLOOR) | (whole & (self.due <= horizon))
 
-    def floors(self, gap: int, horizon: int) -> Int64s:
-        """Per key the floor that still counts at the horizon, else NO_WATERMARK."""
+    def floors(self, reach: int, horizon: int) -> Int64s:
+        """Per key the floor that still counts at the horizon, else NO_WATERMARK; `reach`: see `Logic.reach_us`."""
         gone = self.is_gone(horizon)
         is_open = ~gone & (self.kind != ROW)
-        floor = per_key(np.maximum, np.where(gone, self.last + gap, NO_WATERMARK), self.key)
+        floor = per_key(np.maximum, np.where(gone, self.end, NO_WATERMARK), self.key)
         first = per_key(np.minimum, np.where(is_open, self.start, FAR), self.key)
-        return np.where((horizon <= floor + gap) | (first <= floor + gap), floor, NO_WATERMARK)
+        return np.where((horizon <= floor + reach) | (first <= floor + reach), floor, NO_WATERMARK)
 
 
 def acknowledged(logic: Logic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
@@ -107,10 +109,24 @@ def chosen(unit: Unit, mask: Bools) -> Unit:
         unit.start[index],
         unit.last[index],
         unit.due[index],
+        unit.end[index],
     )
 
 
 def runs_of(logic: Logic, unit: Unit) -> tuple[Int64s, Int64s]:
-    """Number the runs of intervals joined by the gap (inclusive), and give each interval's reach."""
+    """Number the runs of intervals that touch (inclusive), and give how far each one's predecessors' events reach."""
     reach = reaches(unit.key, unit.start, unit.last)
-    return np.cumsum(unit.start > reach + logic.gap_us) - 1, reach
+    if not logic.dynamic:
+        return np.cumsum(unit.start > reach + logic.gap_us) - 1, reach
+    held = furthest(unit.key, unit.end)
+    joined = np.append(False, (unit.key[1:] == unit.key[:-1]) & (unit.start[1:] <= held[:-1]))[: len(held)]
+    return np.cumsum(~joined) - 1, reach
+
+
+def furthest(key: Int64s, end: Int64s) -> Int64s:
+    """For each interval, how far it and those before it (of its key) reach."""
+    order = np.argsort(end, kind="stable")
+    rank = np.empty(len(end), dtype=np.int64)
+    rank[order] = np.arange(len(end))
+    best = np.maximum.accumulate(key * len(end) + rank) - key * len(end)
+    return end[order][best]
