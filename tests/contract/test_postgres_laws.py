@@ -143,7 +143,7 @@ def test_revised_windows_leave_the_table_once_they_are_gone(kind: str, emit: str
     assert any(count for reason, count in done.counters.emitted.items() if reason in ("late", "update"))
     with psycopg.connect(url) as db:
         table = "slackwater_state_p"
-        assert db.execute(f"SELECT DISTINCT \"user\" FROM {table}").fetchall() == [("u11",)]
+        assert db.execute(f'SELECT DISTINCT "user" FROM {table}').fetchall() == [("u11",)]
         assert db.execute("SELECT count(*) FROM slackwater_staged_p").fetchone() == (0,)
 
 
