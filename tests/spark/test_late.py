@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from tests.conftest import Runner
 from tests.spark.test_engine import SIMPLE, events, simple, us
-from tests.spark.test_kafka import Make, minutes, topic  # noqa: F401 — a fixture
+from tests.spark.test_kafka import Make, minutes, topic, waited_for  # noqa: F401 — a fixture
 
 import slackwater as sw
 from slackwater.engine import faults, inspect, origin
@@ -281,23 +281,22 @@ def test_late_and_bad_records_side_by_side_in_postgres(runner: Runner, topic: Ma
 
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
 def test_rows_of_an_idle_partition_are_told_apart(runner: Runner, topic: Make, kind: str) -> None:  # noqa: F811
-    """The second partition is silent until the watermark went on without it; its old row is late, cause idle."""
-    stream, stop = topic(2), threading.Event()
-    stream.send({"user": "a", "amount": 1}, at=1)
+    """The second partition is silent until the watermark went on without it; its old row is late, cause idle.
 
-    def until(done: Any) -> None:
-        end = time.monotonic() + 120
-        while not done() and time.monotonic() < end:
-            time.sleep(0.05)
-        assert done()
+    The first one keeps talking: were both silent at once, nothing would move the watermark.
+    """
+    stream, stop = topic(2), threading.Event()
 
     def drive() -> None:
-        try:
-            until(lambda: runner.statuses and runner.statuses[-1].watermark_us)
+        def goes_on() -> Any:
             stream.send({"user": "a", "amount": 1}, at=500)
-            until(lambda: runner.statuses[-1].counters.rows_in == 2)
+            time.sleep(0.5)
+            return runner.statuses and runner.statuses[-1].watermark_us
+
+        try:
+            waited_for(goes_on)
             stream.send({"user": "b", "amount": 1}, at=2, partition=1)
-            until(lambda: runner.statuses[-1].counters.rows_in == 3)
+            waited_for(lambda: sum(runner.statuses[-1].counters.late.values()))
         finally:
             stop.set()
 
