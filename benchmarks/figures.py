@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.cases import NATIVE, SLACKWATER, Case
+from benchmarks.cases import NATIVE, SLACKWATER, WARM_UP, Case
 from benchmarks.process import ROLES
 
 
@@ -46,6 +46,16 @@ def median_phases(statuses: list[dict[str, Any]]) -> dict[str, float]:
     """Slackwater's own account of its epochs, phase by phase; empty for the native operators."""
     names = dict.fromkeys(name for status in statuses for name in status["phases"])
     return {name: median(status["phases"].get(name, 0.0) for status in statuses) for name in names}
+
+
+def policy_costs(runs: list[dict[str, Any]], rows: int) -> dict[str, Any]:
+    """What a policy for late rows costs and did, over the epochs of its runs: the largest state, rows late, rows emitted."""
+    return {
+        "rows_per_s": rows / median([epoch["seconds"] for run in runs for epoch in run["epochs"][WARM_UP:]]),
+        "state_bytes": max(status["state_bytes"] for run in runs for status in run["statuses"]),
+        "late": runs[0]["late"],
+        "emitted": sum(status["emitted"] for status in runs[0]["statuses"]),
+    }
 
 
 def compared(case: Case, systems: dict[str, dict[str, Any]]) -> dict[str, Any]:

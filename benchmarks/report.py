@@ -27,6 +27,8 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
         yield f"\nFrom process start to the first result row: {', '.join(times)}"
     if report["in_postgres"]:
         yield from _in_postgres(report["in_postgres"])
+    if report["reopen"]:
+        yield from _reopen(report["reopen"])
     if report["latency"]:
         found = report["latency"]
         yield (
@@ -86,6 +88,18 @@ def _in_postgres(found: dict[str, Any]) -> Iterator[str]:
         + ("" if found["same_output"] else "  OUTPUTS DIFFER")
     )
     yield f"  {_breakdown(ours)}"
+
+
+def _reopen(found: dict[str, Any]) -> Iterator[str]:
+    """The price of corrections: reopen against drop over the same rows."""
+    drop, reopen = found["drop"], found["reopen"]
+    speed, state = reopen["rows_per_s"] / drop["rows_per_s"], reopen["state_bytes"] / drop["state_bytes"]
+    yield f"\nLate rows as corrections: {speed:.2f} times the throughput of drop, {state:.2f} times the state"
+    for policy, costs in found.items():
+        yield (
+            f"  {policy:<8}{costs['rows_per_s']:>11,.0f} rows/s  state {costs['state_bytes'] / _MIB:,.1f} MiB  "
+            f"{costs['late']:,} rows late for good  {costs['emitted']:,} emitted  {_breakdown(costs)}"
+        )
 
 
 def _breakdown(found: dict[str, Any]) -> str:

@@ -21,6 +21,9 @@ from benchmarks.cases import (
     LATENCY,
     NAMES,
     POSTGRES,
+    REOPEN,
+    REOPEN_STREAM,
+    REOPEN_WINDOWS,
     ROCKSDB,
     SLACKWATER,
     SYSTEMS,
@@ -32,7 +35,7 @@ from benchmarks.cases import (
     quick,
 )
 from benchmarks.data import generate
-from benchmarks.figures import compared, machine, summarised
+from benchmarks.figures import compared, machine, policy_costs, summarised
 from benchmarks.postgres import environment, latency, touched_keys
 from benchmarks.process import WorkerFailed, run_worker
 from benchmarks.report import lines
@@ -84,6 +87,16 @@ class Bench:
             "same_output": found[ROCKSDB]["output"] == found[POSTGRES]["output"],
         }
 
+    def reopen(self, small: bool) -> dict[str, Any]:
+        """Sessions over the same rows, the late ones dropped or correcting what was emitted, in turn."""
+        stream = quick(REOPEN_STREAM) if small else REOPEN_STREAM
+        runs: dict[str, list[dict[str, Any]]] = {policy: [] for policy in REOPEN_WINDOWS}
+        for turn in range(self._rounds):
+            for policy in list(runs)[:: 1 if turn % 2 == 0 else -1]:
+                runs[policy].append(self.measure(f"{REOPEN} ({policy})", SLACKWATER, REOPEN_WINDOWS[policy], stream))
+        found = {policy: summarised(results, WARM_UP) for policy, results in runs.items()}
+        return {policy: found[policy] | policy_costs(runs[policy], stream.rows) for policy in found}
+
     def first_row(self) -> dict[str, float | None]:
         """Seconds from process start to the first result row, by system: the median of the rounds."""
         times: dict[str, list[float]] = {system: [] for system in SYSTEMS}
@@ -109,7 +122,14 @@ def main() -> int:
         bench = Bench(Path(root), options.rounds, options.driver_memory)
         only = options.only
         report: dict[str, Any] = {"machine": machine(), "options": vars(options) | {"json": None}}
-        report |= {"cases": [], "idle_keys": None, "first_row_s": None, "in_postgres": None, "latency": None}
+        report |= {
+            "cases": [],
+            "idle_keys": None,
+            "first_row_s": None,
+            "in_postgres": None,
+            "reopen": None,
+            "latency": None,
+        }
         failed = False
         try:
             for case in chosen(only, options.quick):
@@ -120,6 +140,8 @@ def main() -> int:
                 report["first_row_s"] = bench.first_row()
             if not only or IN_POSTGRES in only:
                 report["in_postgres"] = bench.in_postgres(options.quick)
+            if not only or REOPEN in only:
+                report["reopen"] = bench.reopen(options.quick)
             if not only or LATENCY in only:
                 report["latency"] = latency()
         except WorkerFailed as error:

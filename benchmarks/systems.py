@@ -92,6 +92,8 @@ def _window_spec(window: Window) -> sw.Window:
         shape = {"gap_ms": f"{window.length}s", "max_session_duration_ms": "2h"}
     else:
         shape = {"duration_ms": f"{window.length}s"} | ({"hop_ms": f"{window.hop}s"} if window.hop else {})
+    if window.reopen is not None:
+        shape |= {"late_data": "reopen", "allowed_lateness_ms": f"{window.reopen}s", "emit_metadata": True}
     return sw.Window(
         kind=window.kind,
         **shape,

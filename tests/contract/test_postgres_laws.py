@@ -130,6 +130,23 @@ def test_closed_sessions_leave_the_table(url: str) -> None:
         assert db.execute("SELECT count(*) FROM slackwater_staged_p").fetchone() == (0,)
 
 
+@pytest.mark.parametrize("emit", ["on_close", "updates"])
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_revised_windows_leave_the_table_once_they_are_gone(kind: str, emit: str, url: str) -> None:
+    """Each second a key of its own, a row every 20 ms past the cap; then one that is late for what was emitted."""
+    window = WINDOWS[kind].model_copy(update={"late_data": "reopen", "allowed_lateness_ms": 150, "emit": emit})
+    epochs = []
+    for second in range(12):
+        run = [{"ts": 1_000_000 * second + 20_000 * n, "user": f"u{second}"} for n in range(14)]
+        epochs += [Rows({"a": run}), Rows({"a": [{**run[-1], "ts": run[-1]["ts"] + 110_000}]}), Rows({"a": run[12:13]})]
+    done = run_local(window, epochs, SCHEMA, store=lambda: PostgresStore(url, "public", "p"), flush=False)
+    assert any(count for reason, count in done.counters.emitted.items() if reason in ("late", "update"))
+    with psycopg.connect(url) as db:
+        table = "slackwater_state_p"
+        assert db.execute(f'SELECT DISTINCT "user" FROM {table}').fetchall() == [("u11",)]
+        assert db.execute("SELECT count(*) FROM slackwater_staged_p").fetchone() == (0,)
+
+
 def test_the_files_store_is_the_default_of_the_kit(tmp_path: Any) -> None:
     assert (
         run_local(WINDOWS["session"], script(1, False), SCHEMA).rows

@@ -209,6 +209,28 @@ def test_late_rows_and_dead_letters(
     assert printed[2] == block("text", 1, page).replace("/data/", f"{tmp_path}/")
 
 
+@pytest.mark.usefixtures("spark")
+def test_the_page_on_corrections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's config over the page's files emits what the page shows."""
+    page = "docs/corrections.md"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "visits.toml").write_text(block("toml", 0, page))
+    (tmp_path / "in").mkdir()
+    for n, lines in enumerate(block("json", 0, page).split("\n\n")):
+        path = tmp_path / "in" / f"{n}.jsonl"
+        path.write_text(lines.rstrip("\n") + "\n")
+        os.utime(path, (1_600_000_000 + n, 1_600_000_000 + n))
+    assert command(monkeypatch, *block("", 0, page).split()[1:]) == 0
+    names, *expected = [line.split() for line in block("text", 0, page).splitlines()]
+    found = []
+    for row in output(tmp_path / "out"):
+        values = [row[name] for name in names[1:]]
+        found.append(["-" if v is None else f"{v:%H:%M}" if hasattr(v, "hour") else str(v) for v in values])
+    assert found == [line[1:] for line in expected]
+    epochs = [len(pl.read_parquet(path)) for path in sorted((tmp_path / "out").glob("*.parquet"))]
+    assert epochs == [[line[0] for line in expected].count(epoch) for epoch in ("1", "2")]
+
+
 def test_every_key_of_the_configuration_page_exists() -> None:
     """The page names every key of every spec."""
     from slackwater.config.pipeline import Pipeline, Transform

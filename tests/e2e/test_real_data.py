@@ -6,6 +6,7 @@ Each pipeline runs over the file as one epoch, and over the file split into twel
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import sys
 import warnings
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import psycopg
 import pytest
+from tests.laws import naive
 
 from slackwater.cli import main as cli
 
@@ -210,3 +213,81 @@ def test_a_poisoned_clock_is_told_plainly(
     assert "late rows dropped (watermark 2015-11-" in said.err
     assert "most rows came late: the newest event time read is 2015-" in said.out
     assert "a clock in the input may be wrong" in said.out
+
+
+DAY_US, MINUTE_US = 86_400_000_000, 60_000_000
+
+
+@pytest.mark.usefixtures("spark")
+def test_commits_correct_their_sessions_for_a_month(
+    shared_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    postgres: Any,
+) -> None:
+    """In the order of arrival, up to 250 days late: every row is in the table or among the letters, as plain loops have it."""
+    file = shared_data / PIPELINES["ibis"]["file"]
+    split(file, tmp_path / "in", 1)
+    url = postgres.database("ibis")
+    path = tmp_path / "ibis.toml"
+    path.write_text(
+        f"""name = "ibis"
+
+[connections.lake]
+kind = "files"
+
+[connections.db]
+kind = "postgres"
+url = "{url}"
+
+[[sources]]
+name = "commits"
+connection = "lake"
+query = "{tmp_path}/in/*"
+max_files_per_trigger = 1
+{IBIS}
+
+[transform.window]
+{PIPELINES["ibis"]["window"].replace('"300d"', '"1d"')}
+late_data = "reopen"
+allowed_lateness_ms = "30d"
+
+[[transform.window.aggregations]]
+agg = "count"
+as = "n"
+
+[target]
+connection = "db"
+table = "sessions"
+
+[dead_letter]
+connection = "db"
+table = "letters"
+
+[state_store]
+kind = "postgres"
+url = "{url}"
+"""
+    )
+    assert slackwater(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
+    with psycopg.connect(url) as db:
+        table = db.execute("SELECT author_id, window_start, window_end, n FROM sessions").fetchall()
+        letters = db.execute("SELECT reason, cause, value FROM letters").fetchall()
+    assert sum(row[3] for row in table) + len(letters) == 10_178
+    assert {letter[:2] for letter in letters} == {("late", "lateness")}
+    judge = naive.JudgingSessions(
+        naive.Spec("session", ["author_id"], [("n", "count", None)], gap_us=30 * MINUTE_US, cap_us=30 * DAY_US),
+        lateness_us=DAY_US,
+        allowed_us=30 * DAY_US,
+    )
+    lines = gzip.decompress(file.read_bytes()).decode().splitlines()[1:]
+    size = -(-len(lines) // PARTS)
+    for n in range(PARTS):
+        rows = [line.split("\t") for line in lines[n * size : (n + 1) * size]]
+        judge.epoch([{"ts": int(r[2]) * 1_000_000, "author_id": r[4], "seq": int(r[0])} for r in rows])
+    assert {json.loads(value)["seq"] for _, _, value in letters} == {row["seq"] for row in judge.late}
+    expected = [(r["author_id"], r["window_start"], r["window_end"], r["n"]) for r in judge.answer()]
+    found = [(r[0], *(round(t.timestamp() * 1_000_000) for t in r[1:3]), r[3]) for r in table]
+    assert sorted(found) == sorted(expected)
+    assert "late" in capsys.readouterr().out

@@ -111,7 +111,7 @@ def test_a_damaged_segment_is_named(tmp_path: Path) -> None:
     meta = written(tmp_path, "0.arrow", frame_of(h1=1))
     (tmp_path / meta.file).write_bytes(b"ARROW1 and then nothing")
     with pytest.raises(StateError, match=f"state file .*{Path(meta.file).name} cannot be read"):
-        segments.SegmentReader(str(tmp_path), [meta], {})
+        segments.SegmentReader(str(tmp_path), [meta], {}).scan()
 
 
 def test_segments_of_one_size_are_merged_and_a_large_one_is_left_alone() -> None:

@@ -50,7 +50,7 @@ class LocalEngine:
                 if listed:
                     stats[name] = SourceStats(partitions=dict.fromkeys(listed, Heard(0, None)))
                 continue
-            usable = rows.filter(pl.col("ts").is_not_null() & (pl.col("ts") <= latest))
+            usable = rows.filter(rows["ts"] <= latest)  # also without those that have no time
             newest = usable["ts"].max()
             stats[name] = SourceStats(
                 rows.height,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import polars as pl
 
 from slackwater.windows.logic import Logic
@@ -21,10 +22,11 @@ def split(logic: Logic, staged: Sequence[pl.DataFrame], upserts: bool) -> tuple[
     A target that only adds rows takes all of them as they are.
     """
     output = logic.sorted_output(pl.concat(staged))
-    if not upserts:
-        return output.drop("__reason"), output.clear().select(identity(logic))
-    is_gone = output["__reason"].eq_missing(SUPERSEDED)
-    return output.filter(~is_gone).drop("__reason"), output.filter(is_gone).select(identity(logic))
+    columns = [f.name for f in logic.output]
+    is_gone = (output["__reason"] == SUPERSEDED).to_numpy() & upserts
+    if not is_gone.any():
+        return output[columns], output[identity(logic)].clear()
+    return output[np.flatnonzero(~is_gone)][columns], output[np.flatnonzero(is_gone)][identity(logic)]
 
 
 def identity(logic: Logic) -> list[str]:

@@ -120,7 +120,7 @@ class FilesStore:
 
     def _opened(self, epoch: int) -> Snapshot:
         manifest = self._read(epoch)
-        shards = [SegmentReader(self.root, metas, {}) for metas in manifest.segments]
+        shards = [SegmentReader(self.root, metas, {}).opened() for metas in manifest.segments]
         return Snapshot(manifest, self.published(), lambda shard, logic: shards[shard].typed(logic.state_schema))
 
     def _epochs(self) -> list[int]:

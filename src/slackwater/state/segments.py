@@ -11,6 +11,7 @@ import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from slackwater.core.arrays import distinct, member
 from slackwater.errors import EpochError, StateError
 from slackwater.state.protocol import OutputMeta, SegmentMeta
 from slackwater.windows.family import family
-from slackwater.windows.logic import DEAD, Int64s, Logic, Visit, unrevised
+from slackwater.windows.logic import DEAD, Int64s, Logic, Visit, empty, unrevised
 
 FAN = 8  # segments of one size class before they are merged into one of the next
 
@@ -40,15 +41,22 @@ class Columns:
 
 
 class Segment:
-    """One open segment."""
+    """One segment."""
 
     def __init__(self, directory: str, meta: SegmentMeta) -> None:
         self.meta = meta
-        self.table = _open(Path(directory) / meta.file)
-        hidden = _frame(
-            self.table.select(["__h", "__kind", "__start", "__due"])
-        )  # PyArrow's to_numpy would load pandas
-        self.columns = Columns(*(column.to_numpy() for column in hidden))
+        self._path = Path(directory) / meta.file
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """The open file. It is opened when it is first asked for, and stays readable then though it may be removed."""
+        return _open(self._path)
+
+    @cached_property
+    def columns(self) -> Columns:
+        # PyArrow's to_numpy would load pandas
+        hidden = _frame(self.table.select(["__h", "__kind", "__start", "__due"]))
+        return Columns(*(column.to_numpy() for column in hidden))
 
     def rows(self, index: Int64s) -> pl.DataFrame:
         return _frame(self.table.take(pl.Series(index).to_arrow()))  # as pa.array would
@@ -113,9 +121,19 @@ class SegmentReader:
 
     def _together(self, frames: list[pl.DataFrame]) -> pl.DataFrame:
         if not frames:
-            return pl.DataFrame(schema=self.schema)
-        alive = pl.concat([unrevised(f, self.schema).select(list(self.schema)) for f in frames])
-        return alive.filter(pl.col("__kind") != DEAD).cast(self.schema)  # type: ignore[arg-type]
+            return empty(self.schema)
+        alive = pl.concat([f if f.schema == self.schema else self._typed(f) for f in frames])
+        dead = alive["__kind"].to_numpy() == DEAD
+        return alive[np.flatnonzero(~dead)] if dead.any() else alive
+
+    def _typed(self, frame: pl.DataFrame) -> pl.DataFrame:
+        return unrevised(frame, self.schema).select(list(self.schema)).cast(self.schema)  # type: ignore[arg-type]
+
+    def opened(self) -> SegmentReader:
+        """This, with every file open."""
+        for segment in self.segments:
+            _ = segment.columns
+        return self
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from slackwater.state.files import FilesStore
 from slackwater.state.protocol import BatchId
 from slackwater.watermark import NO_WATERMARK
 
+_TIMES = (pl.Datetime("us"), pl.Datetime("us", "UTC"))
 START_US = 4_000_000_000_000_000  # the virtual clock's first reading: after every event time a test may use
 
 
@@ -106,9 +107,10 @@ class _Target:
 
 
 def _plain(rows: pl.DataFrame, epoch: int) -> list[dict[str, Any]]:
-    times = [c for c, t in rows.schema.items() if isinstance(t, pl.Datetime)]
-    plain = rows.with_columns(pl.col(times).dt.timestamp("us")) if times else rows
-    return [{**r, "_epoch": epoch} for r in plain.iter_rows(named=True)]
+    if rows.is_empty():
+        return []
+    columns = [c.cast(pl.Int64) if c.dtype in _TIMES else c for c in rows.get_columns()]  # in µs
+    return [{**r, "_epoch": epoch} for r in pl.DataFrame(columns).iter_rows(named=True)]
 
 
 class _Faults:

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -225,11 +226,11 @@ class Logic:
         """Windows whose close is at or before it are gone."""
         return watermark - self.retain_us
 
-    @property
+    @cached_property
     def key_names(self) -> list[str]:
         return [k.name for k in self.keys]
 
-    @property
+    @cached_property
     def inputs(self) -> list[Input]:
         """The input columns of the aggregations, each once."""
         return list({i.field.name: i for a in self.aggs for i in a.inputs}.values())
@@ -239,17 +240,17 @@ class Logic:
         """Whether every aggregation has a form in Spark SQL; else rows go to the shards one by one and are lifted there."""
         return all(a.lift_sql("__ts") is not None for a in self.aggs)
 
-    @property
+    @cached_property
     def accumulators(self) -> dict[str, pl.DataType]:
         return {name: dtype for a in self.aggs for name, dtype in a.accumulators.items()}
 
-    @property
+    @cached_property
     def state_schema(self) -> dict[str, pl.DataType]:
         revised = REVISED if self.revises else {}
         ends = {"__end": pl.Int64()} if self.dynamic else {}
         return {**HIDDEN, **ends, **revised, **{k.name: k.polars for k in self.keys}, **self.accumulators}
 
-    @property
+    @cached_property
     def output(self) -> list[Field]:
         """The columns of section 7, in order."""
         w = self.window
@@ -267,7 +268,7 @@ class Logic:
         return (*self.key_names, self.window.window_start_column)
 
     def empty_state(self) -> pl.DataFrame:
-        return pl.DataFrame(schema=self.state_schema)
+        return empty(self.state_schema)
 
     def unrevised(self, rows: pl.DataFrame) -> pl.DataFrame:
         return unrevised(rows, self.state_schema)
@@ -276,7 +277,10 @@ class Logic:
         """Rows (`__kh`, `__ts`, keys, inputs) with their accumulators instead of the inputs."""
         keep = [c for c in ("__kh", "__ts", "__end", "__src") if c in rows.columns]
         lifted = [e for a in self.aggs for e in a.lift(rows, "__ts")]
-        return rows.select(*keep, *self.key_names, *lifted).cast(self.accumulators)  # type: ignore[arg-type]
+        found = rows.select(*keep, *self.key_names, *lifted)
+        if all(found.schema[name] == dtype for name, dtype in self.accumulators.items()):
+            return found
+        return found.cast(self.accumulators)  # type: ignore[arg-type]
 
     def merge_groups(self, frame: pl.DataFrame, group: Int64s, carried: Sequence[pl.Expr]) -> pl.DataFrame:
         """Merge rows with equal `group` (ascending): the first of keys, `carried` expressions, merged accumulators.
@@ -310,18 +314,17 @@ class Logic:
     def output_frame(self, done: Emitted) -> pl.DataFrame:
         """What an epoch emits as the output columns plus `__reason`; superseded rows carry their identity and NULLs."""
         rows = done.rows
-        frame = self._identified(rows).with_columns(a.finish(rows).alias(a.name) for a in self.aggs)
-        frame = frame.with_columns(_utc(rows["__end"]).alias(self.window.window_end_column), _utc(rows["__final"]))
+        frame = self._identified(rows).with_columns(
+            *(a.finish(rows).alias(a.name) for a in self.aggs),
+            _utc(rows["__end"]).alias(self.window.window_end_column),
+            _utc(rows["__final"]),
+        )
         if done.superseded.height:
             gone = self._identified(done.superseded.with_columns(pl.lit("supersede").alias("__reason")))
             frame = pl.concat([frame, gone], how="diagonal_relaxed")
-        if self.window.emit_metadata:
-            frame = frame.with_columns(
-                pl.col("__rev").alias("_revision"),
-                pl.col("__final").alias("_final_at"),
-                pl.col("__reason").alias("_emit_reason"),
-            )
-        return frame.select(*(pl.col(f.name).cast(f.polars) for f in self.output), "__reason")
+        of = dict(zip([f.name for f in METADATA], ("__rev", "__final", "__reason"), strict=True))
+        found = [pl.col(of.get(f.name, f.name)).cast(f.polars).alias(f.name) for f in self.output]
+        return frame.select(*found, "__reason")
 
     def _identified(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Keys, window start and session id, with reason and revision."""
@@ -335,7 +338,20 @@ class Logic:
 
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The order of section 7: (window_start, keys), NULL first, NaN last."""
+        if frame.height < 2:
+            return frame
         return frame.sort([self.window.window_start_column, *self.key_names], nulls_last=False, maintain_order=True)
+
+
+_EMPTY: dict[tuple[tuple[str, pl.DataType], ...], pl.DataFrame] = {}
+
+
+def empty(schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
+    """No rows with these columns; frames are never changed in place, so one serves all."""
+    columns = tuple(schema.items())
+    if columns not in _EMPTY:
+        _EMPTY[columns] = pl.DataFrame(schema=schema)
+    return _EMPTY[columns]
 
 
 def unrevised(rows: pl.DataFrame, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
@@ -346,7 +362,7 @@ def unrevised(rows: pl.DataFrame, schema: Mapping[str, pl.DataType]) -> pl.DataF
 
 
 def _utc(us: pl.Series) -> pl.Series:
-    return us.cast(pl.Datetime("us")).dt.replace_time_zone("UTC")
+    return us.cast(pl.Datetime("us", "UTC"))
 
 
 def sorted_by_key(frame: pl.DataFrame, keys: Sequence[str], *then: str) -> tuple[pl.DataFrame, Int64s]:

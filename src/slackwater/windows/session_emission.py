@@ -42,7 +42,7 @@ def emit(logic: Logic, units: pl.DataFrame, since: int, watermark: int, telling:
     before, after = logic.horizon(since), logic.horizon(watermark)
     going = whole & (due > before) & (due <= after) & ~settling
     staying = ~settling & ((whole & (due > after)) | (kind == LOOSE) | (kind == LOOSE_TOLD))
-    groups = -_keys_gone(logic, units, going, staying)
+    groups = -_keys_gone(logic, units, going, staying) if going.any() else 0
     end = pl.col("__end") if logic.dynamic else pl.col("__last") + logic.gap_us
     rows = logic.unrevised(direct).with_columns(
         end.alias("__end"),
@@ -94,13 +94,11 @@ def _replaced(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
     columns = ["__kh", *logic.key_names, "__start", "__rev"]
     if not logic.revises:
         return rows.clear().select(columns)
-    several = rows.select(*columns, "__out").filter(pl.col("__out").list.len() > 0).explode("__out")
-    return (
-        several.filter(pl.col("__out") != pl.col("__start"))
-        .drop("__start")
-        .rename({"__out": "__start"})
-        .select(columns)
-    )
+    several = rows.select(*columns, "__out").filter(pl.col("__out").list.len() > 0)
+    if several.is_empty():
+        return several.select(columns)
+    several = several.explode("__out").filter(pl.col("__out") != pl.col("__start"))
+    return several.drop("__start").rename({"__out": "__start"}).select(columns)
 
 
 def _keys_gone(logic: Logic, units: pl.DataFrame, going: Bools, staying: Bools) -> int:
@@ -191,9 +189,13 @@ def _remaining(logic: Logic, whole: Unit, rest: Unit, floors: Int64s, watermark:
     alone = np.flatnonzero(bare & (floors != NO_WATERMARK))
     gone = np.flatnonzero(bare & (floors == NO_WATERMARK))
     at = first_of_each(whole.key)
-    dead = whole.frame[at[gone]].with_columns(pl.lit(DEAD, pl.Int8).alias("__kind")).select(logic.state_schema.keys())
-    state = pl.concat([state, floor_rows(logic, whole.frame[at[alone]], alone, floors), dead])
-    return state.sort("__h", maintain_order=True), bare
+    parts = [state]
+    if len(alone):
+        parts.append(floor_rows(logic, whole.frame[at[alone]], alone, floors))
+    if len(gone):
+        dead = whole.frame[at[gone]].with_columns(pl.lit(DEAD, pl.Int8).alias("__kind"))
+        parts.append(dead.select(logic.state_schema.keys()))
+    return pl.concat(parts).sort("__h", maintain_order=True), bare
 
 
 def _superseded(logic: Logic, merged: pl.DataFrame, emitted: Bools) -> pl.DataFrame:

@@ -103,6 +103,8 @@ def floor_rows(logic: Logic, frame: pl.DataFrame, key: Int64s, floors: Int64s) -
     heads = first_of_each(key)
     values = floors[key[heads]]
     kept = values != NO_WATERMARK
+    if not kept.any():
+        return logic.empty_state()
     rows = frame.select("__h", "__kh", *logic.key_names)[heads[kept]]
     rows = rows.with_columns(
         pl.lit(FLOOR, pl.Int8).alias("__kind"),

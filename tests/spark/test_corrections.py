@@ -1,0 +1,282 @@
+"""Corrected windows on Spark, with real targets: what stands in the table after each epoch, and what a correction takes back."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import random
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psycopg
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from tests.conftest import Runner
+from tests.contract.test_target_kafka import messages
+from tests.laws import naive
+from tests.spark.test_engine import iso
+
+import slackwater as sw
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "user STRING, n BIGINT, ts TIMESTAMP"
+ZERO_US = int(dt.datetime(2024, 3, 1, tzinfo=dt.UTC).timestamp()) * 1_000_000
+S = 1_000_000
+LATENESS_S, ALLOWED_S = 5, 60
+AGGREGATIONS = (("n", "count", None), ("ids", "sum", "n"))
+SHAPES: dict[str, tuple[dict[str, Any], naive.Spec]] = {
+    "session": (
+        {"kind": "session", "gap_ms": "20s", "max_session_duration_ms": "1d"},
+        naive.Spec("session", ["user"], AGGREGATIONS, gap_us=20 * S, cap_us=86_400 * S),
+    ),
+    "hopping": (
+        {"kind": "hopping", "duration_ms": "1m", "hop_ms": "25s", "max_groups_per_window": 100},
+        naive.Spec("hopping", ["user"], AGGREGATIONS, duration_us=60 * S, hop_us=25 * S),
+    ),
+}
+
+
+def window(kind: str, **more: Any) -> Any:
+    shape, _ = SHAPES[kind]
+    counted = [sw.Aggregation(agg=agg, column=column, as_=name) for name, agg, column in AGGREGATIONS]
+    given = {
+        "lateness_ms": f"{LATENESS_S}s", "late_data": "reopen", "allowed_lateness_ms": f"{ALLOWED_S}s",
+        "group_by": ["user"], "event_time_column": "ts", "aggregations": counted,
+    }  # fmt: skip
+    return sw.Window(**shape, **given | more)
+
+
+def epochs(seed: int, count: int = 6) -> list[list[dict[str, Any]]]:
+    """Rows by epoch, with seconds: time goes on, and some rows lie up to two and a half minutes back.
+
+    `n` is a power of two, so that a sum names the rows in it.
+    """
+    chance, now, found, number = random.Random(seed), 0, [], 0
+    for _ in range(count):
+        rows = []
+        for _ in range(8):
+            now += chance.randrange(12)
+            back = chance.choice([0, 0, 0, 15, 40, 90, 150])
+            rows.append({"user": chance.choice(["a", "b", None]), "n": 1 << number, "at": now - back})
+            number += 1
+        found.append(rows)
+    return found
+
+
+def write(runner: Runner, given: Sequence[Sequence[Mapping[str, Any]]], first: int = 0) -> None:
+    """One file, hence one epoch, per list of rows."""
+    for number, rows in enumerate(given, first):
+        runner.write(f"{number}.jsonl", [{"user": r["user"], "n": r["n"], "ts": iso(r["at"])} for r in rows])
+
+
+def plain(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    """Rows as (user, start, end, n, ids), times in seconds."""
+    found = [(r["user"], *(_second(r[c]) for c in ("window_start", "window_end")), r["n"], int(r["ids"])) for r in rows]
+    return sorted(found, key=str)
+
+
+def _second(value: Any) -> int:
+    at = dt.datetime.fromisoformat(value) if isinstance(value, str) else value
+    return int(at.timestamp() * S if isinstance(at, dt.datetime) else at) // S - ZERO_US // S
+
+
+class Oracle:
+    """What the contract's loops say after each epoch."""
+
+    def __init__(self, kind: str) -> None:
+        _, spec = SHAPES[kind]
+        self.panes = kind != "session"
+        self.model: Any = (
+            naive.JudgingOracle(spec, {"a": LATENESS_S * S}, allowed_us=ALLOWED_S * S)
+            if self.panes
+            else naive.JudgingSessions(spec, LATENESS_S * S, allowed_us=ALLOWED_S * S)
+        )
+
+    def after(self, rows: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+        known = [{**r, "ts": ZERO_US + r["at"] * S} for r in rows]
+        self.model.epoch({"a": known} if self.panes else known)
+        return plain(self.model.answer())
+
+
+class Table:
+    """A table in a Postgres of a test's own, which also holds the state and the letters."""
+
+    def __init__(self, url: str) -> None:
+        connection = sw.PostgresConnection(url=url)
+        self.url = url
+        self.settings = {
+            "target": connection,
+            "target_path": None,
+            "target_table": "out",
+            "state_store": sw.StateStore(kind="postgres", url=url),
+            "dead_letter": sw.Target(connection=connection, table="letters"),
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        with psycopg.connect(self.url, row_factory=psycopg.rows.dict_row) as db:
+            return db.execute("SELECT * FROM out").fetchall()
+
+    def letters(self) -> list[int]:
+        """The numbers of the rows that are late for good."""
+        with psycopg.connect(self.url) as db:
+            found = db.execute("SELECT value FROM letters WHERE reason = 'late'").fetchall()
+        return [json.loads(value)["n"] for (value,) in found]
+
+
+@pytest.fixture
+def table(postgres: Any) -> Table:
+    return Table(postgres.database(f"corrections_{uuid.uuid4().hex[:8]}"))
+
+
+BRIDGED = [[0, 10, 60, 70], [200], [30, 45]]
+
+
+def bridged() -> list[list[dict[str, Any]]]:
+    """
+    gap 20 s   0  10                60 70                  200
+    epoch 0    ●──●                  ●──●                        both emitted in epoch 1
+    epoch 1                                                 ●
+    epoch 2             30 ● ── ● 45     joins them: one session from 0 to 70
+    """
+    number, found = 0, []
+    for times in BRIDGED:
+        rows = []
+        for at in times:
+            rows.append({"user": "a", "n": 1 << number, "at": at})
+            number += 1
+        found.append(rows)
+    found[0].append({"user": None, "n": 1 << number, "at": 60})
+    return found
+
+
+IN_THE_END = [("a", 0, 90, 6, 0b110_1111), ("a", 200, 220, 1, 0b1_0000), (None, 60, 80, 1, 0b1000_0000)]
+
+
+@pytest.mark.parametrize("kind", ["postgres", "delta", "kafka"])
+def test_a_late_row_that_joins_two_emitted_sessions_leaves_one(
+    runner: Runner, request: pytest.FixtureRequest, kind: str
+) -> None:
+    write(runner, bridged())
+    seen: list[list[tuple[Any, ...]]] = []
+    if kind == "postgres":
+        table = request.getfixturevalue("table")
+        given, rows = table.settings, table.rows
+    else:
+        lake = sw.FilesConnection()
+        given = {"dead_letter": sw.Target(connection=lake, path=str(runner.home / "letters"))}
+        if kind == "delta":
+            given |= {"target": sw.DeltaConnection(), "target_path": str(runner.home / "delta")}
+            rows = lambda: in_delta(runner.home / "delta")  # noqa: E731
+        else:
+            kafka, topic = request.getfixturevalue("kafka"), f"c{uuid.uuid4().hex[:8]}"
+            kafka.create(topic)
+            connection = sw.KafkaConnection(bootstrap_servers=kafka.address)
+            given["target"] = sw.Target(connection=connection, topic=topic, delivery="exactly_once")
+            given["target_path"] = None
+            rows = lambda: compacted(kafka, topic)  # noqa: E731
+    runner.run(
+        source=runner.source(SCHEMA, max_files_per_trigger=1),
+        window=window("session", emit_metadata=True, allowed_lateness_ms="5m"),
+        on_status=lambda status: seen.append(plain(rows())),
+        **given,
+    )
+    assert seen[1] == sorted([("a", 0, 30, 2, 0b11), ("a", 60, 90, 2, 0b1100), IN_THE_END[2]], key=str)
+    assert seen[2] == sorted([IN_THE_END[0], IN_THE_END[2]], key=str)
+    assert plain(rows()) == sorted(IN_THE_END, key=str)
+    told = {_second(r["window_start"]): (r["_revision"], r["_emit_reason"]) for r in rows()}
+    assert told == {0: (2, "late"), 60: (1, "close"), 200: (1, "flush")}
+    if kind == "kafka":
+        gone = [json.loads(m.key()) for m in messages(kafka, topic) if m.value() is None]
+        assert [(k["user"], _second(k["window_start"])) for k in gone] == [("a", 60)]
+
+
+def in_delta(path: Path) -> list[dict[str, Any]]:
+    found = pl.from_arrow(pa.table(DeltaTable(path).to_pyarrow_table())) if path.exists() else pl.DataFrame()
+    assert isinstance(found, pl.DataFrame)
+    return found.to_dicts()
+
+
+def compacted(kafka: Any, topic: str) -> list[dict[str, Any]]:
+    """The newest record of each key, as a consumer of a compacted topic that reads what was committed sees it."""
+    newest = {m.key(): m.value() for m in messages(kafka, topic)}
+    return [json.loads(value) for value in newest.values() if value is not None]
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_updates_keep_the_table_at_the_answer_so_far(runner: Runner, table: Table, kind: str) -> None:
+    """After every epoch, and after a restart in the middle."""
+    given, oracle = epochs(7), Oracle(kind)
+    expected, seen = [oracle.after(rows) for rows in given], []
+    made = window(kind, emit="updates")
+    for part in (given[:3], given[3:]):
+        write(runner, part, len(seen))
+        runner.run(
+            source=runner.source(SCHEMA, max_files_per_trigger=1),
+            window=made,
+            flush=False,
+            on_status=lambda status: seen.append(plain(table.rows())) if status.rows else None,
+            **table.settings,
+        )
+    assert seen == expected
+    late = {r["n"] for r in oracle.model.late}
+    assert late, "some rows are late for good"
+    assert set(table.letters()) >= late
+    _, spec = SHAPES[kind]
+    if kind == "session":
+        on_time = [{**r, "ts": ZERO_US + r["at"] * S} for rows in given for r in rows if r["n"] not in late]
+        assert seen[-1] == plain(naive.answer(spec, on_time))
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_corrections_reach_the_table_in_their_epoch(runner: Runner, table: Table, kind: str) -> None:
+    given, oracle = epochs(11), Oracle(kind)
+    write(runner, given)
+    seen: list[Any] = []
+    statuses: list[Any] = []
+
+    def look(status: Any) -> None:
+        statuses.append(status)
+        seen.append(plain(table.rows()))
+
+    runner.run(
+        source=runner.source(SCHEMA, max_files_per_trigger=1),
+        window=window(kind),
+        flush=False,
+        on_status=look,
+        **table.settings,
+    )
+    data = [(s.watermark_us, found) for s, found in zip(statuses, seen, strict=True) if s.rows]
+    for rows, (watermark, found) in zip(given, data, strict=True):
+        wm = watermark // S - ZERO_US // S
+        closed = [r for r in oracle.after(rows) if (r[2] < wm if kind == "session" else r[2] <= wm)]
+        still = {r[:2] for r in closed}
+        assert closed == [r for r in found if r[:2] in still]
+        if kind == "hopping":
+            assert len(found) == len(closed)
+    assert statuses[-1].counters.emitted["late"] > 0
+    assert set(table.letters()) >= {r["n"] for r in oracle.model.late} != set()
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_final_comes_once_and_not_before_it_is_final(runner: Runner, table: Table, kind: str) -> None:
+    given = epochs(3)
+    write(runner, given)
+    seen: list[tuple[int, list[dict[str, Any]]]] = []
+    runner.run(
+        source=runner.source(SCHEMA, max_files_per_trigger=1),
+        window=window(kind, emit="final", emit_metadata=True, allowed_lateness_ms="20s"),
+        flush=False,
+        on_status=lambda status: seen.append((status.sources[0].max_event_us - LATENESS_S * S, table.rows())),
+        **table.settings,
+    )
+    assert len(seen[-1][1]) > 3
+    for (watermark, rows), (_, later) in zip(seen, [*seen[1:], seen[-1]], strict=True):
+        assert all(r["_final_at"] - r["window_end"] == dt.timedelta(seconds=20) for r in rows)
+        assert all(int(r["_final_at"].timestamp() * S) <= watermark for r in rows)
+        assert all(r in later for r in rows), "what was said stays"
+    assert {r["_revision"] for r in seen[-1][1]} == {1}
