@@ -1,0 +1,294 @@
+"""Dead letters once more through the pipeline.
+
+    letters ─ not replayed yet ─┬─ bad rows ──▶ event time ─▶ SQL ─▶ an ordinary epoch; they may come back as letters
+                                └─ late rows ─▶ event time ─▶ SQL ─▶ windows.replay ─▶ an epoch of corrections
+                                                     target: stored windows ─┘
+
+Either epoch is a commit like any other, with its staged output, and names the letters that are in it: after a crash it is
+rolled forward, and nothing is applied twice. No letter moves a watermark. What cannot be applied stays a letter.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from slackwater.core.arrays import distinct
+from slackwater.core.hashing import key_hash, shard_of
+from slackwater.engine.driver import Driver
+from slackwater.engine.letters import LATE, ORIGIN_FIELDS
+from slackwater.engine.shard import EmitReport, ShardTask
+from slackwater.errors import StartError
+from slackwater.sources.base import Batch
+from slackwater.targets.base import LETTER, Readable
+from slackwater.windows import replay as windows
+from slackwater.windows.aggregations import normalised, stored
+from slackwater.windows.logic import Logic
+
+Payload = Callable[[pl.DataFrame], Mapping[str, Any]]  # letters with `__letter` -> rows per source, for the engine
+
+_ID = [f for f in LETTER if f.name in ("reason", "source", "topic", "partition", "offset", "key", "value", "event_time", "file")]
+_ORIGIN = [f.name for f in ORIGIN_FIELDS]
+
+GONE = "no row with its event time comes out of the SQL any more"
+UNCLEAR = "the SQL makes several rows of it, and which of them were late is not known"
+
+
+@dataclass
+class Outcome:
+    """What a replay did, in letters: applied, and left with the reason; windows written and taken back."""
+
+    applied: int = 0
+    left: Counter[str] = field(default_factory=Counter)
+    before: int = 0  # replayed earlier
+    reasons: Counter[str] = field(default_factory=Counter)  # of what was emitted: late, supersede, …
+
+
+# -- which letters ---------------------------------------------------------------------------------------------------
+
+
+def pending(driver: Driver, letters: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """The letters (columns of LETTER) that no commit names yet, oldest first, with `__id`; and how many one does."""
+    done: Counter[tuple[int, int]] = Counter()
+    for name in driver.state.replayed:
+        for line in driver.store.read_list(name):
+            epoch, number, count = map(int, line.split())
+            done[epoch, number] += count
+    letters = letters.with_columns(key_hash(letters, _ID).alias("__id"))
+    letters = letters.sort("epoch", "event_time", "__id", nulls_last=False, maintain_order=True)
+    # equal letters stand for as many equal rows
+    nth = letters.select(pl.int_range(pl.len()).over("epoch", "__id")).to_series().to_list()
+    known = [n < done[key] for n, key in zip(nth, letters.select("epoch", "__id").iter_rows(), strict=True)]
+    return letters.filter(~pl.Series(known, dtype=pl.Boolean)), sum(known)
+
+
+def _record(driver: Driver, letters: pl.DataFrame) -> str:
+    """Put aside which letters an epoch applies; the commit names the list."""
+    counts = letters.group_by("epoch", "__id", maintain_order=True).len()
+    lines = [" ".join(map(str, row)) for row in counts.iter_rows()]
+    return driver.store.stage_list(driver.state.epoch + 1, lines)
+
+
+# -- bad rows --------------------------------------------------------------------------------------------------------
+
+
+def bad_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> Outcome:
+    """Rows that could not be used, as an ordinary epoch: what is still bad or too late becomes a letter again."""
+    found = Outcome(applied=letters.height)
+    if letters.height and not dry:
+        # a record of a topic is there once, however often its letter is
+        once = pl.col("offset").is_null() | pl.struct("epoch", "__id").is_first_distinct()
+        numbered = letters.filter(once).with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__letter"))
+        rows = payload(numbered)
+        before = Counter(driver.state.counters.get("letters", {}))
+        rows = {name: frame.drop("__letter") for name, frame in rows.items()}
+        driver.run_batch(Batch(None, {}, rows, replayed=(_record(driver, letters), letters.height)), 0)
+        again = Counter(driver.state.counters.get("letters", {})) - before
+        found.left.update({f"{why} again, as a new letter": n for why, n in again.items()})
+        found.applied -= sum(again.values())
+    return found
+
+
+# -- late rows -------------------------------------------------------------------------------------------------------
+
+
+def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> Outcome:
+    """Late rows, as corrections of windows. Raises StartError if the target cannot be read or only ever adds rows."""
+    target, logic, found = driver.target, driver.logic, Outcome()
+    if letters.is_empty():
+        return found
+    if not (target.upserts and isinstance(target, Readable)):
+        raise StartError(
+            f"{driver.pipeline.name}: late rows correct windows that the target holds, and {target.description} "
+            f"{'cannot be read here' if target.upserts else 'only ever adds rows'}; expected a Postgres table, or a Delta "
+            'table with mode = "merge"; nothing was replayed'
+        )
+    rows, letters = _rows(driver, letters, payload, found.left)
+    while True:  # once more for each time that something is left: a letter is applied as a whole
+        work = _Work(driver, target, rows)
+        if work.refused.is_empty():
+            break
+        whole = letters.filter(pl.col("__group").is_in(work.refused["__group"].implode()))
+        why = work.refused.unique("__group", keep="first")
+        found.left.update(dict(whole.join(why, on="__group")["refused"].value_counts().iter_rows()))
+        rows = rows.filter(~pl.col("__group").is_in(whole["__group"].implode()))
+        letters = letters.filter(~pl.col("__group").is_in(whole["__group"].implode()))
+    found.applied = letters.height
+    found.reasons = work.reasons
+    if letters.height and not dry:
+        driver.correct(work.staged, _record(driver, letters), letters.height)
+    return found
+
+
+def _rows(
+    driver: Driver, letters: pl.DataFrame, payload: Payload, left: Counter[str]
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The rows that letters stand for, and the letters that have any; `__group`: same origin and event time.
+
+    One row of a source may be several late rows (the SQL may make several of it), and each has a letter: an origin goes
+    through the SQL once, and the rows that come out are matched with the letters by event time.
+    """
+    place = ["epoch", *_ORIGIN]
+    letters = letters.with_columns(
+        _dense(letters, place),
+        pl.col("event_time").dt.timestamp("us").alias("__ts"),
+    )
+    groups = letters.group_by("__letter", "__ts", maintain_order=True).agg(
+        pl.len().alias("__letters"),
+        pl.col("offset").first().is_not_null().alias("__once"),
+        pl.col("windows_missed").first().fill_null(1).cast(pl.Int64).alias("__missed"),
+    )
+    groups = groups.with_row_index("__group").with_columns(pl.col("__group").cast(pl.Int64))
+    again = driver.engine.again(payload(letters.unique("__letter", keep="first")), driver.hooks.clock_us())
+    rows = again.join(groups, on=["__letter", "__ts"])
+    seen = rows.group_by("__group").agg(pl.len().alias("__rows"), pl.col("__kh").n_unique().alias("__keys"))
+    groups = groups.join(seen, on="__group", how="left").with_columns(pl.col("__rows", "__keys").fill_null(0))
+    groups = groups.with_columns(_copies(driver.logic).alias("__copies"))
+    letters = letters.join(groups.select("__letter", "__ts", "__group", "__rows", "__copies"), on=["__letter", "__ts"])
+    for why, is_left in ((GONE, pl.col("__rows") == 0), (UNCLEAR, (pl.col("__rows") > 0) & (pl.col("__copies") == 0))):
+        count = letters.filter(is_left).height
+        left.update({why: count} if count else {})
+    rows = rows.join(groups.select("__group", "__copies"), on="__group").filter(pl.col("__copies") > 0)
+    return _repeated(rows), letters.filter(pl.col("__copies") > 0)
+
+
+def _dense(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
+    """Number the distinct rows 0, 1, …"""
+    numbers = frame.select(columns).unique(maintain_order=True).with_row_index("__letter")
+    found = frame.select(columns).join(numbers, on=list(columns), how="left", nulls_equal=True, maintain_order="left")
+    return found["__letter"].cast(pl.Int64)
+
+
+def _copies(logic: Logic) -> pl.Expr:
+    """How often each row of a group was late, 0 where that is not known.
+
+    Equal rows of a file have equal letters. A record of a topic is there once, however often its letter is.
+    """
+    letters, rows, once = pl.col("__letters"), pl.col("__rows"), pl.col("__once")
+    alike = pl.lit(True) if not logic.is_session else pl.col("__keys") == 1  # then all rows of the group were late, or none
+    even = (rows > 0) & (letters % rows.clip(1) == 0)
+    return (
+        pl.when((rows == 1) | (alike & even))
+        .then(pl.when(once).then(1).otherwise(letters // rows.clip(1)))
+        .when(once & (letters == rows))
+        .then(1)
+        .otherwise(0)
+        .cast(pl.Int64)
+    )
+
+
+def _repeated(rows: pl.DataFrame) -> pl.DataFrame:
+    times = rows["__copies"].to_numpy()
+    return rows[np.repeat(np.arange(rows.height), times)].drop("__copies")
+
+
+class _Work:
+    """The corrections that rows make, shard by shard; `refused`: `__group` and why, for rows that cannot be applied."""
+
+    def __init__(self, driver: Driver, target: Readable, rows: pl.DataFrame) -> None:
+        state = driver.state
+        self.logic, self.store = driver.logic, driver.store
+        kept = stored_windows(self.logic, target, windows.ranges(self.logic, rows))
+        lost = why_lost(self.logic)
+        owner, other = (shard_of(f["__kh"].to_numpy(), state.shards) for f in (rows, kept))
+        refused: list[pl.DataFrame] = []
+        self.repairs: dict[int, tuple[windows.Repair, pl.DataFrame]] = {}
+        for shard, metas in enumerate(state.segments):
+            mine = rows.filter(pl.Series(owner == shard))
+            if mine.is_empty():
+                continue
+            units = self.logic.empty_state()
+            if self.logic.is_session:
+                reader = self.store.shard(shard, state.shards, state.epoch + 1, metas).reader(self.logic)
+                units = reader.units(distinct(mine["__kh"].to_numpy()))
+            done = windows.repair(
+                self.logic, mine, units, kept.filter(pl.Series(other == shard)), state.watermark_us, lost
+            )
+            self.repairs[shard] = (done, units)
+            refused.append(mine.select("__group", done.refused).filter(pl.col("refused").is_not_null()))
+        empty = pl.DataFrame(schema={"__group": pl.Int64, "refused": pl.String})
+        self.refused = pl.concat([empty, *refused])
+
+    @property
+    def reasons(self) -> Counter[str]:
+        """How many windows are written, and taken back."""
+        found: Counter[str] = Counter()
+        for repair, _ in self.repairs.values():
+            found.update(_reasons(repair))
+        return found
+
+    def staged(self, tasks: Sequence[ShardTask]) -> list[EmitReport]:
+        """Stage the output and the state of each shard that changes."""
+        reports = []
+        for task in tasks:
+            if task.shard not in self.repairs:
+                continue
+            repair, units = self.repairs[task.shard]
+            done, output = repair.done, None
+            if task.hit:
+                task.hit("stage.before")
+            if done.rows.height or done.superseded.height:
+                output = task.state.stage_output(self.logic.output_frame(done))
+            segments = task.state.metas
+            if done.state.height:
+                segments = task.state.stage(self.logic, done.state, units, task.since)
+            if task.hit:
+                task.hit("stage.after")
+            reports.append(
+                EmitReport(
+                    shard=task.shard,
+                    segments=segments,
+                    output=output,
+                    reasons=_reasons(repair),
+                    groups=done.groups,
+                    windows=done.windows,
+                )
+            )
+        return reports
+
+
+def _reasons(repair: windows.Repair) -> dict[str, int]:
+    found = Counter(dict(repair.done.rows["__reason"].value_counts().iter_rows()))
+    found.update(supersede=repair.done.superseded.height)
+    return {why: n for why, n in found.items() if n}
+
+
+def why_lost(logic: Logic) -> str | None:
+    """Why windows that the target holds cannot be put together with more rows; None if they can."""
+    if logic.is_session and logic.dynamic:
+        return "its session left the state, and of a session whose rows bring their own gaps the last event is not stored"
+    lost = stored.lost(logic.aggs)
+    if not lost:
+        return None
+    return f"its window left the state, and what it was aggregated from is not stored for {', '.join(lost)}"
+
+
+def stored_windows(logic: Logic, target: Readable, ranges: pl.DataFrame) -> pl.DataFrame:
+    """What the target holds in these ranges, as `windows.replay.repair` takes it."""
+    window = logic.window
+    rows = target.stored(ranges.drop("__kh"), window.window_start_column)
+    rows = normalised(rows, list(logic.keys))
+    start, end = (pl.col(c).dt.timestamp("us") for c in (window.window_start_column, window.window_end_column))
+    times = rows.select(
+        start.alias("__start"),
+        end.alias("__end"),
+        (pl.col("_revision") if window.emit_metadata else pl.lit(1, pl.Int64)).alias("__rev"),
+    )
+    parts = [rows.select(logic.key_names), times, stored.accumulators(logic.aggs, rows)]
+    found = pl.concat([p for p in parts if p.width], how="horizontal")
+    return found.select(key_hash(found, logic.keys), pl.all())
+
+
+def replay(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool = False, limit: int | None = None) -> Outcome:
+    """Apply letters that were not applied before, the oldest first, at most `limit`; `dry`: only find out."""
+    todo, before = pending(driver, letters)
+    todo = todo if limit is None else todo.head(limit)
+    is_late = pl.col("reason") == LATE
+    bad = bad_rows(driver, todo.filter(~is_late), payload, dry)
+    late = late_rows(driver, todo.filter(is_late), payload, dry)
+    return replace(late, applied=bad.applied + late.applied, left=bad.left + late.left, before=before)
