@@ -149,7 +149,7 @@ def _shuffle(window: Window) -> Stage:
 
 def _step(window: Window) -> Stage:
     if window.kind == "session":
-        title = f"merge sessions by gap {duration_text(window.gap_ms or 0)}, cut at {duration_text(window.max_session_duration_ms or 0)}"
+        title = f"merge sessions by gap {window.gap_ms if isinstance(window.gap_ms, str) else duration_text(window.gap_ms or 0)}, cut at {duration_text(window.max_session_duration_ms or 0)}"
     else:
         title = "merge panes"
     bound = f"at most {window.max_groups_per_window:,} groups, then {window.on_state_cap}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +14,15 @@ import psycopg
 import pytest
 from tests.contract.test_store_postgres import LOGIC, rows
 from tests.contract.test_stores import manifest
+from tests.unit import test_why
 
+from slackwater.cli.main import main
+from slackwater.config import toml
 from slackwater.errors import StateError
 from slackwater.state.files import KEPT_EPOCHS, FilesStore
 from slackwater.state.postgres import PostgresStore
 from slackwater.state.protocol import Manifest, Snapshot
+from slackwater.testing.kit import Rows, run_local
 from slackwater.windows.logic import DEAD
 
 Make = Callable[[], Any]
@@ -202,3 +208,44 @@ def test_a_database_that_fails_while_one_looks_is_told_in_one_line(postgres: Any
         store.peek(),
     ):
         pass
+
+
+def test_why_says_the_same_of_both_stores(
+    postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sessions with a cut to come, on three shards, asked with a key; and again beside a runner, which is named."""
+    url = postgres.database("peek_why")
+    monkeypatch.setenv("STATE_URL", url)
+    monkeypatch.chdir(tmp_path)
+    config = test_why.SESSION
+    stores = {"files.toml": config, "postgres.toml": config.replace('kind = "files"\npath = "state"', 'kind = "postgres"\nurl = "${STATE_URL}"')}  # fmt: skip
+    clocks = [*(f"9:{m:02}" for m in range(2, 60, 8)), "10:03", "10:06"]
+    story = [*test_why.STORY, Rows({"web": test_why.at("u3", *clocks)})]
+    window = toml.loads(config).transform.window
+    given: dict[str, Any] = {
+        "lateness_ms": {"web": 30_000},
+        "clock_us": test_why.NOON,
+        "state_dir": "state",
+        "flush": False,
+    }
+    for store in (None, lambda: PostgresStore(url, "public", "law")):
+        run_local(window, story, test_why.TYPES, ("web", "app"), 3, store=store, **given)
+
+    def say(file: str, *arguments: str) -> str:
+        Path(file).write_text(stores[file])
+        monkeypatch.setattr(sys, "argv", ["slackwater", "why", file, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code
+        return capsys.readouterr().out
+
+    for arguments in ((), ("--key", "user=u3"), ("--key", "user")):
+        one, other = (json.loads(say(f, "--json", *arguments)) for f in stores)
+        assert {**one, "now_us": 0} == {**other, "now_us": 0}
+        assert one["runner"] is None
+    runner = PostgresStore(url, "public", "law")
+    runner.open()
+    text = say("postgres.toml", "--key", "user=u3")
+    runner.close()
+    assert "runner     process " in text
+    assert "    it is cut there, at max_session_duration_ms" in text

@@ -22,9 +22,9 @@ pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def block(language: str, nth: int = 0) -> str:
-    """The nth fenced block of that language in the README."""
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+def block(language: str, nth: int = 0, page: str = "README.md") -> str:
+    """The nth fenced block of that language in a page."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
     return [text for name, text in blocks if name == language][nth]
 
 
@@ -59,11 +59,26 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def test_the_first_pipeline(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "sessions.toml").write_text(block("toml"))
     commands = [line.split("#")[0].split()[1:] for line in block("", 1).splitlines() if line.startswith("slackwater")]
-    assert [c[0] for c in commands] == ["check", "explain", "run", "run"]
-    for arguments in (commands[0], commands[1], commands[3]):
+    assert [c[0] for c in commands] == ["check", "explain", "run", "run", "why"]
+    for arguments in (commands[0], commands[1], commands[3], commands[4]):
         assert command(monkeypatch, *arguments) == 0
     (row,) = output(home / "out" / "sessions")
     assert (row["user_id"], row["clicks"], row["pages"]) == ("u1", 9, 2)
+
+
+@pytest.mark.usefixtures("spark")
+def test_why_there_is_no_output_yet(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page's example is what the README's pipeline says over its events; `…` there stands for a time."""
+    (home / "sessions.toml").write_text(block("toml"))
+    page = (ROOT / "docs" / "operations.md").read_text()
+    (shown,) = re.findall(r"^```\n\$ slackwater (why .*?)```$", page, re.DOTALL | re.MULTILINE)
+    arguments, _, text = shown.partition("\n")
+    assert command(monkeypatch, "run", "sessions.toml", "--available-now") == 0
+    capsys.readouterr()
+    assert command(monkeypatch, *arguments.split()) == 0
+    assert re.fullmatch(re.escape(text).replace("…", r"[\w:. -]+"), capsys.readouterr().out)
 
 
 @pytest.mark.usefixtures("spark")
@@ -75,6 +90,27 @@ def test_the_same_in_python(home: Path) -> None:
     assert (row["user_id"], row["clicks"], row["pages"]) == ("u1", 9, 2)
     segments = sorted((home / "state" / "user-sessions" / "segments").glob("*.arrow"))
     assert pl.read_ipc(segments[-1])["user_id"].to_list() == ["u1"]
+
+
+@pytest.mark.usefixtures("spark")
+def test_aggregations_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By import path, from the working directory; the workers were started elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "shop", raising=False)
+    page = "docs/aggregations.md"
+    (tmp_path / "shop.py").write_text(block("python", page=page))
+    (tmp_path / "prices.toml").write_text(block("toml", page=page))
+    (tmp_path / "data" / "orders").mkdir(parents=True)
+    orders = [("a", 1.5, 1), ("a", 3.0, 2), ("a", 2.0, 0), ("a", None, 5), ("a", 9.0, None), ("b", None, None)]
+    for n, (shop, price, quantity) in enumerate(orders):
+        row = {"shop": shop, "price": price, "quantity": quantity, "ts": f"2024-03-01T09:{n:02}:00Z"}
+        (tmp_path / "data" / "orders" / f"{n}.jsonl").write_text(json.dumps(row) + "\n")
+    assert command(monkeypatch, "check", "prices.toml") == 0
+    assert command(monkeypatch, "explain", "prices.toml") == 0
+    assert command(monkeypatch, "run", "prices.toml", "--available-now", "--flush") == 0
+    found = {r["shop"]: (r["mean_price"], r["largest"]) for r in output(tmp_path / "out" / "prices")}
+    assert found == {"a": (2.5, [9.0, 3.0]), "b": (None, [])}
 
 
 @pytest.mark.usefixtures("spark")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import Any
 
 import pytest
-from tests.laws import revisions
+from tests.laws import naive, revisions
 from tests.laws.revisions import GAP, MS, SCHEMA
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.testing.kit import LocalResult, Rows, run_local
+from slackwater.testing.kit import Crash, LocalResult, Rows, run_local
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "120"))
 
@@ -141,6 +142,35 @@ def test_only_the_corrected_window_is_emitted_again() -> None:
         (3, "late", 0, 3, 3),
     ]
     assert {r["_final_at"] for r in result.rows if r["window_start"] == 0} == {40 * MS}
+
+
+def test_late_rows_by_themselves() -> None:
+    """
+    gap 5, cap 12    watermark 50: rows at 0, 2, 9 and 12 are late; 2 and 9 are 7 apart, 12 joins 9
+    """
+    result = ran(sessions(late_data="standalone"), [50], [0, 2, 9, 12, 51])
+    assert said(result) == [(1, "standalone", 0, 2, 1), (1, "standalone", 9, 2, 1)]
+    assert result.counters.late == {"lateness": 4}
+    assert result.counters.emitted == {"standalone": 2}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_windows_of_late_rows_and_the_others_together_hold_every_row(seed: int) -> None:
+    """Per window the counts add up to the batch answer: what came in time, and what came late, each time by itself."""
+    run = revisions.planned(seed)
+    if run.spec.kind == "session":
+        return
+    window = run.window.model_copy(
+        update={"late_data": "standalone", "emit": "on_close", "allowed_lateness_ms": None, "emit_interval_ms": 0}
+    )
+    script = [item for item in run.script if not isinstance(item, Crash)]
+    result = run_local(window, script, SCHEMA, shards=run.shards, upserts=False)
+    counted: Counter[tuple[Any, Any]] = Counter()
+    for row in result.rows:
+        assert row["_emit_reason"] in ("close", "flush", "standalone")
+        counted[revisions.identity(row)] += row["ids"]
+    rows = [r for epoch in run.epochs for r in epoch]
+    assert counted == {revisions.identity(w): w["ids"] for w in naive.answer(run.spec, rows)}
 
 
 @pytest.mark.parametrize("kind", ["tumbling", "session"])

@@ -66,6 +66,32 @@ def test_a_quiet_source_becomes_idle_and_windows_close(runner: Runner) -> None:
     assert runner.output()["user"].to_list() == ["a", "b"]
 
 
+def test_a_slow_epoch_is_no_silence_and_a_silence_closes_the_last_windows(runner: Runner) -> None:
+    """The second epoch works for 10 s, longer than the idleness of 6 s, and `more` is not asked meanwhile.
+
+    events   ●●  ●──10 s──   ○ ○ ○ ○ ○ ○      after 6 s of quiet on both the watermark runs on
+    more     ●●  ··········  ○ ○ ○ ○ ○ ○
+    """
+    slow = "SELECT * FROM source WHERE i = 1 OR reflect('java.lang.Thread', 'sleep', bigint(10000)) IS NOT NULL"
+    sources = [runner.source(SIMPLE), runner.source(SIMPLE, name="more", folder="more")]
+    runner.write("0.jsonl", events(0, 10))
+    runner.write("0.jsonl", events(0, 10, user="b"), folder="more")
+    window = simple(gap_ms="1s", source_idleness_ms="6s", idle_close_ms="6s")
+    live = Live(runner, sources=sources, window=window, transform_sql=slow, idle_pause_ms=100)
+    live.wait_for(lambda: bool(runner.statuses) and runner.statuses[-1].counters.rows_in == 4)
+    runner.write("1.jsonl", [e | {"i": 2} for e in events(100, 101)])
+    live.wait_for(lambda: runner.statuses[-1].counters.rows_in == 5)
+    (worked,) = [s for s in runner.statuses if s.seconds > 10]
+    assert [(s.idle, s.quiet_us < 6_000_000) for s in worked.sources] == [(False, True)] * 2
+    live.wait_for(lambda: runner.statuses[-1].counters.rows_emitted == 5)
+    live.end()
+    last = runner.statuses[-1]
+    assert all(s.idle for s in last.sources)
+    assert last.watermark_us is not None
+    assert last.watermark_us >= us("2024-03-01T00:01:40Z") + 6_000_000
+    assert runner.output()["user"].to_list() == ["a", "a", "a", "b", "b"]
+
+
 def test_timed_triggers_and_a_clean_stop(runner: Runner) -> None:
     runner.write("0.jsonl", events(0, 10))
     live = Live(runner, source=runner.source(SIMPLE), window=simple(), trigger_interval_ms=300)

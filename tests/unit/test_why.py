@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -442,6 +443,22 @@ def test_without_a_count_there_is_no_number_of_rows(say: Say) -> None:
     found = asked(say, "--key", "user=u1")
     assert {o["rows"] for o in [*found["next"], *found["key"]["open"]]} == {None}
     assert not any("1 row" in line for line in say("--key", "user=u1"))
+
+
+def test_spark_is_not_loaded() -> None:
+    ran(SESSION, STORY)
+    code = """
+import sys
+sys.argv = ["slackwater", "why", "p.toml", "--key", "user=u1"]
+from slackwater.cli.main import main
+try:
+    main()
+finally:
+    print(sorted({"pyspark", "pandas", "psycopg", "confluent_kafka", "deltalake"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_the_function_is_there_for_programs() -> None:

@@ -150,6 +150,23 @@ def check_corrections(values: Values) -> Iterator[Problem]:
     )
 
 
+def check_standalone(values: Values) -> Iterator[Problem]:
+    """Late rows as results of their own share the identity of the window they missed: only added rows can do that."""
+    window = values["transform"].window if "transform" in values else None
+    target: Target | None = values.get("target")
+    if window is None or target is None or window.late_data != "standalone":
+        return
+    found = resolve(target.connection, values.get("connections", {}))
+    if found is None or not found.WRITES or {"connection", "mode", "key_columns"} & target._wrong:
+        return
+    if target.upserts(found.kind, window):
+        yield (
+            "transform.window.late_data",
+            f'"standalone" needs a target that only adds rows (files, console, delta with mode = "append"): on this {found.kind} target '
+            'the late rows would replace the window they missed; use "reopen" to correct it, or "dlq"',
+        )
+
+
 def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
     """A session needs a store; `persisted` needs one that outlives the process."""
     window = values["transform"].window if "transform" in values else None

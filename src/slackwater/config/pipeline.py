@@ -14,6 +14,7 @@ from slackwater.config.checks import (
     check_event_time,
     check_letters,
     check_names,
+    check_standalone,
     check_state,
     resolve,
 )
@@ -122,6 +123,12 @@ class Pipeline(Spec):
         policy = self.transform.window.late_data
         return policy == "dlq" or (policy == "reopen" and self.dead_letter is not None)
 
+    @property
+    def carries_origin(self) -> bool:
+        """Whether rows that come out of the SQL may still become dead letters."""
+        brings_gap = self.transform.window is not None and isinstance(self.transform.window.gap_ms, str)
+        return self.keeps_late or (brings_gap and self.transform.on_error == "dlq")
+
     @classmethod
     def label(cls, data: Values) -> str:
         name = data.get("name")
@@ -159,6 +166,7 @@ class Pipeline(Spec):
         yield from check_state(values, wrong)
         yield from check_letters(values, wrong)
         yield from check_corrections(values)
+        yield from check_standalone(values)
 
 
 def check_run_flags(available_now: bool, flush: bool) -> None:

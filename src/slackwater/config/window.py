@@ -37,6 +37,17 @@ _KEYS_OF = {
 }
 
 
+_fixed_gap = duration(1)
+
+
+def _gap(value: Any) -> int | str:
+    """A duration, or a SQL expression over the row: text that does not begin as a number does."""
+    if isinstance(value, str) and not isinstance(value, Interpolated) and value[:1] not in (*"0123456789-+. ", ""):
+        return value
+    found: int = _fixed_gap(value)
+    return found
+
+
 class Window(Spec):
     """A window: `Window(kind="session", gap_ms="30m", max_session_duration_ms="1d", group_by=["user"], …)`.
 
@@ -48,7 +59,7 @@ class Window(Spec):
     duration_ms: int | None = None
     hop_ms: int | None = None
     offset_ms: int = 0
-    gap_ms: int | None = None
+    gap_ms: int | str | None = None
     max_session_duration_ms: int | None = None
     event_time_column: str = "_event_ts"
     event_time_unit: str | None = None
@@ -75,7 +86,7 @@ class Window(Spec):
         "duration_ms": duration(1),
         "hop_ms": duration(1),
         "offset_ms": duration(),
-        "gap_ms": duration(1),
+        "gap_ms": _gap,
         "max_session_duration_ms": duration(1),
         "event_time_column": text,
         "event_time_unit": choice("s", "ms", "us", "ns"),
@@ -85,7 +96,7 @@ class Window(Spec):
         "idle_close_ms": duration(1),
         "max_future_ms": duration(0),
         "group_by": texts,
-        "late_data": choice("drop", "dlq", "reopen"),
+        "late_data": choice("drop", "dlq", "reopen", "standalone"),
         "allowed_lateness_ms": duration(0),
         "emit": choice("on_close", "final", "updates"),
         "emit_interval_ms": duration(0),
@@ -128,14 +139,10 @@ class Window(Spec):
             if value == "complete":
                 return f'{_NO_COMPLETE}; use kind = "tumbling"'
             return 'sliding (per-row) windows are not supported; use kind = "hopping" with a small hop_ms'
-        if key == "late_data" and value == "standalone":
-            return '"standalone" is not available yet; use "drop", "dlq" or "reopen"'
         if key == "emit" and value == "complete":
             return f'{_NO_COMPLETE}; use emit = "on_close"'
         if key == "on_state_cap" and value == "backpressure":
             return '"backpressure" is not available yet; use "fail" or "drop_new_groups"'
-        if key == "gap_ms" and isinstance(value, str) and any(c in value for c in "( +*<>="):
-            return f"a gap by SQL expression ({show(value)}) is not available yet; give a fixed duration"
         return None
 
     @classmethod
@@ -147,6 +154,11 @@ class Window(Spec):
             yield (
                 "allowed_lateness_ms",
                 'needs late_data = "reopen"; to wait longer for late rows raise lateness_ms',
+            )
+        if values.get("late_data") == "standalone" and not values.get("emit_metadata") and "emit_metadata" not in wrong:
+            yield (
+                "late_data",
+                '"standalone" puts late rows beside the window they missed; it needs emit_metadata = true, whose _emit_reason tells them apart',
             )
         if values.get("emit_interval_ms") and values.get("emit", "on_close") != "updates" and "emit" not in wrong:
             yield "emit_interval_ms", 'needs emit = "updates"; other windows are emitted when they close'
@@ -175,7 +187,7 @@ class Window(Spec):
                 if missing(key):
                     yield key, f"missing; a session window needs it: {what}"
             gap, cap = values.get("gap_ms"), values.get("max_session_duration_ms")
-            if gap is not None and cap is not None and cap <= gap:
+            if isinstance(gap, int) and cap is not None and cap <= gap:
                 yield (
                     "max_session_duration_ms",
                     f"found {show_duration(cap)}, expected more than gap_ms ({show_duration(gap)})",

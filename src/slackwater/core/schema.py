@@ -46,7 +46,7 @@ class Field:
     @property
     def base(self) -> str:
         """The type without parameters: `decimal` for `decimal(10,2)`, `array` for `array<int>`."""
-        return re.split(r"[(<]", self.type, maxsplit=1)[0]
+        return self.type.partition("(")[0].partition("<")[0]
 
     @property
     def supported(self) -> bool:

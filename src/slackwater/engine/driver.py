@@ -312,6 +312,7 @@ class Driver:
                 groups=state.groups[shard],
                 pane_groups={p: g[shard] for p, g in state.panes.items()} if capped else None,
                 late=late,
+                keeps_bad=self.pipeline.transform.on_error == "dlq",
                 hit=self.hooks.faults.in_worker(epoch),
             )
             for shard, metas in enumerate(state.segments)
@@ -393,8 +394,24 @@ class Driver:
                 raise BadRowError(
                     f'{what}: {sample}; correct the input, or set on_error = "drop" in [transform] to count and drop such rows, or "dlq" to keep them'
                 )
-            did = "sent to the dead letters" if self.pipeline.transform.on_error == "dlq" else "dropped"
-            log.warning("%s %s: %s", what, did, sample)
+            log.warning("%s %s: %s", what, self._fate, sample)
+        bad = sum(r.bad for r in outcome.reports)
+        if bad:
+            what = (
+                f"{self.pipeline.name}: epoch {epoch}: {bad} bad rows: gap_ms ({window.gap_ms}) is NULL, not positive or not below "
+                f"max_session_duration_ms ({window.max_session_duration_ms} ms)"
+            )
+            sample = "; ".join([fold.late_text(s) for r in outcome.reports for s in r.bad_sample][:3])
+            if self.pipeline.transform.on_error == "fail":
+                raise BadRowError(
+                    f'{what}: {sample}; correct the expression, or set on_error = "drop" in [transform] to count and drop such rows, '
+                    'or "dlq" to keep them'
+                )
+            log.warning("%s %s: %s", what, self._fate, sample)
+
+    @property
+    def _fate(self) -> str:
+        return "sent to the dead letters" if self.pipeline.transform.on_error == "dlq" else "dropped"
 
     def _check_letters(self, epoch: int, outcome: IngestOutcome) -> None:
         """Exactly as many letters as late rows, though for some windows they are found by reading the batch a second time."""
@@ -428,6 +445,8 @@ class Driver:
                 late + partly if kept else late,
                 f"sent to the dead letters{f', {partly} of them late for some windows only' if partly else ''}"
                 if kept
+                else "emitted by themselves"
+                if self.logic.window.late_data == "standalone"
                 else "dropped",
                 fold.iso(self.state.watermark_us),
                 "".join(f"{'; ' if n else ': '}{fold.late_text(s)}" for n, s in enumerate(sample)),

@@ -62,10 +62,13 @@ def ingested(
         for pane, n in r.new_groups.items():
             panes.setdefault(pane, [0] * before.shards)[r.shard] += n
         late.update({"lateness": r.late - r.late_idle, "idle": r.late_idle})
-        totals.update(rows_sql=r.rows, rows_used=r.used, rows_refused=r.refused, late_windows=r.late_windows)
+        totals.update(
+            rows_bad=r.bad, rows_sql=r.rows, rows_used=r.used, rows_refused=r.refused, late_windows=r.late_windows
+        )
         totals.update(rows_partly_late=r.partly_late)
     for stats in outcome.sources.values():
         totals.update(rows_in=stats.rows, rows_bad=stats.bad)
+    alone, reasons = sum(r.emitted for r in outcome.reports), before.counters.get("emitted", {})
     for staged in outcome.letters:
         letters.update(staged.reasons)
     totals.update(rows_lost=sum(batch.lost.values()))
@@ -82,14 +85,14 @@ def ingested(
                 for name, clock in clocks.items()
             },
             "batch": batch.id or before.batch,
-            "output": (),
+            "output": tuple(r.output for r in outcome.reports if r.output is not None),
             "letters": tuple(staged.output for staged in outcome.letters),
-            "emitted": 0,
+            "emitted": alone,
             "waiting": before.waiting or any(r.used for r in outcome.reports),
             "counters": {
                 **totals,
                 "late": {k: v for k, v in late.items() if v},
-                "emitted": before.counters.get("emitted", {}),
+                "emitted": {**reasons, "standalone": reasons.get("standalone", 0) + alone} if alone else reasons,
                 "letters": dict(letters),
             },
         }
@@ -154,8 +157,8 @@ def emitted(
             "panes": panes,
             "told_us": clock_us if telling else manifest.told_us,
             "waiting": logic.updates and not telling and manifest.waiting,
-            "output": tuple(r.output for r in reports if r.output is not None),
-            "emitted": sum(r.output.rows for r in reports if r.output is not None),
+            "output": (*manifest.output, *(r.output for r in reports if r.output is not None)),
+            "emitted": manifest.emitted + sum(r.output.rows for r in reports if r.output is not None),
             "counters": {**manifest.counters, "emitted": dict(reasons)},
         }
     )

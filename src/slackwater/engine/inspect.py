@@ -13,7 +13,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
 from slackwater.engine import origin
 from slackwater.engine.letters import ORIGIN, ORIGIN_TYPE
-from slackwater.engine.prepare import event_time_sql
+from slackwater.engine.prepare import end_sql, event_time_sql
 from slackwater.errors import StartError
 from slackwater.sources.base import CORRUPT, reason
 from slackwater.windows.aggregations import quote
@@ -139,6 +139,23 @@ def check_sql(session: SparkSession, pipeline: Pipeline, source: str, frame: Dat
     return fields
 
 
+def end_expression(pipeline: Pipeline, session: SparkSession, source: str, frame: DataFrame) -> str:
+    """How far a row reaches (µs), by the gap that it brings: SQL over the output of the pre-stage, NULL for a bad gap.
+
+    Raises StartError where `gap_ms` is no expression over it, or no length of time.
+    """
+    window = pipeline.transform.window
+    out = run_sql(session, pipeline, _view(session, frame, with_origin=_selects_origin(pipeline)))
+    where = f'{pipeline.name}: source "{source}": gap_ms "{window.gap_ms}"'
+    try:
+        type_ = out.selectExpr(f"({window.gap_ms}) AS g").schema.fields[0].dataType.simpleString()
+    except Exception as error:
+        raise StartError(
+            f"{where} is neither a duration nor a valid expression over the row ({reason(error)}); there are: {', '.join(out.columns)}"
+        ) from None
+    return end_sql(f"({window.gap_ms})", Field("g", type_), window.max_session_duration_ms or 0, where)
+
+
 def check_origin(session: SparkSession, pipeline: Pipeline, source: str, frame: DataFrame) -> str | None:
     """The SQL that lets `_origin` come out beside the columns of the config's own; None where there is no SQL.
 
@@ -187,7 +204,7 @@ def _carries_already(carries: Callable[[str], bool], sql: str) -> bool:
 
 
 def _selects_origin(pipeline: Pipeline) -> bool:
-    return pipeline.keeps_late and origin.mentions(pipeline.transform.sql or "")
+    return pipeline.carries_origin and origin.mentions(pipeline.transform.sql or "")
 
 
 def _view(session: SparkSession, frame: DataFrame, with_origin: bool) -> DataFrame:

@@ -19,7 +19,7 @@ from slackwater.windows import panes
 from slackwater.windows.aggregations import quote
 from slackwater.windows.logic import Int64s, Logic
 
-LATE = "late"
+LATE, BAD_GAP = "late", "no gap"
 ORIGIN = "_origin"
 WINDOWS_SHOWN = 100  # starts of missed windows that a letter lists
 
@@ -91,6 +91,19 @@ def late_letters(
         *(value.alias(name) for name, value in known.items()),
     )
     return found.select(pl.col(f.name).cast(f.polars) for f in LETTER)
+
+
+def bad_gap_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFrame:
+    """The letters of rows that brought no usable gap: `__ts` (event time, µs) and `_origin`."""
+    known = {
+        "reason": pl.lit(BAD_GAP),
+        "pipeline": pl.lit(pipeline),
+        "epoch": pl.lit(epoch),
+        "event_time": _moment(pl.col("__ts")),
+    }
+    origin = {f.name: pl.col(ORIGIN).struct.field(f.name) for f in ORIGIN_FIELDS}
+    found = {**origin, **known}
+    return rows.select(found.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
 
 
 def _moment(us: pl.Expr) -> pl.Expr:

@@ -87,7 +87,8 @@ class LocalEngine:
         found = []
         for frame in payload.values():
             rows = frame.filter(pl.col("ts").is_not_null() & (pl.col("ts") <= latest))
-            found.append(self.logic.lift_rows(_inputs(self.logic, rows)).with_columns(rows["__letter"]))
+            lifted = self.logic.lift_rows(_inputs(self.logic, rows)).with_columns(rows["__letter"])
+            found.append(lifted.drop_nulls("__end") if self.logic.dynamic else lifted)
         return pl.concat(found)
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
@@ -120,11 +121,18 @@ def prepare(logic: Logic, rows: pl.DataFrame, source: Int64s | None) -> pl.DataF
 
 
 def _inputs(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
-    """The columns that a shard wants of each row: `__kh`, `__ts`, keys and inputs."""
+    """The columns that a shard wants of each row: `__kh`, `__ts`, keys, inputs, and `__end` where rows bring their gaps."""
     fields = {i.source.name: i.source for i in logic.inputs} | {k.name: k for k in logic.keys}
     rows = normalised(rows, list(fields.values()))
     columns = [key_hash(rows, logic.keys), rows["ts"].alias("__ts"), *(rows[k.name] for k in logic.keys)]
     columns += [_input(rows, i) for i in logic.inputs]
+    if logic.dynamic:  # here the gap is a column, in milliseconds
+        gap = rows[str(logic.window.gap_ms)] * 1000
+        columns.append(
+            (rows["ts"] + gap)
+            .set(~(gap.is_between(0, logic.cap_us, closed="none")).fill_null(False), None)
+            .alias("__end")
+        )
     return pl.DataFrame({c.name: c for c in columns})
 
 

@@ -143,9 +143,17 @@ def bind(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]
     return times, logic
 
 
+def ends(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> str | None:
+    """SQL over the output of the pre-stage for how far a row reaches, where each brings its own gap. After `bind`."""
+    if not isinstance(pipeline.transform.window.gap_ms, str):
+        return None
+    found = [inspect.end_expression(pipeline, session, s.name, session.createDataFrame([], s.schema)) for s in sources]
+    return found[0]
+
+
 def carrying(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> dict[str, str]:
     """Per source the SQL that `late_data = "dlq"` runs: with `_origin` carried through. After `bind`; raises StartError."""
-    if not pipeline.keeps_late:
+    if not pipeline.carries_origin:
         return {}
     found = {
         s.name: inspect.check_origin(session, pipeline, s.name, session.createDataFrame([], s.schema)) for s in sources

@@ -32,10 +32,28 @@ def event_time_sql(expression: str, field: Field, unit: str | None, where: str) 
     raise StartError(f"{where} is {field.type}; expected a timestamp, a date, an ISO-8601 string or an integer")
 
 
-def row_columns(logic: Logic, source: int | None, before: int | None = None) -> list[str]:
+def end_sql(gap: str, field: Field, cap_ms: int, where: str) -> str:
+    """How far a row reaches (µs), from its gap; NULL where that is NULL, not positive or not below the cap.
+
+    A number is milliseconds, text is an interval as Spark writes one ("5 minutes"). Raises StartError for another type.
+    """
+    if field.base in schema.INTEGERS:
+        us = f"try_multiply(CAST({gap} AS BIGINT), 1000L)"
+    elif field.base in schema.NUMBERS:
+        us = f"try_cast({gap} * 1000 AS BIGINT)"
+    elif field.type == "string" or field.type.startswith("interval"):
+        length = f"try_cast({gap} AS INTERVAL)" if field.type == "string" else gap
+        us = f"unix_micros(TIMESTAMP'1970-01-01 00:00:00' + {length})"
+    else:
+        raise StartError(f'{where} is {field.type}; expected milliseconds, an interval, or text such as "5 minutes"')
+    return f"CASE WHEN {us} > 0 AND {us} < {cap_ms * 1000}L THEN unix_micros(_event_ts) + {us} END"
+
+
+def row_columns(logic: Logic, source: int | None, before: int | None = None, end: str | None = None) -> list[str]:
     """The columns that go to the shards, per row: hash, time, keys, inputs of the aggregations; over the output of the SQL.
 
-    `before`: rows before this time (µs) take `_origin` along.
+    `before`: rows before this time (µs) take `_origin` along. `end`: SQL for how far a row reaches; those for which it is
+    NULL take `_origin` along, too.
     """
     keys = ", ".join(normalised_sql(k) for k in logic.keys)
     columns = {
@@ -46,8 +64,11 @@ def row_columns(logic: Logic, source: int | None, before: int | None = None) -> 
     }
     if source is not None:
         columns["__src"] = f"CAST({source} AS INT)"
+    if end is not None:
+        columns["__end"] = end
     if before is not None:
-        columns["__origin"] = f"CASE WHEN {earlier(before)} THEN {ORIGIN} END"
+        bad = "" if end is None else f" OR ({end}) IS NULL"
+        columns["__origin"] = f"CASE WHEN {earlier(before)}{bad} THEN {ORIGIN} END"
     return [f"{sql} AS {quote(name)}" for name, sql in columns.items()]
 
 

@@ -13,7 +13,7 @@ from slackwater import plan
 from slackwater.config.pipeline import Pipeline, check_run_flags
 from slackwater.engine import faults, recover, session
 from slackwater.engine.driver import Driver, Hooks
-from slackwater.engine.parts import bind, carrying, letters_of, source_of, spark_settings, store_of, target_of
+from slackwater.engine.parts import bind, carrying, ends, letters_of, source_of, spark_settings, store_of, target_of
 from slackwater.engine.spark import SparkEngine
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, SlackwaterError
@@ -132,7 +132,9 @@ class _Run:
         for line in plan.size_warnings(self.pipeline.transform.window):
             self.notice("warning", line)
         sql = carrying(self.pipeline, self.session, sources)
-        engine = SparkEngine(self.session, self.pipeline, logic, times, lookups.refresh, sql)
+        engine = SparkEngine(
+            self.session, self.pipeline, logic, times, lookups.refresh, sql, ends(self.pipeline, self.session, sources)
+        )
         state_id = latest.state_id if latest else uuid.uuid4().hex
         self.target, self.letters = target_of(self.pipeline, logic, state_id), letters_of(self.pipeline, state_id)
         for place in (self.target, self.letters):

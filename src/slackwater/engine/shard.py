@@ -16,11 +16,11 @@ from pydantic import Field
 
 from slackwater.core.arrays import distinct, member
 from slackwater.core.hashing import mix
-from slackwater.engine.letters import LATE, late_letters
+from slackwater.engine.letters import BAD_GAP, LATE, ORIGIN, bad_gap_letters, late_letters
 from slackwater.state.protocol import OutputMeta, Record, SegmentMeta, ShardState
-from slackwater.windows import panes, sessions
+from slackwater.windows import panes, session_emission, sessions
 from slackwater.windows.family import family
-from slackwater.windows.logic import Logic, late_sample
+from slackwater.windows.logic import Emitted, Logic, late_sample
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class ShardTask:
     flush: bool = False
     telling: bool = False  # emit = "updates": open windows that were changed are emitted now
     late: LateLetters | None = None  # late rows become letters
+    keeps_bad: bool = False  # so do rows that bring no usable gap
     hit: Callable[[str], None] | None = None  # called before and after staging: see engine.faults
 
 
@@ -73,6 +74,10 @@ class IngestReport(Record):
     windows: int = 0
     new_groups: Mapping[int, int] = Field(default_factory=dict)
     late_sample: tuple[dict[str, Any], ...] = ()
+    output: OutputMeta | None = None  # late rows as results of their own
+    emitted: int = 0
+    bad: int = 0  # rows whose gap is none
+    bad_sample: tuple[dict[str, Any], ...] = ()
     letters: StagedLetters | None = None
 
 
@@ -97,7 +102,7 @@ def ingest(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None
     logic = task.logic
     if rows.is_empty():
         return IngestReport(shard=task.shard, segments=task.state.metas)
-    rows = with_idle(task, rows)
+    rows, origins, bad = _with_gaps(logic, with_idle(task, rows), origins)
     reader = task.state.reader(logic)
     refused = partly_late = 0
     if logic.is_session:
@@ -121,9 +126,13 @@ def ingest(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None
     if task.hit:
         task.hit("stage.before")
     staged = task.state.stage(logic, done.state, state, task.since)
-    letters = None
-    if origins is not None and task.late is not None and done.late.height:
-        letters = stage_late(task, done.late.with_columns(origins[done.late["__row"]].alias("_origin")))
+    late = (
+        None
+        if origins is None or task.late is None
+        else done.late.with_columns(origins[done.late["__row"]].alias(ORIGIN))
+    )
+    letters = _stage_letters(task, late, bad if task.keeps_bad else None)
+    alone = _alone(task, done.late, rows)
     if task.hit:
         task.hit("stage.after")
     return IngestReport(
@@ -142,8 +151,51 @@ def ingest(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None
         late_sample=tuple(
             {k: _plain(v) for k, v in s.items()} for s in late_sample(done.late, logic.key_names, "__start")
         ),
+        output=None if alone is None else task.state.stage_output(logic.output_frame(alone)),
+        emitted=0 if alone is None else alone.rows.height,
+        bad=bad.height,
+        bad_sample=tuple({k: _plain(v) for k, v in s.items()} for s in late_sample(bad, logic.key_names, "__ts")),
         letters=letters,
     )
+
+
+def _alone(task: ShardTask, late: pl.DataFrame, rows: pl.DataFrame) -> Emitted | None:
+    """`late_data = "standalone"`: the results that late rows form by themselves; None where there are none."""
+    logic = task.logic
+    if logic.window.late_data != "standalone":
+        return None
+    if logic.is_session:
+        found = session_emission.standalone(logic, late) if late.height else None
+    else:
+        found = panes.standalone(logic, rows, task.watermark)
+    if found is None or found.is_empty():
+        return None
+    return Emitted(found, logic.empty_state(), found.clear())
+
+
+def _with_gaps(
+    logic: Logic, rows: pl.DataFrame, origins: pl.Series | None
+) -> tuple[pl.DataFrame, pl.Series | None, pl.DataFrame]:
+    """The rows whose gap is one, with their origins, and the others."""
+    if not logic.dynamic:
+        return rows, origins, rows.clear()
+    usable = rows["__end"].is_not_null()
+    bad = rows.filter(~usable)
+    if origins is None:
+        return rows.filter(usable), None, bad
+    return rows.filter(usable), origins.filter(usable), bad.with_columns(origins.filter(~usable).alias(ORIGIN))
+
+
+def _stage_letters(task: ShardTask, late: pl.DataFrame | None, bad: pl.DataFrame | None) -> StagedLetters | None:
+    """Stage the letters of a shard's late rows and of its rows without a gap; None where there are none of both."""
+    frames, reasons = [], {}
+    if late is not None and late.height and task.late is not None:
+        frames.append(_letters_of_late(task, late))
+        reasons[LATE] = late.height
+    if bad is not None and bad.height:
+        frames.append(bad_gap_letters(bad, task.state.epoch, task.logic.pipeline))
+        reasons[BAD_GAP] = bad.height
+    return StagedLetters(output=task.state.stage_output(pl.concat(frames)), reasons=reasons) if frames else None
 
 
 def with_idle(task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
@@ -155,9 +207,12 @@ def with_idle(task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
 
 def stage_late(task: ShardTask, rows: pl.DataFrame) -> StagedLetters:
     """Stage the letters of late rows: `__start` (event time, µs), `_origin`, and `__idle` where sources may be idle."""
+    return StagedLetters(output=task.state.stage_output(_letters_of_late(task, rows)), reasons={LATE: rows.height})
+
+
+def _letters_of_late(task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
     assert task.late is not None
-    found = late_letters(task.logic, rows, task.watermark, task.state.epoch, task.late.pipeline, task.late.held_by)
-    return StagedLetters(output=task.state.stage_output(found), reasons={LATE: found.height})
+    return late_letters(task.logic, rows, task.watermark, task.state.epoch, task.late.pipeline, task.late.held_by)
 
 
 def _plain(value: object) -> object:

@@ -54,7 +54,8 @@ class SparkEngine:
     """Runs shard tasks as Spark tasks. A batch's payload is one DataFrame per source.
 
     `times`: per source the SQL of its event time. `refresh`: re-reads the lookups that are due, called between epochs.
-    `sql`: per source the pre-stage with `_origin` carried through, under `late_data = "dlq"`.
+    `sql`: per source the pre-stage with `_origin` carried through, where late rows are kept. `end`: SQL for how far a row
+    reaches, where each brings its own gap.
     """
 
     session: SparkSession
@@ -63,6 +64,7 @@ class SparkEngine:
     times: Mapping[str, str]
     refresh: Callable[[], None] = field(default=lambda: None)
     sql: Mapping[str, str] = field(default_factory=dict)
+    end: str | None = None
 
     def __post_init__(self) -> None:
         """User-defined aggregations go to the workers by value, with the tasks: a worker need not find their module."""
@@ -107,12 +109,12 @@ class SparkEngine:
 
         observed: dict[str, Any] = {}
         parts: list[DataFrame] = []
-        origins_before = tasks[0].watermark if self._keeps_late and self.logic.is_session else None
+        origins_before = tasks[0].watermark if self.pipeline.carries_origin and self.logic.is_session else None
         for name, timed in read.timed.items():
             observed[name] = Observation()
             statistics = _statistics(list(batch.partitions.get(name, {})), usable_only=False)
             for tag, out in self._outputs(read, name, timed.observe(observed[name], *statistics)):
-                parts.append(out.selectExpr(*prepare.row_columns(self.logic, tag, origins_before)))
+                parts.append(out.selectExpr(*prepare.row_columns(self.logic, tag, origins_before, self.end)))
         lifted = self._lift(reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
         owner = lifted.selectExpr("*", f"{prepare.shard_sql(len(tasks))} AS __shard")
         reports = _run(owner.repartitionById(len(tasks), owner["__shard"]), lifted.columns, _ingest_task(list(tasks)))
@@ -129,7 +131,7 @@ class SparkEngine:
         """What comes out of the SQL for one source's usable rows, with its tag (see `_by_idleness`; None: needs none)."""
         names = [s.name for s in self.pipeline.sources]
         rows = timed.where("__bad IS NULL")
-        if self._keeps_late:
+        if self.pipeline.carries_origin:
             plain = [c for c in rows.columns if c != _FILE]
             bytes_of = [c for c in plain if c != CORRUPT]
             file = _FILE if _FILE in rows.columns else "NULL"
@@ -187,7 +189,7 @@ class SparkEngine:
         future = "" if latest is None else f" WHEN unix_micros({time}) > {latest}L THEN 'future'"
         bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN ({time}) IS NULL THEN 'no event time'{future} END AS __bad"
         kept = [quote(c) for c in frame.columns if c != "_event_ts"]
-        file = [f"_metadata.file_path AS {_FILE}"] if self._keeps_late and name in self._files else []
+        file = [f"_metadata.file_path AS {_FILE}"] if self.pipeline.carries_origin and name in self._files else []
         return frame.selectExpr(*kept, *file, f"{time} AS _event_ts", bad)
 
     @property

@@ -174,10 +174,10 @@ class _Look:
         floor, before = None, None
         if logic.is_session:
             unit = Unit.of(logic, rows)
-            floor = _known(int(unit.floors(logic.gap_us, watermark)[0])) if unit.keys else None
-            before = None if watermark <= NO_WATERMARK else watermark - logic.gap_us
+            floor = _known(int(unit.floors(logic.reach_us, logic.horizon(watermark))[0])) if unit.keys else None
+            before = None if watermark <= NO_WATERMARK else logic.horizon(watermark) - logic.gap_us
         elif watermark > NO_WATERMARK:
-            before = panes.last_closed(logic, watermark) + logic.hop_us
+            before = panes.last_closed(logic, logic.horizon(watermark)) + logic.hop_us
         return OfKey(look.plain(key.row(0, named=True), logic.key_names), self._rows(found, rows), floor, before)
 
     def _rows(self, found: pl.DataFrame, state: pl.DataFrame | None = None) -> tuple[Open, ...]:
@@ -200,7 +200,7 @@ class _Look:
     def _last(self, row: Mapping[str, Any], state: pl.DataFrame | None) -> int | None:
         if not self.logic.is_session:
             return None
-        if row["__reason"] == "close":
+        if row["__reason"] == "close" and not self.logic.dynamic:
             return int(row["__end"]) - self.logic.gap_us
         if state is None:
             return None

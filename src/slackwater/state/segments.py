@@ -45,11 +45,13 @@ class Segment:
     def __init__(self, directory: str, meta: SegmentMeta) -> None:
         self.meta = meta
         self.table = _open(Path(directory) / meta.file)
-        columns = {c: self.table.column(c).chunk(0).to_numpy() for c in ("__h", "__kind", "__start", "__due")}
-        self.columns = Columns(columns["__h"], columns["__kind"], columns["__start"], columns["__due"])
+        hidden = _frame(
+            self.table.select(["__h", "__kind", "__start", "__due"])
+        )  # PyArrow's to_numpy would load pandas
+        self.columns = Columns(*(column.to_numpy() for column in hidden))
 
     def rows(self, index: Int64s) -> pl.DataFrame:
-        return _frame(self.table.take(pa.array(index)))
+        return _frame(self.table.take(pl.Series(index).to_arrow()))  # as pa.array would
 
     def find(self, hashes: Int64s) -> tuple[Int64s, Int64s]:
         """Begin and end positions of the unit of each hash (equal where there is none)."""

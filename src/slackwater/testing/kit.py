@@ -146,15 +146,22 @@ class _Faults:
 
 
 def pipeline_for(
-    window: Window, sources: Sequence[str], lateness_ms: Mapping[str, int] | None = None, name: str = "law"
+    window: Window,
+    sources: Sequence[str],
+    lateness_ms: Mapping[str, int] | None = None,
+    name: str = "law",
+    on_error: str = "drop",
+    upserts: bool = True,
 ) -> Pipeline:
     """A pipeline over scripted sources; its target and store are the kit's own."""
-    letters = Target(connection="lake", path="letters") if window.late_data in ("dlq", "reopen") else None
+    kept = on_error == "dlq" or window.late_data in ("dlq", "reopen")
+    letters = Target(connection="lake", path="letters") if kept else None
     return Pipeline(
         name=name,
         sources=tuple(Source(name=s, dataframe=object(), lateness_ms=(lateness_ms or {}).get(s)) for s in sources),
-        transform=Transform(window=window, on_error="drop"),
-        target=Target(connection="table", path="out"),  # the kit's own replaces rows, as this one would
+        transform=Transform(window=window, on_error=on_error),
+        # the kit's own replaces rows, or adds them, as this one would
+        target=Target(connection="table", path="out", mode="merge" if upserts else "append"),
         connections={"table": {"kind": "delta"}, "lake": {"kind": "files"}},
         dead_letter=letters,
         state_store=StateStore(kind="files", path="state"),
@@ -175,6 +182,7 @@ def run_local(
     clock_us: int = START_US,
     store: Callable[[], protocol.StateStore] | None = None,
     upserts: bool = True,
+    on_error: str = "drop",
 ) -> LocalResult:
     """Run a script to its end, and flush. `reshard_after`: restart with `reshard_to` shards after that script item.
 
@@ -197,8 +205,9 @@ def run_local(
                 clock_us,
                 store,
                 upserts,
+                on_error,
             )
-    pipeline = pipeline_for(window, sources, lateness_ms)
+    pipeline = pipeline_for(window, sources, lateness_ms, on_error=on_error, upserts=upserts)
     fields = {name: Field(name, spark) for name, spark in schema.items()}
     logic = compiling.compile_window(pipeline, fields)
     frame_schema = {"ts": pl.Int64(), **{f.name: f.polars for f in fields.values()}}
@@ -209,7 +218,9 @@ def run_local(
     def begin(shards: int) -> Driver:
         hooks = Hooks(lambda: now, on_status=result.statuses.append, faults=faults)
         held: protocol.StateStore = store() if store else FilesStore(state_dir or "", pipeline.name)
-        driver = Driver(pipeline, logic, held, target, LocalEngine(logic, sources, pipeline.keeps_late), hooks, letters)
+        driver = Driver(
+            pipeline, logic, held, target, LocalEngine(logic, sources, pipeline.carries_origin), hooks, letters
+        )
         try:
             driver.start(driver.store.open(), shards, {})
         except BaseException:

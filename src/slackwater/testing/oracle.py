@@ -73,7 +73,7 @@ def panes(window: Window, pairs: Iterable[tuple[Row, int]]) -> list[dict[str, An
 
 def sessions(window: Window, rows: Iterable[Row]) -> list[dict[str, Any]]:
     """Session windows: per key in event-time order; a gap or the cap starts the next one."""
-    gap, cap = (window.gap_ms or 0) * 1000, (window.max_session_duration_ms or 0) * 1000
+    gap, cap = int(window.gap_ms or 0) * 1000, (window.max_session_duration_ms or 0) * 1000
     per_key: dict[Any, list[Row]] = {}
     for row in rows:
         per_key.setdefault(tuple(same(row[k]) for k in window.group_by), []).append(row)

@@ -208,13 +208,9 @@ def emit(logic: Logic, panes: pl.DataFrame, since: int, watermark: int, telling:
     index, window = _stretched(low, high, logic.hop_us)
     spread = logic.unrevised(panes).select("__kh", "__kind", *logic.revisions, *logic.key_names, *logic.accumulators)
     spread = spread[index].with_columns(pl.Series("__start", window), pl.Series("__end", window + logic.duration_us))
-    if logic.hop_us != logic.duration_us and spread.height:
-        spread, key = sorted_by_key(spread, logic.key_names, "__start")
-        start = spread["__start"].to_numpy()
-        new = np.ones(spread.height, dtype=bool)
-        new[1:] = (key[1:] != key[:-1]) | (start[1:] != start[:-1])
+    if logic.hop_us != logic.duration_us:
         carried = [pl.col("__kind").max(), *(pl.col(c).first() for c in ("__kh", "__start", "__end"))]
-        spread = logic.merge_groups(spread, np.cumsum(new), carried)
+        spread = _put_together(logic, spread, carried)
     if logic.revises:
         changed, before = pl.col("__kind") == LOOSE, pl.col("__start") <= closed
         spread = spread.filter(changed if logic.updates else changed | ~before)
@@ -230,6 +226,32 @@ def emit(logic: Logic, panes: pl.DataFrame, since: int, watermark: int, telling:
     ).select("__kh", *logic.key_names, "__start", "__end", "__final", "__rev", "__reason", *logic.accumulators)
     state = _told(logic, panes, rows, watermark, telling) if any_loose else logic.empty_state()
     return Emitted(rows, state, rows.clear().select("__kh", *logic.key_names, "__start", "__rev"))
+
+
+def standalone(logic: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """Rows (as `ingest` takes them) of windows that are gone, as windows of their own, told apart by their reason."""
+    pane = rows["__start"].to_numpy()
+    gone = np.minimum(last_window(logic, pane), last_closed(logic, logic.horizon(watermark)))
+    index, window = _stretched(first_window(logic, pane), gone, logic.hop_us)
+    spread = rows.select("__kh", *logic.key_names, *logic.accumulators)[index]
+    spread = spread.with_columns(pl.Series("__start", window), pl.Series("__end", window + logic.duration_us))
+    carried = [pl.col(c).first() for c in ("__kh", "__start", "__end")]
+    return _put_together(logic, spread, carried).with_columns(
+        pl.col("__end").alias("__final"),
+        pl.lit(1, pl.Int64).alias("__rev"),
+        pl.lit("standalone").alias("__reason"),
+    )
+
+
+def _put_together(logic: Logic, spread: pl.DataFrame, carried: list[pl.Expr]) -> pl.DataFrame:
+    """Panes, one row per window that holds them, merged per key and window."""
+    if spread.is_empty():
+        return spread
+    spread, key = sorted_by_key(spread, logic.key_names, "__start")
+    start = spread["__start"].to_numpy()
+    new = np.ones(spread.height, dtype=bool)
+    new[1:] = (key[1:] != key[:-1]) | (start[1:] != start[:-1])
+    return logic.merge_groups(spread, np.cumsum(new), carried)
 
 
 def _told(logic: Logic, panes: pl.DataFrame, rows: pl.DataFrame, watermark: int, telling: bool) -> pl.DataFrame:

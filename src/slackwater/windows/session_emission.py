@@ -65,6 +65,25 @@ def emit(logic: Logic, units: pl.DataFrame, since: int, watermark: int, telling:
     )
 
 
+def standalone(logic: Logic, late: pl.DataFrame) -> pl.DataFrame:
+    """Late rows (as `ingest` gives them) as sessions of their own, told apart by their reason (KIP-94)."""
+    unit = Unit.of(logic, late)
+    run, _ = runs_of(logic, unit)
+    session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, logic.cap_us)) - 1
+    heads = first_of_each(session)
+    end = np.minimum(np.maximum.reduceat(unit.end, heads), unit.start[heads] + logic.cap_us)
+    merged = logic.merge_groups(
+        unit.frame.select("__kh", *logic.key_names, *logic.accumulators), session, [pl.col("__kh").first()]
+    )
+    return merged.with_columns(
+        pl.Series("__start", unit.start[heads]),
+        pl.Series("__end", end),
+        pl.Series("__final", end),
+        pl.lit(1, pl.Int64).alias("__rev"),
+        pl.lit("standalone").alias("__reason"),
+    ).select(_columns(logic))
+
+
 def _columns(logic: Logic) -> list[str]:
     """Of emitted rows."""
     return ["__kh", *logic.key_names, "__start", "__end", "__final", "__rev", "__reason", *logic.accumulators]

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import datetime
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slackwater.config.aggregator import Aggregator
 from slackwater.config.connection import CONNECTIONS, Connection
 from slackwater.config.pipeline import Pipeline, Transform, check_run_flags
 from slackwater.config.source import Lookup, Source
@@ -80,6 +82,24 @@ KINDS = " or ".join(f'"{kind}"' for kind in CONNECTIONS)
 INJECTED = 'declares "_event_ts", which is injected; rename the column, or use it with event_time_column = "_event_ts"'
 NO_KEY = 'missing or empty; a session window needs at least one key, as in ["user_id"]'
 
+
+class Mean(Aggregator):
+    inputs: Mapping[str, str] = {"value": "double"}
+    accumulators: Mapping[str, str] = {"n": "bigint", "total": "double"}
+    output = "double"
+
+    def lift(self, value: Any) -> Any:
+        return {"n": value.is_not_null().cast(int), "total": value.fill_null(0)}
+
+    def merge(self, n: Any, total: Any) -> Any:
+        return {"n": n.sum(), "total": total.sum()}
+
+    def finish(self, n: Any, total: Any) -> Any:
+        return total / n
+
+
+OWN = f'agg = "{__name__}:Mean"\ncolumns = {{ value = "amount" }}\nas = "x"\n'
+
 # base, what is replaced, by what, the lines
 # fmt: off
 CASES: list[tuple[str, ...]] = [
@@ -103,7 +123,7 @@ CASES: list[tuple[str, ...]] = [
     # -- wrong types
     (BASE, '"30s"', "true", f"{W}.gap_ms: found true, expected {DURATION}"),
     (BASE, '"30s"', "1.5", f"{W}.gap_ms: found 1.5, expected {DURATION}"),
-    (BASE, '"30s"', '"soon"', f'{W}.gap_ms: found "soon", expected {DURATION}'),
+    (BASE, '"30s"', '"30 sek"', f'{W}.gap_ms: found "30 sek", expected {DURATION}'),
     (BASE, '"30s"', "0", f"{W}.gap_ms: found 0, expected {DURATION}"),
     (BASE, '"30s"', '"-5s"', f'{W}.gap_ms: found "-5s", expected {DURATION}'),
     (BASE, '"30s"', "2024-01-01", f"{W}.gap_ms: found 2024-01-01, expected {DURATION}"),
@@ -176,6 +196,36 @@ CASES: list[tuple[str, ...]] = [
     (BASE, DISTINCT, DISTINCT + "max_distinct_values_per_group = 5\n",
      f'{A}[1].max_distinct_values_per_group: belongs to mode = "exact"; set it, or remove the bound'),
     (BASE, f"[[{A}]]\n{COUNT}[[{A}]]\n{DISTINCT}", "", f"{A}: missing; a window needs at least one aggregation ([[{A}]])"),
+    (BASE, COUNT, 'agg = "stddev"\nas = "x"\n', f'{A}[0].column: missing; "stddev" needs the column to aggregate'),
+    (BASE, DISTINCT, 'agg = "min_by"\ncolumn = "amount"\nas = "x"\n', f'{A}[1].by: missing; "min_by" needs the column that orders the rows'),
+    (BASE, DISTINCT, DISTINCT + 'by = "ts"\n', f'{A}[1].by: belongs to "min_by" and "max_by", not to "count_distinct"; remove it'),
+    (BASE, DISTINCT, 'agg = "approx_quantile"\ncolumn = "amount"\nas = "x"\n',
+     f'{A}[1].quantile: missing; "approx_quantile" needs to know which, as in 0.95'),
+    (BASE, DISTINCT, 'agg = "approx_quantile"\ncolumn = "amount"\nas = "x"\nquantile = 1.5\n',
+     f"{A}[1].quantile: found 1.5, expected a number from 0 to 1"),
+    (BASE, DISTINCT, 'agg = "approx_quantile"\ncolumn = "amount"\nas = "x"\nquantile = 1\nk = 7\n',
+     f"{A}[1].k: found 7, expected a whole number of at least 8 and at most 65535"),
+    (BASE, DISTINCT, 'agg = "top_k"\ncolumn = "amount"\nas = "x"\n', f'{A}[1].k: missing; "top_k" needs to know how many values, as in 10',
+     f'{A}[1].max_distinct_values_per_group: missing; "top_k" counts every value and needs a bound, as in 10000'),
+    (BASE, DISTINCT, 'agg = "collect_list"\ncolumn = "amount"\nas = "x"\n',
+     f'{A}[1].max_values_per_group: missing; "collect_list" needs a bound, as in 1000'),
+    (BASE, COUNT, COUNT + "max_values_per_group = 5\n",
+     f'{A}[0].max_values_per_group: belongs to "collect_set" and "collect_list", not to "count"; remove it'),
+    (BASE, COUNT, COUNT + "columns = { value = 'x' }\n", f'{A}[0].columns: belongs to aggregations of your own, not to "count"; remove it'),
+    # -- aggregations of one's own
+    (BASE, COUNT, 'agg = "no_such_module:X"\nas = "x"\n', f'{A}[0].agg: module "no_such_module" cannot be imported '
+     "(ModuleNotFoundError: No module named 'no_such_module'); put it on PYTHONPATH, or in the working directory"),
+    (BASE, COUNT, OWN.replace("Mean", "Maen"), f'{A}[0].agg: module "{__name__}" has no "Maen"; did you mean "Mean"?'),
+    (BASE, COUNT, OWN.replace("Mean", "swap"), f'{A}[0].agg: "{__name__}:swap" is a function, expected a class derived from slackwater.Aggregator'),
+    (BASE, COUNT, OWN.replace("Mean", "Path"), f'{A}[0].agg: "{__name__}:Path" is the class Path, expected a class derived from slackwater.Aggregator'),
+    (BASE, COUNT, OWN + "options = { k = 3 }\n", f"{A}[0].options: Mean does not take them (TypeError: Mean() takes no arguments)"),
+    (BASE, COUNT, OWN + "options = 3\n", f"{A}[0].options: found 3, expected a table of arguments of the class ({{ k = 3 }})"),
+    (BASE, COUNT, OWN.replace("{ value", "{ valeu"), f'{A}[0].columns: "valeu" is no input of Mean; did you mean "value"?',
+     f'{A}[0].columns: value missing; say which columns Mean reads, as in {{ value = "price" }}'),
+    (BASE, COUNT, OWN.replace('{ value = "amount" }', '"amount"'),
+     f'{A}[0].columns: found "amount", expected a table of column names ({{ value = "price", weight = "quantity" }})'),
+    (BASE, COUNT, OWN + 'column = "amount"\n', f"{A}[0].column: belongs to built-in aggregations; name its inputs in columns"),
+    (BASE, COUNT, OWN + "k = 3\n", f"{A}[0].k: belongs to built-in aggregations; give its arguments in options"),
     # -- names
     (BASE, 'name = "p"', 'name = "a/b"', 'name: found "a/b", expected letters, digits, ".", "_" and "-" (it names a directory)'),
     (BASE, '"amounts"', '"events"', f'{A}[1].as: "events" is already the name of aggregations[0]; choose another name'),
@@ -246,10 +296,11 @@ CASES: list[tuple[str, ...]] = [
      f'{W}.kind: sliding (per-row) windows are not supported; use kind = "hopping" with a small hop_ms'),
     (BASE, WINDOW, WINDOW + 'allowed_lateness_ms = "1h"\n',
      f'{W}.allowed_lateness_ms: needs late_data = "reopen"; to wait longer for late rows raise lateness_ms'),
-    (BASE, WINDOW, WINDOW + 'late_data = "dlp"\n', f'{W}.late_data: found "dlp", expected "drop" or "dlq" or "reopen"; did you mean "dlq"?'),
+    (BASE, WINDOW, WINDOW + 'late_data = "dlp"\n', f'{W}.late_data: found "dlp", expected "drop" or "dlq" or "reopen" or "standalone"; did you mean "dlq"?'),
     (BASE, WINDOW, WINDOW + 'late_data = "dlq"\n',
      'dead_letter: missing; late_data = "dlq" needs it: [dead_letter] with a connection and a path, table or topic'),
-    (BASE, WINDOW, WINDOW + 'late_data = "standalone"\n', f'{W}.late_data: "standalone" is not available yet; use "drop", "dlq" or "reopen"'),
+    (BASE, WINDOW, WINDOW + 'late_data = "standalone"\n',
+     f'{W}.late_data: "standalone" puts late rows beside the window they missed; it needs emit_metadata = true, whose _emit_reason tells them apart'),
     (BASE, WINDOW, WINDOW + 'emit = "sometimes"\n', f'{W}.emit: found "sometimes", expected "on_close" or "final" or "updates"'),
     (BASE, WINDOW + SHAPE, WINDOW + SHAPE + 'emit_metadata = true\nwindow_end_column = "_final_at"\n',
      f'{W}.window_end_column: "_final_at" is a column of emit_metadata; choose another name'),
@@ -259,7 +310,7 @@ CASES: list[tuple[str, ...]] = [
      f'{W}.emit_interval_ms: needs emit = "updates"; other windows are emitted when they close'),
     (BASE, WINDOW, WINDOW + 'on_state_cap = "backpressure"\n',
      f'{W}.on_state_cap: "backpressure" is not available yet; use "fail" or "drop_new_groups"'),
-    (BASE, '"30s"', '"x * 1000"', f'{W}.gap_ms: a gap by SQL expression ("x * 1000") is not available yet; give a fixed duration'),
+    (BASE, '"30s"', '"30 sec * 2"', f'{W}.gap_ms: found "30 sec * 2", expected {DURATION}'),
     (BASE, "[target]\n", '[[stages]]\nname = "x"\n[target]\n', "stages: not available yet"),
     (BASE, "[transform]\n", "[transform]\njoin = {}\n",
      f"transform.join: not available yet; stream-stream joins come later; describe a [{W}]"),
@@ -292,6 +343,17 @@ def named(case: tuple[str, ...]) -> str:
 def test_each_mistake_is_one_line(case: tuple[str, ...]) -> None:
     base, old, new, *lines = case
     assert problems(swap(base, old, new)) == lines
+
+
+def test_late_rows_by_themselves_need_a_target_that_only_adds_rows() -> None:
+    given = swap(BASE, WINDOW, WINDOW + 'late_data = "standalone"\nemit_metadata = true\n')
+    loads(given, "p.toml", {})
+    table = swap(swap(given, LAKE, LAKE + '[connections.table]\nkind = "delta"\n'), OUT, OUT.replace("lake", "table"))
+    assert problems(table) == [
+        f'{W}.late_data: "standalone" needs a target that only adds rows (files, console, delta with mode = "append"): on this '
+        'delta target the late rows would replace the window they missed; use "reopen" to correct it, or "dlq"'
+    ]
+    loads(swap(table, 'path = "out"\n', 'path = "out"\nmode = "append"\n'), "p.toml", {})
 
 
 @pytest.mark.parametrize("content", [BASE, TUMBLING, HOPPING, PROCESSING, TUMBLING.replace(STORE, "")])

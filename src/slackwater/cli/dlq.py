@@ -1,0 +1,105 @@
+"""`dlq list` and `dlq show`: what is in the dead letters of a config, without Spark."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from slackwater.cli.text import ago, plural
+from slackwater.config import toml
+
+SHOWN_BYTES = 64  # of a value that is no text
+
+
+def list_file(file: Path) -> None:
+    """Print how many letters there are, by reason and source."""
+    from slackwater.engine.dlq import summary
+
+    pipeline = toml.load(file)
+    found = summary(pipeline)
+    if found.is_empty():
+        print(f"{pipeline.name}: no dead letters")
+        return
+    head = ("reason", "source", "letters", "first event", "last event")
+    rows = [
+        (r["reason"] or "-", r["source"] or "-", f"{r['letters']:,}", _moment(r["first"]), _moment(r["last"]))
+        for r in found.to_dicts()
+    ]
+    rows.append(("total", "", f"{found['letters'].sum():,}", "", ""))
+    widths = [max(len(row[n]) for row in (head, *rows)) for n in range(len(head))]
+    for row in (head, *rows):
+        cells = [c.rjust(w) if n == 2 else c.ljust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True))]
+        print(plain("  ".join(cells)).rstrip())
+
+
+def show_file(file: Path, limit: int, reason: str | None, source: str | None) -> None:
+    """Print the newest letters, with what is known about them and their content as text."""
+    from slackwater.engine.dlq import Wanted, newest
+
+    pipeline = toml.load(file)
+    found = newest(pipeline, Wanted(reason=reason, source=source, limit=limit))
+    if found.is_empty():
+        print(f"{pipeline.name}: no dead letters")
+    for n, letter in enumerate(found.to_dicts()):
+        if n:
+            print()
+        print("\n".join(describe(letter)))
+
+
+def describe(letter: Mapping[str, Any]) -> Iterator[str]:
+    """A letter as lines of text."""
+    place = _path(letter["file"]) if letter["file"] else letter["source"] or "-"
+    if letter["topic"] is not None:
+        place = f"{letter['topic']}-{letter['partition']} at offset {letter['offset']}"
+    yield plain(f"{letter['reason']}  {place}  epoch {letter['epoch']}  {_moment(letter['event_time'])}")
+    if letter["late_us"] is not None:
+        held = f', held back by "{letter["watermark_source"]}"' if letter["watermark_source"] else ""
+        idle = ", while it was idle" if letter["cause"] == "idle" else ""
+        yield plain(f"  late     by {ago(letter['late_us'])}: watermark {_moment(letter['watermark'])}{held}{idle}")
+        starts = ", ".join(json.loads(letter["windows"] or "[]"))
+        yield plain(f"  missed   {plural(letter['windows_missed'], 'window')}{f': {starts}' if starts else ''}")
+    for header in json.loads(letter["headers"] or "[]"):
+        value = None if header.get("value") is None else base64.b64decode(header["value"])
+        yield plain(f"  header   {header.get('key')} = {' '.join(content(value))}")
+    for name in ("key", "value"):
+        if letter[name] is not None or name == "value":
+            first, *more = content(letter[name])
+            yield f"  {name:<9}{first}"
+            yield from (f"{'':<11}{line}" for line in more)
+
+
+def content(value: bytes | None) -> list[str]:
+    """Bytes for people: JSON with indents, other text as it is, anything else in hexadecimal."""
+    if value is None:
+        return ["NULL"]
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        cut = f" … {len(value)} bytes" if len(value) > SHOWN_BYTES else ""
+        return [f"0x{value[:SHOWN_BYTES].hex()}{cut}"]
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        parsed = None
+    if isinstance(parsed, dict | list):
+        text = json.dumps(parsed, indent=2, ensure_ascii=False)
+    return [plain(line) for line in text.split("\n")]
+
+
+def plain(text: str) -> str:
+    """Text that does nothing to a terminal: what cannot be printed is escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _path(uri: str) -> str:
+    """A file as people write it."""
+    return unquote(urlsplit(uri).path) if uri.startswith("file:") else uri
+
+
+def _moment(at: dt.datetime | None) -> str:
+    return "-" if at is None else f"{at:%Y-%m-%d %H:%M:%S.%f}".rstrip("0").rstrip(".") + "Z"

@@ -1,0 +1,271 @@
+"""`slackwater dlq list|show`: what was published to every kind of target is read back from it, without Spark."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psycopg
+import pytest
+
+from slackwater.cli import dlq as command
+from slackwater.cli import main as cli
+from slackwater.config import toml
+from slackwater.engine.dlq import Wanted, newest, summary
+from slackwater.engine.parts import letters_of
+from slackwater.errors import StartError
+from slackwater.targets.base import LETTER
+
+AT = dt.datetime(2024, 3, 1, 9, 0, tzinfo=dt.UTC)
+SCHEMA = {f.name: f.polars for f in LETTER}
+CONFIG = """name = "NAME"
+[connections.lake]
+kind = "files"
+[connections.out]
+CONNECTION
+[[sources]]
+name = "orders"
+connection = "lake"
+query = "in/*.jsonl"
+format = "json"
+schema = "user STRING, ts TIMESTAMP"
+[transform.window]
+kind = "tumbling"
+duration_ms = "1m"
+event_time_column = "ts"
+max_groups_per_window = 10
+late_data = "dlq"
+[[transform.window.aggregations]]
+agg = "count"
+as = "n"
+[target]
+connection = "lake"
+path = "out"
+[dead_letter]
+connection = "out"
+PLACE
+"""
+PLACES = ("parquet", "json", "csv", "delta", "postgres", "kafka")
+Make = Callable[..., Path]
+
+
+def letter(**more: Any) -> dict[str, Any]:
+    given = {
+        "reason": "late", "pipeline": "p", "source": "orders", "epoch": 3, "topic": "orders", "partition": 1, "offset": 17,
+        "key": b"k\0", "value": b'{"user":  "\xc3\xa9", "n": [1]}', "event_time": AT, "cause": "lateness",
+        "headers": json.dumps([{"key": "trace", "value": base64.b64encode(b"abc").decode()}]),
+        "watermark": AT + dt.timedelta(minutes=5, microseconds=250), "watermark_source": "orders", "late_us": 300_000_250,
+        "windows_missed": 1, "windows": '["2024-03-01T09:00:00Z"]',
+    }  # fmt: skip
+    return {n: {**given, **more}.get(n) for n in SCHEMA}
+
+
+LATE = letter()
+IDLE = letter(
+    epoch=4, offset=18, cause="idle", watermark_source=None, value=b"plain\x1b[2J text", key=None, headers=None
+)
+NOTHING_LATE = dict.fromkeys(
+    ("cause", "watermark", "watermark_source", "late_us", "windows_missed", "windows", "key", "headers")
+)
+BAD = letter(**NOTHING_LATE, reason="undecodable", offset=19, event_time=None, value=b"\xff" * 70)
+NULL = letter(
+    **NOTHING_LATE, reason="future", topic=None, partition=None, offset=None, file="/in/0.jsonl", value=None, epoch=5
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path, postgres: Any, kafka: Any) -> Make:
+    """A config whose dead letters go to a place of its own; `name`: of its pipeline."""
+    own = f"t{uuid.uuid4().hex[:8]}"
+    kafka.create(own, 2)
+
+    def make(place: str, name: str = "p") -> Path:
+        directory = f'path = "{tmp_path}/letters"'
+        connection, where = {
+            "delta": ('kind = "delta"', directory),
+            "postgres": (f'kind = "postgres"\nurl = "{postgres.url}"', f'table = "public.{own}"'),
+            "kafka": (f'kind = "kafka"\nbootstrap_servers = "{kafka.address}"', f'topic = "{own}"'),
+            "console": ('kind = "console"', ""),
+        }.get(place, ('kind = "files"', f'{directory}\nformat = "{place}"'))
+        path = tmp_path / f"{name}.toml"
+        path.write_text(CONFIG.replace("NAME", name).replace("CONNECTION", connection).replace("PLACE", where))
+        return path
+
+    return make
+
+
+def publish(file: Path, epoch: int, *letters: dict[str, Any]) -> None:
+    target = letters_of(toml.load(file), "state")
+    assert target is not None
+    target.open()
+    target.publish(epoch, pl.DataFrame(letters, schema=SCHEMA))
+    target.close()
+
+
+def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["slackwater", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out = capsys.readouterr()
+    return int(ended.value.code or 0), out.out, out.err
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_letters_come_back_as_they_were_published(config: Make, place: str) -> None:
+    file = config(place)
+    assert summary(toml.load(file)).is_empty(), "nothing was published yet"
+    publish(file, 3, LATE, BAD)
+    publish(config(place, "other"), 0, letter(pipeline="other"))
+    publish(file, 4, IDLE)
+    publish(file, 5, NULL)
+    pipeline = toml.load(file)
+    found = newest(pipeline, Wanted()).to_dicts()
+    assert found == [NULL, IDLE, LATE, BAD]
+    assert newest(pipeline, Wanted(limit=2)).to_dicts() == [NULL, IDLE]
+    assert newest(pipeline, Wanted(reason="late", limit=5)).to_dicts() == [IDLE, LATE]
+    assert newest(pipeline, Wanted(source="payments")).is_empty()
+    assert summary(pipeline).rows() == [
+        ("future", "orders", 1, AT, AT),
+        ("late", "orders", 2, AT, AT),
+        ("undecodable", "orders", 1, None, None),
+    ]
+
+
+def test_list_and_show(config: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    file = config("parquet")
+    assert said(monkeypatch, capsys, "dlq", "list", file) == (0, "p: no dead letters\n", "")
+    assert said(monkeypatch, capsys, "dlq", "show", file) == (0, "p: no dead letters\n", "")
+    publish(file, 3, LATE, BAD)
+    publish(file, 4, IDLE, NULL)
+    assert said(monkeypatch, capsys, "dlq", "list", file)[1].splitlines() == [
+        "reason       source  letters  first event           last event",
+        "future       orders        1  2024-03-01 09:00:00Z  2024-03-01 09:00:00Z",
+        "late         orders        2  2024-03-01 09:00:00Z  2024-03-01 09:00:00Z",
+        "undecodable  orders        1  -                     -",
+        "total                      4",
+    ]
+    code, out, _ = said(monkeypatch, capsys, "dlq", "show", file, "--limit", "3")
+    assert code == 0
+    assert out.splitlines() == [
+        "future  /in/0.jsonl  epoch 5  2024-03-01 09:00:00Z",
+        "  value    NULL",
+        "",
+        "late  orders-1 at offset 18  epoch 4  2024-03-01 09:00:00Z",
+        "  late     by 5 m: watermark 2024-03-01 09:05:00.00025Z, while it was idle",
+        "  missed   1 window: 2024-03-01T09:00:00Z",
+        r"  value    plain\x1b[2J text",
+        "",
+        "late  orders-1 at offset 17  epoch 3  2024-03-01 09:00:00Z",
+        '  late     by 5 m: watermark 2024-03-01 09:05:00.00025Z, held back by "orders"',
+        "  missed   1 window: 2024-03-01T09:00:00Z",
+        "  header   trace = abc",
+        r"  key      k\x00",
+        "  value    {",
+        '             "user": "é",',
+        '             "n": [',
+        "               1",
+        "             ]",
+        "           }",
+    ]
+    out = said(monkeypatch, capsys, "dlq", "show", file, "--reason", "undecodable")[1]
+    assert out.splitlines() == [
+        "undecodable  orders-1 at offset 19  epoch 3  -",
+        f"  value    0x{'ff' * 64} … 70 bytes",
+    ]
+
+
+@pytest.mark.parametrize("place", ["parquet", "delta", "postgres"])
+def test_letters_of_an_older_version_are_read(config: Make, place: str, postgres: Any, tmp_path: Path) -> None:
+    """Written before late rows were kept: the later columns are not there."""
+    file = config(place)
+    old = pl.DataFrame([BAD], schema=SCHEMA).drop([f.name for f in LETTER[12:]])
+    if place == "parquet":
+        (tmp_path / "letters").mkdir()
+        old.write_parquet(tmp_path / "letters" / "p-letters-000000003.parquet")
+    elif place == "delta":
+        old.write_delta(str(tmp_path / "letters"))
+    else:
+        publish(file, 3, BAD)
+        table = toml.load(file).dead_letter.table  # type: ignore[union-attr]
+        with psycopg.connect(postgres.url) as db:
+            for f in LETTER[12:]:
+                db.execute(f'ALTER TABLE {table} DROP COLUMN "{f.name}"')
+    assert newest(toml.load(file), Wanted()).to_dicts() == [BAD]
+
+
+def test_a_letter_that_was_a_letter_before_says_what_is_known_now(config: Make, kafka: Any) -> None:
+    """A topic of letters read as a source: its headers are the record's own, ours come after them."""
+    file = config("kafka")
+    first = [{"key": "slackwater-reason", "value": base64.b64encode(b"future").decode()}]
+    publish(file, 3, letter(headers=json.dumps(first)))
+    (found,) = newest(toml.load(file), Wanted()).to_dicts()
+    assert (found["reason"], json.loads(found["headers"])) == ("late", first)
+
+
+def test_what_cannot_be_read_is_said(config: Make, tmp_path: Path, postgres: Any) -> None:
+    with pytest.raises(
+        StartError, match="p: dead letters go to the console, which keeps none; name another connection"
+    ):
+        summary(toml.load(config("console")))
+    file = config("parquet")
+    file.write_text(file.read_text().split("[dead_letter]")[0].replace('"dlq"', '"drop"'))
+    with pytest.raises(StartError, match=r"p: the config has no \[dead_letter\], so no letters are kept; set on_error"):
+        summary(toml.load(file))
+    file = config("parquet")
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "p-letters-000000000.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(StartError, match=r"p-letters-000000000\.parquet cannot be read as letters \(.*; move it away"):
+        summary(toml.load(file))
+    (tmp_path / "letters" / "_delta_log").mkdir()
+    (tmp_path / "letters" / "_delta_log" / "00000000000000000000.json").write_text("no")
+    with pytest.raises(StartError, match=r"Delta table .*/letters cannot be read \(.*\); check the path"):
+        summary(toml.load(config("delta")))
+    file = config("postgres")
+    with psycopg.connect(postgres.url) as db:
+        db.execute(f"CREATE TABLE {toml.load(file).dead_letter.table} (reason int)")  # type: ignore[union-attr]
+    with pytest.raises(
+        StartError, match=r"table public\.t\w+: column .* does not exist; expected a table of dead letters"
+    ):
+        summary(toml.load(file))
+
+
+def test_a_topic_that_gives_nothing_is_not_waited_for_for_ever(
+    config: Make, kafka: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slackwater.engine import dlq
+
+    file = config("kafka")
+    publish(file, 0, LATE)
+    monkeypatch.setattr(dlq, "_SECONDS", -1.0)
+    with pytest.raises(
+        StartError, match=r'dead_letter: topic "t\w+" at .* gave nothing for -1 s \(.*\); check that the'
+    ):
+        summary(toml.load(file))
+
+
+def test_content_that_is_no_json_object_stays_as_it_came() -> None:
+    assert command.content(b"1e400") == ["1e400"]
+    assert command.content(b"a\nb\tc") == ["a", r"b\tc"]
+    assert command.content(b"") == [""]
+
+
+def test_looking_needs_no_spark(config: Make) -> None:
+    file = config("parquet")
+    publish(file, 3, LATE)
+    code = (
+        "import sys; sys.argv = ['slackwater', 'dlq', 'list', sys.argv[1]]\n"
+        "from slackwater.cli.main import app\n"
+        "try: app()\n"
+        "finally: assert not [m for m in sys.modules if m.split('.')[0] in ('pyspark', 'sqlglot')]"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "late" in done.stdout

@@ -1,0 +1,118 @@
+"""Sessions whose rows bring their own gap: a row holds [ts, ts + gap], and sessions are rows that touch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.laws import revisions
+from tests.laws.naive import word
+from tests.laws.revisions import GAP, MS
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.errors import BadRowError
+from slackwater.testing.kit import LocalResult, Rows, run_local
+
+CAP = 30
+SCHEMA = {"u": "string", "id": "bigint", "g": "bigint"}
+
+
+def window(**settings: Any) -> Window:
+    return Window(
+        kind="session",
+        gap_ms="g",
+        group_by=["u"],
+        aggregations=[Aggregation(agg="count", as_="n"), Aggregation(agg="sum", column="id", as_="ids")],
+        **{"max_session_duration_ms": CAP, **settings},
+    )
+
+
+def naive(rows: Sequence[dict[str, Any]], cap_us: int) -> list[tuple[Any, ...]]:
+    """(user, start, end, ids): in order of time a row joins while it lies within what the session holds, and below the cap."""
+    found = []
+    for user in {r["u"] for r in rows}:
+        held: list[dict[str, Any]] = []
+        for row in sorted((r for r in rows if r["u"] == user), key=lambda r: r["ts"]):
+            reach = max((r["ts"] + r["g"] * MS for r in held), default=None)
+            if reach is not None and (row["ts"] > reach or row["ts"] - held[0]["ts"] >= cap_us):
+                end = min(reach, held[0]["ts"] + cap_us) if row["ts"] <= reach else reach
+                found.append((user, held[0]["ts"], end, sum(r["id"] for r in held)))
+                held = []
+            held.append(row)
+        found.append((user, held[0]["ts"], max(r["ts"] + r["g"] * MS for r in held), sum(r["id"] for r in held)))
+    return sorted(found, key=repr)
+
+
+def table(result: LocalResult) -> list[tuple[Any, ...]]:
+    return sorted(((r["u"], r["window_start"], r["window_end"], r["ids"]) for r in result.rows), key=repr)
+
+
+def drawn(rng: random.Random, gaps: Sequence[int | None]) -> list[dict[str, Any]]:
+    at, rows = rng.randint(-50, 20), list[dict[str, Any]]()
+    for n in range(rng.randint(1, 25)):
+        at += rng.choice([0, 1, 2, 4, 5, 6, 10, 25])
+        rows.append({"ts": at * MS, "u": rng.choice(["a", "a", None]), "id": 1 << n, "g": rng.choice(gaps)})
+    return rows
+
+
+def cut(rng: random.Random, rows: list[dict[str, Any]]) -> list[Rows]:
+    edges = sorted(rng.sample(range(len(rows) + 1), min(len(rows), rng.randint(0, 5))))
+    parts = [rows[a:b] for a, b in zip([0, *edges], [*edges, len(rows)], strict=True) if b > a]
+    return [Rows({"a": part}) for part in parts]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_however_it_is_cut_and_sharded_the_answer_is_that_of_the_plain_loop(seed: int) -> None:
+    rng = random.Random(seed)
+    rows = drawn(rng, [1, 2, 5, 12, 29])
+    lateness = rng.choice([0, 20])
+    jitter = {r["id"]: rng.uniform(0, lateness * MS) for r in rows}
+    came = sorted(rows, key=lambda r: r["ts"] + jitter[r["id"]])
+    result = run_local(window(lateness_ms=lateness), cut(rng, came), SCHEMA, shards=rng.choice([1, 3]))
+    assert result.counters.rows_late == 0
+    assert table(result) == naive(rows, CAP * MS)
+
+
+@pytest.mark.parametrize("seed", range(40, 60))
+def test_one_gap_brought_by_every_row_is_that_gap_under_any_disorder(seed: int) -> None:
+    """Whatever is late, revised or cut: the same rows, emitted the same way, as with the gap in the config."""
+    run = revisions.planned(seed, cap_binds=seed % 2 == 0)
+    settings = run.window.model_dump(
+        include={"late_data", "allowed_lateness_ms", "emit", "emit_metadata", "lateness_ms"}
+    )
+    cap = rng_cap(seed)
+    script = [Rows({"a": [{"ts": r["ts"], "u": r["u"], "id": r["id"], "g": GAP} for r in rows]}) for rows in run.epochs]
+    brought = run_local(window(max_session_duration_ms=cap, **settings), script, SCHEMA, upserts=False)
+    fixed = window(max_session_duration_ms=cap, **settings).model_copy(update={"gap_ms": GAP})
+    given = run_local(fixed, script, SCHEMA, upserts=False)
+    assert [{k: word(v) for k, v in r.items()} for r in brought.rows] == [
+        {k: word(v) for k, v in r.items()} for r in given.rows
+    ]
+    assert brought.counters == given.counters
+
+
+def rng_cap(seed: int) -> int:
+    return random.Random(seed).choice([11, 16, 24, 100_000])
+
+
+def test_a_row_without_a_usable_gap_is_a_bad_row() -> None:
+    """NULL, zero, negative, the cap itself, and one below it."""
+    rows = [{"ts": n * 100 * MS, "u": "a", "id": 1 << n, "g": g} for n, g in enumerate([None, 0, -1, CAP, CAP - 1])]
+    result = run_local(window(), [Rows({"a": rows})], SCHEMA)
+    assert [r["ids"] for r in result.rows] == [16]
+    assert (result.counters.rows_bad, result.counters.rows_sql, result.counters.rows_used) == (4, 1, 1)
+
+
+def test_only_bad_rows_in_an_epoch() -> None:
+    result = run_local(window(), [Rows({"a": [{"ts": 0, "u": "a", "id": 1, "g": None}]})], SCHEMA)
+    assert (result.rows, result.counters.rows_bad) == ([], 1)
+
+
+def test_a_bad_gap_fails_the_epoch_where_that_is_the_policy() -> None:
+    rows = [{"ts": 0, "u": "a", "id": 1, "g": None}]
+    with pytest.raises(
+        BadRowError, match=r"epoch 0: 1 bad rows: gap_ms \(g\) is NULL, not positive or not below .* u=a at 1970"
+    ):
+        run_local(window(), [Rows({"a": rows})], SCHEMA, on_error="fail")

@@ -1,0 +1,180 @@
+"""User-defined aggregations that do not fit themselves, in one line each; and their way through Python and TOML."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.config.test_errors import BASE, COUNT, OWN, Mean, problems, swap
+
+import slackwater as sw
+from slackwater.config.aggregator import check
+from slackwater.core.schema import Field
+from slackwater.errors import ConfigError, StartError
+from slackwater.windows.aggregations import Agg
+
+
+class Nothing(sw.Aggregator):
+    accumulators: Mapping[str, str] = {"n": "bigint"}
+    output = "bigint"
+
+
+def variant(**changed: Any) -> type[sw.Aggregator]:
+    return type("Mean", (Mean,), changed)
+
+
+def lines(aggregator: Any, **given: Any) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        sw.Aggregation(**{"agg": aggregator, "columns": {"value": "x"}, "as_": "y", **given})
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "line"),
+    [
+        (variant(inputs=["value"]), 'inputs must be a mapping of names to types, as in {"value": "double"}'),
+        (variant(inputs={"value": "array<int>"}), 'input "value" has type "array<int>", expected a scalar type of Spark'),
+        (variant(accumulators={"n": "number"}), 'accumulator "n" has type "number", expected a scalar type of Spark or an array of '
+         "scalars; a struct is several accumulators"),
+        (variant(accumulators={"n": "struct<a:int>"}), 'accumulator "n" has type "struct<a:int>", expected a scalar type of Spark or an array of '
+         "scalars; a struct is several accumulators"),
+        (variant(accumulators={}), 'declares no accumulators; expected at least one, as in {"total": "double"}'),
+        (variant(output="array<struct<a int>>"), 'output is "array<struct<a int>>", expected a type of Spark, as in "double" or "array<string>"'),
+        (variant(lift=lambda self, value: {"n": value}), "lift returns n, expected a mapping of n, total"),
+        (variant(merge=lambda self, n, total: [n, total]), "merge returns a list, expected a mapping of n, total"),
+        (variant(merge=lambda self, n, total: {"n": n, "total": total.sum()}), 'merge gives a list for "n", expected one value per group, as of n.sum()'),
+        (variant(finish=lambda self, n: n), "finish fails on rows of NULLs (TypeError: <lambda>() got an unexpected keyword argument 'total')"),
+        (variant(finish=lambda self, n, total: total.str.len_chars()), "finish fails on rows of NULLs (SchemaError: "),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_itself_is_one_line(aggregator: Any, line: str) -> None:
+    (found,) = lines(aggregator)
+    assert found.startswith(f"Aggregation: agg: Mean: {line}")
+    assert "\n" not in found
+
+
+def test_a_function_that_is_missing_is_named() -> None:
+    assert lines(Nothing, columns={}) == ("Aggregation: agg: Nothing: does not define lift",)
+
+
+def test_an_object_takes_no_options() -> None:
+    expected = "Aggregation: options: given with an aggregator that is made already; give the class, or remove them"
+    assert lines(Mean(), options={"k": 1}) == (expected,)
+
+
+def test_a_module_that_fails_is_told_without_a_stack_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing_module.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert problems(swap(BASE, COUNT, 'agg = "failing_module:X"\nas = "x"\n')) == [
+        'transform.window.aggregations[0].agg: module "failing_module" cannot be imported '
+        "(ZeroDivisionError: division by zero); mend it"
+    ]
+
+
+def test_the_way_through_toml() -> None:
+    text = swap(BASE, COUNT, OWN)
+    pipeline = sw.loads(text, env={})
+    assert sw.loads(sw.to_toml(pipeline), env={}) == pipeline
+    assert 'columns = {value = "amount"}' in sw.to_toml(pipeline)
+    assert pipeline.transform.window.aggregations[0].call == "Mean(amount)"
+    for own in (Mean, Mean()):
+        made = sw.Aggregation(agg=own, columns={"value": "amount"}, as_="x")
+        window = pipeline.transform.window.model_copy(update={"aggregations": (made,)})
+        python = pipeline.model_copy(update={"transform": pipeline.transform.model_copy(update={"window": window})})
+        with pytest.raises(
+            ConfigError, match=r'p: aggregation "x" holds a class, which cannot be written as TOML; name it by'
+        ):
+            sw.to_toml(python)
+        kinds = [Agg(a, None, (Field("amount", "int"),)) for a in (made, pipeline.transform.window.aggregations[0])]
+        assert {k.fingerprint() for k in kinds} == {"Mean(value=amount int; n bigint, total double)"}
+
+
+def test_an_attribute_that_merges_depend_on_is_part_of_the_fingerprint() -> None:
+    def text(k: Any) -> str:
+        made = Mean()
+        vars(made).update(k=k, cache={})
+        return Agg(
+            sw.Aggregation(agg=made, columns={"value": "x"}, as_="y"), None, (Field("x", "double"),)
+        ).fingerprint()
+
+    assert text(3) == "Mean(value=x double; n bigint, total double) k=3"
+    assert text([1, "a"]).endswith("k=[1, 'a']")
+
+
+@pytest.mark.parametrize(("column", "fits"), [("int", True), ("decimal(8,2)", True), ("string", False)])
+def test_a_number_that_fits_is_cast(column: str, fits: bool) -> None:
+    spec = sw.Aggregation(agg=Mean, columns={"value": "x"}, as_="y")
+    if fits:
+        Agg(spec, None, (Field("x", column),))
+        return
+    with pytest.raises(
+        StartError, match=r'aggregation "y": Mean\.value takes double, column "x" is string; cast it in the SQL'
+    ):
+        Agg(spec, None, (Field("x", column),))
+
+
+def test_what_changed_since_it_was_configured_is_told_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = sw.Aggregation(agg=Mean, columns={"value": "x"}, as_="y")
+    monkeypatch.setattr(Mean, "output", "nothing")
+    with pytest.raises(StartError, match=r'aggregation "y": Mean: output is "nothing", expected a type of Spark'):
+        Agg(spec, None, (Field("x", "double"),))
+
+
+def test_the_merge_that_wants_keys_is_tried_before_they_are_known() -> None:
+    def merge(self: Any, keys: Any, n: Any, total: Any) -> Any:
+        return {"n": n.sum(), "total": keys["any"].cast(float) + total.sum()}
+
+    check(variant(merge=merge, wants_keys=True)())
+
+
+def test_fingerprints_of_the_first_release_are_as_they_were() -> None:
+    def text(column: str | None = "x", **given: Any) -> str:
+        spec = sw.Aggregation(**given, column=column, as_="y")
+        by = (Field("b", "date"),) if spec.by else ()
+        return Agg(spec, Field("x", "double") if column else None, by).fingerprint()
+
+    assert text(None, agg="count") == "count *"
+    assert text(agg="count") == "count x double"
+    assert text(agg="avg") == "avg x double"
+    assert text(agg="count_distinct") == "count_distinct x double approximate 14"
+    assert text(agg="count_distinct", mode="exact", max_distinct_values_per_group=1) == "count_distinct x double exact"
+    assert text(agg="min_by", by="b") == "min_by x double b date"
+    assert text(agg="approx_quantile", quantile=0.5) == "approx_quantile x double 200"
+
+
+def test_check_needs_polars_for_classes_only_and_spark_never(tmp_path: Path) -> None:
+    import subprocess
+
+    (tmp_path / "own.py").write_text("import slackwater as sw\nimport polars as pl\n" + MEAN)
+    text = swap(BASE, COUNT, 'agg = "own:Mean"\ncolumns = { value = "amount" }\nas = "x"\n')
+    for content, expected in ((BASE, "False False"), (text, "True False")):
+        (tmp_path / "p.toml").write_text(content)
+        code = (
+            "import sys; sys.argv = ['slackwater', 'check', 'p.toml']; from slackwater.cli.main import app\n"
+            "try: app()\nexcept SystemExit as e: assert not e.code\nprint('polars' in sys.modules, 'pyspark' in sys.modules)"
+        )
+        began = time.monotonic()
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == expected
+        assert time.monotonic() - began < 10
+
+
+MEAN = """
+class Mean(sw.Aggregator):
+    inputs = {"value": "double"}
+    accumulators = {"total": "double"}
+    output = "double"
+
+    def lift(self, value):
+        return {"total": value.fill_null(0)}
+
+    def merge(self, total):
+        return {"total": total.sum()}
+
+    def finish(self, total):
+        return total
+"""
