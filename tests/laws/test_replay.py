@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.engine import replay
 from slackwater.testing import oracle
 from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Replay, Rows, run_local
-from slackwater.windows import replay as windows
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "240"))
 MS = 1000

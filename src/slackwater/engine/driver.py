@@ -240,9 +240,13 @@ class Driver:
         with timer.phase("emit"):
             due = self._due_tasks(ingested, since, flush, telling)
             reports = self.engine.emit(due) if due else ()
-        self._conclude(fold.emitted(ingested, reports, self.logic, clock, telling), outcome, reports, timer, began, clock)
+        self._conclude(
+            fold.emitted(ingested, reports, self.logic, clock, telling), outcome, reports, timer, began, clock
+        )
 
-    def correct(self, corrections: Callable[[Sequence[ShardTask]], Sequence[EmitReport]], record: str, count: int) -> None:
+    def correct(
+        self, corrections: Callable[[Sequence[ShardTask]], Sequence[EmitReport]], record: str, count: int
+    ) -> None:
         """An epoch without rows of the sources: windows are corrected by dead letters (see `engine.replay`).
 
         `record` names the list of the `count` letters, which are part of the commit.

@@ -46,6 +46,12 @@ def origin_column(columns: Sequence[str], source: str, file: str = "NULL") -> st
     return f"named_struct({', '.join(f'{_text(f.name)}, CAST({found[f.name]} AS {f.type})' for f in ORIGIN_FIELDS)}) AS {ORIGIN}"
 
 
+def numbered_origin(number: str) -> str:
+    """Spark SQL: an `_origin` of its type that holds nothing but a number, a column, in the place of an offset."""
+    held = (f"{_text(f.name)}, CAST({number if f.name == 'offset' else 'NULL'} AS {f.type})" for f in ORIGIN_FIELDS)
+    return f"named_struct({', '.join(held)}) AS {ORIGIN}"
+
+
 def _place(columns: Sequence[str], source: str, file: str) -> dict[str, str]:
     """Where a row came from and what it was, as Spark SQL over the columns that its source has."""
     there = set(columns)

@@ -21,7 +21,7 @@ import polars as pl
 from slackwater.core.arrays import distinct
 from slackwater.core.hashing import key_hash, shard_of
 from slackwater.engine.driver import Driver
-from slackwater.engine.letters import LATE, ORIGIN_FIELDS
+from slackwater.engine.letters import BAD_GAP, LATE, ORIGIN_FIELDS
 from slackwater.engine.shard import EmitReport, ShardTask
 from slackwater.errors import StartError
 from slackwater.sources.base import Batch
@@ -32,10 +32,15 @@ from slackwater.windows.logic import Logic
 
 Payload = Callable[[pl.DataFrame], Mapping[str, Any]]  # letters with `__letter` -> rows per source, for the engine
 
-_ID = [f for f in LETTER if f.name in ("reason", "source", "topic", "partition", "offset", "key", "value", "event_time", "file")]
+_ID = [
+    f
+    for f in LETTER
+    if f.name in ("reason", "source", "topic", "partition", "offset", "key", "value", "event_time", "file")
+]
 _ORIGIN = [f.name for f in ORIGIN_FIELDS]
 
 GONE = "no row with its event time comes out of the SQL any more"
+NO_GAP = "rows without a usable gap are known behind the SQL only, which may have made several of one; send them again"
 UNCLEAR = "the SQL makes several rows of it, and which of them were late is not known"
 
 
@@ -99,9 +104,14 @@ def bad_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool)
 
 def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> Outcome:
     """Late rows, as corrections of windows. Raises StartError if the target cannot be read or only ever adds rows."""
-    target, logic, found = driver.target, driver.logic, Outcome()
+    target, found = driver.target, Outcome()
     if letters.is_empty():
         return found
+    if not driver.pipeline.keeps_late:
+        raise StartError(
+            f'{driver.pipeline.name}: there are letters of late rows, and late_data = "{driver.logic.window.late_data}" does not '
+            'carry where a row came from through the SQL; set it back to "dlq" or "reopen", or choose others by --reason'
+        )
     if not (target.upserts and isinstance(target, Readable)):
         raise StartError(
             f"{driver.pipeline.name}: late rows correct windows that the target holds, and {target.description} "
@@ -170,7 +180,9 @@ def _copies(logic: Logic) -> pl.Expr:
     Equal rows of a file have equal letters. A record of a topic is there once, however often its letter is.
     """
     letters, rows, once = pl.col("__letters"), pl.col("__rows"), pl.col("__once")
-    alike = pl.lit(True) if not logic.is_session else pl.col("__keys") == 1  # then all rows of the group were late, or none
+    alike = (
+        pl.lit(True) if not logic.is_session else pl.col("__keys") == 1
+    )  # then all rows of the group were late, or none
     even = (rows > 0) & (letters % rows.clip(1) == 0)
     return (
         pl.when((rows == 1) | (alike & even))
@@ -261,7 +273,9 @@ def _reasons(repair: windows.Repair) -> dict[str, int]:
 def why_lost(logic: Logic) -> str | None:
     """Why windows that the target holds cannot be put together with more rows; None if they can."""
     if logic.is_session and logic.dynamic:
-        return "its session left the state, and of a session whose rows bring their own gaps the last event is not stored"
+        return (
+            "its session left the state, and of a session whose rows bring their own gaps the last event is not stored"
+        )
     lost = stored.lost(logic.aggs)
     if not lost:
         return None
@@ -284,11 +298,14 @@ def stored_windows(logic: Logic, target: Readable, ranges: pl.DataFrame) -> pl.D
     return found.select(key_hash(found, logic.keys), pl.all())
 
 
-def replay(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool = False, limit: int | None = None) -> Outcome:
+def replay(
+    driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool = False, limit: int | None = None
+) -> Outcome:
     """Apply letters that were not applied before, the oldest first, at most `limit`; `dry`: only find out."""
     todo, before = pending(driver, letters)
     todo = todo if limit is None else todo.head(limit)
-    is_late = pl.col("reason") == LATE
-    bad = bad_rows(driver, todo.filter(~is_late), payload, dry)
+    is_late, no_gap = pl.col("reason") == LATE, pl.col("reason") == BAD_GAP
+    bad = bad_rows(driver, todo.filter(~is_late & ~no_gap), payload, dry)
     late = late_rows(driver, todo.filter(is_late), payload, dry)
-    return replace(late, applied=bad.applied + late.applied, left=bad.left + late.left, before=before)
+    skipped = Counter({NO_GAP: n} if (n := todo.filter(no_gap).height) else {})
+    return replace(late, applied=bad.applied + late.applied, left=bad.left + late.left + skipped, before=before)

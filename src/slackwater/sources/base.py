@@ -35,7 +35,9 @@ class Batch:
     files: int | None = None
     partitions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # per source, see SourceBatch
     lost: Mapping[str, int] = field(default_factory=dict)
-    replayed: tuple[str, int] | None = None  # dead letters again: the list that names them, and how many; no clock hears them
+    replayed: tuple[str, int] | None = (
+        None  # dead letters again: the list that names them, and how many; no clock hears them
+    )
 
 
 class Seekable(Protocol):

@@ -115,7 +115,9 @@ class DeltaTarget:
             at = pc.field(column)
             wanted = self._current().to_pyarrow_dataset().to_table(filter=(at >= low) & (at <= high))
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
-            raise StartError(f"{self.description} cannot be read ({self._reason(error)}); nothing was replayed") from error
+            raise StartError(
+                f"{self.description} cannot be read ({self._reason(error)}); nothing was replayed"
+            ) from error
         frame = pl.from_arrow(wanted)
         assert isinstance(frame, pl.DataFrame)
         frame = frame.select(pl.col(n).cast(t) for n, t in fields.items())

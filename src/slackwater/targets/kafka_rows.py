@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import io
 import json
 import re
@@ -30,6 +31,15 @@ _AVRO: dict[str, Any] = {
     "date": {"type": "int", "logicalType": "date"},
     "timestamp": {"type": "long", "logicalType": "timestamp-micros"},
     "timestamp_ntz": {"type": "long", "logicalType": "local-timestamp-micros"},
+}
+
+# what is known about a dead letter, by column: its headers, in this order
+LETTER_HEADERS = {
+    name: f"slackwater-{name.replace('_', '-')}"
+    for name in (
+        *("reason", "source", "topic", "partition", "offset", "file", "event_time"),
+        *("cause", "watermark", "watermark_source", "late_us", "windows_missed", "windows"),
+    )
 }
 
 Headers = list[tuple[str, str | bytes | None]]
@@ -103,9 +113,14 @@ class LetterRows(KafkaRows):
                 (h.get("key", ""), None if h.get("value") is None else base64.b64decode(h["value"]))
                 for h in json.loads(row["headers"] or "[]")
             ]
-            known = {f"slackwater-{n}": row[n] for n in ("reason", "source", "topic", "partition", "offset", "file")}
-            headers += [(name, str(value).encode()) for name, value in known.items() if value is not None]
+            known = {header: row[name] for name, header in LETTER_HEADERS.items() if row[name] is not None}
+            headers += [(name, _header(value)) for name, value in known.items()]
             yield row["key"], row["value"], headers
+
+
+def _header(value: Any) -> bytes:
+    text = f"{value:%Y-%m-%dT%H:%M:%S.%f}Z" if isinstance(value, dt.datetime) else str(value)
+    return text.encode()
 
 
 def avro_schema(table: Table) -> dict[str, Any]:

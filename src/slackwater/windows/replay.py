@@ -164,7 +164,9 @@ def _sessions(
         columns = ["__kh", *logic.key_names, "__start", "__rev"]
         again = staying.filter(pl.col("__out").list.len() > 0).drop("__start").explode("__out")
         superseded = pl.concat([superseded, again.rename({"__out": "__start"}).select(columns)])
-    after = _with_floors(logic, staying.select(logic.state_schema.keys()), past.select(logic.state_schema.keys()), horizon)
+    after = _with_floors(
+        logic, staying.select(logic.state_schema.keys()), past.select(logic.state_schema.keys()), horizon
+    )
     before = state.filter(pl.Series(member(state["__h"].to_numpy(), distinct(found["__h"].to_numpy()))))
     had, has = (sessions.open_groups(logic, f, watermark) for f in (before, after))
     emptied = before.filter(~pl.Series(member(before["__h"].to_numpy(), distinct(after["__h"].to_numpy()))))
@@ -223,7 +225,9 @@ def _refused(
         [
             held.select(*hidden, pl.lit(False).alias("__revived"), pl.lit(-1, pl.Int64).alias("__at")),
             stored.select(*hidden, pl.lit(True).alias("__revived"), pl.lit(-1, pl.Int64).alias("__at")),
-            fresh.select(*hidden, pl.lit(False).alias("__revived"), pl.int_range(pl.len(), dtype=pl.Int64).alias("__at")),
+            fresh.select(
+                *hidden, pl.lit(False).alias("__revived"), pl.int_range(pl.len(), dtype=pl.Int64).alias("__at")
+            ),
         ]
     )
     if frame.is_empty():

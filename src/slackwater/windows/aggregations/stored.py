@@ -1,7 +1,7 @@
 """From finished values back to accumulators, where a target's row says enough: for corrections of windows that left the state.
 
-    stored   n = 3, total = 12, mean = 4.0, first = 'a'
-    n ─▶ `n`     total ─▶ `n`, `hi`, `lo`     mean: from total and a count of its column     first: its time is not stored
+stored   n = 3, total = 12, mean = 4.0, first = 'a'
+n ─▶ `n`     total ─▶ `n`, `hi`, `lo`     mean: from total and a count of its column     first: its time is not stored
 """
 
 from __future__ import annotations
