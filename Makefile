@@ -23,8 +23,8 @@ demo: $(READY)   ## sessions and tumbling windows over a generated click stream
 demo-kafka: $(READY) ## Kafka to Postgres, with a runner that is killed on the way
 	@$(BIN)/slackwater demo-kafka
 
-test: $(READY)   ## every test
-	@$(BIN)/python -m pytest
+test: $(READY)   ## every test, two files at a time
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(READY)  ## lint, types, import contracts, fast tests
 	@$(BIN)/ruff check .

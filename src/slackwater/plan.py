@@ -13,7 +13,7 @@ from slackwater.config.connection import Connection, PostgresConnection
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
 from slackwater.config.target import Target
-from slackwater.config.window import Window
+from slackwater.config.window import Window, allowed_ms
 from slackwater.core.time import duration_text
 
 GIB = 1 << 30
@@ -153,16 +153,30 @@ def _step(window: Window) -> Stage:
     else:
         title = "merge panes"
     bound = f"at most {window.max_groups_per_window:,} groups, then {window.on_state_cap}"
-    return Stage("step", "shards", title, (f"late rows: {window.late_data}", bound))
+    return Stage("step", "shards", title, (f"late rows: {_late(window)}", bound))
+
+
+def _late(window: Window) -> str:
+    if window.late_data != "dlq":
+        return window.late_data
+    cost = "carried behind the SQL" if window.kind == "session" else "found by reading the batch a second time"
+    return f"dlq, one letter for each; their bytes are {cost}"
 
 
 def _emit(window: Window) -> Stage:
     length = "" if window.kind == "session" else f"{duration_text(window.duration_ms or 0)} "
     hop = f" every {duration_text(window.hop_ms)}" if window.hop_ms else ""
+    at_most = f", at most every {duration_text(window.emit_interval_ms)}" if window.emit_interval_ms else ""
+    when = {
+        "final": "when nothing can change them any more",
+        "updates": f"in every epoch that changes them{at_most}",
+    }.get(window.emit, "when the watermark closes them")
+    kept = f"closed windows are retained and corrected for {duration_text(allowed_ms(window))}"
     return Stage(
         "emit",
         "shards",
-        f"{window.kind} windows {length}{hop}".replace("  ", " ").rstrip() + ", when the watermark closes them",
+        f"{window.kind} windows {length}{hop}".replace("  ", " ").rstrip() + f", {when}",
+        (kept,) if window.late_data == "reopen" and window.emit != "final" else (),
     )
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
+from tests.laws import revisions
+from tests.laws.test_revisions import WAYS, ways_to_emit
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.files import FilesStore
 from slackwater.state.postgres import PostgresStore
 from slackwater.testing.kit import STEPS, Crash, Quiet, Rows, run_local
 
+REVISED_SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "36"))
 SCHEMA = {"user": "string", "amount": "bigint", "price": "decimal(10,2)", "page": "string"}
 AGGREGATIONS = (
     Aggregation(agg="count", as_="n"),
@@ -90,6 +94,14 @@ def test_the_answer_is_that_of_the_files_store(kind: str, crashes: bool, url: st
     assert got.rows
 
 
+@pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
+def test_windows_are_revised_in_postgres_as_in_files(first: int, url: str) -> None:
+    """Seeds of `tests.laws.revisions`, with their deaths and restarts, on the state tables."""
+    for seed in range(first, first + 12):
+        for cap_binds in (False, True)[: 2 if seed % 4 == 0 else 1]:
+            revisions.check(seed, cap_binds, lambda name=f"law {seed} {cap_binds}": PostgresStore(url, "public", name))
+
+
 def test_open_sessions_can_be_read_with_sql(url: str) -> None:
     first, second = [{"ts": 0, "user": "a"}], [{"ts": 10_000, "user": "a"}, {"ts": 5000, "user": None}]
     run_local(
@@ -123,3 +135,8 @@ def test_the_files_store_is_the_default_of_the_kit(tmp_path: Any) -> None:
         run_local(WINDOWS["session"], script(1, False), SCHEMA).rows
         == run_local(WINDOWS["session"], script(1, False), SCHEMA, store=lambda: FilesStore(tmp_path, "x")).rows
     )
+
+
+@pytest.mark.parametrize("kind", ["tumbling", "session"])
+def test_another_way_to_emit_takes_the_tables_over(kind: str, url: str) -> None:
+    assert ways_to_emit(kind, store=lambda: PostgresStore(url, "public", "law")) == WAYS[kind]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -450,3 +451,46 @@ def test_a_pipeline_killed_around_its_commit_counts_every_message_once(
     found = pl.concat([pl.read_parquet(p) for p in (tmp_path / "out").glob("*.parquet")])
     assert found.select("count", "sum").rows() == [(250, sum(range(250)))]
     assert left_over(rabbit, queue) == 0
+
+
+def test_late_messages_are_read_again_for_their_letters(
+    spark: Any, rabbit: Any, queue: str, publish: Any, tmp_path: Path
+) -> None:
+    import slackwater as sw
+
+    publish(range(20), headers={"kind": "clíck", "deep": {"n": [1]}})
+    number = "CAST(CAST(body AS STRING) AS INT)"
+    lake = sw.FilesConnection()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        last = sw.run_streaming_pipeline(
+            name="late",
+            source=sw.Source(
+                connection=sw.RabbitMQConnection(url=rabbit.url),
+                query=queue,
+                payload_format="raw",
+                max_messages_per_trigger=10,
+            ),
+            transform_sql=f"SELECT {number} AS n, _event_ts FROM source",
+            window=sw.Window(
+                kind="tumbling",
+                duration_ms="1m",
+                event_time_column=f"timestamp_seconds(1700000000 + IF({number} < 10, 1000, 0))",
+                max_groups_per_window=10,
+                late_data="dlq",
+                aggregations=[sw.Aggregation(agg="count", as_="count")],
+            ),
+            target=lake,
+            target_path=str(tmp_path / "out"),
+            dead_letter=sw.Target(connection=lake, path=str(tmp_path / "letters")),
+            state_store=sw.StateStore(kind="files", path=str(tmp_path / "state")),
+            available_now=True,
+            spark=spark,
+        )
+    assert last is not None
+    assert last.counters.letters == {"late": 10}
+    kept = pl.read_parquet(tmp_path / "letters" / "*.parquet")
+    assert sorted(kept["value"]) == [str(n).encode() for n in range(10, 20)]
+    assert kept["source"].unique().to_list() == [queue]
+    headers = {h["key"]: base64.b64decode(h["value"]).decode() for h in json.loads(kept["headers"][0])}
+    assert headers == {"kind": "clíck", "deep": '{"n":[1]}'}

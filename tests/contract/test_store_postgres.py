@@ -15,6 +15,7 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.state import postgres as module
+from slackwater.state import sql
 from slackwater.state.postgres import PostgresStore
 from slackwater.state.protocol import Manifest
 from slackwater.testing.kit import Rows, run_local
@@ -263,3 +264,46 @@ def test_the_checkpoint_directory_goes_with_the_process_unless_it_is_named(url: 
     named = opened(url, path=tmp_path)
     named.close()
     assert (tmp_path / "p" / "checkpoint").is_dir()
+
+
+def backend(url: str) -> int:
+    """The server process that a worker's next statement runs in."""
+    with sql.arrow_cursor(url) as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return int(cursor.fetchone()[0])
+
+
+def test_workers_use_their_connection_again(url: str) -> None:
+    assert backend(url) == backend(url)
+    with sql.arrow_cursor(url) as cursor:  # in use: another one is opened, and one of the two kept
+        cursor.execute("SELECT 1")
+        other = backend(url)
+    assert backend(url) != other
+    sql.close_kept()
+    with psycopg.connect(url) as db:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        for _ in range(50):
+            if (left := db.execute(query).fetchone()) == (0,):
+                break
+            db.execute("SELECT pg_sleep(0.1)")
+            db.rollback()
+        assert left == (0,)
+
+
+def test_a_connection_that_was_cut_or_waited_for_long_is_not_used_again(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = backend(url)
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("SELECT pg_terminate_backend(%s)", (first,))
+    second = backend(url)
+    assert second != first
+    monkeypatch.setattr(sql, "KEPT_S", 0.0)
+    assert backend(url) != second
+
+
+def test_a_statement_that_fails_leaves_no_connection_behind(url: str) -> None:
+    first = backend(url)
+    with pytest.raises(ConnectionError, match='relation "nowhere" does not exist'), sql.arrow_cursor(url) as cursor:
+        cursor.execute("SELECT * FROM nowhere")
+    assert backend(url) != first

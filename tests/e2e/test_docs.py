@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 import sys
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def block(language: str, nth: int = 0, page: str = "README.md") -> str:
-    """The nth fenced block of that language in a page."""
+    """The nth fenced block of that language on a page."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
     return [text for name, text in blocks if name == language][nth]
 
@@ -184,6 +185,28 @@ def test_clicks_per_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         runpy.run_path(str(ROOT / "examples" / "clicks_per_minute.py"), run_name="__main__")
     (row,) = output(tmp_path / "out")
     assert (row["page"], row["clicks"]) == ("/", 6)
+
+
+@pytest.mark.usefixtures("spark")
+def test_late_rows_and_dead_letters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page's config over the page's files prints what the page shows."""
+    page = "docs/late-data.md"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clicks.toml").write_text(block("toml", 0, page))
+    (tmp_path / "in").mkdir()
+    for n, lines in enumerate(block("json", 0, page).split("\n\n")):
+        path = tmp_path / "in" / f"{n}.jsonl"
+        path.write_text(lines.rstrip("\n") + "\n")
+        os.utime(path, (1_600_000_000 + n, 1_600_000_000 + n))
+    printed = []
+    for line in block("", 0, page).splitlines():
+        assert command(monkeypatch, *line.split()[1:]) == 0
+        printed.append(capsys.readouterr().out)
+    assert "2 dead letters (1 late, 1 undecodable)" in printed[0]
+    assert printed[1] == block("text", 0, page)
+    assert printed[2] == block("text", 1, page).replace("/data/", f"{tmp_path}/")
 
 
 def test_every_key_of_the_configuration_page_exists() -> None:

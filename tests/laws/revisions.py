@@ -18,7 +18,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,7 @@ from typing import Any
 from tests.laws import naive
 
 from slackwater.config.window import Aggregation, Window
+from slackwater.state.protocol import StateStore
 from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Rows, run_local
 
 MS = 1000
@@ -177,11 +178,17 @@ class Judge:
         self.model.epoch({"a": rows} if self.panes else rows)
 
 
-def check(seed: int, cap_binds: bool = False) -> LocalResult:
-    """Run a seed. Raises AssertionError where a law is broken."""
+def check(seed: int, cap_binds: bool = False, store: Callable[[], StateStore] | None = None) -> LocalResult:
+    """Run a seed, on the files store unless another is given. Raises AssertionError where a law is broken."""
     run = planned(seed, cap_binds)
     result = run_local(
-        run.window, run.script, SCHEMA, shards=run.shards, reshard_after=run.reshard_after, upserts=run.upserts
+        run.window,
+        run.script,
+        SCHEMA,
+        shards=run.shards,
+        reshard_after=run.reshard_after,
+        store=store,
+        upserts=run.upserts,
     )
     counters = result.counters
     total = sum(map(len, run.epochs))

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import threading
+import time
 from typing import Any
 
 import polars as pl
+import psycopg
 import pytest
 from tests.conftest import Runner
-from tests.spark.test_engine import SIMPLE, simple, us
+from tests.spark.test_engine import SIMPLE, events, simple, us
 from tests.spark.test_kafka import Make, minutes, topic  # noqa: F401 — a fixture
 
 import slackwater as sw
-from slackwater.engine import inspect, origin
+from slackwater.engine import faults, inspect, origin
 from slackwater.engine.letters import origin_column
-from slackwater.errors import StartError
+from slackwater.engine.spark import SparkEngine
+from slackwater.errors import EpochError, StartError
 
 pytestmark = pytest.mark.spark
 
@@ -122,7 +126,7 @@ def test_every_row_out_of_the_sql_knows_where_it_came_from(spark: Any, rows: Any
     before = inspect.check_sql(spark, made, "in", rows)
     sql = inspect.check_origin(spark, made, "in", rows)
     assert sql == (expected or given)
-    view = rows.selectExpr("*", "ts AS _event_ts").selectExpr("*", origin_column(rows.columns, "in"))
+    view = rows.selectExpr("*", "ts AS _event_ts").selectExpr("*", origin_column(dict(rows.dtypes), "in"))
     out = inspect.run_sql(spark, made, view, sql)
     assert [c for c in out.columns if c != "_origin"] == list(before)
     pairs = out.selectExpr("_event_ts", "CAST(_origin.value AS STRING) AS row").collect()
@@ -236,3 +240,180 @@ def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -
         assert letter["windows_missed"] == count
         starts = [us(t) // 10**6 - START_S for t in json.loads(letter["windows"] or "[]")]
         assert starts == ([] if first is None else [first + 20 * k for k in range(count)])
+
+
+def test_late_and_bad_records_side_by_side_in_postgres(runner: Runner, topic: Make, postgres: Any) -> None:  # noqa: F811
+    """State, results and letters in one database; a hopping row that is late for a part of its windows is used as well."""
+    stream, url = topic(1), postgres.database(f"late{time.time_ns()}")
+    given = {
+        "source": stream.source(),
+        "window": minutes(late_data="dlq", **SHAPES["hopping"]),
+        "on_error": "dlq",
+        "state_store": sw.StateStore(kind="postgres", url=url),
+        "target": sw.Target(connection=sw.PostgresConnection(url=url), table="out"),
+        "dead_letter": sw.Target(connection=sw.PostgresConnection(url=url), table="letters"),
+        "target_path": None,
+    }
+    stream.send({"user": "a", "amount": 1}, at=100)
+    runner.run(**given, flush=False)
+    stream.send(b"{broken", b"\xff", at=100)
+    stream.send({"user": "a", "amount": 2}, at=70)
+    stream.send({"user": "a", "amount": 4}, at=-30)
+    stream.send({"user": "a", "amount": 8}, at=50 * 365 * 86400)
+    runner.run(**given)
+    with psycopg.connect(url) as db:
+        found = db.execute(
+            'SELECT reason, value, "offset", late_us / 1000000, windows_missed FROM letters ORDER BY "offset"'
+        ).fetchall()
+        totals = db.execute("SELECT sum(total) FROM out WHERE total & 2 = 2").fetchone()
+    assert found == [
+        ("undecodable", b"{broken", 1, None, None),
+        ("undecodable", b"\xff", 2, None, None),
+        ("late", b'{"user": "a", "amount": 2}', 3, 30, 2),
+        ("late", b'{"user": "a", "amount": 4}', 4, 130, 3),
+        ("future", b'{"user": "a", "amount": 8}', 5, None, None),
+    ]
+    assert totals == (3,), "[60, 120) holds it with the row at 100; [20, 80) and [40, 100) were closed"
+    counters = runner.statuses[-1].counters
+    assert counters.letters == {"undecodable": 2, "future": 1, "late": 2}
+    assert (counters.rows_late, counters.rows_partly_late, counters.late_windows) == (1, 1, 5)
+
+
+@pytest.mark.parametrize("kind", ["tumbling", "session"])
+def test_rows_of_an_idle_partition_are_told_apart(runner: Runner, topic: Make, kind: str) -> None:  # noqa: F811
+    """The second partition is silent until the watermark went on without it; its old row is late, cause idle."""
+    stream, stop = topic(2), threading.Event()
+    stream.send({"user": "a", "amount": 1}, at=1)
+
+    def until(done: Any) -> None:
+        end = time.monotonic() + 120
+        while not done() and time.monotonic() < end:
+            time.sleep(0.05)
+        assert done()
+
+    def drive() -> None:
+        try:
+            until(lambda: runner.statuses and runner.statuses[-1].watermark_us)
+            stream.send({"user": "a", "amount": 1}, at=500)
+            until(lambda: runner.statuses[-1].counters.rows_in == 2)
+            stream.send({"user": "b", "amount": 1}, at=2, partition=1)
+            until(lambda: runner.statuses[-1].counters.rows_in == 3)
+        finally:
+            stop.set()
+
+    driving = threading.Thread(target=drive)
+    driving.start()
+    runner.run(
+        source=stream.source(),
+        window=minutes(source_idleness_ms="1s", late_data="dlq", **SHAPES[kind]),
+        dead_letter=sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
+        available_now=False,
+        flush=False,
+        stop=stop,
+        idle_pause_ms=100,
+    )
+    driving.join()
+    letters = letters_of(pl.read_parquet(runner.home / "letters" / "*.parquet"))
+    assert {at: (r["cause"], r["partition"]) for at, r in letters.items()} == {2: ("idle", 1)}
+    assert runner.statuses[-1].counters.late == {"idle": 1}
+
+
+@pytest.mark.parametrize("kind", ["tumbling", "session"])
+def test_rows_of_files_are_json_and_lookups_multiply_them(runner: Runner, kind: str) -> None:
+    """Two sources, the slower one named as the holder; a row that a lookup makes two of has a letter for each."""
+    pl.DataFrame({"user": ["a", "a", "b"], "team": ["red", "blue", "red"]}).write_parquet(runner.home / "users.parquet")
+    shape = {"tumbling": {"kind": "tumbling", "duration_ms": "1m", "gap_ms": None, "max_session_duration_ms": None,
+                          "max_groups_per_window": 99}, "session": {}}[kind]  # fmt: skip
+    for n, (first, second) in enumerate([(300, 290), (0, 400)]):
+        runner.write(f"{n}.jsonl", events(first, first + 1))
+        runner.write(f"{n}.jsonl", events(second, second + 1, user="b"), folder="more")
+    given = {"max_files_per_trigger": 1}
+    runner.run(
+        sources=[runner.source(SIMPLE, **given), runner.source(SIMPLE, name="more", folder="more", **given)],
+        lookups={"users": sw.Lookup(connection=sw.FilesConnection(), query=str(runner.home / "users.parquet"))},
+        transform_sql="SELECT user, i, team, _event_ts FROM source JOIN users USING (user)",
+        window=simple(group_by=["team"], late_data="dlq", **shape),
+        dead_letter=sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
+    )
+    kept = pl.read_parquet(runner.home / "letters" / "*.parquet")
+    assert [json.loads(v) for v in kept["value"]] == [{"user": "a", "i": 1, "ts": "2024-03-01T00:00:00.000000Z"}] * 2
+    assert {kept[c].unique().to_list()[0] for c in ("source", "watermark_source")} == {"events", "more"}
+    assert kept["file"].str.ends_with("/in/1.jsonl").all()
+    assert kept["late_us"].to_list() == [290_000_000] * 2
+    assert runner.statuses[-1].counters.letters == {"late": 2}
+
+
+STEPS = ["ingest.after", "commit.before", "commit.after", "write.after", "note.after", "checkpoint.before"]
+
+
+@pytest.mark.parametrize(("kind", "step"), [*(("session", s) for s in STEPS), ("tumbling", "commit.before")])
+def test_dying_at_a_named_step_loses_and_doubles_no_letter(
+    runner: Runner, kind: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.spark.test_golden import _DieOnce
+
+    for n, second in enumerate((300, 0, 310)):
+        runner.write(f"{n}.jsonl", events(second, second + 1))
+    shape = {"tumbling": {"kind": "tumbling", "duration_ms": "1m", "gap_ms": None, "max_session_duration_ms": None,
+                          "max_groups_per_window": 99}, "session": {}}[kind]  # fmt: skip
+    given = {
+        "source": runner.source(SIMPLE, max_files_per_trigger=1),
+        "window": simple(late_data="dlq", **shape),
+        "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
+    }
+    death = _DieOnce(step, 1)
+    monkeypatch.setattr(faults, "from_environment", lambda: death)
+    with pytest.raises(sw.SlackwaterError, match="test: epoch 1 was "):
+        runner.run(**given)
+    assert death.died
+    runner.run(**given)
+    kept = pl.read_parquet(runner.home / "letters" / "*.parquet")
+    assert [json.loads(v)["ts"] for v in kept["value"]] == ["2024-03-01T00:00:00.000000Z"]
+    assert runner.statuses[-1].counters.letters == {"late": 1}
+
+
+def test_input_that_changes_between_the_two_looks_stops_the_epoch(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tumbling windows read the batch again for their letters; a letter too few must not be committed."""
+    for n, second in enumerate((300, 0)):
+        runner.write(f"{n}.jsonl", events(second, second + 1))
+    shape = {
+        "kind": "tumbling",
+        "duration_ms": "1m",
+        "gap_ms": None,
+        "max_session_duration_ms": None,
+        "max_groups_per_window": 99,
+    }
+    given = {
+        "source": runner.source(SIMPLE, max_files_per_trigger=1),
+        "window": simple(late_data="dlq", **shape),
+        "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
+    }
+    monkeypatch.setattr(SparkEngine, "_stage_late", lambda *_: [])
+    with pytest.raises(EpochError, match="test: epoch 1: 1 late rows and 0 letters: the input was not the same when"):
+        runner.run(**given)
+    monkeypatch.undo()
+    runner.run(**given)
+    assert pl.read_parquet(runner.home / "letters" / "*.parquet").height == 1
+
+
+@pytest.mark.parametrize("kind", ["tumbling", "session"])
+def test_a_new_watermark_compiles_nothing(runner: Runner, kind: str) -> None:
+    """The watermark is no literal in Spark's plans: epochs after the first few run code that is there."""
+    for n in range(7):
+        runner.write(f"{n}.jsonl", events(1000 * n + 999, 1000 * n + 1000) + events(1000 * n - 1000, 1000 * n - 999))
+    shape = {"tumbling": {"kind": "tumbling", "duration_ms": "1m", "gap_ms": None, "max_session_duration_ms": None,
+                          "max_groups_per_window": 99}, "session": {}}[kind]  # fmt: skip
+    metric = runner.spark._jvm.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME()
+    compiled: list[int] = []
+    runner.run(
+        source=runner.source(SIMPLE, max_files_per_trigger=1),
+        window=simple(late_data="dlq", **shape),
+        dead_letter=sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
+        on_status=lambda status: (compiled.append(metric.getCount()), runner.statuses.append(status)),
+        flush=False,
+    )
+    assert runner.statuses[-1].counters.letters == {"late": 6}
+    assert len(compiled) == 7
+    assert compiled[2] == compiled[-1]

@@ -138,6 +138,20 @@ def test_broken_toml_is_told_by_every_command(slackwater: Command, command: str)
     assert said.err.endswith("\n1 problem\n")
 
 
+@pytest.mark.parametrize(
+    ("base", "how"), [(GOOD, "carried behind the SQL"), (TUMBLING, "found by reading the batch a second time")]
+)
+def test_explain_tells_what_letters_of_late_rows_cost(slackwater: Command, base: str, how: str) -> None:
+    late = (
+        base.replace("group_by", 'late_data = "dlq"\ngroup_by')
+        + '\n[dead_letter]\nconnection = "lake"\npath = "letters"\n'
+    )
+    said = slackwater("explain", write(late))
+    assert said.code == 0
+    assert f"late rows: dlq, one letter for each; their bytes are {how}" in said.out
+    assert 'dead letters: parquet files in "letters", one per epoch' in said.out
+
+
 def test_explain_walks_the_stages_of_the_plan(slackwater: Command) -> None:
     said = slackwater("explain", write(GOOD))
     assert (said.code, said.err) == (0, "")

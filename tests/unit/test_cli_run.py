@@ -103,7 +103,14 @@ def test_the_summary_accounts_for_every_row() -> None:
         "clicks: epoch 7, 1,000 rows in",
         "  950 used, 25 late, 15 refused, 10 bad",
         '  42 windows emitted (2 cap, 40 close), 12 open; results in "out"',
+        "  28 dead letters (25 late, 3 no event time)",
     ]
+
+
+def test_the_summary_counts_the_dead_letters() -> None:
+    assert "dead letter" not in summary(replace(STATUS, counters=replace(COUNTERS, letters={})), "clicks", '"out"')
+    status = replace(STATUS, counters=replace(COUNTERS, letters={"undecodable": 1, "late": 1025}))
+    assert summary(status, "clicks", '"out"').splitlines()[-1] == "  1,026 dead letters (1,025 late, 1 undecodable)"
 
 
 def test_the_summary_tells_what_the_sql_filtered() -> None:

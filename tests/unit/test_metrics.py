@@ -24,6 +24,7 @@ COUNTERS = Counters(
     late_windows=31,
     late={"lateness": 20, "idle": 5},
     emitted={"close": 40, "cap": 2},
+    letters={"late": 25, "no event time": 3},
 )
 STATUS = Status(
     pipeline="clicks",
@@ -72,6 +73,8 @@ def shown(*statuses: Status) -> dict[str, float]:
         ('late_rows_total{cause="lateness",pipeline="clicks",policy="drop"}', 20),
         ('late_rows_total{cause="idle",pipeline="clicks",policy="drop"}', 5),
         ('late_windows_total{pipeline="clicks"}', 31),
+        ('letters_total{pipeline="clicks",reason="late"}', 25),
+        ('letters_total{pipeline="clicks",reason="no event time"}', 3),
         ('bad_rows_total{pipeline="clicks"}', 10),
         ('refused_rows_total{pipeline="clicks"}', 15),
         ('state_groups_total{pipeline="clicks"}', 11),
@@ -121,7 +124,7 @@ def test_counters_continue_after_a_restart() -> None:
     name = 'slackwater_streaming_rows_in_total{pipeline="clicks"}'
     assert (before[name], after[name]) == (1000, 1100)
     totals = [s for s in before if s.split("{")[0].endswith("_total") and "state_groups" not in s]
-    assert len(totals) == 12
+    assert len(totals) == 14
     assert all(after[s] >= before[s] for s in totals)
 
 

@@ -87,6 +87,9 @@ def summary(status: Status | None, pipeline: str, where: str) -> str:
         ),
         f"  {c.rows_emitted:,} windows emitted ({emitted}), {status.windows_active:,} open; results in {where}",
     ]
+    if c.letters:
+        reasons = ", ".join(f"{n:,} {reason}" for reason, n in sorted(c.letters.items()))
+        lines.append(f"  {plural(sum(c.letters.values()), 'dead letter')} ({reasons})")
     if c.rows_sql and c.rows_late > c.rows_sql / 2:
         lines.append(
             f"  most rows came late: the newest event time read is {moment(max(s.max_event_us or 0 for s in status.sources))}; "

@@ -263,4 +263,11 @@ class Window(Spec):
                 yield key, f"{show(aggregation.as_)} is already the name of {other}; choose another name"
 
 
+def allowed_ms(window: Window) -> int:
+    """How long after its close a window may still be corrected."""
+    if window.late_data != "reopen":
+        return 0
+    return window.lateness_ms if window.allowed_lateness_ms is None else window.allowed_lateness_ms
+
+
 __all__ = ["AGGREGATES", "Aggregation", "Window", "duration_ms"]

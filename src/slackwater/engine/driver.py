@@ -18,13 +18,12 @@ from typing import Any, cast
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.engine import bounds, fold, outbox, recover
+from slackwater.engine import account, bounds, fold, outbox, recover
 from slackwater.engine.faults import Faults, NoFaults
-from slackwater.engine.letters import LATE
 from slackwater.engine.protocol import Engine, IngestOutcome
 from slackwater.engine.shard import EmitReport, LateLetters, ShardTask, is_due
 from slackwater.engine.status import Status
-from slackwater.errors import BadRowError, EpochError, StartError
+from slackwater.errors import StartError
 from slackwater.sources.base import Batch
 from slackwater.state.protocol import Joining, Manifest, Publish, StateStore
 from slackwater.targets.base import Target
@@ -82,7 +81,7 @@ class Driver:
             self._publish_if_needed(latest)
         self.store.prepare(self.logic)
         self.state = latest or recover.first_manifest(self.logic, shards, self.hooks.clock_us(), state_id)
-        changed = bool(self.state.emission) and self.state.emission != recover.emission(self.logic)
+        changed = recover.emission_of(self.state) != recover.emission(self.logic)
         if self.state.shards != shards or changed:
             what = "another way to emit windows" if changed else f"{shards} shards, from {self.state.shards}"
             self.hooks.on_notice("info", f"preparing the state for {what}")
@@ -157,10 +156,8 @@ class Driver:
         with timer.phase("ingest"):
             overtaken = {n: c.overtaken_partitions(self.state.watermark_us) for n, c in self._clocks.items()}
             outcome = self.engine.ingest(batch, tasks, clock, {n: p for n, p in overtaken.items() if p})
-            self._judge_bad_rows(epoch, outcome)
-            self._check_letters(epoch, outcome)
-        self._log_lost(epoch, batch)
-        self._log_late(epoch, outcome)
+            account.judge(self.pipeline, self.state, epoch, outcome)
+        account.tell(self.pipeline, self.state, epoch, batch, outcome)
         clocks, watermark = self._clocks, self.state.watermark_us
         if batch.replayed is None:
             clocks = {n: listen(c, fold.heard(outcome.sources.get(n)), quiet_us) for n, c in self._clocks.items()}
@@ -373,97 +370,6 @@ class Driver:
     def _output(self, manifest: Manifest) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The rows to write and those that are gone."""
         return outbox.split(self.logic, [self.store.output(o) for o in manifest.output], self.target.upserts)
-
-    # -- nothing vanishes without a number -----------------------------------------------------------------------
-
-    def _judge_bad_rows(self, epoch: int, outcome: IngestOutcome) -> None:
-        window = self.logic.window
-        for name, stats in outcome.sources.items():
-            before = self.state.sources[name]
-            rows, usable = before.rows + stats.rows, before.usable + stats.usable
-            if rows >= 1000 and usable == 0:
-                raise StartError(
-                    f'{self.pipeline.name}: source "{name}": none of its first {rows} rows has a usable event time; '
-                    f'check event_time_column "{window.event_time_column}" and event_time_unit'
-                )
-            if not stats.bad:
-                continue
-            what = (
-                f'{self.pipeline.name}: epoch {epoch}: source "{name}": {stats.bad} bad rows ({stats.undecodable} undecodable, '
-                f"{stats.future} more than {window.max_future_ms} ms in the future, "
-                f'{stats.bad - stats.undecodable - stats.future} without a usable event time in "{window.event_time_column}")'
-            )
-            sample = "; ".join(outcome.bad_samples.get(name, ()))
-            if self.pipeline.transform.on_error == "fail":
-                raise BadRowError(
-                    f'{what}: {sample}; correct the input, or set on_error = "drop" in [transform] to count and drop such rows, or "dlq" to keep them'
-                )
-            log.warning("%s %s: %s", what, self._fate, sample)
-        bad = sum(r.bad for r in outcome.reports)
-        if bad:
-            what = (
-                f"{self.pipeline.name}: epoch {epoch}: {bad} bad rows: gap_ms ({window.gap_ms}) is NULL, not positive or not below "
-                f"max_session_duration_ms ({window.max_session_duration_ms} ms)"
-            )
-            sample = "; ".join([fold.late_text(s) for r in outcome.reports for s in r.bad_sample][:3])
-            if self.pipeline.transform.on_error == "fail":
-                raise BadRowError(
-                    f'{what}: {sample}; correct the expression, or set on_error = "drop" in [transform] to count and drop such rows, '
-                    'or "dlq" to keep them'
-                )
-            log.warning("%s %s: %s", what, self._fate, sample)
-
-    @property
-    def _fate(self) -> str:
-        return "sent to the dead letters" if self.pipeline.transform.on_error == "dlq" else "dropped"
-
-    def _check_letters(self, epoch: int, outcome: IngestOutcome) -> None:
-        """Exactly as many letters as late rows, though for some windows they are found by reading the batch a second time."""
-        late = sum(r.late + r.partly_late for r in outcome.reports)
-        letters = sum(staged.reasons.get(LATE, 0) for staged in outcome.letters)
-        if self.pipeline.keeps_late and late != letters:
-            raise EpochError(
-                f"{self.pipeline.name}: epoch {epoch}: {late} late rows and {letters} letters: the input was not the same when it "
-                "was read again; nothing of this epoch was committed, the next start repeats it"
-            )
-
-    def _log_lost(self, epoch: int, batch: Batch) -> None:
-        for name, lost in batch.lost.items():
-            log.warning(
-                '%s: epoch %d: source "%s": %d records were gone before they were read',
-                self.pipeline.name,
-                epoch,
-                name,
-                lost,
-            )
-
-    def _log_late(self, epoch: int, outcome: IngestOutcome) -> None:
-        late, partly = sum(r.late for r in outcome.reports), sum(r.partly_late for r in outcome.reports)
-        kept = self.pipeline.keeps_late
-        if late or (partly and kept):
-            sample = [s for r in outcome.reports for s in r.late_sample][:3]
-            log.warning(
-                "%s: epoch %d: %d late rows %s (watermark %s)%s",
-                self.pipeline.name,
-                epoch,
-                late + partly if kept else late,
-                f"sent to the dead letters{f', {partly} of them late for some windows only' if partly else ''}"
-                if kept
-                else "emitted by themselves"
-                if self.logic.window.late_data == "standalone"
-                else "dropped",
-                fold.iso(self.state.watermark_us),
-                "".join(f"{'; ' if n else ': '}{fold.late_text(s)}" for n, s in enumerate(sample)),
-            )
-        refused = sum(r.refused for r in outcome.reports)
-        if refused:
-            log.warning(
-                "%s: epoch %d: %d rows of new groups refused: max_groups_per_window = %s is reached",
-                self.pipeline.name,
-                epoch,
-                refused,
-                self.logic.window.max_groups_per_window,
-            )
 
 
 def _covers(state: Manifest, batch: Batch) -> bool:

@@ -8,7 +8,7 @@ the row's columns, remembers where it came from:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import polars as pl
@@ -23,12 +23,16 @@ LATE, BAD_GAP = "late", "no gap"
 ORIGIN = "_origin"
 WINDOWS_SHOWN = 100  # starts of missed windows that a letter lists
 
+# Spark's own format of times in JSON ends at the millisecond
+_PATTERN = "\"yyyy-MM-dd'T'HH:mm:ss.SSSSSS{}\""
+_TIMES = f"map('timestampFormat', {_PATTERN.format('XXX')}, 'timestampNTZFormat', {_PATTERN.format('')})"
+
 _FIELDS = {f.name: f for f in LETTER}
 ORIGIN_FIELDS = tuple(_FIELDS[n] for n in ("source", "topic", "partition", "offset", "key", "value", "headers", "file"))
 ORIGIN_TYPE = f"struct<{','.join(f'{f.name}:{f.type}' for f in ORIGIN_FIELDS)}>"
 
 
-def letter_columns(columns: Sequence[str], pipeline: str, source: str, epoch: int) -> list[str]:
+def letter_columns(columns: Mapping[str, str], pipeline: str, source: str, epoch: int) -> list[str]:
     """Spark SQL over a source's rows with `__bad` and `_event_ts`: the columns of a bad row's letter, in order."""
     found = {
         **_place(columns, source, "nullif(input_file_name(), '')"),
@@ -40,7 +44,7 @@ def letter_columns(columns: Sequence[str], pipeline: str, source: str, epoch: in
     return [f"CAST({found.get(f.name, 'NULL')} AS {f.type}) AS {quote(f.name)}" for f in LETTER]
 
 
-def origin_column(columns: Sequence[str], source: str, file: str = "NULL") -> str:
+def origin_column(columns: Mapping[str, str], source: str, file: str = "NULL") -> str:
     """Spark SQL over a source's rows: `_origin`. `file`: what names the file that a row is from."""
     found = _place(columns, source, file)
     return f"named_struct({', '.join(f'{_text(f.name)}, CAST({found[f.name]} AS {f.type})' for f in ORIGIN_FIELDS)}) AS {ORIGIN}"
@@ -52,11 +56,11 @@ def numbered_origin(number: str) -> str:
     return f"named_struct({', '.join(held)}) AS {ORIGIN}"
 
 
-def _place(columns: Sequence[str], source: str, file: str) -> dict[str, str]:
-    """Where a row came from and what it was, as Spark SQL over the columns that its source has."""
+def _place(columns: Mapping[str, str], source: str, file: str) -> dict[str, str]:
+    """Where a row came from and what it was, as Spark SQL over the columns that its source has, with their types."""
     there = set(columns)
     plain = [c for c in columns if c not in ("__bad", "_event_ts", CORRUPT) and not _is_meta(c)]
-    row = f"to_json(struct({', '.join(map(quote, plain))}))" if plain else "NULL"
+    row = f"to_json(struct({', '.join(map(quote, plain))}), {_TIMES})" if plain else "NULL"
     text = f"coalesce({CORRUPT}, {row})" if CORRUPT in there else row
     return {
         "source": _text(source),
@@ -65,9 +69,19 @@ def _place(columns: Sequence[str], source: str, file: str) -> dict[str, str]:
         "offset": "_offset" if "_offset" in there else "NULL",
         "key": "_key" if "_key" in there else "NULL",
         "value": "_value" if "_value" in there else f"CAST({text} AS BINARY)",
-        "headers": "to_json(_headers)" if "_headers" in there else "NULL",
+        "headers": _headers(columns.get("_headers", "")),
         "file": "NULL" if "_topic" in there else file,
     }
+
+
+def _headers(kind: str) -> str:
+    """A record's headers as a JSON list; RabbitMQ has them as the text of a JSON object."""
+    if kind.startswith("array<struct<key:string,value:binary"):
+        return "to_json(_headers)"
+    if kind != "string":
+        return "NULL"
+    pairs = "map_entries(from_json(_headers, 'MAP<STRING, STRING>'))"
+    return f"to_json(transform({pairs}, h -> named_struct('key', h.key, 'value', CAST(h.value AS BINARY))))"
 
 
 def late_letters(

@@ -36,6 +36,11 @@ def emission(logic: Logic) -> dict[str, Any]:
     return {"updates": logic.updates, "retain_us": logic.retain_us}
 
 
+def emission_of(manifest: Manifest) -> dict[str, Any]:
+    """How the windows of a state were emitted."""
+    return {"updates": False, "retain_us": 0} | dict(manifest.emission)
+
+
 def check_fingerprint(logic: Logic, manifest: Manifest) -> None:
     """Raise StateError, naming what changed, if the state was written for another window."""
     new, old = fingerprint(logic), dict(manifest.fingerprint)
@@ -86,14 +91,15 @@ def reshard(logic: Logic, store: StateStore, manifest: Manifest, shards: int, cl
             for shard, metas in enumerate(manifest.segments)
         ]
     )
-    former = {"updates": False, "retain_us": 0} | dict(manifest.emission)
+    former = emission_of(manifest)
     everything = kind.forget(logic, kind.renewed(logic, everything, former["updates"]), watermark)
+    rewritten = not logic.is_session and former != emission(logic)  # sessions say themselves what was emitted of them
     owner = pl.Series(shard_of(everything["__kh"].to_numpy(), shards))
     metas, groups, windows = [], [], []
     panes: dict[int, list[int]] = {}
     for shard in range(shards):
         rows = everything.filter(owner == shard).sort("__h", maintain_order=True)
-        metas.append(store.shard(shard, shards, epoch, ()).adopt(logic, rows))
+        metas.append(store.shard(shard, shards, epoch, ()).adopt(logic, rows, rewritten))
         keys, open_ = sessions.open_groups(logic, rows, watermark) if logic.is_session else (0, 0)
         groups.append(keys)
         windows.append(open_)

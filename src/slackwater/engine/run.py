@@ -132,9 +132,7 @@ class _Run:
         try:
             latest = self.store.open()
         except LockHeldError as error:
-            raise LockHeldError(
-                f"{error}; a replay is an epoch of a runner: replay, then start it again"
-            ) from None
+            raise LockHeldError(f"{error}; a replay is an epoch of a runner: replay, then start it again") from None
         try:
             if latest is None:
                 raise StartError(

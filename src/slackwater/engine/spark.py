@@ -135,7 +135,7 @@ class SparkEngine:
         rows = timed.where("__bad IS NULL")
         if self.pipeline.carries_origin:
             plain = [c for c in rows.columns if c != _FILE]
-            bytes_of = [c for c in plain if c != CORRUPT]
+            bytes_of = {c: kind for c, kind in rows.dtypes if c not in (_FILE, CORRUPT)}
             file = _FILE if _FILE in rows.columns else "NULL"
             rows = rows.selectExpr(*map(quote, plain), origin_column(bytes_of, name, file))
         found: list[tuple[int | None, DataFrame]] = []
@@ -189,7 +189,9 @@ class SparkEngine:
 
     def _stage_bad(self, name: str, timed: DataFrame, state: ShardState) -> list[StagedLetters]:
         bad = timed.where("__bad IS NOT NULL")
-        columns = letter_columns([c for c in timed.columns if c != _FILE], self.pipeline.name, name, state.epoch)
+        columns = letter_columns(
+            {c: kind for c, kind in timed.dtypes if c != _FILE}, self.pipeline.name, name, state.epoch
+        )
         staged = _run(bad.selectExpr(*columns), [f.name for f in LETTER], _letters_task(state))
         return [StagedLetters.model_validate_json(letters) for letters in staged]
 

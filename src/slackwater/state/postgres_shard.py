@@ -64,8 +64,10 @@ class PostgresShard:
             SegmentMeta(file=token, rows=frame.height, bytes=frame.estimated_size(), **stats._asdict()),
         )
 
-    def adopt(self, logic: Logic, rows: pl.DataFrame) -> tuple[SegmentMeta, ...]:
-        """Which shard a unit belongs to follows from its hash: only the figures about the shard change."""
+    def adopt(self, logic: Logic, rows: pl.DataFrame, rewritten: bool = False) -> tuple[SegmentMeta, ...]:
+        """Which shard a unit belongs to follows from its hash: where rows are as they were, only figures change."""
+        if rewritten:
+            return self.at(()).stage(logic, rows, logic.empty_state(), 0)
         if rows.is_empty():
             return ()
         stats = family(logic).stats(logic, rows)

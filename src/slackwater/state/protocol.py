@@ -171,8 +171,8 @@ class ShardState(Protocol):
         """
         ...
 
-    def adopt(self, logic: Logic, rows: pl.DataFrame) -> tuple[SegmentMeta, ...]:
-        """Hold exactly `rows`: the state was spread over another number of shards."""
+    def adopt(self, logic: Logic, rows: pl.DataFrame, rewritten: bool = False) -> tuple[SegmentMeta, ...]:
+        """Hold exactly `rows`, sorted by `__h`: the state was spread over another number of shards, or is `rewritten`."""
         ...
 
     def stage_output(self, frame: pl.DataFrame) -> OutputMeta: ...

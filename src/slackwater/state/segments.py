@@ -146,7 +146,7 @@ class FilesShard:
             metas[-count:] = [self._write(logic, merged)] if merged.height else []
         return tuple(metas)
 
-    def adopt(self, logic: Logic, rows: pl.DataFrame) -> tuple[SegmentMeta, ...]:
+    def adopt(self, logic: Logic, rows: pl.DataFrame, rewritten: bool = False) -> tuple[SegmentMeta, ...]:
         """The segments of a shard that holds exactly `rows`."""
         return (self._write(logic, rows),) if rows.height else ()
 

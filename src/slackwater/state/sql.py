@@ -6,11 +6,13 @@ psycopg where something does (the driver's commit).
 
 from __future__ import annotations
 
+import atexit
 import datetime as dt
 import io
 import os
 import re
 import socket
+import time as clock
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -214,14 +216,64 @@ def arrow_cursor(url: str, snapshot: str | None = None) -> Iterator[Any]:
     """
     import adbc_driver_postgresql.dbapi as adbc
 
+    connection = None
     try:
-        with adbc.connect(url, autocommit=snapshot is None) as connection, connection.cursor() as cursor:
+        connection = _waiting(url) if snapshot is None else None
+        if connection is None:
+            connection = adbc.connect(url, autocommit=snapshot is None)
+        with connection.cursor() as cursor:
             if snapshot is not None:
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
             yield cursor
+        if snapshot is None:
+            connection = _keep(url, connection)
     except adbc.Error as error:
         raise ConnectionError(f"Postgres at {address(url)}: {reason(error)}") from None
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+# One ADBC connection per process and address waits for its next use: to connect takes ADBC 50 ms of CPU, and a shard
+# connects several times in an epoch. What waited for long is not trusted: a firewall may have dropped it without a word.
+KEPT_S = 20.0
+_kept: dict[tuple[int, str], tuple[float, Any]] = {}
+
+
+def _waiting(url: str) -> Any | None:
+    """The connection that waits for this address, if it is still good."""
+    import adbc_driver_postgresql.dbapi as adbc
+
+    since, connection = _kept.pop((os.getpid(), url), (0.0, None))
+    if connection is None:
+        return None
+    try:
+        if clock.monotonic() - since < KEPT_S:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT 1")
+                cursor.fetchall()
+            return connection
+    except adbc.Error:
+        pass  # the server was restarted, say: a new connection finds out
+    connection.close()
+    return None
+
+
+def _keep(url: str, connection: Any) -> Any | None:
+    """Let a connection wait; returns the one that is to be closed for it."""
+    _, former = _kept.pop((os.getpid(), url), (0.0, None))
+    _kept[os.getpid(), url] = clock.monotonic(), connection
+    return former
+
+
+@atexit.register
+def close_kept() -> None:
+    """Close the connections of this process that wait."""
+    for process, url in list(_kept):
+        _, connection = _kept.pop((process, url))
+        if process == os.getpid():
+            connection.close()
 
 
 def append(cursor: Any, schema: str, table: str, frame: pl.DataFrame) -> None:

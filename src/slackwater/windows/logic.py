@@ -37,7 +37,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from slackwater.config.window import Window
+from slackwater.config.window import Window, allowed_ms
 from slackwater.core.schema import Field
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.aggregations import Agg, Input
@@ -151,9 +151,7 @@ class Emitted:
 
 def allowed_us(window: Window) -> int:
     """How long after its close a window may still be corrected."""
-    if window.late_data != "reopen":
-        return 0
-    return 1000 * (window.lateness_ms if window.allowed_lateness_ms is None else window.allowed_lateness_ms)
+    return 1000 * allowed_ms(window)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,120 @@
+"""Nothing vanishes without a number: bad, late, lost and refused rows are judged by their policy, and told with coordinates."""
+
+from __future__ import annotations
+
+import logging
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.engine import fold
+from slackwater.engine.letters import LATE
+from slackwater.engine.protocol import IngestOutcome
+from slackwater.errors import BadRowError, EpochError, StartError
+from slackwater.sources.base import Batch
+from slackwater.state.protocol import Manifest
+
+log = logging.getLogger("slackwater")
+
+
+def judge(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestOutcome) -> None:
+    """Whether an epoch may be committed. Raises BadRowError, StartError, EpochError. `before`: the previous commit."""
+    _judge_bad_rows(pipeline, before, epoch, outcome)
+    _check_letters(pipeline, epoch, outcome)
+
+
+def tell(pipeline: Pipeline, before: Manifest, epoch: int, batch: Batch, outcome: IngestOutcome) -> None:
+    """Log what an epoch did not use."""
+    _log_lost(pipeline, epoch, batch)
+    _log_late(pipeline, before, epoch, outcome)
+
+
+def _judge_bad_rows(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestOutcome) -> None:
+    window = pipeline.transform.window
+    for name, stats in outcome.sources.items():
+        known = before.sources[name]
+        rows, usable = known.rows + stats.rows, known.usable + stats.usable
+        if rows >= 1000 and usable == 0:
+            raise StartError(
+                f'{pipeline.name}: source "{name}": none of its first {rows} rows has a usable event time; '
+                f'check event_time_column "{window.event_time_column}" and event_time_unit'
+            )
+        if not stats.bad:
+            continue
+        what = (
+            f'{pipeline.name}: epoch {epoch}: source "{name}": {stats.bad} bad rows ({stats.undecodable} undecodable, '
+            f"{stats.future} more than {window.max_future_ms} ms in the future, "
+            f'{stats.bad - stats.undecodable - stats.future} without a usable event time in "{window.event_time_column}")'
+        )
+        sample = "; ".join(outcome.bad_samples.get(name, ()))
+        if pipeline.transform.on_error == "fail":
+            raise BadRowError(
+                f'{what}: {sample}; correct the input, or set on_error = "drop" in [transform] to count and drop such rows, or "dlq" to keep them'
+            )
+        log.warning("%s %s: %s", what, _fate(pipeline), sample)
+    bad = sum(r.bad for r in outcome.reports)
+    if bad:
+        what = (
+            f"{pipeline.name}: epoch {epoch}: {bad} bad rows: gap_ms ({window.gap_ms}) is NULL, not positive or not below "
+            f"max_session_duration_ms ({window.max_session_duration_ms} ms)"
+        )
+        sample = "; ".join([fold.late_text(s) for r in outcome.reports for s in r.bad_sample][:3])
+        if pipeline.transform.on_error == "fail":
+            raise BadRowError(
+                f'{what}: {sample}; correct the expression, or set on_error = "drop" in [transform] to count and drop such rows, '
+                'or "dlq" to keep them'
+            )
+        log.warning("%s %s: %s", what, _fate(pipeline), sample)
+
+
+def _fate(pipeline: Pipeline) -> str:
+    return "sent to the dead letters" if pipeline.transform.on_error == "dlq" else "dropped"
+
+
+def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
+    """Exactly as many letters as late rows, though for some windows they are found by reading the batch a second time."""
+    late = sum(r.late + r.partly_late for r in outcome.reports)
+    letters = sum(staged.reasons.get(LATE, 0) for staged in outcome.letters)
+    if pipeline.keeps_late and late != letters:
+        raise EpochError(
+            f"{pipeline.name}: epoch {epoch}: {late} late rows and {letters} letters: the input was not the same when it "
+            "was read again; nothing of this epoch was committed, the next start repeats it"
+        )
+
+
+def _log_lost(pipeline: Pipeline, epoch: int, batch: Batch) -> None:
+    for name, lost in batch.lost.items():
+        log.warning(
+            '%s: epoch %d: source "%s": %d records were gone before they were read',
+            pipeline.name,
+            epoch,
+            name,
+            lost,
+        )
+
+
+def _log_late(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestOutcome) -> None:
+    late, partly = sum(r.late for r in outcome.reports), sum(r.partly_late for r in outcome.reports)
+    kept = pipeline.keeps_late
+    if late or (partly and kept):
+        sample = [s for r in outcome.reports for s in r.late_sample][:3]
+        log.warning(
+            "%s: epoch %d: %d late rows %s (watermark %s)%s",
+            pipeline.name,
+            epoch,
+            late + partly if kept else late,
+            f"sent to the dead letters{f', {partly} of them late for some windows only' if partly else ''}"
+            if kept
+            else "emitted by themselves"
+            if pipeline.transform.window.late_data == "standalone"
+            else "dropped",
+            fold.iso(before.watermark_us),
+            "".join(f"{'; ' if n else ': '}{fold.late_text(s)}" for n, s in enumerate(sample)),
+        )
+    refused = sum(r.refused for r in outcome.reports)
+    if refused:
+        log.warning(
+            "%s: epoch %d: %d rows of new groups refused: max_groups_per_window = %s is reached",
+            pipeline.name,
+            epoch,
+            refused,
+            pipeline.transform.window.max_groups_per_window,
+        )
