@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 

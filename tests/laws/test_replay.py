@@ -9,15 +9,22 @@ import itertools
 import os
 import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from slackwater.config.window import Aggregation, Window
+from slackwater.core.schema import Field
+from slackwater.engine import replay
+from slackwater.engine.compile import compile_window
+from slackwater.errors import StartError
 from slackwater.testing import oracle
-from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Replay, Rows, run_local
+from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Replay, Rows, pipeline_for, run_local
+from slackwater.windows import replay as windows
 
-SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "240"))
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "80"))
 MS = 1000
 GAP, DURATION = 5, 12  # milliseconds
 SCHEMA = {"u": "string", "id": "bigint", "f": "double"}
@@ -124,3 +131,168 @@ def test_after_a_replay_the_target_holds_the_batch_answer(first: int) -> None:
             check(seed)
         except BaseException as error:
             raise AssertionError(f"seed {seed}: {window(random.Random(seed))}") from error
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS // 2, 20))
+def test_where_the_cap_binds_a_row_is_in_one_session_or_stays_a_letter(first: int) -> None:
+    """gap 5, cap 11 … 24: sessions are cut; what cannot be put together is left, and nothing is in two of them."""
+    for seed in range(first, first + 20):
+        rng = random.Random(10_000 + seed)
+        cap = rng.choice([11, 16, 24])
+        spec = Window(
+            kind="session",
+            gap_ms=GAP,
+            max_session_duration_ms=cap,
+            group_by=["u"],
+            aggregations=AGGREGATIONS,
+            late_data=rng.choice(["dlq", "reopen"]),
+            lateness_ms=rng.choice([0, 4]),
+        )
+        given = [row for row in rows(rng) if row["id"]]
+        items = script(rng, given, crashes=True)
+        once = run_local(spec, [*items, Replay()], SCHEMA)
+        twice = run_local(spec, [*items, Replay(), Replay()], SCHEMA)
+        assert told(table(once)) == told(table(twice)), seed
+        left = sum(once.replays[-1].left.values())
+        assert set(once.replays[-1].left) <= {windows.CAPPED}
+        held: list[tuple[Any, int, int]] = []
+        members = 0
+        for row in table(once):
+            inside = [r for r in given if row["ids"] & r["id"]]
+            times = [r["ts"] for r in inside]
+            assert row["n"] == len(inside) == row["ids"].bit_count(), seed
+            assert min(times) == row["window_start"], seed
+            assert max(times) - min(times) < cap * MS, seed
+            assert {r["u"] for r in inside} == {row["u"]}, seed
+            members |= row["ids"]
+            held.append((str(row["u"]), min(times), max(times)))
+        held.sort()
+        assert all(a[0] != b[0] or a[2] < b[1] for a, b in itertools.pairwise(held)), f"{seed}: sessions overlap"
+        assert sum(r["n"] for r in table(once)) == members.bit_count() == len(given) - left, seed
+
+
+def of(*times: int, user: str = "a", value: float | None = 1.0) -> Rows:
+    return Rows({"a": [{"ts": t * MS, "u": user, "id": 1, "f": value} for t in times]})
+
+
+def sessions(*aggregations: Aggregation, **more: Any) -> Window:
+    given: dict[str, Any] = {"kind": "session", "gap_ms": 3, "max_session_duration_ms": 20, "group_by": ["u"]}
+    named = aggregations or (Aggregation(agg="count", as_="n"),)
+    return Window(aggregations=named, **{**given, "late_data": "dlq", **more})
+
+
+def counts(result: LocalResult) -> list[tuple[int, int, int]]:
+    return sorted((r["window_start"] // MS, r["window_end"] // MS, r["n"]) for r in table(result))
+
+
+def test_a_late_row_joins_two_stored_sessions() -> None:
+    """
+    gap 3     [0 ── 2]     [8 ── 9]            both are stored, and gone from the state
+    late                ● 5                    joins both
+    """
+    result = run_local(sessions(), [of(0, 2, 8, 9), of(100), of(5), Replay()], SCHEMA)
+    assert counts(result) == [(0, 12, 5), (100, 103, 1)]
+    assert [(g["window_start"] // MS, g["u"]) for g in result.gone] == [(8, "a")]
+    assert result.replays[0].reasons == {"late": 1, "supersede": 1}
+
+
+def test_a_stored_session_that_is_joined_to_an_open_one_is_taken_back_until_that_closes() -> None:
+    """
+    gap 3     [0 ── 2]    stored      [8, open at watermark 8
+    late                ● 5           behind the floor of the first (5), so a letter; it joins both
+    """
+    script = [of(0, 2), of(8), of(5), Replay()]
+    result = run_local(sessions(), script, SCHEMA, flush=False)
+    assert (counts(result), result.replays[0].applied) == ([], 1)
+    assert counts(run_local(sessions(), [*script, of(10)], SCHEMA)) == [(0, 13, 5)]
+
+
+def test_a_corrected_session_moves_the_floor_of_its_key() -> None:
+    """
+    gap 3     [0]   at watermark 8 the letter 4 (late, its own run) is applied: [4], floor 7
+                    a row at 6 has 6 + 3 >= 8 and would begin a session within the gap of [4]: late
+    """
+    result = run_local(sessions(), [of(0), of(8), of(4), Replay(), of(6)], SCHEMA)
+    assert counts(result) == [(0, 3, 1), (4, 7, 1), (8, 11, 1)]
+    assert len(result.letters) == 2
+    assert counts(run_local(sessions(), [of(0), of(8), of(4), Replay(), of(6), Replay()], SCHEMA)) == [
+        (0, 3, 1), (4, 11, 3),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("late", ["dlq", "reopen"])
+def test_what_reaches_the_cap_is_left(late: str) -> None:
+    """
+    gap 3, cap 8     [0 ── 3]   [5 .. 10]     joined by 4 they would span 10
+                     [30 .. 37][38 ── 40]     was cut at 38: a row at 36 belongs to one of both, but a batch would cut anew
+    """
+    spec = sessions(max_session_duration_ms=8, late_data=late)
+    script = [of(0, 3), of(7, 10), of(30, 33, 36, 37, 38, 40), of(200), of(5), of(35), of(60), Replay()]
+    result = run_local(spec, script, SCHEMA)
+    assert result.replays[0].left == {windows.CAPPED: 2}
+    assert result.replays[0].applied == 1
+    assert [c for c in counts(result) if c[0] == 60] == [(60, 63, 1)]
+
+
+@pytest.mark.parametrize("agg", ["first", "count_distinct", "avg"])
+def test_what_is_not_stored_cannot_be_put_together_and_a_new_session_can(agg: str) -> None:
+    spec = sessions(Aggregation(agg="count", as_="n"), Aggregation(agg=agg, column="f", as_="x"))
+    result = run_local(spec, [of(0), of(100), of(2), of(50), Replay(), Replay()], SCHEMA)
+    why = f'its window left the state, and what it was aggregated from is not stored for "x" ({agg})'
+    assert [r.left for r in result.replays] == [{why: 1}, {why: 1}]
+    assert [r.applied for r in result.replays] == [1, 0]
+    assert counts(result) == [(0, 3, 1), (50, 53, 1), (100, 103, 1)]
+
+
+def test_sessions_whose_rows_bring_their_gaps_are_left_where_they_are_stored() -> None:
+    spec = sessions(gap_ms="gap")
+    script = [Rows({"a": [{"ts": t * MS, "u": "a", "gap": 3} for t in times]}) for times in ([0], [100], [2], [50])]
+    result = run_local(spec, [*script, Replay()], {"u": "string", "gap": "bigint"})
+    assert counts(result) == [(0, 3, 1), (50, 53, 1), (100, 103, 1)]
+    assert list(result.replays[0].left) == [
+        "its session left the state, and of a session whose rows bring their own gaps the last event is not stored"
+    ]
+
+
+def test_a_window_that_is_kept_again_is_left(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"kind": "tumbling", "duration_ms": 10, "max_groups_per_window": 9, "group_by": ["u"]}
+    given["aggregations"] = [Aggregation(agg="count", as_="n")]
+    reopen = {"late_data": "reopen", "lateness_ms": 0}
+    before = Window(**given, **reopen, allowed_lateness_ms=0)
+    after = Window(**given, **reopen, allowed_lateness_ms=1000)
+    run_local(before, [of(1), of(50), of(2)], SCHEMA, flush=False, state_dir=str(tmp_path / "s"))
+    letters = run_local(before, [of(1), of(50), of(2)], SCHEMA, flush=False).letters
+    result = run_local(after, [Replay()], SCHEMA, flush=False, state_dir=str(tmp_path / "s"), letters=letters)
+    assert result.replays[0].left == {windows.KEPT_AGAIN: 1}
+
+
+def test_a_target_that_only_adds_rows_cannot_be_corrected() -> None:
+    with pytest.raises(
+        StartError, match=r"late rows correct windows that the target holds, and memory only ever adds rows"
+    ):
+        run_local(sessions(), [of(0), of(100), of(2), Replay()], SCHEMA, upserts=False)
+
+
+def test_a_policy_that_carries_no_origin_cannot_replay_late_rows() -> None:
+    letters = run_local(sessions(), [of(0), of(100), of(2)], SCHEMA).letters
+    with pytest.raises(StartError, match=r'late_data = "drop" does not carry where a row came from'):
+        run_local(sessions(late_data="drop"), [of(0), Replay()], SCHEMA, letters=letters)
+
+
+def copies(letters: int, rows_: int, keys: int, once: bool, window: Window) -> int:
+    logic = compile_window(pipeline_for(window, ["a"]), {n: Field(n, t) for n, t in SCHEMA.items()})
+    frame = pl.DataFrame({"__letters": [letters], "__rows": [rows_], "__keys": [keys], "__once": [once]})
+    return int(frame.select(replay._copies(logic)).item())
+
+
+def test_how_often_a_row_was_late_follows_from_its_letters() -> None:
+    """`once`: a record of a topic, which is there once; else equal rows of a file have equal letters."""
+    spec = sessions()
+    assert copies(3, 1, 1, False, spec) == 3
+    assert copies(3, 1, 1, True, spec) == 1  # a letter that was written again
+    assert copies(2, 2, 1, False, spec) == 1  # the SQL made two rows of it, of one key
+    assert copies(4, 2, 1, False, spec) == 2
+    assert copies(2, 2, 2, True, spec) == 1
+    assert copies(2, 2, 2, False, spec) == 0  # of one row, or of two equal ones each of which was late once?
+    assert copies(1, 2, 2, True, spec) == 0
+    assert copies(3, 0, 0, False, spec) == 0

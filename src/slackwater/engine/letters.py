@@ -23,10 +23,6 @@ LATE, BAD_GAP = "late", "no gap"
 ORIGIN = "_origin"
 WINDOWS_SHOWN = 100  # starts of missed windows that a letter lists
 
-# Spark's own format of times in JSON ends at the millisecond
-_PATTERN = "\"yyyy-MM-dd'T'HH:mm:ss.SSSSSS{}\""
-_TIMES = f"map('timestampFormat', {_PATTERN.format('XXX')}, 'timestampNTZFormat', {_PATTERN.format('')})"
-
 _FIELDS = {f.name: f for f in LETTER}
 ORIGIN_FIELDS = tuple(_FIELDS[n] for n in ("source", "topic", "partition", "offset", "key", "value", "headers", "file"))
 ORIGIN_TYPE = f"struct<{','.join(f'{f.name}:{f.type}' for f in ORIGIN_FIELDS)}>"
@@ -60,7 +56,7 @@ def _place(columns: Mapping[str, str], source: str, file: str) -> dict[str, str]
     """Where a row came from and what it was, as Spark SQL over the columns that its source has, with their types."""
     there = set(columns)
     plain = [c for c in columns if c not in ("__bad", "_event_ts", CORRUPT) and not _is_meta(c)]
-    row = f"to_json(struct({', '.join(map(quote, plain))}), {_TIMES})" if plain else "NULL"
+    row = f"to_json(struct({', '.join(map(quote, plain))}), {_times()})" if plain else "NULL"
     text = f"coalesce({CORRUPT}, {row})" if CORRUPT in there else row
     return {
         "source": _text(source),
@@ -72,6 +68,12 @@ def _place(columns: Mapping[str, str], source: str, file: str) -> dict[str, str]
         "headers": _headers(columns.get("_headers", "")),
         "file": "NULL" if "_topic" in there else file,
     }
+
+
+def _times() -> str:
+    """Spark SQL: the options by which JSON holds times to the microsecond; Spark's own format ends at the millisecond."""
+    pattern = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+    return f"map('timestampFormat', {_text(f'{pattern}XXX')}, 'timestampNTZFormat', {_text(pattern)})"
 
 
 def _headers(kind: str) -> str:

@@ -126,9 +126,8 @@ class _Run:
     def replay(self, choose: Callable[[pl.DataFrame], pl.DataFrame], limit: int | None, dry: bool) -> Outcome:
         from slackwater.engine import again, dlq, replay
 
-        letters = choose(dlq.newest(self.pipeline, dlq.Wanted()))
-        if letters.is_empty():
-            return replay.Outcome()
+        if self.pipeline.dead_letter is None:
+            dlq.newest(self.pipeline, dlq.Wanted())  # says so, before Spark starts
         try:
             latest = self.store.open()
         except LockHeldError as error:
@@ -136,14 +135,15 @@ class _Run:
         try:
             if latest is None:
                 raise StartError(
-                    f"{self.pipeline.name}: there are letters and no state yet; start the pipeline once, then replay"
+                    f"{self.pipeline.name}: there is no state yet, so nothing was ever late; run the pipeline first"
                 )
             self._prepare(latest)
 
             def rows(some: pl.DataFrame) -> Mapping[str, DataFrame]:
                 return again.frames(self.session, self.streams.sources, some, self.pipeline.carries_origin)
 
-            return replay.replay(self.driver, letters, rows, dry, limit)
+            letters = dlq.newest(self.pipeline, dlq.Wanted())  # with those that this start published
+            return replay.replay(self.driver, choose(letters), rows, dry, limit)
         finally:
             self._close()
 

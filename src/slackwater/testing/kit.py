@@ -183,8 +183,11 @@ def run_local(
     store: Callable[[], protocol.StateStore] | None = None,
     upserts: bool = True,
     on_error: str = "drop",
+    letters: Sequence[Mapping[str, Any]] = (),
 ) -> LocalResult:
     """Run a script to its end, and flush. `reshard_after`: restart with `reshard_to` shards after that script item.
+
+    `letters`: dead ones that are there before, as a result has them.
 
     `upserts`: whether the target replaces rows; else superseded ones are among its rows.
     `store`: makes the state store, at each start anew; else files in `state_dir`, or in a temporary directory.
@@ -206,20 +209,22 @@ def run_local(
                 store,
                 upserts,
                 on_error,
+                letters,
             )
     pipeline = pipeline_for(window, sources, lateness_ms, on_error=on_error, upserts=upserts)
     fields = {name: Field(name, spark) for name, spark in schema.items()}
     logic = compiling.compile_window(pipeline, fields)
     frame_schema = {"ts": pl.Int64(), **{f.name: f.polars for f in fields.values()}}
     target = _Target(logic.output, logic.identity, upserts)
-    letters, faults, result = _Target(LETTER, (), upserts=False), _Faults(), LocalResult()
+    aside, faults, result = _Target(LETTER, (), upserts=False), _Faults(), LocalResult()
+    aside.table = _frame(letters, {f.name: f.polars for f in LETTER})
     now = clock_us
 
     def begin(shards: int) -> Driver:
         hooks = Hooks(lambda: now, on_status=result.statuses.append, faults=faults)
         held: protocol.StateStore = store() if store else FilesStore(state_dir or "", pipeline.name)
         driver = Driver(
-            pipeline, logic, held, target, LocalEngine(logic, sources, pipeline.carries_origin), hooks, letters
+            pipeline, logic, held, target, LocalEngine(logic, sources, pipeline.carries_origin), hooks, aside
         )
         try:
             driver.start(driver.store.open(), shards, {})
@@ -233,7 +238,7 @@ def run_local(
         return {sources[0]: _frame(rows, frame_schema).with_columns(found["__letter"])}
 
     def applied() -> None:
-        result.replays.append(replay.replay(driver, letters.table, again))
+        result.replays.append(replay.replay(driver, aside.table, again))
 
     driver = begin(shards)
     batch_number, checkpoint = 0, uuid.uuid4().hex
@@ -277,7 +282,7 @@ def run_local(
                 driver.flush()
     finally:
         driver.store.close()
-    result.rows, result.gone, result.letters = target.rows, target.gone, letters.rows
+    result.rows, result.gone, result.letters = target.rows, target.gone, aside.rows
     result.counters = fold.counters(driver.state)
     result.watermark_us = driver.state.watermark_us
     return result

@@ -21,6 +21,7 @@ from slackwater.windows import panes, session_emission, sessions
 from slackwater.windows.logic import (
     DEAD,
     FLOOR,
+    LOOSE,
     ROW,
     SETTLED,
     TOLD,
@@ -159,21 +160,35 @@ def _sessions(
     past = past.filter(pl.Series(member(past["__h"].to_numpy(), distinct(found["__h"].to_numpy()))))
     past = past.join(moved, on=floor, how="anti", nulls_equal=True)
     past = pl.concat([past, idle, final.filter(gone)])
-    superseded = done.superseded
-    if not logic.revises:  # the state does not remember what the target holds of a session that is open again
-        columns = ["__kh", *logic.key_names, "__start", "__rev"]
-        again = staying.filter(pl.col("__out").list.len() > 0).drop("__start").explode("__out")
-        superseded = pl.concat([superseded, again.rename({"__out": "__start"}).select(columns)])
     after = _with_floors(
         logic, staying.select(logic.state_schema.keys()), past.select(logic.state_schema.keys()), horizon
     )
-    before = state.filter(pl.Series(member(state["__h"].to_numpy(), distinct(found["__h"].to_numpy()))))
+    after = _settled(logic, after, watermark)
+    unit = distinct(found["__h"].to_numpy())
+    before = state.filter(pl.Series(member(state["__h"].to_numpy(), unit)))
     had, has = (sessions.open_groups(logic, f, watermark) for f in (before, after))
     emptied = before.filter(~pl.Series(member(before["__h"].to_numpy(), distinct(after["__h"].to_numpy()))))
     dead = emptied.unique("__h", keep="first").with_columns(pl.lit(DEAD, pl.Int8).alias("__kind"))
     changed = pl.concat([after, dead.select(logic.state_schema.keys())]).sort("__h", maintain_order=True)
     upserts = done.rows.with_columns((pl.col("__end") + logic.allowed_us).alias("__final"))
+    superseded = pl.concat([done.superseded, _open_again(logic, staying)])
     return Repair(Emitted(upserts, changed, superseded, has[0] - had[0], has[1] - had[1]), refused)
+
+
+def _settled(logic: Logic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """Without the sessions that are gone though they are still pieces: as in any epoch, they are put together first."""
+    done = session_emission.emit(logic, state, watermark, watermark)
+    visited = pl.Series(member(state["__h"].to_numpy(), distinct(done.state["__h"].to_numpy())))
+    return pl.concat([state.filter(~visited), done.state.filter(pl.col("__kind") != DEAD)])
+
+
+def _open_again(logic: Logic, staying: pl.DataFrame) -> pl.DataFrame:
+    """What the target holds of sessions that are open now, where the state does not remember it until they close."""
+    columns = ["__kh", *logic.key_names, "__start", "__rev"]
+    if logic.revises:
+        return staying.clear().select(columns)
+    again = staying.filter(pl.col("__kind").is_in([SETTLED, LOOSE]) & (pl.col("__out").list.len() > 0))
+    return again.drop("__start").explode("__out").rename({"__out": "__start"}).select(columns)
 
 
 def _keeping(logic: Logic) -> Logic:
