@@ -123,7 +123,7 @@ class DeltaTarget:
         frame = frame.select(pl.col(n).cast(t) for n, t in fields.items())
         found = frame.join(ranges, on=keys, nulls_equal=True) if keys else frame.join(ranges, how="cross")
         within = pl.col(column).dt.timestamp("us").is_between("__low", "__high")
-        return found.filter(within).select(fields)
+        return found.filter(within).select(list(fields))
 
     def _current(self) -> DeltaTable:
         """The newest version of the table."""
