@@ -21,7 +21,7 @@ from slackwater.engine import replay
 from slackwater.engine.compile import compile_window
 from slackwater.errors import StartError
 from slackwater.testing import oracle
-from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Replay, Rows, pipeline_for, run_local
+from slackwater.testing.kit import START_US, STEPS, Crash, LocalResult, Quiet, Replay, Rows, pipeline_for, run_local
 from slackwater.windows import replay as windows
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "80"))
@@ -252,6 +252,26 @@ def test_sessions_whose_rows_bring_their_gaps_are_left_where_they_are_stored() -
     assert list(result.replays[0].left) == [
         "its session left the state, and of a session whose rows bring their own gaps the last event is not stored"
     ]
+
+
+def test_rows_without_a_usable_gap_are_left() -> None:
+    spec = sessions(gap_ms="gap")
+    rows_ = Rows({"a": [{"ts": 0, "u": "a", "gap": -1}, {"ts": 0, "u": "a", "gap": 3}]})
+    result = run_local(spec, [rows_, Replay()], {"u": "string", "gap": "bigint"}, on_error="dlq")
+    assert result.replays[0].left == {replay.NO_GAP: 1}
+    assert counts(result) == [(0, 3, 1)]
+
+
+def test_bad_rows_are_read_again_as_any_others_and_move_no_watermark() -> None:
+    """A row too far in the future by the clock of its epoch; the clock has come nearer when it is replayed."""
+    at, day = START_US // MS + 1000, 86_400_000
+    script = [of(at - day), of(at + day), Replay(), Quiet(2000), Replay()]
+    result = run_local(sessions(), script, SCHEMA, on_error="dlq", flush=False)
+    assert [r.left for r in result.replays] == [{"future again, as a new letter": 1}, {}]
+    assert [r.applied for r in result.replays] == [0, 1]
+    assert result.watermark_us == (at - day) * MS
+    assert result.counters.replayed == 2
+    assert (result.counters.rows_in, result.counters.rows_used, result.counters.rows_bad) == (4, 2, 2)
 
 
 def test_a_window_that_is_kept_again_is_left(tmp_path: Path) -> None:

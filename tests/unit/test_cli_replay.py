@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from slackwater.cli.dlq_replay import epochs, told
 from slackwater.config import toml
+from slackwater.engine import again
 from slackwater.engine.replay import Outcome
 from slackwater.engine.run import replay
 from slackwater.errors import LockHeldError, StartError
+from slackwater.sources.streams import FrameSource
 from slackwater.state.files import FilesStore
 
 CONFIG = """name = "orders"
@@ -79,6 +82,17 @@ def test_what_is_said() -> None:
         "  2 letters left: too old",
     ]
     assert list(told(Outcome(1), "orders", dry=True)) == ["orders: 1 letter would be applied"]
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [("web", 'letters of source "web" cannot be replayed yet: it reads a connector or a DataFrame, which takes no rows back'),
+     ("old", 'letters of source "old" cannot be replayed: the config has no such source, it has web; restore it, or choose')],
+)  # fmt: skip
+def test_letters_of_sources_that_take_no_rows(source: str, why: str) -> None:
+    letters = pl.DataFrame({"source": [source]})
+    with pytest.raises(StartError, match=why):
+        again.frames(None, [FrameSource("web", None)], letters, with_file=False)  # type: ignore[arg-type]
 
 
 def everything(letters: object) -> object:

@@ -39,17 +39,17 @@ def frames(
                 f'letters of source "{name[0]}" cannot be replayed: the config has no such source, it has {", ".join(known)}; '
                 "restore it, or choose others by --reason and --epoch"
             )
+        if not isinstance(source, KafkaSource | FilesSource):
+            raise StartError(
+                f'letters of source "{source.name}" cannot be replayed yet: it reads a connector or a DataFrame, which takes no '
+                "rows back; expected files or Kafka, or choose others by --reason and --epoch"
+            )
         records = session.createDataFrame(some.select(_TAKEN).to_arrow(compat_level=pl.CompatLevel.oldest()))
         if isinstance(source, KafkaSource):
             found[source.name] = source.decode(_as_records(records), [LETTER])
-        elif isinstance(source, FilesSource):
+        else:
             rows = _of_files(source, records)
             found[source.name] = rows if with_file else rows.drop(FILE)
-        else:
-            raise StartError(
-                f'letters of source "{source.name}" cannot be replayed yet: it reads a connector or a DataFrame, which takes no '
-                "rows back; expected files or Kafka"
-            )
     return found
 
 

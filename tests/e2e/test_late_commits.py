@@ -71,7 +71,7 @@ def oracle(file: Path) -> set[tuple[str, int, int, int, int]]:
 
 POLICIES = {
     "reopen": ('lateness_ms = "1d"\nlate_data = "reopen"\nallowed_lateness_ms = "30d"', 20),
-    "dlq": ('late_data = "dlq"', 800),
+    "dlq": ('late_data = "dlq"', 100),
 }
 
 
