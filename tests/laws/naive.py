@@ -136,9 +136,9 @@ class JudgingOracle:
     spec: Spec
     lateness_us: Mapping[str, int]
     idleness_us: int = 60_000_000
-    allowed_us: int = 0  # windows that closed can be corrected for so long
     idle_close_us: int | None = None
     checkpoint_us: int = 60_000_000
+    allowed_us: int = 0  # windows that closed can be corrected for so long
     watermark: int | None = None
     newest: dict[str, int] = field(default_factory=dict)
     quiet_us: dict[str, int] = field(default_factory=dict)

@@ -55,13 +55,14 @@ def agg(kind: str, column: str | None = None, **more: Any) -> Aggregation:
     return Aggregation(agg=kind, column=column, as_=f"{kind}_{column}_{more.get('by') or more.get('quantile')}", **more)
 
 
+# types of every kind are in tests/spark and tests/contract; here are those whose order or arithmetic is special
 ALL = [
     agg("count"),
-    *(agg(kind, column) for kind in ("var", "stddev") for column in ("f", "w", "m")),
-    *(agg("approx_quantile", column, quantile=q) for column in ("f", "w", "m") for q in (0, 0.3, 0.5, 1)),
-    *(agg("top_k", column, **COUNTED) for column in ("f", "w", "m", "s", "t")),
-    *(agg(kind, column, **BOUNDED) for kind in ("collect_set", "collect_list") for column in ("f", "w", "m", "s", "t")),
-    *(agg(kind, v, by=by) for kind in ("min_by", "max_by") for v, by in (("f", "w"), ("w", "f"), ("s", "m"), ("t", "s"))),
+    *(agg(kind, column) for kind, column in (("var", "f"), ("var", "w"), ("stddev", "m"))),
+    *(agg("approx_quantile", column, quantile=q) for column, q in (("f", 0.3), ("f", 1), ("w", 0.5), ("m", 0))),
+    *(agg("top_k", column, **COUNTED) for column in ("f", "s")),
+    *(agg(kind, column, **BOUNDED) for kind in ("collect_set", "collect_list") for column in ("f", "t")),
+    *(agg(kind, v, by=by) for kind in ("min_by", "max_by") for v, by in (("f", "w"), ("w", "f"), ("t", "s"))),
     Aggregation(agg=Spread, columns={"left": "f", "right": "w"}, as_="spread"),
 ]  # fmt: skip
 
@@ -118,10 +119,10 @@ def answer(found: list[Any]) -> list[Any]:
 @given(data=st.data())
 def test_ordered_input_gives_the_batch_answer_however_it_is_cut_and_sharded(kind: str, data: st.DataObject) -> None:
     given_ = data.draw(rows())
-    expected = answer(oracle_answer(kind, given_))
-    for shards in (1, 3):
-        result = run_local(window(kind), script(data.draw(splits(given_))), SCHEMA, shards=shards)
-        assert answer(result.rows) == expected
+    result = run_local(
+        window(kind), script(data.draw(splits(given_))), SCHEMA, shards=data.draw(st.sampled_from([1, 3]))
+    )
+    assert answer(result.rows) == answer(oracle_answer(kind, given_))
 
 
 @KINDS

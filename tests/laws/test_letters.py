@@ -126,7 +126,7 @@ def test_panes_one_letter_per_row_with_the_windows_it_missed(kind: str, data: st
                 ]
                 if starts:
                     missed[row["id"]] = starts
-                if model.quiet_us.get(source, 0) >= IDLE * MS:
+                if source in model.lost:  # the watermark went on without it
                     idle.add(row["id"])
         model.epoch(item.rows)
     at, step = data.draw(st.integers(0, len(script))), data.draw(st.sampled_from(STEPS))
