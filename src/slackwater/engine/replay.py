@@ -63,10 +63,19 @@ def pending(driver: Driver, letters: pl.DataFrame) -> tuple[pl.DataFrame, int]:
             done[epoch, number] += count
     letters = letters.with_columns(key_hash(letters, _ID).alias("__id"))
     letters = letters.sort("epoch", "event_time", "__id", nulls_last=False, maintain_order=True)
-    # equal letters stand for as many equal rows
-    nth = letters.select(pl.int_range(pl.len()).over("epoch", "__id")).to_series().to_list()
-    known = [n < done[key] for n, key in zip(nth, letters.select("epoch", "__id").iter_rows(), strict=True)]
-    return letters.filter(~pl.Series(known, dtype=pl.Boolean)), sum(known)
+    # equal letters of a file stand for as many equal rows; those of a topic's record were applied together
+    nth = pl.when(pl.col("offset").is_null()).then(pl.int_range(pl.len()).over("epoch", "__id")).otherwise(0)
+    places = letters.select(nth, "epoch", "__id").iter_rows()
+    known = pl.Series([n < done[epoch, number] for n, epoch, number in places], dtype=pl.Boolean)
+    return letters.filter(~known), int(known.sum())
+
+
+def _first(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
+    """About so many of the pending letters, the oldest; equal ones stay together."""
+    if limit is None:
+        return letters
+    same = ["epoch", "__id"]
+    return letters.join(letters.head(limit).select(same).unique(), on=same, how="semi", maintain_order="left")
 
 
 def _record(driver: Driver, letters: pl.DataFrame) -> str:
@@ -92,7 +101,7 @@ def bad_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool)
         driver.run_batch(Batch(None, {}, rows, replayed=(_record(driver, letters), letters.height)), 0)
         again = Counter(driver.state.counters.get("letters", {})) - before
         found.left.update({f"{why} again, as a new letter": n for why, n in again.items()})
-        found.applied -= sum(again.values())
+        found.applied = max(found.applied - sum(again.values()), 0)  # one row may have become several letters
     return found
 
 
@@ -201,7 +210,7 @@ def replay(
 ) -> Outcome:
     """Apply letters that were not applied before, the oldest first, at most `limit`; `dry`: only find out."""
     todo, before = pending(driver, letters)
-    todo = todo if limit is None else todo.head(limit)
+    todo = _first(todo, limit)
     is_late, no_gap = pl.col("reason") == LATE, pl.col("reason") == BAD_GAP
     bad = bad_rows(driver, todo.filter(~is_late & ~no_gap), payload, dry)
     late = late_rows(driver, todo.filter(is_late), payload, dry)
