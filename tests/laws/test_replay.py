@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from slackwater.core.schema import Field
 from slackwater.engine import replay
 from slackwater.engine.compile import compile_window
 from slackwater.errors import StartError
+from slackwater.state.protocol import StateStore
 from slackwater.testing import oracle
-from slackwater.testing.kit import START_US, STEPS, Crash, LocalResult, Quiet, Replay, Rows, pipeline_for, run_local
+from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Replay, Rows, pipeline_for, run_local
 from slackwater.windows import replay as windows
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "80"))
@@ -80,7 +81,7 @@ def script(rng: random.Random, given: Sequence[Row], crashes: bool) -> list[Item
     for a, b in itertools.pairwise([0, *edges, len(given)]):
         if b > a:
             items.append(Rows({"a": given[a:b]}))
-        for item, chance in ((Quiet(500), 0.1), (Replay(), 0.2)):
+        for item, chance in ((Quiet(500), 0.1), (Replay(rng.choice([None, 1, 3])), 0.2)):
             if rng.random() < chance:
                 if crashes and rng.random() < 0.5:
                     items.append(Crash(rng.choice(STEPS)))
@@ -107,7 +108,7 @@ def table(result: LocalResult, upto: int | None = None) -> list[Row]:
     return list(found.values())
 
 
-def check(seed: int) -> LocalResult:
+def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResult:
     rng = random.Random(seed)
     spec = window(rng)
     given = rows(rng)
@@ -115,12 +116,14 @@ def check(seed: int) -> LocalResult:
     items = [*script(rng, given, crashes=True), Quiet(1), Rows({"a": [{"ts": 10**9, "u": "end", "id": 0, "f": None}]})]
     if rng.random() < 0.5:
         items.append(Crash(rng.choice(STEPS)))
-    result = run_local(spec, [*items, Replay(), Replay()], SCHEMA, shards=shards)
+    result = run_local(spec, [*items, Replay(), Replay()], SCHEMA, shards=shards, store=store)
     everything = [*given, {"ts": 10**9, "u": "end", "id": 0, "f": None}]
     assert told(table(result)) == told(oracle.batch(spec, everything))
     last = result.replays[-1]
     assert (last.applied, dict(last.left), last.before) == (0, {}, len(result.letters))
     assert result.counters.replayed == len(result.letters)
+    if spec.kind == "session" and not spec.allowed_lateness_ms and spec.lateness_ms == 0:
+        assert (result.statuses[-1].windows_active, result.statuses[-1].groups) == (0, 0)
     return result
 
 
@@ -263,15 +266,17 @@ def test_rows_without_a_usable_gap_are_left() -> None:
 
 
 def test_bad_rows_are_read_again_as_any_others_and_move_no_watermark() -> None:
-    """A row too far in the future by the clock of its epoch; the clock has come nearer when it is replayed."""
-    at, day = START_US // MS + 1000, 86_400_000
-    script = [of(at - day), of(at + day), Replay(), Quiet(2000), Replay()]
-    result = run_local(sessions(), script, SCHEMA, on_error="dlq", flush=False)
-    assert [r.left for r in result.replays] == [{"future again, as a new letter": 1}, {}]
-    assert [r.applied for r in result.replays] == [0, 1]
-    assert result.watermark_us == (at - day) * MS
-    assert result.counters.replayed == 2
-    assert (result.counters.rows_in, result.counters.rows_used, result.counters.rows_bad) == (4, 2, 2)
+    """A row that was too far in the future by the clock of its epoch, and is not any more."""
+    (letter,) = run_local(sessions(), [of(0), of(100), of(50)], SCHEMA, flush=False).letters
+    value = b'{"ts": 900000, "u": "b", "id": 1, "f": 1.0}'
+    letter |= {"reason": "future", "event_time": 900 * MS, "value": value}
+    script = [of(0), of(100), Replay()]
+    result = run_local(sessions(), script, SCHEMA, letters=[letter], flush=False)
+    assert (result.replays[0].applied, result.watermark_us, counts(result)) == (1, 100 * MS, [(0, 3, 1)])
+    assert (result.counters.replayed, result.counters.rows_in, result.counters.rows_used) == (1, 3, 3)
+    result = run_local(sessions(), [*script, Replay()], SCHEMA, letters=[letter])
+    assert counts(result) == [(0, 3, 1), (100, 103, 1), (900, 903, 1)]
+    assert (result.replays[1].applied, result.replays[1].before) == (0, 1)
 
 
 def test_a_window_that_is_kept_again_is_left(tmp_path: Path) -> None:
@@ -316,3 +321,22 @@ def test_how_often_a_row_was_late_follows_from_its_letters() -> None:
     assert copies(2, 2, 2, False, spec) == 0  # of one row, or of two equal ones each of which was late once?
     assert copies(1, 2, 2, True, spec) == 0
     assert copies(3, 0, 0, False, spec) == 0
+
+
+def test_a_letter_of_a_topic_that_was_written_twice_is_applied_once(tmp_path: Path) -> None:
+    """A target of letters that is at least once may hold one twice; the second may even come after the replay."""
+    given: dict[str, Any] = {"flush": False, "state_dir": str(tmp_path)}
+    (letter,) = run_local(sessions(), [of(0), of(100), of(50)], SCHEMA, **given).letters
+    letter |= {"topic": "t", "partition": 0, "offset": 7}
+    first = run_local(sessions(), [Replay()], SCHEMA, letters=[letter] * 2, **given)
+    assert (first.replays[0].applied, counts(first)) == (2, [(50, 53, 1)])
+    second = run_local(sessions(), [Replay()], SCHEMA, letters=[letter] * 3, **given)
+    assert (second.replays[0].applied, second.replays[0].before, counts(second)) == (0, 3, [])
+
+
+def test_a_limit_takes_the_oldest_letters_and_does_not_part_equal_ones() -> None:
+    script = [of(0), of(100), of(50, 50, 60, 70)]
+    result = run_local(sessions(), [*script, Replay(1)], SCHEMA)
+    assert (result.replays[0].applied, counts(result)) == (2, [(0, 3, 1), (50, 53, 2), (100, 103, 1)])
+    result = run_local(sessions(), [*script, Replay(1), Replay(1), Replay()], SCHEMA)
+    assert [r.applied for r in result.replays] == [2, 1, 1]

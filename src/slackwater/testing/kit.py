@@ -62,7 +62,9 @@ class Quiet:
 
 @dataclass(frozen=True)
 class Replay:
-    """Apply the dead letters there are by now."""
+    """Apply the dead letters there are by now, at most `limit` of them."""
+
+    limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -237,8 +239,8 @@ def run_local(
         rows = [json.loads(value) for value in found["value"]]
         return {sources[0]: _frame(rows, frame_schema).with_columns(found["__letter"])}
 
-    def applied() -> None:
-        result.replays.append(replay.replay(driver, aside.table, again))
+    def applied(item: Replay) -> None:
+        result.replays.append(replay.replay(driver, aside.table, again, limit=item.limit))
 
     driver = begin(shards)
     batch_number, checkpoint = 0, uuid.uuid4().hex
@@ -251,7 +253,7 @@ def run_local(
                 continue
             try:
                 if isinstance(item, Replay):
-                    applied()
+                    applied(item)
                 elif isinstance(item, Quiet):
                     now += item.ms * 1000
                     driver.tick(item.ms * 1000)
@@ -268,7 +270,7 @@ def run_local(
                 if isinstance(item, Rows):
                     driver.run_batch(batch, 0)
                 elif isinstance(item, Replay):
-                    applied()
+                    applied(item)
             if index == reshard_after:
                 driver.store.close()
                 shards = reshard_to
