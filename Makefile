@@ -31,6 +31,7 @@ check: $(READY)  ## lint, types, import contracts, fast tests
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@found=$$($(BIN)/python -m pytest -qq --collect-only) || { echo "$$found"; exit 1; }
 	@$(BIN)/python -m pytest -q tests/unit
 
 bench: $(READY)  ## Slackwater beside Spark's own stateful operators

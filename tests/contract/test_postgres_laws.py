@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.laws import revisions
+from tests.laws import revisions, test_replay
 from tests.laws.test_revisions import WAYS, ways_to_emit
 
 from slackwater.config.window import Aggregation, Window
@@ -157,3 +157,9 @@ def test_the_files_store_is_the_default_of_the_kit(tmp_path: Any) -> None:
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
 def test_another_way_to_emit_takes_the_tables_over(kind: str, url: str) -> None:
     assert ways_to_emit(kind, store=lambda: PostgresStore(url, "public", "law")) == WAYS[kind]
+
+
+def test_letters_applied_once_more(url: str) -> None:
+    """Seeded runs with deaths: sessions that come back from the target and leave again, in tables."""
+    for seed in range(REVISED_SEEDS):
+        test_replay.check(seed, lambda name=f"replay {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]

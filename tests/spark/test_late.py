@@ -335,7 +335,7 @@ def test_rows_of_files_are_json_and_lookups_multiply_them(runner: Runner, kind: 
         dead_letter=sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
     )
     kept = pl.read_parquet(runner.home / "letters" / "*.parquet")
-    assert [json.loads(v) for v in kept["value"]] == [{"user": "a", "i": 1, "ts": "2024-03-01T00:00:00.000Z"}] * 2
+    assert [json.loads(v) for v in kept["value"]] == [{"user": "a", "i": 1, "ts": "2024-03-01T00:00:00.000000Z"}] * 2
     assert {kept[c].unique().to_list()[0] for c in ("source", "watermark_source")} == {"events", "more"}
     assert kept["file"].str.ends_with("/in/1.jsonl").all()
     assert kept["late_us"].to_list() == [290_000_000] * 2
@@ -367,7 +367,7 @@ def test_dying_at_a_named_step_loses_and_doubles_no_letter(
     assert death.died
     runner.run(**given)
     kept = pl.read_parquet(runner.home / "letters" / "*.parquet")
-    assert [json.loads(v)["ts"] for v in kept["value"]] == ["2024-03-01T00:00:00.000Z"]
+    assert [json.loads(v)["ts"] for v in kept["value"]] == ["2024-03-01T00:00:00.000000Z"]
     assert runner.statuses[-1].counters.letters == {"late": 1}
 
 

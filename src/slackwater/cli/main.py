@@ -84,7 +84,7 @@ def run(
     run_file(file, available_now, flush, metrics_port, metrics_host, status_every)
 
 
-letters = typer.Typer(help="Look into the dead letters of a config.", no_args_is_help=True)
+letters = typer.Typer(help="Look into the dead letters of a config, and apply them.", no_args_is_help=True)
 app.add_typer(letters, name="dlq")
 
 
@@ -107,6 +107,24 @@ def dlq_show(
     from slackwater.cli.dlq import show_file
 
     show_file(file, limit, reason, source)
+
+
+@letters.command("replay")
+def dlq_replay(
+    file: File,
+    reason: Annotated[str | None, typer.Option(help="Only letters of this reason, as in late.")] = None,
+    epoch: Annotated[
+        str | None, typer.Option(metavar="A..B", help="Only letters of these epochs; A.. or ..B or one alone.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="At most so many, the oldest first.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would happen.")] = False,
+) -> None:
+    """Apply dead letters: late rows correct the windows they missed, bad rows are read again. Each one at most once."""
+    from slackwater.cli.dlq_replay import replay_file
+
+    replay_file(file, reason, epoch, limit, dry_run)
 
 
 @app.command()

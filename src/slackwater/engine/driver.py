@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.engine import account, bounds, fold, outbox, recover
 from slackwater.engine.faults import Faults, NoFaults
 from slackwater.engine.protocol import Engine, IngestOutcome
-from slackwater.engine.shard import LateLetters, ShardTask, is_due
+from slackwater.engine.shard import EmitReport, LateLetters, ShardTask, is_due
 from slackwater.engine.status import Status
 from slackwater.errors import StartError
 from slackwater.sources.base import Batch
@@ -158,11 +158,13 @@ class Driver:
             outcome = self.engine.ingest(batch, tasks, clock, {n: p for n, p in overtaken.items() if p})
             account.judge(self.pipeline, self.state, epoch, outcome)
         account.tell(self.pipeline, self.state, epoch, batch, outcome)
-        clocks = {
-            name: listen(self._clocks[name], fold.heard(outcome.sources.get(name)), quiet_us) for name in self._clocks
-        }
-        watermark = self._silent(global_watermark(self.state.watermark_us, list(clocks.values())), clocks)
+        clocks, watermark = self._clocks, self.state.watermark_us
+        if batch.replayed is None:
+            clocks = {n: listen(c, fold.heard(outcome.sources.get(n)), quiet_us) for n, c in self._clocks.items()}
+            watermark = self._silent(global_watermark(watermark, list(clocks.values())), clocks)
         ingested = fold.ingested(self.state, epoch, batch, outcome, clocks, watermark)
+        if batch.replayed is not None:
+            ingested = fold.with_replayed(ingested, *batch.replayed)
         bounds.check(self.logic, self.engine, self.state, ingested, tasks)
         self._finish(ingested, outcome, timer, began, clock)
 
@@ -235,7 +237,34 @@ class Driver:
         with timer.phase("emit"):
             due = self._due_tasks(ingested, since, flush, telling)
             reports = self.engine.emit(due) if due else ()
-        manifest = fold.emitted(ingested, reports, self.logic, clock, telling)
+        self._conclude(
+            fold.emitted(ingested, reports, self.logic, clock, telling), outcome, reports, timer, began, clock
+        )
+
+    def correct(
+        self, corrections: Callable[[Sequence[ShardTask]], Sequence[EmitReport]], record: str, count: int
+    ) -> None:
+        """An epoch without rows of the sources: windows are corrected by dead letters (see `engine.replay`).
+
+        `record` names the list of the `count` letters, which are part of the commit.
+        """
+        began, clock = time.monotonic(), self.hooks.clock_us()
+        timer = _Timer(self.hooks.faults, self.state.epoch + 1)
+        with timer.phase("emit"):
+            reports = corrections(self._tasks(self.state.epoch + 1))
+        before = fold.with_replayed(fold.corrected(self.state, self.logic.updates), record, count)
+        self._conclude(fold.emitted(before, reports, self.logic, clock), None, reports, timer, began, clock)
+
+    def _conclude(
+        self,
+        manifest: Manifest,
+        outcome: IngestOutcome | None,
+        reports: Sequence[EmitReport],
+        timer: _Timer,
+        began: float,
+        clock: int,
+    ) -> None:
+        """Commit, publish, tell."""
         if manifest.staged:
             manifest = manifest.model_copy(update={"destination": self._destination()})
         with timer.phase("commit"):

@@ -99,6 +99,18 @@ def ingested(
     )
 
 
+def with_replayed(manifest: Manifest, record: str, count: int) -> Manifest:
+    """A commit in which dead letters were applied; `record` names the list of them."""
+    counters = {**manifest.counters, "replayed": manifest.counters.get("replayed", 0) + count}
+    return manifest.model_copy(update={"replayed": (*manifest.replayed, record), "counters": counters})
+
+
+def corrected(before: Manifest, updates: bool) -> Manifest:
+    """The next commit, before windows are corrected in it; sources and watermark stay."""
+    nothing = {"output": (), "letters": (), "emitted": 0}
+    return before.model_copy(update={"epoch": before.epoch + 1, "waiting": updates, **nothing})
+
+
 def _source(
     before: SourceRecord, clock: SourceClock, stats: SourceStats | None, offsets: Mapping[str, object] | None
 ) -> SourceRecord:

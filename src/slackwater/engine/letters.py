@@ -46,11 +46,17 @@ def origin_column(columns: Mapping[str, str], source: str, file: str = "NULL") -
     return f"named_struct({', '.join(f'{_text(f.name)}, CAST({found[f.name]} AS {f.type})' for f in ORIGIN_FIELDS)}) AS {ORIGIN}"
 
 
+def numbered_origin(number: str) -> str:
+    """Spark SQL: an `_origin` of its type that holds nothing but a number, a column, in the place of an offset."""
+    held = (f"{_text(f.name)}, CAST({number if f.name == 'offset' else 'NULL'} AS {f.type})" for f in ORIGIN_FIELDS)
+    return f"named_struct({', '.join(held)}) AS {ORIGIN}"
+
+
 def _place(columns: Mapping[str, str], source: str, file: str) -> dict[str, str]:
     """Where a row came from and what it was, as Spark SQL over the columns that its source has, with their types."""
     there = set(columns)
     plain = [c for c in columns if c not in ("__bad", "_event_ts", CORRUPT) and not _is_meta(c)]
-    row = f"to_json(struct({', '.join(map(quote, plain))}))" if plain else "NULL"
+    row = f"to_json(struct({', '.join(map(quote, plain))}), {_times()})" if plain else "NULL"
     text = f"coalesce({CORRUPT}, {row})" if CORRUPT in there else row
     return {
         "source": _text(source),
@@ -62,6 +68,12 @@ def _place(columns: Mapping[str, str], source: str, file: str) -> dict[str, str]
         "headers": _headers(columns.get("_headers", "")),
         "file": "NULL" if "_topic" in there else file,
     }
+
+
+def _times() -> str:
+    """Spark SQL: the options by which JSON holds times to the microsecond; Spark's own format ends at the millisecond."""
+    pattern = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+    return f"map('timestampFormat', {_text(f'{pattern}XXX')}, 'timestampNTZFormat', {_text(pattern)})"
 
 
 def _headers(kind: str) -> str:

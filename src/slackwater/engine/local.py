@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -81,6 +82,15 @@ class LocalEngine:
         staged = [shard.stage_late(tasks[0], shard.with_idle(tasks[0], late))] if late.height else []
         return IngestOutcome(reports, stats, staged=staged)
 
+    def again(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+        latest = clock_us + self.logic.window.max_future_ms * 1000
+        found = []
+        for frame in payload.values():
+            rows = frame.filter(pl.col("ts").is_not_null() & (pl.col("ts") <= latest))
+            lifted = self.logic.lift_rows(_inputs(self.logic, rows)).with_columns(rows["__letter"])
+            found.append(lifted.drop_nulls("__end") if self.logic.dynamic else lifted)
+        return pl.concat(found)
+
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
         return [shard.emit(t) for t in tasks]
 
@@ -95,6 +105,23 @@ def _heard(rows: pl.DataFrame, usable: pl.DataFrame, partition: str) -> Heard:
 
 def prepare(logic: Logic, rows: pl.DataFrame, source: Int64s | None) -> pl.DataFrame:
     """Rows as `engine.shard.ingest` takes them: what `engine.prepare` does in Spark SQL."""
+    frame = _inputs(logic, rows)
+    if source is not None:
+        frame = frame.with_columns(pl.Series("__src", source, dtype=pl.Int32))
+    if not logic.is_session and not logic.lifts_in_sql:
+        return panes.lift(logic, frame)
+    lifted = logic.lift_rows(frame)
+    if logic.is_session:
+        return lifted
+    return lifted.with_columns(
+        pl.Series("__start", pane_start(logic, lifted["__ts"].to_numpy())),
+        pl.lit(1, pl.Int64).alias("__n"),
+        pl.col("__ts").alias("__first"),
+    ).drop("__ts")
+
+
+def _inputs(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
+    """The columns that a shard wants of each row: `__kh`, `__ts`, keys, inputs, and `__end` where rows bring their gaps."""
     fields = {i.source.name: i.source for i in logic.inputs} | {k.name: k for k in logic.keys}
     rows = normalised(rows, list(fields.values()))
     columns = [key_hash(rows, logic.keys), rows["ts"].alias("__ts"), *(rows[k.name] for k in logic.keys)]
@@ -106,19 +133,7 @@ def prepare(logic: Logic, rows: pl.DataFrame, source: Int64s | None) -> pl.DataF
             .set(~(gap.is_between(0, logic.cap_us, closed="none")).fill_null(False), None)
             .alias("__end")
         )
-    if source is not None:
-        columns.append(pl.Series("__src", source, dtype=pl.Int32))
-    frame = pl.DataFrame({c.name: c for c in columns})
-    if not logic.is_session and not logic.lifts_in_sql:
-        return panes.lift(logic, frame)
-    lifted = logic.lift_rows(frame)
-    if logic.is_session:
-        return lifted
-    return lifted.with_columns(
-        pl.Series("__start", pane_start(logic, lifted["__ts"].to_numpy())),
-        pl.lit(1, pl.Int64).alias("__n"),
-        pl.col("__ts").alias("__first"),
-    ).drop("__ts")
+    return pl.DataFrame({c.name: c for c in columns})
 
 
 def _origins(source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:

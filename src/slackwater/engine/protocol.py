@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
+
+import polars as pl
 
 from slackwater.engine.shard import EmitReport, IngestReport, ShardTask, StagedLetters
 from slackwater.sources.base import Batch
@@ -45,6 +47,13 @@ class Engine(Protocol):
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
     ) -> IngestOutcome:
         """Fold a batch's rows into the shards. `idle`: per source the partitions that are counted idle."""
+        ...
+
+    def again(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+        """Rows of dead letters once more through event time and SQL; they come with `__letter`, a number.
+
+        Gives `__letter`, `__kh`, `__ts`, keys and accumulators per row that comes out; bad rows do not.
+        """
         ...
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]: ...

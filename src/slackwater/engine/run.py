@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from slackwater import plan
@@ -16,7 +16,7 @@ from slackwater.engine.driver import Driver, Hooks
 from slackwater.engine.parts import bind, carrying, ends, letters_of, source_of, spark_settings, store_of, target_of
 from slackwater.engine.spark import SparkEngine
 from slackwater.engine.status import Status
-from slackwater.errors import EpochError, SlackwaterError
+from slackwater.errors import EpochError, LockHeldError, SlackwaterError, StartError
 from slackwater.sources import files
 from slackwater.sources.base import Batch, reason
 from slackwater.sources.kafka import KafkaSource
@@ -26,8 +26,11 @@ from slackwater.state.protocol import Manifest
 from slackwater.targets.base import Target
 
 if TYPE_CHECKING:
+    import polars as pl
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from slackwater.engine.replay import Outcome
 
 log = logging.getLogger("slackwater")
 
@@ -53,6 +56,22 @@ def run(
     return _Run(pipeline, available_now, spark, on_status, on_notice or _log_notice, stop or threading.Event()).go(
         flush
     )
+
+
+def replay(
+    pipeline: Pipeline,
+    choose: Callable[[pl.DataFrame], pl.DataFrame],
+    *,
+    limit: int | None = None,
+    dry: bool = False,
+    spark: SparkSession | None = None,
+    on_notice: Callable[[str, str], None] | None = None,
+) -> Outcome:
+    """Apply dead letters once more, as epochs of their own; needs the lock of a runner. `choose` filters the letters.
+
+    Raises SlackwaterError; what was committed stays, and is not applied again.
+    """
+    return _Run(pipeline, True, spark, None, on_notice or _log_notice, threading.Event()).replay(choose, limit, dry)
 
 
 def _log_notice(level: str, line: str) -> None:
@@ -102,9 +121,36 @@ class _Run:
                 self.driver.flush()
             return self.last
         finally:
-            for part in (self.target, self.letters, self.store):
-                if part is not None:
-                    part.close()
+            self._close()
+
+    def replay(self, choose: Callable[[pl.DataFrame], pl.DataFrame], limit: int | None, dry: bool) -> Outcome:
+        from slackwater.engine import again, dlq, replay
+
+        if self.pipeline.dead_letter is None:
+            dlq.newest(self.pipeline, dlq.Wanted())  # says so, before Spark starts
+        try:
+            latest = self.store.open()
+        except LockHeldError as error:
+            raise LockHeldError(f"{error}; a replay is an epoch of a runner: replay, then start it again") from None
+        try:
+            if latest is None:
+                raise StartError(
+                    f"{self.pipeline.name}: there is no state yet, so nothing was ever late; run the pipeline first"
+                )
+            self._prepare(latest)
+
+            def rows(some: pl.DataFrame) -> Mapping[str, DataFrame]:
+                return again.frames(self.session, self.streams.sources, some, self.pipeline.carries_origin)
+
+            letters = dlq.newest(self.pipeline, dlq.Wanted())  # with those that this start published
+            return replay.replay(self.driver, choose(letters), rows, dry, limit)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        for part in (self.target, self.letters, self.store):
+            if part is not None:
+                part.close()
 
     # -- before the first batch ----------------------------------------------------------------------------------
 

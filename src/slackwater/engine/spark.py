@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from slackwater import errors
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.engine import inspect, prepare, shard
-from slackwater.engine.letters import letter_columns, origin_column
+from slackwater.engine.letters import ORIGIN, letter_columns, numbered_origin, origin_column
 from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.shard import EmitReport, IngestReport, ShardTask, StagedLetters
 from slackwater.errors import EpochError, SlackwaterError
@@ -33,11 +33,13 @@ from slackwater.windows.aggregations import quote
 from slackwater.windows.logic import Logic
 
 if TYPE_CHECKING:
+    import polars as pl
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 Task = Callable[["pa.Table"], str]
 _FILE = "__file"  # hidden: the file that a row was read from
+LETTER_NUMBER = "__letter"  # hidden: which letter a row is, where it is read again
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,30 @@ class SparkEngine:
             found.append((tag if read.tagged else None, out))
         return found
 
+    def again(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+        """Rows of dead letters, few enough for this process. Their number comes through the SQL as a part of `_origin`."""
+        import polars as pl
+
+        self.refresh()
+        latest = clock_us + self.logic.window.max_future_ms * 1000
+        parts: list[DataFrame] = []
+        for name, frame in payload.items():
+            rows = self._timed(name, frame, clock_us, latest).where("__bad IS NULL")
+            plain = [quote(c) for c in rows.columns if c not in (_FILE, LETTER_NUMBER, "__bad", CORRUPT)]
+            rows = rows.selectExpr(*plain, numbered_origin(LETTER_NUMBER))
+            out = inspect.run_sql(self.session, self.pipeline, rows, self.sql.get(name))
+            columns = prepare.row_columns(self.logic, None, end=self.end)
+            parts.append(out.selectExpr(*columns, f"{ORIGIN}.offset AS {LETTER_NUMBER}"))
+        try:
+            found = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), parts).toArrow())
+        except Exception as error:
+            raise EpochError(f"the letters cannot be read, and nothing was replayed: {reason(error)}") from error
+        assert isinstance(found, pl.DataFrame)
+        types = {k.name: k.polars for k in self.logic.keys} | {i.field.name: i.field.polars for i in self.logic.inputs}
+        found = found.with_columns(found[n].cast(t) for n, t in types.items())
+        found = found.drop_nulls("__end") if self.logic.dynamic else found
+        return self.logic.lift_rows(found).with_columns(found[LETTER_NUMBER])
+
     # -- rows aside ----------------------------------------------------------------------------------------------
 
     @property
@@ -191,7 +217,8 @@ class SparkEngine:
         future = "" if latest is None else f" WHEN unix_micros({time}) > {latest}L THEN 'future'"
         bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN ({time}) IS NULL THEN 'no event time'{future} END AS __bad"
         kept = [quote(c) for c in frame.columns if c != "_event_ts"]
-        file = [f"_metadata.file_path AS {_FILE}"] if self.pipeline.carries_origin and name in self._files else []
+        of_file = name in self._files and _FILE not in frame.columns  # read again, it brings the name
+        file = [f"_metadata.file_path AS {_FILE}"] if self.pipeline.carries_origin and of_file else []
         return frame.selectExpr(*kept, *file, f"{time} AS _event_ts", bad)
 
     @property

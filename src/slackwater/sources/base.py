@@ -35,6 +35,7 @@ class Batch:
     files: int | None = None
     partitions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # per source, see SourceBatch
     lost: Mapping[str, int] = field(default_factory=dict)
+    replayed: tuple[str, int] | None = None  # dead letters: the list that names them, how many; no clock hears them
 
 
 class Seekable(Protocol):

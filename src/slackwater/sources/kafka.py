@@ -329,8 +329,12 @@ class KafkaSource:
         records = read.load()
         if not self.with_headers:
             records = records.selectExpr("*", "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers")
+        return self.decode(records)
+
+    def decode(self, records: DataFrame, more: Sequence[str] = ()) -> DataFrame:
+        """Records as Spark reads them from a topic, with their headers, as rows of this source. `more`: columns to keep."""
         meta = [f"{m[1:]} AS {m}" for m in _META]
-        return self.payload.decode(records, [*meta, "timestamp AS _event_ts"])
+        return self.payload.decode(records, [*meta, "timestamp AS _event_ts", *more])
 
     # -- for others ----------------------------------------------------------------------------------------------
 

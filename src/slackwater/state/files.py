@@ -243,6 +243,7 @@ class FilesStore:
             o.file for m in kept for o in (*m.output, *m.letters)
         }
         used |= {file for m in kept for s in m.sources.values() for file in _offset_files(s.offsets)}
+        used |= {name for m in kept for name in m.replayed}
         for folder in ("segments", "outputs", "offsets"):
             for path in (self._dir / folder).glob("*"):
                 numbered = path.name[:9].isdigit()

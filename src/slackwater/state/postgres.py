@@ -316,7 +316,8 @@ class PostgresStore:
         ).fetchone()
         if row is None:
             return
-        used = [n for s in Manifest.model_validate(row[0]).sources.values() for n in lists(s.offsets)]
+        latest = Manifest.model_validate(row[0])
+        used = [*(n for s in latest.sources.values() for n in lists(s.offsets)), *latest.replayed]
         self._db.execute(
             f"DELETE FROM {self.tables.lists} WHERE pipeline_name = %s AND epoch <= %s AND token <> ALL(%s)",
             (self._pipeline, self._epoch, used),

@@ -108,6 +108,7 @@ class Manifest(Record):
     emitted: int = 0
     told_us: int = 0  # emit = "updates": when changed windows were emitted last, by the epoch's clock
     waiting: bool = False  # and whether some were changed since
+    replayed: tuple[str, ...] = ()  # names of staged lists: the dead letters that were applied, see `engine.replay`
     counters: Mapping[str, Any] = Field(default_factory=dict)
 
     @property

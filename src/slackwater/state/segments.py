@@ -216,7 +216,7 @@ def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
 
     Raises EpochError if it cannot be written.
     """
-    table = frame.to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
+    table = _without_empty_slices(frame).to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema) as writer:
         for batch in table.to_batches():
@@ -224,6 +224,17 @@ def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
     content = sink.getvalue()
     write_synced(path, content)
     return content.size, checksum(content)
+
+
+def _without_empty_slices(frame: pl.DataFrame) -> pl.DataFrame:
+    """The same rows, with fresh columns for lists that are all empty.
+
+    Polars hands these out as a slice of nothing that begins behind the end of its buffer, and Arrow then writes the columns
+    that follow at wrong places.
+    """
+    lists = [c for c, t in frame.schema.items() if isinstance(t, pl.List) and not frame[c].list.len().sum()]
+    fresh = (pl.Series(c, frame[c].to_list(), dtype=frame.schema[c]) for c in lists)
+    return frame.with_columns(*fresh) if lists else frame
 
 
 def write_synced(path: Path, content: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import polars as pl
 
@@ -47,6 +47,19 @@ class Target(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """A target that gives back what it holds, so that windows which left the state can be corrected."""
+
+    def stored(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
+        """The rows whose keys are those of a row of `ranges` and whose `column`, a time, is from `__low` to `__high`.
+
+        `ranges`: the columns of the identity but `column`, and the bounds in µs UTC; disjoint for equal keys. NULL equals
+        NULL. Gives all columns of the table, in order. Raises StartError.
+        """
+        ...
 
 
 # A dead letter: a row that could not be used, with its original bytes where the source has them

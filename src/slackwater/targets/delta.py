@@ -14,6 +14,7 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError
 from deltalake.schema import ArrayType, StructType
@@ -103,6 +104,26 @@ class DeltaTarget:
                 f"{self.description} did not take epoch {epoch} ({self._reason(error)}); the epoch is committed, "
                 "the next start publishes it"
             ) from error
+
+    def stored(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
+        """The rows within these ranges, see `targets.base.Readable`."""
+        fields = {f.name: f.polars for f in self._table.fields}
+        keys = [c for c in self._table.identity or () if c != column]
+        kind = pa.timestamp("us", tz="UTC")
+        low, high = (pa.scalar(v, kind) for v in (ranges["__low"].min(), ranges["__high"].max()))
+        try:
+            at = pc.field(column)
+            wanted = self._current().to_pyarrow_dataset().to_table(filter=(at >= low) & (at <= high))
+        except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
+            raise StartError(
+                f"{self.description} cannot be read ({self._reason(error)}); nothing was replayed"
+            ) from error
+        frame = pl.from_arrow(wanted)
+        assert isinstance(frame, pl.DataFrame)
+        frame = frame.select(pl.col(n).cast(t) for n, t in fields.items())
+        found = frame.join(ranges, on=keys, nulls_equal=True) if keys else frame.join(ranges, how="cross")
+        within = pl.col(column).dt.timestamp("us").is_between("__low", "__high")
+        return found.filter(within).select(list(fields))
 
     def _current(self) -> DeltaTable:
         """The newest version of the table."""

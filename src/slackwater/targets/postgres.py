@@ -10,7 +10,7 @@ In the database of the state store the same happens inside the store's commit (`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import polars as pl
@@ -169,6 +169,35 @@ class PostgresTarget:
             f" ON CONFLICT ({sql.quoted(identity)}) DO {f'UPDATE SET {values}' if values else 'NOTHING'}"
         )
 
+    def stored(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
+        """The rows within these ranges, see `targets.base.Readable`."""
+        fields = {f.name: f.polars for f in self._given.fields}
+        keys = [c for c in self._given.identity or () if c != column]
+        bounds = ranges.with_columns(
+            pl.col("__low", "__high").cast(pl.Datetime("us")).dt.replace_time_zone("UTC"),
+        ).select(*keys, "__low", "__high")
+        between = f"t.{sql.quote(column)} BETWEEN g.__low AND g.__high"
+        columns = ", ".join(f"t.{c}" for c in map(sql.quote, fields))
+        found: list[tuple[Any, ...]] = []
+        try:
+            if self._connection is None or self._connection.closed:
+                self._connection = sql.connect(self.url, self.description)
+            with self._connection.transaction():
+                typed = [f"{sql.quote(f.name)} {sql.sql_type(f)}" for f in self._given.fields if f.name in keys]
+                typed += ["__low timestamptz", "__high timestamptz"]
+                self._connection.execute(
+                    f"CREATE TEMPORARY TABLE slackwater_ranges ({', '.join(typed)}) ON COMMIT DROP"
+                )
+                sql.copy_frame(self._connection, "slackwater_ranges", bounds)
+                self._connection.execute("ANALYZE slackwater_ranges")
+                for same in _alike(bounds.select(keys)):
+                    found += self._connection.execute(
+                        f"SELECT {columns} FROM {self._table} t JOIN slackwater_ranges g ON {' AND '.join([*same, between])}"
+                    ).fetchall()
+        except (psycopg.Error, StartError) as error:
+            raise StartError(f"{self.description} cannot be read ({sql.reason(error)}); nothing was replayed") from None
+        return pl.DataFrame(found, schema=fields, orient="row")
+
     def _stage(self, connection: psycopg.Connection[Any], table: str, frame: pl.DataFrame) -> None:
         """Copy some of the columns to a temporary table of the transaction."""
         typed = ", ".join(
@@ -178,20 +207,29 @@ class PostgresTarget:
         sql.copy_frame(connection, table, frame)
 
     def _delete(self, connection: psycopg.Connection[Any], identity: Sequence[str], gone: pl.DataFrame) -> None:
-        """One DELETE for every set of columns that are NULL together: no index serves IS NOT DISTINCT FROM."""
+        """One DELETE for every set of columns that are NULL together."""
         self._stage(connection, "slackwater_gone", gone.select(identity))
         connection.execute("ANALYZE slackwater_gone")  # else the planner guesses how many there are
-        for nulls in gone.select(pl.col(c).is_null() for c in identity).unique().iter_rows():
-            same = " AND ".join(
-                f"t.{c} IS NULL AND g.{c} IS NULL" if null else f"t.{c} = g.{c}"
-                for c, null in zip(map(sql.quote, identity), nulls, strict=True)
-            )
-            connection.execute(f"DELETE FROM {self._table} t USING slackwater_gone g WHERE {same}")
+        for same in _alike(gone.select(identity)):
+            connection.execute(f"DELETE FROM {self._table} t USING slackwater_gone g WHERE {' AND '.join(same)}")
 
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _alike(rows: pl.DataFrame) -> Iterator[list[str]]:
+    """Conditions by which rows `g` find their equals `t`, NULL equal to NULL: one set for all that are NULL in the same columns.
+
+    No index serves IS NOT DISTINCT FROM.
+    """
+    if not rows.width:
+        yield []
+        return
+    for nulls in rows.select(pl.all().is_null()).unique().iter_rows():
+        columns = zip(map(sql.quote, rows.columns), nulls, strict=True)
+        yield [f"t.{c} IS NULL AND g.{c} IS NULL" if null else f"t.{c} = g.{c}" for c, null in columns]
 
 
 def _holds(there: str, wanted: str) -> bool:

@@ -9,6 +9,7 @@ started again on the same store and target, and the batch is replayed as Spark w
 
 from __future__ import annotations
 
+import json
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -23,15 +24,17 @@ from slackwater.config.target import StateStore, Target
 from slackwater.config.window import Window
 from slackwater.core.schema import Field
 from slackwater.engine import compile as compiling
-from slackwater.engine import fold
+from slackwater.engine import fold, replay
 from slackwater.engine.driver import Driver, Hooks
 from slackwater.engine.faults import STEPS
 from slackwater.engine.local import LocalEngine
+from slackwater.engine.replay import Outcome
 from slackwater.engine.status import Counters, Status
 from slackwater.sources.base import Batch
 from slackwater.state import protocol
 from slackwater.state.files import FilesStore
 from slackwater.state.protocol import BatchId
+from slackwater.targets.base import LETTER
 from slackwater.watermark import NO_WATERMARK
 
 _TIMES = (pl.Datetime("us"), pl.Datetime("us", "UTC"))
@@ -59,6 +62,13 @@ class Quiet:
 
 
 @dataclass(frozen=True)
+class Replay:
+    """Apply the dead letters there are by now, at most `limit` of them."""
+
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
 class Crash:
     """The next epoch dies at this step (see STEPS)."""
 
@@ -79,6 +89,7 @@ class LocalResult:
     letters: list[dict[str, Any]] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
     watermark_us: int = NO_WATERMARK
+    replays: list[Outcome] = field(default_factory=list)
     statuses: list[Status] = field(default_factory=list)
 
 
@@ -88,9 +99,10 @@ class _Target:
     guarantee = "exactly once"
     description = "memory"
 
-    def __init__(self, upserts: bool = True) -> None:
-        self.upserts = upserts
+    def __init__(self, columns: Sequence[Field], identity: Sequence[str], upserts: bool = True) -> None:
+        self.upserts, self._identity = upserts, list(identity)
         self.last, self.rows, self.gone = -1, list[dict[str, Any]](), list[dict[str, Any]]()
+        self.table = pl.DataFrame(schema={f.name: f.polars for f in columns})
 
     def open(self) -> None:
         return
@@ -104,6 +116,17 @@ class _Target:
         self.rows += _plain(rows, epoch)
         self.gone += [] if gone is None else _plain(gone, epoch)
         self.last = epoch
+        for changed in () if not self._identity else (rows, gone):
+            if changed is not None:
+                self.table = self.table.join(changed, on=self._identity, how="anti", nulls_equal=True)
+        self.table = pl.concat([self.table, rows.select(self.table.columns)])
+
+    def stored(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
+        keys = [c for c in self._identity if c != column]
+        at = pl.col(column).dt.timestamp("us").is_between("__low", "__high")
+        if not keys:
+            return self.table.join(ranges, how="cross").filter(at).select(self.table.columns)
+        return self.table.join(ranges, on=keys, nulls_equal=True).filter(at).select(self.table.columns)
 
 
 def _plain(rows: pl.DataFrame, epoch: int) -> list[dict[str, Any]]:
@@ -151,7 +174,7 @@ def pipeline_for(
 
 def run_local(
     window: Window,
-    script: Sequence[Rows | Quiet | Crash],
+    script: Sequence[Rows | Quiet | Crash | Replay],
     schema: Mapping[str, str],
     sources: Sequence[str] = ("a",),
     shards: int = 2,
@@ -164,8 +187,11 @@ def run_local(
     store: Callable[[], protocol.StateStore] | None = None,
     upserts: bool = True,
     on_error: str = "drop",
+    letters: Sequence[Mapping[str, Any]] = (),
 ) -> LocalResult:
     """Run a script to its end, and flush. `reshard_after`: restart with `reshard_to` shards after that script item.
+
+    `letters`: dead ones that are there before, as a result has them.
 
     `upserts`: whether the target replaces rows; else superseded ones are among its rows.
     `store`: makes the state store, at each start anew; else files in `state_dir`, or in a temporary directory.
@@ -187,19 +213,22 @@ def run_local(
                 store,
                 upserts,
                 on_error,
+                letters,
             )
     pipeline = pipeline_for(window, sources, lateness_ms, on_error=on_error, upserts=upserts)
     fields = {name: Field(name, spark) for name, spark in schema.items()}
     logic = compiling.compile_window(pipeline, fields)
     frame_schema = {"ts": pl.Int64(), **{f.name: f.polars for f in fields.values()}}
-    target, letters, faults, result = _Target(upserts), _Target(upserts=False), _Faults(), LocalResult()
+    target = _Target(logic.output, logic.identity, upserts)
+    aside, faults, result = _Target(LETTER, (), upserts=False), _Faults(), LocalResult()
+    aside.table = _frame(letters, {f.name: f.polars for f in LETTER})
     now = clock_us
 
     def begin(shards: int) -> Driver:
         hooks = Hooks(lambda: now, on_status=result.statuses.append, faults=faults)
         held: protocol.StateStore = store() if store else FilesStore(state_dir or "", pipeline.name)
         driver = Driver(
-            pipeline, logic, held, target, LocalEngine(logic, sources, pipeline.carries_origin), hooks, letters
+            pipeline, logic, held, target, LocalEngine(logic, sources, pipeline.carries_origin), hooks, aside
         )
         try:
             driver.start(driver.store.open(), shards, {})
@@ -207,6 +236,13 @@ def run_local(
             driver.store.close()
             raise
         return driver
+
+    def again(found: pl.DataFrame) -> Mapping[str, pl.DataFrame]:
+        rows = [json.loads(value) for value in found["value"]]
+        return {sources[0]: _frame(rows, frame_schema).with_columns(found["__letter"])}
+
+    def applied(item: Replay) -> None:
+        result.replays.append(replay.replay(driver, aside.table, again, limit=item.limit))
 
     driver = begin(shards)
     batch_number, checkpoint = 0, uuid.uuid4().hex
@@ -218,7 +254,9 @@ def run_local(
                 faults.step = item.step
                 continue
             try:
-                if isinstance(item, Quiet):
+                if isinstance(item, Replay):
+                    applied(item)
+                elif isinstance(item, Quiet):
                     now += item.ms * 1000
                     driver.tick(item.ms * 1000)
                 else:
@@ -233,6 +271,8 @@ def run_local(
                 driver = begin(shards)
                 if isinstance(item, Rows):
                     driver.run_batch(batch, 0)
+                elif isinstance(item, Replay):
+                    applied(item)
             if index == reshard_after:
                 driver.store.close()
                 shards = reshard_to
@@ -246,7 +286,7 @@ def run_local(
                 driver.flush()
     finally:
         driver.store.close()
-    result.rows, result.gone, result.letters = target.rows, target.gone, letters.rows
+    result.rows, result.gone, result.letters = target.rows, target.gone, aside.rows
     result.counters = fold.counters(driver.state)
     result.watermark_us = driver.state.watermark_us
     return result
@@ -272,4 +312,4 @@ def _frame(rows: Sequence[Mapping[str, Any]], schema: Mapping[str, pl.DataType])
     return pl.DataFrame({n: plain([r.get(n) for r in rows], t).alias(n) for n, t in schema.items()})
 
 
-__all__ = ["STEPS", "Crash", "Died", "LocalResult", "Quiet", "Rows", "pipeline_for", "run_local"]
+__all__ = ["STEPS", "Crash", "Died", "LocalResult", "Quiet", "Replay", "Rows", "pipeline_for", "run_local"]

@@ -1,0 +1,68 @@
+"""`dlq replay`: dead letters once more through the pipeline, and what became of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slackwater.cli import view as views
+from slackwater.cli.text import plural
+from slackwater.config import toml
+from slackwater.errors import StartError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from slackwater.engine.replay import Outcome
+
+
+def replay_file(file: Path, reason: str | None, epoch: str | None, limit: int | None, dry: bool) -> None:
+    """Load, replay, and print what was applied and what was left, with the reasons."""
+    import polars as pl
+
+    from slackwater.engine.run import replay
+
+    first, last = epochs(epoch)
+    pipeline = toml.load(file)
+
+    def choose(letters: pl.DataFrame) -> pl.DataFrame:
+        found = letters if reason is None else letters.filter(pl.col("reason") == reason)
+        found = found if first is None else found.filter(pl.col("epoch") >= first)
+        return found if last is None else found.filter(pl.col("epoch") <= last)
+
+    view = views.choose(0)
+    try:
+        outcome = replay(pipeline, choose, limit=limit, dry=dry, on_notice=view.notice)
+    finally:
+        view.close()
+    print("\n".join(told(outcome, pipeline.name, dry)))
+
+
+def epochs(text: str | None) -> tuple[int | None, int | None]:
+    """`A..B` as (A, B), both inclusive; None for an open end. Raises StartError."""
+    if text is None:
+        return None, None
+    if match := re.fullmatch(r"(\d+)", text):
+        return int(match[1]), int(match[1])
+    match = re.fullmatch(r"(\d*)\.\.(\d*)", text)
+    if match is None or not (match[1] or match[2]):
+        raise StartError(f'--epoch "{text}" is no range of epochs; expected A..B, A.., ..B or one number')
+    first, last = (int(part) if part else None for part in match.groups())
+    if first is not None and last is not None and first > last:
+        raise StartError(f'--epoch "{text}" is empty: {first} comes after {last}; expected A..B with A not after B')
+    return first, last
+
+
+def told(outcome: Outcome, name: str, dry: bool) -> Iterator[str]:
+    """What a replay did, in lines."""
+    written = sum(n for why, n in outcome.reasons.items() if why != "supersede")
+    gone = outcome.reasons["supersede"]
+    would = "would be applied" if dry else "applied"
+    windows = f": {plural(written, 'window')} written, {gone:,} taken back" if written or gone else ""
+    yield f"{name}: {plural(outcome.applied, 'letter')} {would}{windows}"
+    if outcome.before:
+        yield f"  {plural(outcome.before, 'letter')} had been applied before"
+    for why, count in sorted(outcome.left.items(), key=lambda item: -item[1]):
+        yield f"  {plural(count, 'letter')} left: {why}"

@@ -1,0 +1,134 @@
+"""What a target holds, read back by key and time: Postgres and Delta alike; and accumulators from stored values."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from slackwater.config.aggregation import Aggregation
+from slackwater.core.schema import Field
+from slackwater.errors import StartError
+from slackwater.targets.base import Readable, Table
+from slackwater.targets.delta import DeltaTarget
+from slackwater.targets.postgres import PostgresTarget
+from slackwater.windows.aggregations import Agg, stored
+
+AT = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
+US = int(AT.timestamp()) * 10**6
+FIELDS = (
+    Field("at", "timestamp"), Field("key", "string"), Field("f", "double"), Field("raw", "binary"), Field("n", "bigint"),
+    Field("price", "decimal(12,2)"), Field("set", "array<double>"),
+)  # fmt: skip
+SCHEMA = {f.name: f.polars for f in FIELDS}
+
+
+def row(second: int, key: str | None, f: float | None, n: int) -> tuple[Any, ...]:
+    return AT + dt.timedelta(seconds=second, microseconds=1), key, f, b"\0\xff", n, Decimal("1.50"), [0.5, 2.0]
+
+
+ROWS = pl.DataFrame(
+    [row(0, "a", 1.0, 1), row(9, "a", 1.0, 2), row(0, None, 1.0, 3), row(0, "a", None, 4), row(0, "b", 1.0, 5)],
+    schema=SCHEMA,
+    orient="row",
+)
+
+
+@pytest.fixture(params=["postgres", "delta"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    def made(identity: tuple[str, ...]) -> PostgresTarget | DeltaTarget:
+        table = Table("p", FIELDS, identity)
+        if request.param == "delta":
+            return DeltaTarget(str(tmp_path / "-".join(identity)), "merge", table)
+        url = request.getfixturevalue("postgres").database(f"stored{time.time_ns()}")
+        return PostgresTarget(url, "out", table)
+
+    return made
+
+
+def opened(target: Any, *identity: str) -> Any:
+    found = target(identity)
+    found.open()
+    return found
+
+
+def test_rows_come_back_by_key_and_time_with_null_equal_to_null(target: Any) -> None:
+    place = opened(target, "key", "f", "at")
+    assert isinstance(place, Readable)
+    place.publish(0, ROWS)
+    ranges = pl.DataFrame(
+        [("a", 1.0, US, US + 1), (None, 1.0, US + 1, US + 1), ("a", None, US + 2, US + 9), ("c", 1.0, 0, US * 2)],
+        schema={"key": pl.String, "f": pl.Float64, "__low": pl.Int64, "__high": pl.Int64},
+        orient="row",
+    )
+    found = place.stored(ranges, "at")
+    assert found.schema == SCHEMA
+    assert found.sort("n").rows() == ROWS.filter(pl.col("n").is_in([1, 3])).rows()
+    assert place.stored(ranges.clear(), "at").is_empty()
+    place.close()
+
+
+def test_without_keys_the_time_alone_chooses(target: Any) -> None:
+    place = opened(target, "at")
+    place.publish(0, ROWS.head(2))
+    found = place.stored(pl.DataFrame({"__low": [US + 2], "__high": [US + 10**8]}), "at")
+    assert found["n"].to_list() == [2]
+    place.close()
+
+
+def test_a_postgres_table_that_is_gone(postgres: Any) -> None:
+    place = PostgresTarget(postgres.database("stored_gone"), "out", Table("p", FIELDS, ("at",)))
+    place.open()
+    place._connection.execute("DROP TABLE out")  # type: ignore[union-attr]
+    ranges = pl.DataFrame({"__low": [0], "__high": [1]})
+    with pytest.raises(
+        StartError, match=r"table out in Postgres at .* cannot be read \(.*does not exist.*nothing was replayed"
+    ):
+        place.stored(ranges, "at")
+    place.close()
+
+
+def test_a_delta_table_that_is_gone(tmp_path: Path) -> None:
+    place = DeltaTarget(str(tmp_path / "t"), "merge", Table("p", FIELDS, ("at",)))
+    place.open()
+    place.publish(0, ROWS.head(2))
+    for file in (tmp_path / "t").glob("*.parquet"):
+        file.unlink()
+    ranges = pl.DataFrame({"__low": [US], "__high": [US + 1]})
+    with pytest.raises(StartError, match=r"Delta table .* cannot be read \(.*nothing was replayed"):
+        place.stored(ranges, "at")
+
+
+KINDS = {"bigint": [None, 5, -7, 2**62], "double": [None, 0.5, -1.25], "decimal(10,2)": [None, Decimal("1.25")]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_accumulators_from_finished_values_finish_to_the_same_again(kind: str) -> None:
+    column = Field("v", kind)
+    calls = ("count", "sum", "avg", "min", "max", "collect_set")
+    more = {"collect_set": {"max_values_per_group": 9}}
+    aggs = [Agg(Aggregation(agg=a, column="v", as_=a, **more.get(a, {})), column) for a in calls]
+    rows = pl.DataFrame({"v": pl.Series(KINDS[kind], dtype=column.polars), "__ts": range(len(KINDS[kind]))})
+    lifted = rows.select(e for a in aggs for e in a.lift(rows, "__ts"))
+    lifted = lifted.cast({n: t for a in aggs for n, t in a.accumulators.items()})
+    finished = pl.DataFrame([a.finish(lifted) for a in aggs])
+    assert stored.lost(aggs) == []
+    again = stored.accumulators(aggs, finished)
+    assert again.schema == lifted.schema
+    assert pl.DataFrame([a.finish(again) for a in aggs]).equals(finished)
+
+
+def test_what_the_values_do_not_say_is_named() -> None:
+    column = Field("v", "bigint")
+    calls = ("sum", "avg", "first", "var", "count_distinct")
+    aggs = [Agg(Aggregation(agg=a, column="v", as_=f"my_{a}"), column) for a in calls]
+    lost = ['"my_avg" (avg)', '"my_first" (first)', '"my_var" (var)', '"my_count_distinct" (count_distinct)']
+    assert stored.lost(aggs) == lost
+    found = stored.accumulators(aggs, pl.DataFrame({"my_sum": [3]}))
+    assert found["my_avg.hi"].to_list() == [None]
+    assert found.select("my_sum.n", "my_sum.lo").rows() == [(1, 3)]

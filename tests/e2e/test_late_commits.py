@@ -1,0 +1,127 @@
+"""Late and bad rows of real and of small files, applied by `slackwater dlq replay`: what is stored becomes the batch answer."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests.e2e.test_real_data import slackwater, split
+
+pytestmark = [pytest.mark.spark]
+
+COMMITS = """name = "commits"
+[connections.lake]
+kind = "files"
+[connections.db]
+kind = "postgres"
+url = "URL"
+[[sources]]
+name = "events"
+connection = "lake"
+query = "HOME/in/*"
+max_files_per_trigger = 1
+format = "csv"
+schema = "seq INT, sha STRING, author_time BIGINT, commit_time BIGINT, author_id STRING, nparents INT"
+options = { sep = "\\t", header = true }
+[transform.window]
+kind = "session"
+gap_ms = "30m"
+max_session_duration_ms = "30d"
+group_by = ["author_id"]
+event_time_column = "author_time"
+event_time_unit = "s"
+LATE
+[[transform.window.aggregations]]
+agg = "count"
+as = "n"
+[[transform.window.aggregations]]
+agg = "max"
+column = "seq"
+as = "newest"
+[target]
+connection = "db"
+table = "sessions"
+[dead_letter]
+connection = "db"
+table = "letters"
+[state_store]
+kind = "files"
+path = "HOME/state"
+"""
+
+
+def oracle(file: Path) -> set[tuple[str, int, int, int, int]]:
+    """(author, first and last event in seconds, rows, largest seq) of every session, by a plain loop."""
+    lines = gzip.decompress(file.read_bytes()).decode().splitlines()[1:]
+    per_author: dict[str, list[tuple[int, int]]] = {}
+    for line in lines:
+        seq, _, at, _, author, _ = line.split("\t")
+        per_author.setdefault(author, []).append((int(at), int(seq)))
+    found = set()
+    for author, rows in per_author.items():
+        rows.sort()
+        heads = [i for i, (at, _) in enumerate(rows) if i == 0 or at - rows[i - 1][0] > 1800]
+        for a, b in zip(heads, [*heads[1:], len(rows)], strict=True):
+            found.add((author, rows[a][0], rows[b - 1][0], b - a, max(seq for _, seq in rows[a:b])))
+    return found
+
+
+POLICIES = {
+    "reopen": ('lateness_ms = "1d"\nlate_data = "reopen"\nallowed_lateness_ms = "30d"', 20),
+    "dlq": ('late_data = "dlq"', 100),
+}
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.usefixtures("spark")
+def test_commits_that_came_up_to_250_days_late(
+    shared_data: Path,
+    postgres: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    policy: str,
+) -> None:
+    url, (late, least) = postgres.database(f"replayed_{policy}"), POLICIES[policy]
+    file = shared_data / "ibis_commits.tsv.gz"
+    split(file, tmp_path / "in", 1)
+    path = tmp_path / "commits.toml"
+    path.write_text(COMMITS.replace("HOME", str(tmp_path)).replace("URL", url).replace("LATE", late))
+    assert slackwater(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
+
+    def asked(query: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(url) as db:
+            return db.execute(query).fetchall()
+
+    def table() -> set[tuple[Any, ...]]:
+        return set(
+            asked(
+                "SELECT author_id, extract(epoch FROM window_start)::bigint, extract(epoch FROM window_end)::bigint - 1800,"
+                " n, newest FROM sessions"
+            )
+        )
+
+    (kept,), (letters,) = asked("SELECT sum(n)::int FROM sessions"), asked("SELECT count(*)::int FROM letters")
+    wanted = oracle(file)
+    assert kept[0] + letters[0] == 10_178
+    assert letters[0] > least
+    assert table() != wanted
+    capsys.readouterr()
+    assert slackwater(monkeypatch, "dlq", "replay", str(path), "--dry-run") == 0
+    assert f"commits: {letters[0]:,} letters would be applied" in capsys.readouterr().out
+    assert slackwater(monkeypatch, "dlq", "replay", str(path), "--limit", "10") == 0
+    assert "commits: 10 letters applied" in capsys.readouterr().out
+    assert slackwater(monkeypatch, "dlq", "replay", str(path)) == 0
+    said = capsys.readouterr().out
+    assert f"commits: {letters[0] - 10:,} letters applied" in said
+    assert "10 letters had been applied before" in said
+    assert "left" not in said
+    assert len(wanted) == 7_453
+    assert table() == wanted
+    assert slackwater(monkeypatch, "dlq", "replay", str(path)) == 0
+    assert "commits: 0 letters applied" in capsys.readouterr().out
+    assert table() == wanted

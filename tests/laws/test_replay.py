@@ -1,0 +1,342 @@
+"""Dead letters applied once more: after a replay the target holds the batch answer over all rows, as if none had been late.
+
+Seeded runs with any disorder, deaths at named steps, several shards; the oracle is the naive loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.core.schema import Field
+from slackwater.engine import replay
+from slackwater.engine.compile import compile_window
+from slackwater.errors import StartError
+from slackwater.state.protocol import StateStore
+from slackwater.testing import oracle
+from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Replay, Rows, pipeline_for, run_local
+from slackwater.windows import replay as windows
+
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "80"))
+MS = 1000
+GAP, DURATION = 5, 12  # milliseconds
+SCHEMA = {"u": "string", "id": "bigint", "f": "double"}
+AGGREGATIONS = [
+    Aggregation(agg="count", as_="n"),
+    Aggregation(agg="sum", column="id", as_="ids"),
+    Aggregation(agg="count", column="f", as_="fs"),
+    Aggregation(agg="sum", column="f", as_="total"),
+    Aggregation(agg="avg", column="f", as_="mean"),
+    Aggregation(agg="min", column="f", as_="low"),
+    Aggregation(agg="max", column="f", as_="top"),
+    Aggregation(agg="collect_set", column="f", as_="set", max_values_per_group=100),
+]
+Item = Rows | Quiet | Crash | Replay
+Row = Mapping[str, Any]
+
+
+def window(rng: random.Random, **more: Any) -> Window:
+    kind = rng.choice(["session", "session", "tumbling", "hopping"])
+    shape: dict[str, Any] = {
+        "session": {"gap_ms": GAP, "max_session_duration_ms": 100_000},
+        "tumbling": {"duration_ms": DURATION, "offset_ms": rng.choice([0, 5])},
+        "hopping": {"duration_ms": DURATION, "hop_ms": rng.choice([5, 4]), "offset_ms": rng.choice([0, -2])},
+    }[kind]
+    late = rng.choice(["dlq", "dlq", "reopen"])
+    settings: dict[str, Any] = {"late_data": late, "lateness_ms": rng.choice([0, 0, 4, 15])}
+    if late == "reopen":
+        settings["allowed_lateness_ms"] = rng.choice([0, 3, 10, 40])
+        settings["emit"] = rng.choice(["on_close", "updates", "final"])
+    if kind == "session" or rng.random() < 0.9:
+        settings["group_by"] = ["u"]
+    settings |= {"emit_metadata": rng.random() < 0.5, "max_groups_per_window": 1000}
+    return Window(kind=kind, aggregations=AGGREGATIONS, **shape, **settings, **more)
+
+
+def rows(rng: random.Random) -> list[dict[str, Any]]:
+    """Rows in arrival order: times that wander on, with jumps back; `id` is a power of two, so a sum names its members."""
+    at, found = rng.randint(-50, 20), list[dict[str, Any]]()
+    for n in range(rng.randint(2, 28)):
+        at += rng.choice([0, 1, 2, GAP - 1, GAP, GAP + 1, DURATION, 25])
+        back = rng.choice([0, 0, 0, 1, GAP, 2 * GAP, DURATION, 40, 80])
+        value = rng.choice([None, 0.0, 2.5, -1.0, 7.0])
+        found.append({"ts": (at - back) * MS, "u": rng.choice(["a", "a", "b", None]), "id": 1 << n, "f": value})
+        if rng.random() < 0.1:
+            found.append(dict(found[-1], id=0))  # equal rows but for what names them
+            found.append(dict(found[-1]))
+    return found
+
+
+def script(rng: random.Random, given: Sequence[Row], crashes: bool) -> list[Item]:
+    edges = sorted(rng.sample(range(len(given) + 1), min(len(given), rng.randint(1, 7))))
+    items: list[Item] = []
+    for a, b in itertools.pairwise([0, *edges, len(given)]):
+        if b > a:
+            items.append(Rows({"a": given[a:b]}))
+        for item, chance in ((Quiet(500), 0.1), (Replay(rng.choice([None, 1, 3])), 0.2)):
+            if rng.random() < chance:
+                if crashes and rng.random() < 0.5:
+                    items.append(Crash(rng.choice(STEPS)))
+                items.append(item)
+    return items
+
+
+def told(rows_: Sequence[Row]) -> list[str]:
+    kept = [{k: v for k, v in sorted(r.items()) if not k.startswith("_") and k != "session_id"} for r in rows_]
+    return sorted(repr({k: sorted(v) if isinstance(v, list) else v for k, v in r.items()}) for r in kept)
+
+
+def table(result: LocalResult, upto: int | None = None) -> list[Row]:
+    """What an upserting target holds."""
+    found: dict[Any, Row] = {}
+    for row in sorted([*result.rows, *({**g, "n": None} for g in result.gone)], key=lambda r: r["_epoch"]):
+        if upto is not None and row["_epoch"] > upto:
+            break
+        name = (row["window_start"], row.get("u"))
+        if row["n"] is None:
+            assert found.pop(name, None) is not None, f"takes back what is not there: {row}"
+        else:
+            found[name] = row
+    return list(found.values())
+
+
+def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResult:
+    rng = random.Random(seed)
+    spec = window(rng)
+    given = rows(rng)
+    shards = rng.choice([1, 2, 3])
+    items = [*script(rng, given, crashes=True), Quiet(1), Rows({"a": [{"ts": 10**9, "u": "end", "id": 0, "f": None}]})]
+    if rng.random() < 0.5:
+        items.append(Crash(rng.choice(STEPS)))
+    result = run_local(spec, [*items, Replay(), Replay()], SCHEMA, shards=shards, store=store)
+    everything = [*given, {"ts": 10**9, "u": "end", "id": 0, "f": None}]
+    assert told(table(result)) == told(oracle.batch(spec, everything))
+    last = result.replays[-1]
+    assert (last.applied, dict(last.left), last.before) == (0, {}, len(result.letters))
+    assert result.counters.replayed == len(result.letters)
+    if spec.kind == "session" and not spec.allowed_lateness_ms and spec.lateness_ms == 0:
+        assert (result.statuses[-1].windows_active, result.statuses[-1].groups) == (0, 0)
+    return result
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 20))
+def test_after_a_replay_the_target_holds_the_batch_answer(first: int) -> None:
+    for seed in range(first, first + 20):
+        try:
+            check(seed)
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}: {window(random.Random(seed))}") from error
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS // 2, 20))
+def test_where_the_cap_binds_a_row_is_in_one_session_or_stays_a_letter(first: int) -> None:
+    """gap 5, cap 11 … 24: sessions are cut; what cannot be put together is left, and nothing is in two of them."""
+    for seed in range(first, first + 20):
+        rng = random.Random(10_000 + seed)
+        cap = rng.choice([11, 16, 24])
+        spec = Window(
+            kind="session",
+            gap_ms=GAP,
+            max_session_duration_ms=cap,
+            group_by=["u"],
+            aggregations=AGGREGATIONS,
+            late_data=rng.choice(["dlq", "reopen"]),
+            lateness_ms=rng.choice([0, 4]),
+        )
+        given = [row for row in rows(rng) if row["id"]]
+        items = script(rng, given, crashes=True)
+        once = run_local(spec, [*items, Replay()], SCHEMA)
+        twice = run_local(spec, [*items, Replay(), Replay()], SCHEMA)
+        assert told(table(once)) == told(table(twice)), seed
+        left = sum(once.replays[-1].left.values())
+        assert set(once.replays[-1].left) <= {windows.CAPPED}
+        held: list[tuple[Any, int, int]] = []
+        members = 0
+        for row in table(once):
+            inside = [r for r in given if row["ids"] & r["id"]]
+            times = [r["ts"] for r in inside]
+            assert row["n"] == len(inside) == row["ids"].bit_count(), seed
+            assert min(times) == row["window_start"], seed
+            assert max(times) - min(times) < cap * MS, seed
+            assert {r["u"] for r in inside} == {row["u"]}, seed
+            members |= row["ids"]
+            held.append((str(row["u"]), min(times), max(times)))
+        held.sort()
+        assert all(a[0] != b[0] or a[2] < b[1] for a, b in itertools.pairwise(held)), f"{seed}: sessions overlap"
+        assert sum(r["n"] for r in table(once)) == members.bit_count() == len(given) - left, seed
+
+
+def of(*times: int, user: str = "a", value: float | None = 1.0) -> Rows:
+    return Rows({"a": [{"ts": t * MS, "u": user, "id": 1, "f": value} for t in times]})
+
+
+def sessions(*aggregations: Aggregation, **more: Any) -> Window:
+    given: dict[str, Any] = {"kind": "session", "gap_ms": 3, "max_session_duration_ms": 20, "group_by": ["u"]}
+    named = aggregations or (Aggregation(agg="count", as_="n"),)
+    return Window(aggregations=named, **{**given, "late_data": "dlq", **more})
+
+
+def counts(result: LocalResult) -> list[tuple[int, int, int]]:
+    return sorted((r["window_start"] // MS, r["window_end"] // MS, r["n"]) for r in table(result))
+
+
+def test_a_late_row_joins_two_stored_sessions() -> None:
+    """
+    gap 3     [0 ── 2]     [8 ── 9]            both are stored, and gone from the state
+    late                ● 5                    joins both
+    """
+    result = run_local(sessions(), [of(0, 2, 8, 9), of(100), of(5), Replay()], SCHEMA)
+    assert counts(result) == [(0, 12, 5), (100, 103, 1)]
+    assert [(g["window_start"] // MS, g["u"]) for g in result.gone] == [(8, "a")]
+    assert result.replays[0].reasons == {"late": 1, "supersede": 1}
+
+
+def test_a_stored_session_that_is_joined_to_an_open_one_is_taken_back_until_that_closes() -> None:
+    """
+    gap 3     [0 ── 2]    stored      [8, open at watermark 8
+    late                ● 5           behind the floor of the first (5), so a letter; it joins both
+    """
+    script = [of(0, 2), of(8), of(5), Replay()]
+    result = run_local(sessions(), script, SCHEMA, flush=False)
+    assert (counts(result), result.replays[0].applied) == ([], 1)
+    assert counts(run_local(sessions(), [*script, of(10)], SCHEMA)) == [(0, 13, 5)]
+
+
+def test_a_corrected_session_moves_the_floor_of_its_key() -> None:
+    """
+    gap 3     [0]   at watermark 8 the letter 4 (late, its own run) is applied: [4], floor 7
+                    a row at 6 has 6 + 3 >= 8 and would begin a session within the gap of [4]: late
+    """
+    result = run_local(sessions(), [of(0), of(8), of(4), Replay(), of(6)], SCHEMA)
+    assert counts(result) == [(0, 3, 1), (4, 7, 1), (8, 11, 1)]
+    assert len(result.letters) == 2
+    assert counts(run_local(sessions(), [of(0), of(8), of(4), Replay(), of(6), Replay()], SCHEMA)) == [
+        (0, 3, 1), (4, 11, 3),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("late", ["dlq", "reopen"])
+def test_what_reaches_the_cap_is_left(late: str) -> None:
+    """
+    gap 3, cap 8     [0 ── 3]   [5 .. 10]     joined by 4 they would span 10
+                     [30 .. 37][38 ── 40]     was cut at 38: a row at 36 belongs to one of both, but a batch would cut anew
+    """
+    spec = sessions(max_session_duration_ms=8, late_data=late)
+    script = [of(0, 3), of(7, 10), of(30, 33, 36, 37, 38, 40), of(200), of(5), of(35), of(60), Replay()]
+    result = run_local(spec, script, SCHEMA)
+    assert result.replays[0].left == {windows.CAPPED: 2}
+    assert result.replays[0].applied == 1
+    assert [c for c in counts(result) if c[0] == 60] == [(60, 63, 1)]
+
+
+@pytest.mark.parametrize("agg", ["first", "count_distinct", "avg"])
+def test_what_is_not_stored_cannot_be_put_together_and_a_new_session_can(agg: str) -> None:
+    spec = sessions(Aggregation(agg="count", as_="n"), Aggregation(agg=agg, column="f", as_="x"))
+    result = run_local(spec, [of(0), of(100), of(2), of(50), Replay(), Replay()], SCHEMA)
+    why = f'its window left the state, and what it was aggregated from is not stored for "x" ({agg})'
+    assert [r.left for r in result.replays] == [{why: 1}, {why: 1}]
+    assert [r.applied for r in result.replays] == [1, 0]
+    assert counts(result) == [(0, 3, 1), (50, 53, 1), (100, 103, 1)]
+
+
+def test_sessions_whose_rows_bring_their_gaps_are_left_where_they_are_stored() -> None:
+    spec = sessions(gap_ms="gap")
+    script = [Rows({"a": [{"ts": t * MS, "u": "a", "gap": 3} for t in times]}) for times in ([0], [100], [2], [50])]
+    result = run_local(spec, [*script, Replay()], {"u": "string", "gap": "bigint"})
+    assert counts(result) == [(0, 3, 1), (50, 53, 1), (100, 103, 1)]
+    assert list(result.replays[0].left) == [
+        "its session left the state, and of a session whose rows bring their own gaps the last event is not stored"
+    ]
+
+
+def test_rows_without_a_usable_gap_are_left() -> None:
+    spec = sessions(gap_ms="gap")
+    rows_ = Rows({"a": [{"ts": 0, "u": "a", "gap": -1}, {"ts": 0, "u": "a", "gap": 3}]})
+    result = run_local(spec, [rows_, Replay()], {"u": "string", "gap": "bigint"}, on_error="dlq")
+    assert result.replays[0].left == {replay.NO_GAP: 1}
+    assert counts(result) == [(0, 3, 1)]
+
+
+def test_bad_rows_are_read_again_as_any_others_and_move_no_watermark() -> None:
+    """A row that was too far in the future by the clock of its epoch, and is not any more."""
+    (letter,) = run_local(sessions(), [of(0), of(100), of(50)], SCHEMA, flush=False).letters
+    value = b'{"ts": 900000, "u": "b", "id": 1, "f": 1.0}'
+    letter |= {"reason": "future", "event_time": 900 * MS, "value": value}
+    script = [of(0), of(100), Replay()]
+    result = run_local(sessions(), script, SCHEMA, letters=[letter], flush=False)
+    assert (result.replays[0].applied, result.watermark_us, counts(result)) == (1, 100 * MS, [(0, 3, 1)])
+    assert (result.counters.replayed, result.counters.rows_in, result.counters.rows_used) == (1, 3, 3)
+    result = run_local(sessions(), [*script, Replay()], SCHEMA, letters=[letter])
+    assert counts(result) == [(0, 3, 1), (100, 103, 1), (900, 903, 1)]
+    assert (result.replays[1].applied, result.replays[1].before) == (0, 1)
+
+
+def test_a_window_that_is_kept_again_is_left(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"kind": "tumbling", "duration_ms": 10, "max_groups_per_window": 9, "group_by": ["u"]}
+    given["aggregations"] = [Aggregation(agg="count", as_="n")]
+    reopen = {"late_data": "reopen", "lateness_ms": 0}
+    before = Window(**given, **reopen, allowed_lateness_ms=0)
+    after = Window(**given, **reopen, allowed_lateness_ms=1000)
+    run_local(before, [of(1), of(50), of(2)], SCHEMA, flush=False, state_dir=str(tmp_path / "s"))
+    letters = run_local(before, [of(1), of(50), of(2)], SCHEMA, flush=False).letters
+    result = run_local(after, [Replay()], SCHEMA, flush=False, state_dir=str(tmp_path / "s"), letters=letters)
+    assert result.replays[0].left == {windows.KEPT_AGAIN: 1}
+
+
+def test_a_target_that_only_adds_rows_cannot_be_corrected() -> None:
+    with pytest.raises(
+        StartError, match=r"late rows correct windows that the target holds, and memory only ever adds rows"
+    ):
+        run_local(sessions(), [of(0), of(100), of(2), Replay()], SCHEMA, upserts=False)
+
+
+def test_a_policy_that_carries_no_origin_cannot_replay_late_rows() -> None:
+    letters = run_local(sessions(), [of(0), of(100), of(2)], SCHEMA).letters
+    with pytest.raises(StartError, match=r'late_data = "drop" does not carry where a row came from'):
+        run_local(sessions(late_data="drop"), [of(0), Replay()], SCHEMA, letters=letters)
+
+
+def copies(letters: int, rows_: int, keys: int, once: bool, window: Window) -> int:
+    logic = compile_window(pipeline_for(window, ["a"]), {n: Field(n, t) for n, t in SCHEMA.items()})
+    frame = pl.DataFrame({"__letters": [letters], "__rows": [rows_], "__keys": [keys], "__once": [once]})
+    return int(frame.select(replay._copies(logic)).item())
+
+
+def test_how_often_a_row_was_late_follows_from_its_letters() -> None:
+    """`once`: a record of a topic, which is there once; else equal rows of a file have equal letters."""
+    spec = sessions()
+    assert copies(3, 1, 1, False, spec) == 3
+    assert copies(3, 1, 1, True, spec) == 1  # a letter that was written again
+    assert copies(2, 2, 1, False, spec) == 1  # the SQL made two rows of it, of one key
+    assert copies(4, 2, 1, False, spec) == 2
+    assert copies(2, 2, 2, True, spec) == 1
+    assert copies(2, 2, 2, False, spec) == 0  # of one row, or of two equal ones each of which was late once?
+    assert copies(1, 2, 2, True, spec) == 0
+    assert copies(3, 0, 0, False, spec) == 0
+
+
+def test_a_letter_of_a_topic_that_was_written_twice_is_applied_once(tmp_path: Path) -> None:
+    """A target of letters that is at least once may hold one twice; the second may even come after the replay."""
+    given: dict[str, Any] = {"flush": False, "state_dir": str(tmp_path)}
+    (letter,) = run_local(sessions(), [of(0), of(100), of(50)], SCHEMA, **given).letters
+    letter |= {"topic": "t", "partition": 0, "offset": 7}
+    first = run_local(sessions(), [Replay()], SCHEMA, letters=[letter] * 2, **given)
+    assert (first.replays[0].applied, counts(first)) == (2, [(50, 53, 1)])
+    second = run_local(sessions(), [Replay()], SCHEMA, letters=[letter] * 3, **given)
+    assert (second.replays[0].applied, second.replays[0].before, counts(second)) == (0, 3, [])
+
+
+def test_a_limit_takes_the_oldest_letters_and_does_not_part_equal_ones() -> None:
+    script = [of(0), of(100), of(50, 50, 60, 70)]
+    result = run_local(sessions(), [*script, Replay(1)], SCHEMA)
+    assert (result.replays[0].applied, counts(result)) == (2, [(0, 3, 1), (50, 53, 2), (100, 103, 1)])
+    result = run_local(sessions(), [*script, Replay(1), Replay(1), Replay()], SCHEMA)
+    assert [r.applied for r in result.replays] == [2, 1, 1]

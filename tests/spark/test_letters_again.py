@@ -1,0 +1,176 @@
+"""Dead letters applied once more on Spark: from Kafka and from files, decoded as ever, through SQL that makes several rows."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from typing import Any
+
+import polars as pl
+import psycopg
+import pytest
+from deltalake import DeltaTable
+from tests.conftest import Runner
+from tests.spark.test_golden import _DieOnce
+from tests.spark.test_kafka import START_MS, Make, minutes, topic  # noqa: F401 — a fixture
+
+import slackwater as sw
+from slackwater.engine import faults
+from slackwater.engine.replay import GONE
+from slackwater.engine.run import replay
+from slackwater.errors import EpochError
+from slackwater.testing import oracle
+
+pytestmark = pytest.mark.spark
+
+
+def replayed(runner: Runner, given: dict[str, Any], **more: Any) -> Any:
+    return replay(sw.pipeline(name="test", **given), lambda letters: letters, spark=runner.spark, **more)
+
+
+def times(rows: Any) -> list[tuple[Any, ...]]:
+    return sorted(rows, key=str)
+
+
+@pytest.mark.parametrize("step", ["commit.before", "note.before"])
+def test_records_of_a_topic_correct_hopping_windows_in_postgres(
+    runner: Runner,
+    topic: Make,  # noqa: F811
+    postgres: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+) -> None:
+    """State, results and letters in one database. The SQL makes two rows of each record; the replay dies once."""
+    stream, url = topic(1), postgres.database(f"replay{time.time_ns()}")
+    window = minutes(kind="hopping", duration_ms="1m", hop_ms="20s", late_data="dlq")
+    given = {
+        "source": stream.source(),
+        "transform_sql": "SELECT concat(user, x) AS user, amount, _event_ts FROM source LATERAL VIEW explode(array('1', '2')) AS x",
+        "window": window,
+        "on_error": "dlq",
+        "state_store": sw.StateStore(kind="postgres", url=url),
+        "target": sw.Target(connection=sw.PostgresConnection(url=url), table="out"),
+        "dead_letter": sw.Target(connection=sw.PostgresConnection(url=url), table="letters"),
+    }
+    sent = [("a", 1, 100), ("a", 2, 70), ("a", 4, -30), ("b", 8, 95), ("b", 16, 20)]
+    stream.send({"user": "a", "amount": 1}, at=100)
+    runner.run(**given, target_path=None, flush=False)
+    stream.send(b"{broken", at=100)
+    for user, amount, at in sent[1:]:
+        stream.send({"user": user, "amount": amount}, at=at)
+    runner.run(**given, target_path=None)
+
+    def table() -> list[tuple[Any, ...]]:
+        with psycopg.connect(url) as db:
+            found = 'SELECT "user", extract(epoch FROM window_start)::bigint, n, total FROM out'
+            return times(db.execute(found).fetchall())
+
+    rows = [
+        {"ts": (START_MS + at * 1000) * 1000, "user": f"{user}{x}", "amount": amount}
+        for user, amount, at in sent
+        for x in (1, 2)
+    ]
+    expected = times((r["user"], r["window_start"] // 10**6, r["n"], r["total"]) for r in oracle.batch(window, rows))
+    before = table()
+    assert before != expected
+    with psycopg.connect(url) as db:
+        (letters,) = db.execute("SELECT count(*)::int FROM letters").fetchone() or (0,)
+    assert letters >= 7
+    assert letters % 2 == 1, "two for each late record, and the broken one"
+    dry = replayed(runner, given, dry=True)
+    assert (dry.applied, table()) == (letters, before)
+    death = _DieOnce(step, runner.statuses[-1].epoch + 2)  # the first epoch is the broken record's
+    monkeypatch.setattr(faults, "from_environment", lambda: death)
+    with pytest.raises(Exception, match=step):
+        replayed(runner, given)
+    assert death.died
+    replayed(runner, given)
+    assert table() == expected
+    last = replayed(runner, given)
+    assert last.before >= letters
+    assert (last.applied, last.left) == (0, {"undecodable again, as a new letter": 1})
+    assert table() == expected
+
+
+def test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_read_is_used(runner: Runner) -> None:
+    """Sessions in Delta. A time in another format is undecodable, until the source's options say how to read it."""
+    at = dt.datetime(2024, 3, 1, 9, 0, 0, 123_457, dt.UTC)
+
+    def row(second: int, user: str | None = "a", amount: float | None = 0.5) -> dict[str, Any]:
+        return {"user": user, "amount": amount, "ts": (at + dt.timedelta(seconds=second)).isoformat()}
+
+    files = [
+        [row(0), row(2), row(8), row(0, None)],
+        [row(100), row(100, None), {"user": "b", "amount": 4.0, "ts": "01/03/2024 09:00:50"}],
+        [row(5), row(5), row(4, None, float("nan")), row(7, None, None), row(60)],
+    ]
+    for n, rows in enumerate(files):
+        runner.write(f"{n}.jsonl", rows)
+    schema = "user STRING, amount DOUBLE, ts TIMESTAMP"
+    aggregations = [("n", "count", None), ("amounts", "count", "amount"), ("total", "sum", "amount"),
+                    ("mean", "avg", "amount"), ("top", "max", "amount")]  # fmt: skip
+    window = sw.Window(
+        kind="session",
+        gap_ms="3s",
+        max_session_duration_ms="1m",
+        group_by=["user"],
+        event_time_column="ts",
+        late_data="dlq",
+        aggregations=[sw.Aggregation(agg=a, column=c, as_=name) for name, a, c in aggregations],
+    )
+    given: dict[str, Any] = {
+        "source": runner.source(schema, max_files_per_trigger=1),
+        "window": window,
+        "on_error": "dlq",
+        "target": sw.Target(connection=sw.DeltaConnection(), path=str(runner.home / "table")),
+        "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
+        "state_store": sw.StateStore(kind="files", path=str(runner.home / "state")),
+    }
+    runner.run(**given, target_path=None)
+
+    def table() -> list[tuple[Any, ...]]:
+        found = pl.from_arrow(DeltaTable(str(runner.home / "table")).to_pyarrow_table())
+        assert isinstance(found, pl.DataFrame)
+        seconds = ((pl.col(c) - at).dt.total_microseconds() / 1e6 for c in ("window_start", "window_end"))
+        return times(found.select("user", *seconds, *(name for name, _, _ in aggregations)).rows())
+
+    first = replayed(runner, given)
+    assert (first.applied, first.left) == (5, {"undecodable again, as a new letter": 1})
+    nan = float("nan")
+    expected = [
+        ("a", 0.0, 11.0, 5, 5, 2.5, 0.5, 0.5),
+        ("a", 60.0, 63.0, 1, 1, 0.5, 0.5, 0.5),
+        ("a", 100.0, 103.0, 1, 1, 0.5, 0.5, 0.5),
+        (None, 0.0, 3.0, 1, 1, 0.5, 0.5, 0.5),
+        (None, 4.0, 10.0, 2, 1, nan, nan, nan),
+        (None, 100.0, 103.0, 1, 1, 0.5, 0.5, 0.5),
+    ]
+    assert str(table()) == str(times(expected))
+    read = runner.source(schema, max_files_per_trigger=1, options={"timestampFormat": "dd/MM/yyyy HH:mm:ss"})
+    second = replayed(runner, {**given, "source": read})
+    assert (second.applied, second.left) == (0, {"late again, as a new letter": 1})
+    third = replayed(runner, {**given, "source": read})
+    assert (third.applied, dict(third.left), third.before) == (1, {}, 7)
+    expected.append(("b", 50 - 0.123457, 53 - 0.123457, 1, 1, 4.0, 4.0, 4.0))
+    assert str(table()) == str(times(expected))
+    assert replayed(runner, {**given, "source": read}).applied == 0
+
+
+def test_letters_that_a_changed_config_cannot_read(runner: Runner) -> None:
+    for n, second in enumerate((100, 0)):
+        runner.write(f"{n}.jsonl", [{"user": "a", "ts": f"2024-03-01T00:{second // 60:02}:{second % 60:02}Z"}])
+    given: dict[str, Any] = {
+        "source": runner.source("user STRING, ts TIMESTAMP", max_files_per_trigger=1),
+        "window": minutes(aggregations=[sw.Aggregation(agg="count", as_="n")], late_data="dlq", event_time_column="ts"),
+        "target": sw.Target(connection=sw.DeltaConnection(), path=str(runner.home / "table")),
+        "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
+        "state_store": sw.StateStore(kind="files", path=str(runner.home / "state")),
+    }
+    runner.run(**given, target_path=None)
+    failing = "SELECT CAST(CAST(user AS INT) AS STRING) AS user, _event_ts FROM source"
+    with pytest.raises(EpochError, match=r"the letters cannot be read, and nothing was replayed: .*CAST_INVALID_INPUT"):
+        replayed(runner, {**given, "transform_sql": failing})
+    shifted = "SELECT user, _event_ts + INTERVAL 1 DAY AS _event_ts FROM source"
+    moved = replayed(runner, {**given, "transform_sql": shifted})
+    assert (moved.applied, moved.left) == (0, {GONE: 1})
+    assert replayed(runner, given).applied == 1

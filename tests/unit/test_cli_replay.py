@@ -1,0 +1,124 @@
+"""`slackwater dlq replay` before Spark starts: what is asked for, what stands in the way, and what is said at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from slackwater.cli.dlq_replay import epochs, told
+from slackwater.config import toml
+from slackwater.engine import again
+from slackwater.engine.replay import Outcome
+from slackwater.engine.run import replay
+from slackwater.errors import LockHeldError, StartError
+from slackwater.sources.streams import FrameSource
+from slackwater.state.files import FilesStore
+
+CONFIG = """name = "orders"
+[connections.lake]
+kind = "files"
+[[sources]]
+name = "orders"
+connection = "lake"
+query = "HOME/in"
+format = "json"
+schema = "user STRING, ts TIMESTAMP"
+[transform.window]
+kind = "tumbling"
+duration_ms = "1m"
+event_time_column = "ts"
+max_groups_per_window = 10
+LATE
+[[transform.window.aggregations]]
+agg = "count"
+as = "n"
+[target]
+connection = "lake"
+path = "HOME/out"
+[state_store]
+kind = "files"
+path = "HOME/state"
+"""
+LETTERS = '[dead_letter]\nconnection = "lake"\npath = "HOME/letters"\n'
+
+
+def pipeline(home: Path, letters: str = LETTERS) -> object:
+    (home / "in").mkdir()
+    path = home / "orders.toml"
+    path.write_text(
+        (CONFIG + letters).replace("HOME", str(home)).replace("LATE", 'late_data = "dlq"' if letters else "")
+    )
+    return toml.load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(None, (None, None)), ("3", (3, 3)), ("3..7", (3, 7)), ("3..", (3, None)), ("..7", (None, 7))],
+)
+def test_a_range_of_epochs(text: str | None, expected: tuple[int | None, int | None]) -> None:
+    assert epochs(text) == expected
+
+
+@pytest.mark.parametrize("text", ["..", "a..b", "-1", "3-7", ""])
+def test_what_is_no_range_is_refused(text: str) -> None:
+    with pytest.raises(StartError, match=r"is no range of epochs; expected A\.\.B, A\.\., \.\.B or one number"):
+        epochs(text)
+
+
+def test_a_range_that_is_empty_is_refused() -> None:
+    with pytest.raises(StartError, match=r'--epoch "7\.\.3" is empty: 7 comes after 3'):
+        epochs("7..3")
+
+
+def test_what_is_said() -> None:
+    outcome = Outcome(1200, Counter({"too old": 2, "gone": 5}), 1, Counter({"late": 700, "supersede": 3}))
+    assert list(told(outcome, "orders", dry=False)) == [
+        "orders: 1,200 letters applied: 700 windows written, 3 taken back",
+        "  1 letter had been applied before",
+        "  5 letters left: gone",
+        "  2 letters left: too old",
+    ]
+    assert list(told(Outcome(1), "orders", dry=True)) == ["orders: 1 letter would be applied"]
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [("web", 'letters of source "web" cannot be replayed yet: it reads a connector or a DataFrame, which takes no rows back'),
+     ("old", 'letters of source "old" cannot be replayed: the config has no such source, it has web; restore it, or choose')],
+)  # fmt: skip
+def test_letters_of_sources_that_take_no_rows(source: str, why: str) -> None:
+    letters = pl.DataFrame({"source": [source]})
+    with pytest.raises(StartError, match=why):
+        again.frames(None, [FrameSource("web", None)], letters, with_file=False)  # type: ignore[arg-type]
+
+
+def everything(letters: object) -> object:
+    return letters
+
+
+def test_a_config_without_dead_letters(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"orders: the config has no \[dead_letter\], so no letters are kept"):
+        replay(pipeline(tmp_path, letters=""), everything)  # type: ignore[arg-type]
+
+
+def test_beside_a_runner_it_is_refused(tmp_path: Path) -> None:
+    given, store = pipeline(tmp_path), FilesStore(str(tmp_path / "state"), "orders")
+    store.open()
+    with pytest.raises(
+        LockHeldError, match=r"already running: process \d+ .*; a replay is an epoch of a runner: replay, then"
+    ):
+        replay(given, everything)  # type: ignore[arg-type]
+    store.close()
+
+
+def test_before_the_first_run_there_is_nothing_to_replay(tmp_path: Path) -> None:
+    with pytest.raises(
+        StartError, match=r"orders: there is no state yet, so nothing was ever late; run the pipeline first"
+    ):
+        replay(pipeline(tmp_path), everything)  # type: ignore[arg-type]
+    store = FilesStore(str(tmp_path / "state"), "orders")
+    store.open()  # the lock is free again
+    store.close()

@@ -1,0 +1,19 @@
+"""State files hold what was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+
+from slackwater.state.segments import read_arrow, write_arrow
+
+
+def test_lists_that_are_all_empty_after_a_sort_do_not_shift_the_columns_behind_them(tmp_path: Path) -> None:
+    """Polars hands such a column out as a slice behind the end of its buffer; Arrow's writer trusts the offset."""
+    lists = pl.Series("set", [[1.0], [2.0], [3.0], []], dtype=pl.List(pl.Float64)).slice(3).list.sort()
+    frame = pl.DataFrame(
+        {"set": lists, "nothing": pl.Series([None], dtype=pl.List(pl.Int64)), "why": ["late"], "u": ["a"]}
+    )
+    _, checksum = write_arrow(tmp_path / "s.arrow", frame)
+    assert read_arrow(tmp_path / "s.arrow", checksum).to_dicts() == frame.to_dicts()
