@@ -89,6 +89,8 @@ class LocalResult:
     letters: list[dict[str, Any]] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
     watermark_us: int = NO_WATERMARK
+    open_sessions: int = 0  # at the end, and the keys they have
+    open_keys: int = 0
     replays: list[Outcome] = field(default_factory=list)
     statuses: list[Status] = field(default_factory=list)
 
@@ -289,6 +291,7 @@ def run_local(
     result.rows, result.gone, result.letters = target.rows, target.gone, aside.rows
     result.counters = fold.counters(driver.state)
     result.watermark_us = driver.state.watermark_us
+    result.open_sessions, result.open_keys = sum(driver.state.windows), sum(driver.state.groups)
     return result
 
 
