@@ -104,7 +104,12 @@ class _Target:
     def __init__(self, columns: Sequence[Field], identity: Sequence[str], upserts: bool = True) -> None:
         self.upserts, self._identity = upserts, list(identity)
         self.last, self.rows, self.gone = -1, list[dict[str, Any]](), list[dict[str, Any]]()
-        self.table = pl.DataFrame(schema={f.name: f.polars for f in columns})
+        self._schema = {f.name: f.polars for f in columns}
+        self._changes: list[tuple[pl.DataFrame, pl.DataFrame | None]] = []
+
+    def hold(self, rows: pl.DataFrame) -> None:
+        """Rows that are there before the run."""
+        self._changes.append((rows, None))
 
     def open(self) -> None:
         return
@@ -118,17 +123,24 @@ class _Target:
         self.rows += _plain(rows, epoch)
         self.gone += [] if gone is None else _plain(gone, epoch)
         self.last = epoch
-        for changed in () if not self._identity else (rows, gone):
-            if changed is not None:
-                self.table = self.table.join(changed, on=self._identity, how="anti", nulls_equal=True)
-        self.table = pl.concat([self.table, rows.select(self.table.columns)])
+        self._changes.append((rows, gone))
+
+    @property
+    def table(self) -> pl.DataFrame:
+        """What it holds: worked out when it is asked for."""
+        table = pl.DataFrame(schema=self._schema)
+        for rows, gone in self._changes:
+            for changed in () if not self._identity else (rows, gone):
+                if changed is not None:
+                    table = table.join(changed, on=self._identity, how="anti", nulls_equal=True)
+            table = pl.concat([table, rows.select(table.columns)])
+        return table
 
     def stored(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
         keys = [c for c in self._identity if c != column]
         at = pl.col(column).dt.timestamp("us").is_between("__low", "__high")
-        if not keys:
-            return self.table.join(ranges, how="cross").filter(at).select(self.table.columns)
-        return self.table.join(ranges, on=keys, nulls_equal=True).filter(at).select(self.table.columns)
+        near = self.table.join(ranges, on=keys, nulls_equal=True) if keys else self.table.join(ranges, how="cross")
+        return near.filter(at).select(list(self._schema))
 
 
 def _plain(rows: pl.DataFrame, epoch: int) -> list[dict[str, Any]]:
@@ -223,7 +235,7 @@ def run_local(
     frame_schema = {"ts": pl.Int64(), **{f.name: f.polars for f in fields.values()}}
     target = _Target(logic.output, logic.identity, upserts)
     aside, faults, result = _Target(LETTER, (), upserts=False), _Faults(), LocalResult()
-    aside.table = _frame(letters, {f.name: f.polars for f in LETTER})
+    aside.hold(_frame(letters, {f.name: f.polars for f in LETTER}))
     now = clock_us
 
     def begin(shards: int) -> Driver:
