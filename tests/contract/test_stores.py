@@ -14,8 +14,8 @@ import pytest
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.errors import FencedError, LockHeldError, StateError
+from slackwater.state import arrow
 from slackwater.state import postgres as postgres_store
-from slackwater.state import segments
 from slackwater.state.files import KEPT_EPOCHS, FilesStore, InMemoryStore
 from slackwater.state.protocol import Manifest, OutputMeta, SegmentMeta, SourceRecord
 from slackwater.windows.aggregations import Agg
@@ -156,7 +156,7 @@ def test_garbage_is_what_no_kept_epoch_names(directory: Make) -> None:
 
 
 def sealed(text: str) -> str:
-    return f"{text}\n{segments.checksum(text.encode())}\n"
+    return f"{text}\n{arrow.checksum(text.encode())}\n"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_damaged_segment_stops_the_start_by_name(directory: Make, damage: Any,
     store.open()
     frame = pl.DataFrame({"__h": list(range(100)), "x": list(range(100))})
     path = Path(store.root) / "segments" / "000000000-000-x.arrow"
-    size, digest = segments.write_arrow(path, frame)
+    size, digest = arrow.write_arrow(path, frame)
     meta = {"file": "segments/000000000-000-x.arrow", "rows": 100, "bytes": size, "checksum": digest}
     store.commit(manifest(0, segments=((SegmentMeta(**meta, first_due=0, last_due=0, close=0, dead=0),),)))
     store.close()
@@ -216,7 +216,7 @@ from pathlib import Path
 from tests.contract.test_stores import manifest
 from slackwater.errors import EpochError
 from slackwater.state.files import FilesStore
-from slackwater.state.segments import write_arrow
+from slackwater.state.arrow import write_arrow
 store = FilesStore({str(tmp_path)!r}, "p")
 store.open()
 store.commit(manifest(0))

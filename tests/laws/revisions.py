@@ -10,22 +10,14 @@ were not late for good.
 
 from __future__ import annotations
 
-import argparse
-import gc
 import itertools
-import logging
-import multiprocessing
-import os
 import random
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from tests.laws import naive
+from tests.laws import naive, seeds
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.protocol import StateStore
@@ -239,7 +231,7 @@ def spans(run: Run, table: Mapping[Any, Mapping[str, Any]]) -> None:
 
 def checked(seed: int) -> tuple[int, int]:
     """Check a seed, every fifth with a cap that binds; (late rows, revisions). Names the seed of a failure."""
-    logging.getLogger("slackwater").setLevel(logging.ERROR)
+    seeds.quiet()
     cap_binds = seed % 5 == 0
     try:
         result = check(seed, cap_binds)
@@ -248,31 +240,5 @@ def checked(seed: int) -> tuple[int, int]:
     return result.counters.rows_late, sum(r["_revision"] > 1 for r in result.rows)
 
 
-def prepared() -> None:
-    """This process makes thousands of temporary directories: in memory, where the machine has a place for that."""
-    gc.freeze()
-    gc.set_threshold(50_000)
-    if os.access("/dev/shm", os.W_OK):
-        tempfile.tempdir = "/dev/shm"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", type=int)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    given = parser.parse_args()
-    os.environ["POLARS_MAX_THREADS"] = "1"
-    began = time.monotonic()
-    seeds = [given.only] if given.only is not None else list(range(given.seed, given.seed + given.runs))
-    with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn"), prepared) as pool:
-        found = list(pool.map(checked, seeds, chunksize=max(len(seeds) // (20 * given.jobs), 1)))
-    late, revised = map(sum, zip(*found, strict=True))
-    print(
-        f"{len(seeds)} seeds from {seeds[0]}: {late} late rows, {revised} revisions, {time.monotonic() - began:.0f} s"
-    )
-
-
 if __name__ == "__main__":
-    main()
+    seeds.main(checked, __doc__ or "", ("late rows", "revisions"), 10_000)

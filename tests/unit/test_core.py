@@ -23,8 +23,9 @@ from slackwater.engine.bounds import share
 from slackwater.errors import EpochError, StateError
 from slackwater.sources import files
 from slackwater.sources.streams import Streams
-from slackwater.state import segments
+from slackwater.state import arrow, segments
 from slackwater.state.files import FilesStore
+from slackwater.state.merging import merge_plan
 from slackwater.state.protocol import BatchId, Manifest, SegmentMeta, SourceRecord
 from slackwater.windows import hll
 from slackwater.windows.logic import Visit
@@ -86,7 +87,7 @@ def frame_of(**rows: int) -> pl.DataFrame:
 
 
 def written(home: Path, name: str, frame: pl.DataFrame) -> SegmentMeta:
-    size, checksum = segments.write_arrow(home / "segments" / name, frame)
+    size, checksum = arrow.write_arrow(home / "segments" / name, frame)
     return SegmentMeta(
         file=f"segments/{name}", rows=frame.height, bytes=size, first_due=0, last_due=99, close=99, dead=99,
         checksum=checksum,
@@ -118,14 +119,14 @@ def test_segments_of_one_size_are_merged_and_a_large_one_is_left_alone() -> None
     def metas(*rows: int) -> list[SegmentMeta]:
         return [SegmentMeta(file="", rows=r, bytes=0, first_due=0, last_due=0, close=0, dead=0) for r in rows]
 
-    assert segments.merge_plan(metas(*[100] * 7)) == 0
-    assert segments.merge_plan(metas(*[100] * 8)) == 8
-    assert segments.merge_plan(metas(1_000_000, *[100] * 8)) == 8
-    assert segments.merge_plan(metas(*[800] * 7, *[100] * 7)) == 0
+    assert merge_plan(metas(*[100] * 7)) == 0
+    assert merge_plan(metas(*[100] * 8)) == 8
+    assert merge_plan(metas(1_000_000, *[100] * 8)) == 8
+    assert merge_plan(metas(*[800] * 7, *[100] * 7)) == 0
     sizes: list[int] = []
     for _ in range(1000):
         sizes.append(100)
-        count = segments.merge_plan(metas(*sizes))
+        count = merge_plan(metas(*sizes))
         if count:
             sizes[-count:] = [sum(sizes[-count:])]
     assert len(sizes) < 30

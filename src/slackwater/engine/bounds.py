@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from slackwater.engine import fold
 from slackwater.engine.protocol import Engine
-from slackwater.engine.shard import ShardTask
+from slackwater.engine.steps import Step
+from slackwater.engine.task import ShardTask
 from slackwater.errors import CapExceededError
+from slackwater.joins.logic import JoinLogic
 from slackwater.state.protocol import Manifest
 from slackwater.windows import panes
-from slackwater.windows.logic import Logic
 
 
 def share(bound: int, shards: int, shard: int) -> int:
@@ -19,12 +20,21 @@ def share(bound: int, shards: int, shard: int) -> int:
     return bound // shards + (1 if shard < bound % shards else 0)
 
 
-def check(logic: Logic, engine: Engine, before: Manifest, after: Manifest, tasks: Sequence[ShardTask]) -> None:
+def cap(logic: Step) -> int | None:
+    """The bound beyond which new groups are dropped; None where they are not."""
+    if isinstance(logic, JoinLogic) or logic.window.on_state_cap != "drop_new_groups":
+        return None
+    return logic.window.max_groups_per_window
+
+
+def check(logic: Step, engine: Engine, before: Manifest, after: Manifest, tasks: Sequence[ShardTask]) -> None:
     """Raise CapExceededError if a window (or, for sessions, the state) holds more groups than allowed.
 
     For hopping windows the sum over a window's panes is an upper bound; only where it exceeds the limit are the groups
     counted in the state.
     """
+    if isinstance(logic, JoinLogic):  # it is held within its bound row by row
+        return
     bound = logic.window.max_groups_per_window
     if bound is None or logic.window.on_state_cap != "fail":
         return

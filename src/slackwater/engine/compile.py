@@ -6,8 +6,13 @@ import difflib
 from collections.abc import Mapping
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.schema import Field
+from slackwater.config.join import output_names
+from slackwater.config.spec import nearest
+from slackwater.config.step import allowed_ms
+from slackwater.core.schema import INTEGERS, Field
 from slackwater.errors import StartError
+from slackwater.joins import logic as joins
+from slackwater.joins.logic import JoinLogic
 from slackwater.windows.aggregations import Agg
 from slackwater.windows.logic import Logic
 
@@ -49,3 +54,68 @@ def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> Logic:
     if problems:
         raise StartError("\n".join(problems))
     return Logic(pipeline.name, window, tuple(k for k in keys if k is not None), tuple(aggs))
+
+
+def compile_join(pipeline: Pipeline, columns: tuple[Mapping[str, Field], Mapping[str, Field]]) -> JoinLogic:
+    """Bind a join to the columns that come out of each side's SQL. Raises StartError, one line per misfit."""
+    join = pipeline.transform.join
+    assert join is not None
+    where = f"{pipeline.name}: transform.join"
+    problems: list[str] = []
+    keys: tuple[list[Field], list[Field]] = ([], [])
+    for side, names, known in zip(keys, (join.left_keys, join.right_keys), columns, strict=True):
+        which = "left" if side is keys[0] else "right"
+        for name in names:
+            if name in known:
+                side.append(known[name])
+                continue
+            problems.append(
+                f'{where}.{which}_keys: column "{name}" does not come out of the {which} side{nearest(name, known)}; '
+                f"there are: {', '.join(known)}"
+            )
+    if not problems:
+        for left, right in zip(*keys, strict=True):
+            problems += _misfits(where, left, right)
+    try:
+        chosen = output_names(join, list(columns[0]), list(columns[1]), (INJECTED, INJECTED))
+    except StartError as error:
+        problems += [f"{pipeline.name}: {line}" for line in str(error).splitlines()]
+        chosen = ({}, {})
+    for which, names, known in zip(("left", "right"), chosen, columns, strict=True):
+        problems += [
+            f'{where}: column "{name}" of the {which} side has type {known[name].type}, which a join cannot carry; cast it in '
+            f"{which}_sql, to_json() makes text of anything"
+            for name in names
+            if name in known and not known[name].known
+        ]
+    if problems:
+        raise StartError("\n".join(problems))
+    lower, upper = (1000 * ms for ms in join.bounds_ms)
+    allowed = 1000 * allowed_ms(join)
+    sides = [
+        joins.side(
+            which,
+            source,
+            keys[which],
+            [columns[which][c] for c in names],
+            [(name, columns[which][c]) for c, name in names.items()],
+            lower,
+            upper,
+            allowed,
+            join.outer[which],
+        )
+        for which, (source, names) in enumerate(zip(join.sources, chosen, strict=True))
+    ]
+    return JoinLogic(
+        pipeline.name, *sides, allowed, join.event_time, join.max_rows_per_key, join.on_state_cap == "drop_oldest"
+    )
+
+
+def _misfits(where: str, left: Field, right: Field) -> list[str]:
+    """Keys are compared as they are, so that equal ones have one hash; integers of all widths are."""
+    pair = f'"{left.name}" of the left side is {left.type}, "{right.name}" of the right side is {right.type}'
+    if not (left.supported and right.supported):
+        return [f"{where}: keys: {pair}; expected scalar types, cast them in left_sql and right_sql"]
+    if left.type == right.type or (left.base in INTEGERS and right.base in INTEGERS):
+        return []
+    return [f"{where}: keys: {pair}; cast one of them in left_sql or right_sql, so that both have one type"]

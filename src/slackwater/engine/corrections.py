@@ -13,7 +13,8 @@ import polars as pl
 from slackwater.core.arrays import distinct
 from slackwater.core.hashing import key_hash, shard_of
 from slackwater.engine.driver import Driver
-from slackwater.engine.shard import EmitReport, ShardTask
+from slackwater.engine.task import EmitReport, ShardTask
+from slackwater.state.protocol import OutputMeta
 from slackwater.targets.base import Readable
 from slackwater.windows import replay as windows
 from slackwater.windows.aggregations import normalised, stored
@@ -25,7 +26,7 @@ class Corrections:
 
     def __init__(self, driver: Driver, target: Readable, rows: pl.DataFrame) -> None:
         state = driver.state
-        self.logic, self.store = driver.logic, driver.store
+        self.logic, self.store = driver.windows, driver.store
         kept = stored_windows(self.logic, target, windows.ranges(self.logic, rows))
         lost = why_lost(self.logic)
         owner, other = (shard_of(f["__kh"].to_numpy(), state.shards) for f in (rows, kept))
@@ -62,11 +63,12 @@ class Corrections:
             if task.shard not in self.repairs:
                 continue
             repair, units = self.repairs[task.shard]
-            done, output = repair.done, None
+            done = repair.done
+            outputs: tuple[OutputMeta, ...] = ()
             if task.hit:
                 task.hit("stage.before")
             if done.rows.height or done.superseded.height:
-                output = task.state.stage_output(self.logic.output_frame(done))
+                outputs = (task.state.stage_output(self.logic.output_frame(done)),)
             segments = task.state.metas
             if done.state.height:
                 segments = task.state.stage(self.logic, done.state, units, task.since)
@@ -76,7 +78,7 @@ class Corrections:
                 EmitReport(
                     shard=task.shard,
                     segments=segments,
-                    output=output,
+                    outputs=outputs,
                     reasons=_reasons(repair),
                     groups=done.groups,
                     windows=done.windows,

@@ -21,14 +21,14 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.engine import account, bounds, fold, outbox, recover
 from slackwater.engine.faults import Faults, NoFaults
 from slackwater.engine.protocol import Engine, IngestOutcome
-from slackwater.engine.shard import EmitReport, LateLetters, ShardTask, is_due
 from slackwater.engine.status import Status
+from slackwater.engine.steps import Step, is_due, touched
+from slackwater.engine.task import EmitReport, LateLetters, ShardTask
 from slackwater.errors import StartError
 from slackwater.sources.base import Batch
 from slackwater.state.protocol import Joining, Manifest, Publish, StateStore
 from slackwater.targets.base import Target
 from slackwater.watermark import SourceClock, global_watermark, holder, listen, run_on
-from slackwater.windows.family import family
 from slackwater.windows.logic import Logic
 
 log = logging.getLogger("slackwater")
@@ -52,7 +52,7 @@ class Driver:
     def __init__(
         self,
         pipeline: Pipeline,
-        logic: Logic,
+        logic: Step,
         store: StateStore,
         target: Target,
         engine: Engine,
@@ -67,6 +67,12 @@ class Driver:
         self._uncommitted_us = 0
         # checkpointed
         self.state: Manifest
+
+    @property
+    def windows(self) -> Logic:
+        """The logic, of windows."""
+        assert isinstance(self.logic, Logic)
+        return self.logic
 
     # -- start ---------------------------------------------------------------------------------------------------
 
@@ -294,13 +300,13 @@ class Driver:
         )
 
     def _tasks(self, epoch: int) -> list[ShardTask]:
-        state, window = self.state, self.logic.window
+        state = self.state
         # rows are tagged with their source's place; those of idle partitions come after all sources (see engine.spark)
         count = len(self._clocks)
         overtaken = (i for i, c in enumerate(self._clocks.values()) if c.was_overtaken(state.watermark_us))
         idle = (*overtaken, *range(count, 2 * count))
         late = LateLetters(self.pipeline.name, holder(self._committed_clocks())) if self.pipeline.keeps_late else None
-        capped = window.on_state_cap == "drop_new_groups" and window.max_groups_per_window is not None
+        cap = bounds.cap(self.logic)
         return [
             ShardTask(
                 self.logic,
@@ -309,9 +315,9 @@ class Driver:
                 watermark=state.watermark_us,
                 since=state.watermark_us,
                 idle_sources=idle,
-                bound=bounds.share(window.max_groups_per_window or 0, state.shards, shard) if capped else None,
+                bound=None if cap is None else bounds.share(cap, state.shards, shard),
                 groups=state.groups[shard],
-                pane_groups={p: g[shard] for p, g in state.panes.items()} if capped else None,
+                pane_groups={p: g[shard] for p, g in state.panes.items()} if cap is not None else None,
                 late=late,
                 keeps_bad=self.pipeline.transform.on_error == "dlq",
                 hit=self.hooks.faults.in_worker(epoch),
@@ -321,11 +327,11 @@ class Driver:
 
     def _may_tell(self, clock: int) -> bool:
         """emit = "updates": whether windows that are open may be emitted again by now."""
-        return clock - self.state.told_us >= 1000 * self.logic.window.emit_interval_ms
+        interval = self.pipeline.transform.window.emit_interval_ms if self.logic.updates else 0
+        return clock - self.state.told_us >= 1000 * interval
 
     def _due_tasks(self, ingested: Manifest, since: int, flush: bool, telling: bool) -> list[ShardTask]:
         watermark = ingested.watermark_us
-        visit = family(self.logic).visit(self.logic, since, watermark, telling)
         return [
             ShardTask(
                 self.logic,
@@ -337,7 +343,7 @@ class Driver:
                 telling=telling,
             )
             for shard, metas in enumerate(ingested.segments)
-            if any(visit.touches(m.first_due, m.last_due) for m in metas)
+            if touched(self.logic, metas, since, watermark, telling)
         ]
 
     def _commit(self, manifest: Manifest) -> None:

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine.protocol import IngestOutcome, SourceStats
-from slackwater.engine.shard import EmitReport
 from slackwater.engine.status import Counters, SourceStatus, Status
+from slackwater.engine.steps import Step
+from slackwater.engine.task import EmitReport
 from slackwater.sources.base import Batch
 from slackwater.state.protocol import Manifest, PartitionRecord, SourceRecord
 from slackwater.watermark import NO_WATERMARK, Heard, SourceClock
 from slackwater.windows.logic import Logic, allowed_us
+from slackwater.windows.panes import window_totals
 
 NOTHING = Heard(0, None)
 
@@ -68,7 +70,9 @@ def ingested(
         totals.update(rows_partly_late=r.partly_late)
     for stats in outcome.sources.values():
         totals.update(rows_in=stats.rows, rows_bad=stats.bad)
-    alone, reasons = sum(r.emitted for r in outcome.reports), before.counters.get("emitted", {})
+    reasons: Counter[str] = Counter(before.counters.get("emitted", {}))
+    for r in outcome.reports:
+        reasons.update(r.reasons)
     for staged in outcome.letters:
         letters.update(staged.reasons)
     totals.update(rows_lost=sum(batch.lost.values()))
@@ -85,14 +89,14 @@ def ingested(
                 for name, clock in clocks.items()
             },
             "batch": batch.id or before.batch,
-            "output": tuple(r.output for r in outcome.reports if r.output is not None),
+            "output": tuple(o for r in outcome.reports for o in r.outputs),
             "letters": tuple(staged.output for staged in outcome.letters),
-            "emitted": alone,
+            "emitted": sum(o.rows for r in outcome.reports for o in r.outputs),
             "waiting": before.waiting or any(r.used for r in outcome.reports),
             "counters": {
                 **totals,
                 "late": {k: v for k, v in late.items() if v},
-                "emitted": {**reasons, "standalone": reasons.get("standalone", 0) + alone} if alone else reasons,
+                "emitted": dict(reasons),
                 "letters": dict(letters),
             },
         }
@@ -130,7 +134,7 @@ def _source(
 
 
 def emitted(
-    manifest: Manifest, reports: Sequence[EmitReport], logic: Logic, clock_us: int, telling: bool = False
+    manifest: Manifest, reports: Sequence[EmitReport], logic: Step, clock_us: int, telling: bool = False
 ) -> Manifest:
     """The manifest to commit: with the staged output, and without the panes that are over.
 
@@ -144,9 +148,7 @@ def emitted(
         windows[r.shard] += r.windows
         reasons.update(r.reasons)
     panes = manifest.panes
-    if panes:
-        from slackwater.windows.panes import window_totals
-
+    if panes and isinstance(logic, Logic):
         panes = {p: g for p, g in panes.items() if window_totals(logic, {p: 1}, manifest.watermark_us)}
     return manifest.model_copy(
         update={
@@ -157,8 +159,8 @@ def emitted(
             "panes": panes,
             "told_us": clock_us if telling else manifest.told_us,
             "waiting": logic.updates and not telling and manifest.waiting,
-            "output": (*manifest.output, *(r.output for r in reports if r.output is not None)),
-            "emitted": manifest.emitted + sum(r.output.rows for r in reports if r.output is not None),
+            "output": (*manifest.output, *(o for r in reports for o in r.outputs)),
+            "emitted": manifest.emitted + sum(o.rows for r in reports for o in r.outputs),
             "counters": {**manifest.counters, "emitted": dict(reasons)},
         }
     )

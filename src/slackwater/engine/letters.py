@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
+from slackwater.joins.logic import JoinLogic
 from slackwater.sources.base import CORRUPT
 from slackwater.targets.base import LETTER
 from slackwater.windows import panes
@@ -87,12 +88,12 @@ def _headers(kind: str) -> str:
 
 
 def late_letters(
-    logic: Logic, rows: pl.DataFrame, watermark: int, epoch: int, pipeline: str, held_by: str | None
+    logic: Logic | JoinLogic, rows: pl.DataFrame, watermark: int, epoch: int, pipeline: str, held_by: str | None
 ) -> pl.DataFrame:
     """The letters of late rows: `__start` (event time, µs), `_origin`, and `__idle` where sources may be idle."""
     ts = rows["__start"].to_numpy()
     count, starts = np.ones(len(ts), dtype=np.int64), pl.Series([None] * len(ts), dtype=pl.String)
-    if not logic.is_session:
+    if isinstance(logic, Logic) and not logic.is_session:
         first, count = panes.missed(logic, ts, watermark)
         starts = _listed(first, count, logic.hop_us)
     idle = pl.col("__idle") if "__idle" in rows.columns else pl.lit(False)
@@ -105,7 +106,7 @@ def late_letters(
         "watermark": _moment(pl.lit(watermark)),
         "watermark_source": pl.lit(held_by),
         "late_us": watermark - pl.col("__start"),
-        "windows_missed": pl.lit(pl.Series(count)),
+        "windows_missed": pl.lit(pl.Series(count)) if isinstance(logic, Logic) else pl.lit(None),
         "windows": pl.lit(starts),
     }
     found = rows.select(

@@ -16,12 +16,15 @@ import polars as pl
 
 from slackwater.core.hashing import key_hash, shard_of, spark_xxhash64
 from slackwater.core.schema import Field
-from slackwater.engine import shard
+from slackwater.engine import shard, steps
 from slackwater.engine.letters import ORIGIN, ORIGIN_FIELDS
 from slackwater.engine.protocol import IngestOutcome, SourceStats
-from slackwater.engine.shard import EmitReport, ShardTask
+from slackwater.engine.steps import Step
+from slackwater.engine.task import EmitReport, ShardTask
 from slackwater.sources.base import Batch
 from slackwater.watermark import Heard
+from slackwater.joins.logic import JoinLogic
+from slackwater.joins.slots import Slots
 from slackwater.windows import panes
 from slackwater.windows.aggregations import Input, normalised
 from slackwater.windows.logic import Int64s, Logic
@@ -32,15 +35,22 @@ from slackwater.windows.panes import late_before, pane_start
 class LocalEngine:
     """Runs shard tasks one after the other. `sources`: names, in the order of the config."""
 
-    logic: Logic
+    logic: Step
     sources: Sequence[str]
     keeps_late: bool = False  # late rows become letters
+    max_future_ms: int = 86_400_000
+
+    @property
+    def windows(self) -> Logic:
+        """The logic, of windows."""
+        assert isinstance(self.logic, Logic)
+        return self.logic
 
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
     ) -> IngestOutcome:
         frames: Mapping[str, pl.DataFrame] = batch.payload
-        latest = clock_us + self.logic.window.max_future_ms * 1000
+        latest = clock_us + self.max_future_ms * 1000
         stats: dict[str, SourceStats] = {}
         prepared: list[pl.DataFrame] = []
         tagged = len(self.sources) > 1 or any(idle.values()) or 0 in tasks[0].idle_sources
@@ -63,7 +73,7 @@ class LocalEngine:
             source = np.full(usable.height, index)
             if idle.get(name) and listed:
                 source += len(self.sources) * usable["__partition"].is_in(list(idle[name])).to_numpy()
-            prepared.append(prepare(self.logic, usable, source if tagged else None))
+            prepared.append(self._prepared(name, usable, source if tagged else None))
             if self.keeps_late:
                 origins.append(_origins(name, usable, source if tagged else None))
         if not prepared:
@@ -72,27 +82,32 @@ class LocalEngine:
         owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
         mine = [(t, owner == t.shard) for t in tasks]
         if not self.keeps_late:
-            return IngestOutcome([shard.ingest(t, every.filter(m)) for t, m in mine], stats)
+            return IngestOutcome([steps.ingest(t, every.filter(m)) for t, m in mine], stats)
         origin = pl.concat(origins)
-        if self.logic.is_session:
-            reports = [shard.ingest(t, every.filter(m), origin[ORIGIN].filter(m)) for t, m in mine]
+        if isinstance(self.logic, JoinLogic) or self.logic.is_session:
+            reports = [steps.ingest(t, every.filter(m), origin[ORIGIN].filter(m)) for t, m in mine]
             return IngestOutcome(reports, stats)
-        reports = [shard.ingest(t, every.filter(m)) for t, m in mine]
-        late = origin.filter(pl.col("__start") < late_before(self.logic, tasks[0].watermark))
+        reports = [steps.ingest(t, every.filter(m)) for t, m in mine]
+        late = origin.filter(pl.col("__start") < late_before(self.windows, tasks[0].watermark))
         staged = [shard.stage_late(tasks[0], shard.with_idle(tasks[0], late))] if late.height else []
         return IngestOutcome(reports, stats, staged=staged)
 
+    def _prepared(self, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
+        if isinstance(self.logic, JoinLogic):
+            return prepare_side(self.logic, 0 if source == self.logic.left.source else 1, rows, tag)
+        return prepare(self.logic, rows, tag)
+
     def again(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
-        latest = clock_us + self.logic.window.max_future_ms * 1000
+        latest = clock_us + self.max_future_ms * 1000
         found = []
         for frame in payload.values():
             rows = frame.filter(pl.col("ts").is_not_null() & (pl.col("ts") <= latest))
-            lifted = self.logic.lift_rows(_inputs(self.logic, rows)).with_columns(rows["__letter"])
-            found.append(lifted.drop_nulls("__end") if self.logic.dynamic else lifted)
+            lifted = self.windows.lift_rows(_inputs(self.windows, rows)).with_columns(rows["__letter"])
+            found.append(lifted.drop_nulls("__end") if self.windows.dynamic else lifted)
         return pl.concat(found)
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
-        return [shard.emit(t) for t in tasks]
+        return [steps.emit(t) for t in tasks]
 
     def count_groups(self, tasks: Sequence[ShardTask], windows: list[int]) -> Mapping[int, int]:
         return sum((Counter(shard.count_groups(t, windows)) for t in tasks), Counter())
@@ -118,6 +133,26 @@ def prepare(logic: Logic, rows: pl.DataFrame, source: Int64s | None) -> pl.DataF
         pl.lit(1, pl.Int64).alias("__n"),
         pl.col("__ts").alias("__first"),
     ).drop("__ts")
+
+
+def prepare_side(logic: JoinLogic, which: int, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
+    """Rows of one side as `engine.joining.ingest` takes them: what `engine.prepare` does in Spark SQL."""
+    side, slots = logic.sides[which], Slots.between(logic)
+    keys = normalised(rows, list(side.keys))
+    shared = [
+        Field(k.name, "bigint") if k.type != other.type else k
+        for k, other in zip(side.keys, logic.sides[1 - which].keys, strict=True)
+    ]
+    mine = {slot: rows[f.name].cast(f.polars) for slot, f in slots.of[which]}
+    empty = pl.Series([None]).new_from_index(0, rows.height)
+    columns = {
+        "__kh": key_hash(keys, shared),
+        "__ts": rows["ts"],
+        "__side": pl.Series([which], dtype=pl.Int8).new_from_index(0, rows.height),
+        **{s.name: mine.get(s.name, empty.cast(s.polars)) for s in slots.columns},
+    }
+    found = pl.DataFrame([c.alias(name) for name, c in columns.items()])
+    return found if tag is None else found.with_columns(pl.Series("__src", tag, dtype=pl.Int32))
 
 
 def _inputs(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
+from slackwater.engine.steps import Step
 from slackwater.windows.logic import Logic
 
 SUPERSEDED = "supersede"  # `__reason` of a row that was emitted before and no longer exists: its identity, else NULL
 
 
-def split(logic: Logic, staged: Sequence[pl.DataFrame], upserts: bool) -> tuple[pl.DataFrame, pl.DataFrame]:
+def split(logic: Step, staged: Sequence[pl.DataFrame], upserts: bool) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The rows of an epoch (the output columns) and the identities that are gone, each in the order of section 7.
 
         __reason    user  window_start  session_id  n
@@ -29,6 +30,6 @@ def split(logic: Logic, staged: Sequence[pl.DataFrame], upserts: bool) -> tuple[
     return output[np.flatnonzero(~is_gone)][columns], output[np.flatnonzero(is_gone)][identity(logic)]
 
 
-def identity(logic: Logic) -> list[str]:
+def identity(logic: Step) -> list[str]:
     """The output columns that a superseded row still has."""
-    return [*logic.identity, *(["session_id"] if logic.is_session else [])]
+    return [*logic.identity, *(["session_id"] if isinstance(logic, Logic) and logic.is_session else [])]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from slackwater.engine.shard import EmitReport, IngestReport, ShardTask, StagedLetters
+from slackwater.engine.task import EmitReport, IngestReport, ShardTask, StagedLetters
 from slackwater.sources.base import Batch
 from slackwater.watermark import Heard
 

@@ -9,15 +9,19 @@ from typing import Any
 import polars as pl
 
 from slackwater.core.hashing import shard_of
+from slackwater.engine import joining
 from slackwater.errors import StartError, StateError
+from slackwater.joins.logic import JoinLogic
 from slackwater.state.protocol import Manifest, SourceRecord, StateStore
 from slackwater.windows import sessions
 from slackwater.windows.family import family
 from slackwater.windows.logic import Logic
 
 
-def fingerprint(logic: Logic) -> dict[str, Any]:
+def fingerprint(logic: Logic | JoinLogic) -> dict[str, Any]:
     """What a state depends on; a change of any of it needs a new state. Readable, part of every manifest."""
+    if isinstance(logic, JoinLogic):
+        return joining.fingerprint(logic)
     w = logic.window
     return {
         "kind": w.kind,
@@ -31,8 +35,10 @@ def fingerprint(logic: Logic) -> dict[str, Any]:
     }
 
 
-def emission(logic: Logic) -> dict[str, Any]:
-    """How windows are emitted, as far as the state shows it; a change of it needs no new state, but `reshard`."""
+def emission(logic: Logic | JoinLogic) -> dict[str, Any]:
+    """How results are emitted, as far as the state shows it; a change of it needs no new state, but `reshard`."""
+    if isinstance(logic, JoinLogic):
+        return joining.emission(logic)
     return {"updates": logic.updates, "retain_us": logic.retain_us}
 
 
@@ -41,7 +47,7 @@ def emission_of(manifest: Manifest) -> dict[str, Any]:
     return {"updates": False, "retain_us": 0} | dict(manifest.emission)
 
 
-def check_fingerprint(logic: Logic, manifest: Manifest) -> None:
+def check_fingerprint(logic: Logic | JoinLogic, manifest: Manifest) -> None:
     """Raise StateError, naming what changed, if the state was written for another window."""
     new, old = fingerprint(logic), dict(manifest.fingerprint)
     changed = [
@@ -51,12 +57,12 @@ def check_fingerprint(logic: Logic, manifest: Manifest) -> None:
     ]
     if changed:
         raise StateError(
-            f"{logic.pipeline}: the state in epoch {manifest.epoch} was written for another window ({'; '.join(changed)}); "
+            f"{logic.pipeline}: the state in epoch {manifest.epoch} was written for another {'join' if isinstance(logic, JoinLogic) else 'window'} ({'; '.join(changed)}); "
             "change the config back, or give the pipeline a new name or state path to start over"
         )
 
 
-def first_manifest(logic: Logic, shards: int, clock_us: int, state_id: str = "") -> Manifest:
+def first_manifest(logic: Logic | JoinLogic, shards: int, clock_us: int, state_id: str = "") -> Manifest:
     """The state before the first epoch; never committed itself."""
     return Manifest(
         pipeline=logic.pipeline,
@@ -82,8 +88,19 @@ def with_sources(manifest: Manifest, names: Sequence[str], schemas: Mapping[str,
     )
 
 
-def reshard(logic: Logic, store: StateStore, manifest: Manifest, shards: int, clock_us: int) -> Manifest:
+def reshard(logic: Logic | JoinLogic, store: StateStore, manifest: Manifest, shards: int, clock_us: int) -> Manifest:
     """The same state as an epoch of its own, spread over another number of shards, or for another way to emit it."""
+    changed = {"epoch": manifest.epoch + 1, "emission": emission(logic), "committed_us": clock_us, "shards": shards}
+    changed |= {"output": (), "letters": (), "emitted": 0}
+    if isinstance(logic, JoinLogic):
+        segments = joining.reshard(logic, store, manifest, shards, emission_of(manifest)["retain_us"])
+        none = (0,) * shards
+        return manifest.model_copy(update={**changed, "segments": segments, "groups": none, "windows": none})
+    return manifest.model_copy(update={**changed, **_resharded(logic, store, manifest, shards)})
+
+
+def _resharded(logic: Logic, store: StateStore, manifest: Manifest, shards: int) -> dict[str, Any]:
+    """What becomes of the state of windows."""
     kind, epoch, watermark = family(logic), manifest.epoch + 1, manifest.watermark_us
     everything = pl.concat(
         [
@@ -106,22 +123,13 @@ def reshard(logic: Logic, store: StateStore, manifest: Manifest, shards: int, cl
         if not logic.is_session:
             for start, n in rows["__start"].value_counts().iter_rows():
                 panes.setdefault(start, [0] * shards)[shard] = n
-    return manifest.model_copy(
-        update={
-            "epoch": epoch,
-            "emission": emission(logic),
-            "waiting": logic.updates and not former["updates"],
-            "committed_us": clock_us,
-            "shards": shards,
-            "segments": tuple(metas),
-            "groups": tuple(groups),
-            "windows": tuple(windows),
-            "panes": {p: tuple(g) for p, g in panes.items()},
-            "output": (),
-            "letters": (),
-            "emitted": 0,
-        }
-    )
+    return {
+        "waiting": logic.updates and not former["updates"],
+        "segments": tuple(metas),
+        "groups": tuple(groups),
+        "windows": tuple(windows),
+        "panes": {p: tuple(g) for p, g in panes.items()},
+    }
 
 
 def check_schema(source: str, before: str | None, now: str) -> list[str]:

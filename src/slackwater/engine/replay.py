@@ -113,9 +113,14 @@ def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool
     target, found = driver.target, Outcome()
     if letters.is_empty():
         return found
+    if not isinstance(driver.logic, Logic):
+        raise StartError(
+            f"{driver.pipeline.name}: late rows of a join cannot be replayed: the rows that they missed have left the state; "
+            "send them again, or choose others by --reason"
+        )
     if not driver.pipeline.keeps_late:
         raise StartError(
-            f'{driver.pipeline.name}: there are letters of late rows, and late_data = "{driver.logic.window.late_data}" does not '
+            f'{driver.pipeline.name}: there are letters of late rows, and late_data = "{driver.windows.window.late_data}" does not '
             'carry where a row came from through the SQL; set it back to "dlq" or "reopen", or choose others by --reason'
         )
     if not (target.upserts and isinstance(target, Readable)):
@@ -164,7 +169,7 @@ def _rows(
     rows = again.join(groups, on=["__letter", "__ts"])
     seen = rows.group_by("__group").agg(pl.len().alias("__rows"), pl.col("__kh").n_unique().alias("__keys"))
     groups = groups.join(seen, on="__group", how="left").with_columns(pl.col("__rows", "__keys").fill_null(0))
-    groups = groups.with_columns(_copies(driver.logic).alias("__copies"))
+    groups = groups.with_columns(_copies(driver.windows).alias("__copies"))
     letters = letters.join(groups.select("__letter", "__ts", "__group", "__rows", "__copies"), on=["__letter", "__ts"])
     for why, is_left in ((GONE, pl.col("__rows") == 0), (UNCLEAR, (pl.col("__rows") > 0) & (pl.col("__copies") == 0))):
         count = letters.filter(is_left).height

@@ -7,90 +7,18 @@ count for nothing until the driver commits a manifest that names them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import polars as pl
-from pydantic import Field
 
 from slackwater.core.arrays import distinct, member
 from slackwater.core.hashing import mix
 from slackwater.engine.letters import BAD_GAP, LATE, ORIGIN, bad_gap_letters, late_letters
-from slackwater.state.protocol import OutputMeta, Record, SegmentMeta, ShardState
+from slackwater.engine.task import EmitReport, IngestReport, ShardTask, StagedLetters, plain
+from slackwater.state.protocol import OutputMeta
 from slackwater.windows import panes, session_emission, sessions
 from slackwater.windows.family import family
 from slackwater.windows.logic import Emitted, Logic, late_sample
-
-
-@dataclass(frozen=True)
-class LateLetters:
-    """`late_data = "dlq"`: what the letters of late rows say of their epoch. `held_by`: the source that held the watermark."""
-
-    pipeline: str
-    held_by: str | None
-
-
-@dataclass(frozen=True)
-class ShardTask:
-    """What a shard needs to know; `metas` is its state as of the previous commit (or step)."""
-
-    logic: Logic
-    state: ShardState  # as of the previous commit, or the previous step
-    shard: int
-    watermark: int  # ingest: of the previous epoch; emit: the new one
-    since: int  # of the previous epoch, in both
-    idle_sources: tuple[int, ...] = ()
-    bound: int | None = None  # drop_new_groups: this shard's part of max_groups_per_window
-    groups: int = 0  # sessions: keys that are open now
-    pane_groups: Mapping[int, int] | None = None  # panes: groups per pane now
-    flush: bool = False
-    telling: bool = False  # emit = "updates": open windows that were changed are emitted now
-    late: LateLetters | None = None  # late rows become letters
-    keeps_bad: bool = False  # so do rows that bring no usable gap
-    hit: Callable[[str], None] | None = None  # called before and after staging: see engine.faults
-
-
-class StagedLetters(Record):
-    """Dead letters put aside, and how many of them for which reason."""
-
-    output: OutputMeta
-    reasons: Mapping[str, int]
-
-
-class IngestReport(Record):
-    """What a shard did with its rows."""
-
-    shard: int
-    segments: tuple[SegmentMeta, ...]
-    rows: int = 0
-    used: int = 0
-    late: int = 0
-    late_idle: int = 0
-    late_windows: int = 0
-    partly_late: int = 0  # late for some of their windows, not for all
-    refused: int = 0
-    groups: int = 0
-    windows: int = 0
-    new_groups: Mapping[int, int] = Field(default_factory=dict)
-    late_sample: tuple[dict[str, Any], ...] = ()
-    output: OutputMeta | None = None  # late rows as results of their own
-    emitted: int = 0
-    bad: int = 0  # rows whose gap is none
-    bad_sample: tuple[dict[str, Any], ...] = ()
-    letters: StagedLetters | None = None
-
-
-class EmitReport(Record):
-    """What a shard emitted."""
-
-    shard: int
-    segments: tuple[SegmentMeta, ...]
-    output: OutputMeta | None = None
-    reasons: Mapping[str, int] = Field(default_factory=dict)
-    groups: int = 0
-    windows: int = 0
-    last_end_us: int | None = None
 
 
 def ingest(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
@@ -99,7 +27,7 @@ def ingest(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None
     `origins`: where each row came from (see `engine.letters`), for sessions under `late_data = "dlq"`; the late rows' become
     letters here. For tumbling and hopping windows rows arrive folded, and the engine stages their letters.
     """
-    logic = task.logic
+    logic = task.windows
     if rows.is_empty():
         return IngestReport(shard=task.shard, segments=task.state.metas)
     rows, origins, bad = _with_gaps(logic, with_idle(task, rows), origins)
@@ -149,19 +77,19 @@ def ingest(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None
         windows=counts.windows,
         new_groups=done.new_groups,
         late_sample=tuple(
-            {k: _plain(v) for k, v in s.items()} for s in late_sample(done.late, logic.key_names, "__start")
+            {k: plain(v) for k, v in s.items()} for s in late_sample(done.late, logic.key_names, "__start")
         ),
-        output=None if alone is None else task.state.stage_output(logic.output_frame(alone)),
-        emitted=0 if alone is None else alone.rows.height,
+        outputs=() if alone is None else (task.state.stage_output(logic.output_frame(alone)),),
+        reasons={} if alone is None else {"standalone": alone.rows.height},
         bad=bad.height,
-        bad_sample=tuple({k: _plain(v) for k, v in s.items()} for s in late_sample(bad, logic.key_names, "__ts")),
+        bad_sample=tuple({k: plain(v) for k, v in s.items()} for s in late_sample(bad, logic.key_names, "__ts")),
         letters=letters,
     )
 
 
 def _alone(task: ShardTask, late: pl.DataFrame, rows: pl.DataFrame) -> Emitted | None:
     """`late_data = "standalone"`: the results that late rows form by themselves; None where there are none."""
-    logic = task.logic
+    logic = task.windows
     if logic.window.late_data != "standalone":
         return None
     if logic.is_session:
@@ -193,7 +121,7 @@ def _stage_letters(task: ShardTask, late: pl.DataFrame | None, bad: pl.DataFrame
         frames.append(_letters_of_late(task, late))
         reasons[LATE] = late.height
     if bad is not None and bad.height:
-        frames.append(bad_gap_letters(bad, task.state.epoch, task.logic.pipeline))
+        frames.append(bad_gap_letters(bad, task.state.epoch, task.windows.pipeline))
         reasons[BAD_GAP] = bad.height
     return StagedLetters(output=task.state.stage_output(pl.concat(frames)), reasons=reasons) if frames else None
 
@@ -212,11 +140,7 @@ def stage_late(task: ShardTask, rows: pl.DataFrame) -> StagedLetters:
 
 def _letters_of_late(task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
     assert task.late is not None
-    return late_letters(task.logic, rows, task.watermark, task.state.epoch, task.late.pipeline, task.late.held_by)
-
-
-def _plain(value: object) -> object:
-    return value if isinstance(value, int | str | None) else str(value)
+    return late_letters(task.windows, rows, task.watermark, task.state.epoch, task.late.pipeline, task.late.held_by)
 
 
 def _may_exceed(task: ShardTask, rows: pl.DataFrame) -> bool:
@@ -224,19 +148,19 @@ def _may_exceed(task: ShardTask, rows: pl.DataFrame) -> bool:
     counts = dict(task.pane_groups or {})
     for start, n in rows["__start"].value_counts().iter_rows():
         counts[start] = counts.get(start, 0) + n
-    totals = panes.window_totals(task.logic, counts, task.watermark)
+    totals = panes.window_totals(task.windows, counts, task.watermark)
     return max(totals.values(), default=0) > (task.bound or 0)
 
 
 def is_due(task: ShardTask) -> bool:
     """Whether anything of a shard wants a visit between two watermarks."""
-    visit = family(task.logic).visit(task.logic, task.since, task.watermark, task.telling)
-    return not task.state.reader(task.logic).due(visit).is_empty()
+    visit = family(task.windows).visit(task.windows, task.since, task.watermark, task.telling)
+    return not task.state.reader(task.windows).due(visit).is_empty()
 
 
 def emit(task: ShardTask) -> EmitReport:
     """Stage the windows of a shard that close between two watermarks, and the state that changes with them."""
-    logic = task.logic
+    logic = task.windows
     kind = family(logic)
     reader = task.state.reader(logic)
     due = reader.due(kind.visit(logic, task.since, task.watermark, task.telling))
@@ -248,16 +172,16 @@ def emit(task: ShardTask) -> EmitReport:
     done = kind.emit(logic, due, task.since, task.watermark, task.telling)
     if task.flush:
         done = replace(done, rows=done.rows.with_columns(pl.col("__reason").replace("close", "flush")))
-    output = None
+    outputs: tuple[OutputMeta, ...] = ()
     if done.rows.height or done.superseded.height:
-        output = task.state.stage_output(logic.output_frame(done))
+        outputs = (task.state.stage_output(logic.output_frame(done)),)
     last_end = done.rows["__end"].filter(done.rows["__reason"] != "update").max()
     reasons = Counter(dict(done.rows["__reason"].value_counts().iter_rows()))
     reasons.update(supersede=done.superseded.height)
     return EmitReport(
         shard=task.shard,
         segments=(task.state.stage(logic, done.state, due, task.since) if done.state.height else task.state.metas),
-        output=output,
+        outputs=outputs,
         reasons={k: n for k, n in reasons.items() if n},
         groups=done.groups,
         windows=done.windows,
@@ -267,5 +191,5 @@ def emit(task: ShardTask) -> EmitReport:
 
 def count_groups(task: ShardTask, windows: list[int]) -> dict[int, int]:
     """The exact number of groups in each of these hopping windows of a shard."""
-    state = task.state.reader(task.logic).scan()
-    return panes.exact_totals(task.logic, state, windows)
+    state = task.state.reader(task.windows).scan()
+    return panes.exact_totals(task.windows, state, windows)

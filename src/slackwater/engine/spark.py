@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater import errors
 from slackwater.config.pipeline import Pipeline, resolve
-from slackwater.engine import inspect, prepare, shard
+from slackwater.engine import inspect, prepare, shard, steps
 from slackwater.engine.letters import ORIGIN, letter_columns, numbered_origin, origin_column
 from slackwater.engine.protocol import IngestOutcome, SourceStats
-from slackwater.engine.shard import EmitReport, IngestReport, ShardTask, StagedLetters
+from slackwater.engine.task import EmitReport, IngestReport, ShardTask, StagedLetters
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.sources.base import CORRUPT, Batch, reason
 from slackwater.sources.files import local_name
@@ -259,7 +259,7 @@ class SparkEngine:
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
         if self._is_local():
             with ThreadPoolExecutor(len(tasks)) as pool:
-                return list(pool.map(shard.emit, tasks))
+                return list(pool.map(steps.emit, tasks))
         return [EmitReport.model_validate_json(r) for r in self._over_shards(tasks, _emit_task(list(tasks)))]
 
     def count_groups(self, tasks: Sequence[ShardTask], windows: list[int]) -> Mapping[int, int]:
@@ -398,7 +398,7 @@ def _late_task(task: ShardTask) -> Task:
 
 def _emit_task(tasks: list[ShardTask]) -> Task:
     def run(table: pa.Table) -> str:
-        return shard.emit(tasks[table.column(0)[0].as_py()]).model_dump_json()
+        return steps.emit(tasks[table.column(0)[0].as_py()]).model_dump_json()
 
     return run
 

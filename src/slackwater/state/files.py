@@ -28,8 +28,9 @@ import polars as pl
 from pydantic import ValidationError
 
 from slackwater.errors import EpochError, FencedError, LockHeldError, StateError
+from slackwater.state.arrow import checksum, read_arrow, verify, write_synced
 from slackwater.state.protocol import FORMAT, Manifest, OutputMeta, Publish, SegmentMeta, Snapshot
-from slackwater.state.segments import FilesShard, SegmentReader, checksum, read_arrow, verify, write_synced
+from slackwater.state.segments import FilesShard, SegmentReader
 from slackwater.windows.logic import Logic
 
 log = logging.getLogger("slackwater")

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
 
+from slackwater.joins.buffer import Buffers, Changes
+from slackwater.joins.logic import JoinLogic
 from slackwater.watermark import NO_WATERMARK, SourceClock
 from slackwater.windows.logic import Int64s, Logic, Visit
 
@@ -38,7 +40,9 @@ class SegmentMeta(Record):
     last_due: int  # largest such watermark: nothing is due after it
     close: int  # the watermark that closes the last of its open windows
     dead: int  # all its rows are forgotten once the watermark is at or above this
-    checksum: str = ""  # of a file's content, see `state.segments.checksum`
+    checksum: str = ""  # of a file's content, see `state.arrow.checksum`
+    kind: str = ""  # joins: "left", "right", and with "+" and "-" which of these rows found a partner or had to go
+    most: int = 0  # joins: the most rows that one key has in it
 
 
 class OutputMeta(Record):
@@ -177,6 +181,18 @@ class ShardState(Protocol):
 
     def stage_output(self, frame: pl.DataFrame) -> OutputMeta: ...
 
+    def buffers(self, logic: JoinLogic) -> Buffers:
+        """The rows that a join has buffered."""
+        ...
+
+    def stage_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
+        """Put aside what an epoch does to the buffers; like `stage`. Rows that `watermark` has expired may go."""
+        ...
+
+    def adopt_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
+        """Hold exactly the rows of these changes: like `adopt`, the state was rewritten."""
+        ...
+
 
 class Joining(Protocol):
     """A target that can write within the store's transaction, if both are in one database."""
@@ -209,8 +225,8 @@ class StateStore(Protocol):
         """Take the lock and return the latest commit, None for a new pipeline."""
         ...
 
-    def prepare(self, logic: Logic) -> None:
-        """Make room for the state of this window, before the first epoch."""
+    def prepare(self, logic: Logic | JoinLogic) -> None:
+        """Make room for the state of this window or join, before the first epoch."""
         ...
 
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...]) -> ShardState:

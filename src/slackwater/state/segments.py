@@ -6,28 +6,27 @@ shard 0   [segment 3: 2 M rows] [segment 17: 80 k] [segment 18: 20 k]   ─▶ n
 
 from __future__ import annotations
 
-import math
-import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import xxhash
 from numpy.typing import NDArray
 
 from slackwater.core.arrays import distinct, member
-from slackwater.errors import EpochError, StateError
+from slackwater.joins.buffer import Changes
+from slackwater.joins.logic import JoinLogic
+from slackwater.state.arrow import frame_of, open_arrow, write_arrow
+from slackwater.state.join_segments import FilesBuffers, JoinWriter
+from slackwater.state.merging import merge_plan
 from slackwater.state.protocol import OutputMeta, SegmentMeta
+from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.family import family
 from slackwater.windows.logic import DEAD, Int64s, Logic, Visit, empty, unrevised
-
-FAN = 8  # segments of one size class before they are merged into one of the next
 
 
 @dataclass(frozen=True)
@@ -50,16 +49,16 @@ class Segment:
     @cached_property
     def table(self) -> pa.Table:
         """The open file. It is opened when it is first asked for, and stays readable then though it may be removed."""
-        return _open(self._path)
+        return open_arrow(self._path)
 
     @cached_property
     def columns(self) -> Columns:
         # PyArrow's to_numpy would load pandas
-        hidden = _frame(self.table.select(["__h", "__kind", "__start", "__due"]))
+        hidden = frame_of(self.table.select(["__h", "__kind", "__start", "__due"]))
         return Columns(*(column.to_numpy() for column in hidden))
 
     def rows(self, index: Int64s) -> pl.DataFrame:
-        return _frame(self.table.take(pl.Series(index).to_arrow()))  # as pa.array would
+        return frame_of(self.table.take(pl.Series(index).to_arrow()))  # as pa.array would
 
     def find(self, hashes: Int64s) -> tuple[Int64s, Int64s]:
         """Begin and end positions of the unit of each hash (equal where there is none)."""
@@ -164,6 +163,15 @@ class FilesShard:
             metas[-count:] = [self._write(logic, merged)] if merged.height else []
         return tuple(metas)
 
+    def buffers(self, logic: JoinLogic) -> FilesBuffers:
+        return FilesBuffers(self.root, self.metas, logic)
+
+    def stage_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
+        return JoinWriter(self.root, self.shard, self.epoch, logic).stage(self.metas, changes, watermark)
+
+    def adopt_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
+        return JoinWriter(self.root, self.shard, self.epoch, logic).stage((), changes, NO_WATERMARK)
+
     def adopt(self, logic: Logic, rows: pl.DataFrame, rewritten: bool = False) -> tuple[SegmentMeta, ...]:
         """The segments of a shard that holds exactly `rows`."""
         return (self._write(logic, rows),) if rows.height else ()
@@ -209,100 +217,3 @@ def spans(begin: Int64s, end: Int64s) -> Int64s:
     lengths = end - begin
     offsets = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths)
     return np.arange(int(lengths.sum())) + offsets
-
-
-def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
-    """Write a frame as one uncompressed record batch, flushed to the disk; returns its size in bytes and its checksum.
-
-    Raises EpochError if it cannot be written.
-    """
-    table = _without_empty_slices(frame).to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        for batch in table.to_batches():
-            writer.write_batch(batch)
-    content = sink.getvalue()
-    write_synced(path, content)
-    return content.size, checksum(content)
-
-
-def _without_empty_slices(frame: pl.DataFrame) -> pl.DataFrame:
-    """The same rows, with fresh columns for lists that are all empty.
-
-    Polars hands these out as a slice of nothing that begins behind the end of its buffer, and Arrow then writes the columns
-    that follow at wrong places.
-    """
-    lists = [c for c, t in frame.schema.items() if isinstance(t, pl.List) and not frame[c].list.len().sum()]
-    fresh = (pl.Series(c, frame[c].to_list(), dtype=frame.schema[c]) for c in lists)
-    return frame.with_columns(*fresh) if lists else frame
-
-
-def write_synced(path: Path, content: Any) -> None:
-    """Write a file down to the disk. Raises EpochError if that is not possible."""
-    try:
-        with path.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise EpochError(
-            f"state file {path} cannot be written ({error.strerror}); the epoch was not committed: make room and start again"
-        ) from None
-
-
-def checksum(content: Any) -> str:
-    """Of a file's bytes: xxh3, in hexadecimal."""
-    return xxhash.xxh3_64_hexdigest(content)
-
-
-def verify(path: Path, expected: str, size: int | None = None) -> None:
-    """Raise StateError if a file is missing, was cut, or holds other bytes than were written."""
-    try:
-        with pa.memory_map(str(path)) as source:
-            content = source.read_buffer()
-            wrong = "is truncated" if size is not None and content.size != size else ""
-            if not wrong and checksum(content) != expected:
-                wrong = "does not hold what was written"
-    except (OSError, pa.ArrowException) as error:
-        wrong = "is missing" if not path.exists() else f"cannot be read ({type(error).__name__})"
-    if wrong:
-        raise StateError(
-            f"state file {path} {wrong}; restore it from a copy of the state directory; nothing was changed"
-        )
-
-
-def read_arrow(path: Path, expected: str) -> pl.DataFrame:
-    """A file written by `write_arrow`, with its checksum. Raises StateError if it is not as it was written."""
-    verify(path, expected)
-    return _frame(_open(path))
-
-
-def _open(path: Path) -> pa.Table:
-    try:
-        with pa.memory_map(str(path)) as source:
-            return pa.ipc.open_file(source).read_all()
-    except (OSError, pa.ArrowException) as error:
-        raise StateError(
-            f"state file {path} cannot be read ({type(error).__name__}); restore it from a copy of the state directory"
-        ) from error
-
-
-def _frame(table: pa.Table) -> pl.DataFrame:
-    frame = pl.from_arrow(table)
-    assert isinstance(frame, pl.DataFrame)
-    return frame
-
-
-def merge_plan(metas: Sequence[SegmentMeta]) -> int:
-    """How many of the newest segments to merge into one (0: none).
-
-    A size class spans a factor of FAN. Once FAN segments of one class have piled up they are merged, with the smaller
-    ones after them, into one of the next class: a row is rewritten about once per class, a shard keeps few segments.
-    """
-    classes = [int(math.log(max(m.rows, 1), FAN)) for m in metas]
-    count = 0
-    for size_class in sorted(set(classes)):
-        trailing = next((i for i, c in enumerate(reversed(classes)) if c > size_class), len(classes))
-        if classes[len(classes) - trailing :].count(size_class) >= FAN:
-            count = trailing
-    return count

@@ -18,6 +18,7 @@ from typing import Any
 
 import polars as pl
 
+from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline, Transform
 from slackwater.config.source import Source
 from slackwater.config.target import StateStore, Target
@@ -29,6 +30,7 @@ from slackwater.engine.driver import Driver, Hooks
 from slackwater.engine.faults import STEPS
 from slackwater.engine.local import LocalEngine
 from slackwater.engine.replay import Outcome
+from slackwater.engine.steps import Step
 from slackwater.engine.status import Counters, Status
 from slackwater.sources.base import Batch
 from slackwater.state import protocol
@@ -164,7 +166,7 @@ class _Faults:
 
 
 def pipeline_for(
-    window: Window,
+    step: Window | Join,
     sources: Sequence[str],
     lateness_ms: Mapping[str, int] | None = None,
     name: str = "law",
@@ -172,12 +174,14 @@ def pipeline_for(
     upserts: bool = True,
 ) -> Pipeline:
     """A pipeline over scripted sources; its target and store are the kit's own."""
-    kept = on_error == "dlq" or window.late_data in ("dlq", "reopen")
+    kept = on_error == "dlq" or step.late_data in ("dlq", "reopen")
+    described = {"join": step} if isinstance(step, Join) else {"window": step}
+    upserts = upserts and not isinstance(step, Join)
     letters = Target(connection="lake", path="letters") if kept else None
     return Pipeline(
         name=name,
         sources=tuple(Source(name=s, dataframe=object(), lateness_ms=(lateness_ms or {}).get(s)) for s in sources),
-        transform=Transform(window=window, on_error=on_error),
+        transform=Transform(**described, on_error=on_error),
         # the kit's own replaces rows, or adds them, as this one would
         target=Target(connection="table", path="out", mode="merge" if upserts else "append"),
         connections={"table": {"kind": "delta"}, "lake": {"kind": "files"}},
@@ -187,7 +191,7 @@ def pipeline_for(
 
 
 def run_local(
-    window: Window,
+    step: Window | Join,
     script: Sequence[Rows | Quiet | Crash | Replay],
     schema: Mapping[str, str],
     sources: Sequence[str] = ("a",),
@@ -203,7 +207,7 @@ def run_local(
     on_error: str = "drop",
     letters: Sequence[Mapping[str, Any]] = (),
 ) -> LocalResult:
-    """Run a script to its end, and flush. `reshard_after`: restart with `reshard_to` shards after that script item.
+    """Run a script to its end, and flush. Both sides of a join have one schema. `reshard_after`: restart with `reshard_to` shards after that script item.
 
     `letters`: dead ones that are there before, as a result has them.
 
@@ -213,7 +217,7 @@ def run_local(
     if state_dir is None:
         with tempfile.TemporaryDirectory() as directory:
             return run_local(
-                window,
+                step,
                 script,
                 schema,
                 sources,
@@ -229,9 +233,14 @@ def run_local(
                 on_error,
                 letters,
             )
-    pipeline = pipeline_for(window, sources, lateness_ms, on_error=on_error, upserts=upserts)
+    pipeline = pipeline_for(step, sources, lateness_ms, on_error=on_error, upserts=upserts)
     fields = {name: Field(name, spark) for name, spark in schema.items()}
-    logic = compiling.compile_window(pipeline, fields)
+    logic: Step = (
+        compiling.compile_join(pipeline, (fields, fields))
+        if isinstance(step, Join)
+        else compiling.compile_window(pipeline, fields)
+    )
+    upserts = upserts and not isinstance(step, Join)
     frame_schema = {"ts": pl.Int64(), **{f.name: f.polars for f in fields.values()}}
     target = _Target(logic.output, logic.identity, upserts)
     aside, faults, result = _Target(LETTER, (), upserts=False), _Faults(), LocalResult()

@@ -1,0 +1,144 @@
+"""A stream-stream join as the engine sees it: two sides bound to their columns, and how far apart in time partners may be.
+
+    left    ──●─────────────────────────▶ event time      lower <= right.ts - left.ts <= upper
+    right      ├──────────────┤  partners of it           it waits for them until the watermark has passed ts + upper
+             lower          upper
+
+A row expires once the watermark is above its time plus what its side keeps; that is judged per row, whatever is on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import polars as pl
+
+from slackwater.core.arrays import Int64s
+from slackwater.core.schema import Field
+
+LEFT, RIGHT = 0, 1
+HIDDEN = {"__kh": pl.Int64(), "__ts": pl.Int64(), "__id": pl.Int64(), "__matched": pl.Boolean()}
+EVENT_TIME = "_event_ts"
+MATCH, UNMATCHED = "match", "unmatched"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side. `keys` and `fields` are its own columns; `output`: (name in the output, own column), in order.
+
+    `low_us`, `high_us`: how far a partner's time may be from its own. `keep_us`: until the watermark is above its time plus
+    this a row may find partners. `outer`: rows that find none come out.
+    """
+
+    which: int
+    source: str
+    keys: tuple[Field, ...]
+    fields: tuple[Field, ...]
+    output: tuple[tuple[str, Field], ...]
+    low_us: int
+    high_us: int
+    keep_us: int
+    outer: bool
+
+    @property
+    def name(self) -> str:
+        return ("left", "right")[self.which]
+
+    @cached_property
+    def schema(self) -> dict[str, pl.DataType]:
+        """The columns of a buffered row. `__matched` counts for outer sides only."""
+        return {**HIDDEN, **{f.name: f.polars for f in self.fields}}
+
+    def due(self, ts: Int64s) -> Int64s:
+        """The watermark at which rows of these times are expired."""
+        return ts + (self.keep_us + 1)
+
+
+@dataclass(frozen=True)
+class JoinLogic:
+    """A join, bound to the columns of its sides. `event_time`: whose time a joined row has, "later", "left" or "right"."""
+
+    pipeline: str
+    left: Side
+    right: Side
+    allowed_us: int
+    event_time: str
+    max_rows_per_key: int | None
+    drop_oldest: bool
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return (self.left, self.right)
+
+    @cached_property
+    def output(self) -> list[Field]:
+        columns = [Field(name, f.type) for side in self.sides for name, f in side.output]
+        return [*columns, Field(EVENT_TIME, "timestamp")]
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """None: pairs are a multiset."""
+        return ()
+
+    @property
+    def updates(self) -> bool:
+        """Nothing that comes out is said again."""
+        return False
+
+    def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The order of section 10: later time, keys, left columns, right columns; NULL first, NaN last."""
+        if frame.height < 2:
+            return frame
+        keys = [name for side in self.sides for name, f in side.output if f in side.keys]
+        plain = [f.name for f in self.output if f.supported]
+        by = list(dict.fromkeys([EVENT_TIME, *keys, *plain]))
+        return frame.sort(by, nulls_last=False, maintain_order=True)
+
+    def paired(self, left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
+        """Rows of both sides beside each other, as output with `__reason`."""
+        later = {
+            "left": left["__ts"],
+            "right": right["__ts"],
+            "later": pl.select(pl.max_horizontal(left["__ts"], right["__ts"])).to_series(),
+        }[self.event_time]
+        columns = [
+            frame[f.name].alias(name)
+            for side, frame in ((self.left, left), (self.right, right))
+            for name, f in side.output
+        ]
+        return pl.DataFrame([*columns, _utc(later), pl.Series("__reason", [MATCH]).new_from_index(0, left.height)])
+
+    def alone(self, which: int, rows: pl.DataFrame) -> pl.DataFrame:
+        """Rows of one side that found no partner, as output with `__reason`."""
+        columns: list[pl.Series] = []
+        for side in self.sides:
+            for name, field in side.output:
+                if side.which == which:
+                    columns.append(rows[field.name].alias(name))
+                else:
+                    columns.append(pl.Series(name, [None], dtype=field.polars).new_from_index(0, rows.height))
+        why = pl.Series("__reason", [UNMATCHED]).new_from_index(0, rows.height)
+        return pl.DataFrame([*columns, _utc(rows["__ts"]), why])
+
+
+def _utc(us: pl.Series) -> pl.Series:
+    return us.cast(pl.Datetime("us", "UTC")).alias(EVENT_TIME)
+
+
+def side(
+    which: int,
+    source: str,
+    keys: Sequence[Field],
+    fields: Sequence[Field],
+    output: Sequence[tuple[str, Field]],
+    lower_us: int,
+    upper_us: int,
+    allowed_us: int,
+    outer: bool,
+) -> Side:
+    """A side of a join whose rows match where `lower_us <= right.ts - left.ts <= upper_us`."""
+    low, high = (lower_us, upper_us) if which == LEFT else (-upper_us, -lower_us)
+    kept = list(dict.fromkeys([*keys, *fields]))
+    return Side(which, source, tuple(keys), tuple(kept), tuple(output), low, high, max(high, 0) + allowed_us, outer)

@@ -1,0 +1,76 @@
+"""Rows that are sorted by (key hash, time), and who of them is a partner of whom: binary search, all rows at once.
+
+run      kh   3   3   3   7   9        query (3, low = 4, high = 8)
+         ts   1   5   8   2   6               └───┴─▶ begin, end of a stretch: all its partners
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from slackwater.core.arrays import Int64s
+
+
+@dataclass(frozen=True)
+class Run:
+    """Buffered rows of one side, sorted by (`kh`, `ts`). `take`: the rows at these places, with all their columns."""
+
+    kh: Int64s
+    ts: Int64s
+    id: Int64s
+    take: Callable[[Int64s], pl.DataFrame]
+
+    @classmethod
+    def of(cls, frame: pl.DataFrame) -> Run:
+        """A sorted frame with `__kh`, `__ts`, `__id`."""
+        return cls(*(frame[c].to_numpy() for c in ("__kh", "__ts", "__id")), take=frame.__getitem__)
+
+
+def stretches(run: Run, kh: Int64s, low: Int64s, high: Int64s) -> tuple[Int64s, Int64s]:
+    """For each (hash, earliest, latest time): begin and end of the rows of a run that are within; `kh` ascending is fastest."""
+    begin = np.searchsorted(run.kh, kh, "left")
+    end = begin.copy()
+    here = np.flatnonzero(begin < len(run.kh))
+    here = here[run.kh[begin[here]] == kh[here]]
+    end[here] = np.searchsorted(run.kh, kh[here], "right")
+    first = bisect(run.ts, begin[here], end[here], low[here], False)
+    end[here] = bisect(run.ts, first, end[here], high[here], True)
+    begin[here] = first
+    return begin, end
+
+
+def bisect(values: Int64s, begin: Int64s, end: Int64s, wanted: Int64s, after_equals: bool) -> Int64s:
+    """For each stretch of ascending values: the first place whose value is not below (or above) what is wanted."""
+    low, high = begin.copy(), end.copy()
+    open_ = np.flatnonzero(low < high)
+    while len(open_):
+        middle = (low[open_] + high[open_]) >> 1
+        found = values[middle]
+        below = found <= wanted[open_] if after_equals else found < wanted[open_]
+        low[open_[below]] = middle[below] + 1
+        high[open_[~below]] = middle[~below]
+        open_ = open_[low[open_] < high[open_]]
+    return low
+
+
+def pairs(begin: Int64s, end: Int64s, most: int) -> Iterator[tuple[Int64s, Int64s]]:
+    """(query, place in the run) of all pairs of these stretches, at most so many at a time: a hot key has very many."""
+    counts = end - begin
+    upto = np.cumsum(counts)
+    total = int(upto[-1]) if len(upto) else 0
+    for start in range(0, total, most):
+        flat = np.arange(start, min(start + most, total))
+        query = np.searchsorted(upto, flat, "right")
+        yield query, begin[query] + flat - (upto[query] - counts[query])
+
+
+def flagged(length: int, places: Int64s) -> NDArray[np.bool_]:
+    """True at these places of an array."""
+    flags = np.zeros(length, dtype=bool)
+    flags[places] = True
+    return flags

@@ -1,0 +1,95 @@
+"""Frames as Arrow files: written down to the disk with a checksum, read memory-mapped."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import xxhash
+
+from slackwater.errors import EpochError, StateError
+
+
+def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
+    """Write a frame as one uncompressed record batch, flushed to the disk; returns its size in bytes and its checksum.
+
+    Raises EpochError if it cannot be written.
+    """
+    table = _without_empty_slices(frame).to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        for batch in table.to_batches():
+            writer.write_batch(batch)
+    content = sink.getvalue()
+    write_synced(path, content)
+    return content.size, checksum(content)
+
+
+def _without_empty_slices(frame: pl.DataFrame) -> pl.DataFrame:
+    """The same rows, with fresh columns for lists that are all empty.
+
+    Polars hands these out as a slice of nothing that begins behind the end of its buffer, and Arrow then writes the columns
+    that follow at wrong places.
+    """
+    lists = [c for c, t in frame.schema.items() if isinstance(t, pl.List) and not frame[c].list.len().sum()]
+    fresh = (pl.Series(c, frame[c].to_list(), dtype=frame.schema[c]) for c in lists)
+    return frame.with_columns(*fresh) if lists else frame
+
+
+def write_synced(path: Path, content: Any) -> None:
+    """Write a file down to the disk. Raises EpochError if that is not possible."""
+    try:
+        with path.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise EpochError(
+            f"state file {path} cannot be written ({error.strerror}); the epoch was not committed: make room and start again"
+        ) from None
+
+
+def checksum(content: Any) -> str:
+    """Of a file's bytes: xxh3, in hexadecimal."""
+    return xxhash.xxh3_64_hexdigest(content)
+
+
+def verify(path: Path, expected: str, size: int | None = None) -> None:
+    """Raise StateError if a file is missing, was cut, or holds other bytes than were written."""
+    try:
+        with pa.memory_map(str(path)) as source:
+            content = source.read_buffer()
+            wrong = "is truncated" if size is not None and content.size != size else ""
+            if not wrong and checksum(content) != expected:
+                wrong = "does not hold what was written"
+    except (OSError, pa.ArrowException) as error:
+        wrong = "is missing" if not path.exists() else f"cannot be read ({type(error).__name__})"
+    if wrong:
+        raise StateError(
+            f"state file {path} {wrong}; restore it from a copy of the state directory; nothing was changed"
+        )
+
+
+def read_arrow(path: Path, expected: str) -> pl.DataFrame:
+    """A file written by `write_arrow`, with its checksum. Raises StateError if it is not as it was written."""
+    verify(path, expected)
+    return frame_of(open_arrow(path))
+
+
+def open_arrow(path: Path) -> pa.Table:
+    try:
+        with pa.memory_map(str(path)) as source:
+            return pa.ipc.open_file(source).read_all()
+    except (OSError, pa.ArrowException) as error:
+        raise StateError(
+            f"state file {path} cannot be read ({type(error).__name__}); restore it from a copy of the state directory"
+        ) from error
+
+
+def frame_of(table: pa.Table) -> pl.DataFrame:
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    return frame

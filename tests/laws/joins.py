@@ -1,0 +1,207 @@
+"""Seeded runs of joins against brute force over the rows that were not late.
+
+    python -m tests.laws.joins --runs 5000 --seed 1             # prints the seed of a run that fails
+    python -m tests.laws.joins --only 4711                      # one run again
+
+Each seed makes a join, rows of both sides with as much disorder as it likes, micro-batches, silent sources, deaths at
+named steps, shards, and a restart with others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.laws import naive, seeds
+
+from slackwater.config.join import Join
+from slackwater.state.protocol import StateStore
+from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Rows, run_local
+
+MS = 1000
+SCHEMA = {"k": "string", "f": "double", "id": "bigint"}
+IDLE_MS = 1000
+
+
+@dataclass(frozen=True)
+class Run:
+    """One seeded run: the join, what came in, and how it was disturbed."""
+
+    join: Join
+    script: tuple[Rows | Quiet | Crash, ...]
+    shards: int
+    reshard_after: int | None
+
+
+def planned(seed: int) -> Run:
+    """The run of a seed."""
+    rng = random.Random(seed)
+    bounds = rng.choice([{"time_window_ms": rng.choice([0, 4, 12])}, between(rng)])
+    late = rng.choice(["drop", "drop", "dlq", "reopen"])
+    settings: dict[str, Any] = {"late_data": late}
+    if late == "reopen":
+        settings["allowed_lateness_ms"] = rng.choice([0, 5, 30])
+    join = _join(rng, bounds, settings)
+    script: list[Rows | Quiet | Crash] = []
+    at = {"a": rng.randint(-50, 20), "b": rng.randint(-50, 20)}
+    number = 0
+    for _ in range(rng.randint(1, 7)):
+        if rng.random() < 0.3:
+            script.append(Crash(rng.choice(STEPS)))
+        given: dict[str, list[dict[str, Any]]] = {}
+        for source in ("a", "b"):
+            if rng.random() < 0.15:
+                continue
+            given[source] = []
+            for _ in range(rng.randint(0, 9)):
+                at[source] += rng.choice([0, 1, 2, 4, 12, 25])
+                back = rng.choice([0, 0, 0, 1, 4, 12, 40])
+                row = {"ts": (at[source] - back) * MS, "k": rng.choice(["x", "x", "y", "z", None]), "id": number}
+                row["f"] = rng.choice([0.0, -0.0, float("nan"), 1.5, None])
+                number += 1
+                given[source].append(row)
+                if rng.random() < 0.1:
+                    given[source].append(dict(row))
+        if any(given.values()):
+            script.append(Rows({s: rows for s, rows in given.items() if rows}))
+        if rng.random() < 0.2:
+            script.append(Quiet(rng.choice([400, 1000])))
+    reshard = rng.randrange(len(script)) if script and rng.random() < 0.3 else None
+    return Run(join, tuple(script), rng.choice([1, 2, 3]), reshard)
+
+
+def _join(rng: random.Random, bounds: Mapping[str, Any], settings: Mapping[str, Any]) -> Join:
+    keys = ["k", "f"] if rng.random() < 0.3 else ["k"]
+    return Join(
+        kind=rng.choice(["inner", "left", "right", "full"]),
+        left_source="a",
+        right_source="b",
+        left_keys=keys,
+        right_keys=keys,
+        lateness_ms=rng.choice([0, 0, 3, 20]),
+        source_idleness_ms=IDLE_MS,
+        event_time=rng.choice(["later", "left", "right"]),
+        **bounds,
+        **settings,
+    )
+
+
+def between(rng: random.Random) -> dict[str, int]:
+    lower, upper = sorted((rng.randint(-15, 15), rng.randint(-15, 15)))
+    return {"lower_ms": lower, "upper_ms": upper}
+
+
+@dataclass
+class Judge:
+    """Brute force, epoch by epoch: which rows were late, and all pairs of the others."""
+
+    join: Join
+    allowed_us: int
+    clock: naive.JudgingOracle = field(init=False)
+    kept: dict[str, list[Mapping[str, Any]]] = field(default_factory=lambda: {"a": [], "b": []})
+    late: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clock = naive.JudgingOracle(
+            naive.Spec("tumbling", duration_us=1), dict.fromkeys("ab", self.join.lateness_ms * MS), IDLE_MS * MS
+        )
+
+    def epoch(self, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        watermark = self.clock.watermark
+        for source, given in rows.items():
+            for row in given:
+                is_late = watermark is not None and watermark > row["ts"] + self.allowed_us
+                (self.late if is_late else self.kept[source]).append(row)
+        self.clock.epoch(rows)
+
+    def answer(self) -> Counter[str]:
+        """Every pair of rows that match, and on outer sides those that match nobody."""
+        lower, upper = (MS * ms for ms in self.join.bounds_ms)
+        found: Counter[str] = Counter()
+        lonely = {source: list(rows) for source, rows in self.kept.items()}
+        for left in self.kept["a"]:
+            for right in self.kept["b"]:
+                if lower <= right["ts"] - left["ts"] <= upper and self._equal(left, right):
+                    found[self._line(left, right)] += 1
+                    lonely["a"] = [r for r in lonely["a"] if r is not left]
+                    lonely["b"] = [r for r in lonely["b"] if r is not right]
+        left_outer, right_outer = self.join.outer
+        found.update(self._line(row, None) for row in lonely["a"] if left_outer)
+        found.update(self._line(None, row) for row in lonely["b"] if right_outer)
+        return found
+
+    def _equal(self, left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+        pairs = [(left[a], right[b]) for a, b in zip(self.join.left_keys, self.join.right_keys, strict=True)]
+        return all(a is not None and b is not None and naive.word(a) == naive.word(b) for a, b in pairs)
+
+    def _line(self, left: Mapping[str, Any] | None, right: Mapping[str, Any] | None) -> str:
+        times = [side["ts"] for side in (left, right) if side is not None]
+        at = max(times)
+        if left is not None and right is not None and self.join.event_time != "later":
+            at = (left if self.join.event_time == "left" else right)["ts"]
+        sides = (None if side is None else (side["id"], side["k"], repr(side["f"])) for side in (left, right))
+        return repr((at, *sides))
+
+    def keyless(self) -> int:
+        """Rows with no key on sides that come out in pairs only."""
+        names = {"a": self.join.left_keys, "b": self.join.right_keys}
+        inner = [s for s, outer in zip("ab", self.join.outer, strict=True) if not outer]
+        return sum(any(r[k] is None for k in names[s]) for s in inner for r in self.kept[s])
+
+
+def told(row: Mapping[str, Any]) -> str:
+    """A row of the output as the judge writes it."""
+    sides = (
+        None if row[f"{side}_id"] is None else (row[f"{side}_id"], row[f"{side}_k"], repr(row[f"{side}_f"]))
+        for side in ("left", "right")
+    )
+    return repr((row["_event_ts"], *sides))
+
+
+def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResult:
+    """Run a seed, on the files store unless another is given. Raises AssertionError where a law is broken."""
+    run = planned(seed)
+    result = run_local(
+        run.join,
+        run.script,
+        SCHEMA,
+        sources=("a", "b"),
+        shards=run.shards,
+        reshard_after=run.reshard_after,
+        store=store,
+    )
+    allowed = (run.join.allowed_lateness_ms or 0) * MS if run.join.late_data == "reopen" else 0
+    judge = Judge(run.join, allowed)
+    for item in run.script:
+        if isinstance(item, Rows):
+            judge.epoch(item.rows)
+        elif isinstance(item, Quiet):
+            judge.clock.quiet(item.ms * MS)
+    found = Counter(map(told, result.rows))
+    wanted = judge.answer()
+    assert found == wanted, f"missing {wanted - found}, too many {found - wanted}"
+    counters = result.counters
+    total = sum(len(rows) for item in run.script if isinstance(item, Rows) for rows in item.rows.values())
+    assert counters.rows_late == len(judge.late)
+    assert counters.rows_in == total == counters.rows_used + counters.rows_late + judge.keyless()
+    if run.join.late_data in ("dlq", "reopen"):
+        assert len(result.letters) == counters.letters.get("late", 0) == len(judge.late)
+    assert sum(counters.emitted.values()) == len(result.rows)
+    return result
+
+
+def checked(seed: int) -> tuple[int, int]:
+    """Check a seed; (late rows, rows out). Names the seed of a failure."""
+    seeds.quiet()
+    try:
+        result = check(seed)
+    except BaseException as error:
+        raise AssertionError(f"seed {seed}: {planned(seed).join}") from error
+    return result.counters.rows_late, len(result.rows)
+
+
+if __name__ == "__main__":
+    seeds.main(checked, __doc__ or "", ("late rows", "rows out"), 5000)
