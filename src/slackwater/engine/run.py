@@ -126,6 +126,11 @@ class _Run:
     def replay(self, choose: Callable[[pl.DataFrame], pl.DataFrame], limit: int | None, dry: bool) -> Outcome:
         from slackwater.engine import again, dlq, replay
 
+        if self.pipeline.transform.window is None:
+            raise StartError(
+                f"{self.pipeline.name}: letters are replayed as corrections of windows, and this is a join, whose rows are "
+                "final; read late letters with: slackwater dlq list"
+            )
         if self.pipeline.dead_letter is None:
             dlq.newest(self.pipeline, dlq.Wanted())  # says so, before Spark starts
         try:
@@ -175,7 +180,7 @@ class _Run:
         for name, schema in schemas.items():
             for line in recover.check_schema(name, known.get(name), schema):
                 self.notice("warning", line)
-        for line in plan.size_warnings(self.pipeline.transform.window):
+        for line in plan.size_warnings(self.pipeline.transform.step):
             self.notice("warning", line)
         sql = carrying(self.pipeline, self.session, sources)
         engine = SparkEngine(
