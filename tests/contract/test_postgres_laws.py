@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.laws import revisions, test_replay
+from tests.laws import joins, revisions, test_replay
 from tests.laws.test_revisions import WAYS, ways_to_emit
 
 from slackwater.config.window import Aggregation, Window
@@ -163,3 +163,10 @@ def test_letters_applied_once_more(url: str) -> None:
     """Seeded runs with deaths: sessions that come back from the target and leave again, in tables."""
     for seed in range(REVISED_SEEDS):
         test_replay.check(seed, lambda name=f"replay {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("first", range(0, 2 * REVISED_SEEDS, 12))
+def test_joins_keep_their_rows_in_tables(first: int, url: str) -> None:
+    """Seeds of `tests.laws.joins`, with their deaths and restarts."""
+    for seed in range(first, first + 12):
+        joins.check(seed, lambda name=f"join {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]

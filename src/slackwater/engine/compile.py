@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from slackwater.config.pipeline import Pipeline
 from slackwater.config.join import output_names
+from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.source import injected
 from slackwater.config.spec import nearest
 from slackwater.config.step import allowed_ms
 from slackwater.core.schema import INTEGERS, Field
@@ -64,9 +65,9 @@ def compile_join(pipeline: Pipeline, columns: tuple[Mapping[str, Field], Mapping
     where = f"{pipeline.name}: transform.join"
     problems: list[str] = []
     keys: tuple[list[Field], list[Field]] = ([], [])
-    for side, names, known in zip(keys, (join.left_keys, join.right_keys), columns, strict=True):
+    for side, listed, known in zip(keys, (join.left_keys, join.right_keys), columns, strict=True):
         which = "left" if side is keys[0] else "right"
-        for name in names:
+        for name in listed:
             if name in known:
                 side.append(known[name])
                 continue
@@ -75,17 +76,17 @@ def compile_join(pipeline: Pipeline, columns: tuple[Mapping[str, Field], Mapping
                 f"there are: {', '.join(known)}"
             )
     if not problems:
-        for left, right in zip(*keys, strict=True):
-            problems += _misfits(where, left, right)
+        for one, other in zip(*keys, strict=True):
+            problems += _misfits(where, one, other)
     try:
-        chosen = output_names(join, list(columns[0]), list(columns[1]), (INJECTED, INJECTED))
+        chosen = output_names(join, list(columns[0]), list(columns[1]), _hidden(pipeline))
     except StartError as error:
         problems += [f"{pipeline.name}: {line}" for line in str(error).splitlines()]
         chosen = ({}, {})
-    for which, names, known in zip(("left", "right"), chosen, columns, strict=True):
+    for word, names, known in zip(("left", "right"), chosen, columns, strict=True):
         problems += [
-            f'{where}: column "{name}" of the {which} side has type {known[name].type}, which a join cannot carry; cast it in '
-            f"{which}_sql, to_json() makes text of anything"
+            f'{where}: column "{name}" of the {word} side has type {known[name].type}, which a join cannot carry; cast it in '
+            f"{word}_sql, to_json() makes text of anything"
             for name in names
             if name in known and not known[name].known
         ]
@@ -93,7 +94,7 @@ def compile_join(pipeline: Pipeline, columns: tuple[Mapping[str, Field], Mapping
         raise StartError("\n".join(problems))
     lower, upper = (1000 * ms for ms in join.bounds_ms)
     allowed = 1000 * allowed_ms(join)
-    sides = [
+    left, right = (
         joins.side(
             which,
             source,
@@ -106,10 +107,18 @@ def compile_join(pipeline: Pipeline, columns: tuple[Mapping[str, Field], Mapping
             join.outer[which],
         )
         for which, (source, names) in enumerate(zip(join.sources, chosen, strict=True))
-    ]
-    return JoinLogic(
-        pipeline.name, *sides, allowed, join.event_time, join.max_rows_per_key, join.on_state_cap == "drop_oldest"
     )
+    return JoinLogic(
+        pipeline.name, left, right, allowed, join.event_time, join.max_rows_per_key, join.on_state_cap == "drop_oldest"
+    )
+
+
+def _hidden(pipeline: Pipeline) -> tuple[Sequence[str], Sequence[str]]:
+    """Per side: what its connector adds to the columns of its rows."""
+    assert pipeline.transform.join is not None
+    found = {s.name: resolve(s.connection, pipeline.connections) if s.connection else None for s in pipeline.sources}
+    left, right = (injected(c.kind if (c := found[name]) else None) for name in pipeline.transform.join.sources)
+    return left, right
 
 
 def _misfits(where: str, left: Field, right: Field) -> list[str]:

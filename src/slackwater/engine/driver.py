@@ -327,7 +327,7 @@ class Driver:
 
     def _may_tell(self, clock: int) -> bool:
         """emit = "updates": whether windows that are open may be emitted again by now."""
-        interval = self.pipeline.transform.window.emit_interval_ms if self.logic.updates else 0
+        interval = self.logic.window.emit_interval_ms if isinstance(self.logic, Logic) else 0
         return clock - self.state.told_us >= 1000 * interval
 
     def _due_tasks(self, ingested: Manifest, since: int, flush: bool, telling: bool) -> list[ShardTask]:

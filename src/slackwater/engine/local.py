@@ -21,10 +21,10 @@ from slackwater.engine.letters import ORIGIN, ORIGIN_FIELDS
 from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.steps import Step
 from slackwater.engine.task import EmitReport, ShardTask
-from slackwater.sources.base import Batch
-from slackwater.watermark import Heard
 from slackwater.joins.logic import JoinLogic
 from slackwater.joins.slots import Slots
+from slackwater.sources.base import Batch
+from slackwater.watermark import Heard
 from slackwater.windows import panes
 from slackwater.windows.aggregations import Input, normalised
 from slackwater.windows.logic import Int64s, Logic

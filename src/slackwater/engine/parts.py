@@ -20,7 +20,8 @@ from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
 from slackwater.engine import inspect, packages
-from slackwater.engine.compile import compile_window
+from slackwater.engine.compile import compile_join, compile_window
+from slackwater.engine.steps import Step
 from slackwater.errors import StartError
 from slackwater.sources import files
 from slackwater.sources.base import reason
@@ -128,8 +129,8 @@ def _cloud(spec: Source, connection: Connection) -> CloudReader:
     )
 
 
-def bind(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> tuple[dict[str, str], Logic]:
-    """Event time and SQL of each source against the columns that are there, and the window over what comes out."""
+def bind(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> tuple[dict[str, str], Step]:
+    """Event time and SQL of each source against the columns that are there, and the window or join over what comes out."""
     times, outputs = {}, {}
     for spec, source in zip(pipeline.sources, sources, strict=True):
         frame = session.createDataFrame([], source.schema)
@@ -137,6 +138,9 @@ def bind(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]
         has_clock = connection is not None and connection.kind == "rabbitmq"
         times[source.name] = inspect.time_expression(pipeline, session, source.name, frame, has_clock)
         outputs[source.name] = inspect.check_sql(session, pipeline, source.name, frame)
+    join = pipeline.transform.join
+    if join is not None:
+        return times, compile_join(pipeline, (outputs[join.left_source], outputs[join.right_source]))
     logic = compile_window(pipeline, next(iter(outputs.values())))
     needed = [*logic.key_names, *{i.source.name: None for i in logic.inputs}]
     inspect.check_same_columns(pipeline, outputs, needed)
@@ -191,9 +195,9 @@ def store_of(pipeline: Pipeline) -> StateStore:
     return FilesStore(store.path or "", pipeline.name)
 
 
-def target_of(pipeline: Pipeline, logic: Logic, state_id: str = "") -> Target:
+def target_of(pipeline: Pipeline, logic: Step, state_id: str = "") -> Target:
     """The target a config names, for the epochs of a state."""
-    identity = None if pipeline.transform.window is None else logic.identity  # joined rows are a multiset
+    identity = logic.identity if isinstance(logic, Logic) else None  # joined rows are a multiset
     return _target(pipeline.target, pipeline, Table(pipeline.name, tuple(logic.output), identity, state_id))
 
 

@@ -6,6 +6,8 @@ from slackwater.core import schema
 from slackwater.core.schema import Field
 from slackwater.engine.letters import ORIGIN
 from slackwater.errors import StartError
+from slackwater.joins.logic import JoinLogic
+from slackwater.joins.slots import Slots
 from slackwater.windows.aggregations import normalised_sql, quote
 from slackwater.windows.logic import Logic
 from slackwater.windows.panes import pane_us
@@ -69,6 +71,30 @@ def row_columns(logic: Logic, source: int | None, before: int | None = None, end
     if before is not None:
         bad = "" if end is None else f" OR ({end}) IS NULL"
         columns["__origin"] = f"CASE WHEN {earlier(before)}{bad} THEN {ORIGIN} END"
+    return [f"{sql} AS {quote(name)}" for name, sql in columns.items()]
+
+
+def side_columns(logic: JoinLogic, which: int, source: int | None, before: int | None = None) -> list[str]:
+    """The columns that go to the shards, per row of one side of a join; over the output of its SQL.
+
+    Equal keys get one hash whatever the width of their integers. `before`: as in `row_columns`.
+    """
+    side, other, slots = logic.sides[which], logic.sides[1 - which], Slots.between(logic)
+    keys = [
+        normalised_sql(k) if k.type == o.type else f"CAST({quote(k.name)} AS BIGINT)"
+        for k, o in zip(side.keys, other.keys, strict=True)
+    ]
+    mine = {slot: quote(f.name) for slot, f in slots.of[which]}
+    columns = {
+        "__kh": f"xxhash64({', '.join(keys)})",
+        "__ts": "unix_micros(_event_ts)",
+        "__side": f"CAST({which} AS TINYINT)",
+        **{s.name: mine.get(s.name, f"CAST(NULL AS {s.type})") for s in slots.columns},
+    }
+    if source is not None:
+        columns["__src"] = f"CAST({source} AS INT)"
+    if before is not None:
+        columns["__origin"] = f"CASE WHEN {earlier(before)} THEN {ORIGIN} END"
     return [f"{sql} AS {quote(name)}" for name, sql in columns.items()]
 
 

@@ -14,7 +14,7 @@ from slackwater.config.pipeline import Pipeline, check_run_flags
 from slackwater.engine import faults, recover, session
 from slackwater.engine.driver import Driver, Hooks
 from slackwater.engine.parts import bind, carrying, ends, letters_of, source_of, spark_settings, store_of, target_of
-from slackwater.engine.spark import SparkEngine
+from slackwater.engine.spark import SparkEngine, warm_up
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, LockHeldError, SlackwaterError, StartError
 from slackwater.sources import files
@@ -202,7 +202,7 @@ class _Run:
 
     def _warm(self, shards: int) -> None:
         try:
-            SparkEngine(self.session, self.pipeline, None, {}).warm_up(shards)  # type: ignore[arg-type]
+            warm_up(self.session, shards)
         except Exception as error:
             log.debug("warming up the workers failed: %s", error)
 

@@ -21,8 +21,10 @@ from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.engine import inspect, prepare, shard, steps
 from slackwater.engine.letters import ORIGIN, letter_columns, numbered_origin, origin_column
 from slackwater.engine.protocol import IngestOutcome, SourceStats
+from slackwater.engine.steps import Step
 from slackwater.engine.task import EmitReport, IngestReport, ShardTask, StagedLetters
 from slackwater.errors import EpochError, SlackwaterError
+from slackwater.joins.logic import JoinLogic
 from slackwater.sources.base import CORRUPT, Batch, reason
 from slackwater.sources.files import local_name
 from slackwater.state.protocol import ShardState
@@ -62,7 +64,7 @@ class SparkEngine:
 
     session: SparkSession
     pipeline: Pipeline
-    logic: Logic
+    logic: Step
     times: Mapping[str, str]
     refresh: Callable[[], None] = field(default=lambda: None)
     sql: Mapping[str, str] = field(default_factory=dict)
@@ -72,7 +74,7 @@ class SparkEngine:
         """User-defined aggregations go to the workers by value, with the tasks: a worker need not find their module."""
         from pyspark import cloudpickle
 
-        for agg in self.logic.aggs:
+        for agg in self.logic.aggs if isinstance(self.logic, Logic) else ():
             if agg.kind.module not in (None, "__main__"):
                 top = sys.modules[agg.kind.module.partition(".")[0]]
                 cloudpickle.register_pickle_by_value(top)  # type: ignore[no-untyped-call]
@@ -88,7 +90,7 @@ class SparkEngine:
         plan each epoch would be compiled and warmed up anew. A task that ran in vain left files that no commit names.
         """
         self.refresh()
-        latest = clock_us + self.logic.window.max_future_ms * 1000
+        latest = clock_us + self.pipeline.transform.step.max_future_ms * 1000
         tagged = 0 in tasks[0].idle_sources  # a single source that was idle: its late rows are told apart
         read = self._read(batch, clock_us, None, idle, tagged)
         outcome = self._ingest(read, batch, tasks)
@@ -111,12 +113,12 @@ class SparkEngine:
 
         observed: dict[str, Any] = {}
         parts: list[DataFrame] = []
-        origins_before = tasks[0].watermark if self.pipeline.carries_origin and self.logic.is_session else None
+        before = self._origins_before(tasks[0].watermark) if self.pipeline.carries_origin else None
         for name, timed in read.timed.items():
             observed[name] = Observation()
             statistics = _statistics(list(batch.partitions.get(name, {})), usable_only=False)
             for tag, out in self._outputs(read, name, timed.observe(observed[name], *statistics)):
-                parts.append(out.selectExpr(*prepare.row_columns(self.logic, tag, origins_before, self.end)))
+                parts.append(out.selectExpr(*self._columns(name, tag, before)))
         lifted = self._lift(reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
         owner = lifted.selectExpr("*", f"{prepare.shard_sql(len(tasks))} AS __shard")
         reports = _run(owner.repartitionById(len(tasks), owner["__shard"]), lifted.columns, _ingest_task(list(tasks)))
@@ -128,6 +130,24 @@ class SparkEngine:
                 found = read.timed[name].agg(*_statistics(list(counts), usable_only=True)).collect()[0].asDict()
             stats[name] = _stats_of(found, counts)
         return IngestOutcome([IngestReport.model_validate_json(r) for r in reports], stats)
+
+    def _origins_before(self, watermark: int) -> int | None:
+        """Rows before this time (µs) may be late, and take along where they came from; None where others find that out."""
+        if isinstance(self.logic, JoinLogic):
+            return watermark - self.logic.allowed_us
+        return watermark if self.logic.is_session else None
+
+    def _columns(self, source: str, tag: int | None, before: int | None) -> list[str]:
+        """The columns that go to the shards, over the output of the SQL."""
+        if isinstance(self.logic, JoinLogic):
+            return prepare.side_columns(self.logic, 0 if source == self.logic.left.source else 1, tag, before)
+        return prepare.row_columns(self.logic, tag, before, self.end)
+
+    @property
+    def windows(self) -> Logic:
+        """The logic, of windows."""
+        assert isinstance(self.logic, Logic)
+        return self.logic
 
     def _outputs(self, read: _Read, name: str, timed: DataFrame) -> list[tuple[int | None, DataFrame]]:
         """What comes out of the SQL for one source's usable rows, with its tag (see `_by_idleness`; None: needs none)."""
@@ -151,24 +171,26 @@ class SparkEngine:
         import polars as pl
 
         self.refresh()
-        latest = clock_us + self.logic.window.max_future_ms * 1000
+        latest = clock_us + self.pipeline.transform.step.max_future_ms * 1000
         parts: list[DataFrame] = []
         for name, frame in payload.items():
             rows = self._timed(name, frame, clock_us, latest).where("__bad IS NULL")
             plain = [quote(c) for c in rows.columns if c not in (_FILE, LETTER_NUMBER, "__bad", CORRUPT)]
             rows = rows.selectExpr(*plain, numbered_origin(LETTER_NUMBER))
             out = inspect.run_sql(self.session, self.pipeline, name, rows, self.sql.get(name))
-            columns = prepare.row_columns(self.logic, None, end=self.end)
+            columns = prepare.row_columns(self.windows, None, end=self.end)
             parts.append(out.selectExpr(*columns, f"{ORIGIN}.offset AS {LETTER_NUMBER}"))
         try:
             found = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), parts).toArrow())
         except Exception as error:
             raise EpochError(f"the letters cannot be read, and nothing was replayed: {reason(error)}") from error
         assert isinstance(found, pl.DataFrame)
-        types = {k.name: k.polars for k in self.logic.keys} | {i.field.name: i.field.polars for i in self.logic.inputs}
+        types = {k.name: k.polars for k in self.windows.keys} | {
+            i.field.name: i.field.polars for i in self.windows.inputs
+        }
         found = found.with_columns(found[n].cast(t) for n, t in types.items())
-        found = found.drop_nulls("__end") if self.logic.dynamic else found
-        return self.logic.lift_rows(found).with_columns(found[LETTER_NUMBER])
+        found = found.drop_nulls("__end") if self.windows.dynamic else found
+        return self.windows.lift_rows(found).with_columns(found[LETTER_NUMBER])
 
     # -- rows aside ----------------------------------------------------------------------------------------------
 
@@ -182,7 +204,8 @@ class SparkEngine:
         staged: list[StagedLetters] = []
         if self.pipeline.transform.on_error == "dlq":
             staged += [letters for n in bad for letters in self._stage_bad(n, read.timed[n], tasks[0].state)]
-        if self._keeps_late and not self.logic.is_session and any(r.late or r.partly_late for r in outcome.reports):
+        folded = isinstance(self.logic, Logic) and not self.logic.is_session
+        if self._keeps_late and folded and any(r.late or r.partly_late for r in outcome.reports):
             staged += self._stage_late(read, tasks[0])
         samples = {name: self._bad_samples(read.timed[name]) for name in bad}
         return replace(outcome, bad_samples=samples, staged=staged)
@@ -197,7 +220,7 @@ class SparkEngine:
 
     def _stage_late(self, read: _Read, task: ShardTask) -> list[StagedLetters]:
         """A second job over the output of the SQL: lateness follows from a row's time and the watermark alone."""
-        late = prepare.earlier(panes.late_before(self.logic, task.watermark))
+        late = prepare.earlier(panes.late_before(self.windows, task.watermark))
         parts = [
             out.where(late).selectExpr(*prepare.late_columns(tag))
             for name, timed in read.timed.items()
@@ -232,11 +255,12 @@ class SparkEngine:
         """Partial accumulators per key and pane for tumbling and hopping windows that lift in SQL, else rows."""
         from pyspark.sql import functions as F  # noqa: N812 — Spark's own name for it
 
-        if self.logic.is_session or not self.logic.lifts_in_sql:
+        logic = self.logic
+        if isinstance(logic, JoinLogic) or logic.is_session or not logic.lifts_in_sql:
             return rows
-        aggregates = [F.expr(sql).alias(name) for name, sql in prepare.pane_aggregates(self.logic).items()]
-        groups = [quote(c) for c in prepare.group_columns(self.logic, tagged)]
-        return rows.selectExpr(*prepare.pane_columns(self.logic)).groupBy(*groups).agg(*aggregates)
+        aggregates = [F.expr(sql).alias(name) for name, sql in prepare.pane_aggregates(logic).items()]
+        groups = [quote(c) for c in prepare.group_columns(logic, tagged)]
+        return rows.selectExpr(*prepare.pane_columns(logic)).groupBy(*groups).agg(*aggregates)
 
     def _bad_samples(self, timed: DataFrame) -> list[str]:
         """A few bad rows in words: why, the row as JSON, and its file where there is one."""
@@ -275,9 +299,10 @@ class SparkEngine:
     def _over_shards(self, tasks: Sequence[ShardTask], task: Task) -> list[str]:
         return _run(self.session.range(0, len(tasks), 1, len(tasks)), ["id"], task)
 
-    def warm_up(self, workers: int) -> None:
-        """Start the Python workers and import what they need, before the first batch does."""
-        _run(self.session.range(0, workers, 1, workers), ["id"], _warm_task)
+
+def warm_up(session: SparkSession, workers: int) -> None:
+    """Start the Python workers and import what they need, before the first batch does."""
+    _run(session.range(0, workers, 1, workers), ["id"], _warm_task)
 
 
 def _by_idleness(rows: DataFrame, index: int, sources: int, idle: Sequence[str]) -> list[tuple[int, DataFrame]]:
@@ -359,15 +384,16 @@ def _ingest_task(tasks: list[ShardTask]) -> Task:
         task = tasks[context.partitionId()]
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
-        logic = task.logic
         origins = rows.drop_in_place("__origin") if "__origin" in rows.columns else None
-        rows = rows.with_columns(rows[k.name].cast(k.polars) for k in logic.keys)
-        if logic.is_session or not logic.lifts_in_sql:
-            rows = rows.with_columns(rows[i.field.name].cast(i.field.polars) for i in logic.inputs)
-            rows = logic.lift_rows(rows) if logic.is_session else panes.lift(logic, rows)
-        else:
-            rows = rows.cast(logic.accumulators)  # type: ignore[arg-type]
-        return shard.ingest(task, rows, origins).model_dump_json()
+        logic = task.logic
+        if isinstance(logic, Logic):
+            rows = rows.with_columns(rows[k.name].cast(k.polars) for k in logic.keys)
+            if logic.is_session or not logic.lifts_in_sql:
+                rows = rows.with_columns(rows[i.field.name].cast(i.field.polars) for i in logic.inputs)
+                rows = logic.lift_rows(rows) if logic.is_session else panes.lift(logic, rows)
+            else:
+                rows = rows.cast(logic.accumulators)  # type: ignore[arg-type]
+        return steps.ingest(task, rows, origins).model_dump_json()
 
     return run
 
@@ -411,6 +437,6 @@ def _count_task(tasks: list[ShardTask], windows: list[int]) -> Task:
 
 
 def _warm_task(table: pa.Table) -> str:
-    from slackwater.engine import shard
+    from slackwater.engine import steps
 
-    return shard.__name__
+    return steps.__name__

@@ -28,7 +28,8 @@ class Run:
     @classmethod
     def of(cls, frame: pl.DataFrame) -> Run:
         """A sorted frame with `__kh`, `__ts`, `__id`."""
-        return cls(*(frame[c].to_numpy() for c in ("__kh", "__ts", "__id")), take=frame.__getitem__)
+        kh, ts, id_ = (frame[c].to_numpy() for c in ("__kh", "__ts", "__id"))
+        return cls(kh, ts, id_, frame.__getitem__)
 
 
 def stretches(run: Run, kh: Int64s, low: Int64s, high: Int64s) -> tuple[Int64s, Int64s]:

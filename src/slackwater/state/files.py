@@ -28,6 +28,7 @@ import polars as pl
 from pydantic import ValidationError
 
 from slackwater.errors import EpochError, FencedError, LockHeldError, StateError
+from slackwater.joins.logic import JoinLogic
 from slackwater.state.arrow import checksum, read_arrow, verify, write_synced
 from slackwater.state.protocol import FORMAT, Manifest, OutputMeta, Publish, SegmentMeta, Snapshot
 from slackwater.state.segments import FilesShard, SegmentReader
@@ -165,7 +166,7 @@ class FilesStore:
                 f"manifest {path} is damaged: {error.error_count()} fields do not fit; restore it from a copy"
             ) from error
 
-    def prepare(self, logic: Logic) -> None:
+    def prepare(self, logic: Logic | JoinLogic) -> None:
         return
 
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...]) -> FilesShard:

@@ -74,12 +74,9 @@ class FilesBuffers:
 
     def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[Run]:
         side = self.logic.sides[which]
+        first, last = (int(due) for due in side.due(np.array([low, high])))
         # a file knows when its first and its last row are due, which tells of their times
-        return [
-            s.run
-            for s in self._of(which)
-            if s.meta.first_due <= int(side.due(high)) and s.meta.dead >= int(side.due(low))
-        ]
+        return [s.run for s in self._of(which) if s.meta.first_due <= last and s.meta.dead >= first]
 
     def matched(self, which: int, rows: pl.DataFrame) -> NDArray[np.bool_]:
         found: NDArray[np.bool_] = rows["__matched"].to_numpy() | self._listed(which, "+", rows["__id"].to_numpy())

@@ -28,8 +28,10 @@ import pyarrow as pa
 from psycopg import errors
 
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
+from slackwater.joins.logic import JoinLogic
 from slackwater.state import sql
 from slackwater.state.postgres_commit import Commit, lists
+from slackwater.state.postgres_join import JoinTable
 from slackwater.state.postgres_peek import latest, lock_holder, lock_key, peek
 from slackwater.state.postgres_shard import PostgresShard
 from slackwater.state.postgres_tables import Tables
@@ -70,7 +72,7 @@ class PostgresStore:
         self.checkpoint = Path(path or self._temporary.name).resolve() / pipeline / "checkpoint"  # type: ignore[union-attr]
         self.tables = Tables(schema, pipeline)
         self._connection: psycopg.Connection[Any] | None = None
-        self._logic: Logic | None = None
+        self._logic: Logic | JoinLogic | None = None
         self._epoch = -1
         self._published = -1
 
@@ -141,8 +143,11 @@ class PostgresStore:
         self._epoch = manifest.epoch if manifest else -1
         return manifest
 
-    def prepare(self, logic: Logic) -> None:
+    def prepare(self, logic: Logic | JoinLogic) -> None:
         self._logic, t = logic, self.tables
+        if isinstance(logic, JoinLogic):
+            self._prepare_join(JoinTable(t, logic))
+            return
         sql.check_names(list(t.columns(logic).values()), f"pipeline {self._pipeline}: state store")
         if self._epoch >= 0:
             self._must_exist(t.state)
@@ -160,6 +165,22 @@ class PostgresStore:
         )
         self._db.execute(f"DROP VIEW IF EXISTS {t.windows}")
         self._db.execute(t.create_view(logic))
+
+    def _prepare_join(self, table: JoinTable) -> None:
+        table.check(f"pipeline {self._pipeline}: state store")
+        t = self.tables
+        if self._epoch >= 0:
+            self._must_exist(t.state)
+        else:
+            self._db.execute(f"DROP VIEW IF EXISTS {t.windows}")
+            self._db.execute(f"DROP TABLE IF EXISTS {t.state}, {t.staged}")
+            for statement in table.create():
+                self._db.execute(statement)
+        self._db.execute(f"DROP TABLE IF EXISTS {t.staged}")
+        self._db.execute(table.create_staged())
+        self._db.execute(
+            f"DELETE FROM {t.outputs} WHERE pipeline_name = %s AND epoch > %s", (self._pipeline, self._epoch)
+        )
 
     def _must_exist(self, table: str) -> None:
         row = self._db.execute("SELECT to_regclass(%s)", (table,)).fetchone()

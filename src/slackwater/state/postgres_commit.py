@@ -13,7 +13,9 @@ from typing import Any
 import psycopg
 
 from slackwater.errors import EpochError, FencedError
-from slackwater.state import sql
+from slackwater.joins.logic import JoinLogic
+from slackwater.state import postgres_join, sql
+from slackwater.state.postgres_join import JoinTable
 from slackwater.state.postgres_shard import collapsed
 from slackwater.state.postgres_tables import Tables
 from slackwater.state.protocol import FORMAT, Manifest, Publish, SegmentMeta
@@ -28,18 +30,17 @@ class Commit:
 
     db: psycopg.Connection[Any]
     tables: Tables
-    logic: Logic
+    logic: Logic | JoinLogic
     place: str
 
     def run(self, manifest: Manifest, publish: Publish | None, commit_id: uuid.UUID) -> Manifest:
         db, t = self.db, self.tables
         with db.transaction():
             self._fence(manifest)
-            self._move(manifest)
-            self._forget(manifest.watermark_us)
+            after = self._state(manifest)
             if publish is not None:
                 publish(db)
-            done = manifest.model_copy(update={"segments": self._collapsed(manifest)})
+            done = manifest.model_copy(update={"segments": after})
             published = publish is not None and not manifest.letters
             if published:
                 db.execute(f"DELETE FROM {t.outputs} WHERE pipeline_name = %s", (self.tables.pipeline,))
@@ -58,6 +59,22 @@ class Commit:
             self._write_offsets(done)
             db.execute(f"TRUNCATE {t.staged}")
         return done
+
+    def _state(self, manifest: Manifest) -> tuple[tuple[SegmentMeta, ...], ...]:
+        """Staged rows become the state, what is over leaves it; the figures that remain."""
+        if isinstance(self.logic, JoinLogic):
+            table = JoinTable(self.tables, self.logic)
+            postgres_join.move(self.db, table, manifest)
+            gone = postgres_join.forget(self.db, table, manifest)
+            return postgres_join.collapsed(self.logic, manifest, gone, self._size())
+        self._move(self.logic, manifest)
+        self._forget(self.logic, manifest.watermark_us)
+        size = self._size()
+        return tuple(collapsed(metas, size // manifest.shards) for metas in manifest.segments)
+
+    def _size(self) -> int:
+        row = self.db.execute("SELECT pg_total_relation_size(%s)", (self.tables.state,)).fetchone()
+        return int(row[0]) if row else 0
 
     def _fence(self, manifest: Manifest) -> None:
         """Take the epoch: nobody else can, and only if the one before is the latest."""
@@ -78,9 +95,9 @@ class Commit:
                 f"epoch {manifest.epoch} was already committed by another runner {self.place}; this one stops"
             )
 
-    def _move(self, manifest: Manifest) -> None:
+    def _move(self, logic: Logic, manifest: Manifest) -> None:
         """The staged units become the state: per step of the epoch, in order, all shards at once."""
-        t, logic = self.tables, self.logic
+        t = self.tables
         staged = [[m for m in metas if m.file] for metas in manifest.segments]
         columns = [*t.columns(logic).values(), "ordinal"]
         values = ", ".join(f"{c} = excluded.{c}" for c in map(sql.quote, columns) if c not in ('"unit"', '"ordinal"'))
@@ -105,11 +122,11 @@ class Commit:
                 (tokens,),
             )
 
-    def _forget(self, watermark: int) -> None:
+    def _forget(self, logic: Logic, watermark: int) -> None:
         """Delete the units all of whose rows are over."""
         if watermark <= NO_WATERMARK:
             return
-        rule = family(self.logic).forgotten(self.logic, watermark)
+        rule = family(logic).forgotten(logic, watermark)
 
         def over(row: str) -> str:
             return (
@@ -122,11 +139,6 @@ class Commit:
             f"DELETE FROM {self.tables.state} s WHERE s.closes_at <= {latest} AND {over('s')} AND NOT EXISTS"
             f" (SELECT 1 FROM {self.tables.state} o WHERE o.unit = s.unit AND NOT {over('o')})"
         )
-
-    def _collapsed(self, manifest: Manifest) -> tuple[tuple[SegmentMeta, ...], ...]:
-        row = self.db.execute("SELECT pg_total_relation_size(%s)", (self.tables.state,)).fetchone()
-        size = int(row[0]) if row else 0
-        return tuple(collapsed(metas, size // manifest.shards) for metas in manifest.segments)
 
     def _write_offsets(self, manifest: Manifest) -> None:
         t = self.tables

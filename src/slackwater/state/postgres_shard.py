@@ -15,7 +15,10 @@ import polars as pl
 import pyarrow as pa
 
 from slackwater.errors import EpochError
-from slackwater.state import sql
+from slackwater.joins.buffer import Changes
+from slackwater.joins.logic import JoinLogic
+from slackwater.state import postgres_join, sql
+from slackwater.state.postgres_join import JoinTable, PostgresBuffers
 from slackwater.state.postgres_tables import TIMES, Tables
 from slackwater.state.protocol import OutputMeta, SegmentMeta
 from slackwater.windows.family import family
@@ -72,6 +75,17 @@ class PostgresShard:
             return ()
         stats = family(logic).stats(logic, rows)
         return (SegmentMeta(file="", rows=rows.height, bytes=rows.estimated_size(), **stats._asdict()),)
+
+    def buffers(self, logic: JoinLogic) -> PostgresBuffers:
+        return PostgresBuffers(
+            self.url, JoinTable(self.tables, logic), self.shard, self.shards, self.metas, self.snapshot
+        )
+
+    def stage_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
+        return postgres_join.stage(self.url, JoinTable(self.tables, logic), self.metas, changes)
+
+    def adopt_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
+        return postgres_join.adopt(JoinTable(self.tables, logic), changes)
 
     def stage_output(self, frame: pl.DataFrame) -> OutputMeta:
         token = uuid.uuid4().hex

@@ -30,8 +30,8 @@ from slackwater.engine.driver import Driver, Hooks
 from slackwater.engine.faults import STEPS
 from slackwater.engine.local import LocalEngine
 from slackwater.engine.replay import Outcome
-from slackwater.engine.steps import Step
 from slackwater.engine.status import Counters, Status
+from slackwater.engine.steps import Step
 from slackwater.sources.base import Batch
 from slackwater.state import protocol
 from slackwater.state.files import FilesStore
