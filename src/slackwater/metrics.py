@@ -19,6 +19,7 @@ from slackwater.engine.status import Status
 from slackwater.errors import StartError
 
 PREFIX = "slackwater_streaming_"
+_REASONS = {"session": ("close", "flush", "cap"), "join": ("match", "unmatched")}
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -48,6 +49,7 @@ class Metrics(Collector):
             found = list(self._latest.values())
             yield from _gauges(found, self._lag)
             yield from _counters(found)
+            yield from _joins(found)
             yield self._histogram()
 
     def _histogram(self) -> Metric:
@@ -89,6 +91,40 @@ def _gauges(found: Iterable[Status], lag: dict[str, float]) -> Iterator[Metric]:
     yield marks
 
 
+def _joins(found: Iterable[Status]) -> Iterator[Metric]:
+    """What only joins have, by side."""
+    joins = [s for s in found if s.buffered]
+    if not joins:
+        return
+    labels = ["pipeline", "side"]
+    rows = GaugeMetricFamily(f"{PREFIX}join_buffered_rows", "Rows in the state, by side.", labels=labels)
+    largest = GaugeMetricFamily(
+        f"{PREFIX}join_largest_key_rows",
+        "Rows of the largest key that the latest epoch touched; 0 below half of max_rows_per_key.",
+        labels=labels,
+    )
+    for status in joins:
+        for side, held in status.buffered.items():
+            rows.add_metric([status.pipeline, side], held.rows)
+            largest.add_metric([status.pipeline, side], held.crowd[0] if held.crowd else 0)
+    yield from (rows, largest)
+    for name, about in (
+        ("late", "Late rows, by side."),
+        ("null_keys", "Rows with a NULL key, by side."),
+        ("matched", "Rows that found their first partner, by side."),
+        ("unmatched", "Outer rows that came out without a partner, by side."),
+        ("evicted", "Rows that had to go before their time (on_state_cap), by side."),
+        ("expired", "Rows that left the state since the watermark had passed them, by side."),
+    ):
+        family = CounterMetricFamily(f"{PREFIX}join_{name}_rows", about, labels=labels)
+        for status in joins:
+            for side, held in status.buffered.items():
+                counts = status.counters.sides.get(side, {})
+                gone = counts.get("buffered", 0) - counts.get("evicted", 0) - held.rows
+                family.add_metric([status.pipeline, side], gone if name == "expired" else counts.get(name, 0))
+        yield family
+
+
 def _counters(found: Iterable[Status]) -> Iterator[Metric]:
     simple: tuple[tuple[str, str, Any], ...] = (
         ("late_windows", "(row, window) pairs whose window was closed.", lambda c: c.late_windows),
@@ -111,7 +147,7 @@ def _counters(found: Iterable[Status]) -> Iterator[Metric]:
     late = CounterMetricFamily(f"{PREFIX}late_rows", "Late rows.", labels=["pipeline", "policy", "cause"])
     letters = CounterMetricFamily(f"{PREFIX}letters", "Dead letters, by reason.", labels=["pipeline", "reason"])
     for status in found:
-        reasons = ("close", "flush", *(("cap",) if status.window_kind == "session" else ()))
+        reasons = _REASONS.get(status.window_kind, ("close", "flush"))
         for reason, count in {**dict.fromkeys(reasons, 0), **status.counters.emitted}.items():
             emitted.add_metric([status.pipeline, status.window_kind, reason], count)
         for cause in ("lateness", "idle"):

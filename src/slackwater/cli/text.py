@@ -61,9 +61,22 @@ def line(status: Status) -> str:
     return (
         f"pipeline={status.pipeline} epoch={status.epoch} rows={status.rows} rows_per_s={status.rows_per_second:.0f} "
         f"emitted={status.emitted} late={c.rows_late} bad={c.rows_bad} refused={c.rows_refused} "
-        f"open_windows={status.windows_active} state_bytes={status.state_bytes} "
+        f"{_held(status)} state_bytes={status.state_bytes} "
         f"watermark={_stamp(status.watermark_us)} {sources}{progress}"
     )
+
+
+def _held(status: Status) -> str:
+    if status.buffered:
+        return " ".join(f"buffered_{side}={held.rows}" for side, held in status.buffered.items())
+    return f"open_windows={status.windows_active}"
+
+
+def waiting(status: Status) -> tuple[str, str]:
+    """What is in the state: what it is called, and how much of it."""
+    if status.buffered:
+        return "buffered", " + ".join(f"{held.rows:,}" for held in status.buffered.values())
+    return "open windows", f"{status.windows_active:,}"
 
 
 def _stamp(us: int | None) -> str:
@@ -77,15 +90,23 @@ def summary(status: Status | None, pipeline: str, where: str) -> str:
         return f"{pipeline}: nothing new, nothing committed"
     c = status.counters
     emitted = ", ".join(f"{n:,} {reason}" for reason, n in sorted(c.emitted.items())) or "none"
+    what, left = "windows", f"{status.windows_active:,} open"
+    if status.buffered:
+        what, left = (
+            "rows",
+            " and ".join(f"{held.rows:,} {side}" for side, held in status.buffered.items()) + " rows buffered",
+        )
+    keyless = sum(side.get("keyless", 0) for side in c.sides.values())
     lines = [
         f"{pipeline}: epoch {status.epoch}, {c.rows_in:,} rows in",
         f"  {c.rows_used:,} used, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad"
+        + (f", {keyless:,} without a key" if keyless else "")
         + (
             f", {c.rows_in - c.rows_bad - c.rows_sql:,} filtered by the SQL"
             if c.rows_in - c.rows_bad != c.rows_sql
             else ""
         ),
-        f"  {c.rows_emitted:,} windows emitted ({emitted}), {status.windows_active:,} open; results in {where}",
+        f"  {c.rows_emitted:,} {what} emitted ({emitted}), {left}; results in {where}",
     ]
     if c.letters:
         reasons = ", ".join(f"{n:,} {reason}" for reason, n in sorted(c.letters.items()))

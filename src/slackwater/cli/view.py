@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from slackwater.cli.text import describe, line, moment, size
+from slackwater.cli.text import describe, line, moment, size, waiting
 from slackwater.engine.status import Status
 
 log = logging.getLogger("slackwater")
@@ -60,7 +60,7 @@ def render(status: Status) -> Group:
     table.add_row("epoch", f"{status.epoch:,}", "rows/s", f"{status.rows_per_second:,.0f}")
     table.add_row("rows in", f"{c.rows_in:,}", "emitted", f"{c.rows_emitted:,}")
     table.add_row("late", f"{c.rows_late:,}", "bad", f"{c.rows_bad:,}")
-    table.add_row("open windows", f"{status.windows_active:,}", "state", size(status.state_bytes))
+    table.add_row(*waiting(status), "state", size(status.state_bytes))
     table.add_row("watermark", moment(status.watermark_us), "", "")
     lines = [Text(f"  {describe(s, status)}") for s in status.sources]
     parts: list[object] = [Text(status.pipeline, style="bold"), table, *lines]

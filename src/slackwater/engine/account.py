@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.window import Window
 from slackwater.engine import fold
 from slackwater.engine.letters import LATE
 from slackwater.engine.protocol import IngestOutcome
@@ -27,6 +25,7 @@ def tell(pipeline: Pipeline, before: Manifest, epoch: int, batch: Batch, outcome
     """Log what an epoch did not use."""
     _log_lost(pipeline, epoch, batch)
     _log_late(pipeline, before, epoch, outcome)
+    _log_join(pipeline, epoch, outcome)
 
 
 def _judge_bad_rows(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestOutcome) -> None:
@@ -115,16 +114,40 @@ def _log_late(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestO
         )
     refused = sum(r.refused for r in outcome.reports)
     if refused:
+        window = pipeline.transform.window
         log.warning(
-            "%s: epoch %d: %d rows %s is reached",
+            "%s: epoch %d: %d rows of new groups refused: max_groups_per_window = %s is reached",
             pipeline.name,
             epoch,
             refused,
-            _bound(pipeline.transform.step),
+            window.max_groups_per_window if window else None,
         )
 
 
-def _bound(step: Window | Join) -> str:
-    if isinstance(step, Join):
-        return f"dropped, the oldest of their keys: max_rows_per_key = {step.max_rows_per_key}"
-    return f"of new groups refused: max_groups_per_window = {step.max_groups_per_window}"
+def _log_join(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
+    join = pipeline.transform.join
+    for which, (name, source) in enumerate(zip(fold.SIDES, join.sources if join else (), strict=False)):
+        reports = [r.sides[which] for r in outcome.reports if r.sides]
+        most = join.max_rows_per_key if join else 0
+        for crowd in (r.crowd for r in reports if r.crowd):
+            log.warning(
+                '%s: epoch %d: %d rows of the %s side ("%s") wait for partners with %s; max_rows_per_key is %d',
+                pipeline.name,
+                epoch,
+                crowd[0],
+                name,
+                source,
+                crowd[1],
+                most,
+            )
+        for count, what in (
+            (
+                sum(r.evicted for r in reports),
+                f"had to go before their time, the oldest of their keys: max_rows_per_key = {most}",
+            ),
+            (sum(r.keyless for r in reports), "have no key and match nothing"),
+        ):
+            if count:
+                log.warning(
+                    '%s: epoch %d: %d rows of the %s side ("%s") %s', pipeline.name, epoch, count, name, source, what
+                )

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine.protocol import IngestOutcome, SourceStats
-from slackwater.engine.status import Counters, SourceStatus, Status
+from slackwater.engine.status import Buffered, Counters, SourceStatus, Status
 from slackwater.engine.steps import Step
 from slackwater.engine.task import EmitReport
+from slackwater.joins.logic import JoinLogic
 from slackwater.sources.base import Batch
 from slackwater.state.protocol import Manifest, PartitionRecord, SourceRecord
 from slackwater.watermark import NO_WATERMARK, Heard, SourceClock
@@ -18,6 +19,7 @@ from slackwater.windows.logic import Logic, allowed_us
 from slackwater.windows.panes import window_totals
 
 NOTHING = Heard(0, None)
+SIDES = ("left", "right")
 
 
 def heard(stats: SourceStats | None) -> Heard:
@@ -68,6 +70,10 @@ def ingested(
             rows_bad=r.bad, rows_sql=r.rows, rows_used=r.used, rows_refused=r.refused, late_windows=r.late_windows
         )
         totals.update(rows_partly_late=r.partly_late)
+    sides = {name: Counter(found) for name, found in before.counters.get("sides", {}).items()}
+    for r in outcome.reports:
+        for name, side in zip(SIDES, r.sides, strict=False):
+            sides.setdefault(name, Counter()).update(side.model_dump(exclude={"crowd"}))
     for stats in outcome.sources.values():
         totals.update(rows_in=stats.rows, rows_bad=stats.bad)
     reasons: Counter[str] = Counter(before.counters.get("emitted", {}))
@@ -98,6 +104,7 @@ def ingested(
                 "late": {k: v for k, v in late.items() if v},
                 "emitted": dict(reasons),
                 "letters": dict(letters),
+                **({"sides": {name: dict(found) for name, found in sides.items()}} if sides else {}),
             },
         }
     )
@@ -147,6 +154,9 @@ def emitted(
         groups[r.shard] += r.groups
         windows[r.shard] += r.windows
         reasons.update(r.reasons)
+    counters = {**manifest.counters, "emitted": dict(reasons)}
+    if isinstance(logic, JoinLogic):
+        counters["sides"] = _with_unmatched(manifest, reports)
     panes = manifest.panes
     if panes and isinstance(logic, Logic):
         panes = {p: g for p, g in panes.items() if window_totals(logic, {p: 1}, manifest.watermark_us)}
@@ -161,9 +171,18 @@ def emitted(
             "waiting": logic.updates and not telling and manifest.waiting,
             "output": (*manifest.output, *(o for r in reports for o in r.outputs)),
             "emitted": manifest.emitted + sum(o.rows for r in reports for o in r.outputs),
-            "counters": {**manifest.counters, "emitted": dict(reasons)},
+            "counters": counters,
         }
     )
+
+
+def _with_unmatched(manifest: Manifest, reports: Sequence[EmitReport]) -> dict[str, dict[str, int]]:
+    """The counters of a join's sides, with the rows that came out without a partner."""
+    sides = {name: Counter(manifest.counters.get("sides", {}).get(name, {})) for name in SIDES}
+    for r in reports:
+        for name, count in zip(SIDES, r.unmatched, strict=True):
+            sides[name]["unmatched"] += count
+    return {name: dict(found) for name, found in sides.items()}
 
 
 def status(
@@ -207,8 +226,20 @@ def status(
         groups=sum(manifest.groups) if is_session else pane_groups,
         state_bytes=manifest.state_bytes,
         counters=counters(manifest),
+        buffered={} if pipeline.transform.join is None else _buffered(manifest, outcome),
         emit_lag_seconds=None if last_end_us is None else (clock_us - last_end_us) / 1e6,
     )
+
+
+def _buffered(manifest: Manifest, outcome: IngestOutcome | None) -> dict[str, Buffered]:
+    metas = [m for shard in manifest.segments for m in shard]
+    found = {}
+    for which, name in enumerate(SIDES):
+        crowds = [r.sides[which].crowd for r in outcome.reports if r.sides] if outcome else []
+        found[name] = Buffered(
+            sum(m.rows for m in metas if m.kind == name), max((c for c in crowds if c is not None), default=None)
+        )
+    return found
 
 
 def iso(us: int) -> str:

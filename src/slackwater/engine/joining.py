@@ -13,7 +13,7 @@ from slackwater.engine.task import EmitReport, IngestReport, ShardTask, SideRepo
 from slackwater.errors import CapExceededError
 from slackwater.joins import step
 from slackwater.joins.buffer import Change
-from slackwater.joins.logic import EVENT_TIME, MATCH, UNMATCHED, JoinLogic
+from slackwater.joins.logic import MATCH, UNMATCHED, JoinLogic
 from slackwater.joins.slots import Slots
 from slackwater.state.protocol import Manifest, OutputMeta, SegmentMeta, StateStore
 
@@ -87,8 +87,10 @@ def ingest(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None
         letters=letters,
         sides=tuple(
             SideReport(
+                buffered=t.buffered,
                 late=t.late,
                 null_keys=t.null_keys,
+                keyless=0 if logic.sides[which].outer else t.null_keys,
                 matched=t.matched,
                 unmatched=t.unmatched,
                 evicted=t.evicted,
@@ -211,13 +213,3 @@ def reshard(
             )
         found.append(store.shard(shard, shards, epoch, ()).adopt_buffers(logic, changes))
     return tuple(found)
-
-
-def buffered(manifest: Manifest) -> tuple[int, int]:
-    """Rows on disk per side, those that have expired and are still there among them."""
-    metas = [m for shard in manifest.segments for m in shard]
-    left, right = (sum(m.rows for m in metas if m.kind == name) for name in ("left", "right"))
-    return left, right
-
-
-__all__ = ["EVENT_TIME", "buffered", "emission", "emit", "fingerprint", "ingest", "is_due", "reshard", "touched"]

@@ -25,6 +25,10 @@ class Counters:
     Conservation: `rows_sql + rows_bad == rows_used + rows_late + rows_refused + rows_bad`, where `rows_sql` are the
     rows that came out of the SQL. `emitted` is by reason (`close`, `cap`, `flush`), `late` by cause (`lateness`, `idle`), `letters`
     (dead letters) by reason (`late`, `undecodable`, `future`, `no event time`): `late` ones are `rows_late + rows_partly_late`.
+
+    Of a join `emitted` is `match` and `unmatched`. `sides` is for "left" and "right": `buffered` (rows put into the state),
+    `late`, `null_keys`, `keyless` (those of them that come out nowhere, and are not used), `matched` (rows that found their
+    first partner), `unmatched` (that came out without one), `evicted` (by on_state_cap).
     """
 
     rows_in: int = 0
@@ -39,6 +43,7 @@ class Counters:
     late: Mapping[str, int] = field(default_factory=dict)
     emitted: Mapping[str, int] = field(default_factory=dict)
     letters: Mapping[str, int] = field(default_factory=dict)
+    sides: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # joins: see below
 
     @property
     def rows_late(self) -> int:
@@ -47,6 +52,14 @@ class Counters:
     @property
     def rows_emitted(self) -> int:
         return sum(self.emitted.values())
+
+
+@dataclass(frozen=True)
+class Buffered:
+    """One side of a join: the rows that are in the state, and a key with very many of them: how many, its values."""
+
+    rows: int
+    crowd: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +83,7 @@ class Status:
     state_bytes: int
     counters: Counters
     emit_lag_seconds: float | None = None  # clock - window_end of the newest row emitted in this epoch
+    buffered: Mapping[str, Buffered] = field(default_factory=dict)  # joins: "left", "right"
     files_done: int | None = None
     files_total: int | None = None  # known with --available-now over files: the progress bar
 

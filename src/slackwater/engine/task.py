@@ -63,8 +63,10 @@ class StagedLetters(Record):
 class SideReport(Record):
     """What a shard did with the rows of one side of a join."""
 
+    buffered: int = 0
     late: int = 0
     null_keys: int = 0
+    keyless: int = 0
     matched: int = 0
     unmatched: int = 0
     evicted: int = 0

@@ -31,6 +31,7 @@ class Tally:
     """What became of the rows of one side in one epoch."""
 
     rows: int = 0
+    buffered: int = 0
     late: int = 0
     late_idle: int = 0
     null_keys: int = 0
@@ -109,6 +110,7 @@ def ingest(
         rows = pl.DataFrame(schema=side.schema) if f is None else f.rows.with_columns(pl.Series("__matched", f.found))
         change = Change(rows.select(list(side.schema)), _first_matches(side, firsts[which], buffers))
         tally = tallies.setdefault(which, Tally())
+        tally.buffered = change.rows.height
         tally.matched = change.matched.height + int(rows["__matched"].sum() or 0)
         if logic.max_rows_per_key is not None and rows.height:
             change = _bounded(logic, side, change, buffers, watermark, sink, tally, crowd)
