@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from slackwater.config.connection import PostgresConnection as PostgresConnection
     from slackwater.config.connection import PubSubConnection as PubSubConnection
     from slackwater.config.connection import RabbitMQConnection as RabbitMQConnection
+    from slackwater.config.join import Join as Join
     from slackwater.config.pipeline import Pipeline as Pipeline
     from slackwater.config.pipeline import Transform as Transform
     from slackwater.config.source import Lookup as Lookup
@@ -52,6 +53,7 @@ _HOMES = {
     "PubSubConnection": "config.connection",
     "RabbitMQConnection": "config.connection",
     "FilesConnection": "config.connection",
+    "Join": "config.join",
     "Lookup": "config.source",
     "Pipeline": "config.pipeline",
     "Registered": "api",

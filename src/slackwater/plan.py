@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from slackwater.config.aggregation import QUANTILE_K, Aggregation
 from slackwater.config.connection import Connection, PostgresConnection
+from slackwater.config.join import SIDES, Join
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
 from slackwater.config.target import Target
@@ -37,32 +38,36 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """The stages of a pipeline, its delivery guarantee and what its state may grow to."""
+    """The stages of a pipeline, its delivery guarantee and what its state may grow to.
+
+    `state_bytes` is None for a join, whose state is what its sources bring in the time that rows are kept.
+    """
 
     stages: tuple[Stage, ...]
     guarantee: str
-    state_bytes: int
+    state_bytes: int | None
     notes: tuple[str, ...]
 
 
 def build(pipeline: Pipeline) -> Plan:
     """The plan of a pipeline."""
-    window = pipeline.transform.window
+    step = pipeline.transform.step
+    if isinstance(step, Join):
+        middle: tuple[Stage, ...] = (_shuffle_sides(step), _join(step, pipeline), _emit_pairs(step))
+    else:
+        middle = (_lift(step), _shuffle(step), _step(step), _emit(step))
     return Plan(
         (
             _read(pipeline),
             _event_time(pipeline),
             _sql(pipeline),
-            _lift(window),
-            _shuffle(window),
-            _step(window),
-            _emit(window),
+            *middle,
             _commit(pipeline),
             _publish(pipeline),
         ),
         guarantee(pipeline),
-        projected_bytes(window),
-        (*warnings(pipeline), *size_warnings(window)),
+        None if isinstance(step, Join) else projected_bytes(step),
+        (*warnings(pipeline), *size_warnings(step)),
     )
 
 
@@ -89,7 +94,7 @@ def _source(s: Source, connection: Connection | None) -> str:
 
 
 def _event_time(pipeline: Pipeline) -> Stage:
-    w = pipeline.transform.window
+    w = pipeline.transform.step
     if w.time_mode == "processing":
         time = "the epoch's clock"
     elif w.event_time_column == "_event_ts":
@@ -120,8 +125,15 @@ def _sql(pipeline: Pipeline) -> Stage:
         f'lookup "{n}": {x.format} {x.query}, re-read every {duration_text(x.refresh_interval_ms)}'
         for n, x in pipeline.transform.lookups.items()
     )
-    sql = " ".join((pipeline.transform.sql or "").split())
-    return Stage("sql", "Spark", sql or "no SQL: rows go on as they are", lookups)
+    join = pipeline.transform.join
+    if join is not None:
+        sides = [f"{side}: {_sql_text(sql)}" for side, sql in zip(SIDES, (join.left_sql, join.right_sql), strict=True)]
+        return Stage("sql", "Spark", sides[0], (sides[1], *lookups))
+    return Stage("sql", "Spark", _sql_text(pipeline.transform.sql), lookups)
+
+
+def _sql_text(sql: str | None) -> str:
+    return " ".join((sql or "").split()) or "no SQL: rows go on as they are"
 
 
 def _lift(window: Window) -> Stage:
@@ -180,6 +192,46 @@ def _emit(window: Window) -> Stage:
     )
 
 
+def _shuffle_sides(join: Join) -> Stage:
+    keys = (", ".join(names) for names in (join.left_keys, join.right_keys))
+    return Stage("shuffle", "Spark", "both sides by hash of their keys: {} and {}".format(*keys))
+
+
+def join_text(join: Join) -> str:
+    """A join, for people."""
+    outer = "" if join.how == "inner" else " outer"
+    return f'{join.how}{outer} join of "{join.left_source}" and "{join.right_source}"'
+
+
+def kept_text(join: Join, pipeline: Pipeline) -> tuple[str, ...]:
+    """How long rows of each side are kept, for people, behind the watermark and behind the newest event of a source."""
+    lateness = max(join.lateness_ms if s.lateness_ms is None else s.lateness_ms for s in pipeline.sources)
+    return tuple(
+        f"{side} rows are kept until the watermark is {duration_text(ms)} past them"
+        + (f", which trails the newest events by {duration_text(lateness)}" if lateness else "")
+        for side, ms in zip(SIDES, join.keeps_ms, strict=True)
+    )
+
+
+def _join(join: Join, pipeline: Pipeline) -> Stage:
+    lower, upper = map(duration_text, join.bounds_ms)
+    keys = " and ".join(f"left.{a} = right.{b}" for a, b in zip(join.left_keys, join.right_keys, strict=True))
+    late = "dlq, one letter for each" if pipeline.keeps_late else "drop"
+    if join.late_data == "reopen":
+        late = f"joined up to {duration_text(allowed_ms(join))} behind the watermark, then {late}"
+    bound = f"at most {join.max_rows_per_key:,} rows per key and side, then {join.on_state_cap}"
+    title = f"{join_text(join)}: {keys} and {lower} <= right.ts - left.ts <= {upper}"
+    return Stage("step", "shards", title, (f"late rows: {late}", bound))
+
+
+def _emit_pairs(join: Join) -> Stage:
+    alone = " and ".join(side for side, outer in zip(SIDES, join.outer, strict=True) if outer)
+    when = "each pair once, in the epoch that brings its second row"
+    time = "the later of the two" if join.event_time == "later" else f"that of the {join.event_time} row"
+    lines = [f"{alone} rows without a partner come out when they leave the state"] if alone else []
+    return Stage("emit", "shards", when, (*lines, f"_event_ts = {time}"))
+
+
 def _commit(pipeline: Pipeline) -> Stage:
     title = "one record per epoch: state, staged output, offsets, watermarks, counters"
     return Stage("commit", "driver", f"{title} ({state_text(pipeline)})")
@@ -214,13 +266,14 @@ def target_text(pipeline: Pipeline) -> str:
 
 def _target(t: Target, pipeline: Pipeline) -> str:
     kind = kind_of(t, pipeline)
+    adds = pipeline.transform.join is not None or t is not pipeline.target  # pairs and letters have no identity
     if kind == "files":
         return f'{t.format or "parquet"} files in "{t.path}", one per epoch'
     if kind == "delta":
-        return f'Delta table "{t.path}", {t.mode or "merge"}'
+        return f'Delta table "{t.path}", {"append" if adds else t.mode or "merge"}'
     if kind == "postgres":
         within = ", within the commit" if joins(pipeline) and t is pipeline.target else ""
-        return f"upsert into Postgres table {t.table}{within}"
+        return f"{'insert' if adds else 'upsert'} into Postgres table {t.table}{within}"
     if kind == "kafka":
         return f"Kafka topic {t.topic}, {(t.delivery or 'at_least_once').replace('_', ' ')}"
     return "to the console"
@@ -283,13 +336,13 @@ def _accumulator_bytes(a: Aggregation) -> int:
     return {"count": 8, "min": 16, "max": 16}.get(a.agg, 24)
 
 
-def size_warnings(window: Window) -> tuple[str, ...]:
-    """A warning if the projected state is above 1 GiB."""
-    size = projected_bytes(window)
-    if size <= GIB:
+def size_warnings(step: Window | Join) -> tuple[str, ...]:
+    """A warning if the projected state of a window is above 1 GiB."""
+    size = 0 if isinstance(step, Join) else projected_bytes(step)
+    if isinstance(step, Join) or size <= GIB:
         return ()
     return (
-        f"the state may grow to {size / GIB:.1f} GiB at max_groups_per_window = {window.max_groups_per_window}; "
+        f"the state may grow to {size / GIB:.1f} GiB at max_groups_per_window = {step.max_groups_per_window}; "
         "lower it, shorten the window, or make room for it",
     )
 
@@ -303,7 +356,13 @@ def warnings(pipeline: Pipeline) -> tuple[str, ...]:
             'STATE IS IN MEMORY: it is lost when the process ends; for durable state set [state_store] kind = "files" and path = "state"'
         )
     w = pipeline.transform.window
-    if w.kind == "hopping" and w.duration_ms and w.hop_ms and w.duration_ms // math.gcd(w.duration_ms, w.hop_ms) > 1000:
+    if (
+        w
+        and w.kind == "hopping"
+        and w.duration_ms
+        and w.hop_ms
+        and w.duration_ms // math.gcd(w.duration_ms, w.hop_ms) > 1000
+    ):
         found.append(
             f"a window of {duration_text(w.duration_ms)} every {duration_text(w.hop_ms)} is put together from more than 1000 panes; "
             "choose a hop_ms that divides duration_ms"

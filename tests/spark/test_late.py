@@ -127,7 +127,7 @@ def test_every_row_out_of_the_sql_knows_where_it_came_from(spark: Any, rows: Any
     sql = inspect.check_origin(spark, made, "in", rows)
     assert sql == (expected or given)
     view = rows.selectExpr("*", "ts AS _event_ts").selectExpr("*", origin_column(dict(rows.dtypes), "in"))
-    out = inspect.run_sql(spark, made, view, sql)
+    out = inspect.run_sql(spark, made, "in", view, sql)
     assert [c for c in out.columns if c != "_origin"] == list(before)
     pairs = out.selectExpr("_event_ts", "CAST(_origin.value AS STRING) AS row").collect()
     assert pairs, "the form lets some rows through"

@@ -7,6 +7,7 @@ from pathlib import Path
 from slackwater import plan
 from slackwater.cli.text import plural, size
 from slackwater.config import toml
+from slackwater.config.join import Join
 from slackwater.errors import StartError
 
 
@@ -19,11 +20,13 @@ def check_file(file: Path, connect: bool = False) -> None:
         found = problems(pipeline)
         if found:
             raise StartError("\n".join(f"{pipeline.name}: {line.removeprefix(f'{pipeline.name}: ')}" for line in found))
-    window, state = pipeline.transform.window, plan.state_text(pipeline)
-    print(
-        f"{file}: ok — {window.kind} window over {plural(len(pipeline.sources), 'source')}, "
-        f"{plural(len(window.aggregations), 'aggregation')}, {state}"
-    )
+    step = pipeline.transform.step
+    if isinstance(step, Join):
+        what = f"{plan.join_text(step)} on {plural(len(step.left_keys), 'key')}"
+    else:
+        aggregations = plural(len(step.aggregations), "aggregation")
+        what = f"{step.kind} window over {plural(len(pipeline.sources), 'source')}, {aggregations}"
+    print(f"{file}: ok — {what}, {plan.state_text(pipeline)}")
     for line in plan.build(pipeline).notes:
         print(f"{file}: note: {line}")
 
@@ -38,8 +41,12 @@ def explain_file(file: Path) -> None:
         for line in stage.lines:
             print(f"  {'':<19}{line}")
     print(f"\n  delivery   {found.guarantee}")
-    print(
-        f"  state      at most about {size(found.state_bytes)} at {pipeline.transform.window.max_groups_per_window:,} groups"
-    )
+    step = pipeline.transform.step
+    if isinstance(step, Join):
+        kept = plan.kept_text(step, pipeline)
+    else:
+        kept = (f"at most about {size(found.state_bytes or 0)} at {step.max_groups_per_window:,} groups",)
+    for i, line in enumerate(kept):
+        print(f"  {'' if i else 'state':<11}{line}")
     for line in found.notes:
         print(f"  note       {line}")

@@ -14,7 +14,15 @@ from slackwater.config.source import Lookup, Source, declared_columns
 from slackwater.config.spec import Problem, Values, nearest, show
 
 if TYPE_CHECKING:
+    from slackwater.config.join import Join
     from slackwater.config.target import StateStore, Target
+    from slackwater.config.window import Window
+
+
+def step_of(values: Values) -> Window | Join | None:
+    """The window or the join of a draft; None if it has neither."""
+    transform = values.get("transform")
+    return None if transform is None else transform.window or transform.join
 
 
 def resolve(reference: object, known: Mapping[str, Connection]) -> Connection | None:
@@ -94,12 +102,12 @@ def _unknown(key: str, reference: object, known: Mapping[str, Any]) -> Iterator[
 
 def check_event_time(values: Values) -> Iterator[Problem]:
     """Every source has an event time, and `_event_ts` means one thing only."""
-    window = values["transform"].window if "transform" in values else None
-    if window is None:
+    step = step_of(values)
+    if step is None:
         return
-    processing = window.time_mode == "processing"
-    named = window.event_time_column != "_event_ts"
-    undecided = bool({"event_time_column", "time_mode"} & window._wrong)
+    processing = step.time_mode == "processing"
+    named = step.event_time_column != "_event_ts"
+    undecided = bool({"event_time_column", "time_mode"} & step._wrong)
     known: Mapping[str, Any] = values.get("connections", {})
     for i, source in enumerate(values.get("sources", ())):
         if undecided or "schema" in source._wrong:
@@ -115,14 +123,14 @@ def check_event_time(values: Values) -> Iterator[Problem]:
         if not (processing or named) and source.dataframe is None and of_files and "_event_ts" not in columns:
             which = f"source {show(source.name)}" if source.name else f"sources[{i}]"
             yield (
-                "transform.window.event_time_column",
+                f"{step.AT}.event_time_column",
                 f"missing; {which} reads files, which have no event time of their own: name a column or an expression",
             )
     if processing and not undecided:
-        for key, given in (("event_time_column", named), ("event_time_unit", window.event_time_unit is not None)):
+        for key, given in (("event_time_column", named), ("event_time_unit", step.event_time_unit is not None)):
             if given:
                 yield (
-                    f"transform.window.{key}",
+                    f"{step.AT}.{key}",
                     'given with time_mode = "processing", where the clock is the event time; remove one of them',
                 )
 
@@ -168,28 +176,29 @@ def check_standalone(values: Values) -> Iterator[Problem]:
 
 
 def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """A session needs a store; `persisted` needs one that outlives the process."""
-    window = values["transform"].window if "transform" in values else None
-    if window is None or "state_store" in wrong:
+    """A session and a join need a store; `persisted` needs one that outlives the process."""
+    step = step_of(values)
+    if step is None or "state_store" in wrong:
         return
     store: StateStore | None = values.get("state_store")
-    if store is None and window.kind == "session":
+    what = "a join" if step is values["transform"].join else "a session window" if step.kind == "session" else None
+    if store is None and what is not None:
         yield (
             "state_store",
-            'missing; a session window needs it: [state_store] with kind = "files" and path = "state"',
+            f'missing; {what} needs it: [state_store] with kind = "files" and path = "state"',
         )
     durable = store is not None and store.kind != "in_memory"
-    if window.crash_recovery in ("persisted", "kafka_eos") and not durable:
+    if step.crash_recovery in ("persisted", "kafka_eos") and not durable:
         yield (
-            "transform.window.crash_recovery",
-            f'{show(window.crash_recovery)} needs a durable [state_store]; use kind = "files" or "postgres"',
+            f"{step.AT}.crash_recovery",
+            f'{show(step.crash_recovery)} needs a durable [state_store]; use kind = "files" or "postgres"',
         )
     target: Target | None = values.get("target")
     if target is None or "delivery" in target._wrong:
         return
-    if window.crash_recovery == "kafka_eos" and target.delivery != "exactly_once":
+    if step.crash_recovery == "kafka_eos" and target.delivery != "exactly_once":
         yield (
-            "transform.window.crash_recovery",
+            f"{step.AT}.crash_recovery",
             '"kafka_eos" needs a kafka target with delivery = "exactly_once"; set it, or use "persisted"',
         )
 
@@ -199,9 +208,9 @@ def check_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
     transform = values.get("transform")
     if transform is None or "dead_letter" in wrong:
         return
-    window = transform.window
-    undecided = "on_error" in transform._wrong or window is None or "late_data" in window._wrong
-    late_data = None if window is None else window.late_data
+    step = step_of(values)
+    undecided = "on_error" in transform._wrong or step is None or "late_data" in step._wrong
+    late_data = None if step is None else step.late_data
     given = (("on_error", transform.on_error), ("late_data", late_data))
     wanted = [key for key, value in given if value == "dlq"]
     placed = values.get("dead_letter") is not None

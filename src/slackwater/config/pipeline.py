@@ -19,6 +19,8 @@ from slackwater.config.checks import (
     resolve,
 )
 from slackwater.config.connection import Connection, all_connections
+from slackwater.config.join import Join
+from slackwater.config.join_checks import check_join, check_only_added
 from slackwater.config.source import Lookup, Source
 from slackwater.config.spec import (
     Kind,
@@ -60,27 +62,53 @@ def _lookups(value: Any) -> dict[str, Lookup]:
 
 
 class Transform(Spec):
-    """The SQL pre-stage (row-wise, over the view `source`), what to do with bad rows, and the window."""
+    """The SQL pre-stage (row-wise, over the view `source`), what to do with bad rows, and the window or the join."""
 
     sql: str | None = None
     on_error: str = "fail"
-    window: Window
+    window: Window | None = None
+    join: Join | None = None
     lookups: Mapping[str, Lookup] = Field(default_factory=dict)
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "sql": text,
         "on_error": choice("fail", "drop", "dlq"),
         "window": one(Window),
+        "join": one(Join),
         "lookups": _lookups,
     }
-    LATER: ClassVar[Mapping[str, str]] = {"join": "stream-stream joins come later; describe a [transform.window]"}
-    REQUIRED: ClassVar[tuple[str, ...]] = ("window",)
+
+    @property
+    def step(self) -> Window | Join:
+        """The stateful step: exactly one of the two is given."""
+        step = self.window or self.join
+        assert step is not None
+        return step
+
+    def sql_of(self, source: str) -> str | None:
+        """The SQL pre-stage of a source's rows: one for all sources of a window, one per side of a join."""
+        if self.join is None:
+            return self.sql
+        return self.join.left_sql if source == self.join.left_source else self.join.right_sql
+
+    def sql_key(self, source: str) -> str:
+        """The key of a config that holds it."""
+        if self.join is None:
+            return "transform.sql"
+        return f"{Join.AT}.{'left' if source == self.join.left_source else 'right'}_sql"
 
     @classmethod
-    def wanted(cls, key: str) -> str:
-        return "describe the window in [transform.window]"
+    def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
+        window, join = (key in values or key in wrong for key in ("window", "join"))
+        if not window and not join:
+            yield "window", f"missing; {_STEP}"
+        if window and join:
+            yield "join", "given beside [transform.window]; a stage is one or the other: remove one of them"
+        elif join and "sql" in values:
+            yield "sql", f"belongs to windows; a join has one SQL per side: left_sql and right_sql in [{Join.AT}]"
 
 
+_STEP = "describe the window in [transform.window], or the join in [transform.join]"
 _Connected = TypeVar("_Connected", Source, Lookup, Target)
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
@@ -114,13 +142,14 @@ class Pipeline(Spec):
         "trigger_interval_ms": duration(0),
         "idle_pause_ms": duration(1),
     }
-    LATER: ClassVar[Mapping[str, str]] = {"stages": "", "join": ""}
+    LATER: ClassVar[Mapping[str, str]] = {"stages": ""}
+    MEANT: ClassVar[Mapping[str, str]] = {"window": "transform.window", "join": "transform.join"}
     REQUIRED: ClassVar[tuple[str, ...]] = ("name", "sources", "transform", "target")
 
     @property
     def keeps_late(self) -> bool:
         """Whether rows that are late for good become dead letters."""
-        policy = self.transform.window.late_data
+        policy = self.transform.step.late_data
         return policy == "dlq" or (policy == "reopen" and self.dead_letter is not None)
 
     @property
@@ -139,7 +168,7 @@ class Pipeline(Spec):
         return {
             "name": "give the pipeline a name",
             "sources": "describe at least one in [[sources]]",
-            "transform": "describe the window in [transform.window]",
+            "transform": _STEP,
             "target": "say where results go in [target]",
         }[key]
 
@@ -163,10 +192,12 @@ class Pipeline(Spec):
         yield from check_names(values.get("sources", ()))
         yield from check_connections(values)
         yield from check_event_time(values)
+        yield from check_join(values)
         yield from check_state(values, wrong)
         yield from check_letters(values, wrong)
         yield from check_corrections(values)
         yield from check_standalone(values)
+        yield from check_only_added(values)
 
 
 def check_run_flags(available_now: bool, flush: bool) -> None:

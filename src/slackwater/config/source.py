@@ -34,6 +34,13 @@ _INJECTED = {  # kind of connection -> columns that every row has beside its pay
     "kinesis": ("_value",),
     "pubsub": ("_value",),
 }
+
+
+def injected(kind: str | None) -> tuple[str, ...]:
+    """The columns that a connection of this kind adds to a row's own, beside `_event_ts`."""
+    return _INJECTED.get(kind or "", ())
+
+
 FORMATS = ("json", "csv", "parquet", "text")
 PAYLOADS = ("json", "avro", "raw")
 

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from slackwater.config.connection import Connection, connection_or_name
 from slackwater.config.spec import Kind, Problem, Spec, Values, choice, duration, show, text, texts, whole
+from slackwater.config.step import Step
 from slackwater.config.window import Window
 
 
@@ -61,12 +62,14 @@ class Target(Spec):
     def wanted(cls, key: str) -> str:
         return "name one of the [connections]"
 
-    def upserts(self, kind: str, window: Window) -> bool:
-        """Whether a target on a connection of this kind replaces the rows of a window, or only ever adds rows."""
+    def upserts(self, kind: str, step: Step) -> bool:
+        """Whether a target on a connection of this kind replaces the rows of a window, or only ever adds rows (as of a join)."""
+        if not isinstance(step, Window):
+            return False
         if kind != "kafka" or self.key_columns is None:
             return kind in ("postgres", "kafka") or (kind == "delta" and self.mode != "append")
-        keys, given = set(window.group_by), set(self.key_columns)  # beside the keys what tells their windows apart
-        known = {window.window_start_column, *(["session_id"] if window.kind == "session" else [])}
+        keys, given = set(step.group_by), set(self.key_columns)  # beside the keys what tells their windows apart
+        known = {step.window_start_column, *(["session_id"] if step.kind == "session" else [])}
         return keys < given <= keys | known
 
     @classmethod

@@ -83,7 +83,8 @@ def to_toml(pipeline: Pipeline) -> str:
         raise ConfigError(
             [f"{pipeline.name}: a source over a DataFrame cannot be written as TOML; it exists in Python only"]
         )
-    made = [a.as_ for a in pipeline.transform.window.aggregations if not isinstance(a.agg, str)]
+    window = pipeline.transform.window
+    made = [a.as_ for a in window.aggregations if not isinstance(a.agg, str)] if window else []
     if made:
         raise ConfigError(
             [
@@ -101,18 +102,16 @@ def to_toml(pipeline: Pipeline) -> str:
 
 def _plain(spec: Spec) -> dict[str, Any]:
     """The keys of a spec that are not at their default, as TOML values."""
-    keys = {attribute: key for key, attribute in type(spec).FIELDS.items()}
-    implied = spec.implied()
+    cls, implied = type(spec), spec.implied()
     out: dict[str, Any] = {}
-    for attribute, field in type(spec).model_fields.items():
-        value = getattr(spec, attribute)
+    for key in cls.KINDS:
+        attribute = cls.FIELDS.get(key, key)
+        field, value = cls.model_fields[attribute], getattr(spec, attribute)
         spelled = isinstance(value, Interpolated | InterpolatedDuration)
         default = implied.get(attribute, None if field.is_required() else field.get_default(call_default_factory=True))
         if value is None or (value == default and not spelled):
             continue
-        out[keys.get(attribute, attribute)] = _value(
-            value, attribute in ("options", "columns", "starting_offsets", "spark")
-        )
+        out[key] = _value(value, key in ("options", "columns", "starting_offsets", "spark"))
     return out
 
 

@@ -11,7 +11,6 @@ from slackwater.config.spec import (
     Interpolated,
     Kind,
     Problem,
-    Spec,
     Values,
     choice,
     duration,
@@ -23,6 +22,7 @@ from slackwater.config.spec import (
     texts,
     whole,
 )
+from slackwater.config.step import RECOVERY, TIMES, Step, allowed_ms
 from slackwater.core.time import duration_ms
 
 _NO_COMPLETE = "complete mode is not supported: a result that never closes needs all rows for ever"
@@ -48,39 +48,28 @@ def _gap(value: Any) -> int | str:
     return found
 
 
-class Window(Spec):
+class Window(Step):
     """A window: `Window(kind="session", gap_ms="30m", max_session_duration_ms="1d", group_by=["user"], …)`.
 
     Durations are milliseconds or strings ("30s", "5m", "2h", "30d"). Which keys belong to which kind, and what they
     mean, is in docs/semantics.md. Raises ConfigError with one line per mistake.
     """
 
-    kind: str
     duration_ms: int | None = None
     hop_ms: int | None = None
     offset_ms: int = 0
     gap_ms: int | str | None = None
     max_session_duration_ms: int | None = None
-    event_time_column: str = "_event_ts"
-    event_time_unit: str | None = None
-    time_mode: str = "event"
-    lateness_ms: int = 0
-    source_idleness_ms: int = 60_000
-    idle_close_ms: int | None = None
-    max_future_ms: int = 86_400_000
     group_by: tuple[str, ...] = ()
-    late_data: str = "drop"
-    allowed_lateness_ms: int | None = None
     emit: str = "on_close"
     emit_interval_ms: int = 0
     emit_metadata: bool = False
     max_groups_per_window: int | None = None
-    on_state_cap: str = "fail"
     window_start_column: str = "window_start"
     window_end_column: str = "window_end"
-    crash_recovery: str | None = None
     aggregations: tuple[Aggregation, ...] = ()
 
+    AT: ClassVar[str] = "transform.window"
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "kind": choice(*KINDS_OF_WINDOW),
         "duration_ms": duration(1),
@@ -88,13 +77,7 @@ class Window(Spec):
         "offset_ms": duration(),
         "gap_ms": _gap,
         "max_session_duration_ms": duration(1),
-        "event_time_column": text,
-        "event_time_unit": choice("s", "ms", "us", "ns"),
-        "time_mode": choice("event", "processing"),
-        "lateness_ms": duration(0),
-        "source_idleness_ms": duration(1),
-        "idle_close_ms": duration(1),
-        "max_future_ms": duration(0),
+        **TIMES,
         "group_by": texts,
         "late_data": choice("drop", "dlq", "reopen", "standalone"),
         "allowed_lateness_ms": duration(0),
@@ -105,7 +88,7 @@ class Window(Spec):
         "on_state_cap": choice("fail", "drop_new_groups"),
         "window_start_column": text,
         "window_end_column": text,
-        "crash_recovery": choice("at_least_once", "persisted", "kafka_eos"),
+        "crash_recovery": RECOVERY,
         "aggregations": many(Aggregation, "a list of aggregations ([[transform.window.aggregations]])"),
     }
     OLD: ClassVar[Mapping[str, str]] = {"width_ms": "duration_ms"}
@@ -150,11 +133,7 @@ class Window(Spec):
         kind = values.get("kind")
         if kind is not None:
             yield from cls._check_kind(kind, values, wrong)
-        if "allowed_lateness_ms" in values and values.get("late_data", "drop") != "reopen" and "late_data" not in wrong:
-            yield (
-                "allowed_lateness_ms",
-                'needs late_data = "reopen"; to wait longer for late rows raise lateness_ms',
-            )
+        yield from super().check(values, wrong)
         if values.get("late_data") == "standalone" and not values.get("emit_metadata") and "emit_metadata" not in wrong:
             yield (
                 "late_data",
@@ -162,13 +141,6 @@ class Window(Spec):
             )
         if values.get("emit_interval_ms") and values.get("emit", "on_close") != "updates" and "emit" not in wrong:
             yield "emit_interval_ms", 'needs emit = "updates"; other windows are emitted when they close'
-        close, idleness = values.get("idle_close_ms"), values.get("source_idleness_ms", 60_000)
-        if close is not None and "source_idleness_ms" not in wrong and close < idleness:
-            yield (
-                "idle_close_ms",
-                f"found {show_duration(close)}, expected at least source_idleness_ms ({show_duration(idleness)}): "
-                "a source that is quiet for less is not idle",
-            )
         yield from cls._check_names(values, wrong, kind)
 
     @classmethod
@@ -263,11 +235,4 @@ class Window(Spec):
                 yield key, f"{show(aggregation.as_)} is already the name of {other}; choose another name"
 
 
-def allowed_ms(window: Window) -> int:
-    """How long after its close a window may still be corrected."""
-    if window.late_data != "reopen":
-        return 0
-    return window.lateness_ms if window.allowed_lateness_ms is None else window.allowed_lateness_ms
-
-
-__all__ = ["AGGREGATES", "Aggregation", "Window", "duration_ms"]
+__all__ = ["AGGREGATES", "Aggregation", "Window", "allowed_ms", "duration_ms"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 
+from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.window import Window
 from slackwater.engine import fold
 from slackwater.engine.letters import LATE
 from slackwater.engine.protocol import IngestOutcome
@@ -28,21 +30,21 @@ def tell(pipeline: Pipeline, before: Manifest, epoch: int, batch: Batch, outcome
 
 
 def _judge_bad_rows(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestOutcome) -> None:
-    window = pipeline.transform.window
+    step = pipeline.transform.step
     for name, stats in outcome.sources.items():
         known = before.sources[name]
         rows, usable = known.rows + stats.rows, known.usable + stats.usable
         if rows >= 1000 and usable == 0:
             raise StartError(
                 f'{pipeline.name}: source "{name}": none of its first {rows} rows has a usable event time; '
-                f'check event_time_column "{window.event_time_column}" and event_time_unit'
+                f'check event_time_column "{step.event_time_column}" and event_time_unit'
             )
         if not stats.bad:
             continue
         what = (
             f'{pipeline.name}: epoch {epoch}: source "{name}": {stats.bad} bad rows ({stats.undecodable} undecodable, '
-            f"{stats.future} more than {window.max_future_ms} ms in the future, "
-            f'{stats.bad - stats.undecodable - stats.future} without a usable event time in "{window.event_time_column}")'
+            f"{stats.future} more than {step.max_future_ms} ms in the future, "
+            f'{stats.bad - stats.undecodable - stats.future} without a usable event time in "{step.event_time_column}")'
         )
         sample = "; ".join(outcome.bad_samples.get(name, ()))
         if pipeline.transform.on_error == "fail":
@@ -52,6 +54,8 @@ def _judge_bad_rows(pipeline: Pipeline, before: Manifest, epoch: int, outcome: I
         log.warning("%s %s: %s", what, _fate(pipeline), sample)
     bad = sum(r.bad for r in outcome.reports)
     if bad:
+        window = pipeline.transform.window
+        assert window is not None  # rows of a join bring no gap
         what = (
             f"{pipeline.name}: epoch {epoch}: {bad} bad rows: gap_ms ({window.gap_ms}) is NULL, not positive or not below "
             f"max_session_duration_ms ({window.max_session_duration_ms} ms)"
@@ -104,7 +108,7 @@ def _log_late(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestO
             f"sent to the dead letters{f', {partly} of them late for some windows only' if partly else ''}"
             if kept
             else "emitted by themselves"
-            if pipeline.transform.window.late_data == "standalone"
+            if pipeline.transform.step.late_data == "standalone"
             else "dropped",
             fold.iso(before.watermark_us),
             "".join(f"{'; ' if n else ': '}{fold.late_text(s)}" for n, s in enumerate(sample)),
@@ -112,9 +116,15 @@ def _log_late(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestO
     refused = sum(r.refused for r in outcome.reports)
     if refused:
         log.warning(
-            "%s: epoch %d: %d rows of new groups refused: max_groups_per_window = %s is reached",
+            "%s: epoch %d: %d rows %s is reached",
             pipeline.name,
             epoch,
             refused,
-            pipeline.transform.window.max_groups_per_window,
+            _bound(pipeline.transform.step),
         )
+
+
+def _bound(step: Window | Join) -> str:
+    if isinstance(step, Join):
+        return f"dropped, the oldest of their keys: max_rows_per_key = {step.max_rows_per_key}"
+    return f"of new groups refused: max_groups_per_window = {step.max_groups_per_window}"

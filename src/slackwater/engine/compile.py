@@ -15,6 +15,7 @@ from slackwater.windows.logic import Logic
 def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> Logic:
     """Bind keys and aggregations to the columns that come out of the SQL. Raises StartError, one line per misfit."""
     window = pipeline.transform.window
+    assert window is not None
     problems: list[str] = []
 
     def find(name: str, where: str) -> Field | None:

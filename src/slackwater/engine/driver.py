@@ -193,7 +193,7 @@ class Driver:
 
     def _silent(self, watermark: int, clocks: Mapping[str, SourceClock]) -> int:
         """The watermark, run on with the silence of all sources where `idle_close_ms` is set."""
-        close = self.pipeline.transform.window.idle_close_ms
+        close = self.pipeline.transform.step.idle_close_ms
         return run_on(watermark, list(clocks.values()), None if close is None else 1000 * close)
 
     def _closes(self, watermark: int) -> bool:

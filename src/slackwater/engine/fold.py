@@ -29,13 +29,13 @@ def counters(manifest: Manifest) -> Counters:
 
 def clocks(pipeline: Pipeline, manifest: Manifest) -> dict[str, SourceClock]:
     """The sources of a config with their clocks as committed."""
-    window = pipeline.transform.window
+    step, window = pipeline.transform.step, pipeline.transform.window
     # what is to be final when it is emitted waits for its late rows: the watermark does
-    waits = allowed_us(window) if window.emit == "final" else 0
+    waits = allowed_us(window) if window and window.emit == "final" else 0
     return {
         s.name: manifest.sources.get(s.name, SourceRecord()).clock(
-            waits + 1000 * (window.lateness_ms if s.lateness_ms is None else s.lateness_ms),
-            1000 * window.source_idleness_ms,
+            waits + 1000 * (step.lateness_ms if s.lateness_ms is None else s.lateness_ms),
+            1000 * step.source_idleness_ms,
         )
         for s in pipeline.sources
     }
@@ -175,12 +175,13 @@ def status(
     last_end_us: int | None,
 ) -> Status:
     """What the outside is told after a commit."""
-    window = pipeline.transform.window
+    step = pipeline.transform.step
+    is_session = step.kind == "session"
     pane_groups = sum(sum(g) for g in manifest.panes.values())
     return Status(
         pipeline=pipeline.name,
-        window_kind=window.kind,
-        late_policy=window.late_data,
+        window_kind="join" if pipeline.transform.window is None else step.kind,
+        late_policy=step.late_data,
         epoch=manifest.epoch,
         rows=sum(s.rows for s in outcome.sources.values()) if outcome else 0,
         emitted=manifest.emitted,
@@ -200,8 +201,8 @@ def status(
             )
             for name, c in clocks.items()
         ),
-        windows_active=sum(manifest.windows) if window.kind == "session" else pane_groups,
-        groups=sum(manifest.groups) if window.kind == "session" else pane_groups,
+        windows_active=sum(manifest.windows) if is_session else pane_groups,
+        groups=sum(manifest.groups) if is_session else pane_groups,
         state_bytes=manifest.state_bytes,
         counters=counters(manifest),
         emit_lag_seconds=None if last_end_us is None else (clock_us - last_end_us) / 1e6,

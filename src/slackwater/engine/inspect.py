@@ -82,12 +82,12 @@ def time_expression(
 
     `has_clock`: where none is named, it is the epoch's clock reading (`CLOCK`).
     """
-    window = pipeline.transform.window
+    step = pipeline.transform.step
     where = f'{pipeline.name}: source "{source}"'
     columns = list(fields_of(frame))
-    if window.time_mode == "processing":
+    if step.time_mode == "processing":
         return CLOCK
-    text = window.event_time_column
+    text = step.event_time_column
     if text == "_event_ts" and text not in columns and has_clock:
         return CLOCK
     expression = quote(text) if text in columns else text
@@ -99,35 +99,39 @@ def time_expression(
             f"there are: {', '.join(columns)}"
         ) from None
     type_ = Field("t", field.dataType.simpleString())
-    return event_time_sql(expression, type_, window.event_time_unit, f'{where}: event_time_column "{text}"')
+    return event_time_sql(expression, type_, step.event_time_unit, f'{where}: event_time_column "{text}"')
 
 
-def run_sql(session: SparkSession, pipeline: Pipeline, rows: DataFrame, sql: str | None = None) -> DataFrame:
-    """The SQL pre-stage over rows that carry `_event_ts`; the rows themselves where the config has no SQL.
+def run_sql(
+    session: SparkSession, pipeline: Pipeline, source: str, rows: DataFrame, sql: str | None = None
+) -> DataFrame:
+    """The SQL pre-stage over a source's rows that carry `_event_ts`; the rows themselves where the config has no SQL.
 
     `sql` is run in its place: it carries `_origin`.
     """
-    if pipeline.transform.sql is None:
+    given = pipeline.transform.sql_of(source)
+    if given is None:
         return rows
     rows.createOrReplaceTempView("source")
-    return session.sql(sql or pipeline.transform.sql)
+    return session.sql(sql or given)
 
 
 def check_sql(session: SparkSession, pipeline: Pipeline, source: str, frame: DataFrame) -> dict[str, Field]:
     """Analyse the SQL over a source's columns and return the columns that come out. Raises StartError by name."""
-    where = f'{pipeline.name}: source "{source}": transform.sql'
-    rows = _view(session, frame, with_origin=_selects_origin(pipeline))
+    where = f'{pipeline.name}: source "{source}": {pipeline.transform.sql_key(source)}'
+    rows = _own_view(session, pipeline, source, frame)
     try:
-        out = run_sql(session, pipeline, rows)
+        out = run_sql(session, pipeline, source, rows)
     except Exception as error:
         raise StartError(f"{where}: {reason(error)}; there are: {', '.join(rows.columns)}") from None
     found = forbidden(out)
     if found:
         raise StartError(
-            f"{where} must be row-wise, it uses {', '.join(sorted(found))}; filter, project and join lookups there, "
-            "and describe aggregation in [transform.window]"
+            f"{where} must be row-wise, it uses {', '.join(sorted(found))}; filter, project and join lookups there"
+            + ("" if pipeline.transform.window is None else ", and describe aggregation in [transform.window]")
         )
-    fields = {name: field for name, field in fields_of(out).items() if name != ORIGIN or not _selects_origin(pipeline)}
+    own = ORIGIN if _selects_origin(pipeline, source) else None
+    fields = {name: field for name, field in fields_of(out).items() if name != own}
     if "_event_ts" not in fields:
         raise StartError(
             f'{where} does not select "_event_ts", the event time; add it to the SELECT; it selects: {", ".join(fields)}'
@@ -145,7 +149,8 @@ def end_expression(pipeline: Pipeline, session: SparkSession, source: str, frame
     Raises StartError where `gap_ms` is no expression over it, or no length of time.
     """
     window = pipeline.transform.window
-    out = run_sql(session, pipeline, _view(session, frame, with_origin=_selects_origin(pipeline)))
+    assert window is not None
+    out = run_sql(session, pipeline, source, _own_view(session, pipeline, source, frame))
     where = f'{pipeline.name}: source "{source}": gap_ms "{window.gap_ms}"'
     try:
         type_ = out.selectExpr(f"({window.gap_ms}) AS g").schema.fields[0].dataType.simpleString()
@@ -166,15 +171,15 @@ def check_origin(session: SparkSession, pipeline: Pipeline, source: str, frame: 
         raise StartError(
             f'{where} has a column "{ORIGIN}", under which late_data = "dlq" carries where a row came from; rename it'
         )
-    given = pipeline.transform.sql
+    given = pipeline.transform.sql_of(source)
     if given is None:
         return None
     rows = _view(session, frame, with_origin=True)
-    plain = run_sql(session, pipeline, _view(session, frame, with_origin=_selects_origin(pipeline))).dtypes
+    plain = run_sql(session, pipeline, source, _own_view(session, pipeline, source, frame)).dtypes
     wanted = [column for column in plain if column[0].lower() != ORIGIN]
 
     def carries(sql: str) -> bool:
-        found = run_sql(session, pipeline, rows, sql).dtypes
+        found = run_sql(session, pipeline, source, rows, sql).dtypes
         return (ORIGIN, ORIGIN_TYPE) in found and [c for c in found if c[0] != ORIGIN] == wanted
 
     try:
@@ -191,7 +196,7 @@ def check_origin(session: SparkSession, pipeline: Pipeline, source: str, frame: 
     except Exception as error:
         why = reason(error)
     raise StartError(
-        f'{where}: transform.sql: late_data = "dlq" needs the hidden column {ORIGIN} of source in the output, and it cannot be '
+        f'{where}: {pipeline.transform.sql_key(source)}: late_data = "dlq" needs the hidden column {ORIGIN} of source in the output, and it cannot be '
         f"added ({why}); select {ORIGIN} yourself, in every SELECT from source to the outermost"
     )
 
@@ -203,8 +208,13 @@ def _carries_already(carries: Callable[[str], bool], sql: str) -> bool:
         return False  # as in: one branch of a UNION with SELECT *, which now has a column more than the other
 
 
-def _selects_origin(pipeline: Pipeline) -> bool:
-    return pipeline.carries_origin and origin.mentions(pipeline.transform.sql or "")
+def _selects_origin(pipeline: Pipeline, source: str) -> bool:
+    return pipeline.carries_origin and origin.mentions(pipeline.transform.sql_of(source) or "")
+
+
+def _own_view(session: SparkSession, pipeline: Pipeline, source: str, frame: DataFrame) -> DataFrame:
+    """The view as the config's own SQL expects it: with `_origin` if it selects that itself."""
+    return _view(session, frame, with_origin=_selects_origin(pipeline, source))
 
 
 def _view(session: SparkSession, frame: DataFrame, with_origin: bool) -> DataFrame:

@@ -28,9 +28,14 @@ from slackwater.windows.logic import FAR, LOOSE, LOOSE_TOLD, SETTLED, TOLD, Logi
 def logic_of(pipeline: Pipeline, manifest: Manifest) -> Logic:
     """The window of a config over the columns that the state was written with, whose types its fingerprint tells.
 
-    Raises StateError if the state is another window's.
+    Raises StateError if the state is another window's, StartError if the config describes none.
     """
     window, written = pipeline.transform.window, manifest.fingerprint
+    if window is None:
+        raise StartError(
+            f"{pipeline.name}: this looks into windows, and the config describes a join; slackwater explain tells what a "
+            "join keeps and for how long"
+        )
     columns = {name: Field(name, type_) for name, _, type_ in (k.rpartition(" ") for k in written.get("keys", ()))}
     for a in window.aggregations:
         begin = f"{a.agg} {a.column} "

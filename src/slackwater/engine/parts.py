@@ -68,7 +68,7 @@ def _kafka(
         payload = avro_payload(session, spec, connection.schema_registry, named(query))
     else:
         payload = json_payload(session, spec, known, lambda: sample(session, spec, connection))
-    used = "_headers" in (pipeline.transform.sql or "_headers") or pipeline.dead_letter is not None
+    used = "_headers" in (pipeline.transform.sql_of(spec.name) or "_headers") or pipeline.dead_letter is not None
     return KafkaSource(spec, broker, payload, f"slackwater-{pipeline.name}-{spec.name}", used)
 
 
@@ -145,7 +145,8 @@ def bind(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]
 
 def ends(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> str | None:
     """SQL over the output of the pre-stage for how far a row reaches, where each brings its own gap. After `bind`."""
-    if not isinstance(pipeline.transform.window.gap_ms, str):
+    window = pipeline.transform.window
+    if window is None or not isinstance(window.gap_ms, str):
         return None
     found = [inspect.end_expression(pipeline, session, s.name, session.createDataFrame([], s.schema)) for s in sources]
     return found[0]
@@ -192,7 +193,8 @@ def store_of(pipeline: Pipeline) -> StateStore:
 
 def target_of(pipeline: Pipeline, logic: Logic, state_id: str = "") -> Target:
     """The target a config names, for the epochs of a state."""
-    return _target(pipeline.target, pipeline, Table(pipeline.name, tuple(logic.output), logic.identity, state_id))
+    identity = None if pipeline.transform.window is None else logic.identity  # joined rows are a multiset
+    return _target(pipeline.target, pipeline, Table(pipeline.name, tuple(logic.output), identity, state_id))
 
 
 def letters_of(pipeline: Pipeline, state_id: str = "") -> Target | None:
@@ -224,7 +226,7 @@ def _target(spec: TargetSpec, pipeline: Pipeline, table: Table) -> Target:
             value_format=spec.value_format or "json",
             delivery=spec.delivery or "at_least_once",
             key_columns=_listed(spec.key_columns),
-            upserts=spec.upserts("kafka", pipeline.transform.window),
+            upserts=spec.upserts("kafka", pipeline.transform.step),
         )
     if spec.path is not None:
         return FilesTarget(Path(spec.path), spec.format or "parquet", table)

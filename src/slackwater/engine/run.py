@@ -71,6 +71,11 @@ def replay(
 
     Raises SlackwaterError; what was committed stays, and is not applied again.
     """
+    if pipeline.transform.window is None:
+        raise StartError(
+            f"{pipeline.name}: letters are replayed as corrections of windows, and this is a join, whose rows are final; "
+            "to look at them: slackwater dlq list"
+        )
     return _Run(pipeline, True, spark, None, on_notice or _log_notice, threading.Event()).replay(choose, limit, dry)
 
 
@@ -175,7 +180,7 @@ class _Run:
         for name, schema in schemas.items():
             for line in recover.check_schema(name, known.get(name), schema):
                 self.notice("warning", line)
-        for line in plan.size_warnings(self.pipeline.transform.window):
+        for line in plan.size_warnings(self.pipeline.transform.step):
             self.notice("warning", line)
         sql = carrying(self.pipeline, self.session, sources)
         engine = SparkEngine(

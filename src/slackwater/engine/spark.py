@@ -140,9 +140,9 @@ class SparkEngine:
             rows = rows.selectExpr(*map(quote, plain), origin_column(bytes_of, name, file))
         found: list[tuple[int | None, DataFrame]] = []
         for tag, some in _by_idleness(rows, names.index(name), len(names), read.split[name]):
-            if self.pipeline.transform.sql is not None:
+            if self.pipeline.transform.sql_of(name) is not None:
                 some = some.drop("__bad", CORRUPT)
-            out = inspect.run_sql(self.session, self.pipeline, some, self.sql.get(name))
+            out = inspect.run_sql(self.session, self.pipeline, name, some, self.sql.get(name))
             found.append((tag if read.tagged else None, out))
         return found
 
@@ -157,7 +157,7 @@ class SparkEngine:
             rows = self._timed(name, frame, clock_us, latest).where("__bad IS NULL")
             plain = [quote(c) for c in rows.columns if c not in (_FILE, LETTER_NUMBER, "__bad", CORRUPT)]
             rows = rows.selectExpr(*plain, numbered_origin(LETTER_NUMBER))
-            out = inspect.run_sql(self.session, self.pipeline, rows, self.sql.get(name))
+            out = inspect.run_sql(self.session, self.pipeline, name, rows, self.sql.get(name))
             columns = prepare.row_columns(self.logic, None, end=self.end)
             parts.append(out.selectExpr(*columns, f"{ORIGIN}.offset AS {LETTER_NUMBER}"))
         try:

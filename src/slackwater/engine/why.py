@@ -125,7 +125,7 @@ class _Look:
         self.clocks: Mapping[str, SourceClock] = fold.clocks(pipeline, self.manifest)
 
     def answer(self, runner: str | None, now_us: int, key: Sequence[str]) -> Why:
-        m, close = self.manifest, self.pipeline.transform.window.idle_close_ms
+        m, close = self.manifest, self.pipeline.transform.step.idle_close_ms
         clocks = tuple(c for name, clock in self.clocks.items() for c in _clocks(name, clock))
         held = holder(self.clocks)
         of_key = self._of_key(key) if key else None
@@ -234,7 +234,7 @@ class _Look:
 
     def _silence(self, closes: int) -> int | None:
         """How much more quiet on all sources closes it (`idle_close_ms`)."""
-        after = self.pipeline.transform.window.idle_close_ms
+        after = self.pipeline.transform.step.idle_close_ms
         heard = [c.watermark_us for c in self.clocks.values() if c.max_event_us is not None]
         if after is None or not heard:
             return None

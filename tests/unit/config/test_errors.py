@@ -256,7 +256,7 @@ CASES: list[tuple[str, ...]] = [
     (BASE, SOURCES, "", "sources: missing; describe at least one in [[sources]]"),
     ("sources = []\n" + BASE.replace(SOURCES, ""), "sources", "sources", "sources: empty; describe at least one in [[sources]]"),
     (BASE, OUT, "", "target: missing; say where results go in [target]"),
-    (BASE, ALL_WINDOW, "", f"{W}: missing; describe the window in [{W}]"),
+    (BASE, ALL_WINDOW, "", f"{W}: missing; describe the window in [{W}], or the join in [transform.join]"),
     (BASE, STORE, "", 'state_store: missing; a session window needs it: [state_store] with kind = "files" and path = "state"'),
     (BASE, "[transform]\n", SOURCES.replace("ts TIMESTAMP", "_event_ts TIMESTAMP") + "[transform]\n",
      'sources: 2 sources are called "events"; give each its own name', f"sources[1].schema: {INJECTED}"),
@@ -312,8 +312,6 @@ CASES: list[tuple[str, ...]] = [
      f'{W}.on_state_cap: "backpressure" is not available yet; use "fail" or "drop_new_groups"'),
     (BASE, '"30s"', '"30 sec * 2"', f'{W}.gap_ms: found "30 sec * 2", expected {DURATION}'),
     (BASE, "[target]\n", '[[stages]]\nname = "x"\n[target]\n', "stages: not available yet"),
-    (BASE, "[transform]\n", "[transform]\njoin = {}\n",
-     f"transform.join: not available yet; stream-stream joins come later; describe a [{W}]"),
     # -- the environment, and TOML
     (BASE, 'path = "out"', 'path = "${DIR}/out"', "target.path: environment variable DIR is not set; set it, or write $${DIR} for the text itself"),
     (BASE, 'name = "p"\n', "name = = 5\n", "is not valid TOML: Invalid value (at line 1, column 8)"),

@@ -1,0 +1,241 @@
+"""Stream-stream joins, as the user describes them.
+
+left    ──●─────────────────────────▶ event time      lower_ms <= right.ts - left.ts <= upper_ms
+right      ├──────────────┤  its partners             both inclusive; either may be negative
+         lower          upper
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from slackwater.config.spec import (
+    Kind,
+    MismatchError,
+    Problem,
+    Values,
+    choice,
+    duration,
+    nearest,
+    show,
+    show_duration,
+    text,
+    texts,
+    whole,
+)
+from slackwater.config.step import RECOVERY, TIMES, Step, allowed_ms
+from slackwater.errors import StartError
+
+EVENT_TIME = "_event_ts"
+SIDES = ("left", "right")
+HOW = {  # as written -> as meant
+    "stream_stream_join": "inner",
+    "inner": "inner",
+    "left": "left",
+    "right": "right",
+    "full": "full",
+    "left_outer": "left",
+    "right_outer": "right",
+    "full_outer": "full",
+}
+
+
+def _prefix(value: Any) -> str:
+    if not isinstance(value, str):
+        raise MismatchError("a string; it may be empty")
+    return value
+
+
+class Join(Step):
+    """A join of two sources: `Join(kind="inner", left_source="orders", …, left_keys=["id"], …, time_window_ms="5m")`.
+
+    Rows match if their keys are equal and their times lie within the bounds: `time_window_ms` either way, or
+    `lower_ms <= right.ts - left.ts <= upper_ms`. docs/joins.md tells the rest. Raises ConfigError with one line per mistake.
+    """
+
+    left_source: str
+    right_source: str
+    left_keys: tuple[str, ...]
+    right_keys: tuple[str, ...]
+    time_window_ms: int | None = None
+    lower_ms: int | None = None
+    upper_ms: int | None = None
+    left_sql: str | None = None
+    right_sql: str | None = None
+    output_left_columns: tuple[str, ...] | None = None
+    output_right_columns: tuple[str, ...] | None = None
+    left_prefix: str = "left_"
+    right_prefix: str = "right_"
+    event_time: str = "later"
+    max_rows_per_key: int = 100_000
+
+    AT: ClassVar[str] = "transform.join"
+    KINDS: ClassVar[Mapping[str, Kind]] = {
+        "kind": choice(*HOW),
+        "left_source": text,
+        "right_source": text,
+        "left_keys": texts,
+        "right_keys": texts,
+        "time_window_ms": duration(0),
+        "lower_ms": duration(),
+        "upper_ms": duration(),
+        **TIMES,
+        "late_data": choice("drop", "dlq", "reopen"),
+        "allowed_lateness_ms": duration(0),
+        "left_sql": text,
+        "right_sql": text,
+        "output_left_columns": texts,
+        "output_right_columns": texts,
+        "left_prefix": _prefix,
+        "right_prefix": _prefix,
+        "event_time": choice("later", *SIDES),
+        "max_rows_per_key": whole(1),
+        "on_state_cap": choice("fail", "drop_oldest"),
+        "crash_recovery": RECOVERY,
+    }
+    MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(("how", "type", "join_type"), "kind")
+    REQUIRED: ClassVar[tuple[str, ...]] = ("kind", "left_source", "right_source", "left_keys", "right_keys")
+
+    @property
+    def how(self) -> str:
+        """inner, left, right or full, however `kind` spells it."""
+        return HOW[self.kind]
+
+    @property
+    def bounds_ms(self) -> tuple[int, int]:
+        """(lower, upper) of `right.ts - left.ts`, both inclusive."""
+        if self.time_window_ms is not None:
+            return -int(self.time_window_ms), int(self.time_window_ms)
+        return int(self.lower_ms or 0), int(self.upper_ms or 0)
+
+    @property
+    def sources(self) -> tuple[str, str]:
+        return self.left_source, self.right_source
+
+    @property
+    def outer(self) -> tuple[bool, bool]:
+        """Whether rows of the left, of the right side come out when they found no partner."""
+        return self.how in ("left", "full"), self.how in ("right", "full")
+
+    @property
+    def keeps_ms(self) -> tuple[int, int]:
+        """How far the watermark has to pass a left, a right row's time before the row leaves the state."""
+        (lower, upper), allowed = self.bounds_ms, int(allowed_ms(self))
+        return max(upper, 0) + allowed, max(-lower, 0) + allowed
+
+    @classmethod
+    def wanted(cls, key: str) -> str:
+        if key == "kind":
+            return f"expected {' or '.join(show(how) for how in dict.fromkeys(HOW.values()))}"
+        side = key.partition("_")[0]
+        if key.endswith("source"):
+            return f"name the one of the [[sources]] that is the {side} side"
+        return f'name the {side} columns that are compared, as in ["order_id"]'
+
+    @classmethod
+    def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
+        yield from super().check(values, wrong)
+        left, right = values.get("left_source"), values.get("right_source")
+        if left is not None and left == right:
+            yield (
+                "right_source",
+                f"is {show(right)}, as left_source is; a self-join is two [[sources]] with one query and names of their own",
+            )
+        yield from cls._check_keys(values)
+        yield from cls._check_bounds(values, wrong)
+        yield from cls._check_output(values, wrong)
+
+    @classmethod
+    def _check_keys(cls, values: Values) -> Iterator[Problem]:
+        given = {key: values[key] for key in ("left_keys", "right_keys") if key in values}
+        for key, names in given.items():
+            if not names:
+                yield key, 'empty; a join needs at least one key, as in ["order_id"]'
+            if EVENT_TIME in (name.casefold() for name in names):
+                yield key, f"{show(EVENT_TIME)} is the event time; it cannot be a key, the bounds compare it"
+        left, right = given.get("left_keys"), given.get("right_keys")
+        if left and right and len(left) != len(right):
+            yield (
+                "right_keys",
+                f"found {show(right)}, expected as many as left_keys ({show(left)}): they are compared in this order",
+            )
+
+    @classmethod
+    def _check_bounds(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
+        both = ("lower_ms", "upper_ms")
+        given = [key for key in both if key in values or key in wrong]
+        whole_window = "time_window_ms" in values or "time_window_ms" in wrong
+        if whole_window and given:
+            yield "time_window_ms", f"given beside {' and '.join(given)}; it stands for both bounds: remove it, or them"
+        elif not whole_window and not given:
+            yield (
+                "time_window_ms",
+                'missing; a join needs to know how far apart partners may be, as in "5m" either way '
+                "(or lower_ms and upper_ms, of right.ts - left.ts)",
+            )
+        elif not whole_window and len(given) == 1:
+            absent = next(key for key in both if key not in given)
+            yield absent, f"missing; {given[0]} needs it beside: lower_ms <= right.ts - left.ts <= upper_ms"
+        lower, upper = (values.get(key) for key in both)
+        if lower is not None and upper is not None and lower > upper:
+            yield (
+                "lower_ms",
+                f"found {show_duration(lower)}, expected at most upper_ms ({show_duration(upper)}): nothing could match",
+            )
+
+    @classmethod
+    def _check_output(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
+        lists = [values.get(f"output_{side}_columns", ()) for side in SIDES]
+        for side, names in zip(SIDES, lists, strict=True):
+            for name, times in Counter(names).items():
+                if times > 1:
+                    yield f"output_{side}_columns", f"{show(name)} is listed {times} times; list it once"
+        if not {"left_prefix", "right_prefix"} & wrong:
+            prefixes = (values.get("left_prefix", "left_"), values.get("right_prefix", "right_"))
+            yield from _collisions(prefixes, lists)
+
+
+def output_names(
+    join: Join,
+    left_columns: Sequence[str],
+    right_columns: Sequence[str],
+    injected: tuple[Sequence[str], Sequence[str]] = ((), ()),
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Per side: its own columns that come out -> their names in the output, in order; `_event_ts` follows them.
+
+    `left_columns`, `right_columns`: the columns that come out of the side's SQL, or of its source. Without a list all of
+    them come out but `_event_ts`, and where no SQL selects them those that the connector adds (`injected`). Raises
+    StartError, one line per column that is not there or whose name is taken.
+    """
+    problems: list[str] = []
+    chosen: list[list[str]] = []
+    for i, (side, columns) in enumerate(zip(SIDES, (left_columns, right_columns), strict=True)):
+        listed = (join.output_left_columns, join.output_right_columns)[i]
+        hidden = {EVENT_TIME, *(injected[i] if (join.left_sql, join.right_sql)[i] is None else ())}
+        chosen.append([c for c in columns if c not in hidden] if listed is None else list(listed))
+        problems += [
+            f"{Join.AT}.output_{side}_columns: column {show(name)} does not come out of the {side} side"
+            f"{nearest(name, columns)}"
+            for name in listed or ()
+            if name not in columns
+        ]
+    prefixes = (join.left_prefix, join.right_prefix)
+    problems += [f"{Join.AT}.{key}: {line}" for key, line in _collisions(prefixes, chosen)]
+    if problems:
+        raise StartError("\n".join(problems))
+    left, right = ({c: f"{prefix}{c}" for c in names} for prefix, names in zip(prefixes, chosen, strict=True))
+    return left, right
+
+
+def _collisions(prefixes: Sequence[str], columns: Sequence[Sequence[str]]) -> Iterator[Problem]:
+    """Columns whose name in the output another one has already; names differ by more than case."""
+    taken = {EVENT_TIME: "the event time of the joined row"}
+    for side, prefix, names in zip(SIDES, prefixes, columns, strict=True):
+        for name in dict.fromkeys(names):
+            of = f"{show(name)} of the {side} side"
+            other = taken.setdefault(f"{prefix}{name}".casefold(), of)
+            if other != of:
+                line = f"{of} comes out as {show(prefix + name)}, which is already the name of {other}; "
+                yield f"{side}_prefix", f"{line}choose another prefix, or list the columns that are to come out"

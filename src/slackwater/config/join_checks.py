@@ -1,0 +1,54 @@
+"""Checks of a join against the rest of its pipeline: the sources it names, and where its rows go. See `checks`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from slackwater.config.checks import resolve
+from slackwater.config.spec import Problem, Values, nearest, show
+
+if TYPE_CHECKING:
+    from slackwater.config.join import Join
+    from slackwater.config.target import Target
+
+
+def _join(values: Values) -> Join | None:
+    transform = values.get("transform")
+    return None if transform is None or transform.window is not None else transform.join
+
+
+def check_join(values: Values) -> Iterator[Problem]:
+    """A join reads two sources, by name, and no others."""
+    join, sources = _join(values), values.get("sources", ())
+    if join is None or not sources:
+        return
+    if len(sources) == 1:
+        yield "sources", "found 1, expected 2: the sides of the join, whose names left_source and right_source give"
+        return
+    names = [s.name for s in sources if s.name]
+    given = {key: getattr(join, key) for key in ("left_source", "right_source") if getattr(join, key) is not None}
+    unknown = {key: name for key, name in given.items() if name not in names}
+    undecided = bool(unknown) or len(set(given.values())) < 2 or len(names) < len(sources)
+    for key, name in unknown.items():
+        if len(names) == len(sources):
+            yield f"{join.AT}.{key}", f"found {show(name)}, which is no source{nearest(name, names)}"
+    for i, source in enumerate(sources):
+        if not undecided and source.name not in given.values():
+            yield (
+                f"sources[{i}]",
+                f"{show(source.name)} is neither side of the join; remove it, or give it a pipeline of its own",
+            )
+
+
+def check_only_added(values: Values) -> Iterator[Problem]:
+    """Joined rows are pairs, equal ones too: nothing tells them apart, so they replace nothing."""
+    target: Target | None = values.get("target")
+    if _join(values) is None or target is None or target.mode != "merge":
+        return
+    found = resolve(target.connection, values.get("connections", {}))
+    if found is not None and found.kind == "delta":  # of another kind it has no mode at all
+        yield (
+            "target.mode",
+            '"merge" replaces rows of equal identity, which joined rows do not have; use "append" (the default for a join)',
+        )

@@ -1,0 +1,60 @@
+"""What windows and joins have in common: event time, watermarks, how long late rows are waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from slackwater.config.spec import Kind, Problem, Spec, Values, choice, duration, show_duration, text
+
+TIMES: Mapping[str, Kind] = {
+    "event_time_column": text,
+    "event_time_unit": choice("s", "ms", "us", "ns"),
+    "time_mode": choice("event", "processing"),
+    "lateness_ms": duration(0),
+    "source_idleness_ms": duration(1),
+    "idle_close_ms": duration(1),
+    "max_future_ms": duration(0),
+}
+RECOVERY = choice("at_least_once", "persisted", "kafka_eos")
+
+
+class Step(Spec):
+    """The stateful step of a pipeline: a `Window` or a `Join`."""
+
+    kind: str
+    event_time_column: str = "_event_ts"
+    event_time_unit: str | None = None
+    time_mode: str = "event"
+    lateness_ms: int = 0
+    source_idleness_ms: int = 60_000
+    idle_close_ms: int | None = None
+    max_future_ms: int = 86_400_000
+    late_data: str = "drop"
+    allowed_lateness_ms: int | None = None
+    on_state_cap: str = "fail"
+    crash_recovery: str | None = None
+
+    AT: ClassVar[str]  # where a config describes it
+
+    @classmethod
+    def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
+        if "allowed_lateness_ms" in values and values.get("late_data", "drop") != "reopen" and "late_data" not in wrong:
+            yield (
+                "allowed_lateness_ms",
+                'needs late_data = "reopen"; to wait longer for late rows raise lateness_ms',
+            )
+        close, idleness = values.get("idle_close_ms"), values.get("source_idleness_ms", 60_000)
+        if close is not None and "source_idleness_ms" not in wrong and close < idleness:
+            yield (
+                "idle_close_ms",
+                f"found {show_duration(close)}, expected at least source_idleness_ms ({show_duration(idleness)}): "
+                "a source that is quiet for less is not idle",
+            )
+
+
+def allowed_ms(step: Step) -> int:
+    """How long after its close a window may still be corrected, and how far behind the watermark a row may still be joined."""
+    if step.late_data != "reopen":
+        return 0
+    return step.lateness_ms if step.allowed_lateness_ms is None else step.allowed_lateness_ms

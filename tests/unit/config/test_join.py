@@ -1,0 +1,468 @@
+"""Describing joins: TOML and Python build the same objects, every mistake is one line, and what the settings come to."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+
+import slackwater as sw
+from slackwater.config.connection import Connection, DeltaConnection, FilesConnection, KafkaConnection
+from slackwater.config.join import HOW, output_names
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.source import injected
+from slackwater.errors import ConfigError, StartError
+
+ISSUE = """\
+name = "orders-payments"
+[connections.kafka_prod]
+kind = "kafka"
+bootstrap_servers = "${KAFKA}"
+[connections.warehouse]
+kind = "postgres"
+url = "${WAREHOUSE_URL}"
+[[sources]]
+name = "orders"
+connection = "kafka_prod"
+query = "orders"
+[[sources]]
+name = "payments"
+connection = "kafka_prod"
+query = "payments"
+[transform.join]
+kind = "stream_stream_join"
+left_source = "orders"
+right_source = "payments"
+left_keys = ["order_id"]
+right_keys = ["order_id"]
+time_window_ms = 300000
+event_time_column = "_event_ts"
+lateness_ms = 10000
+source_idleness_ms = 60000
+late_data = "drop"
+[target]
+connection = "warehouse"
+table = "public.paid_orders"
+[state_store]
+kind = "postgres"
+url = "${STATE_URL}"
+"""
+WRITTEN = """\
+name = "orders-payments"
+
+[connections.kafka_prod]
+kind = "kafka"
+bootstrap_servers = "${KAFKA}"
+
+[connections.warehouse]
+kind = "postgres"
+url = "${WAREHOUSE_URL}"
+
+[[sources]]
+connection = "kafka_prod"
+query = "orders"
+
+[[sources]]
+connection = "kafka_prod"
+query = "payments"
+
+[transform.join]
+kind = "stream_stream_join"
+left_source = "orders"
+right_source = "payments"
+left_keys = ["order_id"]
+right_keys = ["order_id"]
+time_window_ms = 300000
+lateness_ms = 10000
+
+[target]
+connection = "warehouse"
+table = "public.paid_orders"
+
+[state_store]
+kind = "postgres"
+url = "${STATE_URL}"
+"""
+ENV = {"KAFKA": "b:9092", "WAREHOUSE_URL": "postgresql://h/d", "STATE_URL": "postgresql://h/s"}
+J = "transform.join"
+JOIN = f"[{J}]\n"
+BOUNDS = "time_window_ms = 300000\n"
+PAYMENTS = '[[sources]]\nname = "payments"\nconnection = "kafka_prod"\nquery = "payments"\n'
+STORE = ISSUE[ISSUE.index("[state_store]") :]
+ALL_JOIN = ISSUE[ISSUE.index(JOIN) : ISSUE.index("[target]")]
+TARGET = '[target]\nconnection = "warehouse"\ntable = "public.paid_orders"\n'
+LAKE = '[connections.lake]\nkind = "delta"\n'
+LETTERS = '[dead_letter]\nconnection = "warehouse"\ntable = "letters"\n'
+WINDOW = """[transform.window]
+kind = "tumbling"
+duration_ms = "1m"
+max_groups_per_window = 5
+[[transform.window.aggregations]]
+agg = "count"
+as = "n"
+"""
+DURATION = '"30s", "5m", "2h" or milliseconds'
+
+
+def swap(old: str, new: str, base: str = ISSUE) -> str:
+    assert old in base, f"{old!r} is not in the base config"
+    return base.replace(old, new, 1)
+
+
+def join(**more: Any) -> sw.Join:
+    given: dict[str, Any] = {
+        "kind": "inner",
+        "left_source": "orders",
+        "right_source": "payments",
+        "left_keys": ["order_id"],
+        "right_keys": ["order_id"],
+    }
+    if not {"lower_ms", "upper_ms"} & set(more):
+        given["time_window_ms"] = "5m"
+    return sw.Join(**(given | more))
+
+
+def pipeline(given: sw.Join, target: Connection | None = None, **more: Any) -> sw.Pipeline:
+    lake = FilesConnection()
+    made: dict[str, Any] = {
+        "name": "p",
+        "sources": [
+            sw.Source(name=name, connection=lake, query=name, format="json", schema="order_id INT, ts TIMESTAMP")
+            for name in ("orders", "payments")
+        ],
+        "join": given,
+        "target": target or lake,
+        "target_path": "out",
+        "state_store": sw.StateStore(kind="files", path="state"),
+    }
+    return sw.pipeline(**(made | more))
+
+
+# -- TOML and Python
+
+
+def test_the_example_loads_as_it_stands_with_its_defaults() -> None:
+    p = sw.loads(ISSUE, env=ENV)
+    j = p.transform.join
+    assert j is not None
+    assert (p.transform.step, p.transform.window, p.transform.sql) == (j, None, None)
+    assert (j.how, j.sources, j.left_keys, j.right_keys) == (
+        *("inner", ("orders", "payments")),
+        *(("order_id",), ("order_id",)),
+    )
+    assert (j.bounds_ms, j.lateness_ms, j.late_data, j.event_time) == ((-300_000, 300_000), 10_000, "drop", "later")
+    assert (j.left_prefix, j.right_prefix, j.max_rows_per_key, j.on_state_cap) == ("left_", "right_", 100_000, "fail")
+    assert (j.time_mode, j.max_future_ms, j.idle_close_ms) == ("event", 86_400_000, None)
+
+
+def test_python_builds_the_same() -> None:
+    kafka = sw.KafkaConnection(bootstrap_servers="b:9092")
+    made = sw.pipeline(
+        name="orders-payments",
+        connections={"kafka_prod": kafka, "warehouse": sw.PostgresConnection(url="postgresql://h/d")},
+        sources=[sw.Source(name=name, connection=kafka, query=name) for name in ("orders", "payments")],
+        join=join(kind="stream_stream_join", lateness_ms="10s"),
+        target="warehouse",
+        target_table="public.paid_orders",
+        state_store=sw.StateStore(kind="postgres", url="postgresql://h/s"),
+    )
+    assert made == sw.loads(ISSUE, env=ENV)
+
+
+def test_toml_is_written_without_defaults_and_reads_back() -> None:
+    p = sw.loads(ISSUE, env=ENV)
+    assert sw.to_toml(p) == WRITTEN
+    assert sw.loads(WRITTEN, env=ENV) == p
+
+
+def test_nothing_given_is_lost_on_the_way_through_toml() -> None:
+    given = {
+        "kind": "full_outer",
+        "lower_ms": "-5m",
+        "upper_ms": 7,
+        "event_time_column": "ts",
+        "event_time_unit": "ms",
+        "lateness_ms": "3s",
+        "source_idleness_ms": 1,
+        "idle_close_ms": "1s",
+        "max_future_ms": 0,
+        "late_data": "reopen",
+        "allowed_lateness_ms": "1h",
+        "left_sql": "SELECT order_id, _event_ts\nFROM source",
+        "right_sql": "SELECT * FROM source",
+        "output_left_columns": ["order_id"],
+        "output_right_columns": [],
+        "left_prefix": "",
+        "right_prefix": "r_",
+        "event_time": "left",
+        "max_rows_per_key": 7,
+        "on_state_cap": "drop_oldest",
+        "crash_recovery": "persisted",
+    }
+    p = pipeline(join(**given))
+    written = tomllib.loads(sw.to_toml(p))["transform"]["join"]
+    assert set(given) - set(written) == set()
+    assert set(sw.Join.KINDS) - set(written) == {"time_window_ms", "time_mode"}
+    assert sw.loads(sw.to_toml(p), env={}) == p
+
+
+def test_durations_from_the_environment_keep_their_spelling() -> None:
+    p = sw.loads(swap("= 300000", '= "${APART}"'), env=ENV | {"APART": "2m"})
+    assert p.transform.join is not None
+    assert p.transform.join.bounds_ms == (-120_000, 120_000)
+    assert 'time_window_ms = "${APART}"' in sw.to_toml(p)
+
+
+def test_the_decorator_takes_a_join() -> None:
+    @sw.streaming_pipeline(
+        sources=pipeline(join(event_time_column="ts")).sources,
+        connections={"files": FilesConnection()},
+        join=join(event_time_column="ts"),
+        target="files",
+        target_path="out",
+        state_store=sw.StateStore(kind="files", path="state"),
+    )
+    def registered_join() -> None: ...
+
+    assert registered_join.pipeline.transform.join == join(event_time_column="ts")
+
+
+# -- what settings come to
+
+
+def test_each_spelling_of_a_kind_means_one_of_four() -> None:
+    hows = {kind: join(kind=kind).how for kind in HOW}
+    assert set(hows.values()) == {"inner", "left", "right", "full"}
+    assert {kind: join(kind=kind).outer for kind in HOW} == {
+        "stream_stream_join": (False, False),
+        "inner": (False, False),
+        "left": (True, False),
+        "left_outer": (True, False),
+        "right": (False, True),
+        "right_outer": (False, True),
+        "full": (True, True),
+        "full_outer": (True, True),
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "bounds", "keeps"),
+    [
+        ({"time_window_ms": "5m"}, (-300_000, 300_000), (300_000, 300_000)),
+        ({"time_window_ms": 0}, (0, 0), (0, 0)),
+        ({"lower_ms": 0, "upper_ms": "10s"}, (0, 10_000), (10_000, 0)),
+        ({"lower_ms": "2s", "upper_ms": "10s"}, (2_000, 10_000), (10_000, 0)),
+        ({"lower_ms": "-10s", "upper_ms": "-2s"}, (-10_000, -2_000), (0, 10_000)),
+        ({"lower_ms": -1, "upper_ms": 1, "lateness_ms": 50}, (-1, 1), (1, 1)),
+        ({"lower_ms": -1, "upper_ms": 2, "lateness_ms": 50, "late_data": "reopen"}, (-1, 2), (52, 51)),
+        ({"lower_ms": 5, "upper_ms": 9, "late_data": "reopen", "allowed_lateness_ms": 100}, (5, 9), (109, 100)),
+    ],
+)
+def test_how_long_rows_of_each_side_are_kept(
+    given: dict[str, Any], bounds: tuple[int, int], keeps: tuple[int, int]
+) -> None:
+    """
+    right.ts - left.ts in [lower, upper]:   left   ●────── upper ──▶      right   ●── -lower ──▶      never less than 0
+    """
+    made = join(**given)
+    assert (made.bounds_ms, made.keeps_ms) == (bounds, keeps)
+
+
+def test_each_side_has_its_own_sql() -> None:
+    both = pipeline(join(left_sql="SELECT 1", event_time_column="ts")).transform
+    assert [both.sql_of(name) for name in ("orders", "payments")] == ["SELECT 1", None]
+    assert [both.sql_key(name) for name in ("orders", "payments")] == [f"{J}.left_sql", f"{J}.right_sql"]
+
+
+# -- names of the output
+
+LEFT, RIGHT = ["order_id", "amount", "_event_ts"], ["order_id", "paid", "_event_ts"]
+
+
+def test_columns_come_out_with_their_sides_prefix() -> None:
+    assert output_names(join(), LEFT, RIGHT) == (
+        {"order_id": "left_order_id", "amount": "left_amount"},
+        {"order_id": "right_order_id", "paid": "right_paid"},
+    )
+
+
+def test_lists_choose_columns_and_their_order() -> None:
+    given = join(output_left_columns=["_event_ts", "amount"], output_right_columns=[], left_prefix="l")
+    assert output_names(given, LEFT, RIGHT) == ({"_event_ts": "l_event_ts", "amount": "lamount"}, {})
+
+
+def test_what_a_connector_adds_stays_behind_unless_it_is_asked_for() -> None:
+    columns = ["_key", "_value", "id", "_event_ts"]
+    added = (injected("kafka"), injected("kafka"))
+    left, right = output_names(join(output_right_columns=["_key"]), columns, columns, added)
+    assert (list(left), list(right)) == (["id"], ["_key"])
+    left, right = output_names(join(left_sql="SELECT * FROM source"), columns, ["id"], added)
+    assert (list(left), list(right)) == (["_key", "_value", "id"], ["id"])
+    assert injected(None) == injected("files") == ()
+
+
+ADVICE = "choose another prefix, or list the columns that are to come out"
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (
+            {"left_prefix": "", "right_prefix": ""},
+            f'{J}.right_prefix: "order_id" of the right side comes out as "order_id", which is already the name of "order_id" of the left side; {ADVICE}',
+        ),
+        (
+            {"left_prefix": "right_ORDER_", "output_left_columns": ["id"]},
+            f'{J}.right_prefix: "order_id" of the right side comes out as "right_order_id", which is already the name of "id" of the left side; {ADVICE}',
+        ),
+        (
+            {"output_left_columns": ["amuont"]},
+            f'{J}.output_left_columns: column "amuont" does not come out of the left side; did you mean "amount"?',
+        ),
+        (
+            {"output_right_columns": ["x", "paid"]},
+            f'{J}.output_right_columns: column "x" does not come out of the right side; expected one of _event_ts, order_id, paid',
+        ),
+    ],
+)
+def test_names_that_the_columns_do_not_allow_stop_the_start(given: dict[str, Any], line: str) -> None:
+    with pytest.raises(StartError, match=J) as caught:
+        output_names(join(**given), [*LEFT, "id"], RIGHT)
+    assert str(caught.value) == line
+
+
+def test_an_empty_prefix_is_fine_where_nothing_collides() -> None:
+    left, right = output_names(join(left_prefix="", output_right_columns=["paid"]), LEFT, RIGHT)
+    assert (left, right) == ({"order_id": "order_id", "amount": "amount"}, {"paid": "right_paid"})
+
+
+# -- mistakes
+
+# fmt: off
+CASES: list[tuple[str, str, *tuple[str, ...]]] = [  # what is changed to what: the lines that come of it
+    ('kind = "stream_stream_join"', 'kind = "iner"', f'{J}.kind: found "iner", expected "stream_stream_join" or "inner" or "left" or "right" or "full" '
+     'or "left_outer" or "right_outer" or "full_outer"; did you mean "inner"?'),
+    ('kind = "stream_stream_join"\n', "", f'{J}.kind: missing; expected "inner" or "left" or "right" or "full"'),
+    ('kind = "stream_stream_join"', 'how = "left"', f'{J}.how: unknown key; did you mean "kind"?', f'{J}.kind: missing; expected "inner" or "left" or "right" or "full"'),
+    # -- sides
+    ('left_source = "orders"\n', "", f"{J}.left_source: missing; name the one of the [[sources]] that is the left side"),
+    ('left_source = "orders"', 'left_source = "ordres"', f'{J}.left_source: found "ordres", which is no source; did you mean "orders"?'),
+    ('right_source = "payments"', 'right_source = "zz"', f'{J}.right_source: found "zz", which is no source; expected one of orders, payments'),
+    ('right_source = "payments"', 'right_source = "orders"',
+     f'{J}.right_source: is "orders", as left_source is; a self-join is two [[sources]] with one query and names of their own'),
+    (PAYMENTS, "", "sources: found 1, expected 2: the sides of the join, whose names left_source and right_source give"),
+    (PAYMENTS, PAYMENTS + PAYMENTS.replace("payments", "refunds"),
+     'sources[2]: "refunds" is neither side of the join; remove it, or give it a pipeline of its own'),
+    # -- keys
+    ('left_keys = ["order_id"]', "left_keys = []", f'{J}.left_keys: empty; a join needs at least one key, as in ["order_id"]'),
+    ('right_keys = ["order_id"]\n', "", f'{J}.right_keys: missing; name the right columns that are compared, as in ["order_id"]'),
+    ('right_keys = ["order_id"]', 'right_keys = "order_id"', f'{J}.right_keys: found "order_id", expected a list; write ["order_id"]'),
+    ('right_keys = ["order_id"]', 'right_keys = ["order_id", "line"]',
+     f'{J}.right_keys: found ["order_id", "line"], expected as many as left_keys (["order_id"]): they are compared in this order'),
+    ('left_keys = ["order_id"]', 'left_keys = ["_event_ts"]', f'{J}.left_keys: "_event_ts" is the event time; it cannot be a key, the bounds compare it'),
+    # -- bounds
+    (BOUNDS, "", f'{J}.time_window_ms: missing; a join needs to know how far apart partners may be, as in "5m" either way '
+     "(or lower_ms and upper_ms, of right.ts - left.ts)"),
+    (BOUNDS, BOUNDS + "lower_ms = 0\nupper_ms = 5\n",
+     f"{J}.time_window_ms: given beside lower_ms and upper_ms; it stands for both bounds: remove it, or them"),
+    (BOUNDS, BOUNDS + "lower_ms = 0\n", f"{J}.time_window_ms: given beside lower_ms; it stands for both bounds: remove it, or them"),
+    (BOUNDS, "lower_ms = 0\n", f"{J}.upper_ms: missing; lower_ms needs it beside: lower_ms <= right.ts - left.ts <= upper_ms"),
+    (BOUNDS, "upper_ms = 0\n", f"{J}.lower_ms: missing; upper_ms needs it beside: lower_ms <= right.ts - left.ts <= upper_ms"),
+    (BOUNDS, 'lower_ms = "5m"\nupper_ms = "-1m"\n', f"{J}.lower_ms: found 5m, expected at most upper_ms (-1m): nothing could match"),
+    (BOUNDS, 'lower_ms = "x"\n', f'{J}.lower_ms: found "x", expected a duration ({DURATION})',
+     f"{J}.upper_ms: missing; lower_ms needs it beside: lower_ms <= right.ts - left.ts <= upper_ms"),
+    (BOUNDS, "time_window_ms = -1\n", f"{J}.time_window_ms: found -1, expected a duration of 0 or more ({DURATION})"),
+    # -- late rows, times
+    (BOUNDS, BOUNDS + 'allowed_lateness_ms = "1h"\n', f'{J}.allowed_lateness_ms: needs late_data = "reopen"; to wait longer for late rows raise lateness_ms'),
+    ('late_data = "drop"', 'late_data = "dlq"', 'dead_letter: missing; late_data = "dlq" needs it: [dead_letter] with a connection and a path, table or topic'),
+    ('late_data = "drop"', 'late_data = "standalone"', f'{J}.late_data: found "standalone", expected "drop" or "dlq" or "reopen"'),
+    ("[target]", LETTERS + "[target]", 'dead_letter: on_error is "fail" and late_data "drop", under which nothing goes there; set one of them to "dlq", or remove it'),
+    (BOUNDS, BOUNDS + 'idle_close_ms = "1s"\n',
+     f"{J}.idle_close_ms: found 1s, expected at least source_idleness_ms (1m): a source that is quiet for less is not idle"),
+    ('event_time_column = "_event_ts"', 'event_time_column = "ts"\ntime_mode = "processing"',
+     f'{J}.event_time_column: given with time_mode = "processing", where the clock is the event time; remove one of them'),
+    # -- output
+    (BOUNDS, BOUNDS + "left_prefix = 3\n", f"{J}.left_prefix: found 3, expected a string; it may be empty"),
+    (BOUNDS, BOUNDS + 'output_left_columns = ["a", "a"]\n', f'{J}.output_left_columns: "a" is listed 2 times; list it once'),
+    (BOUNDS, BOUNDS + 'output_left_columns = ["a", "b"]\noutput_right_columns = ["c", "B"]\nleft_prefix = "x"\nright_prefix = "x"\n',
+     f'{J}.right_prefix: "B" of the right side comes out as "xB", which is already the name of "b" of the left side; {ADVICE}'),
+    (BOUNDS, BOUNDS + 'output_left_columns = ["_event_ts"]\nleft_prefix = ""\n',
+     f'{J}.left_prefix: "_event_ts" of the left side comes out as "_event_ts", which is already the name of the event time of the joined row; {ADVICE}'),
+    (BOUNDS, BOUNDS + "max_rows_per_key = 0\n", f"{J}.max_rows_per_key: found 0, expected a whole number of at least 1"),
+    (BOUNDS, BOUNDS + 'on_state_cap = "drop_new_groups"\n', f'{J}.on_state_cap: found "drop_new_groups", expected "fail" or "drop_oldest"'),
+    # -- the rest of the pipeline
+    (JOIN, WINDOW + JOIN, f"{J}: given beside [transform.window]; a stage is one or the other: remove one of them"),
+    (JOIN, '[transform]\nsql = "SELECT 1"\n' + JOIN, f"transform.sql: belongs to windows; a join has one SQL per side: left_sql and right_sql in [{J}]"),
+    (ALL_JOIN, "[transform]\n", f"transform.window: missing; describe the window in [transform.window], or the join in [{J}]"),
+    (ALL_JOIN, "", f"transform: missing; describe the window in [transform.window], or the join in [{J}]"),
+    ('name = "orders-payments"\n', 'name = "orders-payments"\njoin = {}\n', 'join: unknown key; did you mean "transform.join"?'),
+    (STORE, "", 'state_store: missing; a join needs it: [state_store] with kind = "files" and path = "state"'),
+    (BOUNDS, BOUNDS + 'crash_recovery = "kafka_eos"\n', f'{J}.crash_recovery: "kafka_eos" needs a kafka target with delivery = "exactly_once"; set it, or use "persisted"'),
+    (TARGET, LAKE + '[target]\nconnection = "lake"\npath = "out"\nmode = "merge"\n',
+     'target.mode: "merge" replaces rows of equal identity, which joined rows do not have; use "append" (the default for a join)'),
+    (TARGET, TARGET + 'mode = "merge"\n', 'target.mode: belongs to connections of kind "delta", this one is "postgres"; remove it'),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[2].split(";")[0])
+def test_each_mistake_is_one_line(case: tuple[str, ...]) -> None:
+    old, new, *lines = case
+    with pytest.raises(ConfigError) as caught:
+        sw.loads(swap(old, new), "p.toml", ENV)
+    assert [line.removeprefix("p.toml: ") for line in caught.value.problems] == lines
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (BOUNDS, 'lower_ms = "-5m"\nupper_ms = "-1m"\n'),
+        (BOUNDS, "lower_ms = 7\nupper_ms = 7\n"),
+        ('late_data = "drop"', 'late_data = "reopen"\nallowed_lateness_ms = "1h"'),
+        ("[target]", LETTERS + '[transform]\non_error = "dlq"\n[target]'),
+        (TARGET, LAKE + '[target]\nconnection = "lake"\npath = "out"\nmode = "append"\n'),
+        (TARGET, '[target]\nconnection = "kafka_prod"\ntopic = "out"\nkey_columns = ["left_order_id"]\n'),
+        ('left_keys = ["order_id"]\nright_keys = ["order_id"]', 'left_keys = ["a", "a"]\nright_keys = ["b", "c"]'),
+        ('event_time_column = "_event_ts"', 'time_mode = "processing"'),
+    ],
+)
+def test_what_a_join_allows(old: str, new: str) -> None:
+    assert sw.loads(swap(old, new), env=ENV).transform.join is not None
+
+
+def test_files_have_no_event_time_of_their_own() -> None:
+    with pytest.raises(ConfigError) as caught:
+        pipeline(join())
+    which = "which have no event time of their own: name a column or an expression"
+    assert caught.value.problems == tuple(
+        f'p: {J}.event_time_column: missing; source "{name}" reads files, {which}' for name in ("orders", "payments")
+    )
+
+
+def test_in_python_a_stage_is_one_or_the_other_too() -> None:
+    with pytest.raises(ConfigError, match=r"Transform: window: missing; describe the window"):
+        sw.Transform()
+    with pytest.raises(ConfigError, match=r"Transform: sql: belongs to windows"):
+        sw.Transform(sql="SELECT 1", join=join())
+
+
+@pytest.mark.parametrize("target", [FilesConnection(), DeltaConnection(), KafkaConnection(bootstrap_servers="b:1")])
+def test_rows_of_a_join_replace_nothing(target: Connection) -> None:
+    topic = {"target_path": None, "target_topic": "t"} if target.kind == "kafka" else {}
+    made = pipeline(
+        join(event_time_column="ts", late_data="reopen"), target, **topic
+    )  # pairs are final: no corrections
+    assert not made.target.upserts(target.kind, made.transform.step)
+
+
+def test_whatever_stands_at_a_key_is_taken_or_refused_in_lines() -> None:
+    """Every key with a value of every TOML type: never an exception of another kind."""
+    for key in [*sw.Join.KINDS, "unknown", "how"]:
+        for value in (1, -1.5, 2**70, True, [], [[]], {}, "", "x", [1], {"a": [1]}, ["x"]):
+            data = tomllib.loads(ISSUE)
+            data["transform"]["join"][key] = value
+            lines: list[str] = []
+            made = Pipeline.build(data, "p.toml", "", lines)
+            assert (made is None) == bool(lines), (key, value)
+            assert all(x.startswith("p.toml: ") and "\n" not in x and "Error" not in x for x in lines), lines
