@@ -71,6 +71,11 @@ def replay(
 
     Raises SlackwaterError; what was committed stays, and is not applied again.
     """
+    if pipeline.transform.window is None:
+        raise StartError(
+            f"{pipeline.name}: letters are replayed as corrections of windows, and this is a join, whose rows are final; "
+            "to look at them: slackwater dlq list"
+        )
     return _Run(pipeline, True, spark, None, on_notice or _log_notice, threading.Event()).replay(choose, limit, dry)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,12 +61,10 @@ kind = "postgres"
 url = "${WAREHOUSE_URL}"
 
 [[sources]]
-name = "orders"
 connection = "kafka_prod"
 query = "orders"
 
 [[sources]]
-name = "payments"
 connection = "kafka_prod"
 query = "payments"
 
@@ -228,6 +227,12 @@ def test_the_decorator_takes_a_join() -> None:
     def registered_join() -> None: ...
 
     assert registered_join.pipeline.transform.join == join(event_time_column="ts")
+
+
+def test_the_page_about_joins_shows_this_example() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "joins.md").read_text()
+    shown = page.split("```toml\n")[1].split("```")[0]
+    assert sw.loads(shown, env=ENV) == sw.loads(ISSUE, env=ENV)
 
 
 # -- what settings come to

@@ -1,0 +1,65 @@
+"""Each side of a join has its own SQL: it is analysed and run for its own source, and errors name its key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import slackwater as sw
+from slackwater.engine import inspect
+from slackwater.errors import StartError
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "id INT, price INT, ts TIMESTAMP"
+
+
+def pipeline(left: str | None, right: str | None) -> sw.Pipeline:
+    lake = sw.FilesConnection()
+    return sw.pipeline(
+        name="paid",
+        sources=[sw.Source(name=n, connection=lake, query=n, format="json") for n in ("orders", "payments")],
+        join=sw.Join(
+            kind="inner",
+            left_source="orders",
+            right_source="payments",
+            left_keys=["id"],
+            right_keys=["id"],
+            time_window_ms="1m",
+            event_time_column="ts",
+            late_data="dlq",
+            left_sql=left,
+            right_sql=right,
+        ),
+        target=sw.ConsoleConnection(),
+        dead_letter=sw.Target(connection=lake, path="letters"),
+        state_store=sw.StateStore(kind="files", path="state"),
+    )
+
+
+def test_each_side_runs_its_own(spark: Any) -> None:
+    rows = spark.createDataFrame([], SCHEMA)
+    made = pipeline(
+        "SELECT id, price * 2 AS twice, _event_ts FROM source", "SELECT id, _event_ts FROM source WHERE id > 3"
+    )
+    assert list(inspect.check_sql(spark, made, "orders", rows)) == ["id", "twice", "_event_ts"]
+    assert list(inspect.check_sql(spark, made, "payments", rows)) == ["id", "_event_ts"]
+    assert inspect.check_origin(spark, made, "orders", rows) == (
+        "SELECT id, price * 2 AS twice, _event_ts , _origin FROM source"
+    )
+    half = pipeline(None, "SELECT id, _event_ts FROM source")
+    assert list(inspect.check_sql(spark, half, "orders", rows)) == ["id", "price", "ts", "_event_ts"]
+    assert inspect.check_origin(spark, half, "orders", rows) is None
+
+
+def test_errors_name_the_side(spark: Any) -> None:
+    rows = spark.createDataFrame([], SCHEMA)
+    made = pipeline(
+        "SELECT id, count(*) AS n, max(_event_ts) AS _event_ts FROM source GROUP BY id", "SELECT id FROM source"
+    )
+    with pytest.raises(StartError, match=r'source "orders": transform\.join\.left_sql must be row-wise') as caught:
+        inspect.check_sql(spark, made, "orders", rows)
+    assert str(caught.value).endswith("filter, project and join lookups there")
+    with pytest.raises(StartError, match=r'source "payments": transform\.join\.right_sql does not select "_event_ts"'):
+        inspect.check_sql(spark, made, "payments", rows)

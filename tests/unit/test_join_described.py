@@ -1,0 +1,153 @@
+"""What `check` and `explain` say of a join, and what the parts around it make of its settings."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from slackwater.cli.main import main
+from slackwater.config import toml
+from slackwater.engine import fold, look
+from slackwater.engine.run import replay
+from slackwater.errors import StartError
+from slackwater.state.protocol import Manifest
+from slackwater.watermark import SourceClock
+
+CONFIG = """name = "paid"
+[connections.bus]
+kind = "kafka"
+bootstrap_servers = "b:9092"
+[connections.base]
+kind = "postgres"
+url = "postgresql://h/d"
+[[sources]]
+name = "orders"
+connection = "bus"
+query = "orders"
+[[sources]]
+name = "payments"
+connection = "bus"
+query = "payments"
+lateness_ms = "30s"
+[transform.join]
+kind = "left_outer"
+left_source = "orders"
+right_source = "payments"
+left_keys = ["id", "shop"]
+right_keys = ["order", "shop"]
+lower_ms = "-1m"
+upper_ms = "5m"
+lateness_ms = "10s"
+late_data = "reopen"
+allowed_lateness_ms = "1h"
+right_sql = "SELECT *  FROM source"
+[target]
+connection = "base"
+table = "paid"
+[state_store]
+kind = "postgres"
+url = "postgresql://h/d"
+"""
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> object:
+    """What a command prints about a config."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(name: str, config: str = CONFIG) -> list[str]:
+        Path("p.toml").write_text(config)
+        monkeypatch.setattr(sys, "argv", ["slackwater", name, "p.toml"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code
+        return capsys.readouterr().out.splitlines()
+
+    return command
+
+
+def test_check_says_what_is_joined(said) -> None:  # type: ignore[no-untyped-def]
+    state = 'state in Postgres, schema "public"'
+    assert said("check") == [f'p.toml: ok — left outer join of "orders" and "payments" on 2 keys, {state}']
+    memory = CONFIG[: CONFIG.index("[state_store]")] + '[state_store]\nkind = "in_memory"\n'
+    first, second = said("check", memory.replace('"left_outer"', '"inner"'))
+    assert first.startswith('p.toml: ok — inner join of "orders" and "payments" on 2 keys')
+    assert second.startswith("p.toml: note: STATE IS IN MEMORY")
+
+
+def test_explain_walks_the_stages(said) -> None:  # type: ignore[no-untyped-def]
+    lines = said("explain")
+    stages = [line[2:13].strip() for line in lines if line.startswith("  ") and line[2] != " "]
+    assert stages == [
+        *("read", "event time", "sql", "shuffle", "step", "emit", "commit", "publish"),
+        *("delivery", "state"),
+    ]
+    for line in (
+        "  sql        Spark   left: no SQL: rows go on as they are",
+        "                     right: SELECT * FROM source",
+        "  shuffle    Spark   both sides by hash of their keys: id, shop and order, shop",
+        '  step       shards  left outer join of "orders" and "payments": left.id = right.order and left.shop = right.shop '
+        "and -1m <= right.ts - left.ts <= 5m",
+        "                     late rows: joined up to 1h behind the watermark, then drop",
+        "                     at most 100,000 rows per key and side, then fail",
+        "  emit       shards  each pair once, in the epoch that brings its second row",
+        "                     left rows without a partner come out when they leave the state",
+        "                     _event_ts = the later of the two",
+        "  publish    driver  insert into Postgres table paid, within the commit",
+        "  delivery   exactly once: state, offsets and output are one transaction",
+        "  state      left rows are kept until the watermark is 65m past them, which trails the newest events by 30s",
+        "             right rows are kept until the watermark is 61m past them, which trails the newest events by 30s",
+    ):
+        assert line in lines
+
+
+def test_explain_tells_the_policies(said) -> None:  # type: ignore[no-untyped-def]
+    letters = '[dead_letter]\nconnection = "base"\ntable = "letters"\n[target]'
+    lines = said("explain", CONFIG.replace("[target]", letters))
+    assert (
+        "                     late rows: joined up to 1h behind the watermark, then dlq, one letter for each" in lines
+    )
+    assert "                     dead letters: insert into Postgres table letters" in lines
+    plain = CONFIG.replace('late_data = "reopen"\nallowed_lateness_ms = "1h"\n', 'event_time = "left"\n')
+    lines = said("explain", plain.replace('"left_outer"', '"full"').replace('"10s"', "0").replace('"30s"', "0"))
+    assert "                     late rows: drop" in lines
+    assert "                     left and right rows without a partner come out when they leave the state" in lines
+    assert "                     _event_ts = that of the left row" in lines
+    assert lines[-2:] == [
+        "  state      left rows are kept until the watermark is 5m past them",
+        "             right rows are kept until the watermark is 1m past them",
+    ]
+    assert not any(line.startswith("  emit") and "without" in line for line in said("explain", plain))
+
+
+@pytest.mark.parametrize("mode", ["", 'mode = "append"\n'])
+def test_a_delta_table_is_appended_to(said, mode: str) -> None:  # type: ignore[no-untyped-def]
+    target = f'[connections.lake]\nkind = "delta"\n[target]\nconnection = "lake"\npath = "out"\n{mode}'
+    config = CONFIG.replace('[target]\nconnection = "base"\ntable = "paid"\n', target)
+    assert '  publish    driver  Delta table "out", append' in said("explain", config)
+
+
+def manifest(**more: object) -> Manifest:
+    empty = {"segments": ((),), "groups": (0,), "windows": (0,), "fingerprint": {}}
+    return Manifest(**({"pipeline": "paid", "epoch": 3, "committed_us": 0, "shards": 1} | empty | more))
+
+
+def test_the_clocks_of_the_sides_wait_for_their_lateness_alone() -> None:
+    """Allowed lateness keeps rows, it does not hold the watermark back."""
+    clocks = fold.clocks(toml.loads(CONFIG), manifest())
+    assert {name: (type(c), c.lateness_us, c.idleness_us) for name, c in clocks.items()} == {
+        "orders": (SourceClock, 10_000_000, 60_000_000),
+        "payments": (SourceClock, 30_000_000, 60_000_000),
+    }
+
+
+def test_what_looks_into_windows_says_that_there_are_none() -> None:
+    with pytest.raises(StartError, match="paid: this looks into windows, and the config describes a join"):
+        look.logic_of(toml.loads(CONFIG), manifest())
+
+
+def test_letters_of_a_join_are_not_replayed() -> None:
+    with pytest.raises(StartError, match="letters are replayed as corrections of windows, and this is a join"):
+        replay(toml.loads(CONFIG), lambda letters: letters)
