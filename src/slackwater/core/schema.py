@@ -1,6 +1,6 @@
 """Column types: one name (Spark's), and its Arrow and Polars counterparts.
 
-Keys and inputs are scalars; results may also be `array<T>` and `struct<name:T,…>`.
+Keys and inputs are scalars; results may also be `array<T>`, `map<K,V>` and `struct<name:T,…>`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _SIMPLE: dict[str, tuple[pa.DataType, pl.DataType]] = {
 }
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(-?\d+)\)")
 _ARRAY = re.compile(r"array<(.+)>")
+_MAP = re.compile(r"map<(.+)>")
 _STRUCT = re.compile(r"struct<(.+)>")
-_MEMBER = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*:\s*(.+?)\s*")
+_MEMBER = re.compile(r"\s*([^:<>,]+?)\s*:\s*(.+?)\s*")
 
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 FLOATS = ("float", "double")
@@ -55,9 +56,11 @@ class Field:
 
     @property
     def known(self) -> bool:
-        """Whether it can be the type of a result: a scalar, or an array or struct of known types."""
+        """Whether it can be the type of a result: a scalar, or an array, map or struct of known types."""
         if self.element is not None:
             return self.element.known
+        if self.entry is not None:
+            return all(part.known for part in self.entry)
         if self.members is not None:
             return len(self.members) > 0 and all(m.known for m in self.members)
         return self.supported
@@ -67,6 +70,15 @@ class Field:
         """The elements of an array; None for another type."""
         match = _ARRAY.fullmatch(self.type)
         return Field("element", match[1].strip()) if match else None
+
+    @property
+    def entry(self) -> tuple[Field, Field] | None:
+        """Key and value of a map; None for another type."""
+        match = _MAP.fullmatch(self.type)
+        if match is None:
+            return None
+        key, *value = _parts(match[1])
+        return Field("key", key.strip()), Field("value", ",".join(value).strip())
 
     @property
     def members(self) -> tuple[Field, ...] | None:
@@ -89,6 +101,8 @@ class Field:
     def arrow(self) -> pa.DataType:
         if self.element is not None:
             return pa.list_(self.element.arrow)
+        if self.entry is not None:
+            return pa.map_(self.entry[0].arrow, self.entry[1].arrow)
         if self.members is not None:
             return pa.struct([(m.name, m.arrow) for m in self.members])
         return pa.decimal128(*self.decimal) if self.base == "decimal" else _SIMPLE[self.type][0]
@@ -97,6 +111,8 @@ class Field:
     def polars(self) -> pl.DataType:
         if self.element is not None:
             return pl.List(self.element.polars)
+        if self.entry is not None:
+            return pl.Map(self.entry[0].polars, self.entry[1].polars)
         if self.members is not None:
             return pl.Struct({m.name: m.polars for m in self.members})
         return pl.Decimal(*self.decimal) if self.base == "decimal" else _SIMPLE[self.type][1]

@@ -12,8 +12,11 @@ TIME = "%Y-%m-%dT%H:%M:%S%.6f"
 def json_text(value: pl.Expr, kind: pl.DataType, binary: str = "hex") -> pl.Expr:
     """A value as JSON: times in ISO 8601, bytes as `binary` says (hex, base64), decimals and non-finite floats as strings.
 
-    NULL is the text `null`, also within arrays and structs.
+    NULL is the text `null`, also within arrays and structs. A map is an object if its keys are strings, else an array of
+    entries.
     """
+    if isinstance(kind, pl.Map):
+        return _map_text(value, kind, binary)
     if isinstance(kind, pl.List):
         inner = json_text(pl.element(), kind.inner, binary)  # type: ignore[arg-type]  # an instance, since it came from a frame
         whole = pl.concat_str(pl.lit("["), value.list.eval(inner).list.join(","), pl.lit("]"))
@@ -36,6 +39,21 @@ def json_text(value: pl.Expr, kind: pl.DataType, binary: str = "hex") -> pl.Expr
     )
 
 
+def entries(kind: pl.Map) -> pl.List:
+    """The type of a map's entries: a list of structs of `key` and `value`."""
+    return pl.List(pl.Struct({"key": kind.key, "value": kind.value}))
+
+
+def _map_text(value: pl.Expr, kind: pl.Map, binary: str) -> pl.Expr:
+    listed = entries(kind)
+    if kind.key != pl.String:
+        return json_text(value.cast(listed), listed, binary)
+    pair = pl.element().struct.field
+    parts = [_encoded(pair("key")), pl.lit(":"), json_text(pair("value"), kind.value, binary)]  # type: ignore[arg-type]
+    whole = pl.concat_str(pl.lit("{"), value.cast(listed).list.eval(pl.concat_str(parts)).list.join(","), pl.lit("}"))
+    return pl.when(value.is_null()).then(pl.lit("null")).otherwise(whole)
+
+
 def _encoded(value: pl.Expr) -> pl.Expr:
     return pl.struct(value.alias("v")).struct.json_encode().str.strip_prefix('{"v":').str.head(-1)
 
@@ -50,11 +68,13 @@ def _simple(value: pl.Expr, kind: pl.DataType, binary: str) -> pl.Expr:
 
 
 def nested(kind: pl.DataType) -> bool:
-    return isinstance(kind, pl.List | pl.Struct)
+    return isinstance(kind, pl.List | pl.Map | pl.Struct)
 
 
 def within(value: pl.Expr, kind: pl.DataType, scalar: Callable[[pl.Expr, pl.DataType], pl.Expr]) -> pl.Expr:
-    """A nested value of the same shape, with `scalar` applied to its parts."""
+    """A nested value of the same shape, with `scalar` applied to its parts; a map becomes a list of entries."""
+    if isinstance(kind, pl.Map):
+        return within(value.cast(entries(kind)), entries(kind), scalar)
     if isinstance(kind, pl.List):
         return value.list.eval(within(pl.element(), kind.inner, scalar))  # type: ignore[arg-type]
     if isinstance(kind, pl.Struct):

@@ -1,0 +1,287 @@
+"""Joins on Spark: all kinds against Spark's own batch join, column types, SQL per side, errors at start, dead letters, targets."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests.conftest import Runner
+
+import slackwater as sw
+from slackwater.errors import CapExceededError, StartError
+
+pytestmark = pytest.mark.spark
+
+ORDERS = "order_id INT, region STRING, amount DOUBLE, ts TIMESTAMP"
+PAYMENTS = "paid_order BIGINT, region STRING, method STRING, ts TIMESTAMP"
+
+
+def stamp(second: float) -> str:
+    minutes, rest = divmod(second, 60)
+    return f"2024-03-01T10:{int(minutes):02d}:{rest:06.3f}Z"
+
+
+def written(runner: Runner, seed: int, late: bool = False) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Two directories of five files each, with duplicates, NULL keys and disorder within ten seconds."""
+    chance = random.Random(seed)
+    orders: list[dict[str, Any]] = []
+    payments: list[dict[str, Any]] = []
+    for epoch in range(5):
+        for rows, key, more in ((orders, "order_id", "amount"), (payments, "paid_order", "method")):
+            some = []
+            for _ in range(40):
+                at = 60 * epoch + chance.randrange(600) / 10 - (chance.choice([0, 5, 200]) if late else 0)
+                value = chance.choice([1.5, 0.0, None]) if more == "amount" else chance.choice(["card", "cash"])
+                region = chance.choice(["eu", "us", None])
+                some.append({key: chance.randrange(12), "region": region, more: value, "ts": stamp(max(at, 0))})
+                if chance.random() < 0.1:
+                    some.append(dict(some[-1]))
+            runner.write(f"{epoch}.jsonl", some, folder=key)
+            rows += some
+    return orders, payments
+
+
+def sources(runner: Runner, files: tuple[int, int] = (1, 1)) -> list[Any]:
+    return [
+        runner.source(ORDERS, "orders", "order_id", max_files_per_trigger=files[0]),
+        runner.source(PAYMENTS, "payments", "paid_order", max_files_per_trigger=files[1]),
+    ]
+
+
+def join(kind: str = "inner", **settings: Any) -> Any:
+    given: dict[str, Any] = {
+        "left_keys": ["order_id", "region"],
+        "right_keys": ["paid_order", "region"],
+        "lower_ms": "-20s",
+        "upper_ms": "30s",
+        "event_time_column": "ts",
+        "lateness_ms": "2m",
+    }
+    return sw.Join(kind=kind, left_source="orders", right_source="payments", **(given | settings))
+
+
+def expected(runner: Runner, kind: str) -> Counter[Any]:
+    """Spark's own batch join over the same files."""
+    for schema, folder, name in ((ORDERS, "order_id", "l"), (PAYMENTS, "paid_order", "r")):
+        runner.spark.read.schema(schema).json(str(runner.home / folder)).createOrReplaceTempView(name)
+    rows = runner.spark.sql(
+        f"SELECT l.order_id, l.region, l.amount, l.ts, r.paid_order, r.region, r.method, r.ts FROM l {kind} JOIN r"
+        " ON l.order_id = r.paid_order AND l.region = r.region AND r.ts BETWEEN l.ts - INTERVAL 20 SECONDS"
+        " AND l.ts + INTERVAL 30 SECONDS"
+    ).collect()
+    return Counter(tuple(str(v) for v in row) for row in rows)
+
+
+def got(frame: Any) -> Counter[Any]:
+    times = frame.with_columns(frame[c].dt.replace_time_zone(None) for c in ("left_ts", "right_ts"))
+    return Counter(tuple(_word(v) for v in row) for row in times.drop("_event_ts").iter_rows())
+
+
+def _word(value: Any) -> str:
+    return str(value)
+
+
+@pytest.mark.parametrize("files", [(1, 1), (5, 2)])
+@pytest.mark.parametrize("kind", ["inner", "left", "right", "full"])
+def test_the_answer_is_that_of_a_batch_join(runner: Runner, kind: str, files: tuple[int, int]) -> None:
+    written(runner, 7)
+    found = runner.run(sources=sources(runner, files), join=join(kind))
+    assert found.columns == [
+        "left_order_id",
+        "left_region",
+        "left_amount",
+        "left_ts",
+        "right_paid_order",
+        "right_region",
+        "right_method",
+        "right_ts",
+        "_event_ts",
+    ]
+    assert got(found) == expected(runner, kind)
+    assert found.height > 50
+    status = runner.statuses[-1]
+    assert status.counters.rows_late == 0
+    assert status.counters.emitted.get("unmatched", 0) == sum(
+        None in (r["left_ts"], r["right_ts"]) for r in found.iter_rows(named=True)
+    )
+
+
+def test_columns_of_all_types_travel_unchanged(runner: Runner) -> None:
+    schema = (
+        "k STRING, ts TIMESTAMP, b BOOLEAN, i1 TINYINT, i2 SMALLINT, i8 BIGINT, f FLOAT, d DOUBLE, m DECIMAL(20,3), day DATE,"
+        " local TIMESTAMP_NTZ, raw BINARY, list ARRAY<INT>, nested ARRAY<STRUCT<a: INT, t: TIMESTAMP>>, one STRUCT<x: STRING, y: MAP<STRING, INT>>,"
+        " names MAP<STRING, DECIMAL(5,2)>"
+    )
+    row = {
+        "k": "a", "ts": stamp(1), "b": True, "i1": -7, "i2": 300, "i8": 2**60, "f": 1.5, "d": "NaN", "m": "12345678901234567.125",
+        "day": "2024-02-29", "local": "2024-03-01T10:00:00.000001", "raw": "aGk=", "list": [1, None], "nested": [{"a": 1, "t": stamp(2)}, None],
+        "one": {"x": "y", "y": {"z": 1, "w": None}}, "names": {"p": "1.25"},
+    }  # fmt: skip
+    blank = dict.fromkeys(row) | {"k": "a", "ts": stamp(2)}
+    runner.write("0.jsonl", [row, blank], "left")
+    runner.write("0.jsonl", [{**row, "ts": stamp(3)}, {"k": "b", "ts": stamp(300)}], "right")
+    found = runner.run(
+        sources=[runner.source(schema, name, name) for name in ("left", "right")],
+        join=sw.Join(
+            kind="left",
+            left_source="left",
+            right_source="right",
+            left_keys=["k"],
+            right_keys=["k"],
+            time_window_ms="1m",
+            event_time_column="ts",
+        ),
+    )
+    spark = runner.spark
+    direct = spark.read.schema(schema).json(str(runner.home / "left"))
+    written_ = spark.read.parquet(str(runner.home / "out"))
+    names = [f.name for f in direct.schema.fields]
+    assert [f.dataType.simpleString() for f in written_.schema.fields[: len(names)]] == [
+        f.dataType.simpleString() for f in direct.schema.fields
+    ]
+    assert found.height == 2
+    for side in ("left", "right"):
+        there = [tuple(r) for r in written_.selectExpr(*(f"{side}_{n}" for n in names)).collect()]
+        read = spark.read.schema(schema).json(str(runner.home / side)).where("k = 'a'")
+        wanted = [tuple(r) for r in read.collect()]
+        assert sorted(map(repr, there)) == sorted(map(repr, wanted * (1 if side == "left" else 2)))
+
+
+def test_each_side_has_its_own_sql_and_chosen_columns(runner: Runner) -> None:
+    written(runner, 8)
+    spec = join(
+        left_sql="SELECT order_id, upper(region) AS area, amount * 2 AS twice, _event_ts FROM source WHERE amount > 0",
+        right_sql="SELECT paid_order, upper(region) AS area, _event_ts FROM source WHERE method = 'card'",
+        left_keys=["order_id", "area"],
+        right_keys=["paid_order", "area"],
+        output_left_columns=["twice", "area"],
+        output_right_columns=["paid_order"],
+        left_prefix="",
+        right_prefix="r_",
+    )
+    found = runner.run(sources=sources(runner), join=spec)
+    assert found.columns == ["twice", "area", "r_paid_order", "_event_ts"]
+    assert set(found["twice"]) == {3.0}
+    batch = expected(runner, "inner")
+    assert found.height == sum(n for row, n in batch.items() if row[2] == "1.5" and row[6] == "card")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"left_keys": ["order", "region"]},
+            'test: transform.join.left_keys: column "order" does not come out of the left side.*did you mean "order_id"',
+        ),
+        (
+            {"left_keys": ["amount", "region"]},
+            'test: transform.join: keys: "amount" of the left side is double, "paid_order" of the right side is bigint; cast one',
+        ),
+        (
+            {"left_prefix": "", "right_prefix": ""},
+            'test: transform.join.right_prefix: "region" of the right side comes out as "region", which is already the name of '
+            '"region" of the left side',
+        ),
+        (
+            {"output_left_columns": ["amout"]},
+            'output_left_columns: column "amout" does not come out of the left side.*"amount"',
+        ),
+        (
+            {"left_sql": "SELECT order_id, region, INTERVAL 1 MONTH AS pause, _event_ts FROM source"},
+            'column "pause" of the left side has type interval month, which a join cannot carry; cast it in left_sql',
+        ),
+        ({"left_sql": "SELECT order_id, region FROM source"}, 'left_sql does not select "_event_ts"'),
+    ],
+)
+def test_what_does_not_fit_is_told_at_start_by_name(runner: Runner, settings: dict[str, Any], message: str) -> None:
+    runner.write("0.jsonl", [{"order_id": 1, "ts": stamp(0)}], "order_id")
+    runner.write("0.jsonl", [{"paid_order": 1, "ts": stamp(0)}], "paid_order")
+    with pytest.raises(StartError, match=message):
+        runner.run(sources=sources(runner), join=join(**settings))
+
+
+def test_another_join_needs_another_state(runner: Runner) -> None:
+    written(runner, 9)
+    runner.run(sources=sources(runner), join=join())
+    with pytest.raises(Exception, match=r"written for another join \(bounds_us: state has \[-20000000, 30000000\]"):
+        runner.run(sources=sources(runner), join=join(upper_ms="31s"))
+
+
+def test_late_rows_become_letters_of_their_source(runner: Runner) -> None:
+    written(runner, 10, late=True)
+    lake = sw.FilesConnection()
+    found = runner.run(
+        sources=sources(runner),
+        join=join(late_data="dlq", lateness_ms="1s", kind="full"),
+        dead_letter=sw.Target(connection=lake, path=str(runner.home / "letters")),
+    )
+    counters = runner.statuses[-1].counters
+    letters = runner.output("letters")
+    assert letters.height == counters.rows_late == counters.letters["late"] > 20
+    assert set(letters["source"]) == {"orders", "payments"}
+    assert set(letters["reason"]) == {"late"}
+    assert b'"order_id"' in b"".join(letters.filter(letters["source"] == "orders")["value"].to_list())
+    sides = counters.sides
+    assert {s: sides[s]["late"] for s in sides} == {
+        "left": letters.filter(letters["source"] == "orders").height,
+        "right": letters.filter(letters["source"] == "payments").height,
+    }
+    rows = sum(s["buffered"] for s in sides.values()) + sum(s["null_keys"] for s in sides.values())
+    assert counters.rows_in == counters.rows_late + rows
+    used = Counter(r for r in found["left_ts"].is_not_null().to_list())
+    assert used[True]
+
+
+def test_too_many_rows_of_a_key_stop_the_epoch(runner: Runner) -> None:
+    rows = [{"order_id": 5, "region": "eu", "ts": stamp(n)} for n in range(20)]
+    runner.write("0.jsonl", rows, "order_id")
+    runner.write("0.jsonl", [{"paid_order": 1, "region": "eu", "ts": stamp(0)}], "paid_order")
+    with pytest.raises(
+        CapExceededError, match=r"20 rows of the left side wait for partners with order_id = 5, region = 'eu'"
+    ):
+        runner.run(sources=sources(runner), join=join(max_rows_per_key=19))
+
+
+@pytest.mark.parametrize("state", ["postgres", "files"])
+def test_pairs_and_state_in_postgres(runner: Runner, postgres: Any, state: str, tmp_path: Path) -> None:
+    """The output is added in the transaction of the state; what waits can be read with SQL."""
+    written(runner, 11)
+    url = postgres.database(f"joined_{state}")
+    store = (
+        sw.StateStore(kind="postgres", url=url)
+        if state == "postgres"
+        else sw.StateStore(kind="files", path=str(tmp_path / "s"))
+    )
+    settings: dict[str, Any] = {
+        "sources": sources(runner),
+        "join": join("full"),
+        "state_store": store,
+        "target": sw.Target(connection=sw.PostgresConnection(url=url), table="paid"),
+        "target_path": None,
+    }
+    for flush in (False, True):
+        runner.run(**settings, flush=flush)
+        with psycopg.connect(url) as db:
+            waiting = (
+                db.execute(
+                    "SELECT side, count(*), count(left_order_id), count(right_paid_order) FROM slackwater_state_test GROUP BY 1 ORDER BY 1"
+                ).fetchall()
+                if state == "postgres"
+                else None
+            )
+        if waiting is not None and not flush:
+            (left, right) = waiting
+            assert left[0] == "left" and left[1] == left[2] > 0 == left[3]
+            assert right[0] == "right" and right[1] == right[3] > 0 == right[2]
+        if waiting is not None and flush:
+            assert waiting == []
+    with psycopg.connect(url) as db:
+        rows = db.execute(
+            "SELECT left_order_id, left_region, left_amount, left_ts AT TIME ZONE 'UTC', right_paid_order, right_region, right_method,"
+            " right_ts AT TIME ZONE 'UTC' FROM paid"
+        ).fetchall()
+    assert Counter(tuple(map(_word, row)) for row in rows) == expected(runner, "full")
