@@ -46,10 +46,11 @@ def planned(seed: int) -> Run:
         settings["allowed_lateness_ms"] = rng.choice([0, 5, 30])
     join = _join(rng, bounds, settings)
     script: list[Rows | Quiet | Crash] = []
+    dies = rng.random() < 0.7  # a death forgets the quiet time that was not worth a commit: then only long ones count
     at = {"a": rng.randint(-50, 20), "b": rng.randint(-50, 20)}
     number = 0
     for _ in range(rng.randint(1, 7)):
-        if rng.random() < 0.3:
+        if dies and rng.random() < 0.4:
             script.append(Crash(rng.choice(STEPS)))
         given: dict[str, list[dict[str, Any]]] = {}
         for source in ("a", "b"):
@@ -68,8 +69,8 @@ def planned(seed: int) -> Run:
         if any(given.values()):
             script.append(Rows({s: rows for s, rows in given.items() if rows}))
         if rng.random() < 0.2:
-            script.append(Quiet(rng.choice([400, 1000])))
-    reshard = rng.randrange(len(script)) if script and rng.random() < 0.3 else None
+            script.append(Quiet(IDLE_MS if dies else rng.choice([400, IDLE_MS])))
+    reshard = rng.randrange(len(script)) if script and dies and rng.random() < 0.4 else None
     return Run(join, tuple(script), rng.choice([1, 2, 3]), reshard)
 
 
