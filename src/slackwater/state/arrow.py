@@ -18,17 +18,22 @@ def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
 
     Raises EpochError if it cannot be written.
     """
-    table = _without_empty_slices(frame).to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        for batch in table.to_batches():
-            writer.write_batch(batch)
-    content = sink.getvalue()
+    content = encoded(frame)
     write_synced(path, content)
     return content.size, checksum(content)
 
 
-def _without_empty_slices(frame: pl.DataFrame) -> pl.DataFrame:
+def encoded(frame: pl.DataFrame) -> Any:
+    """A frame as the bytes of an Arrow file, a buffer."""
+    table = solid(frame).to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        for batch in table.to_batches():
+            writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def solid(frame: pl.DataFrame) -> pl.DataFrame:
     """The same rows, with fresh columns for lists that are all empty.
 
     Polars hands these out as a slice of nothing that begins behind the end of its buffer, and Arrow then writes the columns

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 
 from slackwater.errors import EpochError
 from slackwater.joins.buffer import Changes
 from slackwater.joins.logic import JoinLogic
 from slackwater.state import postgres_join, sql
+from slackwater.state.arrow import encoded
 from slackwater.state.postgres_join import JoinTable, PostgresBuffers
 from slackwater.state.postgres_tables import TIMES, Tables
 from slackwater.state.protocol import OutputMeta, SegmentMeta
@@ -89,16 +89,12 @@ class PostgresShard:
 
     def stage_output(self, frame: pl.DataFrame) -> OutputMeta:
         token = uuid.uuid4().hex
-        table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table)
         row = pl.DataFrame(
             {
                 "token": [token],
                 "pipeline_name": [self.tables.pipeline],
                 "epoch": [self.epoch],
-                "data": [sink.getvalue().to_pybytes()],
+                "data": [encoded(frame).to_pybytes()],
             }
         )
         try:

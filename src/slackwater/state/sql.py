@@ -22,6 +22,7 @@ import polars as pl
 from slackwater.core.schema import Field
 from slackwater.core.text import json_text, nested
 from slackwater.errors import StartError
+from slackwater.state.arrow import solid
 
 if TYPE_CHECKING:
     import psycopg
@@ -278,7 +279,7 @@ def close_kept() -> None:
 
 def append(cursor: Any, schema: str, table: str, frame: pl.DataFrame) -> None:
     """COPY a frame into a table."""
-    arrow = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+    arrow = solid(frame).to_arrow(compat_level=pl.CompatLevel.oldest())
     cursor.adbc_ingest(table, arrow, mode="append", db_schema_name=schema)
 
 
