@@ -1,7 +1,7 @@
 """The buffers of a join in Postgres: one row per buffered row, found by (side, key hash, event time).
 
     side   key_hash  event_time  row_id  matched  left_order_id  left_amount  right_order_id  …
-    left         -7  09:00:01         4  true     o1                   12.50  NULL
+    left         -7  09:00:01         4  true     o1                   12.50  NULL                  (matched: of outer sides)
 
 Workers COPY what an epoch adds into an unlogged table, under a token per part; the commit moves it. That rows are expired
 follows from their time, so nothing is written for it: each commit deletes them.
@@ -92,12 +92,12 @@ class JoinTable:
         return f"CREATE UNLOGGED TABLE {self.staged} (token text NOT NULL, {columns})"
 
     def frame(self, side: Side, rows: pl.DataFrame, token: str) -> pl.DataFrame:
-        """Buffered rows as rows of the table."""
-        return (
-            rows.with_columns(rows["__ts"].cast(pl.Datetime("us", "UTC")))
-            .rename({c: n for c, n in self.names(side).items() if c in rows.columns})
-            .select(pl.lit(token).alias("token"), pl.lit(side.name).alias("side"), pl.all())
-        )
+        """Buffered rows as rows of the table. Of a side whose rows come out in pairs only nobody asks who has matched."""
+        rows = rows.with_columns(rows["__ts"].cast(pl.Datetime("us", "UTC")))
+        if "__matched" in rows.columns and not side.outer:
+            rows = rows.with_columns(pl.lit(None, pl.Boolean).alias("__matched"))
+        names = {c: n for c, n in self.names(side).items() if c in rows.columns}
+        return rows.rename(names).select(pl.lit(token).alias("token"), pl.lit(side.name).alias("side"), pl.all())
 
 
 def mine(column: str, shard: int, shards: int) -> str:
@@ -152,7 +152,7 @@ class PostgresBuffers:
         return [Run.of(frame.sort("__kh", "__ts", "__id"))]
 
     def matched(self, which: int, rows: pl.DataFrame) -> NDArray[np.bool_]:
-        found: NDArray[np.bool_] = rows["__matched"].to_numpy()
+        found: NDArray[np.bool_] = rows["__matched"].fill_null(False).to_numpy()
         return found
 
     def evicted(self, which: int, kh: Int64s, id_: Int64s) -> NDArray[np.bool_]:
