@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from slackwater.config.connection import RabbitMQConnection as RabbitMQConnection
     from slackwater.config.join import Join as Join
     from slackwater.config.pipeline import Pipeline as Pipeline
+    from slackwater.config.pipeline import Stage as Stage
     from slackwater.config.pipeline import Transform as Transform
     from slackwater.config.source import Lookup as Lookup
     from slackwater.config.source import Source as Source
@@ -61,6 +62,7 @@ _HOMES = {
     "Source": "config.source",
     "StateStore": "config.target",
     "Target": "config.target",
+    "Stage": "config.pipeline",
     "Transform": "config.pipeline",
     "Window": "config.window",
     "load": "config.toml",

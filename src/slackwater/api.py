@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import Connection
 from slackwater.config.join import Join
-from slackwater.config.pipeline import Pipeline, Transform
+from slackwater.config.pipeline import Pipeline, Stage, Transform
 from slackwater.config.source import Lookup, Source
 from slackwater.config.spec import nearest
 from slackwater.config.target import StateStore, Target
@@ -49,6 +49,7 @@ def pipeline(
     target: Target | Connection | str,
     window: Window | None = None,
     join: Join | None = None,
+    stages: Sequence[Stage] | None = None,
     sources: Sequence[Source] | None = None,
     source: Source | Connection | str | None = None,
     source_query: str | None = None,
@@ -67,7 +68,7 @@ def pipeline(
     spark_settings: Mapping[str, str] | None = None,
     **source_settings: Any,
 ) -> Pipeline:
-    """Build a pipeline around a `window` or a `join`. `source` is a `Source`, or a connection together with `source_query` and the settings of a source
+    """Build a pipeline around a `window` or a `join`, or several `stages` of them. `source` is a `Source`, or a connection together with `source_query` and the settings of a source
     (`source_format`, `source_schema`, `source_options`, `max_files_per_trigger`); `target` likewise a `Target`, or a
     connection with `target_path`, `target_table` or `target_topic`. Durations in milliseconds or as "30s". Raises ConfigError, one line per mistake.
     """
@@ -90,9 +91,10 @@ def pipeline(
         name=name,
         connections=dict(connections or {}),
         sources=tuple(sources) if sources is not None else (source,),
-        transform=Transform(
-            sql=transform_sql, on_error=on_error, window=window, join=join, lookups=dict(lookups or {})
-        ),
+        transform=Transform(sql=transform_sql, on_error=on_error, window=window, join=join, lookups=dict(lookups or {}))
+        if stages is None or window is not None or join is not None
+        else None,
+        stages=None if stages is None else tuple(stages),
         target=target,
         state_store=state_store,
         dead_letter=dead_letter,

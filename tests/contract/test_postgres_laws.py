@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.laws import joins, revisions, test_replay
+from tests.laws import joins, revisions, test_chained, test_replay
 from tests.laws.test_revisions import WAYS, ways_to_emit
 
 from slackwater.config.window import Aggregation, Window
@@ -170,3 +170,10 @@ def test_joins_keep_their_rows_in_tables(first: int, url: str) -> None:
     """Seeds of `tests.laws.joins`, with their deaths and restarts."""
     for seed in range(first, first + 12):
         joins.check(seed, lambda name=f"join {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
+def test_stages_keep_their_state_in_tables_of_their_own(first: int, url: str) -> None:
+    """Seeds of `tests.laws.test_chained`: a window over what a join emits, in one transaction."""
+    for seed in range(first, first + 12):
+        test_chained.check(seed, lambda name=f"chain {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]

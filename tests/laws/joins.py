@@ -119,30 +119,46 @@ class Judge:
         self.clock.epoch(rows)
 
     def answer(self) -> Counter[str]:
-        """Every pair of rows that match, and on outer sides those that match nobody."""
+        """Every pair of rows that match, and on outer sides those that match nobody, as lines."""
+        return Counter(self._line(*pair) for pair in self.pairs())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The same as rows with `ts` and the columns of the output."""
+        found = []
+        for left, right in self.pairs():
+            sides = (("left", left), ("right", right))
+            values = {f"{name}_{c}": None if row is None else row[c] for name, row in sides for c in ("k", "f", "id")}
+            found.append({"ts": self._time(left, right), **values})
+        return found
+
+    def pairs(self) -> list[tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]]:
         lower, upper = (MS * ms for ms in self.join.bounds_ms)
-        found: Counter[str] = Counter()
+        found: list[tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]] = []
         lonely = {source: list(rows) for source, rows in self.kept.items()}
         for left in self.kept["a"]:
             for right in self.kept["b"]:
                 if lower <= right["ts"] - left["ts"] <= upper and self._equal(left, right):
-                    found[self._line(left, right)] += 1
+                    found.append((left, right))
                     lonely["a"] = [r for r in lonely["a"] if r is not left]
                     lonely["b"] = [r for r in lonely["b"] if r is not right]
         left_outer, right_outer = self.join.outer
-        found.update(self._line(row, None) for row in lonely["a"] if left_outer)
-        found.update(self._line(None, row) for row in lonely["b"] if right_outer)
+        found += [(row, None) for row in lonely["a"] if left_outer]
+        found += [(None, row) for row in lonely["b"] if right_outer]
         return found
 
     def _equal(self, left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
         pairs = [(left[a], right[b]) for a, b in zip(self.join.left_keys, self.join.right_keys, strict=True)]
         return all(a is not None and b is not None and naive.word(a) == naive.word(b) for a, b in pairs)
 
-    def _line(self, left: Mapping[str, Any] | None, right: Mapping[str, Any] | None) -> str:
+    def _time(self, left: Mapping[str, Any] | None, right: Mapping[str, Any] | None) -> int:
         times = [side["ts"] for side in (left, right) if side is not None]
         at = max(times)
         if left is not None and right is not None and self.join.event_time != "later":
             at = (left if self.join.event_time == "left" else right)["ts"]
+        return int(at)
+
+    def _line(self, left: Mapping[str, Any] | None, right: Mapping[str, Any] | None) -> str:
+        at = self._time(left, right)
         sides = (None if side is None else (side["id"], side["k"], repr(side["f"])) for side in (left, right))
         return repr((at, *sides))
 

@@ -125,6 +125,14 @@ class Join(Step):
         (lower, upper), allowed = self.bounds_ms, int(allowed_ms(self))
         return max(upper, 0) + allowed, max(-lower, 0) + allowed
 
+    @property
+    def hold_ms(self) -> int:
+        """How far behind the watermark, at the most, the event time of a row may lie that comes out."""
+        (lower, upper), (left, right) = self.bounds_ms, self.outer
+        by_left = max(0, upper) if left or self.event_time == "left" else 0
+        by_right = max(0, -lower) if right or self.event_time == "right" else 0
+        return int(allowed_ms(self)) + max(by_left, by_right)
+
     @classmethod
     def wanted(cls, key: str) -> str:
         if key == "kind":

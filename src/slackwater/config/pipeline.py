@@ -20,7 +20,7 @@ from slackwater.config.checks import (
 )
 from slackwater.config.connection import Connection, all_connections
 from slackwater.config.join import Join
-from slackwater.config.join_checks import check_join, check_only_added
+from slackwater.config.join_checks import check_join, check_only_added, check_stages
 from slackwater.config.source import Lookup, Source
 from slackwater.config.spec import (
     Kind,
@@ -108,6 +108,22 @@ class Transform(Spec):
             yield "sql", f"belongs to windows; a join has one SQL per side: left_sql and right_sql in [{Join.AT}]"
 
 
+class Stage(Transform):
+    """One of several steps in a row: the first reads the sources, each other one what the one before it emits.
+
+    `name` is what the rows that it emits are called where the next one reads them.
+    """
+
+    name: str
+
+    KINDS: ClassVar[Mapping[str, Kind]] = {"name": text, **Transform.KINDS}
+    REQUIRED: ClassVar[tuple[str, ...]] = ("name",)
+
+    @classmethod
+    def wanted(cls, key: str) -> str:
+        return "give the stage a name"
+
+
 _STEP = "describe the window in [transform.window], or the join in [transform.join]"
 _Connected = TypeVar("_Connected", Source, Lookup, Target)
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -123,6 +139,7 @@ class Pipeline(Spec):
     connections: Mapping[str, Connection] = Field(default_factory=dict)
     sources: tuple[Source, ...]
     transform: Transform
+    stages: tuple[Stage, ...] = ()
     target: Target
     state_store: StateStore | None = None
     dead_letter: Target | None = None
@@ -135,6 +152,7 @@ class Pipeline(Spec):
         "connections": all_connections,
         "sources": many(Source, "a list of sources ([[sources]])"),
         "transform": one(Transform),
+        "stages": many(Stage, "a list of stages ([[stages]])"),
         "target": one(Target),
         "state_store": one(StateStore),
         "dead_letter": one(Target),
@@ -142,9 +160,25 @@ class Pipeline(Spec):
         "trigger_interval_ms": duration(0),
         "idle_pause_ms": duration(1),
     }
-    LATER: ClassVar[Mapping[str, str]] = {"stages": ""}
     MEANT: ClassVar[Mapping[str, str]] = {"window": "transform.window", "join": "transform.join"}
-    REQUIRED: ClassVar[tuple[str, ...]] = ("name", "sources", "transform", "target")
+    REQUIRED: ClassVar[tuple[str, ...]] = ("name", "sources", "target")
+
+    @property
+    def last(self) -> Pipeline:
+        """The pipeline as its last stage sees it: with one source, the stage before it."""
+        if not self.stages:
+            return self
+        before, stage = self.stages[-2:]
+        sources = (Source(name=before.name, dataframe=object()),)
+        return self.model_copy(update={"transform": stage, "stages": (), "sources": sources})
+
+    @property
+    def hold_ms(self) -> int:
+        """How far the watermark of the second stage stays behind that of the first: so far back may lie what that emits."""
+        return 0 if self.transform.join is None else self.transform.join.hold_ms
+
+    def implied(self) -> Values:
+        return {"transform": self.stages[0]} if self.stages else {}
 
     @property
     def keeps_late(self) -> bool:
@@ -168,7 +202,6 @@ class Pipeline(Spec):
         return {
             "name": "give the pipeline a name",
             "sources": "describe at least one in [[sources]]",
-            "transform": _STEP,
             "target": "say where results go in [target]",
         }[key]
 
@@ -181,6 +214,11 @@ class Pipeline(Spec):
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
+        if values.get("stages"):
+            yield from check_stages(values, wrong)
+            values.setdefault("transform", values["stages"][0])  # what reads the sources
+        elif "transform" not in values and not {"transform", "stages"} & wrong:
+            yield "transform", f"missing; {_STEP}"
         name = values.get("name")
         if name is not None and not re.fullmatch(_NAME, name):
             yield (
@@ -195,9 +233,10 @@ class Pipeline(Spec):
         yield from check_join(values)
         yield from check_state(values, wrong)
         yield from check_letters(values, wrong)
-        yield from check_corrections(values)
-        yield from check_standalone(values)
-        yield from check_only_added(values)
+        last = {**values, "transform": values["stages"][-1]} if values.get("stages") else values
+        yield from check_corrections(last)
+        yield from check_standalone(last)
+        yield from check_only_added(last)
 
 
 def check_run_flags(available_now: bool, flush: bool) -> None:
@@ -224,6 +263,8 @@ def _name_connections(values: Values) -> None:
     lookups = {name: named(lookup) for name, lookup in transform.lookups.items()}
     values["sources"] = tuple(named(s) for s in values["sources"])
     values["transform"] = transform.model_copy(update={"lookups": lookups})
+    if values.get("stages"):
+        values["stages"] = (values["transform"], *values["stages"][1:])
     for place in ("target", "dead_letter"):
         if values.get(place) is not None:
             values[place] = _with_format(named(values[place]), known)
@@ -242,4 +283,4 @@ def _free_name(kind: str, known: Mapping[str, Connection]) -> str:
     return next(n for n in (kind, *(f"{kind}_{i}" for i in range(2, len(known) + 3))) if n not in known)
 
 
-__all__ = ["Pipeline", "Transform", "check_run_flags", "resolve"]
+__all__ = ["Pipeline", "Stage", "Transform", "check_run_flags", "resolve"]

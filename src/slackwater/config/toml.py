@@ -83,7 +83,7 @@ def to_toml(pipeline: Pipeline) -> str:
         raise ConfigError(
             [f"{pipeline.name}: a source over a DataFrame cannot be written as TOML; it exists in Python only"]
         )
-    window = pipeline.transform.window
+    window = pipeline.last.transform.window
     made = [a.as_ for a in window.aggregations if not isinstance(a.agg, str)] if window else []
     if made:
         raise ConfigError(

@@ -21,14 +21,15 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.engine import account, bounds, fold, outbox, recover
 from slackwater.engine.faults import Faults, NoFaults
 from slackwater.engine.protocol import Engine, IngestOutcome
+from slackwater.engine.stage import Following, Stage
 from slackwater.engine.status import Status
-from slackwater.engine.steps import Step, is_due, touched
-from slackwater.engine.task import EmitReport, LateLetters, ShardTask
+from slackwater.engine.steps import Step
+from slackwater.engine.task import EmitReport, ShardTask
 from slackwater.errors import StartError
 from slackwater.sources.base import Batch
 from slackwater.state.protocol import Joining, Manifest, Publish, StateStore
 from slackwater.targets.base import Target
-from slackwater.watermark import SourceClock, global_watermark, holder, listen, run_on
+from slackwater.watermark import SourceClock, global_watermark, listen, run_on
 from slackwater.windows.logic import Logic
 
 log = logging.getLogger("slackwater")
@@ -58,15 +59,22 @@ class Driver:
         engine: Engine,
         hooks: Hooks,
         letters: Target | None = None,
+        then: Following | None = None,
     ) -> None:
         # configuration
         self.pipeline, self.logic, self.store, self.target = pipeline, logic, store, target
         self.engine, self.hooks, self.letters = engine, hooks, letters
+        self.stage, self.then = Stage(pipeline, logic, store, engine, hooks.faults.in_worker), then
         # not checkpointed: quiet times of ticks that were not worth a commit
         self._clocks: dict[str, SourceClock] = {}
         self._uncommitted_us = 0
         # checkpointed
         self.state: Manifest
+
+    @property
+    def last(self) -> Step:
+        """The logic whose results the target gets."""
+        return self.logic if self.then is None else self.then.stage.logic
 
     @property
     def windows(self) -> Logic:
@@ -82,17 +90,28 @@ class Driver:
         `latest` is what the store's `open` gave; `schemas`: per source, as Spark writes schemas in JSON; `state_id` names a
         state that begins here.
         """
+        stages = [self.stage, *([self.then.stage] if self.then else [])]
         if latest is not None:
-            recover.check_fingerprint(self.logic, latest)
+            recover.check_fingerprints([s.logic for s in stages], latest)
             self._publish_if_needed(latest)
-        self.store.prepare(self.logic)
-        self.state = latest or recover.first_manifest(self.logic, shards, self.hooks.clock_us(), state_id)
-        changed = recover.emission_of(self.state) != recover.emission(self.logic)
+        for stage in stages:
+            self.store.prepare(stage.logic, stage.number)
+        clock = self.hooks.clock_us()
+        self.state = latest or recover.first_manifest([s.logic for s in stages], shards, clock, state_id)
+        states = [m.model_copy(update={"epoch": self.state.epoch}) for m in self.state.stages]
+        changed = any(recover.emission_of(m) != recover.emission(s.logic) for m, s in zip(states, stages, strict=True))
         if self.state.shards != shards or changed:
             what = "another way to emit windows" if changed else f"{shards} shards, from {self.state.shards}"
             self.hooks.on_notice("info", f"preparing the state for {what}")
-            self._commit(recover.reshard(self.logic, self.store, self.state, shards, self.hooks.clock_us()))
+            again = [
+                recover.reshard(s.logic, self.store, m, shards, clock, s.number)
+                for m, s in zip(states, stages, strict=True)
+            ]
+            self._commit(again[0].model_copy(update={"then": again[1]}) if again[1:] else again[0])
         self.state = recover.with_sources(self.state, [s.name for s in self.pipeline.sources], schemas)
+        if self.then is not None and self.state.then is not None:
+            then = recover.with_sources(self.state.then, [self.then.source], {})
+            self.state = self.state.model_copy(update={"then": then})
         self._load_clocks()
 
     def recovered(self) -> Status:
@@ -129,7 +148,7 @@ class Driver:
         return {
             "target": [target.path, target.table, target.topic],
             "letters": None if letters is None else [letters.path, letters.table, letters.topic],
-            "columns": [f.name for f in self.logic.output],
+            "columns": [f.name for f in self.last.output],
             "upserts": self.target.upserts,
         }
 
@@ -158,11 +177,10 @@ class Driver:
         began, epoch, clock = time.monotonic(), self.state.epoch + 1, self.hooks.clock_us()
         timer = _Timer(self.hooks.faults, epoch)
         with timer.phase("read"):
-            tasks = self._tasks(epoch)
+            tasks = self.stage.tasks(self.state, self._clocks)
         with timer.phase("ingest"):
             overtaken = {n: c.overtaken_partitions(self.state.watermark_us) for n, c in self._clocks.items()}
-            outcome = self.engine.ingest(batch, tasks, clock, {n: p for n, p in overtaken.items() if p})
-            account.judge(self.pipeline, self.state, epoch, outcome)
+            outcome = self.stage.read(self.state, batch, tasks, clock, {n: p for n, p in overtaken.items() if p})
         account.tell(self.pipeline, self.state, epoch, batch, outcome)
         clocks, watermark = self._clocks, self.state.watermark_us
         if batch.replayed is None:
@@ -189,7 +207,7 @@ class Driver:
         flags = any(c.flags != committed[name].flags for name, c in self._clocks.items())
         changed = any(c.undecided_us != committed[name].undecided_us for name, c in self._clocks.items())
         interval = 1000 * (self.pipeline.state_store.checkpoint_interval_ms if self.pipeline.state_store else 60_000)
-        telling = self.state.waiting and self._may_tell(self.hooks.clock_us())
+        telling = self._waits_to_tell()
         worth = settled != since or flags or telling
         worth = worth or ((changed or watermark != since) and self._uncommitted_us >= interval)
         if not worth and not (watermark != since and self._closes(watermark)):
@@ -202,16 +220,28 @@ class Driver:
         close = self.pipeline.transform.step.idle_close_ms
         return run_on(watermark, list(clocks.values()), None if close is None else 1000 * close)
 
+    def _waits_to_tell(self) -> bool:
+        """emit = "updates": whether windows were changed that may be emitted by now."""
+        clock, then = self.hooks.clock_us(), self.state.then
+        if self.then is not None and then is not None:
+            return then.waiting and self.then.stage.may_tell(then, clock)
+        return self.state.waiting and self.stage.may_tell(self.state, clock)
+
     def _closes(self, watermark: int) -> bool:
-        """Whether anything becomes due on the way to a watermark; reads the state of the shards that may have it."""
-        ahead = self.state.model_copy(update={"watermark_us": watermark})
-        return any(is_due(task) for task in self._due_tasks(ahead, self.state.watermark_us, False, False))
+        """Whether anything becomes due on the way to a watermark."""
+        then = self.state.then
+        if self.then is not None and then is not None and self.then.stage.closes(then, watermark - self.then.hold_us):
+            return True
+        return self.stage.closes(self.state, watermark)
 
     def flush(self) -> None:
         """Move the watermark just past the latest close of the open windows, and commit that."""
         self._settle()
         close = max((m.close for shard in self.state.segments for m in shard), default=self.state.watermark_us)
-        if close > self.state.watermark_us or self.state.waiting:
+        open_ = close > self.state.watermark_us or self.state.waiting
+        if then := self.state.then:
+            open_ = open_ or then.waiting or any(m.close > then.watermark_us for shard in then.segments for m in shard)
+        if open_:
             self._advance(max(close, self.state.watermark_us), flush=True)
 
     def _advance(self, watermark: int, flush: bool = False) -> None:
@@ -238,14 +268,28 @@ class Driver:
         flush: bool = False,
     ) -> None:
         """Emit what is due, commit, publish."""
-        since = self.state.watermark_us
-        telling = self.logic.updates and (flush or self._may_tell(clock))
+        telling = self.logic.updates and (flush or self.stage.may_tell(self.state, clock))
         with timer.phase("emit"):
-            due = self._due_tasks(ingested, since, flush, telling)
-            reports = self.engine.emit(due) if due else ()
-        self._conclude(
-            fold.emitted(ingested, reports, self.logic, clock, telling), outcome, reports, timer, began, clock
-        )
+            manifest, reports = self.stage.emit(ingested, self.state.watermark_us, clock, flush, telling)
+            if self.then is not None and self.state.then is not None:
+                manifest, reports = self._followed(self.then, self.state.then, manifest, clock, flush)
+        self._conclude(manifest, outcome, reports, timer, began, clock)
+
+    def _followed(
+        self, then: Following, before: Manifest, manifest: Manifest, clock: int, flush: bool
+    ) -> tuple[Manifest, Sequence[EmitReport]]:
+        """One commit for both stages: what the first emits goes through the second, whose results are published."""
+        staged = [self.store.output(o) for o in manifest.output]
+        rows = outbox.split(self.logic, staged, upserts=False)[0] if staged else None
+        before = before.model_copy(update={"epoch": self.state.epoch})
+        after, reports = then.follow(before, rows, manifest.watermark_us, clock, flush)
+        update = {
+            "then": after.model_copy(update={"output": (), "letters": ()}),
+            "output": after.output,
+            "letters": (*manifest.letters, *after.letters),
+            "emitted": after.emitted,
+        }
+        return manifest.model_copy(update=update), reports
 
     def correct(
         self, corrections: Callable[[Sequence[ShardTask]], Sequence[EmitReport]], record: str, count: int
@@ -257,7 +301,7 @@ class Driver:
         began, clock = time.monotonic(), self.hooks.clock_us()
         timer = _Timer(self.hooks.faults, self.state.epoch + 1)
         with timer.phase("emit"):
-            reports = corrections(self._tasks(self.state.epoch + 1))
+            reports = corrections(self.stage.tasks(self.state, self._clocks))
         before = fold.with_replayed(fold.corrected(self.state, self.logic.updates), record, count)
         self._conclude(fold.emitted(before, reports, self.logic, clock), None, reports, timer, began, clock)
 
@@ -299,53 +343,6 @@ class Driver:
             )
         )
 
-    def _tasks(self, epoch: int) -> list[ShardTask]:
-        state = self.state
-        # rows are tagged with their source's place; those of idle partitions come after all sources (see engine.spark)
-        count = len(self._clocks)
-        overtaken = (i for i, c in enumerate(self._clocks.values()) if c.was_overtaken(state.watermark_us))
-        idle = (*overtaken, *range(count, 2 * count))
-        late = LateLetters(self.pipeline.name, holder(self._committed_clocks())) if self.pipeline.keeps_late else None
-        cap = bounds.cap(self.logic)
-        return [
-            ShardTask(
-                self.logic,
-                self.store.shard(shard, state.shards, epoch, metas),
-                shard,
-                watermark=state.watermark_us,
-                since=state.watermark_us,
-                idle_sources=idle,
-                bound=None if cap is None else bounds.share(cap, state.shards, shard),
-                groups=state.groups[shard],
-                pane_groups={p: g[shard] for p, g in state.panes.items()} if cap is not None else None,
-                late=late,
-                keeps_bad=self.pipeline.transform.on_error == "dlq",
-                hit=self.hooks.faults.in_worker(epoch),
-            )
-            for shard, metas in enumerate(state.segments)
-        ]
-
-    def _may_tell(self, clock: int) -> bool:
-        """emit = "updates": whether windows that are open may be emitted again by now."""
-        interval = self.logic.window.emit_interval_ms if isinstance(self.logic, Logic) else 0
-        return clock - self.state.told_us >= 1000 * interval
-
-    def _due_tasks(self, ingested: Manifest, since: int, flush: bool, telling: bool) -> list[ShardTask]:
-        watermark = ingested.watermark_us
-        return [
-            ShardTask(
-                self.logic,
-                self.store.shard(shard, ingested.shards, ingested.epoch, metas),
-                shard,
-                watermark,
-                since,
-                flush=flush,
-                telling=telling,
-            )
-            for shard, metas in enumerate(ingested.segments)
-            if touched(self.logic, metas, since, watermark, telling)
-        ]
-
     def _commit(self, manifest: Manifest) -> None:
         joined = bool(manifest.output) and self.store.joins(self.target)
         self.state = self.store.commit(manifest, self._publish_within(manifest) if joined else None)
@@ -375,7 +372,7 @@ class Driver:
 
     def _output(self, manifest: Manifest) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The rows to write and those that are gone."""
-        return outbox.split(self.logic, [self.store.output(o) for o in manifest.output], self.target.upserts)
+        return outbox.split(self.last, [self.store.output(o) for o in manifest.output], self.target.upserts)
 
 
 def _covers(state: Manifest, batch: Batch) -> bool:

@@ -27,8 +27,8 @@ def heard(stats: SourceStats | None) -> Heard:
 
 
 def counters(manifest: Manifest) -> Counters:
-    """The cumulative counters of a commit."""
-    return Counters(**manifest.counters)
+    """The cumulative counters of a commit: rows as the first stage counts them, results as the last one does."""
+    return Counters(**{**manifest.counters, "emitted": manifest.stages[-1].counters.get("emitted", {})})
 
 
 def clocks(pipeline: Pipeline, manifest: Manifest) -> dict[str, SourceClock]:
@@ -196,12 +196,13 @@ def status(
     last_end_us: int | None,
 ) -> Status:
     """What the outside is told after a commit."""
-    step = pipeline.transform.step
-    is_session = step.kind == "session"
-    pane_groups = sum(sum(g) for g in manifest.panes.values())
+    step, last = pipeline.transform.step, pipeline.last.transform.step
+    after = manifest.stages[-1]
+    is_session = last.kind == "session"
+    pane_groups = sum(sum(g) for g in after.panes.values())
     return Status(
         pipeline=pipeline.name,
-        window_kind="join" if pipeline.transform.window is None else step.kind,
+        window_kind="join" if pipeline.last.transform.window is None else last.kind,
         late_policy=step.late_data,
         epoch=manifest.epoch,
         rows=sum(s.rows for s in outcome.sources.values()) if outcome else 0,
@@ -222,8 +223,8 @@ def status(
             )
             for name, c in clocks.items()
         ),
-        windows_active=sum(manifest.windows) if is_session else pane_groups,
-        groups=sum(manifest.groups) if is_session else pane_groups,
+        windows_active=sum(after.windows) if is_session else pane_groups,
+        groups=sum(after.groups) if is_session else pane_groups,
         state_bytes=manifest.state_bytes,
         counters=counters(manifest),
         buffered={} if pipeline.transform.join is None else _buffered(manifest, outcome),

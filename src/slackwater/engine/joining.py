@@ -186,7 +186,7 @@ def emission(logic: JoinLogic) -> dict[str, Any]:
 
 
 def reshard(
-    logic: JoinLogic, store: StateStore, manifest: Manifest, shards: int, before_us: int
+    logic: JoinLogic, store: StateStore, manifest: Manifest, shards: int, before_us: int, stage: int = 0
 ) -> tuple[tuple[SegmentMeta, ...], ...]:
     """The segments per shard of the same buffers, spread over another number of shards.
 
@@ -197,7 +197,7 @@ def reshard(
     every: dict[int, pl.DataFrame] = {}
     for side in logic.sides:
         parts = [
-            store.shard(shard, manifest.shards, epoch, metas).buffers(logic).scan(side.which, gone)
+            store.shard(shard, manifest.shards, epoch, metas, stage).buffers(logic).scan(side.which, gone)
             for shard, metas in enumerate(manifest.segments)
         ]
         every[side.which] = pl.concat(parts)
@@ -211,5 +211,5 @@ def reshard(
             changes[which] = Change(
                 mine.with_columns(pl.int_range(first, first + pl.len(), dtype=pl.Int64).alias("__id"))
             )
-        found.append(store.shard(shard, shards, epoch, ()).adopt_buffers(logic, changes))
+        found.append(store.shard(shard, shards, epoch, (), stage).adopt_buffers(logic, changes))
     return tuple(found)

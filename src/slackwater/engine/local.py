@@ -97,6 +97,9 @@ class LocalEngine:
             return prepare_side(self.logic, 0 if source == self.logic.left.source else 1, rows, tag)
         return prepare(self.logic, rows, tag)
 
+    def payload(self, rows: pl.DataFrame) -> pl.DataFrame:
+        return rows.with_columns(rows["_event_ts"].dt.timestamp("us").alias("ts")).drop("_event_ts")
+
     def again(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
         latest = clock_us + self.max_future_ms * 1000
         found = []

@@ -21,6 +21,9 @@ from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
 from slackwater.engine import inspect, packages
 from slackwater.engine.compile import compile_join, compile_window
+from slackwater.engine.faults import Faults
+from slackwater.engine.spark import SparkEngine
+from slackwater.engine.stage import Following, Stage
 from slackwater.engine.steps import Step
 from slackwater.errors import StartError
 from slackwater.sources import files
@@ -147,6 +150,22 @@ def bind(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]
     return times, logic
 
 
+def following(
+    pipeline: Pipeline, session: SparkSession, logic: Step, store: StateStore, faults: Faults
+) -> Following | None:
+    """The stage that reads what the first one emits, bound to its columns; None where there is none. Raises StartError."""
+    if not pipeline.stages:
+        return None
+    own = pipeline.last
+    name = own.sources[0].name
+    frame = session.createDataFrame([], ", ".join(f"{quote(f.name)} {f.type}" for f in logic.output))
+    times = {name: inspect.time_expression(own, session, name, frame, False)}
+    bound = compile_window(own, inspect.check_sql(session, own, name, frame))
+    end = inspect.end_expression(own, session, name, frame) if isinstance(bound.window.gap_ms, str) else None
+    engine = SparkEngine(session, own, bound, times, end=end)
+    return Following(Stage(own, bound, store, engine, faults.in_worker, 1), 1000 * pipeline.hold_ms)
+
+
 def ends(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> str | None:
     """SQL over the output of the pre-stage for how far a row reaches, where each brings its own gap. After `bind`."""
     window = pipeline.transform.window
@@ -230,7 +249,7 @@ def _target(spec: TargetSpec, pipeline: Pipeline, table: Table) -> Target:
             value_format=spec.value_format or "json",
             delivery=spec.delivery or "at_least_once",
             key_columns=_listed(spec.key_columns),
-            upserts=spec.upserts("kafka", pipeline.transform.step),
+            upserts=spec.upserts("kafka", pipeline.last.transform.step),
         )
     if spec.path is not None:
         return FilesTarget(Path(spec.path), spec.format or "parquet", table)

@@ -49,6 +49,10 @@ class Engine(Protocol):
         """Fold a batch's rows into the shards. `idle`: per source the partitions that are counted idle."""
         ...
 
+    def payload(self, rows: pl.DataFrame) -> Any:
+        """Rows that another stage emitted (its output columns, `_event_ts` among them), as a batch brings them."""
+        ...
+
     def again(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
         """Rows of dead letters once more through event time and SQL; they come with `__letter`, a number.
 

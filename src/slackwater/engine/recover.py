@@ -47,6 +47,18 @@ def emission_of(manifest: Manifest) -> dict[str, Any]:
     return {"updates": False, "retain_us": 0} | dict(manifest.emission)
 
 
+def check_fingerprints(logics: Sequence[Logic | JoinLogic], manifest: Manifest) -> None:
+    """The same for every stage; also if the state has more or fewer of them."""
+    stages = manifest.stages
+    if len(stages) != len(logics):
+        raise StateError(
+            f"{logics[0].pipeline}: the state in epoch {manifest.epoch} has {len(stages)} stages, the config {len(logics)}; "
+            "change the config back, or give the pipeline a new name or state path to start over"
+        )
+    for logic, stage in zip(logics, stages, strict=True):
+        check_fingerprint(logic, stage)
+
+
 def check_fingerprint(logic: Logic | JoinLogic, manifest: Manifest) -> None:
     """Raise StateError, naming what changed, if the state was written for another window."""
     new, old = fingerprint(logic), dict(manifest.fingerprint)
@@ -62,8 +74,9 @@ def check_fingerprint(logic: Logic | JoinLogic, manifest: Manifest) -> None:
         )
 
 
-def first_manifest(logic: Logic | JoinLogic, shards: int, clock_us: int, state_id: str = "") -> Manifest:
-    """The state before the first epoch; never committed itself."""
+def first_manifest(logics: Sequence[Logic | JoinLogic], shards: int, clock_us: int, state_id: str = "") -> Manifest:
+    """The state before the first epoch, of all stages; never committed itself."""
+    logic, *more = logics
     return Manifest(
         pipeline=logic.pipeline,
         state_id=state_id,
@@ -75,6 +88,7 @@ def first_manifest(logic: Logic | JoinLogic, shards: int, clock_us: int, state_i
         segments=((),) * shards,
         groups=(0,) * shards,
         windows=(0,) * shards,
+        then=first_manifest(more, shards, clock_us, state_id) if more else None,
     )
 
 
@@ -88,23 +102,25 @@ def with_sources(manifest: Manifest, names: Sequence[str], schemas: Mapping[str,
     )
 
 
-def reshard(logic: Logic | JoinLogic, store: StateStore, manifest: Manifest, shards: int, clock_us: int) -> Manifest:
+def reshard(
+    logic: Logic | JoinLogic, store: StateStore, manifest: Manifest, shards: int, clock_us: int, stage: int = 0
+) -> Manifest:
     """The same state as an epoch of its own, spread over another number of shards, or for another way to emit it."""
     changed = {"epoch": manifest.epoch + 1, "emission": emission(logic), "committed_us": clock_us, "shards": shards}
     changed |= {"output": (), "letters": (), "emitted": 0}
     if isinstance(logic, JoinLogic):
-        segments = joining.reshard(logic, store, manifest, shards, emission_of(manifest)["retain_us"])
+        segments = joining.reshard(logic, store, manifest, shards, emission_of(manifest)["retain_us"], stage)
         none = (0,) * shards
         return manifest.model_copy(update={**changed, "segments": segments, "groups": none, "windows": none})
-    return manifest.model_copy(update={**changed, **_resharded(logic, store, manifest, shards)})
+    return manifest.model_copy(update={**changed, **_resharded(logic, store, manifest, shards, stage)})
 
 
-def _resharded(logic: Logic, store: StateStore, manifest: Manifest, shards: int) -> dict[str, Any]:
+def _resharded(logic: Logic, store: StateStore, manifest: Manifest, shards: int, stage: int) -> dict[str, Any]:
     """What becomes of the state of windows."""
     kind, epoch, watermark = family(logic), manifest.epoch + 1, manifest.watermark_us
     everything = pl.concat(
         [
-            store.shard(shard, manifest.shards, epoch, metas).reader(logic).scan()
+            store.shard(shard, manifest.shards, epoch, metas, stage).reader(logic).scan()
             for shard, metas in enumerate(manifest.segments)
         ]
     )
@@ -116,7 +132,7 @@ def _resharded(logic: Logic, store: StateStore, manifest: Manifest, shards: int)
     panes: dict[int, list[int]] = {}
     for shard in range(shards):
         rows = everything.filter(owner == shard).sort("__h", maintain_order=True)
-        metas.append(store.shard(shard, shards, epoch, ()).adopt(logic, rows, rewritten))
+        metas.append(store.shard(shard, shards, epoch, (), stage).adopt(logic, rows, rewritten))
         keys, open_ = sessions.open_groups(logic, rows, watermark) if logic.is_session else (0, 0)
         groups.append(keys)
         windows.append(open_)

@@ -13,7 +13,17 @@ from slackwater import plan
 from slackwater.config.pipeline import Pipeline, check_run_flags
 from slackwater.engine import faults, recover, session
 from slackwater.engine.driver import Driver, Hooks
-from slackwater.engine.parts import bind, carrying, ends, letters_of, source_of, spark_settings, store_of, target_of
+from slackwater.engine.parts import (
+    bind,
+    carrying,
+    ends,
+    following,
+    letters_of,
+    source_of,
+    spark_settings,
+    store_of,
+    target_of,
+)
 from slackwater.engine.spark import SparkEngine, warm_up
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, LockHeldError, SlackwaterError, StartError
@@ -191,13 +201,15 @@ class _Run:
         engine = SparkEngine(
             self.session, self.pipeline, logic, times, lookups.refresh, sql, ends(self.pipeline, self.session, sources)
         )
+        hooks = Hooks(lambda: time.time_ns() // 1000, self._on_status, self.notice, faults.from_environment())
+        then = following(self.pipeline, self.session, logic, self.store, hooks.faults)
         state_id = latest.state_id if latest else uuid.uuid4().hex
-        self.target, self.letters = target_of(self.pipeline, logic, state_id), letters_of(self.pipeline, state_id)
+        results = logic if then is None else then.stage.logic
+        self.target, self.letters = target_of(self.pipeline, results, state_id), letters_of(self.pipeline, state_id)
         for place in (self.target, self.letters):
             if place is not None:
                 place.open()
-        hooks = Hooks(lambda: time.time_ns() // 1000, self._on_status, self.notice, faults.from_environment())
-        self.driver = Driver(self.pipeline, logic, self.store, self.target, engine, hooks, self.letters)
+        self.driver = Driver(self.pipeline, logic, self.store, self.target, engine, hooks, self.letters, then)
         self.driver.start(latest, shards, schemas, state_id)
         if latest is not None and self._report:
             self._report(self.driver.recovered())

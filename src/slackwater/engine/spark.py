@@ -166,6 +166,11 @@ class SparkEngine:
             found.append((tag if read.tagged else None, out))
         return found
 
+    def payload(self, rows: pl.DataFrame) -> DataFrame:
+        import polars as pl
+
+        return self.session.createDataFrame(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))
+
     def again(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
         """Rows of dead letters, few enough for this process. Their number comes through the SQL as a part of `_origin`."""
         import polars as pl

@@ -133,7 +133,7 @@ class FilesStore:
 
     def _verify(self, manifest: Manifest) -> None:
         """Every segment is there and holds what was written; once per start, as later ones are this process's own."""
-        for meta in (m for shard in manifest.segments for m in shard):
+        for meta in (m for stage in manifest.stages for shard in stage.segments for m in shard):
             verify(self._dir / meta.file, meta.checksum, meta.bytes)
         for name in (n for source in manifest.sources.values() for n in _offset_files(source.offsets)):
             verify(self._dir / name, Path(name).stem.rpartition("-")[2])
@@ -166,10 +166,10 @@ class FilesStore:
                 f"manifest {path} is damaged: {error.error_count()} fields do not fit; restore it from a copy"
             ) from error
 
-    def prepare(self, logic: Logic | JoinLogic) -> None:
+    def prepare(self, logic: Logic | JoinLogic, stage: int = 0) -> None:
         return
 
-    def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...]) -> FilesShard:
+    def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> FilesShard:
         return FilesShard(self.root, shard, epoch, metas)
 
     def output(self, meta: OutputMeta) -> pl.DataFrame:
@@ -241,7 +241,7 @@ class FilesStore:
         except StateError as error:
             log.warning("%s; nothing is cleaned up", error)
             return
-        used = {s.file for m in kept for shard in m.segments for s in shard} | {
+        used = {s.file for m in kept for stage in m.stages for shard in stage.segments for s in shard} | {
             o.file for m in kept for o in (*m.output, *m.letters)
         }
         used |= {file for m in kept for s in m.sources.values() for file in _offset_files(s.offsets)}

@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -72,7 +73,7 @@ class PostgresStore:
         self.checkpoint = Path(path or self._temporary.name).resolve() / pipeline / "checkpoint"  # type: ignore[union-attr]
         self.tables = Tables(schema, pipeline)
         self._connection: psycopg.Connection[Any] | None = None
-        self._logic: Logic | JoinLogic | None = None
+        self._stages: dict[int, Logic | JoinLogic] = {}
         self._epoch = -1
         self._published = -1
 
@@ -143,8 +144,8 @@ class PostgresStore:
         self._epoch = manifest.epoch if manifest else -1
         return manifest
 
-    def prepare(self, logic: Logic | JoinLogic) -> None:
-        self._logic, t = logic, self.tables
+    def prepare(self, logic: Logic | JoinLogic, stage: int = 0) -> None:
+        self._stages[stage], t = logic, replace(self.tables, stage=stage)
         if isinstance(logic, JoinLogic):
             self._prepare_join(JoinTable(t, logic))
             return
@@ -168,7 +169,7 @@ class PostgresStore:
 
     def _prepare_join(self, table: JoinTable) -> None:
         table.check(f"pipeline {self._pipeline}: state store")
-        t = self.tables
+        t = table.tables
         if self._epoch >= 0:
             self._must_exist(t.state)
         else:
@@ -202,8 +203,10 @@ class PostgresStore:
 
     # -- an epoch ------------------------------------------------------------------------------------------------
 
-    def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...]) -> PostgresShard:
-        return PostgresShard(self._url, self.tables, shard, shards, epoch, metas)
+    def shard(
+        self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0
+    ) -> PostgresShard:
+        return PostgresShard(self._url, replace(self.tables, stage=stage), shard, shards, epoch, metas)
 
     @_told
     def output(self, meta: OutputMeta) -> pl.DataFrame:
@@ -283,8 +286,8 @@ class PostgresStore:
             ) from None
 
     def _transact(self, manifest: Manifest, publish: Publish | None, commit_id: uuid.UUID) -> Manifest:
-        assert self._logic is not None
-        return Commit(self._db, self.tables, self._logic, self._place).run(manifest, publish, commit_id)
+        stages = [self._stages[n] for n in sorted(self._stages)]
+        return Commit(self._db, self.tables, stages, self._place).run(manifest, publish, commit_id)
 
     def _reconnect(self, epoch: int) -> None:
         end = time.monotonic() + PATIENCE_S

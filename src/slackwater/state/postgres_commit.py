@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -30,17 +31,16 @@ class Commit:
 
     db: psycopg.Connection[Any]
     tables: Tables
-    logic: Logic | JoinLogic
+    stages: Sequence[Logic | JoinLogic]
     place: str
 
     def run(self, manifest: Manifest, publish: Publish | None, commit_id: uuid.UUID) -> Manifest:
         db, t = self.db, self.tables
         with db.transaction():
             self._fence(manifest)
-            after = self._state(manifest)
+            done = self._moved(manifest)
             if publish is not None:
                 publish(db)
-            done = manifest.model_copy(update={"segments": after})
             published = publish is not None and not manifest.letters
             if published:
                 db.execute(f"DELETE FROM {t.outputs} WHERE pipeline_name = %s", (self.tables.pipeline,))
@@ -57,24 +57,15 @@ class Commit:
                 ),
             )
             self._write_offsets(done)
-            db.execute(f"TRUNCATE {t.staged}")
+            staged = [replace(t, stage=n).staged for n in range(len(self.stages))]
+            db.execute(f"TRUNCATE {', '.join(staged)}")
         return done
 
-    def _state(self, manifest: Manifest) -> tuple[tuple[SegmentMeta, ...], ...]:
-        """Staged rows become the state, what is over leaves it; the figures that remain."""
-        if isinstance(self.logic, JoinLogic):
-            table = JoinTable(self.tables, self.logic)
-            postgres_join.move(self.db, table, manifest)
-            gone = postgres_join.forget(self.db, table, manifest)
-            return postgres_join.collapsed(self.logic, manifest, gone, self._size())
-        self._move(self.logic, manifest)
-        self._forget(self.logic, manifest.watermark_us)
-        size = self._size()
-        return tuple(collapsed(metas, size // manifest.shards) for metas in manifest.segments)
-
-    def _size(self) -> int:
-        row = self.db.execute("SELECT pg_total_relation_size(%s)", (self.tables.state,)).fetchone()
-        return int(row[0]) if row else 0
+    def _moved(self, manifest: Manifest, stage: int = 0) -> Manifest:
+        """The manifest with the figures that remain, after the staged rows of all stages became their state."""
+        change = Change(self.db, replace(self.tables, stage=stage), self.stages[stage])
+        then = None if manifest.then is None else self._moved(manifest.then, stage + 1)
+        return manifest.model_copy(update={"segments": change.run(manifest), "then": then})
 
     def _fence(self, manifest: Manifest) -> None:
         """Take the epoch: nobody else can, and only if the one before is the latest."""
@@ -94,6 +85,51 @@ class Commit:
             raise FencedError(
                 f"epoch {manifest.epoch} was already committed by another runner {self.place}; this one stops"
             )
+
+    def _write_offsets(self, manifest: Manifest) -> None:
+        t = self.tables
+        rows = []
+        for name, source in manifest.sources.items():
+            for partition, offset in offsets_of(source.offsets).items():
+                clock = source.partitions.get(partition, source)
+                newest = sql.time(clock.max_event_us)
+                rows.append((self.tables.pipeline, name, partition, offset, newest, clock.idle, FORMAT, manifest.epoch))
+        with self.db.cursor() as cursor:
+            cursor.executemany(
+                f"INSERT INTO {t.offsets} VALUES (%s, %s, %s, %s, %s, %s, %s, %s, now()) ON CONFLICT (pipeline_name, source,"
+                ' partition) DO UPDATE SET "offset" = excluded."offset", newest_event = excluded.newest_event, idle = excluded.idle,'
+                " epoch = excluded.epoch, updated_at = now()",
+                rows,
+            )
+            cursor.execute(
+                f"DELETE FROM {t.offsets} WHERE pipeline_name = %s AND epoch < %s",
+                (self.tables.pipeline, manifest.epoch),
+            )
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a commit does to the state of one stage."""
+
+    db: psycopg.Connection[Any]
+    tables: Tables
+    logic: Logic | JoinLogic
+
+    def run(self, manifest: Manifest) -> tuple[tuple[SegmentMeta, ...], ...]:
+        """Staged rows become the state, what is over leaves it; the figures that remain. Raises EpochError."""
+        if isinstance(self.logic, JoinLogic):
+            table = JoinTable(self.tables, self.logic)
+            postgres_join.move(self.db, table, manifest)
+            gone = postgres_join.forget(self.db, table, manifest)
+            return postgres_join.collapsed(self.logic, manifest, gone, self._size())
+        self._move(self.logic, manifest)
+        self._forget(self.logic, manifest.watermark_us)
+        size = self._size()
+        return tuple(collapsed(metas, size // manifest.shards) for metas in manifest.segments)
+
+    def _size(self) -> int:
+        row = self.db.execute("SELECT pg_total_relation_size(%s)", (self.tables.state,)).fetchone()
+        return int(row[0]) if row else 0
 
     def _move(self, logic: Logic, manifest: Manifest) -> None:
         """The staged units become the state: per step of the epoch, in order, all shards at once."""
@@ -139,26 +175,6 @@ class Commit:
             f"DELETE FROM {self.tables.state} s WHERE s.closes_at <= {latest} AND {over('s')} AND NOT EXISTS"
             f" (SELECT 1 FROM {self.tables.state} o WHERE o.unit = s.unit AND NOT {over('o')})"
         )
-
-    def _write_offsets(self, manifest: Manifest) -> None:
-        t = self.tables
-        rows = []
-        for name, source in manifest.sources.items():
-            for partition, offset in offsets_of(source.offsets).items():
-                clock = source.partitions.get(partition, source)
-                newest = sql.time(clock.max_event_us)
-                rows.append((self.tables.pipeline, name, partition, offset, newest, clock.idle, FORMAT, manifest.epoch))
-        with self.db.cursor() as cursor:
-            cursor.executemany(
-                f"INSERT INTO {t.offsets} VALUES (%s, %s, %s, %s, %s, %s, %s, %s, now()) ON CONFLICT (pipeline_name, source,"
-                ' partition) DO UPDATE SET "offset" = excluded."offset", newest_event = excluded.newest_event, idle = excluded.idle,'
-                " epoch = excluded.epoch, updated_at = now()",
-                rows,
-            )
-            cursor.execute(
-                f"DELETE FROM {t.offsets} WHERE pipeline_name = %s AND epoch < %s",
-                (self.tables.pipeline, manifest.epoch),
-            )
 
 
 def lists(offsets: Any) -> list[str]:

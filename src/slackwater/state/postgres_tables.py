@@ -27,10 +27,11 @@ _RESERVED = {*_READABLE.values(), "pipeline_name", "ordinal", "state_version", "
 
 @dataclass(frozen=True)
 class Tables:
-    """The names of a pipeline's tables, as SQL, and their columns."""
+    """The names of a pipeline's tables, as SQL, and their columns. `stage`: tables of a later stage bear its number."""
 
     schema: str
     pipeline: str
+    stage: int = 0
 
     def _named(self, name: str) -> str:
         return f"{sql.quote(self.schema)}.{sql.quote(name)}"
@@ -65,10 +66,11 @@ class Tables:
 
     def name_of(self, what: str) -> str:
         """`slackwater_state_<pipeline>`; a long pipeline name is cut and made unique by its hash."""
-        name = f"slackwater_{what}_{self.pipeline}"
+        pipeline = f"{self.pipeline}.{self.stage + 1}" if self.stage else self.pipeline
+        name = f"slackwater_{what}_{pipeline}"
         if len(name) <= 63:
             return name
-        return f"{name[:46]}_{xxhash.xxh64_hexdigest(self.pipeline.encode())}"
+        return f"{name[:46]}_{xxhash.xxh64_hexdigest(pipeline.encode())}"
 
     def columns(self, logic: Logic) -> dict[str, str]:
         """Column of a state row -> column of the table."""

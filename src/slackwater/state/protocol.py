@@ -114,6 +114,12 @@ class Manifest(Record):
     waiting: bool = False  # and whether some were changed since
     replayed: tuple[str, ...] = ()  # names of staged lists: the dead letters that were applied, see `engine.replay`
     counters: Mapping[str, Any] = Field(default_factory=dict)
+    then: Manifest | None = None  # of the stage that reads what this one emits; the output above is that one's
+
+    @property
+    def stages(self) -> list[Manifest]:
+        """This stage, and the one after it."""
+        return [self, *([] if self.then is None else self.then.stages)]
 
     @property
     def staged(self) -> bool:
@@ -122,7 +128,7 @@ class Manifest(Record):
 
     @property
     def state_bytes(self) -> int:
-        return sum(s.bytes for shard in self.segments for s in shard)
+        return sum(s.bytes for stage in self.stages for shard in stage.segments for s in shard)
 
 
 class Units(Protocol):
@@ -225,11 +231,11 @@ class StateStore(Protocol):
         """Take the lock and return the latest commit, None for a new pipeline."""
         ...
 
-    def prepare(self, logic: Logic | JoinLogic) -> None:
+    def prepare(self, logic: Logic | JoinLogic, stage: int = 0) -> None:
         """Make room for the state of this window or join, before the first epoch."""
         ...
 
-    def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...]) -> ShardState:
+    def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> ShardState:
         """A shard as of these segments, for the work of an epoch."""
         ...
 

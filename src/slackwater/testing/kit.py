@@ -19,7 +19,7 @@ from typing import Any
 import polars as pl
 
 from slackwater.config.join import Join
-from slackwater.config.pipeline import Pipeline, Transform
+from slackwater.config.pipeline import Pipeline, Stage, Transform
 from slackwater.config.source import Source
 from slackwater.config.target import StateStore, Target
 from slackwater.config.window import Window
@@ -30,8 +30,11 @@ from slackwater.engine.driver import Driver, Hooks
 from slackwater.engine.faults import STEPS
 from slackwater.engine.local import LocalEngine
 from slackwater.engine.replay import Outcome
+from slackwater.engine.stage import Following
+from slackwater.engine.stage import Stage as Stepping
 from slackwater.engine.status import Counters, Status
 from slackwater.engine.steps import Step
+from slackwater.joins.logic import JoinLogic
 from slackwater.sources.base import Batch
 from slackwater.state import protocol
 from slackwater.state.files import FilesStore
@@ -172,16 +175,20 @@ def pipeline_for(
     name: str = "law",
     on_error: str = "drop",
     upserts: bool = True,
+    then: Window | None = None,
 ) -> Pipeline:
     """A pipeline over scripted sources; its target and store are the kit's own."""
     kept = on_error == "dlq" or step.late_data in ("dlq", "reopen")
     described = {"join": step} if isinstance(step, Join) else {"window": step}
-    upserts = upserts and not isinstance(step, Join)
+    upserts = upserts and (then is not None or not isinstance(step, Join))
+    if then is not None:
+        stages = (Stage(name="first", on_error=on_error, **described), Stage(name="second", window=then))
     letters = Target(connection="lake", path="letters") if kept else None
     return Pipeline(
         name=name,
         sources=tuple(Source(name=s, dataframe=object(), lateness_ms=(lateness_ms or {}).get(s)) for s in sources),
-        transform=Transform(**described, on_error=on_error),
+        transform=Transform(**described, on_error=on_error) if then is None else None,
+        stages=None if then is None else stages,
         # the kit's own replaces rows, or adds them, as this one would
         target=Target(connection="table", path="out", mode="merge" if upserts else "append"),
         connections={"table": {"kind": "delta"}, "lake": {"kind": "files"}},
@@ -206,8 +213,9 @@ def run_local(
     upserts: bool = True,
     on_error: str = "drop",
     letters: Sequence[Mapping[str, Any]] = (),
+    then: Window | None = None,
 ) -> LocalResult:
-    """Run a script to its end, and flush. Both sides of a join have one schema. `reshard_after`: restart with `reshard_to` shards after that script item.
+    """Run a script to its end, and flush. `then`: a window over what the first step emits. Both sides of a join have one schema. `reshard_after`: restart with `reshard_to` shards after that script item.
 
     `letters`: dead ones that are there before, as a result has them.
 
@@ -232,17 +240,21 @@ def run_local(
                 upserts,
                 on_error,
                 letters,
+                then,
             )
-    pipeline = pipeline_for(step, sources, lateness_ms, on_error=on_error, upserts=upserts)
+    pipeline = pipeline_for(step, sources, lateness_ms, on_error=on_error, upserts=upserts, then=then)
     fields = {name: Field(name, spark) for name, spark in schema.items()}
     logic: Step = (
         compiling.compile_join(pipeline, (fields, fields))
         if isinstance(step, Join)
         else compiling.compile_window(pipeline, fields)
     )
-    upserts = upserts and not isinstance(step, Join)
+    last: Step = logic
+    if then is not None:
+        last = compiling.compile_window(pipeline.last, {f.name: f for f in logic.output})
+    upserts = upserts and not isinstance(last, JoinLogic)
     frame_schema = {"ts": pl.Int64(), **{f.name: f.polars for f in fields.values()}}
-    target = _Target(logic.output, logic.identity, upserts)
+    target = _Target(last.output, last.identity, upserts)
     aside, faults, result = _Target(LETTER, (), upserts=False), _Faults(), LocalResult()
     aside.hold(_frame(letters, {f.name: f.polars for f in LETTER}))
     now = clock_us
@@ -250,9 +262,12 @@ def run_local(
     def begin(shards: int) -> Driver:
         hooks = Hooks(lambda: now, on_status=result.statuses.append, faults=faults)
         held: protocol.StateStore = store() if store else FilesStore(state_dir or "", pipeline.name)
-        driver = Driver(
-            pipeline, logic, held, target, LocalEngine(logic, sources, pipeline.carries_origin), hooks, aside
-        )
+        engine, after = LocalEngine(logic, sources, pipeline.carries_origin), None
+        if then is not None:
+            own = pipeline.last
+            behind = LocalEngine(last, [own.sources[0].name])
+            after = Following(Stepping(own, last, held, behind, faults.in_worker, 1), 1000 * pipeline.hold_ms)
+        driver = Driver(pipeline, logic, held, target, engine, hooks, aside, after)
         try:
             driver.start(driver.store.open(), shards, {})
         except BaseException:
@@ -312,7 +327,8 @@ def run_local(
     result.rows, result.gone, result.letters = target.rows, target.gone, aside.rows
     result.counters = fold.counters(driver.state)
     result.watermark_us = driver.state.watermark_us
-    result.open_sessions, result.open_keys = sum(driver.state.windows), sum(driver.state.groups)
+    ended = driver.state.stages[-1]
+    result.open_sessions, result.open_keys = sum(ended.windows), sum(ended.groups)
     return result
 
 

@@ -1,0 +1,122 @@
+"""Stages on Spark: a join and a window over what it emits, from TOML as a user writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests.conftest import Runner
+from tests.spark.test_joins import written
+
+import slackwater as sw
+from slackwater.config import toml
+
+pytestmark = pytest.mark.spark
+
+CONFIG = """
+name = "revenue"
+
+[connections.lake]
+kind = "files"
+
+[connections.warehouse]
+kind = "postgres"
+url = "${WAREHOUSE_URL}"
+
+[[sources]]
+name = "orders"
+connection = "lake"
+query = "HOME/order_id/*.jsonl"
+format = "json"
+schema = "order_id INT, region STRING, amount DOUBLE, ts TIMESTAMP"
+max_files_per_trigger = 1
+
+[[sources]]
+name = "payments"
+connection = "lake"
+query = "HOME/paid_order/*.jsonl"
+format = "json"
+schema = "paid_order BIGINT, region STRING, method STRING, ts TIMESTAMP"
+max_files_per_trigger = 1
+
+[[stages]]
+name = "paid"
+
+[stages.join]
+kind = "left"
+left_source = "orders"
+right_source = "payments"
+left_keys = ["order_id", "region"]
+right_keys = ["paid_order", "region"]
+lower_ms = "-20s"
+upper_ms = "30s"
+event_time_column = "ts"
+lateness_ms = "2m"
+
+[[stages]]
+name = "per_minute"
+sql = "SELECT left_region AS region, left_amount AS amount, right_method IS NOT NULL AS paid, _event_ts FROM source"
+
+[stages.window]
+kind = "tumbling"
+duration_ms = "1m"
+group_by = ["region", "paid"]
+max_groups_per_window = 1000
+
+[[stages.window.aggregations]]
+agg = "count"
+as = "orders"
+
+[[stages.window.aggregations]]
+agg = "sum"
+column = "amount"
+as = "amount"
+
+[target]
+connection = "warehouse"
+table = "per_minute"
+
+[state_store]
+STATE
+"""
+FILES = 'kind = "files"\npath = "HOME/state"'
+POSTGRES = 'kind = "postgres"\nurl = "${WAREHOUSE_URL}"'
+
+
+@pytest.mark.parametrize("state", [FILES, POSTGRES], ids=["files", "postgres"])
+def test_a_window_over_joined_rows(
+    runner: Runner, postgres: Any, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run twice, the second time to the end: the table is what Spark's batch makes of the whole input."""
+    written(runner, 21)
+    url = postgres.database(f"revenue_{'files' if state == FILES else 'postgres'}")
+    monkeypatch.setenv("WAREHOUSE_URL", url)
+    path = tmp_path / "revenue.toml"
+    path.write_text(CONFIG.replace("STATE", state).replace("HOME", str(runner.home)))
+    pipeline = toml.load(path)
+    assert toml.loads(sw.to_toml(pipeline)) == pipeline
+    statuses: list[Any] = []
+    for flush in (False, True):
+        sw.run(pipeline, available_now=True, flush=flush, spark=runner.spark, on_status=statuses.append)
+    for name in ("order_id", "paid_order"):
+        schema = pipeline.sources[0 if name == "order_id" else 1].schema_
+        runner.spark.read.schema(schema).json(str(runner.home / name)).createOrReplaceTempView(name[0])
+    batch = runner.spark.sql(
+        "SELECT o.region, p.method IS NOT NULL, unix_timestamp(date_trunc('MINUTE', CASE WHEN p.ts > o.ts THEN p.ts ELSE o.ts END)),"
+        " count(*), sum(amount) FROM o LEFT JOIN p ON o.order_id = p.paid_order AND o.region = p.region"
+        " AND p.ts BETWEEN o.ts - INTERVAL 20 SECONDS AND o.ts + INTERVAL 30 SECONDS GROUP BY 1, 2, 3"
+    ).collect()
+    with psycopg.connect(url) as db:
+        rows = db.execute(
+            "SELECT region, paid, extract(epoch FROM window_start)::bigint, orders, amount FROM per_minute"
+        ).fetchall()
+    assert sorted(map(repr, rows)) == sorted(repr(tuple(r)) for r in batch)
+    assert len(rows) > 10
+    last = statuses[-1]
+    assert (last.window_kind, last.windows_active) == ("tumbling", 0)
+    assert last.counters.emitted == {"close": last.counters.rows_emitted - last.counters.emitted.get("flush", 0)} | (
+        {"flush": last.counters.emitted["flush"]} if "flush" in last.counters.emitted else {}
+    )
+    assert last.counters.rows_emitted == len(rows)
