@@ -51,11 +51,10 @@ class Plan:
 
 def build(pipeline: Pipeline) -> Plan:
     """The plan of a pipeline."""
-    step = pipeline.transform.step
-    if isinstance(step, Join):
-        middle: tuple[Stage, ...] = (_shuffle_sides(step), _join(step, pipeline), _emit_pairs(step))
-    else:
-        middle = (_lift(step), _shuffle(step), _step(step), _emit(step))
+    step, last = pipeline.transform.step, pipeline.last.transform.step
+    middle = _middle(step, pipeline)
+    if pipeline.stages:
+        middle = (*middle, _hand_over(pipeline), _sql(pipeline.last), *_middle(last, pipeline.last))
     return Plan(
         (
             _read(pipeline),
@@ -66,8 +65,25 @@ def build(pipeline: Pipeline) -> Plan:
             _publish(pipeline),
         ),
         guarantee(pipeline),
-        None if isinstance(step, Join) else projected_bytes(step),
-        (*warnings(pipeline), *size_warnings(step)),
+        None if isinstance(last, Join) else projected_bytes(last),
+        (*warnings(pipeline), *size_warnings(last)),
+    )
+
+
+def _middle(step: Window | Join, pipeline: Pipeline) -> tuple[Stage, ...]:
+    if isinstance(step, Join):
+        return (_shuffle_sides(step), _join(step, pipeline), _emit_pairs(step))
+    return (_lift(step), _shuffle(step), _step(step), _emit(step))
+
+
+def _hand_over(pipeline: Pipeline) -> Stage:
+    """What the first stage emits becomes the input of the second, within the epoch."""
+    first, second = pipeline.stages
+    return Stage(
+        "next stage",
+        "driver",
+        f'"{second.name}" reads what "{first.name}" emits, in the same epoch and the same commit',
+        (f"its watermark is {duration_text(pipeline.hold_ms)} behind: so far back may lie what the join emits",),
     )
 
 
@@ -266,7 +282,7 @@ def target_text(pipeline: Pipeline) -> str:
 
 def _target(t: Target, pipeline: Pipeline) -> str:
     kind = kind_of(t, pipeline)
-    adds = pipeline.transform.join is not None or t is not pipeline.target  # pairs and letters have no identity
+    adds = pipeline.last.transform.join is not None or t is not pipeline.target  # pairs and letters have no identity
     if kind == "files":
         return f'{t.format or "parquet"} files in "{t.path}", one per epoch'
     if kind == "delta":
@@ -355,7 +371,7 @@ def warnings(pipeline: Pipeline) -> tuple[str, ...]:
         found.append(
             'STATE IS IN MEMORY: it is lost when the process ends; for durable state set [state_store] kind = "files" and path = "state"'
         )
-    w = pipeline.transform.window
+    w = pipeline.last.transform.window
     if (
         w
         and w.kind == "hopping"

@@ -8,6 +8,7 @@ from slackwater import plan
 from slackwater.cli.text import plural, size
 from slackwater.config import toml
 from slackwater.config.join import Join
+from slackwater.config.pipeline import Pipeline
 from slackwater.errors import StartError
 
 
@@ -20,15 +21,20 @@ def check_file(file: Path, connect: bool = False) -> None:
         found = problems(pipeline)
         if found:
             raise StartError("\n".join(f"{pipeline.name}: {line.removeprefix(f'{pipeline.name}: ')}" for line in found))
-    step = pipeline.transform.step
-    if isinstance(step, Join):
-        what = f"{plan.join_text(step)} on {plural(len(step.left_keys), 'key')}"
-    else:
-        aggregations = plural(len(step.aggregations), "aggregation")
-        what = f"{step.kind} window over {plural(len(pipeline.sources), 'source')}, {aggregations}"
+    what = _described(pipeline)
+    if pipeline.stages:
+        what = f"{what}, then {_described(pipeline.last).replace('over 1 source', 'over what it emits')}"
     print(f"{file}: ok — {what}, {plan.state_text(pipeline)}")
     for line in plan.build(pipeline).notes:
         print(f"{file}: note: {line}")
+
+
+def _described(pipeline: Pipeline) -> str:
+    step = pipeline.transform.step
+    if isinstance(step, Join):
+        return f"{plan.join_text(step)} on {plural(len(step.left_keys), 'key')}"
+    aggregations = plural(len(step.aggregations), "aggregation")
+    return f"{step.kind} window over {plural(len(pipeline.sources), 'source')}, {aggregations}"
 
 
 def explain_file(file: Path) -> None:
@@ -41,11 +47,13 @@ def explain_file(file: Path) -> None:
         for line in stage.lines:
             print(f"  {'':<19}{line}")
     print(f"\n  delivery   {found.guarantee}")
-    step = pipeline.transform.step
-    if isinstance(step, Join):
-        kept = plan.kept_text(step, pipeline)
-    else:
-        kept = (f"at most about {size(found.state_bytes or 0)} at {step.max_groups_per_window:,} groups",)
+    kept: list[str] = []
+    for own in (pipeline, *([pipeline.last] if pipeline.stages else [])):
+        step = own.transform.step
+        if isinstance(step, Join):
+            kept += plan.kept_text(step, own)
+        else:
+            kept.append(f"at most about {size(found.state_bytes or 0)} at {step.max_groups_per_window:,} groups")
     for i, line in enumerate(kept):
         print(f"  {'' if i else 'state':<11}{line}")
     for line in found.notes:

@@ -78,6 +78,8 @@ class Transform(Spec):
         "lookups": _lookups,
     }
 
+    AT: ClassVar[str] = "transform"  # where a config describes it
+
     @property
     def step(self) -> Window | Join:
         """The stateful step: exactly one of the two is given."""
@@ -101,9 +103,9 @@ class Transform(Spec):
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         window, join = (key in values or key in wrong for key in ("window", "join"))
         if not window and not join:
-            yield "window", f"missing; {_STEP}"
+            yield "window", f"missing; {_STEP.replace('transform', cls.AT)}"
         if window and join:
-            yield "join", "given beside [transform.window]; a stage is one or the other: remove one of them"
+            yield "join", f"given beside [{cls.AT}.window]; a stage is one or the other: remove one of them"
         elif join and "sql" in values:
             yield "sql", f"belongs to windows; a join has one SQL per side: left_sql and right_sql in [{Join.AT}]"
 
@@ -116,6 +118,7 @@ class Stage(Transform):
 
     name: str
 
+    AT: ClassVar[str] = "stages"
     KINDS: ClassVar[Mapping[str, Kind]] = {"name": text, **Transform.KINDS}
     REQUIRED: ClassVar[tuple[str, ...]] = ("name",)
 

@@ -66,12 +66,12 @@ def _database(url: str, what: str) -> None:
 def _table(pipeline: Pipeline) -> list[str]:
     """How the target's table differs from the output."""
     from slackwater.engine import session
-    from slackwater.engine.parts import bind, source_of, spark_settings, target_of
+    from slackwater.engine.parts import bind, results_of, source_of, spark_settings, target_of
     from slackwater.sources.lookups import Lookups
     from slackwater.targets.postgres import PostgresTarget
 
     own = session.private(session.start(spark_settings(pipeline, lambda level, line: None)), 1)
     Lookups(own, pipeline.transform.lookups, lambda line: None).load()
     sources = [source_of(own, pipeline, i, None) for i in range(len(pipeline.sources))]
-    target = target_of(pipeline, bind(pipeline, own, sources)[1])
+    target = target_of(pipeline, results_of(pipeline, own, bind(pipeline, own, sources)[1]))
     return target.problems() if isinstance(target, PostgresTarget) else []

@@ -41,7 +41,7 @@ from slackwater.windows.aggregations import quote
 from slackwater.windows.logic import Logic
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def source_of(session: SparkSession, pipeline: Pipeline, index: int, known: str | None) -> AnySource:
@@ -150,17 +150,27 @@ def bind(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]
     return times, logic
 
 
+def results_of(pipeline: Pipeline, session: SparkSession, logic: Step) -> Step:
+    """The step whose results the target gets, after the first one's. Raises StartError."""
+    return _second(pipeline, session, logic)[1] if pipeline.stages else logic
+
+
+def _second(pipeline: Pipeline, session: SparkSession, logic: Step) -> tuple[DataFrame, Logic]:
+    """The columns that the second stage reads, and its window over them."""
+    own = pipeline.last
+    frame = session.createDataFrame([], ", ".join(f"{quote(f.name)} {f.type}" for f in logic.output))
+    return frame, compile_window(own, inspect.check_sql(session, own, own.sources[0].name, frame))
+
+
 def following(
     pipeline: Pipeline, session: SparkSession, logic: Step, store: StateStore, faults: Faults
 ) -> Following | None:
     """The stage that reads what the first one emits, bound to its columns; None where there is none. Raises StartError."""
     if not pipeline.stages:
         return None
-    own = pipeline.last
+    own, (frame, bound) = pipeline.last, _second(pipeline, session, logic)
     name = own.sources[0].name
-    frame = session.createDataFrame([], ", ".join(f"{quote(f.name)} {f.type}" for f in logic.output))
     times = {name: inspect.time_expression(own, session, name, frame, False)}
-    bound = compile_window(own, inspect.check_sql(session, own, name, frame))
     end = inspect.end_expression(own, session, name, frame) if isinstance(bound.window.gap_ms, str) else None
     engine = SparkEngine(session, own, bound, times, end=end)
     return Following(Stage(own, bound, store, engine, faults.in_worker, 1), 1000 * pipeline.hold_ms)

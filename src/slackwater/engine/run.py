@@ -195,7 +195,7 @@ class _Run:
         for name, schema in schemas.items():
             for line in recover.check_schema(name, known.get(name), schema):
                 self.notice("warning", line)
-        for line in plan.size_warnings(self.pipeline.transform.step):
+        for line in plan.size_warnings(self.pipeline.last.transform.step):
             self.notice("warning", line)
         sql = carrying(self.pipeline, self.session, sources)
         engine = SparkEngine(

@@ -311,7 +311,10 @@ CASES: list[tuple[str, ...]] = [
     (BASE, WINDOW, WINDOW + 'on_state_cap = "backpressure"\n',
      f'{W}.on_state_cap: "backpressure" is not available yet; use "fail" or "drop_new_groups"'),
     (BASE, '"30s"', '"30 sec * 2"', f'{W}.gap_ms: found "30 sec * 2", expected {DURATION}'),
-    (BASE, "[target]\n", '[[stages]]\nname = "x"\n[target]\n', "stages: not available yet"),
+    (BASE, "[target]\n", '[[stages]]\nname = "x"\n[target]\n',
+     "stages[0].window: missing; describe the window in [stages.window], or the join in [stages.join]",
+     "stages: given beside [transform]; a pipeline is one transform or several stages: remove one of them",
+     "stages: found 1; a single one is written as [transform]"),
     # -- the environment, and TOML
     (BASE, 'path = "out"', 'path = "${DIR}/out"', "target.path: environment variable DIR is not set; set it, or write $${DIR} for the text itself"),
     (BASE, 'name = "p"\n', "name = = 5\n", "is not valid TOML: Invalid value (at line 1, column 8)"),

@@ -1,0 +1,193 @@
+"""Stages as a user describes them: TOML and Python build the same, and what does not go together is told in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import slackwater as sw
+from slackwater import plan
+from slackwater.cli import describe
+from slackwater.config import toml
+from slackwater.errors import ConfigError
+
+CONFIG = """
+name = "revenue"
+
+[connections.lake]
+kind = "files"
+
+[[sources]]
+name = "orders"
+connection = "lake"
+query = "orders/*"
+format = "json"
+
+[[sources]]
+name = "payments"
+connection = "lake"
+query = "payments/*"
+format = "json"
+
+[[stages]]
+name = "paid"
+
+[stages.join]
+kind = "JOIN"
+left_source = "orders"
+right_source = "payments"
+left_keys = ["id"]
+right_keys = ["id"]
+lower_ms = "-20s"
+upper_ms = "30s"
+event_time_column = "ts"
+
+[[stages]]
+name = "per_minute"
+sql = "SELECT left_region AS region, _event_ts FROM source"
+
+[stages.window]
+kind = "tumbling"
+duration_ms = "1m"
+group_by = ["region"]
+max_groups_per_window = 1000
+
+[[stages.window.aggregations]]
+agg = "count"
+as = "n"
+
+[target]
+connection = "lake"
+path = "out"
+
+[state_store]
+kind = "files"
+path = "state"
+"""
+
+
+def config(kind: str = "inner", **changes: str) -> str:
+    text = CONFIG.replace("JOIN", kind)
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    return text
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        toml.loads(text)
+    return error.value.problems
+
+
+def test_toml_and_python_build_the_same() -> None:
+    made = toml.loads(config())
+    assert toml.loads(sw.to_toml(made)) == made
+    assert "[transform]" not in sw.to_toml(made)
+    lake = sw.FilesConnection()
+    same = sw.pipeline(
+        name="revenue",
+        connections={"lake": lake},
+        sources=[sw.Source(name=n, connection="lake", query=f"{n}/*", format="json") for n in ("orders", "payments")],
+        stages=[
+            sw.Stage(
+                name="paid",
+                join=sw.Join(
+                    kind="inner",
+                    left_source="orders",
+                    right_source="payments",
+                    left_keys=["id"],
+                    right_keys=["id"],
+                    lower_ms="-20s",
+                    upper_ms="30s",
+                    event_time_column="ts",
+                ),
+            ),
+            sw.Stage(
+                name="per_minute",
+                sql="SELECT left_region AS region, _event_ts FROM source",
+                window=sw.Window(
+                    kind="tumbling",
+                    duration_ms="1m",
+                    group_by=["region"],
+                    max_groups_per_window=1000,
+                    aggregations=[sw.Aggregation(agg="count", as_="n")],
+                ),
+            ),
+        ],
+        target=sw.Target(connection="lake", path="out"),
+        state_store=sw.StateStore(kind="files", path="state"),
+    )
+    assert same == made
+    assert made.transform == made.stages[0]
+    assert [s.name for s in made.last.sources] == ["paid"]
+    assert made.last.transform.window is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "event_time", "hold"),
+    [
+        ("inner", "later", 0),
+        ("inner", "left", 30_000),
+        ("inner", "right", 20_000),
+        ("left", "later", 30_000),
+        ("right", "later", 20_000),
+        ("full", "later", 30_000),
+        ("left", "right", 30_000),
+    ],
+)
+def test_how_far_the_window_stays_behind(kind: str, event_time: str, hold: int) -> None:
+    made = toml.loads(
+        config(kind, **{'event_time_column = "ts"': f'event_time_column = "ts"\nevent_time = "{event_time}"'})
+    )
+    assert made.hold_ms == hold
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {'name = "per_minute"': 'name = "paid"'},
+            'revenue: stages: 2 stages are called "paid"; give each its own name',
+        ),
+        (
+            {'event_time_column = "ts"': 'event_time_column = "ts"\nlate_data = "reopen"'},
+            'revenue: stages[0].join.late_data: "reopen" is for the last stage only; raise lateness_ms to wait longer for late rows',
+        ),
+        (
+            {"[target]": '[transform]\nsql = "SELECT 1"\n[transform.window]\nkind = "session"\ngap_ms = 1\n[target]'},
+            "revenue: stages: given beside [transform]; a pipeline is one transform or several stages: remove one of them",
+        ),
+        ({'name = "paid"\n': ""}, "revenue: stages[0].name: missing; give the stage a name"),
+        ({"upper_ms": "uper_ms"}, 'revenue: stages[0].join.uper_ms: unknown key; did you mean "upper_ms"?'),
+    ],
+)
+def test_what_does_not_go_together_is_told_in_one_line(changes: dict[str, str], line: str) -> None:
+    assert line in [
+        p.removeprefix("config: ").replace("pipeline.toml: ", "revenue: ") for p in problems(config(**changes))
+    ] or line in [f"revenue: {p.split(': ', 1)[1]}" for p in problems(config(**changes))]
+
+
+def test_windows_before_joins_come_later() -> None:
+    text = config()
+    first, second = text.index("[[stages]]"), text.rindex("[[stages]]")
+    swapped = text[:first] + text[second : text.index("[target]")] + text[first:second] + text[text.index("[target]") :]
+    assert any("found a window, a join; available are a join and then a window" in p for p in problems(swapped))
+    alone = text[:second] + text[text.index("[target]") :]
+    assert any("stages: found 1; a single one is written as [transform]" in p for p in problems(alone))
+
+
+def test_check_and_explain_tell_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "revenue.toml"
+    path.write_text(config("left"))
+    describe.check_file(path)
+    assert (
+        'ok — left outer join of "orders" and "payments" on 1 key, then tumbling window over what it emits, 1 aggregation'
+        in (capsys.readouterr().out)
+    )
+    describe.explain_file(path)
+    said = capsys.readouterr().out
+    assert '"per_minute" reads what "paid" emits, in the same epoch and the same commit' in said
+    assert "its watermark is 30s behind" in said
+    assert "SELECT left_region AS region" in said
+    assert plan.build(toml.loads(config())).state_bytes
