@@ -2,7 +2,7 @@
 
     python -m tests.e2e.matrix --events 200000 --random 50 --write docs/faults.md        (`make faults`)
 
-The answer is computed in SQL from the topic's content, by Postgres, and compared row by row.
+The answer is computed in SQL from what the topics hold, by Postgres, and compared row by row. Joins: see `join_matrix`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psycopg
+from tests.e2e import join_matrix
 
 from slackwater.engine.faults import STEPS
 from slackwater.testing.services import Kafka, Postgres
@@ -45,7 +47,13 @@ SHAPE = {
     "session": f'kind = "session"\ngap_ms = "{GAP_S}s"\nmax_session_duration_ms = "1h"',
     "tumbling": f'kind = "tumbling"\nduration_ms = "{TUMBLE_S}s"\nmax_groups_per_window = 100000',
 }
-OUTPUT = '"user", window_start, window_end, events, total'
+COLUMNS = {
+    "user": "text",
+    "window_start": "timestamptz",
+    "window_end": "timestamptz",
+    "events": "bigint",
+    "total": "bigint",
+}
 
 
 @dataclass
@@ -56,6 +64,7 @@ class Services:
     postgres: Postgres
     home: Path
     topics: dict[int, str] = field(default_factory=dict)
+    joined: dict[int, Mapping[str, str]] = field(default_factory=dict)
 
     def topic(self, events: int) -> str:
         """A topic with that many events, out of order by less than the lateness, in four partitions."""
@@ -66,24 +75,47 @@ class Services:
             self.topics[events] = name
         return self.topics[events]
 
+    def sides(self, events: int) -> Mapping[str, str]:
+        """The topics of both sides of a join, with that many events together, in four partitions each."""
+        if events not in self.joined:
+            topics = {side: f"{side}-{events}" for side in join_matrix.SIDES}
+            for name in topics.values():
+                self.kafka.create(name, PARTITIONS)
+            with sender(self.kafka.address) as send:
+                for n, (side, at, value) in enumerate(join_matrix.rows(events)):
+                    send(topics[side], value, None, n % PARTITIONS, at)
+            self.joined[events] = topics
+        return self.joined[events]
 
-def produce(address: str, topic: str, events: int) -> None:
+
+@contextmanager
+def sender(address: str) -> Iterator[Callable[[str, str, str | None, int, int], None]]:
+    """Sends (topic, value, key, partition, time in ms); all is there at the end."""
     from confluent_kafka import Producer
 
-    chance, now = random.Random(7), START_MS
     producer = Producer({"bootstrap.servers": address, "linger.ms": 20, "enable.idempotence": True})
-    for n in range(events):
-        now += chance.randrange(20)
-        user = f"u{chance.randrange(300) + n // 4000 % 7}"
-        value = json.dumps({"user": user, "amount": chance.randrange(100)})
+
+    def send(topic: str, value: str, key: str | None, partition: int, at_ms: int) -> None:
         while True:
             try:
-                producer.produce(topic, value, user, partition=n % PARTITIONS, timestamp=now - chance.randrange(2000))
+                producer.produce(topic, value, key, partition=partition, timestamp=at_ms)
                 break
             except BufferError:
                 producer.poll(0.1)
         producer.poll(0)
-    producer.flush()
+
+    yield send
+    assert producer.flush(60) == 0
+
+
+def produce(address: str, topic: str, events: int) -> None:
+    chance, now = random.Random(7), START_MS
+    with sender(address) as send:
+        for n in range(events):
+            now += chance.randrange(20)
+            user = f"u{chance.randrange(300) + n // 4000 % 7}"
+            value = json.dumps({"user": user, "amount": chance.randrange(100)})
+            send(topic, value, user, n % PARTITIONS, now - chance.randrange(2000))
 
 
 def consume(address: str, topic: str) -> Iterator[Any]:
@@ -112,7 +144,10 @@ def consume(address: str, topic: str) -> Iterator[Any]:
 
 @dataclass
 class Pair:
-    """A store and a target under test, with one kind of window. `url`: a database of its own."""
+    """A store and a target under test, with one kind of window or join. `url`: a database of its own.
+
+    `per_epoch`: rows that an epoch reads at most, of all sources together.
+    """
 
     services: Services
     store: str
@@ -134,8 +169,17 @@ class Pair:
         self.config = self.home / "pipeline.toml"
         self.config.write_text(self._toml())
 
+    @property
+    def joins(self) -> bool:
+        return self.window in join_matrix.TRUTH
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """What comes out, with the types of Postgres."""
+        return join_matrix.COLUMNS if self.joins else COLUMNS
+
     def _toml(self) -> str:
-        topic, address = self.services.topic(self.events), self.services.kafka.address
+        address = self.services.kafka.address
         store = (
             f'kind = "postgres"\nurl = "{self.url}"'
             if self.store == "postgres"
@@ -159,14 +203,22 @@ bootstrap_servers = "{address}"
 [connections.out]
 {connection}
 
-[[sources]]
-name = "events"
-connection = "bus"
-query = "{topic}"
-schema = '`user` STRING, amount BIGINT'
-max_offsets_per_trigger = {self.per_epoch}
+{self._sources_and_step()}
+[target]
+connection = "out"
+{target}
 
-[transform.window]
+[state_store]
+{store}
+"""
+
+    def _sources_and_step(self) -> str:
+        if self.joins:
+            topics, schema = self.services.sides(self.events), "id BIGINT, amount BIGINT"
+            step = join_matrix.transform(self.window, LATENESS_S)
+        else:
+            topics, schema = {"events": self.services.topic(self.events)}, "`user` STRING, amount BIGINT"
+            step = f"""[transform.window]
 {SHAPE[self.window]}
 lateness_ms = "{LATENESS_S}s"
 group_by = ["user"]
@@ -179,14 +231,18 @@ as = "events"
 agg = "sum"
 column = "amount"
 as = "total"
-
-[target]
-connection = "out"
-{target}
-
-[state_store]
-{store}
 """
+        sources = [
+            f"""[[sources]]
+name = "{name}"
+connection = "bus"
+query = "{topic}"
+schema = '{schema}'
+max_offsets_per_trigger = {self.per_epoch // len(topics)}
+"""
+            for name, topic in topics.items()
+        ]
+        return "\n".join([*sources, step])
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -229,35 +285,50 @@ connection = "out"
     # -- the answer ----------------------------------------------------------------------------------------------
 
     def verdict(self) -> tuple[int, int, int]:
-        """(windows expected, rows lost, rows doubled or wrong)."""
+        """(rows expected, rows lost, rows doubled or wrong). Equal rows count as often as they are there."""
         with psycopg.connect(self.url, options="-c timezone=UTC") as db:
-            db.execute('CREATE TABLE truth (seq bigserial, "user" text, ts timestamptz, amount bigint)')
-            with db.cursor().copy('COPY truth ("user", ts, amount) FROM STDIN') as copy:
-                for message in consume(self.services.kafka.address, self.services.topic(self.events)):
-                    row = json.loads(message.value())
-                    copy.write_row((row["user"], _iso(message.timestamp()[1]), row["amount"]))
+            self._load(db)
             if self.target != "postgres":
-                db.execute(
-                    'CREATE TABLE out ("user" text, window_start timestamptz, window_end timestamptz, events bigint, total bigint)'
-                )
+                typed = ", ".join(f'"{name}" {kind}' for name, kind in self.columns.items())
+                db.execute(f"CREATE TABLE out ({typed})")
                 with db.cursor().copy("COPY out FROM STDIN") as copy:
                     for row in self._results():
                         copy.write_row(row)
-            db.execute(f"CREATE TABLE expected AS {TRUTH[self.window]}")
+            kinds = {**TRUTH, **join_matrix.TRUTH}
+            names = ", ".join(f'"{name}"' for name in self.columns)
+            db.execute(f"CREATE TABLE expected ({names}) AS {kinds[self.window]}")
 
             def count(query: str) -> int:
                 found = db.execute(f"SELECT count(*) FROM ({query}) q").fetchone()
                 return int(found[0]) if found else 0
 
-            got = f"SELECT {OUTPUT} FROM out"
+            got = f"SELECT {names} FROM out"
             return (
                 count("SELECT * FROM expected"),
                 count(f"SELECT * FROM expected EXCEPT ALL {got}"),
                 count(f"{got} EXCEPT ALL SELECT * FROM expected"),
             )
 
+    def _load(self, db: psycopg.Connection[Any]) -> None:
+        """What the topics hold, as tables."""
+        address = self.services.kafka.address
+        if self.joins:
+            for side, topic in self.services.sides(self.events).items():
+                db.execute(f"CREATE TABLE {side} ({join_matrix.SIDE})")
+                with db.cursor().copy(f"COPY {side} FROM STDIN") as copy:
+                    for message in consume(address, topic):
+                        id_, amount, at = join_matrix.loaded(message)
+                        copy.write_row((id_, amount, _iso(at)))
+                db.execute(f"CREATE INDEX ON {side} (id)")
+            return
+        db.execute('CREATE TABLE truth (seq bigserial, "user" text, ts timestamptz, amount bigint)')
+        with db.cursor().copy('COPY truth ("user", ts, amount) FROM STDIN') as copy:
+            for message in consume(address, self.services.topic(self.events)):
+                row = json.loads(message.value())
+                copy.write_row((row["user"], _iso(message.timestamp()[1]), row["amount"]))
+
     def _results(self) -> Iterator[Sequence[Any]]:
-        columns = ["user", "window_start", "window_end", "events", "total"]
+        columns = list(self.columns)
         if self.target == "kafka":
             for message in consume(self.services.kafka.address, self.home.name):
                 row = json.loads(message.value())
@@ -295,11 +366,11 @@ def main() -> int:
     options.add_argument("--events", type=int, default=200_000)
     options.add_argument("--random", type=int, default=50)
     options.add_argument("--only", default="", help="store-target pairs, with commas")
-    options.add_argument("--windows", default="session,tumbling")
+    options.add_argument("--windows", default="session,tumbling,join,full-join")
     options.add_argument("--write", type=Path)
     given = options.parse_args()
     lines = [
-        "| window | state | target | events | kills at named steps | random kills | windows | lost | doubled or wrong |",
+        "| kind | state | target | events | kills at named steps | random kills | rows | lost | doubled or wrong |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     failed = False

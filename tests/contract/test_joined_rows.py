@@ -1,0 +1,112 @@
+"""What every target does with joined rows: they have no identity, so each is added once, and equal ones stay apart."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psycopg
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from tests.contract.test_target_kafka import messages
+
+from slackwater.core.schema import Field
+from slackwater.targets.base import Table, Target
+from slackwater.targets.delta import DeltaTarget
+from slackwater.targets.files import FilesTarget
+from slackwater.targets.kafka import KafkaTarget
+from slackwater.targets.postgres import PostgresTarget
+
+FIELDS = (Field("left_id", "bigint"), Field("right_note", "string"), Field("_event_ts", "timestamp"))
+AT = dt.datetime(2024, 3, 1, 9, 0, 0, 250_001, dt.UTC)
+
+Row = tuple[int | None, str | None]
+Place = tuple[Callable[[], Target], Callable[[], Counter[Row]]]
+
+
+def frame(*rows: Row) -> pl.DataFrame:
+    return pl.DataFrame([(*row, AT) for row in rows], schema={f.name: f.polars for f in FIELDS}, orient="row")
+
+
+@pytest.fixture(params=["files", "postgres", "delta", "kafka"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """A way to open the target anew, and its rows with how many there are of each."""
+    name = f"j-{uuid.uuid4().hex[:8]}"
+    table, opened = Table(name, FIELDS, None, "s"), list[Target]()
+    make: Callable[[], Target]
+    read: Callable[[], Counter[Row]]
+    match request.param:
+        case "files":
+            make = partial(FilesTarget, tmp_path, "parquet", table)
+            read = partial(in_files, tmp_path)
+        case "postgres":
+            url = request.getfixturevalue("postgres").database(name)
+            make = partial(PostgresTarget, url, "public.out", table)
+            read = partial(in_postgres, url)
+        case "delta":
+            make = partial(DeltaTarget, str(tmp_path), "append", table)
+            read = partial(in_delta, tmp_path)
+        case _:
+            kafka = request.getfixturevalue("kafka")
+            kafka.create(name)
+            settings = {"bootstrap.servers": kafka.address}
+            make = partial(KafkaTarget, settings, name, table, delivery="exactly_once")
+            read = partial(in_kafka, kafka, name)
+
+    def made() -> Target:
+        for former in opened:
+            former.close()
+        opened[:] = [make()]
+        opened[0].open()
+        return opened[0]
+
+    yield made, read
+    for target in opened:
+        target.close()
+
+
+def in_files(path: Path) -> Counter[Row]:
+    return Counter(row[:2] for p in path.glob("*.parquet") for row in pl.read_parquet(p).rows())
+
+
+def in_postgres(url: str) -> Counter[Row]:
+    with psycopg.connect(url) as db:
+        return Counter(db.execute("SELECT left_id, right_note FROM out").fetchall())
+
+
+def in_delta(path: Path) -> Counter[Row]:
+    found = pl.from_arrow(pa.table(DeltaTable(path).to_pyarrow_table()))
+    assert isinstance(found, pl.DataFrame)
+    return Counter(found.select("left_id", "right_note").rows())
+
+
+def in_kafka(kafka: Any, topic: str) -> Counter[Row]:
+    found = [json.loads(m.value()) for m in messages(kafka, topic)]
+    return Counter((row["left_id"], row["right_note"]) for row in found)
+
+
+def test_equal_rows_stay_apart_and_each_epoch_is_added_once(place: Place) -> None:
+    opened, found = place
+    target = opened()
+    assert not target.upserts
+    target.publish(0, frame((1, "a"), (1, "a"), (2, None), (None, "b")))
+    target.publish(0, frame((1, "a"), (1, "a"), (2, None), (None, "b")))
+    assert found() == {(1, "a"): 2, (2, None): 1, (None, "b"): 1}
+    target = opened()
+    target.publish(0, frame((9, "again")))
+    target.publish(1, frame((1, "a"), (2, None)))
+    target.publish(1, frame((9, "again")))
+    target.publish(2, frame())
+    target = opened()
+    for epoch in (2, 1, 0):
+        target.publish(epoch, frame((9, "again")))
+    target.publish(3, frame((1, "a")))
+    assert found() == {(1, "a"): 4, (2, None): 2, (None, "b"): 1}

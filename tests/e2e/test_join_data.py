@@ -1,0 +1,221 @@
+"""Messages of a real network joined with their replies, through `slackwater run` with TOML: the known answers come out exactly.
+
+message   a ─▶ b  ──●────────────▶ time         a reply: b ─▶ a, at least a second and at most 30 minutes after
+reply     b ─▶ a     ├────────┤
+                   1 ms     30 min
+
+Both sides read the same messages, at a pace of their own: the slower one holds the watermark back, and nothing is late.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psycopg
+import pytest
+from tests.e2e.test_real_data import slackwater
+
+pytestmark = [pytest.mark.spark, pytest.mark.shared_data]
+
+SECONDS = {"30m": 1800, "5m": 300}
+KNOWN = {"30m": (43_116, 16_568, 16_494), "5m": (15_237, None, None)}  # pairs, distinct messages, distinct replies
+CSV = """format = "csv"
+schema = "n INT, source INT, target INT, unixtime BIGINT"
+options = { sep = " " }
+"""
+JSON = 'schema = "n INT, source INT, target INT, unixtime BIGINT"\n'
+PARTITIONS = 3
+
+
+def messages(file: Path) -> pl.DataFrame:
+    """The messages, numbered: the same two people may write to each other twice in a second."""
+    frame = pl.read_csv(file, separator=" ", new_columns=["source", "target", "unixtime"])
+    return frame.with_row_index("n").cast(pl.Int64)
+
+
+def replies(rows: pl.DataFrame, within_s: int) -> pl.DataFrame:
+    """The answer, as a batch gives it: the numbers of message and reply, sorted."""
+    both = rows.join(rows, left_on=["source", "target"], right_on=["target", "source"], suffix="_reply")
+    return (
+        both.filter((pl.col("unixtime_reply") - pl.col("unixtime")).is_between(1, within_s))
+        .select(left_n="n", right_n="n_reply")
+        .sort(pl.all())
+    )
+
+
+def split(rows: pl.DataFrame, into: Path, parts: int) -> None:
+    """The messages as so many files, in order; modification times ascend."""
+    into.mkdir()
+    size = -(-rows.height // parts)
+    for n in range(parts):
+        path = into / f"{n:02}.txt"
+        rows[n * size : (n + 1) * size].write_csv(path, separator=" ", include_header=False)
+        os.utime(path, (1_500_000_000 + n, 1_500_000_000 + n))
+
+
+def config(home: Path, within: str, bus: str, sides: tuple[str, str], store: str, target: str) -> Path:
+    """The pipeline as a TOML file. `bus`: the connection that is read; `sides`: what is read of it."""
+    connection, place = target.split("|")
+    path = home / "replies.toml"
+    path.write_text(
+        f"""name = "replies"
+
+[connections.bus]
+{bus}
+
+[connections.out]
+{connection}
+
+[[sources]]
+name = "sent"
+connection = "bus"
+{sides[0]}
+
+[[sources]]
+name = "replies"
+connection = "bus"
+{sides[1]}
+
+[transform.join]
+kind = "stream_stream_join"
+left_source = "sent"
+right_source = "replies"
+left_keys = ["source", "target"]
+right_keys = ["target", "source"]
+lower_ms = 1
+upper_ms = "{within}"
+event_time_column = "unixtime"
+event_time_unit = "s"
+
+[target]
+connection = "out"
+{place}
+
+[state_store]
+{store}
+"""
+    )
+    return path
+
+
+def files(home: Path) -> tuple[str, str]:
+    """State and target in files."""
+    return f'kind = "files"\npath = "{home}/state"', f'kind = "files"|path = "{home}/out"'
+
+
+def database(url: str) -> tuple[str, str]:
+    """State and target in one database."""
+    return f'kind = "postgres"\nurl = "{url}"', f'kind = "postgres"\nurl = "{url}"|table = "public.replies"'
+
+
+def out(home: Path) -> pl.DataFrame:
+    return pl.concat([pl.read_parquet(p) for p in sorted((home / "out").glob("*.parquet"))])
+
+
+def table(url: str) -> pl.DataFrame:
+    with psycopg.connect(url, options="-c timezone=UTC") as db:
+        cursor = db.execute("SELECT * FROM replies")
+        assert cursor.description is not None
+        return pl.DataFrame(cursor.fetchall(), schema=[c.name for c in cursor.description], orient="row")
+
+
+def check(found: pl.DataFrame, rows: pl.DataFrame, within: str, said: str) -> None:
+    """Every pair once, whole, at the later of the two times; nothing late, and all rows used."""
+    pairs, sent, answers = KNOWN[within]
+    assert found.height == pairs
+    if sent is not None:
+        assert (found["left_n"].n_unique(), found["right_n"].n_unique()) == (sent, answers)
+    numbers = found.select(pl.col("left_n", "right_n").cast(pl.Int64))
+    assert numbers.sort(pl.all()).equals(replies(rows, SECONDS[within]))
+    assert found.columns[:4] == ["left_n", "left_source", "left_target", "left_unixtime"]
+    for side in ("left", "right"):
+        whole = found.select(pl.col(f"{side}_{c}").cast(pl.Int64).alias(c) for c in rows.columns)
+        assert whole.equals(rows[whole["n"]])
+    at = found["_event_ts"].dt.timestamp("us")
+    assert (at == 1_000_000 * found["right_unixtime"]).all()
+    assert f"{2 * rows.height:,} used, 0 late, 0 refused, 0 bad" in said
+
+
+@pytest.mark.parametrize(
+    ("parts", "paces", "where", "within"),
+    [
+        (1, (1, 1), "files", "30m"),
+        (7, (1, 3), "database", "30m"),
+        (40, (7, 3), "files", "30m"),
+        (7, (3, 1), "files", "5m"),
+    ],
+)
+@pytest.mark.usefixtures("spark")
+def test_messages_in_files_meet_their_replies(
+    shared_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+    parts: int,
+    paces: tuple[int, int],
+    where: str,
+    within: str,
+) -> None:
+    rows = messages(shared_data / "CollegeMsg.txt")
+    split(rows, tmp_path / "in", parts)
+    url = request.getfixturevalue("postgres").database("replies_files") if where == "database" else ""
+    left, right = (f'query = "{tmp_path}/in/*"\nmax_files_per_trigger = {pace}\n{CSV}' for pace in paces)
+    store, target = database(url) if url else files(tmp_path)
+    path = config(tmp_path, within, 'kind = "files"', (left, right), store, target)
+    assert slackwater(monkeypatch, "check", str(path)) == 0
+    assert slackwater(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
+    check(table(url) if url else out(tmp_path), rows, within, capsys.readouterr().out)
+
+
+@pytest.fixture(scope="module")
+def topic(kafka: Any) -> Any:
+    """A way to have the messages as JSON in a topic of three partitions, in order within each; produced once."""
+    made: list[str] = []
+
+    def produced(rows: pl.DataFrame) -> str:
+        from confluent_kafka import Producer
+
+        if made:
+            return made[0]
+        kafka.create("college", PARTITIONS)
+        producer = Producer({"bootstrap.servers": kafka.address, "linger.ms": 20, "enable.idempotence": True})
+        for row in rows.iter_rows(named=True):
+            while True:
+                try:
+                    producer.produce("college", json.dumps(row), partition=row["n"] % PARTITIONS)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+        assert producer.flush(60) == 0
+        made.append("college")
+        return made[0]
+
+    return produced
+
+
+@pytest.mark.parametrize("where", ["files", "database"])
+@pytest.mark.usefixtures("spark")
+def test_messages_in_one_topic_meet_their_replies(
+    shared_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kafka: Any,
+    topic: Any,
+    postgres: Any,
+    where: str,
+) -> None:
+    rows = messages(shared_data / "CollegeMsg.txt")
+    name = topic(rows)
+    left, right = (f'query = "{name}"\nmax_offsets_per_trigger = {pace}\n{JSON}' for pace in (20_000, 9_000))
+    url = postgres.database("replies_kafka") if where == "database" else ""
+    store, target = database(url) if url else files(tmp_path)
+    bus = f'kind = "kafka"\nbootstrap_servers = "{kafka.address}"'
+    path = config(tmp_path, "30m", bus, (left, right), store, target)
+    assert slackwater(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
+    check(table(url) if url else out(tmp_path), rows, "30m", capsys.readouterr().out)

@@ -1,0 +1,39 @@
+"""Joins from two Kafka topics, killed and started again: every pair once, every unmatched row once (see `join_matrix`)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.e2e.matrix import Pair, Services
+
+EVENTS, PER_EPOCH = 20_000, 1_600
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def services(kafka: Any, postgres: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    yield Services(kafka, postgres, tmp_path_factory.mktemp("joins"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "steps"),
+    [
+        ("join", "files", ["ingest.after", "stage.before", "commit.after", "write.before"]),
+        ("full-join", "postgres", ["ingest.before", "stage.after", "commit.before", "write.after"]),
+    ],
+)
+def test_each_row_comes_out_once_whatever_is_killed(
+    services: Services, kind: str, place: str, steps: list[str]
+) -> None:
+    pair = Pair(services, place, place, kind, EVENTS, PER_EPOCH)
+    for step in steps:
+        pair.die_at(step)
+    pair.die_somewhere(random.Random(5))
+    pair.finish()
+    expected, lost, wrong = pair.verdict()
+    assert (lost, wrong) == (0, 0)
+    assert expected > EVENTS // 2
