@@ -37,8 +37,25 @@ def summarised(runs: list[dict[str, Any]], skip: int) -> dict[str, Any]:
         "epochs_s": epochs,
         "phases_s": median_phases(statuses),
         "memory": {role: max(run["memory"][role] for run in runs) for role in ROLES},
+        "state": _state(runs),
         "output": runs[0]["output"],
         "runs": runs,
+    }
+
+
+def _state(runs: list[dict[str, Any]]) -> dict[str, int]:
+    """The largest state: rows (keys, of windows), its bytes by the system's own account, and the files it left.
+
+    What Spark tells is memory; Slackwater's is in files.
+    """
+    told = [(e["state_rows"], e["state_bytes"]) for run in runs for e in run["epochs"] if "state_rows" in e]
+    for status in (status for run in runs for status in run["statuses"]):
+        buffered = sum(side["rows"] for side in status["buffered"].values())
+        told.append((buffered or status["groups"], status["state_bytes"]))
+    return {
+        "rows": max((rows for rows, _ in told), default=0),
+        "bytes": max((size for _, size in told), default=0),
+        "files": max(run["state_on_disk"] for run in runs),
     }
 
 
@@ -65,7 +82,7 @@ def compared(case: Case, systems: dict[str, dict[str, Any]]) -> dict[str, Any]:
     )
     return {
         "name": case.name,
-        "rows_per_epoch": case.stream.rows,
+        "rows_per_epoch": case.rows,
         "goal": case.goal,
         "ratio": ratio,
         "ratio_of_means": of_means,

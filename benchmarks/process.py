@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from benchmarks.cases import Window
-from benchmarks.data import FILES_PER_EPOCH
+from benchmarks import joins
+from benchmarks.cases import NATIVE, Join, Window
+from benchmarks.data import FILES_PER_EPOCH, SIDES
 
 _SAMPLE_S = 0.1
 _TAIL = 3000
@@ -51,13 +52,13 @@ class Memory:
         self.peak = {role: max(peak, now[role]) for role, peak in self.peak.items()}
 
 
-def run_worker(system: str, window: Window, data: Path, work: Path, driver_memory: str) -> dict[str, Any]:
+def run_worker(system: str, query: Window | Join, data: Path, work: Path, driver_memory: str) -> dict[str, Any]:
     """The worker's result, with its data `epochs`, `memory`, `first_row_s`, `wall_s` and a summary of its `output`.
 
     Raises WorkerFailed with the end of the worker's output.
     """
     work.mkdir(parents=True)
-    job = {"system": system, "window": asdict(window), "data": str(data), "work": str(work)}
+    job = {"system": system, type(query).__name__.lower(): asdict(query), "data": str(data), "work": str(work)}
     job_file, log = work / "job.json", work / "log.txt"
     job_file.write_text(json.dumps(job | {"driver_memory": driver_memory}))
     memory, first_row, started = Memory(), None, time.monotonic()
@@ -79,7 +80,16 @@ def run_worker(system: str, window: Window, data: Path, work: Path, driver_memor
     wall = time.monotonic() - started
     result = json.loads((work / "result.json").read_text())
     result |= {"system": system, "memory": memory.peak, "first_row_s": first_row, "wall_s": wall}
-    return result | {"epochs": _epochs(result["batches"], data), "output": _summary(work / "out")}
+    summary = _summary if isinstance(query, Window) else joins.summary
+    return result | {
+        "epochs": _epochs(result["batches"], data if isinstance(query, Window) else data / SIDES[0]),
+        "output": summary(work / "out"),
+        "state_on_disk": _bytes_in(work / ("checkpoint/state" if system in NATIVE else "state")),
+    }
+
+
+def _bytes_in(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
 def _epochs(batches: list[dict[str, Any]], data: Path) -> list[dict[str, Any]]:
