@@ -34,6 +34,7 @@ def summarised(runs: list[dict[str, Any]], skip: int) -> dict[str, Any]:
         "median_s": median(epochs),
         "mean_s": mean(epochs),
         "fastest_s": min(epochs),
+        "cpu_s": median(epoch["cpu_s"] for run in runs for epoch in run["epochs"][skip:]),
         "epochs_s": epochs,
         "phases_s": median_phases(statuses),
         "memory": {role: max(run["memory"][role] for run in runs) for role in ROLES},
@@ -77,8 +78,9 @@ def policy_costs(runs: list[dict[str, Any]], rows: int) -> dict[str, Any]:
 
 def compared(case: Case, systems: dict[str, dict[str, Any]]) -> dict[str, Any]:
     ours = systems[SLACKWATER]
-    ratio, of_means, of_fastest = (
-        min(systems[s][figure] for s in NATIVE) / ours[figure] for figure in ("median_s", "mean_s", "fastest_s")
+    ratio, of_means, of_fastest, of_cpu = (
+        min(systems[s][figure] for s in NATIVE) / ours[figure]
+        for figure in ("median_s", "mean_s", "fastest_s", "cpu_s")
     )
     return {
         "name": case.name,
@@ -87,6 +89,7 @@ def compared(case: Case, systems: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "ratio": ratio,
         "ratio_of_means": of_means,
         "ratio_of_fastest": of_fastest,
+        "ratio_of_cpu": of_cpu,
         "met": ratio >= case.goal,
         "same_output": all(run["output"] == ours["output"] for s in systems.values() for run in s["runs"]),
         "systems": systems,

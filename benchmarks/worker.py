@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -53,7 +54,8 @@ class Progress(StreamingQueryListener):
         seconds = {name: ms / 1000 for name, ms in progress.durationMs.items()}
         if "triggerExecution" in seconds:
             whole = seconds.pop("triggerExecution")
-            batch = {"rows": progress.numInputRows, "seconds": whole, "durations": seconds}
+            began = datetime.fromisoformat(progress.timestamp).timestamp()
+            batch = {"rows": progress.numInputRows, "began": began, "seconds": whole, "durations": seconds}
             states = progress.stateOperators
             told = {
                 "state_rows": sum(s.numRowsTotal for s in states),
