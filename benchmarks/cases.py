@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
+
+S = TypeVar("S", "Stream", "Orders")
 
 SLACKWATER, HDFS, ROCKSDB = "slackwater", "native-hdfs", "native-rocksdb"
 POSTGRES = "slackwater-postgres"  # Slackwater with its state in Postgres
@@ -38,13 +41,41 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Orders:
+    """Epochs of `rows` orders and `rows` payments, `step_s` seconds of event time each.
+
+    A payment comes up to a tenth later after its order than `within_s`. A share `hot` of the orders, and of the payments, is
+    on one key; every other order has a key of its own.
+    """
+
+    rows: int
+    step_s: int
+    within_s: float
+    epochs: int = 10
+    hot: float = 0.0
+
+
+@dataclass(frozen=True)
+class Join:
+    """Orders and the payments that come at most so many seconds after them; `lateness_s` of both."""
+
+    within_s: float
+    lateness_s: int = 5
+
+
+@dataclass(frozen=True)
 class Case:
     """`goal`: how many times faster than the faster native store Slackwater is to be."""
 
     name: str
-    window: Window
-    stream: Stream
+    query: Window | Join
+    stream: Stream | Orders
     goal: float
+
+    @property
+    def rows(self) -> int:
+        """Of all sources, per epoch."""
+        return self.stream.rows * (2 if isinstance(self.stream, Orders) else 1)
 
 
 WARM_UP = 3
@@ -55,6 +86,7 @@ CASES = (
     Case("hopping-1m", Window("hopping", 60, hop=10), Stream(MANY, 1_000_000), goal=3.0),
     Case("tumbling-1m", Window("tumbling", 60), Stream(MANY, 1_000_000), goal=1.5),
     Case("tumbling-1m-10k-keys", Window("tumbling", 60), Stream(FEW, 1_000_000), goal=1.0),
+    Case("join-2m", Join(300), Orders(200_000, step_s=60, within_s=300), goal=5.0),
 )
 
 # Two runs of Slackwater alone: what keys cost that only lie in the state. Nothing closes within the hour.
@@ -64,6 +96,16 @@ IDLE_WINDOW = Window("session", 3600)
 IDLE_STREAMS = {
     "few": Stream(100_000, 200_000, idle_keys=100_000, load_epochs=5),
     "many": Stream(100_000, 200_000, idle_keys=5_000_000, load_epochs=5),
+}
+
+# Two runs of Slackwater alone: what a key with a hundredth of the rows costs. The rows stay for five minutes, as in the join
+# above, but match within three seconds only: a hot key makes (hot rows) x (hot rows in the window) pairs, here 100 of each.
+SKEWED = "join-skewed"
+SKEWED_GOAL = 3.0
+SKEWED_JOIN = Join(3, lateness_s=300)
+SKEWED_STREAMS = {
+    "uniform": Orders(200_000, step_s=60, within_s=3),
+    "skewed": Orders(200_000, step_s=60, within_s=3, hot=0.01),
 }
 
 # From the start of the process to the first row in the output directory, on a small input.
@@ -85,12 +127,14 @@ REOPEN_STREAM = Stream(MANY, 200_000, epochs=12, late=0.03)
 LATENCY = "kafka-to-postgres"
 LATENCY_ROWS_PER_S, LATENCY_SECONDS = 5_000, 60
 
-NAMES = (*(case.name for case in CASES), IDLE, FIRST_ROW, IN_POSTGRES, REOPEN, LATENCY)
+NAMES = (*(case.name for case in CASES), IDLE, SKEWED, FIRST_ROW, IN_POSTGRES, REOPEN, LATENCY)
 _LEFT_OUT_OF_QUICK = ("sessions-1m", "tumbling-1m", "tumbling-1m-10k-keys")
 
 
-def quick(stream: Stream) -> Stream:
+def quick(stream: S) -> S:
     """A twentieth of the rows and keys and fewer epochs, for a smoke test."""
+    if isinstance(stream, Orders):
+        return replace(stream, rows=stream.rows // 20, epochs=min(stream.epochs, 6))
     return replace(
         stream,
         keys=stream.keys // 20,

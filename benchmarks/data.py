@@ -1,18 +1,21 @@
-"""Seeded event files: two parquet files per epoch, read in the order of their modification times."""
+"""Seeded event files: two parquet files per source and epoch, read in the order of their modification times."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
-from benchmarks.cases import Stream
+from benchmarks.cases import Orders, Stream
 
 FILES_PER_EPOCH = 2
 SCHEMA = "k STRING, ts TIMESTAMP, v DOUBLE"
+ORDERS_SCHEMA = "order_id STRING, amount DOUBLE, ts TIMESTAMP"  # and the payments'
+SIDES = ("orders", "payments")
 LATENESS_S = 5
 _DISORDER_S = 2
 _LATE_S = 60
@@ -20,22 +23,32 @@ _START_US = 1_709_251_200_000_000  # 2024-03-01, a multiple of every window leng
 # Times are ticks of 7 ms plus half a millisecond: none is exactly a gap away from another and none on the edge of
 # a window, so that both systems close the same windows although Spark keeps its watermark in milliseconds.
 _TICK_US, _HALF_MS_US = 7_000, 500
+_HOT = 10**12  # no order's number
 
 
-def generate(stream: Stream, into: Path, seed: int = 7) -> Path:
-    """Write the stream's files, unless they are there; the directory that holds them."""
-    directory = into / f"{stream.keys}-{stream.rows}-{stream.step_s}-{stream.epochs}-{stream.idle_keys}-{stream.late}"
+def generate(stream: Stream | Orders, into: Path, seed: int = 7) -> Path:
+    """Write the stream's files, unless they are there; the directory that holds them, or one per source."""
+    directory = into / "-".join(str(value) for value in asdict(stream).values())
     if directory.exists():
         return directory
-    directory.mkdir(parents=True)
-    for epoch, frame in enumerate(_epochs(stream, seed)):
-        half = len(frame) // FILES_PER_EPOCH
-        for part in range(FILES_PER_EPOCH):
-            path = directory / f"{epoch:05d}-{part}.parquet"
-            frame.slice(part * half, half).write_parquet(path)
-            modified = _START_US // 1_000_000 + epoch * FILES_PER_EPOCH + part
-            os.utime(path, (modified, modified))
+    if isinstance(stream, Stream):
+        for epoch, frame in enumerate(_epochs(stream, seed)):
+            _write(directory, epoch, frame)
+    else:
+        for epoch, frames in enumerate(_orders(stream, seed)):
+            for side, frame in zip(SIDES, frames, strict=True):
+                _write(directory / side, epoch, frame)
     return directory
+
+
+def _write(directory: Path, epoch: int, frame: pl.DataFrame) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    half = len(frame) // FILES_PER_EPOCH
+    for part in range(FILES_PER_EPOCH):
+        path = directory / f"{epoch:05d}-{part}.parquet"
+        frame.slice(part * half, half).write_parquet(path)
+        modified = _START_US // 1_000_000 + epoch * FILES_PER_EPOCH + part
+        os.utime(path, (modified, modified))
 
 
 def _epochs(stream: Stream, seed: int) -> Iterator[pl.DataFrame]:
@@ -53,9 +66,41 @@ def _rows(rng: np.random.Generator, epoch: int, stream: Stream, name: str, ids: 
     seconds = (epoch + rng.random(len(ids))) * stream.step_s - rng.random(len(ids)) * _DISORDER_S
     if stream.late:
         seconds -= (rng.random(len(ids)) < stream.late) * rng.random(len(ids)) * _LATE_S
-    micros = _START_US + (seconds * 1e6 / _TICK_US).astype(np.int64) * _TICK_US + _HALF_MS_US
     return pl.select(
         k=pl.format(name, pl.lit(pl.Series(ids))),
-        ts=pl.lit(pl.Series(micros)).cast(pl.Datetime("us", "UTC")),
+        ts=_times(seconds),
         v=pl.lit(pl.Series(rng.random(len(ids)) * 100)),
     )
+
+
+def _orders(stream: Orders, seed: int) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+    """Orders and payments, epoch by epoch; the first payments are for orders from before the stream.
+
+    orders      ──●──────────────────────────▶ event time
+    payments      └─ up to 1.1 within_s ──●    in the epoch of its own time
+    """
+    rng = np.random.default_rng(seed)
+    a_second = stream.rows / stream.step_s
+    for epoch in range(stream.epochs):
+        numbers = np.arange(stream.rows) + epoch * stream.rows
+        since = rng.random(stream.rows) * 1.1 * stream.within_s
+        paid = np.floor(numbers - since * a_second).astype(np.int64)
+        seconds = numbers / a_second
+        yield _side(rng, stream, numbers, seconds), _side(rng, stream, paid, seconds)
+
+
+def _side(rng: np.random.Generator, stream: Orders, numbers: np.ndarray, seconds: np.ndarray) -> pl.DataFrame:
+    """One epoch of a source: which order each row is of, and when; each up to two seconds early."""
+    if stream.hot:
+        numbers = np.where(numbers % round(1 / stream.hot) == 0, _HOT, numbers)
+    return pl.select(
+        order_id=pl.format("order-{}", pl.lit(pl.Series(numbers))),
+        amount=pl.lit(pl.Series(np.round(rng.random(len(numbers)) * 100, 2))),
+        ts=_times(seconds - rng.random(len(numbers)) * _DISORDER_S),
+    )
+
+
+def _times(seconds: np.ndarray) -> pl.Expr:
+    """Event times so many seconds after the start of the stream."""
+    micros = _START_US + (seconds * 1e6 / _TICK_US).astype(np.int64) * _TICK_US + _HALF_MS_US
+    return pl.lit(pl.Series(micros)).cast(pl.Datetime("us", "UTC"))

@@ -1,4 +1,4 @@
-"""Starts a worker, samples the memory of its process tree, and notes when the first result row appears."""
+"""Starts a worker, samples the memory and the processor time of its process tree, and notes when the first result row appears."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from benchmarks.cases import Window
-from benchmarks.data import FILES_PER_EPOCH
+from benchmarks import joins
+from benchmarks.cases import NATIVE, Join, Window
+from benchmarks.data import FILES_PER_EPOCH, SIDES
 
 _SAMPLE_S = 0.1
 _TAIL = 3000
@@ -30,44 +32,52 @@ class WorkerFailed(Exception):  # noqa: N818 - says what happened
 
 
 @dataclass
-class Memory:
-    """Peak resident bytes by role. Pages that Python workers share are counted once for each of them."""
+class Usage:
+    """Peak resident bytes by role: pages that Python workers share are counted once for each of them.
+
+    `spent`: (wall clock, seconds of processor time of all processes up to then), sample by sample.
+    """
 
     peak: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ROLES, 0))
+    spent: list[tuple[float, float]] = field(default_factory=list)
+    _of: dict[int, float] = field(default_factory=dict)  # by process, also of those that have ended
 
     def sample(self, root: psutil.Process) -> None:
         now: dict[str, int] = defaultdict(int)
         try:
             now["driver_python"] = root.memory_info().rss
+            self._of[root.pid] = sum(root.cpu_times()[:2])
             for child in root.children(recursive=True):
                 name, resident = child.name(), child.memory_info().rss
+                self._of[child.pid] = sum(child.cpu_times()[:2])
                 if name == "java":  # for a moment also what it forks, which has its memory: count one
                     now["driver_jvm"] = max(now["driver_jvm"], resident)
                 elif name.startswith("python"):
                     now["python_workers"] += resident
         except psutil.Error:  # a process has just ended
             return
+        self.spent.append((time.time(), sum(self._of.values())))
         now["total"] = sum(now.values())
         self.peak = {role: max(peak, now[role]) for role, peak in self.peak.items()}
 
 
-def run_worker(system: str, window: Window, data: Path, work: Path, driver_memory: str) -> dict[str, Any]:
+def run_worker(system: str, query: Window | Join, data: Path, work: Path, driver_memory: str) -> dict[str, Any]:
     """The worker's result, with its data `epochs`, `memory`, `first_row_s`, `wall_s` and a summary of its `output`.
 
     Raises WorkerFailed with the end of the worker's output.
     """
     work.mkdir(parents=True)
-    job = {"system": system, "window": asdict(window), "data": str(data), "work": str(work)}
+    job = {"system": system, type(query).__name__.lower(): asdict(query), "data": str(data), "work": str(work)}
     job_file, log = work / "job.json", work / "log.txt"
     job_file.write_text(json.dumps(job | {"driver_memory": driver_memory}))
-    memory, first_row, started = Memory(), None, time.monotonic()
+    usage, first_row, started = Usage(), None, time.monotonic()
     with log.open("wb") as output:
         command = [sys.executable, "-m", "benchmarks.worker", str(job_file)]
         with subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=_environment()) as process:
             root = psutil.Process(process.pid)
             try:
                 while process.poll() is None:
-                    memory.sample(root)
+                    usage.sample(root)
                     if first_row is None and _has_rows(work / "out"):
                         first_row = time.monotonic() - started
                     time.sleep(_SAMPLE_S)
@@ -78,15 +88,28 @@ def run_worker(system: str, window: Window, data: Path, work: Path, driver_memor
         raise WorkerFailed(f"{system} ended with {process.returncode}:\n{told}")
     wall = time.monotonic() - started
     result = json.loads((work / "result.json").read_text())
-    result |= {"system": system, "memory": memory.peak, "first_row_s": first_row, "wall_s": wall}
-    return result | {"epochs": _epochs(result["batches"], data), "output": _summary(work / "out")}
+    result |= {"system": system, "memory": usage.peak, "first_row_s": first_row, "wall_s": wall}
+    summary = _summary if isinstance(query, Window) else joins.summary
+    return result | {
+        "epochs": _epochs(result["batches"], data if isinstance(query, Window) else data / SIDES[0], usage),
+        "output": summary(work / "out"),
+        "state_on_disk": _bytes_in(work / ("checkpoint/state" if system in NATIVE else "state")),
+    }
 
 
-def _epochs(batches: list[dict[str, Any]], data: Path) -> list[dict[str, Any]]:
+def _bytes_in(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def _epochs(batches: list[dict[str, Any]], data: Path, usage: Usage) -> list[dict[str, Any]]:
     """The batches with rows: one per FILES_PER_EPOCH files. The native operators add an empty one at the end."""
     expected = len(list(data.glob("*.parquet"))) // FILES_PER_EPOCH
     if not expected <= len(batches) <= expected + 1:
         raise WorkerFailed(f"{expected} epochs of data came as {len(batches)} batches")
+    clock, spent = np.array(usage.spent).T
+    for batch in batches:
+        begin, end = np.interp([batch["began"], batch["began"] + batch["seconds"]], clock, spent)
+        batch["cpu_s"] = end - begin
     return batches[:expected]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -22,10 +23,11 @@ def main() -> int:
     options = parser.parse_args()
     case = next(case for case in CASES if case.name == options.case)
     stream = quick(case.stream) if options.quick else case.stream
+    case = replace(case, stream=stream)
     with tempfile.TemporaryDirectory(prefix="slackwater-profile-") as root:
         data = generate(stream, Path(root) / "data")
         try:
-            result = run_worker(SLACKWATER, case.window, data, Path(root) / "run", options.driver_memory)
+            result = run_worker(SLACKWATER, case.query, data, Path(root) / "run", options.driver_memory)
         except WorkerFailed as error:
             print(error, file=sys.stderr)
             return 1
@@ -33,7 +35,7 @@ def main() -> int:
     whole = median(epoch["seconds"] for epoch in epochs)
     phases = median_phases(statuses)
     spark = {name: median(e["durations"].get(name, 0.0) for e in epochs) for name in epochs[0]["durations"]}
-    print(f"{case.name}: {stream.rows:,} rows per epoch, {len(epochs)} epochs, median {whole:.3f} s")
+    print(f"{case.name}: {case.rows:,} rows per epoch, {len(epochs)} epochs, median {whole:.3f} s")
     for name, seconds in (phases | {"around (Spark)": whole - sum(phases.values())}).items():
         print(f"  {name:<24}{seconds:>8.3f} s{seconds / whole:>7.0%}")
     print("As Spark reports it")

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.cases import IDLE_GOAL, IN_POSTGRES_GOAL, NATIVE, POSTGRES, ROCKSDB, SLACKWATER, TOUCHED_GOAL
+from benchmarks.cases import (
+    IDLE_GOAL,
+    IN_POSTGRES_GOAL,
+    NATIVE,
+    POSTGRES,
+    ROCKSDB,
+    SKEWED_GOAL,
+    SKEWED_STREAMS,
+    SLACKWATER,
+    TOUCHED_GOAL,
+)
 from benchmarks.process import ROLES
 
 _MIB = 1024**2
@@ -22,6 +32,8 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
         yield from _memory(report["cases"])
     if report["idle_keys"]:
         yield from _idle(report["idle_keys"])
+    if report["skewed"]:
+        yield from _skewed(report["skewed"])
     if report["first_row_s"]:
         times = (f"{system} {_seconds(s)}" for system, s in report["first_row_s"].items())
         yield f"\nFrom process start to the first result row: {', '.join(times)}"
@@ -39,11 +51,13 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
 
 def _speed(cases: list[dict[str, Any]]) -> Iterator[str]:
     yield "\nSeconds per epoch, median after warm-up; times faster than the faster native store"
-    yield _row("case", "HDFS", "RocksDB", "Slackw.", "rows/s", "times", "(means)", "(fastest)", "goal")
+    yield _row("case", "HDFS", "RocksDB", "Slackw.", "rows/s", "times", "(means)", "(fastest)", "(CPU)", "goal")
     for case in cases:
         hdfs, rocksdb, ours = (case["systems"][s]["median_s"] for s in (*NATIVE, SLACKWATER))
         rate = f"{case['rows_per_epoch'] / ours:,.0f}"
-        ratios = [f"{case[name]:.2f}" for name in ("ratio", "ratio_of_means", "ratio_of_fastest", "goal")]
+        ratios = [
+            f"{case[name]:.2f}" for name in ("ratio", "ratio_of_means", "ratio_of_fastest", "ratio_of_cpu", "goal")
+        ]
         times = [f"{seconds:.2f}" for seconds in (hdfs, rocksdb, ours)]
         yield _row(case["name"], *times, rate, *ratios, _verdict(case["met"]))
 
@@ -55,14 +69,16 @@ def _phases(cases: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _memory(cases: list[dict[str, Any]]) -> Iterator[str]:
-    yield "\nPeak resident memory in MiB, and what came out"
-    yield _row("", "JVM", "driver", "workers", "total", "rows", "of input")
+    yield "\nPeak resident memory in MiB; the largest state: rows, MiB as told, MiB of files at the end; and what came out"
+    yield _row("", "JVM", "driver", "workers", "total", "state", "told", "files", "rows", "of input")
     for case in cases:
         yield case["name"] + ("" if case["same_output"] else ": OUTPUTS DIFFER")
         for system, found in case["systems"].items():
             sizes = [f"{found['memory'][role] // _MIB:,}" for role in ROLES]
-            out = found["output"]
-            yield _row(f"  {system}", *sizes, f"{out['rows']:,}", f"{out['counted']:,}")
+            state, out = found["state"], found["output"]
+            kept = [f"{state['rows']:,}", *(f"{state[what] // _MIB:,}" for what in ("bytes", "files"))]
+            counted = f"{out['counted']:,}" if "counted" in out else f"#{out['checksum']:016x}"[:9]
+            yield _row(f"  {system}", *sizes, *kept, f"{out['rows']:,}", counted)
 
 
 def _idle(idle: dict[str, Any]) -> Iterator[str]:
@@ -74,6 +90,20 @@ def _idle(idle: dict[str, Any]) -> Iterator[str]:
         found = idle[name]
         peak = found["memory"]["total"] // _MIB
         yield f"{keys:>11,} idle keys {found['median_s']:.2f} s: {_breakdown(found)}; peak {peak:,} MiB"
+
+
+def _skewed(skewed: dict[str, Any]) -> Iterator[str]:
+    yield (
+        f"\nA join with a key that has 1 % of the rows: {skewed['ratio']:.2f} times as long as without, "
+        f"goal at most {SKEWED_GOAL}  {_verdict(skewed['ratio'] <= SKEWED_GOAL)}"
+    )
+    for name in SKEWED_STREAMS:
+        found = skewed[name]
+        peak, state = found["memory"]["total"] // _MIB, found["state"]
+        yield (
+            f"  {name:<8} {found['median_s']:.2f} s, {found['cpu_s']:.2f} s of CPU: {_breakdown(found)}; {found['output']['rows']:,} pairs, "
+            f"state {state['rows']:,} rows, {state['bytes'] // _MIB:,} MiB, peak {peak:,} MiB"
+        )
 
 
 def _in_postgres(found: dict[str, Any]) -> Iterator[str]:

@@ -25,10 +25,15 @@ from benchmarks.cases import (
     REOPEN_STREAM,
     REOPEN_WINDOWS,
     ROCKSDB,
+    SKEWED,
+    SKEWED_JOIN,
+    SKEWED_STREAMS,
     SLACKWATER,
     SYSTEMS,
     WARM_UP,
     Case,
+    Join,
+    Orders,
     Stream,
     Window,
     chosen,
@@ -54,7 +59,7 @@ class Bench:
         runs: dict[str, list[dict[str, Any]]] = {system: [] for system in SYSTEMS}
         for turn in range(self._rounds):
             for system in SYSTEMS[turn % len(SYSTEMS) :] + SYSTEMS[: turn % len(SYSTEMS)]:
-                runs[system].append(self.measure(case.name, system, case.window, case.stream))
+                runs[system].append(self.measure(case.name, system, case.query, case.stream))
         systems = {system: summarised(results, WARM_UP) for system, results in runs.items()}
         return compared(case, systems)
 
@@ -69,6 +74,16 @@ class Bench:
         keys = {name: stream.idle_keys for name, stream in streams.items()}
         return found | {"keys": keys, "ratio": found["many"]["median_s"] / found["few"]["median_s"]}
 
+    def skewed(self, small: bool) -> dict[str, Any]:
+        """The same join without and with a hot key, in turn."""
+        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in SKEWED_STREAMS}
+        for turn in range(self._rounds):
+            for name in list(SKEWED_STREAMS)[:: 1 if turn % 2 == 0 else -1]:
+                stream = quick(SKEWED_STREAMS[name]) if small else SKEWED_STREAMS[name]
+                runs[name].append(self.measure(f"{SKEWED} ({name})", SLACKWATER, SKEWED_JOIN, stream))
+        found = {name: summarised(results, WARM_UP) for name, results in runs.items()}
+        return found | {"ratio": found["skewed"]["median_s"] / found["uniform"]["median_s"]}
+
     def in_postgres(self, small: bool) -> dict[str, Any]:
         """Sessions with their state in Postgres, beside Spark's native operator on RocksDB."""
         case = IN_POSTGRES_CASE
@@ -78,7 +93,7 @@ class Bench:
             for system in list(runs)[:: 1 if turn % 2 == 0 else -1]:
                 with Postgres.started() as server:
                     environment(server.url)
-                    runs[system].append(self.measure(IN_POSTGRES, system, case.window, stream))
+                    runs[system].append(self.measure(IN_POSTGRES, system, case.query, stream))
         found = {system: summarised(results, WARM_UP) for system, results in runs.items()}
         touched = touched_keys(generate(stream, self._root / "data")) / found[POSTGRES]["median_s"]
         return found | {
@@ -106,11 +121,11 @@ class Bench:
                 times[system].append(result["first_row_s"])
         return {system: sorted(seconds)[len(seconds) // 2] for system, seconds in times.items()}
 
-    def measure(self, name: str, system: str, window: Window, stream: Stream) -> dict[str, Any]:
+    def measure(self, name: str, system: str, query: Window | Join, stream: Stream | Orders) -> dict[str, Any]:
         data = generate(stream, self._root / "data")
         self._runs += 1
         print(f"{name}: {system} …", file=sys.stderr, end=" ", flush=True)
-        result = run_worker(system, window, data, self._root / f"run-{self._runs}", self._driver_memory)
+        result = run_worker(system, query, data, self._root / f"run-{self._runs}", self._driver_memory)
         print(f"{result['wall_s']:.0f} s", file=sys.stderr, flush=True)
         return result
 
@@ -125,6 +140,7 @@ def main() -> int:
         report |= {
             "cases": [],
             "idle_keys": None,
+            "skewed": None,
             "first_row_s": None,
             "in_postgres": None,
             "reopen": None,
@@ -136,6 +152,8 @@ def main() -> int:
                 report["cases"].append(bench.case(case))
             if not only or IDLE in only:
                 report["idle_keys"] = bench.idle_keys(options.quick)
+            if not only or SKEWED in only:
+                report["skewed"] = bench.skewed(options.quick)
             if not only or FIRST_ROW in only:
                 report["first_row_s"] = bench.first_row()
             if not only or IN_POSTGRES in only:

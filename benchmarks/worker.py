@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -19,7 +20,8 @@ from pyspark.sql.streaming.listener import (
     QueryTerminatedEvent,
 )
 
-from benchmarks.cases import POSTGRES, SLACKWATER, Window
+from benchmarks import joins
+from benchmarks.cases import POSTGRES, SLACKWATER, Join, Window
 from benchmarks.systems import PROVIDER, run_native, run_slackwater
 from slackwater.engine.status import Status
 
@@ -52,7 +54,14 @@ class Progress(StreamingQueryListener):
         seconds = {name: ms / 1000 for name, ms in progress.durationMs.items()}
         if "triggerExecution" in seconds:
             whole = seconds.pop("triggerExecution")
-            self.batches.append({"rows": progress.numInputRows, "seconds": whole, "durations": seconds})
+            began = datetime.fromisoformat(progress.timestamp).timestamp()
+            batch = {"rows": progress.numInputRows, "began": began, "seconds": whole, "durations": seconds}
+            states = progress.stateOperators
+            told = {
+                "state_rows": sum(s.numRowsTotal for s in states),
+                "state_bytes": sum(s.memoryUsedBytes for s in states),
+            }
+            self.batches.append(batch | (told if states else {}))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
         """Nothing to keep."""
@@ -86,12 +95,18 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         return own
 
     spark.newSession = watched
-    window, data, work = Window(**job["window"]), Path(job["data"]), Path(job["work"])
-    if job["system"] in (SLACKWATER, POSTGRES):
+    data, work = Path(job["data"]), Path(job["work"])
+    query = Join(**job["join"]) if "join" in job else Window(**job["window"])
+    if isinstance(query, Join):
+        if job["system"] == SLACKWATER:
+            joins.run_slackwater(spark, query, data, work, statuses.append)
+        else:
+            joins.run_native(spark, query, data, work)
+    elif job["system"] in (SLACKWATER, POSTGRES):
         url = os.environ[POSTGRES_URL] if job["system"] == POSTGRES else None
-        run_slackwater(spark, window, data, work, statuses.append, url)
+        run_slackwater(spark, query, data, work, statuses.append, url)
     else:
-        run_native(spark, window, data, work)
+        run_native(spark, query, data, work)
     if not progress.terminated.wait(_REPORTED_WITHIN_S):
         raise TimeoutError("Spark did not report the end of the query within a minute")
     java = spark.sparkContext._jvm.System.getProperty("java.version")
@@ -105,7 +120,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kept(status: Status) -> dict[str, Any]:
-    names = ("epoch", "rows", "emitted", "late", "seconds", "phases", "groups", "state_bytes")
+    names = ("epoch", "rows", "emitted", "late", "seconds", "phases", "groups", "state_bytes", "buffered")
     return {name: value for name, value in asdict(status).items() if name in names}
 
 

@@ -13,9 +13,14 @@ def distinct(values: Int64s, is_sorted: bool = False) -> Int64s:
     ordered = values if is_sorted else np.sort(values)
     if len(ordered) < 2:
         return ordered
-    first = np.ones(len(ordered), dtype=bool)
-    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
-    return ordered[first]
+    return ordered[heads(ordered)]
+
+
+def heads(values: Int64s) -> Int64s:
+    """Where each distinct value of a sorted array begins."""
+    first = np.ones(len(values), dtype=bool)
+    np.not_equal(values[1:], values[:-1], out=first[1:])
+    return np.flatnonzero(first)
 
 
 def member(values: Int64s, pool: Int64s) -> NDArray[np.bool_]:

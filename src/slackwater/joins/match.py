@@ -32,6 +32,18 @@ class Run:
         return cls(kh, ts, id_, frame.__getitem__)
 
 
+def order(kh: Int64s, ts: Int64s) -> Int64s:
+    """Places that sort by (`kh`, `ts`), equal rows in their order. Keys that repeat seldom cost one plain sort of numbers."""
+    places = np.argsort(kh)  # three times as fast as a stable sort, and as one by both
+    at = kh[places]
+    again = at[1:] == at[:-1]
+    if again.any():
+        tied = flagged(len(kh), np.flatnonzero(again)) | flagged(len(kh), np.flatnonzero(again) + 1)
+        some = places[tied]
+        places[tied] = some[np.lexsort((some, ts[some], at[tied]))]
+    return places
+
+
 def stretches(run: Run, kh: Int64s, low: Int64s, high: Int64s) -> tuple[Int64s, Int64s]:
     """For each (hash, earliest, latest time): begin and end of the rows of a run that are within; `kh` ascending is fastest."""
     begin = np.searchsorted(run.kh, kh, "left")

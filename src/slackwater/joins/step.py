@@ -15,10 +15,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from slackwater.core.arrays import Int64s, distinct, member
+from slackwater.core.arrays import Int64s, distinct, heads, member
 from slackwater.joins.buffer import Buffers, Change, Changes, places
 from slackwater.joins.logic import LEFT, RIGHT, JoinLogic, Side
-from slackwater.joins.match import Run, flagged, pairs, stretches
+from slackwater.joins.match import Run, flagged, order, pairs, stretches
 
 MOST = 500_000  # pairs made at a time
 NUMBERS = 1 << 32  # ids of an epoch
@@ -152,7 +152,7 @@ def _without_key(side: Side, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataF
 
 
 def _sorted(side: Side, rows: pl.DataFrame, first_id: int) -> _Fresh:
-    rows = rows.sort("__kh", "__ts", maintain_order=True)
+    rows = rows[order(rows["__kh"].to_numpy(), rows["__ts"].to_numpy())]
     rows = rows.with_columns(pl.int_range(first_id, first_id + pl.len(), dtype=pl.Int64).alias("__id"))
     return _Fresh(side, rows, Run.of(rows), np.zeros(rows.height, dtype=bool))
 
@@ -230,15 +230,14 @@ def _bounded(
     """Hold the rows per key within their bound: refuse the epoch, or let the oldest go before their time."""
     most = logic.max_rows_per_key or 0
     kh = change.rows["__kh"].to_numpy()
-    hashes = distinct(kh, is_sorted=True)
-    heads = np.searchsorted(kh, hashes)
-    own = np.diff(heads, append=len(kh))
+    begins = heads(kh)
+    hashes, own = kh[begins], np.diff(begins, append=len(kh))
     if 2 * (int(own.max()) + buffers.bound(side.which)) <= most:
         return change
     counts = own + buffers.crowd(side.which, hashes, watermark)
     largest = int(counts.argmax())
     if 2 * counts[largest] > most:
-        crowd[side.which] = (int(counts[largest]), _words(side, change.rows, int(heads[largest])))
+        crowd[side.which] = (int(counts[largest]), _words(side, change.rows, int(begins[largest])))
     if counts[largest] <= most:
         return change
     if not logic.drop_oldest:

@@ -19,10 +19,10 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from slackwater.core.arrays import Int64s, member
+from slackwater.core.arrays import Int64s, heads, member
 from slackwater.joins.buffer import Change, Changes
 from slackwater.joins.logic import JoinLogic, Side
-from slackwater.joins.match import Run, bisect
+from slackwater.joins.match import Run, bisect, order
 from slackwater.state.arrow import frame_of, open_arrow, write_arrow
 from slackwater.state.merging import merge_plan
 from slackwater.state.protocol import SegmentMeta
@@ -147,14 +147,13 @@ class JoinWriter:
             for what, frame in (("", change.rows), ("+", change.matched), ("-", change.evicted)):
                 mine = [m for m in metas if m.kind == side.name + what and m.dead > watermark]
                 if frame.height:
-                    mine.append(self.write(side, what, frame))
+                    mine.append(self.write(side, what, frame if not what else frame.sort("__id")))
                 kept += self._merged(side, what, mine, watermark)
         return tuple(kept)
 
     def write(self, side: Side, what: str, frame: pl.DataFrame) -> SegmentMeta:
+        """A frame that is sorted: rows by (`__kh`, `__ts`), places by `__id`."""
         name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
-        by = ("__kh", "__ts", "__id") if not what else ("__id",)
-        frame = frame.sort(*by)
         size, digest = write_arrow(Path(self.root) / name, frame)
         return meta_of(side, what, frame, name, size, digest)
 
@@ -165,6 +164,7 @@ class JoinWriter:
         frames = [JoinSegment(self.root, m).everything() for m in metas[-count:]]
         frame = pl.concat(frames)
         frame = frame.filter(pl.Series(side.due(frame["__ts"].to_numpy()) > watermark))
+        frame = frame.sort("__id") if what else frame[order(*(frame[c].to_numpy() for c in ("__kh", "__ts")))]
         return [*metas[:-count], *([self.write(side, what, frame)] if frame.height else [])]
 
 
@@ -174,7 +174,7 @@ def meta_of(side: Side, what: str, frame: pl.DataFrame, file: str, size: int, di
     first, last = int(due.min()), int(due.max())
     emits = side.outer and not what
     kh = frame["__kh"].to_numpy()
-    most = 0 if what else int(np.diff(np.flatnonzero(np.diff(kh, prepend=kh[0] - 1)), append=len(kh)).max())
+    most = 0 if what else int(np.diff(heads(kh), append=len(kh)).max())
     return SegmentMeta(
         file=file,
         kind=side.name + what,

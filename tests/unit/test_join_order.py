@@ -1,0 +1,26 @@
+"""The order of a run: by key hash, then time; equal rows stay as they came."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slackwater.core.arrays import distinct, heads
+from slackwater.joins.match import order
+
+
+@pytest.mark.parametrize("keys", [1, 3, 50, 10**12])
+@pytest.mark.parametrize("times", [1, 4, 10**12])
+def test_by_hash_then_time_equal_rows_as_they_came(keys: int, times: int) -> None:
+    rng = np.random.default_rng(keys + times)
+    for length in (0, 1, 2, 100):
+        kh, ts = rng.integers(-keys, keys, length), rng.integers(-times, times, length)
+        assert order(kh, ts).tolist() == sorted(range(length), key=lambda i: (kh[i], ts[i], i))
+
+
+def test_heads_are_where_a_value_begins() -> None:
+    extremes = np.iinfo(np.int64)
+    values = np.array([extremes.min, extremes.min, 0, 4, 4, 4, extremes.max])
+    assert heads(values).tolist() == [0, 2, 3, 6]
+    assert heads(values[:0]).tolist() == []
+    assert distinct(values).tolist() == [extremes.min, 0, 4, extremes.max]
