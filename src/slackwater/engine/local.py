@@ -38,7 +38,7 @@ class LocalEngine:
     logic: Step
     sources: Sequence[str]
     keeps_late: bool = False  # late rows become letters
-    max_future_ms: int = 86_400_000
+    max_future_ms: int = 86_400_000  # as the window or join has it
 
     @property
     def windows(self) -> Logic:

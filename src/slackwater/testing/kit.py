@@ -262,10 +262,11 @@ def run_local(
     def begin(shards: int) -> Driver:
         hooks = Hooks(lambda: now, on_status=result.statuses.append, faults=faults)
         held: protocol.StateStore = store() if store else FilesStore(state_dir or "", pipeline.name)
-        engine, after = LocalEngine(logic, sources, pipeline.carries_origin), None
+        engine = LocalEngine(logic, sources, pipeline.carries_origin, step.max_future_ms)
+        after = None
         if then is not None:
             own = pipeline.last
-            behind = LocalEngine(last, [own.sources[0].name])
+            behind = LocalEngine(last, [own.sources[0].name], max_future_ms=then.max_future_ms)
             after = Following(Stepping(own, last, held, behind, faults.in_worker, 1), 1000 * pipeline.hold_ms)
         driver = Driver(pipeline, logic, held, target, engine, hooks, aside, after)
         try:
