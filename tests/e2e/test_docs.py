@@ -228,7 +228,7 @@ def test_the_page_on_corrections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         found.append(["-" if v is None else f"{v:%H:%M}" if hasattr(v, "hour") else str(v) for v in values])
     assert found == [line[1:] for line in expected]
     epochs = [len(pl.read_parquet(path)) for path in sorted((tmp_path / "out").glob("*.parquet"))]
-    assert epochs == [[line[0] for line in expected].count(epoch) for epoch in ("1", "2")]
+    assert epochs == [[line[0] for line in expected].count(epoch) for epoch in ("0", "1", "2")]
 
 
 def test_every_key_of_the_configuration_page_exists() -> None:
