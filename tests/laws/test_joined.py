@@ -15,7 +15,7 @@ from slackwater.errors import CapExceededError
 from slackwater.joins import step
 from slackwater.testing.kit import Crash, LocalResult, Quiet, Rows, run_local
 
-SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "160"))
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "100"))
 Row = tuple[str, int, int]  # key, time in ms, id
 
 
@@ -27,7 +27,7 @@ def test_seeded_runs(first: int) -> None:
 
 def test_pairs_made_a_few_at_a_time_are_the_same_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, "MOST", 3)
-    for seed in range(40):
+    for seed in range(20):
         joins.checked(seed)
 
 
@@ -35,7 +35,7 @@ def test_keys_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> Non
     """All keys collide: rows lie beside each other in the buffers, and match by their values only."""
     found = local.key_hash
     monkeypatch.setattr(local, "key_hash", lambda frame, keys: found(frame, keys) * 0)
-    for seed in range(40):
+    for seed in range(20):
         joins.checked(seed)
 
 

@@ -85,8 +85,9 @@ def _word(value: Any) -> str:
     return str(value)
 
 
-@pytest.mark.parametrize("files", [(1, 1), (5, 2)])
-@pytest.mark.parametrize("kind", ["inner", "left", "right", "full"])
+@pytest.mark.parametrize(
+    ("kind", "files"), [("inner", (1, 1)), ("left", (1, 1)), ("right", (2, 1)), ("full", (1, 1)), ("full", (5, 2))]
+)
 def test_the_answer_is_that_of_a_batch_join(runner: Runner, kind: str, files: tuple[int, int]) -> None:
     written(runner, 7)
     found = runner.run(sources=sources(runner, files), join=join(kind))
