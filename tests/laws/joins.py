@@ -46,7 +46,7 @@ def planned(seed: int) -> Run:
         settings["allowed_lateness_ms"] = rng.choice([0, 5, 30])
     join = _join(rng, bounds, settings)
     script: list[Rows | Quiet | Crash] = []
-    dies = rng.random() < 0.7  # a death forgets the quiet time that was not worth a commit: then only long ones count
+    dies = rng.random() < 0.6  # a death forgets quiet times that are not committed, which the judge does not know
     at = {"a": rng.randint(-50, 20), "b": rng.randint(-50, 20)}
     number = 0
     for _ in range(rng.randint(1, 7)):
@@ -68,8 +68,8 @@ def planned(seed: int) -> Run:
                     given[source].append(dict(row))
         if any(given.values()):
             script.append(Rows({s: rows for s, rows in given.items() if rows}))
-        if rng.random() < 0.2:
-            script.append(Quiet(IDLE_MS if dies else rng.choice([400, IDLE_MS])))
+        if not dies and rng.random() < 0.3:
+            script.append(Quiet(rng.choice([400, IDLE_MS])))
     reshard = rng.randrange(len(script)) if script and dies and rng.random() < 0.4 else None
     return Run(join, tuple(script), rng.choice([1, 2, 3]), reshard)
 
