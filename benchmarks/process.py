@@ -109,7 +109,7 @@ def _epochs(batches: list[dict[str, Any]], data: Path, usage: Usage) -> list[dic
     clock, spent = np.array(usage.spent).T
     for batch in batches:
         begin, end = np.interp([batch["began"], batch["began"] + batch["seconds"]], clock, spent)
-        batch["cpu_s"] = end - begin
+        batch["cpu_s"] = float(end - begin)
     return batches[:expected]
 
 
