@@ -494,3 +494,26 @@ def test_late_messages_are_read_again_for_their_letters(
     assert kept["source"].unique().to_list() == [queue]
     headers = {h["key"]: base64.b64decode(h["value"]).decode() for h in json.loads(kept["headers"][0])}
     assert headers == {"kind": "clíck", "deep": '{"n":[1]}'}
+
+
+def test_a_name_that_spark_failed_to_look_up_is_registered_again(
+    spark: Any, source: Any, rabbit: Any, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.errors import AnalysisException
+    from pyspark.sql.datasource import DataSourceRegistration
+
+    class Exists(AnalysisException):
+        def getCondition(self) -> str:  # noqa: N802
+            return "DATA_SOURCE_ALREADY_EXISTS"
+
+    register, calls = DataSourceRegistration.register, []
+
+    def once(self: Any, kind: Any) -> None:
+        calls.append(kind)
+        if len(calls) == 1:
+            raise Exists("it exists")
+        register(self, kind)
+
+    monkeypatch.setattr(DataSourceRegistration, "register", once)
+    assert source.stream(spark, rabbit.url, queue).isStreaming
+    assert len(calls) == 2

@@ -8,6 +8,7 @@ The answer is computed in SQL from what the topics hold, by Postgres, and compar
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -54,6 +55,7 @@ COLUMNS = {
     "events": "bigint",
     "total": "bigint",
 }
+_NUMBERS = itertools.count()
 
 
 @dataclass
@@ -161,7 +163,7 @@ class Pair:
 
     def __post_init__(self) -> None:
         self.name = f"{self.window}-{self.store}-{self.target}"
-        self.home = self.services.home / f"{self.name}-{len(list(self.services.home.iterdir()))}"
+        self.home = self.services.home / f"{self.name}-{next(_NUMBERS)}"
         self.home.mkdir()
         self.url = self.services.postgres.database(self.home.name)
         if self.target == "kafka":

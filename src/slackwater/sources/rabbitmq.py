@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 
 from slackwater.errors import EpochError, StartError
@@ -231,8 +232,23 @@ def stream(session: SparkSession, url: str, queue: str, **options: str | int) ->
     given = {"url": url, "queue": queue, **{k: str(v) for k, v in options.items()}}
     Settings.of(given)
     check(url, queue)
-    session.dataSource.register(RabbitDataSource)
+    _register(session)
     return session.readStream.format(FORMAT).options(**given).load()
+
+
+def _register(session: SparkSession, attempts: int = 3) -> None:
+    """Make the format known to Spark, which may know it already.
+
+    Spark answers "already exists" to whatever goes wrong while it looks the name up, as a busy machine may make it.
+    """
+    for _ in range(attempts):
+        try:
+            session.dataSource.register(RabbitDataSource)
+            return
+        except AnalysisException as e:
+            if e.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise
+        time.sleep(0.5)
 
 
 __all__ = [
