@@ -503,7 +503,7 @@ def test_a_name_that_spark_failed_to_look_up_is_registered_again(
     from pyspark.sql.datasource import DataSourceRegistration
 
     class Exists(AnalysisException):
-        def getCondition(self) -> str:  # noqa: N802
+        def getCondition(self) -> str:
             return "DATA_SOURCE_ALREADY_EXISTS"
 
     register, calls = DataSourceRegistration.register, []
