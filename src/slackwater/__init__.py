@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from slackwater.engine.run import run as run
     from slackwater.errors import ConfigError as ConfigError
     from slackwater.errors import SlackwaterError as SlackwaterError
+    from slackwater.query.view import StateView as StateView
+    from slackwater.query.view import open_state as open_state
 
 __version__ = "0.1.0"
 
@@ -61,12 +63,14 @@ _HOMES = {
     "SlackwaterError": "errors",
     "Source": "config.source",
     "StateStore": "config.target",
+    "StateView": "query.view",
     "Target": "config.target",
     "Stage": "config.pipeline",
     "Transform": "config.pipeline",
     "Window": "config.window",
     "load": "config.toml",
     "loads": "config.toml",
+    "open_state": "query.view",
     "pipeline": "api",
     "pipelines": "api",
     "run": "engine.run",

@@ -366,7 +366,7 @@ def test_state_in_memory_cannot_be_looked_at(say: Say) -> None:
         ('"10m"', '"11m"', "was written for another window (gap_ms: state has 600000, config has 660000); change the config back"),
         ('["user"]', '["price"]', "was written for another window (keys: state has ['user string'], config has ['price decimal(10,2)'])"),
         ('["user"]', '["usr"]', "the config also uses usr); change the config back, or give the pipeline a new name or state path"),
-        ('"max"', '"min"', "the config also uses price); change the config back"),
+        ('"max"', '"min"', "config has {'clicks': 'count *', 'dearest': 'min price decimal(10,2)'}); change the config back"),
     ],
 )  # fmt: skip
 def test_the_state_of_another_window(say: Say, old: str, new: str, message: str) -> None:

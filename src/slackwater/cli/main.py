@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from slackwater.cli.state import state
 from slackwater.errors import ConfigError, SlackwaterError
 
 app = typer.Typer(
@@ -83,6 +84,8 @@ def run(
 
     run_file(file, available_now, flush, metrics_port, metrics_host, status_every)
 
+
+app.add_typer(state, name="state")
 
 letters = typer.Typer(help="Look into the dead letters of a config, and apply them.", no_args_is_help=True)
 app.add_typer(letters, name="dlq")

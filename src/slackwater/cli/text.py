@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterator, Sequence
 
 from slackwater.engine.status import SourceStatus, Status
 
@@ -117,3 +118,10 @@ def summary(status: Status | None, pipeline: str, where: str) -> str:
             "a clock in the input may be wrong: bound it with max_future_ms or filter it at the source, or raise lateness_ms"
         )
     return "\n".join(lines)
+
+
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows in aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

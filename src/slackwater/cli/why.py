@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from slackwater.cli.text import ago, plural
+from slackwater.cli.text import ago, plural, table
 from slackwater.config import toml
 from slackwater.engine.fold import iso
 from slackwater.engine.why import Clock, Need, OfKey, Open, Why, why
@@ -49,7 +49,7 @@ def lines(w: Why, file: str) -> Iterator[str]:
     )
     behind = "" if w.watermark_us is None else f", {ago(w.now_us - w.watermark_us)} behind the clock"
     yield f"{w.pipeline}: epoch {w.epoch}, committed {iso(w.committed_us)}, {ago(w.now_us - w.committed_us)} ago, {published}"
-    yield from _table(
+    yield from table(
         [
             ["runner", running],
             ["watermark", _time(w.watermark_us) + behind],
@@ -57,7 +57,7 @@ def lines(w: Why, file: str) -> Iterator[str]:
         ]
     )
     yield ""
-    yield from _table(
+    yield from table(
         [["source", "newest event", "lateness", "watermark", "when it was committed"], *map(_row, w.clocks)]
     )
     yield ""
@@ -109,7 +109,7 @@ def _following(w: Why) -> Iterator[str]:
     yield f"{plural(w.open_windows, f'open {what}')}{of}; the next to close:"
     keys = list(w.next[0].key or {})
     counted = ["keys"] if w.next[0].groups is not None else ["rows"] if w.next[0].rows is not None else []
-    yield from _table(
+    yield from table(
         [
             ["", *keys, "start", *counted, "closes at watermark", "that is once"],
             *(
@@ -177,10 +177,3 @@ def _time(us: int | None) -> str:
 
 def _shown(value: Any) -> str:
     return "NULL" if value is None else str(value)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows in aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -334,6 +334,19 @@ class Spec(BaseModel):
         """Attribute values that follow from the others where the config does not give them; `to_toml` leaves them out."""
         return {}
 
+    def given(self) -> Values:
+        """The keys that are not at their default, or are spelled in a way of their own, with their values."""
+        cls, implied = type(self), self.implied()
+        found: Values = {}
+        for key in cls.KINDS:
+            attribute = cls.FIELDS.get(key, key)
+            field, value = cls.model_fields[attribute], getattr(self, attribute)
+            spelled = isinstance(value, Interpolated | InterpolatedDuration)
+            default = None if field.is_required() else field.get_default(call_default_factory=True)
+            if value is not None and (spelled or value != implied.get(attribute, default)):
+                found[key] = value
+        return found
+
     @classmethod
     def wanted(cls, key: str) -> str:
         """What to write for a missing key."""

@@ -102,17 +102,10 @@ def to_toml(pipeline: Pipeline) -> str:
 
 def _plain(spec: Spec) -> dict[str, Any]:
     """The keys of a spec that are not at their default, as TOML values."""
-    cls, implied = type(spec), spec.implied()
-    out: dict[str, Any] = {}
-    for key in cls.KINDS:
-        attribute = cls.FIELDS.get(key, key)
-        field, value = cls.model_fields[attribute], getattr(spec, attribute)
-        spelled = isinstance(value, Interpolated | InterpolatedDuration)
-        default = implied.get(attribute, None if field.is_required() else field.get_default(call_default_factory=True))
-        if value is None or (value == default and not spelled):
-            continue
-        out[key] = _value(value, key in ("options", "columns", "starting_offsets", "spark"))
-    return out
+    return {
+        key: _value(value, key in ("options", "columns", "starting_offsets", "spark"))
+        for key, value in spec.given().items()
+    }
 
 
 def _value(value: Any, inline: bool = False) -> Any:

@@ -10,6 +10,7 @@ from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import injected
 from slackwater.config.spec import nearest
 from slackwater.config.step import allowed_ms
+from slackwater.config.window import Window
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.errors import StartError
 from slackwater.joins import logic as joins
@@ -22,6 +23,11 @@ def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> Logic:
     """Bind keys and aggregations to the columns that come out of the SQL. Raises StartError, one line per misfit."""
     window = pipeline.transform.window
     assert window is not None
+    return bind_window(pipeline.name, window, columns)
+
+
+def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> Logic:
+    """The same for the window of a pipeline of this name."""
     problems: list[str] = []
 
     def find(name: str, where: str) -> Field | None:
@@ -30,11 +36,11 @@ def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> Logic:
             near = difflib.get_close_matches(name, columns, n=1)
             hint = f'; did you mean "{near[0]}"?' if near else ""
             problems.append(
-                f'{pipeline.name}: {where}: column "{name}" does not come out of the SQL{hint}; there are: {", ".join(columns)}'
+                f'{pipeline}: {where}: column "{name}" does not come out of the SQL{hint}; there are: {", ".join(columns)}'
             )
         elif not field.supported:
             problems.append(
-                f'{pipeline.name}: {where}: column "{name}" has type {field.type}; expected a scalar type, cast it in the SQL'
+                f'{pipeline}: {where}: column "{name}" has type {field.type}; expected a scalar type, cast it in the SQL'
             )
         else:
             return field
@@ -52,10 +58,10 @@ def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> Logic:
         try:
             aggs.append(Agg(spec, column, found, window.group_by))
         except StartError as error:
-            problems.append(f"{pipeline.name}: {error}")
+            problems.append(f"{pipeline}: {error}")
     if problems:
         raise StartError("\n".join(problems))
-    return Logic(pipeline.name, window, tuple(k for k in keys if k is not None), tuple(aggs))
+    return Logic(pipeline, window, tuple(k for k in keys if k is not None), tuple(aggs))
 
 
 def compile_join(pipeline: Pipeline, columns: tuple[Mapping[str, Field], Mapping[str, Field]]) -> JoinLogic:

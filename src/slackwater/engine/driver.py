@@ -108,6 +108,8 @@ class Driver:
                 for m, s in zip(states, stages, strict=True)
             ]
             self._commit(again[0].model_copy(update={"then": again[1]}) if again[1:] else again[0])
+        told = [recover.described(s.pipeline.transform.step, s.logic) for s in stages]
+        self.state = recover.with_descriptions(self.state, told)
         self.state = recover.with_sources(self.state, [s.name for s in self.pipeline.sources], schemas)
         if self.then is not None and self.state.then is not None:
             then = recover.with_sources(self.state.then, [self.then.source], {})

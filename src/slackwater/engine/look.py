@@ -5,19 +5,21 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from slackwater.config.data import from_data
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec import nearest
+from slackwater.config.window import Window
 from slackwater.core.arrays import distinct
 from slackwater.core.hashing import key_hash, mix, shard_of
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.engine import recover
-from slackwater.engine.compile import compile_window
+from slackwater.engine.compile import bind_window, compile_window
 from slackwater.errors import StartError, StateError
 from slackwater.state.protocol import Manifest, Snapshot
 from slackwater.windows.aggregations import normalised
@@ -36,12 +38,7 @@ def logic_of(pipeline: Pipeline, manifest: Manifest) -> Logic:
             f"{pipeline.name}: this looks into windows, and the config describes a join; slackwater explain tells what a "
             "join keeps and for how long"
         )
-    columns = {name: Field(name, type_) for name, _, type_ in (k.rpartition(" ") for k in written.get("keys", ()))}
-    for a in window.aggregations:
-        begin = f"{a.agg} {a.column} "
-        found = str(written.get("aggregations", {}).get(a.as_, ""))
-        if a.column is not None and found.startswith(begin):
-            columns[a.column] = Field(a.column, found.removeprefix(begin).split(" ")[0])
+    columns = columns_of(manifest, window)
     unknown = [c for c in (*window.group_by, *(a.column for a in window.aggregations if a.column)) if c not in columns]
     if unknown:
         raise StateError(
@@ -52,6 +49,32 @@ def logic_of(pipeline: Pipeline, manifest: Manifest) -> Logic:
     logic = compile_window(pipeline, columns)
     recover.check_fingerprint(logic, manifest)
     return logic
+
+
+def columns_of(manifest: Manifest, window: Window) -> dict[str, Field]:
+    """The columns that a window of the state reads: as it describes itself, or as its fingerprint tells."""
+    if manifest.described:
+        return {name: Field(name, type_) for name, type_ in manifest.described["columns"].items()}
+    written = manifest.fingerprint
+    columns = {name: Field(name, type_) for name, _, type_ in (k.rpartition(" ") for k in written.get("keys", ()))}
+    for a in window.aggregations:
+        begin = f"{a.agg} {a.column} "
+        found = str(written.get("aggregations", {}).get(a.as_, ""))
+        if a.column is not None and found.startswith(begin):
+            columns[a.column] = Field(a.column, found.removeprefix(begin).split(" ")[0])
+    return columns
+
+
+def logic_in(manifest: Manifest) -> Logic:
+    """The window of a state as the state itself describes it. Raises StateError where it does not."""
+    if "window" not in manifest.described:
+        what = "a join" if manifest.fingerprint.get("kind") == "join" else "a window that the state does not describe"
+        raise StateError(
+            f"{manifest.pipeline}: the state in epoch {manifest.epoch} is of {what}; "
+            + ("only windows can be looked into" if what == "a join" else "name the config's file instead")
+        )
+    window = from_data(Window, manifest.described["window"], f"state of {manifest.pipeline}")
+    return bind_window(manifest.pipeline, window, columns_of(manifest, window))
 
 
 # -- one key ---------------------------------------------------------------------------------------------------------
@@ -74,8 +97,20 @@ def key_of(logic: Logic, given: Sequence[str]) -> pl.DataFrame:
         raise StartError(
             f'{logic.pipeline}: --key: "{missing[0]}" is missing; expected {",".join(f"{n}=…" for n in names)}'
         )
-    columns = [pl.Series(k.name, [_value(logic, k, found[k.name])], dtype=k.polars) for k in logic.keys]
-    return normalised(pl.DataFrame(columns), list(logic.keys))
+    return key_frame(logic, {k.name: _value(logic, k, found[k.name]) for k in logic.keys})
+
+
+def key_frame(logic: Logic, key: Mapping[str, Any]) -> pl.DataFrame:
+    """One row with the key columns, from their values. Raises StartError for a value of another type."""
+    columns = []
+    for k in logic.keys:
+        try:
+            columns.append(pl.Series(k.name, [key[k.name]], dtype=k.polars))
+        except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):
+            raise StartError(
+                f"{logic.pipeline}: key: {k.name}: found {key[k.name]!r}, expected a value of type {k.type}"
+            ) from None
+    return normalised(pl.DataFrame(columns or {"": [None]}), list(logic.keys))
 
 
 def _value(logic: Logic, field: Field, text: str | None) -> Any:
@@ -107,16 +142,18 @@ def _value(logic: Logic, field: Field, text: str | None) -> Any:
     return text
 
 
-def rows_of(snapshot: Snapshot, logic: Logic, key: pl.DataFrame) -> pl.DataFrame:
-    """All state rows of one key; `key` as `key_of` gives it."""
-    manifest = snapshot.manifest
+def rows_of(snapshot: Snapshot, logic: Logic, key: pl.DataFrame, stage: int = 0) -> pl.DataFrame:
+    """All state rows of one key; `key` as `key_of` gives it; `stage`: whose windows they are, -1 for the last one's."""
+    stages = snapshot.manifest.stages
+    manifest = stages[stage]
     hashes = key_hash(key, logic.keys).to_numpy()
     shard = int(shard_of(hashes, manifest.shards)[0])
     if not logic.is_session:
         starts = np.array(sorted(manifest.panes), dtype=np.int64)
         hashes = distinct(mix(np.repeat(hashes, len(starts)), starts))
-    found = snapshot.reader(shard, logic).units(hashes)
-    return found.filter(pl.all_horizontal(pl.col(k).eq_missing(key[k][0]) for k in logic.key_names))
+    found = snapshot.reader(shard, logic, stage % len(stages)).units(hashes)
+    mine = [pl.col(k).eq_missing(key[k][0]) for k in logic.key_names]
+    return found.filter(pl.all_horizontal(mine)) if mine else found
 
 
 # -- open windows ----------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from typing import Any
 
 import polars as pl
 
+from slackwater.config.data import as_data
+from slackwater.config.step import Step
 from slackwater.core.hashing import shard_of
 from slackwater.engine import joining
 from slackwater.errors import StartError, StateError
@@ -45,6 +47,18 @@ def emission(logic: Logic | JoinLogic) -> dict[str, Any]:
 def emission_of(manifest: Manifest) -> dict[str, Any]:
     """How the windows of a state were emitted."""
     return {"updates": False, "retain_us": 0} | dict(manifest.emission)
+
+
+def described(step: Step, logic: Logic | JoinLogic) -> dict[str, Any]:
+    """The window with the types of its columns, from which `bind_window` makes the same logic; empty for what it cannot tell.
+
+    Part of every manifest, so that a state can be read without a config.
+    """
+    window = None if isinstance(logic, JoinLogic) else as_data(step)
+    if window is None or isinstance(logic, JoinLogic):
+        return {}
+    columns = {f.name: f.type for f in (*logic.keys, *(i.source for i in logic.inputs))}
+    return {"window": window, "columns": columns}
 
 
 def check_fingerprints(logics: Sequence[Logic | JoinLogic], manifest: Manifest) -> None:
@@ -90,6 +104,13 @@ def first_manifest(logics: Sequence[Logic | JoinLogic], shards: int, clock_us: i
         windows=(0,) * shards,
         then=first_manifest(more, shards, clock_us, state_id) if more else None,
     )
+
+
+def with_descriptions(manifest: Manifest, found: Sequence[Mapping[str, Any]]) -> Manifest:
+    """The state with what its stages are, as this config has them."""
+    mine, *more = found
+    then = manifest.then and with_descriptions(manifest.then, more)
+    return manifest.model_copy(update={"described": mine, "then": then})
 
 
 def with_sources(manifest: Manifest, names: Sequence[str], schemas: Mapping[str, str]) -> Manifest:

@@ -30,7 +30,7 @@ from pydantic import ValidationError
 from slackwater.errors import EpochError, FencedError, LockHeldError, StateError
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.arrow import checksum, read_arrow, verify, write_synced
-from slackwater.state.protocol import FORMAT, Manifest, OutputMeta, Publish, SegmentMeta, Snapshot
+from slackwater.state.protocol import FORMAT, Manifest, OutputMeta, Publish, SegmentMeta, Snapshot, not_kept
 from slackwater.state.segments import FilesShard, SegmentReader
 from slackwater.windows.logic import Logic
 
@@ -59,7 +59,7 @@ class FilesStore:
                 f"state directory {self.root} cannot be created ({error.strerror}); expected a writable directory"
             ) from error
         self._take_lock()
-        epochs = self._epochs()
+        epochs = self.epochs()
         try:
             latest = self._read(epochs[-1]) if epochs else None
             if latest is not None:
@@ -107,25 +107,42 @@ class FilesStore:
         return None
 
     @contextmanager
-    def peek(self) -> Iterator[Snapshot | None]:
+    def peek(self, epoch: int | None = None) -> Iterator[Snapshot | None]:
         """All files are opened at once: removed by a runner's garbage collection, they stay readable while they are open."""
-        found, epochs = None, self._epochs()
+        found, epochs = None, self.epochs()
+        if epoch is not None:
+            found = self._of_epoch(epoch, epochs)
         while epochs and found is None:
             try:
                 found = self._opened(epochs[-1])
             except StateError:
-                former, epochs = epochs, self._epochs()
+                former, epochs = epochs, self.epochs()
                 if epochs[-1:] == former[-1:]:
                     raise
                 # else a runner went on meanwhile, and removed what the former commit names
         yield found
 
+    def _of_epoch(self, epoch: int, kept: Sequence[int]) -> Snapshot:
+        try:
+            if epoch in kept:
+                return self._opened(epoch)
+        except StateError:
+            if epoch in (kept := self.epochs()):
+                raise
+        raise not_kept(epoch, kept, self.root)
+
     def _opened(self, epoch: int) -> Snapshot:
         manifest = self._read(epoch)
-        shards = [SegmentReader(self.root, metas, {}).opened() for metas in manifest.segments]
-        return Snapshot(manifest, self.published(), lambda shard, logic: shards[shard].typed(logic.state_schema))
+        stages = [
+            [SegmentReader(self.root, metas, {}).opened() for metas in stage.segments] for stage in manifest.stages
+        ]
+        return Snapshot(
+            manifest,
+            self.published(),
+            lambda shard, logic, stage: stages[stage][shard].typed(logic.state_schema),
+        )
 
-    def _epochs(self) -> list[int]:
+    def epochs(self) -> list[int]:
         return sorted(int(p.stem) for p in (self._dir / "manifests").glob("*.json"))
 
     def _path(self, epoch: int) -> Path:
@@ -233,7 +250,7 @@ class FilesStore:
         temporary.replace(self._dir / "published")
 
     def collect_garbage(self) -> None:
-        epochs = self._epochs()
+        epochs = self.epochs()
         for epoch in epochs[:-KEPT_EPOCHS]:
             self._path(epoch).unlink(missing_ok=True)
         try:

@@ -97,8 +97,12 @@ class PostgresStore:
             self.close()
             raise
 
-    def peek(self) -> AbstractContextManager[Snapshot | None]:
-        return peek(self._url, self.tables, self._place)
+    def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
+        return peek(self._url, self.tables, self._place, epoch)
+
+    def epochs(self) -> list[int]:
+        with self.peek() as snapshot:
+            return [] if snapshot is None else [snapshot.manifest.epoch]
 
     def runner(self) -> str | None:
         try:

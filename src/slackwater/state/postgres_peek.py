@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -16,9 +17,10 @@ from pydantic import ValidationError
 
 from slackwater.errors import StateError
 from slackwater.state import sql
-from slackwater.state.postgres_shard import PostgresShard
+from slackwater.state.postgres_shard import PostgresReader, PostgresShard
 from slackwater.state.postgres_tables import Tables
-from slackwater.state.protocol import FORMAT, Manifest, Snapshot
+from slackwater.state.protocol import FORMAT, Manifest, Snapshot, not_kept
+from slackwater.windows.logic import Logic
 
 
 def latest(db: psycopg.Connection[Any], tables: Tables, place: str) -> tuple[Manifest, int] | None:
@@ -45,7 +47,7 @@ def latest(db: psycopg.Connection[Any], tables: Tables, place: str) -> tuple[Man
 
 
 @contextmanager
-def peek(url: str, tables: Tables, place: str) -> Iterator[Snapshot | None]:
+def peek(url: str, tables: Tables, place: str, epoch: int | None = None) -> Iterator[Snapshot | None]:
     """See `StateStore.peek`. While the block lasts a transaction is open, so that the rows it sees are not vacuumed."""
     try:
         with closing(sql.connect(url, "state store")) as db, db.transaction():
@@ -53,17 +55,21 @@ def peek(url: str, tables: Tables, place: str) -> Iterator[Snapshot | None]:
             db.execute("SET LOCAL lock_timeout = '5s'")  # not to queue up behind whoever alters a table
             there = db.execute("SELECT to_regclass(%s) IS NOT NULL", (tables.pipelines,)).fetchone()
             found = latest(db, tables, place) if there is not None and there[0] else None
+            if epoch is not None and (found is None or found[0].epoch != epoch):
+                raise not_kept(epoch, [found[0].epoch] if found else [], f"the tables {place}, which hold the latest")
             if found is None:
                 yield None
                 return
             manifest, published = found
             exported = db.execute("SELECT pg_export_snapshot()").fetchone()
             assert exported is not None
-            shards = [
-                PostgresShard(url, tables, shard, manifest.shards, manifest.epoch, metas, exported[0])
-                for shard, metas in enumerate(manifest.segments)
-            ]
-            yield Snapshot(manifest, published, lambda shard, logic: shards[shard].reader(logic))
+            stages = manifest.stages
+
+            def reader(shard: int, logic: Logic, stage: int) -> PostgresReader:
+                of, metas = replace(tables, stage=stage), stages[stage].segments[shard]
+                return PostgresShard(url, of, shard, manifest.shards, manifest.epoch, metas, exported[0]).reader(logic)
+
+            yield Snapshot(manifest, published, reader)
     except psycopg.Error as error:
         raise StateError(f"state store {place}: {sql.reason(error)}") from None
 
@@ -84,3 +90,16 @@ def lock_holder(db: psycopg.Connection[Any], tables: Tables) -> str | None:
     if row is None:
         return None
     return row[0].removeprefix("slackwater ") if row[0] else "another process"
+
+
+def pipelines(url: str, schema: str) -> list[str]:
+    """The pipelines with their state in a schema. Raises StartError, StateError."""
+    try:
+        with closing(sql.connect(url, "state store")) as db:
+            table = Tables(schema, "").pipelines
+            there = db.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone()
+            if there is None or not there[0]:
+                return []
+            return [row[0] for row in db.execute(f"SELECT pipeline_name FROM {table} ORDER BY 1").fetchall()]
+    except psycopg.Error as error:
+        raise StateError(f'state store in schema "{schema}" of {sql.address(url)}: {sql.reason(error)}') from None

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
 
+from slackwater.errors import StateError
 from slackwater.joins.buffer import Buffers, Changes
 from slackwater.joins.logic import JoinLogic
 from slackwater.watermark import NO_WATERMARK, SourceClock
@@ -96,6 +97,9 @@ class Manifest(Record):
     epoch: int
     fingerprint: Mapping[str, Any]
     emission: Mapping[str, Any] = Field(default_factory=dict)  # how it was emitted, as far as the state shows it
+    described: Mapping[str, Any] = Field(
+        default_factory=dict
+    )  # the window, so that the state can be read without a config
     committed_us: int
     watermark_us: int = NO_WATERMARK
     shards: int
@@ -151,12 +155,16 @@ class Units(Protocol):
 class Snapshot:
     """One commit and the state rows as of it, for people and tools beside a runner.
 
-    `published`: the last epoch whose output reached the target, -1 for none. `reader`: the rows of one shard.
+    `published`: the last epoch whose output reached the target, -1 for none. `rows_of`: see `reader`.
     """
 
     manifest: Manifest
     published: int
-    reader: Callable[[int, Logic], Units]
+    rows_of: Callable[[int, Logic, int], Units]
+
+    def reader(self, shard: int, logic: Logic, stage: int = 0) -> Units:
+        """The rows of one shard of a stage."""
+        return self.rows_of(shard, logic, stage)
 
 
 class ShardState(Protocol):
@@ -216,11 +224,16 @@ class StateStore(Protocol):
 
     checkpoint: Path  # where Spark's checkpoints are kept
 
-    def peek(self) -> AbstractContextManager[Snapshot | None]:
+    def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
         """The latest commit, None for no state yet; it stays readable within the block, whatever a runner does.
 
-        Takes no lock, makes no runner wait, changes nothing. Raises StartError, StateError.
+        `epoch`: an earlier one, if it is still there (see `epochs`). Takes no lock, makes no runner wait, changes nothing.
+        Raises StartError, StateError.
         """
+        ...
+
+    def epochs(self) -> list[int]:
+        """The commits that can be looked at, ascending. Needs no `open`."""
         ...
 
     def runner(self) -> str | None:
@@ -273,3 +286,9 @@ class StateStore(Protocol):
     def close(self) -> None:
         """Give the lock back."""
         ...
+
+
+def not_kept(epoch: int, kept: Sequence[int], place: str) -> StateError:
+    """The error for a commit that is not there (any more)."""
+    known = f"epochs {kept[0]} to {kept[-1]}" if kept[1:] else f"epoch {kept[0]}" if kept else "no state yet"
+    return StateError(f"epoch {epoch} is not kept in {place}; there is {known}")

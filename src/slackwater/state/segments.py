@@ -131,7 +131,7 @@ class SegmentReader:
     def opened(self) -> SegmentReader:
         """This, with every file open."""
         for segment in self.segments:
-            _ = segment.columns
+            _ = segment.table
         return self
 
 

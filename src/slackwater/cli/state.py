@@ -1,0 +1,77 @@
+"""`slackwater state`: what is in a state, and what can be done with it. Each command's work is in a module of its own.
+
+WHERE is the TOML file of the pipeline, a state directory, or the URL of a database.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+state = typer.Typer(help="Look into states, check them, move them.", no_args_is_help=True)
+
+Where = Annotated[
+    str, typer.Argument(metavar="WHERE", help="The pipeline's TOML file, a state directory, or a database URL.")
+]
+Name = Annotated[
+    str | None, typer.Option("--pipeline", help="Which pipeline, where several have their state in WHERE.")
+]
+Schema = Annotated[str, typer.Option(help="The schema of the tables (with a URL).")]
+Key = Annotated[list[str], typer.Argument(metavar="K=V", help="The key; a name alone stands for NULL.")]
+Epoch = Annotated[int | None, typer.Option("--at", metavar="EPOCH", help="As of an earlier commit that is kept.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object per line; times in ISO 8601.")]
+
+
+@state.command("ls")
+def ls(where: Where, schema: Schema = "public", as_json: Json = False) -> None:
+    """The pipelines that have their state there, with epoch, watermark and size."""
+    from slackwater.cli.state_show import list_states
+
+    list_states(where, schema, as_json)
+
+
+@state.command("show")
+def show(
+    where: Where, pipeline: Name = None, schema: Schema = "public", epoch: Epoch = None, as_json: Json = False
+) -> None:
+    """One state: its window, its clocks, where its sources go on, what is open."""
+    from slackwater.cli.state_show import show_state
+
+    show_state(where, pipeline, schema, epoch, as_json)
+
+
+@state.command("get")
+def get(
+    where: Where,
+    key: Key,
+    pipeline: Name = None,
+    schema: Schema = "public",
+    epoch: Epoch = None,
+    as_json: Json = False,
+) -> None:
+    """The open and retained windows of a key."""
+    from slackwater.cli.state_show import get_key
+
+    get_key(where, key, pipeline, schema, epoch, as_json)
+
+
+@state.command("find-sessions")
+def find_sessions(
+    where: Where,
+    key: Key,
+    earliest_end: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Sessions whose last event is at or after it.")
+    ] = None,
+    latest_start: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Sessions that start at or before it.")
+    ] = None,
+    pipeline: Name = None,
+    schema: Schema = "public",
+    epoch: Epoch = None,
+    as_json: Json = False,
+) -> None:
+    """The sessions of a key within times (ISO 8601, UTC)."""
+    from slackwater.cli.state_show import find
+
+    find(where, key, earliest_end, latest_start, pipeline, schema, epoch, as_json)

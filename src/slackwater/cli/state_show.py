@@ -1,0 +1,182 @@
+"""`state ls`, `show`, `get`, `find-sessions`: what is in a state, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from typing import Any
+
+import polars as pl
+
+from slackwater.cli.text import ago, plural, size, table
+from slackwater.engine import look
+from slackwater.engine.fold import iso
+from slackwater.errors import SlackwaterError, StartError
+from slackwater.query.view import StateView
+from slackwater.query.where import names_at, store_at
+from slackwater.state.protocol import Manifest, StateStore
+from slackwater.watermark import NO_WATERMARK
+
+
+def list_states(where: str, schema: str, as_json: bool) -> None:
+    names = names_at(where, schema)
+    if not names:
+        raise StartError(f"{where}: no pipeline has its state there")
+    found = [_summary(store_at(where, name, schema), name) for name in names]
+    if as_json:
+        print_rows(found)
+        return
+    rows = [["pipeline", "epoch", "committed", "watermark", "open", "rows", "size", "runner"]]
+    for one in found:
+        if "error" in one:
+            rows.append([one["pipeline"], one["error"]])
+            continue
+        rows.append(
+            [
+                one["pipeline"],
+                str(one["epoch"]),
+                one["committed"],
+                one["watermark"] or "none yet",
+                f"{one['open']:,}",
+                f"{one['rows']:,}",
+                size(one["bytes"]),
+                one["runner"] or "-",
+            ]
+        )
+    print("\n".join(table([r + [""] * (8 - len(r)) for r in rows])))
+
+
+def _summary(store: StateStore, name: str) -> dict[str, Any]:
+    try:
+        with closing(store), store.peek() as snapshot:
+            if snapshot is None:
+                return {"pipeline": name, "error": "no commit yet"}
+            m = snapshot.manifest
+            return {
+                "pipeline": name,
+                "epoch": m.epoch,
+                "committed": iso(m.committed_us),
+                "watermark": _time(m.watermark_us),
+                "open": _open(m),
+                "rows": sum(s.rows for stage in m.stages for shard in stage.segments for s in shard),
+                "bytes": m.state_bytes,
+                "runner": store.runner(),
+            }
+    except SlackwaterError as error:
+        return {"pipeline": name, "error": str(error)}
+
+
+def _open(manifest: Manifest) -> int:
+    """Open windows of the last stage: sessions, or (key, pane)."""
+    last = manifest.stages[-1]
+    return sum(last.windows) or sum(sum(groups) for groups in last.panes.values())
+
+
+def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None, as_json: bool) -> None:
+    store = store_at(where, pipeline, schema)
+    with closing(store), store.peek(epoch) as snapshot:
+        if snapshot is None:
+            raise StartError(f"{where}: there is no state yet; it begins with the first epoch of: slackwater run")
+        m, published, runner, kept = snapshot.manifest, snapshot.published, store.runner(), store.epochs()
+    if as_json:
+        hidden = {"segments", "output", "letters", "then"}
+        shown = m.model_dump(mode="json", exclude=hidden) | {"published": published, "runner": runner, "kept": kept}
+        print(json.dumps(shown, ensure_ascii=False))
+        return
+    now = time.time_ns() // 1000
+    lines = [
+        ["pipeline", m.pipeline],
+        ["epoch", f"{m.epoch}, committed {iso(m.committed_us)}, {ago(now - m.committed_us)} ago"],
+        ["published", "yes" if not m.staged or published >= m.epoch else "not yet: the next start does it"],
+        ["runner", runner or "none is up"],
+        ["kept epochs", f"{kept[0]} to {kept[-1]}" if kept[1:] else str(m.epoch)],
+    ]
+    for number, stage in enumerate(m.stages):
+        name = f"stage {number + 1} " if m.then else ""
+        lines += [
+            [f"{name}step", ", ".join(f"{k} {v}" for k, v in stage.fingerprint.items() if v not in (None, {}, []))],
+            [f"{name}watermark", _time(stage.watermark_us) or "none yet"],
+            [
+                f"{name}state",
+                f"{plural(sum(s.rows for shard in stage.segments for s in shard), 'row')} in "
+                f"{plural(m.shards, 'shard')}, {size(sum(s.bytes for shard in stage.segments for s in shard))}",
+            ],
+        ]
+    print("\n".join(table(lines)))
+    print()
+    sources = [["source", "rows", "newest event", "idle", "goes on at"]]
+    for name, s in m.sources.items():
+        newest = "none yet" if s.max_event_us is None else iso(s.max_event_us)
+        offsets = "Spark's checkpoint" if s.offsets is None else _brief(s.offsets)
+        sources.append([name, f"{s.rows:,}", newest, "yes" if s.idle else "no", offsets])
+    print("\n".join(table(sources)))
+
+
+def _brief(offsets: Any, most: int = 160) -> str:
+    text = json.dumps(offsets, ensure_ascii=False)
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def get_key(
+    where: str, key: Sequence[str], pipeline: str | None, schema: str, epoch: int | None, as_json: bool
+) -> None:
+    view = _view(where, pipeline, schema, epoch)
+    _print(view.fetch(_key(view, key)), as_json)
+
+
+def find(
+    where: str,
+    key: Sequence[str],
+    earliest_end: str | None,
+    latest_start: str | None,
+    pipeline: str | None,
+    schema: str,
+    epoch: int | None,
+    as_json: bool,
+) -> None:
+    view = _view(where, pipeline, schema, epoch)
+    _print(view.find_sessions(_key(view, key), earliest_end, latest_start), as_json)
+
+
+def _view(where: str, pipeline: str | None, schema: str, epoch: int | None) -> StateView:
+    view = StateView(store_at(where, pipeline, schema))
+    return view if epoch is None else view.as_of(epoch)
+
+
+def _key(view: StateView, given: Sequence[str]) -> dict[str, Any]:
+    """The key as its columns' types have it."""
+    logic = look.logic_in(view.manifest().stages[-1])
+    return look.key_of(logic, given).row(0, named=True)
+
+
+def _print(frame: pl.DataFrame, as_json: bool) -> None:
+    if as_json:
+        print_rows(frame.iter_rows(named=True))
+        return
+    if frame.is_empty():
+        print("no open or retained window")
+        return
+    texts = [[_shown(v) for v in row] for row in frame.iter_rows()]
+    print("\n".join(table([frame.columns, *texts])))
+
+
+def print_rows(rows: Iterable[dict[str, Any]]) -> None:
+    """One JSON object per line."""
+    for row in rows:
+        print(json.dumps(row, default=_shown, ensure_ascii=False))
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, bytes):
+        return value.hex()
+    if hasattr(value, "isoformat"):
+        return str(value.isoformat()).replace("+00:00", "Z")
+    return str(value)
+
+
+def _time(us: int) -> str | None:
+    return None if us <= NO_WATERMARK else iso(us)

@@ -1,0 +1,53 @@
+"""A spec as plain data that JSON can hold, and that `build` reads back: how a state describes what it was written for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from slackwater.config.aggregator import Aggregator
+from slackwater.config.spec import Spec
+from slackwater.errors import ConfigError
+
+S = TypeVar("S", bound=Spec)
+
+
+def as_data(spec: Spec) -> dict[str, Any] | None:
+    """The keys of a spec that are not at their default, as strings, numbers, lists and tables; None if it holds what no text can name."""
+    try:
+        return {key: _value(value) for key, value in spec.given().items()}
+    except _UnnamedError:
+        return None
+
+
+class _UnnamedError(Exception):
+    """Something that exists in Python only."""
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, Spec):
+        found = as_data(value)
+        if found is None:
+            raise _UnnamedError
+        return found
+    if isinstance(value, Mapping):
+        return {str(k): _value(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_value(v) for v in value]
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, type) and issubclass(value, Aggregator) and "<" not in value.__qualname__:
+        return f"{value.__module__}:{value.__qualname__}"
+    for plain in (str, int, float):  # without what says how the config spelled it
+        if isinstance(value, plain):
+            return plain.__str__(value) if plain is str else plain(value)
+    raise _UnnamedError
+
+
+def from_data(cls: type[S], data: Mapping[str, Any], where: str) -> S:
+    """The spec that `as_data` wrote. Raises ConfigError."""
+    problems: list[str] = []
+    made = cls.build(dict(data), where, "", problems)
+    if made is None or problems:
+        raise ConfigError(problems)
+    return made

@@ -1,0 +1,1 @@
+"""Looking into states from outside: what is open, for whom, since when; beside a running pipeline, without Spark."""

@@ -1,0 +1,234 @@
+"""The read-only view of a state (KIP-94's read-only session store): open and retained windows with their values.
+
+    open_state("state/user-sessions")          the latest commit, looked for again at each question
+        .fetch({"user_id": "u7"})              windows of one key
+        .find_sessions(…, earliest_end=…)      sessions of one key within times
+        .scan(where="events > 100")            windows of all keys
+        .as_of(41)                             the same questions, to an earlier commit
+
+Each answer is one commit's: nothing of a later epoch is in it, whatever a runner does meanwhile, and no runner waits.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.engine import look
+from slackwater.errors import StartError, StateError
+from slackwater.query.where import store_at
+from slackwater.query.windows import standing
+from slackwater.state.files import FilesStore
+from slackwater.state.protocol import Manifest, Snapshot, StateStore
+from slackwater.windows.logic import Logic
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Time = dt.datetime | str | int
+
+
+def open_state(state: str | Path | Pipeline, pipeline: str | None = None, *, schema: str = "public") -> StateView:
+    """Look into the windows of a pipeline, running or not. Takes no lock and changes nothing.
+
+    `state`: a state directory, the URL of a database (with the `schema` of its tables), the TOML file of the pipeline, or
+    the pipeline. `pipeline`: its name, where several have their state there. Raises StartError, StateError, ConfigError.
+    """
+    return StateView(store_at(state, pipeline, schema))
+
+
+class StateView:
+    """Open and retained windows as Polars frames (`frame.to_arrow()` makes Arrow of them); made by `open_state`.
+
+    The columns are those of the target, with the values as they would come out if no row came any more, and
+    `_status` (open | retained), `_closes_at` (TIMESTAMP, the watermark that closes it), `_last_event` (sessions: TIMESTAMP)
+    and `_epoch` (BIGINT, the commit). Windows that are gone from the state are in the target alone.
+    """
+
+    def __init__(self, store: StateStore, epoch: int | None = None) -> None:
+        self._store, self._epoch = store, epoch
+        self._held: tuple[Snapshot, ExitStack, Logic] | None = None
+
+    # -- questions -----------------------------------------------------------------------------------------------
+
+    def fetch(self, key: Any = None) -> pl.DataFrame:
+        """The windows of one key, in order of their start.
+
+        `key`: a mapping of the group_by columns to values; the value alone where there is one column; nothing where there
+        is none. Raises StartError for a wrong key.
+        """
+        with self._looking() as (snapshot, logic):
+            return self._of_key(snapshot, logic, key)
+
+    def find_sessions(
+        self, key: Any, earliest_end: Time | None = None, latest_start: Time | None = None
+    ) -> pl.DataFrame:
+        """The sessions of one key whose last event is at or after `earliest_end`, and that start at or before `latest_start`.
+
+        As KIP-94 has it: both bounds are inclusive, and ends are those of the events, without the gap. Times are datetimes
+        (UTC where they have no offset), ISO 8601 texts, or microseconds. Raises StartError, also if the windows are no
+        sessions.
+        """
+        with self._looking() as (snapshot, logic):
+            if not logic.is_session:
+                raise StartError(f"{logic.pipeline}: find_sessions: the windows are {logic.window.kind}, not sessions")
+            found = self._of_key(snapshot, logic, key)
+            if earliest_end is not None:
+                found = found.filter(pl.col("_last_event") >= _time(earliest_end, "earliest_end"))
+            if latest_start is not None:
+                start = pl.col(logic.window.window_start_column)
+                found = found.filter(start <= _time(latest_start, "latest_start"))
+            return found
+
+    def scan(self, where: str | pl.Expr | None = None, limit: int | None = None) -> pl.DataFrame:
+        """The windows of all keys, in order of (start, key).
+
+        `where`: a condition over the columns, a Polars expression or SQL, as in "events > 100 AND _status = 'open'";
+        `limit`: at most so many. The state is read shard by shard, and kept as far as the condition holds.
+        """
+        with self._looking() as (snapshot, logic):
+            condition = _condition(where)
+            found = [
+                self._chosen(_answer(snapshot, logic, rows), condition) for rows in _shards(snapshot, logic, self.stage)
+            ]
+            everything = logic.sorted_output(pl.concat(found))
+            return everything if limit is None else everything.head(limit)
+
+    def as_of(self, epoch: int) -> StateView:
+        """The view of an earlier commit, while the store keeps it (see `epochs`). Raises StateError otherwise."""
+        if epoch not in (kept := self.epochs()):
+            there = f"epochs {kept[0]} to {kept[-1]}" if kept else "no state"
+            raise StateError(f"epoch {epoch} is not kept; there is: {there}")
+        return StateView(self._store, epoch)
+
+    def epochs(self) -> list[int]:
+        """The commits that can be asked, ascending; the Postgres store keeps the latest only."""
+        return self._store.epochs()
+
+    def manifest(self) -> Manifest:
+        """The record of the commit that is asked. Raises StateError if there is none."""
+        with self._store.peek(self._epoch) as snapshot:
+            return _there(snapshot).manifest
+
+    @property
+    def columns(self) -> dict[str, pl.DataType]:
+        """The columns of the answers."""
+        with self._looking() as (snapshot, logic):
+            return dict(_answer(snapshot, logic, logic.empty_state()).schema)
+
+    stage = -1  # of a pipeline in stages: the last one's windows
+
+    # -- how it looks --------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _looking(self) -> Iterator[tuple[Snapshot, Logic]]:
+        """One commit, readable within the block. Files stay open until there is a later commit; a database is asked anew."""
+        if not isinstance(self._store, FilesStore):
+            with self._store.peek(self._epoch) as found:
+                snapshot = _there(found)
+                yield snapshot, look.logic_in(snapshot.manifest.stages[self.stage])
+            return
+        held = self._held
+        if held is None or (self._epoch is None and self._store.epochs()[-1:] != [held[0].manifest.epoch]):
+            held = self._opened()
+        yield held[0], held[2]
+
+    def _opened(self) -> tuple[Snapshot, ExitStack, Logic]:
+        with ExitStack() as stack:
+            snapshot = _there(stack.enter_context(self._store.peek(self._epoch)))
+            logic = look.logic_in(snapshot.manifest.stages[self.stage])
+            self.close()
+            self._held = snapshot, stack.pop_all(), logic
+        return self._held
+
+    def _of_key(self, snapshot: Snapshot, logic: Logic, key: Any) -> pl.DataFrame:
+        rows = look.rows_of(snapshot, logic, _key(logic, key), self.stage)
+        return logic.sorted_output(_answer(snapshot, logic, rows))
+
+    def _chosen(self, frame: pl.DataFrame, condition: pl.Expr | None) -> pl.DataFrame:
+        if condition is None:
+            return frame
+        try:
+            return frame.filter(condition)
+        except pl.exceptions.PolarsError as error:
+            text = str(error).splitlines()[0]
+            raise StartError(f"where: {text}; there are: {', '.join(frame.columns)}") from None
+
+    def close(self) -> None:
+        """Let go of the files that are open; the view can still be used."""
+        if self._held is not None:
+            self._held[1].close()
+            self._held = None
+
+    def __enter__(self) -> StateView:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _there(snapshot: Snapshot | None) -> Snapshot:
+    if snapshot is None:
+        raise StateError("there is no state yet; it begins with the first epoch of: slackwater run")
+    return snapshot
+
+
+def _shards(snapshot: Snapshot, logic: Logic, stage: int) -> Iterator[pl.DataFrame]:
+    count = len(snapshot.manifest.stages)
+    for shard in range(snapshot.manifest.shards):
+        yield snapshot.reader(shard, logic, stage % count).scan()
+
+
+def _answer(snapshot: Snapshot, logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
+    manifest = snapshot.manifest.stages[-1]
+    return standing(logic, rows, manifest.watermark_us).with_columns(
+        pl.lit(snapshot.manifest.epoch, pl.Int64).alias("_epoch")
+    )
+
+
+def _key(logic: Logic, given: Any) -> pl.DataFrame:
+    """One row with the key columns."""
+    names = logic.key_names
+    if not isinstance(given, Mapping):
+        if len(names) != 1 and (names or given is not None):
+            wanted = "{" + ", ".join(f'"{n}": …' for n in names) + "}" if names else "none, as there is no group_by"
+            raise StartError(f"{logic.pipeline}: key: found {given!r}, expected {wanted}")
+        given = {names[0]: given} if names else {}
+    if set(given) != set(names):
+        raise StartError(
+            f"{logic.pipeline}: key: found the columns {', '.join(map(str, given)) or 'none'}, expected {', '.join(names) or 'none'}"
+        )
+    return look.key_frame(logic, given)
+
+
+def _time(value: Time, name: str) -> dt.datetime:
+    if isinstance(value, int):
+        return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=value)
+    try:
+        at = dt.datetime.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        raise StartError(f'{name}: found "{value}", expected a time such as 2026-03-01T12:00:00Z') from None
+    return at if at.tzinfo else at.replace(tzinfo=dt.UTC)
+
+
+def _condition(where: str | pl.Expr | None) -> pl.Expr | None:
+    if not isinstance(where, str):
+        return where
+    try:
+        return pl.sql_expr(where)
+    except pl.exceptions.PolarsError as error:
+        raise StartError(f"where: {str(error).splitlines()[0]}; expected a condition in SQL") from None
+
+
+def arrow(frame: pl.DataFrame) -> pa.Table:
+    """An answer as an Arrow table with plain types."""
+    return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+
+
+__all__ = ["StateView", "Time", "arrow", "open_state"]

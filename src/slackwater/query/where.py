@@ -1,0 +1,105 @@
+"""Finding a state: by a config, by the directory it is in, or by the database."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from slackwater.config import toml
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.spec import nearest
+from slackwater.errors import StartError
+from slackwater.state.files import FilesStore
+from slackwater.state.protocol import StateStore
+
+_URL = re.compile(r"postgres(ql)?://")
+
+
+def store_at(where: str | Path | Pipeline, pipeline: str | None = None, schema: str = "public") -> StateStore:
+    """The store of a state; nothing is opened or created yet.
+
+    `where`: a pipeline or its TOML file, a state directory, or the URL of a database (with its `schema`). `pipeline`: its
+    name, needed where several have their state there. Raises StartError, ConfigError.
+    """
+    if isinstance(where, Pipeline):
+        return _configured(where)
+    if _URL.match(str(where)):
+        return _in_database(str(where), schema, pipeline)
+    path = Path(where)
+    if path.suffix == ".toml" and not path.is_dir():
+        return _configured(toml.load(path))
+    return _in_directory(path, pipeline)
+
+
+def names_at(where: str | Path | Pipeline, schema: str = "public") -> list[str]:
+    """The pipelines that have their state in a place. Raises StartError, ConfigError."""
+    if isinstance(where, str | Path) and Path(where).suffix == ".toml" and not Path(where).is_dir():
+        where = toml.load(where)
+    if isinstance(where, Pipeline):
+        store = where.state_store
+        if store is None or not store.durable:
+            raise _in_memory(where)
+        if store.kind == "postgres":
+            return _in_tables(store.url or "", store.schema_)
+        where = Path(store.path or "")
+    elif _URL.match(str(where)):
+        return _in_tables(str(where), schema)
+    path = Path(where)
+    return [path.name] if (path / "manifests").is_dir() else _below(path)
+
+
+def _configured(pipeline: Pipeline) -> StateStore:
+    from slackwater.engine.parts import store_of
+
+    if pipeline.state_store is None or not pipeline.state_store.durable:
+        raise _in_memory(pipeline)
+    return store_of(pipeline)
+
+
+def _in_memory(pipeline: Pipeline) -> StartError:
+    return StartError(
+        f"{pipeline.name}: its state is in memory, where only the runner can look; "
+        'set [state_store] kind = "files" or "postgres"'
+    )
+
+
+def _in_directory(path: Path, name: str | None) -> FilesStore:
+    if (path / "manifests").is_dir():
+        if name not in (None, path.name):
+            raise StartError(f'{path}: this is the state of "{path.name}", not of "{name}"')
+        return FilesStore(path.parent, path.name)
+    return FilesStore(path, _chosen(str(path), name, _below(path)))
+
+
+def _below(path: Path) -> list[str]:
+    if not path.is_dir():
+        raise StartError(f"{path}: there is no such state directory; expected a TOML file, a directory or a URL")
+    return sorted(p.parent.name for p in path.glob("*/manifests"))
+
+
+def _in_database(url: str, schema: str, name: str | None) -> StateStore:
+    from slackwater.state import sql
+    from slackwater.state.postgres import PostgresStore
+
+    place = f'schema "{schema}" of {sql.address(url)}'
+    return PostgresStore(url, schema, _chosen(place, name, _in_tables(url, schema)))
+
+
+def _in_tables(url: str, schema: str) -> list[str]:
+    from slackwater.state.postgres_peek import pipelines
+
+    return pipelines(url, schema)
+
+
+def _chosen(place: str, name: str | None, there: Sequence[str]) -> str:
+    if not there:
+        raise StartError(f"{place}: no pipeline has its state there")
+    if name is None and len(there) == 1:
+        return there[0]
+    listed = ", ".join(there[:10]) + (f" and {len(there) - 10} more" if len(there) > 10 else "")
+    if name is None:
+        raise StartError(f"{place}: several pipelines have their state there: {listed}; name one of them")
+    if name not in there:
+        raise StartError(f'{place}: "{name}" has no state there{nearest(name, there)}; there are: {listed}')
+    return name
