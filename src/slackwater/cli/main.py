@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.state import state
+from slackwater.cli.state import Name, Schema, Where, state
 from slackwater.errors import ConfigError, SlackwaterError
 
 app = typer.Typer(
@@ -142,6 +142,20 @@ def why(
     from slackwater.cli.why import why_file
 
     why_file(file, key or [], as_json)
+
+
+@app.command()
+def serve(
+    where: Where,
+    pipeline: Name = None,
+    schema: Schema = "public",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free port.")] = 8085,
+    host: Annotated[str, typer.Option(help="Address to bind to.")] = "127.0.0.1",
+) -> None:
+    """Answer questions about the open windows over HTTP, in JSON and Arrow; read only."""
+    from slackwater.cli.serve import serve_state
+
+    serve_state(where, pipeline, schema, host, port)
 
 
 @app.command()

@@ -18,7 +18,7 @@ Name = Annotated[
     str | None, typer.Option("--pipeline", help="Which pipeline, where several have their state in WHERE.")
 ]
 Schema = Annotated[str, typer.Option(help="The schema of the tables (with a URL).")]
-Key = Annotated[list[str], typer.Argument(metavar="K=V", help="The key; a name alone stands for NULL.")]
+Key = Annotated[list[str] | None, typer.Argument(metavar="K=V", help="The key; a name alone stands for NULL.")]
 Epoch = Annotated[int | None, typer.Option("--at", metavar="EPOCH", help="As of an earlier commit that is kept.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line; times in ISO 8601.")]
 
@@ -44,7 +44,7 @@ def show(
 @state.command("get")
 def get(
     where: Where,
-    key: Key,
+    key: Key = None,
     pipeline: Name = None,
     schema: Schema = "public",
     epoch: Epoch = None,
@@ -53,13 +53,13 @@ def get(
     """The open and retained windows of a key."""
     from slackwater.cli.state_show import get_key
 
-    get_key(where, key, pipeline, schema, epoch, as_json)
+    get_key(where, key or [], pipeline, schema, epoch, as_json)
 
 
 @state.command("find-sessions")
 def find_sessions(
     where: Where,
-    key: Key,
+    key: Key = None,
     earliest_end: Annotated[
         str | None, typer.Option(metavar="TIME", help="Sessions whose last event is at or after it.")
     ] = None,
@@ -74,4 +74,4 @@ def find_sessions(
     """The sessions of a key within times (ISO 8601, UTC)."""
     from slackwater.cli.state_show import find
 
-    find(where, key, earliest_end, latest_start, pipeline, schema, epoch, as_json)
+    find(where, key or [], earliest_end, latest_start, pipeline, schema, epoch, as_json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
@@ -14,6 +14,7 @@ from slackwater.cli.text import ago, plural, size, table
 from slackwater.engine import look
 from slackwater.engine.fold import iso
 from slackwater.errors import SlackwaterError, StartError
+from slackwater.query.text import json_lines, plain
 from slackwater.query.view import StateView
 from slackwater.query.where import names_at, store_at
 from slackwater.state.protocol import Manifest, StateStore
@@ -26,7 +27,7 @@ def list_states(where: str, schema: str, as_json: bool) -> None:
         raise StartError(f"{where}: no pipeline has its state there")
     found = [_summary(store_at(where, name, schema), name) for name in names]
     if as_json:
-        print_rows(found)
+        print("\n".join(json.dumps(one, ensure_ascii=False) for one in found))
         return
     rows = [["pipeline", "epoch", "committed", "watermark", "open", "rows", "size", "runner"]]
     for one in found:
@@ -148,34 +149,20 @@ def _view(where: str, pipeline: str | None, schema: str, epoch: int | None) -> S
 def _key(view: StateView, given: Sequence[str]) -> dict[str, Any]:
     """The key as its columns' types have it."""
     logic = look.logic_in(view.manifest().stages[-1])
+    if not given and not logic.key_names:
+        return {}
     return look.key_of(logic, given).row(0, named=True)
 
 
 def _print(frame: pl.DataFrame, as_json: bool) -> None:
     if as_json:
-        print_rows(frame.iter_rows(named=True))
+        print("".join(f"{line}\n" for line in json_lines(frame)), end="")
         return
     if frame.is_empty():
         print("no open or retained window")
         return
-    texts = [[_shown(v) for v in row] for row in frame.iter_rows()]
+    texts = [[plain(v) for v in row] for row in frame.iter_rows()]
     print("\n".join(table([frame.columns, *texts])))
-
-
-def print_rows(rows: Iterable[dict[str, Any]]) -> None:
-    """One JSON object per line."""
-    for row in rows:
-        print(json.dumps(row, default=_shown, ensure_ascii=False))
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "NULL"
-    if isinstance(value, bytes):
-        return value.hex()
-    if hasattr(value, "isoformat"):
-        return str(value.isoformat()).replace("+00:00", "Z")
-    return str(value)
 
 
 def _time(us: int) -> str | None:

@@ -186,10 +186,8 @@ def _shards(snapshot: Snapshot, logic: Logic, stage: int) -> Iterator[pl.DataFra
 
 
 def _answer(snapshot: Snapshot, logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
-    manifest = snapshot.manifest.stages[-1]
-    return standing(logic, rows, manifest.watermark_us).with_columns(
-        pl.lit(snapshot.manifest.epoch, pl.Int64).alias("_epoch")
-    )
+    watermark = snapshot.manifest.stages[-1].watermark_us
+    return standing(logic, rows, watermark, snapshot.manifest.epoch)
 
 
 def _key(logic: Logic, given: Any) -> pl.DataFrame:

@@ -7,65 +7,106 @@ gone       │   retained      │     open
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import polars as pl
 
 from slackwater.windows.family import family
-from slackwater.windows.logic import FAR, LOOSE, LOOSE_TOLD, METADATA, OPEN, SETTLED, TOLD, Logic, sorted_by_key
+from slackwater.windows.logic import (
+    FAR,
+    LOOSE,
+    LOOSE_TOLD,
+    METADATA,
+    SETTLED,
+    TOLD,
+    Emitted,
+    Int64s,
+    Logic,
+    sorted_by_key,
+)
 
 TIMES = pl.Datetime("us", "UTC")
 
 
-def standing(logic: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def standing(logic: Logic, rows: pl.DataFrame, watermark: int, epoch: int) -> pl.DataFrame:
     """The windows that whole units of state rows make, as they would come out if no row came any more.
 
-    Columns: those of the output (without the metadata of emission), `_status`, `_closes_at`, `_last_event` (sessions).
+    Columns: those of the output (without the metadata of emission), `_status`, `_closes_at`, `_last_event` (sessions),
+    `_epoch`.
     """
-    horizon = logic.horizon(watermark)
-    if logic.is_session:
-        rows = rows.filter(
-            pl.col("__kind").is_in([LOOSE, LOOSE_TOLD])
-            | (pl.col("__kind").is_in([SETTLED, TOLD]) & (pl.col("__due") > horizon))
-        )
-        untold = {TOLD: SETTLED, LOOSE_TOLD: LOOSE}
-    else:
-        untold = {SETTLED: LOOSE} if logic.updates else {}
-    rows = rows.with_columns(pl.col("__kind").replace(untold))
-    found = family(logic).emit(logic, rows, horizon, FAR, True)
-    closes = pl.col("__end")
-    if logic.is_session:
-        closes = pl.when(pl.col("__reason") == "cap").then(pl.col("__start") + logic.cap_us).otherwise(closes + 1)
-    windows = found.rows.with_columns(closes.alias("__closes")).filter(pl.col("__closes") > horizon)
-    status = pl.when(windows["__closes"] > watermark).then(pl.lit("open")).otherwise(pl.lit("retained"))
-    more: list[pl.Expr | pl.Series] = [
-        status.alias("_status"),
-        windows["__closes"].cast(TIMES).alias("_closes_at"),
-    ]
-    if logic.is_session:
-        more.append(_last_events(logic, windows, rows).cast(TIMES).alias("_last_event"))
-    output = logic.output_frame(replace(found, rows=windows, superseded=found.superseded.clear()))
+    found = _sessions(logic, rows, watermark) if logic.is_session else _panes(logic, rows, watermark)
+    closes = found["__closes"].to_numpy()
+    still = closes > logic.horizon(watermark)
+    if not still.all():
+        found, closes = found[np.flatnonzero(still)], closes[still]
+    nothing = found.clear().select("__kh", *logic.key_names, "__start", "__rev")
+    output = logic.output_frame(Emitted(found, nothing, nothing))
     hidden = {"__reason", *(f.name for f in METADATA if logic.window.emit_metadata)}
-    return output.select(c for c in output.columns if c not in hidden).with_columns(*more)
+    columns = [c for c in output.get_columns() if c.name not in hidden]
+    columns.append(pl.Series("_status", np.where(closes > watermark, "open", "retained"), dtype=pl.String))
+    columns.append(found["__closes"].cast(TIMES).alias("_closes_at"))
+    if logic.is_session:
+        columns.append(found["__last"].cast(TIMES).alias("_last_event"))
+    columns.append(pl.Series("_epoch", np.full(found.height, epoch), dtype=pl.Int64))
+    return pl.DataFrame(columns)
 
 
-def _last_events(logic: Logic, sessions: pl.DataFrame, rows: pl.DataFrame) -> pl.Series:
-    """The time of each session's last event, in µs."""
-    if not logic.dynamic and not (sessions["__reason"] == "cap").any():
-        return sessions["__end"] - logic.gap_us
-    # a session is followed, in order of key and start, by the intervals that it was put together from
+def _panes(logic: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """The windows that hold panes."""
+    if logic.updates:
+        rows = rows.with_columns(pl.lit(LOOSE, pl.Int8).alias("__kind"))  # else only what was changed comes out
+    found = family(logic).emit(logic, rows, logic.horizon(watermark), FAR, True).rows
+    return found.with_columns(pl.col("__end").alias("__closes"))
+
+
+def _sessions(logic: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """The sessions: whole ones as they are, and those that pieces make."""
+    kind = rows["__kind"].to_numpy()
+    whole = _whole(logic, _only(rows, (kind == SETTLED) | (kind == TOLD)))
+    pieces = _only(rows, (kind == LOOSE) | (kind == LOOSE_TOLD))
+    if pieces.is_empty():
+        return whole
+    pieces = pieces.with_columns(pl.lit(LOOSE, pl.Int8).alias("__kind"))
+    made = family(logic).emit(logic, pieces, logic.horizon(watermark), FAR, True).rows
+    cut = (made["__reason"] == "cap").to_numpy()
+    start, end = made["__start"].to_numpy(), made["__end"].to_numpy()
+    made = made.with_columns(
+        pl.Series("__closes", np.where(cut, start + logic.cap_us, end + 1)),
+        pl.Series("__last", _last_events(logic, made, pieces)),
+    )
+    return pl.concat([whole, made.select(whole.columns)])
+
+
+def _whole(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows that are a session each, as they would be emitted, with `__closes` and `__last`."""
+    end = pl.col("__end") if logic.dynamic else pl.col("__last") + logic.gap_us
+    return rows.select(
+        "__kh",
+        *logic.key_names,
+        "__start",
+        end.alias("__end"),
+        (end + logic.allowed_us).alias("__final"),
+        pl.lit(1, pl.Int64).alias("__rev"),
+        pl.lit("close").alias("__reason"),
+        *logic.accumulators,
+        (end + 1).alias("__closes"),
+        "__last",
+    )
+
+
+def _only(rows: pl.DataFrame, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pl.DataFrame:
+    return rows if mask.all() else rows[np.flatnonzero(mask)]
+
+
+def _last_events(logic: Logic, sessions: pl.DataFrame, pieces: pl.DataFrame) -> Int64s:
+    """The time of each session's last event, in µs.
+
+    In order of key and start a session is followed by the pieces that it was put together from.
+    """
     columns = ["__kh", *logic.key_names, "__start"]
     place = pl.Series("__session", np.arange(sessions.height), dtype=pl.Int64)
     heads = sessions.select(columns).with_columns(place, pl.lit(None, pl.Int64).alias("__last"))
-    parts = rows.filter(pl.col("__kind").is_in(OPEN)).select(
-        *columns, pl.lit(None, pl.Int64).alias("__session"), "__last"
-    )
-    both, key = sorted_by_key(pl.concat([heads, parts]), logic.key_names, "__start")
-    last = (
-        both.with_columns(pl.Series("__key", key))
-        .with_columns(pl.col("__session").forward_fill().over("__key"))
-        .group_by("__session")
-        .agg(pl.col("__last").max())
-    )
-    return sessions.select(place).join(last, on="__session", how="left", maintain_order="left")["__last"]
+    parts = pieces.select(*columns, pl.lit(None, pl.Int64).alias("__session"), "__last")
+    both, _ = sorted_by_key(pl.concat([heads, parts]), logic.key_names, "__start")
+    last = both.with_columns(pl.col("__session").forward_fill()).group_by("__session").agg(pl.col("__last").max())
+    found: Int64s = last.sort("__session")["__last"].to_numpy()
+    return found

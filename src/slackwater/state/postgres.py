@@ -67,15 +67,20 @@ class PostgresStore:
 
     def __init__(self, url: str, schema: str, pipeline: str, path: str | Path | None = None) -> None:
         self._url, self._schema, self._pipeline = str(url), schema, pipeline
+        self._path = path
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        if path is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True)
-        self.checkpoint = Path(path or self._temporary.name).resolve() / pipeline / "checkpoint"  # type: ignore[union-attr]
         self.tables = Tables(schema, pipeline)
         self._connection: psycopg.Connection[Any] | None = None
         self._stages: dict[int, Logic | JoinLogic] = {}
         self._epoch = -1
         self._published = -1
+
+    @property
+    def checkpoint(self) -> Path:
+        if self._path is None and self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True)
+        path = self._path or (self._temporary.name if self._temporary else "")
+        return Path(path).resolve() / self._pipeline / "checkpoint"
 
     @property
     def _db(self) -> psycopg.Connection[Any]:
@@ -204,6 +209,7 @@ class PostgresStore:
         self._disconnect()
         if self._temporary is not None:
             self._temporary.cleanup()
+            self._temporary = None
 
     # -- an epoch ------------------------------------------------------------------------------------------------
 

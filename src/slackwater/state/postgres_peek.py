@@ -50,7 +50,7 @@ def latest(db: psycopg.Connection[Any], tables: Tables, place: str) -> tuple[Man
 def peek(url: str, tables: Tables, place: str, epoch: int | None = None) -> Iterator[Snapshot | None]:
     """See `StateStore.peek`. While the block lasts a transaction is open, so that the rows it sees are not vacuumed."""
     try:
-        with closing(sql.connect(url, "state store")) as db, db.transaction():
+        with sql.lent(url, "state store") as db, db.transaction():
             db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             db.execute("SET LOCAL lock_timeout = '5s'")  # not to queue up behind whoever alters a table
             there = db.execute("SELECT to_regclass(%s) IS NOT NULL", (tables.pipelines,)).fetchone()

@@ -222,7 +222,10 @@ Publish = Callable[[Any], None]  # takes the store's connection
 class StateStore(Protocol):
     """Durable state of one pipeline. `open` first, but for `peek` and `runner`; raises LockHeldError, StateError."""
 
-    checkpoint: Path  # where Spark's checkpoints are kept
+    @property
+    def checkpoint(self) -> Path:
+        """Where Spark's checkpoints are kept."""
+        ...
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
         """The latest commit, None for no state yet; it stays readable within the block, whatever a runner does.

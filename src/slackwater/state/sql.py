@@ -217,9 +217,10 @@ def arrow_cursor(url: str, snapshot: str | None = None) -> Iterator[Any]:
     """
     import adbc_driver_postgresql.dbapi as adbc
 
+    kind = "autocommit" if snapshot is None else "snapshot"
     connection = None
     try:
-        connection = _waiting(url) if snapshot is None else None
+        connection = _waiting(url, kind, adbc.Error)
         if connection is None:
             connection = adbc.connect(url, autocommit=snapshot is None)
         with connection.cursor() as cursor:
@@ -227,8 +228,9 @@ def arrow_cursor(url: str, snapshot: str | None = None) -> Iterator[Any]:
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
             yield cursor
-        if snapshot is None:
-            connection = _keep(url, connection)
+        if snapshot is not None:
+            connection.rollback()
+        connection = _keep(url, kind, connection)
     except adbc.Error as error:
         raise ConnectionError(f"Postgres at {address(url)}: {reason(error)}") from None
     finally:
@@ -236,17 +238,32 @@ def arrow_cursor(url: str, snapshot: str | None = None) -> Iterator[Any]:
             connection.close()
 
 
-# One ADBC connection per process and address waits for its next use: to connect takes ADBC 50 ms of CPU, and a shard
+@contextmanager
+def lent(url: str, what: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection as `connect` makes it, that waits for its next use; the caller leaves no transaction open."""
+    import psycopg
+
+    connection = _waiting(url, "plain", psycopg.Error) or connect(url, what)
+    given_back = False
+    try:
+        yield connection
+        given_back = not connection.closed
+    finally:
+        if given_back:
+            connection = _keep(url, "plain", connection)
+        if connection is not None:
+            connection.close()
+
+
+# One connection of each kind per process and address waits for its next use: to connect takes ADBC 50 ms of CPU, and a shard
 # connects several times in an epoch. What waited for long is not trusted: a firewall may have dropped it without a word.
 KEPT_S = 20.0
-_kept: dict[tuple[int, str], tuple[float, Any]] = {}
+_kept: dict[tuple[int, str, str], tuple[float, Any]] = {}
 
 
-def _waiting(url: str) -> Any | None:
+def _waiting(url: str, kind: str, broken: type[Exception]) -> Any | None:
     """The connection that waits for this address, if it is still good."""
-    import adbc_driver_postgresql.dbapi as adbc
-
-    since, connection = _kept.pop((os.getpid(), url), (0.0, None))
+    since, connection = _kept.pop((os.getpid(), url, kind), (0.0, None))
     if connection is None:
         return None
     try:
@@ -254,26 +271,28 @@ def _waiting(url: str) -> Any | None:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT 1")
                 cursor.fetchall()
+            if kind == "snapshot":
+                connection.rollback()
             return connection
-    except adbc.Error:
+    except broken:
         pass  # the server was restarted, say: a new connection finds out
     connection.close()
     return None
 
 
-def _keep(url: str, connection: Any) -> Any | None:
+def _keep(url: str, kind: str, connection: Any) -> Any | None:
     """Let a connection wait; returns the one that is to be closed for it."""
-    _, former = _kept.pop((os.getpid(), url), (0.0, None))
-    _kept[os.getpid(), url] = clock.monotonic(), connection
+    _, former = _kept.pop((os.getpid(), url, kind), (0.0, None))
+    _kept[os.getpid(), url, kind] = clock.monotonic(), connection
     return former
 
 
 @atexit.register
 def close_kept() -> None:
     """Close the connections of this process that wait."""
-    for process, url in list(_kept):
-        _, connection = _kept.pop((process, url))
-        if process == os.getpid():
+    for kept in list(_kept):
+        _, connection = _kept.pop(kept)
+        if kept[0] == os.getpid():
             connection.close()
 
 

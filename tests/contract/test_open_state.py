@@ -1,0 +1,360 @@
+"""Questions to a state, in files and in Postgres: what they answer, what they refuse, and that they see one commit."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from tests.laws import queries
+
+import slackwater as sw
+from slackwater.cli.main import main
+from slackwater.errors import StartError, StateError
+from slackwater.query.server import ARROW, serve
+from slackwater.query.view import StateView, arrow
+from slackwater.query.where import names_at
+from slackwater.state.files import KEPT_EPOCHS, FilesStore
+from slackwater.state.postgres import PostgresStore
+from slackwater.testing.kit import Rows, run_local
+
+S = 1_000_000
+SCHEMA = {"user": "string", "v": "bigint"}
+SESSION = sw.Window(
+    kind="session",
+    gap_ms=500,
+    max_session_duration_ms="1d",
+    lateness_ms="1h",
+    group_by=["user"],
+    aggregations=[sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column="v", as_="total")],
+)
+
+
+class Place:
+    """A store that is made again and again, and how a user names it."""
+
+    def __init__(self, where: str, make: Callable[[str], Any]) -> None:
+        self.where, self._make, self._made = where, make, list[Any]()
+
+    def store(self, name: str = "law") -> Any:
+        self._made.append(self._make(name))
+        return self._made[-1]
+
+    def ran(self, script: Any, window: sw.Window = SESSION, name: str = "law", **given: Any) -> None:
+        run_local(window, script, SCHEMA, flush=False, store=lambda: self.store(name), **given)
+
+    def close(self) -> None:
+        for store in self._made:
+            store.close()
+
+
+@pytest.fixture(params=["files", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "files":
+        found = Place(str(tmp_path / "state"), lambda name: FilesStore(tmp_path / "state", name))
+    else:
+        url = request.getfixturevalue("postgres").database(f"asked_{abs(hash(request.node.name)):x}")
+        found = Place(url, lambda name: PostgresStore(url, "public", name))
+    yield found
+    found.close()
+
+
+def row(at: int, user: str | None = "k", v: int = 1) -> dict[str, Any]:
+    return {"ts": at, "user": user, "v": v}
+
+
+def kip(step: int = S // 2) -> list[Any]:
+    """KIP-94's sessions, in seconds: 0-99, 101-200, 201-300, 301-400 of one key."""
+    spans = ((0, 99), (101, 200), (201, 300), (301, 400))
+    return [Rows({"a": [row(at) for at in range(a * S, b * S + 1, step)]}) for a, b in spans]
+
+
+def test_the_example_of_kip_94(place: Place) -> None:
+    place.ran(kip())
+    with sw.open_state(place.where) as view:
+        found = view.find_sessions("k", 150 * S, 300 * S)
+        assert found["window_start"].dt.timestamp("us").to_list() == [101 * S, 201 * S]
+        assert found["_last_event"].dt.timestamp("us").to_list() == [200 * S, 300 * S]
+        assert found["n"].to_list() == [199, 199]
+        late = dt.datetime(1970, 1, 1, 0, 5, 1)
+        assert view.find_sessions({"user": "k"}, latest_start=late).height == 4
+        assert view.find_sessions("k", "1970-01-01T00:05:01Z").height == 1
+        assert view.find_sessions("k", 401 * S).is_empty()
+        assert view.fetch("k").height == 4
+
+
+@pytest.mark.parametrize("seed", [3, 10, 12])
+def test_a_view_shows_what_would_come_out_of_either_store(place: Place, seed: int) -> None:
+    queries.check(seed, seed % 5 == 0, place.store)
+
+
+def test_columns_and_frames(place: Place) -> None:
+    place.ran([Rows({"a": [row(0, "a", 5), row(S, None, 7)]})])
+    with sw.open_state(place.where, "law") as view:
+        found = view.scan()
+        assert list(view.columns) == found.columns == [
+            *("user", "window_start", "window_end", "session_id", "n", "total"),
+            *("_status", "_closes_at", "_last_event", "_epoch"),
+        ]  # fmt: skip
+        assert found["user"].to_list() == ["a", None]
+        assert view.fetch(None)["total"].to_list() == [7]
+        assert view.scan("total > 5")["total"].to_list() == [7]
+        assert view.scan(pl.col("total") > 5, limit=0).is_empty()
+        assert view.scan(limit=1)["user"].to_list() == ["a"]
+        assert arrow(found).schema.field("user").type == pa.large_string()
+        assert view.fetch("nobody").schema == found.schema
+
+
+def test_windows_without_keys(place: Place) -> None:
+    minutes = sw.Window(
+        kind="tumbling", duration_ms="1m", max_groups_per_window=10, aggregations=[sw.Aggregation(agg="count", as_="n")]
+    )
+    place.ran([Rows({"a": [row(0), row(S), row(61 * S)]})], minutes)
+    with sw.open_state(place.where) as view:
+        assert view.fetch()["n"].to_list() == [1], "the first minute is closed"
+        with pytest.raises(StartError, match="find_sessions: the windows are tumbling, not sessions"):
+            view.find_sessions(None)
+        with pytest.raises(StartError, match="key: found 'k', expected none, as there is no group_by"):
+            view.fetch("k")
+
+
+def test_the_second_stage_is_asked(place: Place) -> None:
+    join = sw.Join(
+        kind="inner", left_source="a", right_source="b", left_keys=["user"], right_keys=["user"], time_window_ms=1000,
+        output_left_columns=["user", "v"], output_right_columns=[],
+    )  # fmt: skip
+    window = sw.Window(
+        kind="session", gap_ms="1m", max_session_duration_ms="1d", group_by=["left_user"],
+        aggregations=[sw.Aggregation(agg="count", as_="n")],
+    )  # fmt: skip
+    given = Rows({"a": [row(0), row(5 * S, "x")], "b": [row(0), row(0)]})
+    later = Rows({"a": [row(100 * S)], "b": [row(100 * S)]})
+    place.ran([given, later], join, sources=("a", "b"), then=window)
+    with sw.open_state(place.where) as view:
+        assert view.fetch("k")["n"].to_list() == [1], "the session of the first two pairs is closed"
+        assert view.scan()["left_user"].unique().to_list() == ["k"]
+
+
+def test_a_join_has_no_windows(place: Place) -> None:
+    join = sw.Join(
+        kind="inner",
+        left_source="a",
+        right_source="b",
+        left_keys=["user"],
+        right_keys=["user"],
+        time_window_ms=1000,
+        left_prefix="l_",
+        right_prefix="r_",
+    )
+    place.ran([Rows({"a": [row(0)], "b": []})], join, sources=("a", "b"))
+    with pytest.raises(StateError, match="the state in epoch 0 is of a join; only windows can be looked into"):
+        sw.open_state(place.where).scan()
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda v: v.fetch(3), "key: user: found 3, expected a value of type string"),
+        (lambda v: v.fetch({"usr": "k"}), "key: found the columns usr, expected user"),
+        (lambda v: v.scan("nn > 1"), 'where: unable to find column "nn"'),
+        (lambda v: v.scan("n >"), "where: unable to parse .* expected a condition in SQL"),
+        (lambda v: v.find_sessions("k", "noon"), 'earliest_end: found "noon", expected a time such as'),
+    ],
+)
+def test_wrong_questions(place: Place, ask: Callable[[StateView], Any], message: str) -> None:
+    place.ran([Rows({"a": [row(0)]})])
+    with sw.open_state(place.where) as view, pytest.raises(StartError, match=message):
+        ask(view)
+
+
+def test_which_state_is_meant(place: Place) -> None:
+    place.store().open()
+    place.close()
+    place.ran([Rows({"a": [row(0)]})])
+    other = place.store("other")
+    other.open()
+    if isinstance(other, PostgresStore):
+        with pytest.raises(StartError, match='"othr" has no state there; expected one of law; there are: law'):
+            sw.open_state(place.where, "othr")
+        return
+    with pytest.raises(StartError, match="several pipelines have their state there: law, other; name one of them"):
+        sw.open_state(place.where)
+    with pytest.raises(StartError, match='"othr" has no state there; did you mean "other"'):
+        sw.open_state(place.where, "othr")
+    with pytest.raises(StateError, match="there is no state yet; it begins with the first epoch"):
+        sw.open_state(place.where, "other").scan()
+    assert sw.open_state(f"{place.where}/law").scan().height == 1
+    with pytest.raises(StartError, match='this is the state of "law", not of "other"'):
+        sw.open_state(f"{place.where}/law", "other")
+    assert names_at(place.where) == ["law", "other"]
+    with pytest.raises(StartError, match="there is no such state directory"):
+        sw.open_state(f"{place.where}/nowhere/at/all")
+
+
+def test_nothing_is_there(tmp_path: Path, postgres: Any) -> None:
+    with pytest.raises(StartError, match="no pipeline has its state there"):
+        sw.open_state(tmp_path)
+    with pytest.raises(StartError, match=r'schema "public" of .*: no pipeline has its state there'):
+        sw.open_state(postgres.database("asked_nothing"))
+    window = sw.Window(
+        kind="tumbling", duration_ms=1, max_groups_per_window=1, aggregations=[sw.Aggregation(agg="count", as_="n")]
+    )
+    in_memory = sw.pipeline(
+        name="p",
+        source=sw.Source(connection=sw.FilesConnection(), query="x.json", format="json", schema="ts TIMESTAMP"),
+        window=window.model_copy(update={"event_time_column": "ts"}),
+        target=sw.ConsoleConnection(),
+    )
+    with pytest.raises(StartError, match="p: its state is in memory, where only the runner can look"):
+        sw.open_state(in_memory)
+
+
+def test_earlier_epochs(place: Place) -> None:
+    place.ran([Rows({"a": [row(n * S // 10)]}) for n in range(KEPT_EPOCHS + 3)])
+    with sw.open_state(place.where) as view:
+        kept = view.epochs()
+        newest = KEPT_EPOCHS + 2
+        assert view.fetch("k")["n"].to_list() == [newest + 1]
+        for epoch in kept:
+            assert view.as_of(epoch).fetch("k").select("n", "_epoch").rows() == [(epoch + 1, epoch)]
+        with pytest.raises(StateError, match="epoch 99 is not kept; there is"):
+            view.as_of(99)
+        assert kept == ([newest] if place.where.startswith("postgres") else list(range(kept[0], newest + 1)))
+        with (
+            pytest.raises(StateError, match=r"epoch 99 is not kept in .*; there is epoch"),
+            place.store().peek(99),
+        ):
+            pass
+
+
+def test_a_thousand_reads_beside_a_running_pipeline(place: Place) -> None:
+    """Each epoch adds a row to each of 40 keys: whatever is read, all keys have as many rows as the epoch says."""
+    users = [f"u{n}" for n in range(40)]
+    batches = [Rows({"a": [row(at * S // 10, user) for user in users]}) for at in range(60)]
+    place.ran(batches[:2])
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            for n in range(2, 60, 20):  # restarts, too
+                place.ran(batches[n : n + 20])
+        except BaseException as error:
+            failed.append(error)
+
+    runner = threading.Thread(target=run)
+    runner.start()
+    epochs, reads = set(), 0
+    with sw.open_state(place.where) as view:
+        while reads < 1000 or runner.is_alive():
+            if reads % 4:
+                found = view.fetch(users[reads % 40])
+                assert found.height == 1
+            else:
+                found = view.scan()
+                assert found.height == 40
+            (epoch,) = found["_epoch"].unique().to_list()
+            assert found["n"].unique().to_list() == found["total"].unique().to_list() == [epoch + 1]
+            epochs.add(epoch)
+            reads += 1
+    runner.join()
+    assert not failed, failed
+    assert len(epochs) > 10
+    assert max(epochs) == 59
+
+
+# -- the command line and HTTP -----------------------------------------------------------------------------------------
+
+
+def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[str]:
+    monkeypatch.setattr("sys.argv", ["slackwater", *arguments])
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            return [f"{end.code} {line}" for line in capsys.readouterr().err.splitlines()]
+    return capsys.readouterr().out.splitlines()
+
+
+def test_commands(place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    place.ran(kip(10 * S))
+
+    def say(*arguments: str) -> list[str]:
+        return said(capsys, monkeypatch, "state", *arguments)
+
+    head, line = say("ls", place.where)
+    assert head.split()[:4] == ["pipeline", "epoch", "committed", "watermark"]
+    assert line.split()[:2] == ["law", "3"]
+    (listed,) = map(json.loads, say("ls", place.where, "--json"))
+    assert (listed["pipeline"], listed["epoch"], listed["runner"]) == ("law", 3, None)
+    shown = say("show", place.where)
+    assert shown[0] == "pipeline     law"
+    assert any(line.startswith("step ") and "kind session" in line for line in shown)
+    assert json.loads(say("show", place.where, "--json")[0])["epoch"] == 3
+    head, *lines = say("get", place.where, "user=k")
+    assert head.split()[0] == "user"
+    assert len(lines) > 4
+    lines = say("find-sessions", place.where, "user=k", "--earliest-end", "1970-01-01T00:06:40", "--json")
+    assert lines == [], "the last event is at 391 s"
+    (line,) = say("find-sessions", place.where, "user=k", "--earliest-end", "1970-01-01T00:06:31", "--json")
+    assert json.loads(line)["_last_event"] == "1970-01-01T00:06:31Z"
+    assert say("get", place.where, "user=nobody") == ["no open or retained window"]
+    assert say("get", place.where, "usr=k") == [
+        '1 error: law: --key: "usr" is not a key of this window; did you mean "user"?'
+    ]
+    assert say("get", place.where, "user=k", "--at", "77")[0].startswith("1 error: epoch 77 is not kept; there is")
+
+
+def test_over_http(place: Place) -> None:
+    place.ran([Rows({"a": [row(0, "a=b"), row(S, None), row(9 * S, "c", 3)]})])
+    with sw.open_state(place.where) as view:
+        server = serve(view, 0)
+        try:
+
+            def get(path: str, **headers: str) -> bytes:
+                url = f"http://127.0.0.1:{server.server_port}{path}"
+                with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
+                    found: bytes = answer.read()
+                    return found
+
+            about = json.loads(get("/"))
+            assert (about["pipeline"], about["epoch"], about["paths"]) == (
+                "law",
+                0,
+                ["/", "/fetch", "/find-sessions", "/scan"],
+            )
+            (one,) = json.loads(get(f"/fetch?key={quote('user=a=b')}"))
+            assert (one["user"], one["window_start"], one["n"]) == ("a=b", "1970-01-01T00:00:00Z", 1)
+            assert len(json.loads(get("/fetch?key=user"))) == 1, "a name alone is NULL"
+            assert [r["user"] for r in json.loads(get(f"/scan?where={quote('total > 1')}"))] == ["c"]
+            assert len(json.loads(get("/scan?limit=2&at=0"))) == 2
+            assert json.loads(get("/find-sessions?key=user=c&earliest_end=1970-01-01T00:00:10Z")) == []
+            for answer in (get("/scan?format=arrow"), get("/scan", Accept=ARROW)):
+                assert pa.ipc.open_stream(answer).read_all().num_rows == 3
+            for path, status, message in (
+                ("/nowhere", 404, "there is no /nowhere; there are: /, /fetch"),
+                ("/fetch?key=usr=c", 400, '"usr" is not a key of this window'),
+                ("/fetch?kee=user=c", 400, '"kee" is not known here; there are: key, at, format'),
+                ("/scan?limit=many", 400, 'limit: found "many", expected a whole number'),
+                ("/scan?limit=-1", 400, 'limit: found "-1", expected 0 or more'),
+                ("/scan?at=9", 503, "epoch 9 is not kept"),
+            ):
+                with pytest.raises(HTTPError) as refused:
+                    get(path)
+                assert refused.value.code == status
+                assert message in json.loads(refused.value.read())["error"]
+            with pytest.raises(HTTPError, match="501"):
+                urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/scan", data=b"x")
+            with pytest.raises(StartError, match=r"the state cannot be served on 127\.0\.0\.1:.*choose another --port"):
+                serve(view, server.server_port)
+        finally:
+            server.shutdown()
+            server.server_close()

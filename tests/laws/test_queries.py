@@ -1,0 +1,17 @@
+"""What a view shows of a state is what comes out of it: a few seeds of `queries`, more by `python -m tests.laws.queries`."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from tests.laws import queries
+
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 20))
+def test_a_view_shows_what_would_come_out(first: int) -> None:
+    found = [queries.check(seed, seed % 5 == 0) for seed in range(first, first + 20)]
+    assert sum(opened for opened, _ in found) > 20
+    assert sum(retained for _, retained in found) > 0
