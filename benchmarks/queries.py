@@ -1,0 +1,163 @@
+"""`python -m benchmarks.queries`: what questions to a state take, and what they cost the pipeline that they are asked beside.
+
+fetch   a million open sessions in the files store, changed by a few epochs; one key after the other, at random
+beside  the sessions of the case `reopen` (drop), with nobody asking, and with a process that asks so many times a second
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+import slackwater as sw
+from benchmarks.cases import REOPEN_STREAM, REOPEN_WINDOWS, SLACKWATER, WARM_UP, quick
+from benchmarks.data import generate
+from benchmarks.figures import machine, summarised
+from benchmarks.process import run_worker
+from slackwater.core.schema import Field
+from slackwater.engine.compile import compile_window
+from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.local import LocalEngine
+from slackwater.query.view import StateView
+from slackwater.sources.base import Batch
+from slackwater.state.files import FilesStore
+from slackwater.state.protocol import BatchId
+from slackwater.targets.console import ConsoleTarget
+from slackwater.testing.kit import pipeline_for
+
+S = 1_000_000
+PER_SECOND = 20
+
+
+def million(directory: str, sessions: int) -> None:
+    """A state with so many open sessions, of which some were changed in each of five further epochs."""
+    window = sw.Window(
+        kind="session",
+        gap_ms="30m",
+        max_session_duration_ms="1d",
+        lateness_ms="1h",
+        group_by=["user"],
+        max_groups_per_window=2 * sessions,
+        aggregations=[sw.Aggregation(agg="count", as_="events"), sw.Aggregation(agg="sum", column="v", as_="total")],
+    )
+    pipeline = pipeline_for(window, ["a"])
+    logic = compile_window(pipeline, {"user": Field("user", "string"), "v": Field("v", "bigint")})
+    store, clock = FilesStore(directory, pipeline.name), 4 * 10**15
+    driver = Driver(pipeline, logic, store, ConsoleTarget(), LocalEngine(logic, ["a"]), Hooks(lambda: clock))
+    driver.start(store.open(), 2, {})
+    chance = np.random.default_rng(1)
+    first = pl.DataFrame(
+        {
+            "ts": chance.integers(0, 1200 * S, sessions),
+            "user": "user-" + pl.Series(np.arange(sessions)).cast(pl.String),
+            "v": chance.integers(0, 100, sessions),
+        }
+    )
+    for number in range(6):
+        some = first if number == 0 else first[chance.integers(0, sessions, sessions // 20)]
+        rows = some.with_columns(pl.col("ts") + 5 * S * number)
+        driver.run_batch(Batch(BatchId(checkpoint="bench", batch=number), {}, {"a": rows}), 0)
+    store.close()
+
+
+def fetches(directory: str, sessions: int, count: int) -> dict[str, float]:
+    """Milliseconds per `fetch` of a random key."""
+    times = []
+    with sw.open_state(directory) as view:
+        segments = [len(shard) for shard in view.manifest().segments]
+        for key in np.random.default_rng(2).integers(0, sessions, count):
+            began = time.perf_counter()
+            found = view.fetch(f"user-{key}")
+            times.append(1000 * (time.perf_counter() - began))
+            assert found.height == 1
+    return {"p50_ms": statistics.median(times), "p99_ms": float(np.quantile(times, 0.99)), "segments": sum(segments)}
+
+
+def asking(directory: Path, per_second: int) -> None:
+    """Ask for a random key so many times a second until killed; one line per hundred answers."""
+    while not list(directory.glob("*/manifests/*.json")):
+        time.sleep(0.1)
+    with sw.open_state(directory) as view:
+        keys, times = _keys(view), list[float]()
+        while True:
+            began = time.perf_counter()
+            found = view.fetch(random.choice(keys))
+            assert found["_epoch"].n_unique() <= 1
+            times.append(1000 * (time.perf_counter() - began))
+            if len(times) % 100 == 0:
+                print(json.dumps({"answers": len(times), "p50_ms": statistics.median(times)}), flush=True)
+                keys = _keys(view)
+            time.sleep(max(1 / per_second - (time.perf_counter() - began), 0))
+
+
+def _keys(view: StateView) -> list[dict[str, Any]]:
+    some = view.scan(limit=2000)
+    return list(some.select(some.columns[: some.columns.index("window_start")]).iter_rows(named=True))
+
+
+def beside(root: Path, rounds: int, per_second: int, small: bool) -> dict[str, Any]:
+    """The same pipeline with nobody asking, and with one who does, in turn."""
+    stream = quick(REOPEN_STREAM) if small else REOPEN_STREAM
+    data, runs, told = generate(stream, root / "data"), {"alone": [], "asked": []}, list[dict[str, Any]]()
+    for turn in range(rounds):
+        for name in list(runs)[:: 1 if turn % 2 == 0 else -1]:
+            work = root / f"{name}-{turn}"
+            command = [sys.executable, "-m", "benchmarks.queries", "--ask", str(work / "state")]
+            command += ["--per-second", str(per_second)]
+            asker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True) if name == "asked" else None
+            try:
+                runs[name].append(run_worker(SLACKWATER, REOPEN_WINDOWS["drop"], data, work, "6g"))
+            finally:
+                if asker is not None:
+                    asker.kill()
+                    lines = asker.communicate()[0].splitlines()
+                    told += [json.loads(lines[-1])] if lines else []
+    found = {name: summarised(results, WARM_UP) for name, results in runs.items()}
+    return {
+        **{name: figures["median_s"] for name, figures in found.items()},
+        "cost": found["asked"]["median_s"] / found["alone"]["median_s"] - 1,
+        "answers": told,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.queries", description=__doc__)
+    parser.add_argument("--sessions", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--per-second", type=int, default=PER_SECOND)
+    parser.add_argument("--quick", action="store_true", help="small sizes: a smoke test, no measurement")
+    parser.add_argument("--ask", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.ask:
+        asking(given.ask, given.per_second)
+    sessions = 20_000 if given.quick else given.sessions
+    print(machine())
+    with tempfile.TemporaryDirectory(prefix="slackwater-queries-") as root:
+        million(f"{root}/million", sessions)
+        found = fetches(f"{root}/million", sessions, 1000)
+        print(
+            f"fetch of a key among {sessions:,} open sessions in {found['segments']} segments: p50 {found['p50_ms']:.2f} ms, "
+            f"p99 {found['p99_ms']:.2f} ms (goal: p50 under 5 ms)",
+            flush=True,
+        )
+        cost = beside(Path(root), given.rounds, given.per_second, given.quick)
+        print(
+            f"an epoch beside {given.per_second} questions a second: {cost['asked']:.2f} s, alone {cost['alone']:.2f} s: "
+            f"{100 * cost['cost']:+.1f} % (goal: under 5 %); {cost['answers']}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Every command and example of docs/state.md, in its order, with the state in files and in Postgres."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.e2e.test_docs import ROOT, block, command
+
+pytestmark = pytest.mark.spark
+PAGE = "docs/state.md"
+IN_FILES = '[state_store]\nkind = "files"\npath = "state"\n'
+IN_POSTGRES = '[state_store]\nkind = "postgres"\nurl = "${STATE_URL}"\n'
+
+
+@pytest.fixture(params=["files", "postgres"])
+def where(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A directory with the README's pipeline and its events; how the place of its states is named."""
+    monkeypatch.chdir(tmp_path)
+    config, place = block("toml"), "state"
+    if request.param == "postgres":
+        place = request.getfixturevalue("postgres").database("state_page")
+        monkeypatch.setenv("STATE_URL", place)
+        assert IN_FILES in config
+        config = config.replace(IN_FILES, IN_POSTGRES)
+    Path("sessions.toml").write_text(config)
+    Path("data/events").mkdir(parents=True)
+    yield place
+
+
+def events(name: str, first: int, last: int) -> None:
+    """Clicks of u1, one a minute."""
+    rows = [
+        {"user_id": "u1", "page_url": f"/{n % 2}", "event_type": "click", "ts": f"2024-03-01T09:{n:02}:00Z"}
+        for n in range(first, last)
+    ]
+    Path("data/events", name).write_text("".join(json.dumps(r) + "\n" for r in rows))
+
+
+def commands() -> list[list[str]]:
+    """What the page lets one type, one command after the other."""
+    page = (ROOT / PAGE).read_text()
+    blocks = re.findall(r"^```console\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    return [
+        shlex.split(line[2:].split("  #")[0]) for text in blocks for line in text.splitlines() if line.startswith("$ ")
+    ]
+
+
+@pytest.mark.usefixtures("spark")
+def test_the_page(where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for n in range(3):
+        events(f"{n}.jsonl", 3 * n, 3 * n + 3)
+        assert command(monkeypatch, "run", "sessions.toml", "--available-now") == 0
+    served = None
+    typed = commands()
+    assert [c[:3] for c in typed[:2]] == [["slackwater", "state", "ls"], ["slackwater", "state", "show"]]
+    try:
+        for program, *arguments in typed:
+            said = [
+                where if a == "state" and i and arguments[i - 1] != "slackwater" else a for i, a in enumerate(arguments)
+            ]
+            capsys.readouterr()
+            if program == "curl":
+                asked(arguments)
+            elif arguments[0] == "serve":
+                served = serving(arguments)
+            else:
+                assert program == "slackwater"
+                code = command(monkeypatch, *said)
+                told = capsys.readouterr()
+                assert code == 0, (said, told.err)
+                assert told.out.strip(), said
+    finally:
+        if served is not None:
+            os.killpg(served.pid, signal.SIGTERM)
+            served.wait(30)
+
+
+def serving(arguments: list[str]) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "slackwater.cli.main", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("serving on http://127.0.0.1:8085/")
+    return process
+
+
+def asked(arguments: list[str]) -> None:
+    """What curl would get."""
+    headers = {}
+    if "-H" in arguments:
+        name, _, value = arguments[arguments.index("-H") + 1].partition(": ")
+        headers[name] = value
+    (url,) = [a for a in arguments if a.startswith("http://")]
+    for _ in range(100):
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
+                body = answer.read()
+            break
+        except ConnectionError:
+            time.sleep(0.1)
+    found = pa.ipc.open_stream(body).read_all().to_pylist() if headers else json.loads(body)
+    assert [(row["user_id"], row["clicks"]) for row in found] == [("u1", 9)]
+
+
+@pytest.mark.usefixtures("spark")
+def test_the_page_in_python(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    events("0.jsonl", 0, 9)
+    assert command(monkeypatch, "run", "sessions.toml", "--available-now") == 0
+    known: dict[str, Any] = {}
+    exec(compile(block("python", page=PAGE), PAGE, "exec"), known)
+    for name in ("one", "some", "busy", "before"):
+        assert known[name]["clicks"].to_list() == [9], name
