@@ -86,6 +86,8 @@ def test_the_page(where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         if served is not None:
             os.killpg(served.pid, signal.SIGTERM)
             served.wait(30)
+            assert served.stdout is not None
+            served.stdout.close()
 
 
 def serving(arguments: list[str]) -> subprocess.Popen[str]:
