@@ -321,7 +321,8 @@ def garble_published(rng: random.Random, home: Path) -> list[Path]:
     return [path]
 
 
-DAMAGES: tuple[Callable[[random.Random, Path], list[Path]], ...] = (
+Damage = Callable[[random.Random, Path], list[Path]]  # what it damaged
+DAMAGES: tuple[Damage, ...] = (
     flip,
     flip,
     overwrite,
@@ -349,16 +350,21 @@ class Outcome:
 
 
 def check(seed: int) -> Outcome:
-    """Damage, verify, start again. Raises AssertionError for a wrong row, or an error that does not name the file."""
+    """The damage of a seed."""
     rng = random.Random(seed)
     case, published = rng.choice(list(CASES)), rng.random() < 0.5
-    state, damage = stopped(case, published), rng.choice(DAMAGES)
+    return damaged(case, published, rng.choice(DAMAGES), rng)
+
+
+def damaged(case: str, published: bool, damage: Damage, rng: random.Random) -> Outcome:
+    """Damage, verify, start again. Raises AssertionError for a wrong row, or an error that does not name the file."""
+    state = stopped(case, published)
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
         shutil.copytree(state.home, home, dirs_exist_ok=True)
-        damaged = damage(rng, home)
-        what = f"{case}, {'published' if published else 'not published'}: {damage.__name__} {', '.join(p.name for p in damaged)}"
-        names = {str(p) for p in damaged}
+        paths = damage(rng, home)
+        what = f"{case}, {'published' if published else 'not published'}: {damage.__name__} {', '.join(p.name for p in paths)}"
+        names = {str(p) for p in paths}
         report = verify(FilesStore(home, NAME))
         told = [p for p in report.problems if any(n in str(p) for n in names)]
         assert bool(told) == bool(report.problems), f"{what}: verify names other files: {[*map(str, report.problems)]}"
