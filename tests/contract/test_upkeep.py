@@ -69,7 +69,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 def tables(request: pytest.FixtureRequest) -> Place:
     url = request.getfixturevalue("postgres").database(f"upkeep_{abs(hash(request.node.name)):x}")
-    return Place(url, lambda: PostgresStore(url, "public", NAME))
+
+    def make() -> PostgresStore:
+        store = PostgresStore(url, "public", NAME)
+        request.addfinalizer(store.close)
+        return store
+
+    return Place(url, make)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Each damage of `tests.laws.corrupted` once; the thousand seeds are run from the command line."""
+"""Some damages of `tests.laws.corrupted`; the thousand seeds are run from the command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from collections.abc import Iterator
 
 import pytest
 from tests.laws import corrupted, seeds
-from tests.laws.corrupted import CASES, DAMAGES
+from tests.laws.corrupted import CASES
+
+DAMAGES = (
+    corrupted.flip,
+    corrupted.remove,
+    corrupted.remove_some,
+    corrupted.swap_manifests,
+    corrupted.swap_segments,
+    corrupted.put_old,
+    corrupted.garble_published,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +35,7 @@ def test_a_damaged_state_is_told_or_harmless() -> None:
     """Every other one with the last epoch not published; both happen: what is refused, and what does no harm."""
     found = [
         corrupted.damaged("sessions", bool(number % 2), damage, random.Random(number))
-        for number, damage in enumerate(dict.fromkeys(DAMAGES))
+        for number, damage in enumerate(DAMAGES)
     ]
     assert any(o.refused for o in found)
     assert any(not o.refused for o in found)

@@ -38,8 +38,8 @@ class Compacted:
 
 def compact(store: StateStore) -> Compacted:
     """Merge, commit, collect garbage. Raises LockHeldError beside a runner; StartError, StateError where it must not be done."""
-    before = sizes(store)
     with closing(store):
+        before = sizes(store)
         latest = store.open()
         assert latest is not None, "it was there before"
         if latest.staged and store.published() < latest.epoch:
