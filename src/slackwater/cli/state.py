@@ -75,3 +75,41 @@ def find_sessions(
     from slackwater.cli.state_show import find
 
     find(where, key or [], earliest_end, latest_start, pipeline, schema, epoch, as_json)
+
+
+@state.command("verify")
+def verify(where: Where, pipeline: Name = None, schema: Schema = "public", as_json: Json = False) -> None:
+    """Check every commit, file or table of a state; exit code 1 if anything is wrong. Works beside a runner."""
+    from slackwater.cli.state_upkeep import verify_state
+
+    raise typer.Exit(verify_state(where, pipeline, schema, as_json))
+
+
+@state.command("sizes")
+def sizes(
+    where: Where,
+    hot_keys: Annotated[int, typer.Option(min=0, metavar="N", help="Also the N keys that weigh most.")] = 0,
+    pipeline: Name = None,
+    schema: Schema = "public",
+    as_json: Json = False,
+) -> None:
+    """What a state weighs, shard by shard; what only older commits hold; how it grows."""
+    from slackwater.cli.state_upkeep import show_sizes
+
+    show_sizes(where, pipeline, schema, hot_keys, as_json)
+
+
+@state.command("history")
+def history(where: Where, pipeline: Name = None, schema: Schema = "public", as_json: Json = False) -> None:
+    """The kept commits: rows in, late, bad and emitted of each, open windows, size."""
+    from slackwater.cli.state_upkeep import show_history
+
+    show_history(where, pipeline, schema, as_json)
+
+
+@state.command("compact")
+def compact(where: Where, pipeline: Name = None, schema: Schema = "public", as_json: Json = False) -> None:
+    """Merge the segments of every shard, without what is forgotten, as a commit of its own. No runner may be up."""
+    from slackwater.cli.state_upkeep import compact_state
+
+    compact_state(where, pipeline, schema, as_json)

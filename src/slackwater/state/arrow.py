@@ -64,18 +64,22 @@ def checksum(content: Any) -> str:
 
 def verify(path: Path, expected: str, size: int | None = None) -> None:
     """Raise StateError if a file is missing, was cut, or holds other bytes than were written."""
-    try:
-        with pa.memory_map(str(path)) as source:
-            content = source.read_buffer()
-            wrong = "is truncated" if size is not None and content.size != size else ""
-            if not wrong and checksum(content) != expected:
-                wrong = "does not hold what was written"
-    except (OSError, pa.ArrowException) as error:
-        wrong = "is missing" if not path.exists() else f"cannot be read ({type(error).__name__})"
-    if wrong:
+    if wrong := wrong_in(path, expected, size):
         raise StateError(
             f"state file {path} {wrong}; restore it from a copy of the state directory; nothing was changed"
         )
+
+
+def wrong_in(path: Path, expected: str, size: int | None = None) -> str:
+    """What is wrong with a file: missing, cut, other bytes than were written; empty if nothing is."""
+    try:
+        with pa.memory_map(str(path)) as source:
+            content = source.read_buffer()
+            if size is not None and content.size != size:
+                return "is truncated" if content.size < size else "is longer than what was written"
+            return "" if checksum(content) == expected else "does not hold what was written"
+    except (OSError, pa.ArrowException) as error:
+        return "is missing" if not path.exists() else f"cannot be read ({type(error).__name__})"
 
 
 def read_arrow(path: Path, expected: str) -> pl.DataFrame:

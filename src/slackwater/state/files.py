@@ -5,7 +5,7 @@ state/<pipeline>/
   manifests/000000012.json  one per epoch, created only if absent: that is the commit; its last line is a checksum
   segments/…                state rows (Arrow), referred to by manifests
   outputs/…                 staged output (Arrow), kept until published
-  published                 the last epoch that reached the target
+  published                 the last epoch that reached the target, and a checksum
   checkpoint/…              Spark's plan of the next epoch; can be lost
 """
 
@@ -15,12 +15,13 @@ import fcntl
 import json
 import logging
 import os
+import re
 import socket
 import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -59,9 +60,8 @@ class FilesStore:
                 f"state directory {self.root} cannot be created ({error.strerror}); expected a writable directory"
             ) from error
         self._take_lock()
-        epochs = self.epochs()
         try:
-            latest = self._read(epochs[-1]) if epochs else None
+            latest = self._found()
             if latest is not None:
                 self._verify(latest)
         except StateError:
@@ -70,8 +70,46 @@ class FilesStore:
         self._latest = latest.epoch if latest else -1
         return latest
 
+    def _found(self) -> Manifest | None:
+        """The latest commit, if it is what the rest of the directory says it is."""
+        epochs = self.epochs()
+        latest = self._read(epochs[-1]) if epochs else None
+        self.check_published(self.published(), latest.epoch if latest else -1)
+        if latest is None:
+            self.check_begins()
+            return None
+        former = set()
+        for epoch in epochs[:-1]:
+            with suppress(StateError):  # one that is damaged is not needed for a start
+                former.add(self._read(epoch).state_id)
+        if former and latest.state_id not in former:
+            raise StateError(
+                f"manifest {self._path(latest.epoch)} is of another state (state_id {latest.state_id!r}) than the commits "
+                f"before it ({', '.join(map(repr, sorted(former)))}); restore it from a copy of the directory"
+            )
+        return latest
+
+    def check_published(self, published: int, latest: int) -> None:
+        """Raise StateError if an epoch was published whose commit is not there."""
+        if published > latest:
+            there = f"the latest manifest is of epoch {latest}" if latest >= 0 else "there is no manifest"
+            raise StateError(
+                f"manifest {self._path(published)} is missing: {self._dir / 'published'} says that epoch {published} was "
+                f"published, and {there}; restore it from a copy of the directory"
+            )
+
+    def check_begins(self) -> None:
+        """Raise StateError if there are files of later epochs though there is no commit."""
+        for folder in ("segments", "outputs", "offsets"):
+            for path in sorted((self._dir / folder).glob("*")):
+                if path.name[:9].isdigit() and int(path.name[:9]) > 0:
+                    raise StateError(
+                        f"{self._dir / 'manifests'} holds no manifest, and {path} is of epoch {int(path.name[:9])}; restore "
+                        "the manifests from a copy of the directory, or remove the directory to start over"
+                    )
+
     def _take_lock(self) -> None:
-        file = (self._dir / "lock").open("a+")
+        file = (self._dir / "lock").open("a+", errors="replace")
         end = time.monotonic() + LOCK_S
         while True:
             try:
@@ -95,7 +133,7 @@ class FilesStore:
     def runner(self) -> str | None:
         path = self._dir / "lock"
         try:
-            with path.open() as file:
+            with path.open(errors="replace") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -143,7 +181,8 @@ class FilesStore:
         )
 
     def epochs(self) -> list[int]:
-        return sorted(int(p.stem) for p in (self._dir / "manifests").glob("*.json"))
+        found = (self._dir / "manifests").glob("*.json")
+        return sorted(int(p.stem) for p in found if re.fullmatch("[0-9]{9,18}", p.stem))
 
     def _path(self, epoch: int) -> Path:
         return self._dir / "manifests" / f"{epoch:09d}.json"
@@ -152,8 +191,12 @@ class FilesStore:
         """Every segment is there and holds what was written; once per start, as later ones are this process's own."""
         for meta in (m for stage in manifest.stages for shard in stage.segments for m in shard):
             verify(self._dir / meta.file, meta.checksum, meta.bytes)
-        for name in (n for source in manifest.sources.values() for n in _offset_files(source.offsets)):
+        for name in (n for source in manifest.sources.values() for n in offset_files(source.offsets)):
             verify(self._dir / name, Path(name).stem.rpartition("-")[2])
+
+    def manifest(self, epoch: int) -> Manifest:
+        """The record of a commit. Raises StateError if it is not there, damaged, or another one's."""
+        return self._read(epoch)
 
     def _read(self, epoch: int) -> Manifest:
         path = self._path(epoch)
@@ -165,6 +208,8 @@ class FilesStore:
             raise StateError(
                 f"manifest {path} is damaged or unreadable; restore it from a copy of the directory"
             ) from error
+        if digest != checksum(text.encode()):
+            raise StateError(f"manifest {path} is damaged: it does not hold what was written; restore it from a copy")
         if version != FORMAT:
             raise StateError(
                 f"state in {self.root} has format {version}, this version reads format {FORMAT}; "
@@ -174,14 +219,18 @@ class FilesStore:
                     else "no migration from it is registered"
                 )
             )
-        if digest != checksum(text.encode()):
-            raise StateError(f"manifest {path} is damaged: it does not hold what was written; restore it from a copy")
         try:
-            return Manifest.model_validate(data)
+            found = Manifest.model_validate(data)
         except ValidationError as error:
             raise StateError(
                 f"manifest {path} is damaged: {error.error_count()} fields do not fit; restore it from a copy"
             ) from error
+        if (found.pipeline, found.epoch) != (self._dir.name, epoch):
+            raise StateError(
+                f'manifest {path} is of epoch {found.epoch} of "{found.pipeline}", expected epoch {epoch} of '
+                f'"{self._dir.name}": it was put in the place of another; restore that one from a copy'
+            )
+        return found
 
     def prepare(self, logic: Logic | JoinLogic, stage: int = 0) -> None:
         return
@@ -241,12 +290,23 @@ class FilesStore:
 
     def published(self) -> int:
         path = self._dir / "published"
-        text = path.read_text().strip() if path.exists() else ""
-        return int(text) if text.lstrip("-").isdigit() else -1  # publishing again does no harm
+        try:
+            text = path.read_bytes().decode(errors="replace")
+        except FileNotFoundError:
+            return -1
+        except OSError as error:
+            raise StateError(f"{path} cannot be read ({error.strerror}); check who may read it") from error
+        found = re.fullmatch("([0-9]{1,18})(?: ([0-9a-f]{16}))?", text.strip())  # earlier versions wrote no checksum
+        if found is None or found[2] not in (None, checksum(found[1].encode())):
+            raise StateError(
+                f"{path} is damaged; restore it from a copy of the directory, or remove it: the latest epoch is published "
+                "once more then, which a target that knows its last epoch ignores"
+            )
+        return int(found[1])
 
     def note_published(self, epoch: int) -> None:
-        temporary = self._dir / ".published"
-        write_synced(temporary, str(epoch).encode())
+        temporary, number = self._dir / ".published", str(epoch)
+        write_synced(temporary, f"{number} {checksum(number.encode())}\n".encode())
         temporary.replace(self._dir / "published")
 
     def collect_garbage(self) -> None:
@@ -261,7 +321,7 @@ class FilesStore:
         used = {s.file for m in kept for stage in m.stages for shard in stage.segments for s in shard} | {
             o.file for m in kept for o in (*m.output, *m.letters)
         }
-        used |= {file for m in kept for s in m.sources.values() for file in _offset_files(s.offsets)}
+        used |= {file for m in kept for s in m.sources.values() for file in offset_files(s.offsets)}
         used |= {name for m in kept for name in m.replayed}
         for folder in ("segments", "outputs", "offsets"):
             for path in (self._dir / folder).glob("*"):
@@ -287,7 +347,8 @@ class InMemoryStore(FilesStore):
         self._temporary.cleanup()
 
 
-def _offset_files(offsets: object) -> list[str]:
+def offset_files(offsets: object) -> list[str]:
+    """The lists that a source's offsets refer to."""
     files = offsets.get("segments") if isinstance(offsets, dict) else None
     return [str(f) for f in files] if isinstance(files, list) else []
 

@@ -117,6 +117,15 @@ class PostgresStore:
             raise StateError(f"state store {self._place}: {sql.reason(error)}") from None
 
     @property
+    def url(self) -> str:
+        return self._url
+
+    @property
+    def place(self) -> str:
+        """Where its tables are, for messages."""
+        return self._place
+
+    @property
     def _place(self) -> str:
         return f'in schema "{self._schema}" of {sql.address(self._url)}'
 

@@ -53,7 +53,8 @@ class JoinTable:
         own = {f.name: f"{side.name}_{f.name}" for f in side.fields}
         return {"__kh": "key_hash", "__ts": "event_time", "__id": "row_id", "__matched": "matched", **own}
 
-    def _columns(self) -> dict[str, str]:
+    def types(self) -> dict[str, str]:
+        """Column of the table -> its type, without those that every state has."""
         found = {
             "side": "text NOT NULL",
             "key_hash": "bigint NOT NULL",
@@ -67,7 +68,7 @@ class JoinTable:
 
     def check(self, where: str) -> None:
         """Raise StartError for a column that Postgres cannot hold and give back."""
-        sql.check_names(list(self._columns()), where)
+        sql.check_names(list(self.types()), where)
         for side in self.logic.sides:
             for f in side.fields:
                 if sql.sql_type(f) == "jsonb":
@@ -78,7 +79,7 @@ class JoinTable:
 
     def create(self) -> list[str]:
         """Statements that make the table of the state."""
-        columns = ", ".join(f"{sql.quote(c)} {t}" for c, t in self._columns().items())
+        columns = ", ".join(f"{sql.quote(c)} {t}" for c, t in self.types().items())
         name = self.tables.pipeline.replace("'", "''")
         return [
             f"CREATE TABLE {self.state} (pipeline_name text NOT NULL DEFAULT '{name}', {columns}, state_version integer NOT NULL"
@@ -88,7 +89,7 @@ class JoinTable:
         ]
 
     def create_staged(self) -> str:
-        columns = ", ".join(f"{sql.quote(c)} {t}" for c, t in self._columns().items())
+        columns = ", ".join(f"{sql.quote(c)} {t}" for c, t in self.types().items())
         return f"CREATE UNLOGGED TABLE {self.staged} (token text NOT NULL, {columns})"
 
     def frame(self, side: Side, rows: pl.DataFrame, token: str) -> pl.DataFrame:

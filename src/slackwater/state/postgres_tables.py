@@ -101,13 +101,14 @@ class Tables:
                 token text PRIMARY KEY, pipeline_name text NOT NULL, epoch bigint NOT NULL, lines text NOT NULL)""",
         ]
 
-    def _types(self, logic: Logic) -> dict[str, str]:
+    def types(self, logic: Logic) -> dict[str, str]:
+        """Column of the table -> its type, without those that every state has."""
         types = {name: sql.sql_type_of(dtype) for name, dtype in logic.state_schema.items()}
         types |= dict.fromkeys(TIMES, "timestamp with time zone")
         return {column: types[name] for name, column in self.columns(logic).items()}
 
     def create_state(self, logic: Logic) -> str:
-        columns = ", ".join(f"{sql.quote(c)} {t}" for c, t in self._types(logic).items())
+        columns = ", ".join(f"{sql.quote(c)} {t}" for c, t in self.types(logic).items())
         name = self.pipeline.replace("'", "''")
         return (
             f"CREATE TABLE {self.state} (pipeline_name text NOT NULL DEFAULT '{name}', {columns}, ordinal integer NOT NULL,"
@@ -125,7 +126,7 @@ class Tables:
         return f"ALTER TABLE {self.state} {', '.join(added)}" if added else ""
 
     def create_staged(self, logic: Logic) -> str:
-        columns = ", ".join(f"{sql.quote(c)} {t}" for c, t in self._types(logic).items())
+        columns = ", ".join(f"{sql.quote(c)} {t}" for c, t in self.types(logic).items())
         return f"CREATE UNLOGGED TABLE {self.staged} (token text NOT NULL, {columns}, ordinal integer NOT NULL)"
 
     def create_view(self, logic: Logic) -> str:

@@ -257,7 +257,7 @@ def run_local(
     target = _Target(last.output, last.identity, upserts)
     aside, faults, result = _Target(LETTER, (), upserts=False), _Faults(), LocalResult()
     aside.hold(_frame(letters, {f.name: f.polars for f in LETTER}))
-    now = clock_us
+    now, state_id = clock_us, uuid.uuid4().hex
 
     def begin(shards: int) -> Driver:
         hooks = Hooks(lambda: now, on_status=result.statuses.append, faults=faults)
@@ -270,7 +270,7 @@ def run_local(
             after = Following(Stepping(own, last, held, behind, faults.in_worker, 1), 1000 * pipeline.hold_ms)
         driver = Driver(pipeline, logic, held, target, engine, hooks, aside, after)
         try:
-            driver.start(driver.store.open(), shards, {})
+            driver.start(driver.store.open(), shards, {}, state_id)
         except BaseException:
             driver.store.close()
             raise

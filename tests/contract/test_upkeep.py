@@ -1,0 +1,520 @@
+"""`state verify`, `sizes`, `history` and `compact` on both stores: states of the kit, damaged by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psycopg
+import pytest
+from tests.laws import corrupted, seeds
+from typer.testing import CliRunner
+
+from slackwater.cli.main import app
+from slackwater.errors import LockHeldError, StartError, StateError
+from slackwater.state.arrow import checksum, write_arrow
+from slackwater.state.files import FilesStore
+from slackwater.state.postgres import PostgresStore
+from slackwater.state.protocol import Manifest
+from slackwater.testing.kit import LocalResult, run_local
+from slackwater.upkeep import compact as compacting
+from slackwater.upkeep import rows
+from slackwater.upkeep.compact import compact
+from slackwater.upkeep.hot import hot_keys
+from slackwater.upkeep.sizes import LARGE, forecast, sizes
+from slackwater.upkeep.steps import step_in
+from slackwater.upkeep.verify import verify
+
+NAME, CUT = "law", 12
+HOUR_US = 3_600_000_000
+
+
+@dataclass
+class Place:
+    """A place for the state of one pipeline."""
+
+    where: str
+    make: Callable[[], Any]
+
+    def run(self, case: str, begin: int, end: int, flush: bool = False) -> LocalResult:
+        given = corrupted.CASES[case]
+        items = corrupted.script(case)[begin:end]
+        return run_local(
+            given.step, items, corrupted.SCHEMA, given.sources, flush=flush, then=given.then, store=self.make
+        )
+
+    def say(self, *arguments: str, code: int = 0) -> str:
+        done = CliRunner().invoke(app, ["state", *arguments])
+        assert done.exit_code == code, (done.output, done.exception)
+        return done.output
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    seeds.quiet()
+
+
+@pytest.fixture(params=["files", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "files":
+        return Place(str(tmp_path / "state"), lambda: FilesStore(tmp_path / "state", NAME))
+    return tables(request)
+
+
+def tables(request: pytest.FixtureRequest) -> Place:
+    url = request.getfixturevalue("postgres").database(f"upkeep_{abs(hash(request.node.name)):x}")
+
+    def make() -> PostgresStore:
+        store = PostgresStore(url, "public", NAME)
+        request.addfinalizer(store.close)
+        return store
+
+    return Place(url, make)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Place:
+    return Place(str(tmp_path), lambda: FilesStore(tmp_path, NAME))
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest) -> Place:
+    return tables(request)
+
+
+# -- verify ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["sessions", "hopping", "updates", "stages"])
+def test_a_sound_state_is_sound(case: str, place: Place) -> None:
+    place.run(case, 0, CUT)
+    text = place.say("verify", place.where)
+    assert re.match(r"law: sound \(epochs? .*\d+ (files|tables), \d+ rows, .* KiB, \d+\.\d s\)", text), text
+    found = json.loads(place.say("verify", place.where, "--json"))
+    assert (found["problems"], found["unread"], found["sound"]) == ([], 0, CUT - 1)
+    assert found["rows"] > 10
+
+
+def test_it_looks_while_a_runner_is_up_and_takes_no_lock(place: Place) -> None:
+    place.run("sessions", 0, CUT)
+    runner = place.make()
+    runner.open()
+    assert verify(place.make()).problems == []
+    assert sizes(place.make()).epoch == CUT - 1
+    runner.close()
+
+
+def test_what_a_runner_removes_meanwhile_is_no_problem(directory: Place, tmp_path: Path) -> None:
+    """Between the list of commits and the look at their files: some of them go, with all that only they name."""
+    directory.run("sessions", 0, CUT)
+
+    class Slow(FilesStore):
+        def manifest(self, epoch: int) -> Manifest:
+            found = super().manifest(epoch)
+            if epoch == CUT - 1:
+                runner = FilesStore(tmp_path, NAME)
+                runner.open()
+                runner.collect_garbage()
+                runner.close()
+            return found
+
+    report = verify(Slow(tmp_path, NAME))
+    assert [*map(str, report.problems)] == []
+    assert report.epochs == tuple(range(CUT - 8, CUT))
+
+
+def test_each_problem_names_the_file_and_what_to_do(directory: Place, tmp_path: Path) -> None:
+    directory.run("sessions", 0, CUT)
+    store, home = FilesStore(tmp_path, NAME), tmp_path / NAME
+    of = {e: {m.file for shard in store.manifest(e).segments for m in shard} for e in store.epochs()}
+    latest = of.pop(CUT - 1)
+    new = min(latest - of[CUT - 2])
+    old = min(file for e in range(4, CUT - 1) for file in of[e] - of[e - 1] - latest)
+    (home / new).unlink()
+    (home / old).write_bytes(b"")
+    (home / "manifests" / "copy of 3.json").write_text("{}")
+    text = directory.say("verify", directory.where, code=1)
+    assert re.search(
+        rf"{home / new}: is missing; restore it from a copy of the state directory, or start from epoch \d+, the last sound "
+        r"commit: slackwater state fork NEW --at \d+\n",
+        text,
+    )
+    assert re.search(
+        rf"{home / old}: is truncated; only epochs? .* of the kept ones needs? it, a run goes on without; ", text
+    )
+    assert "copy of 3.json: is no manifest; move it elsewhere; nothing reads it" in text
+    last = text.splitlines()[-1]
+    assert re.match(r"law: 3 problems, epoch \d+ is the last sound commit \(epochs 0 to 11, ", last), last
+
+
+def resealed(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    """A manifest with other content, as if it had been written so."""
+    data = json.loads(path.read_text().splitlines()[0])
+    edit(data)
+    text = json.dumps(data)
+    path.write_text(f"{text}\n{checksum(text.encode())}\n")
+
+
+def test_figures_and_rows_are_judged_by_what_the_window_makes_of_them(directory: Place, tmp_path: Path) -> None:
+    """Files whose checksums fit, as of a bug: a row in the wrong place, a wrong count, a wrong time."""
+    directory.run("sessions", 0, CUT)
+    store, home = FilesStore(tmp_path, NAME), tmp_path / NAME
+    latest = store.manifest(CUT - 1)
+    meta = latest.segments[0][-1]
+    assert len(latest.segments[0]) > 1
+    frame = pl.read_ipc((home / meta.file).read_bytes())
+    size, digest = write_arrow(home / meta.file, frame.with_columns(pl.col("__kh") + 1))
+
+    def edit(data: dict[str, Any]) -> None:
+        data["segments"][0][-1] |= {"bytes": size, "checksum": digest}
+        data["groups"][1] += 1
+        data["segments"][0][0]["close"] += 7
+
+    for epoch in store.epochs()[:-1]:
+        (home / "manifests" / f"{epoch:09d}.json").unlink()
+    resealed(home / "manifests" / f"{CUT - 1:09d}.json", edit)
+    found = [*map(str, verify(store).problems)]
+    for wanted in (
+        rf"{meta.file}: holds \d+ rows? whose hash is not that of their key, first row 0; restore it from .*no kept commit is",
+        r"its rows have close -?\d+, the commit says -?\d+; ",
+        r"manifests/000000011.json: shard 1 holds \d+ keys with \d+ open intervals, the commit says \d+ with \d+; ",
+    ):
+        assert any(re.search(wanted, text) for text in found), (wanted, found)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (pl.col("__h").reverse(), "not in the order of their units"),
+        (pl.lit(7, pl.Int8).alias("__kind"), "of an unknown kind"),
+        (pl.col("__last") - 10**9, "that end before they start"),
+        (pl.col("__due") + 1, "that are due when their gap is not over"),
+        (pl.lit(None, pl.Int64).alias("__due"), "NULL in the columns __due"),
+        (pl.col("__start").cast(pl.Int32), 'column "__start" is Int32, expected Int64'),
+        (pl.col("u").alias("u2"), ""),
+    ],
+)
+def test_rows_of_sessions(change: pl.Expr, message: str, directory: Place) -> None:
+    directory.run("sessions", 0, CUT)
+    with directory.make().peek() as snapshot:
+        logic = step_in(snapshot.manifest)
+        frame = snapshot.reader(0, logic).scan().sort("__h", maintain_order=True)
+    assert list(rows.of_window(logic, frame, 0, 2)) == []
+    found = list(rows.of_window(logic, frame.with_columns(change), 0, 2))
+    assert any(message in text for text in found) if message else found == []
+    assert any("that are not of shard 1" in text for text in rows.of_window(logic, frame, 1, 2))
+    assert list(rows.of_window(logic, frame.drop("n.n"), 0, 2)) == ["columns are missing: n.n"]
+
+
+def test_rows_of_panes_and_of_joins(tmp_path: Path) -> None:
+    for case, change, message in (
+        ("hopping", {"__start": 1}, "that start where no pane does"),
+        ("hopping", {"__due": 1}, "that are due when their pane is not"),
+        ("join", {"__kh": 2}, "whose hash is not that of their key"),
+    ):
+        home = Place(str(tmp_path / case), lambda home=tmp_path / case: FilesStore(home, NAME))  # type: ignore[misc]
+        home.run(case, 0, CUT)
+        latest = home.make().manifest(CUT - 1)
+        step, meta = step_in(latest), latest.segments[0][0]
+        frame = pl.read_ipc((tmp_path / case / NAME / meta.file).read_bytes())
+        wrong = frame.with_columns(pl.col(c) + n for c, n in change.items())
+        judged = rows.of_side if case == "join" else rows.of_window
+        given: list[Any] = [step, meta.kind] if case == "join" else [step]
+        assert list(judged(*given, frame, 0, 2)) == []
+        assert any(message in text for text in judged(*given, wrong, 0, 2))
+    assert list(rows.of_side(step, "middle", frame, 0, 2)) == ["rows of a kind that no join has: 'middle'"]
+
+
+def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:
+    directory.run("join", 0, 3)
+    latest = directory.make().manifest(2)
+    with pytest.raises(StateError, match="the state in epoch 2 does not tell which join it is of"):
+        step_in(latest.model_copy(update={"fingerprint": {"kind": "join"}}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("DELETE FROM slackwater_state_law WHERE ordinal = 0", r"slackwater_state_law\W+\d+ units? whose rows are not numbered"),
+        ("DELETE FROM slackwater_state_law WHERE unit = (SELECT min(unit) FROM slackwater_state_law WHERE kind <> 2)",
+         r"shard \d: \d+ keys with \d+ open intervals, the commit says \d+ with \d+"),
+        ("UPDATE slackwater_state_law SET u = 'zz' WHERE u = 'a'", r"\d+ rows? whose hash is not that of their key"),
+        ("UPDATE slackwater_state_law SET epoch = 99 WHERE ordinal = 0", r"\d+ rows of another pipeline, or of an epoch after 11"),
+        ('ALTER TABLE slackwater_state_law DROP COLUMN "n.n" CASCADE', r'column "n.n" is missing, expected bigint'),
+        ("DROP TABLE slackwater_state_law CASCADE", r'"slackwater_state_law": is missing; restore it from a backup'),
+        ("DROP TABLE slackwater_lists", r'"slackwater_lists": is missing; restore it from a backup'),
+        ("UPDATE slackwater_pipelines SET record = record || '{\"shards\": \"x\"}'", r"record of .* is damaged: 1 fields do not fit"),
+        ("UPDATE slackwater_pipelines SET state_version = 9", r"has format 9, this version reads format 1; install a newer"),
+        ("UPDATE slackwater_pipelines SET published_epoch = 99", r"epoch 99 is noted as published, the latest is 11"),
+        ("UPDATE slackwater_pipelines SET epoch = 3", r"it is of epoch 3, its record of epoch 11"),
+        ("UPDATE slackwater_pipelines SET record = record || '{\"pipeline\": \"other\"}'", r"its record is of 'other'"),
+        ("UPDATE slackwater_pipelines SET watermark = now()", r"its watermark is not that of its record"),
+        ("INSERT INTO slackwater_offsets VALUES ('law', 'x', '0', '5', now(), false, 1, 11)",
+         r"source 'x', partition '0': found offset 5, the record has None"),
+    ],
+)  # fmt: skip
+def test_damaged_tables_are_told(damage: str, message: str, database: Place) -> None:
+    database.run("sessions", 0, CUT)
+    with psycopg.connect(database.where) as db:
+        db.execute(damage)
+    text = database.say("verify", database.where, code=1)
+    assert re.search(message, text), text
+    assert "no commit is sound" in text.splitlines()[-1]
+
+
+def test_outputs_that_wait_in_tables_are_looked_at(database: Place) -> None:
+    database.run("sessions", 0, CUT)
+    with psycopg.connect(database.where) as db:
+        found = Manifest.model_validate(db.execute("SELECT record FROM slackwater_pipelines").fetchone()[0])
+        db.execute("UPDATE slackwater_pipelines SET published_epoch = -1")
+    assert found.output
+    assert "is missing; epoch 11 is not published yet" in database.say("verify", database.where, code=1)
+    with psycopg.connect(database.where) as db:
+        for meta in found.output:
+            db.execute("INSERT INTO slackwater_outputs VALUES (%s, 'law', 11, 'x')", (meta.file,))
+    assert re.search(r"cannot be read \(ArrowInvalid\)", database.say("verify", database.where, code=1))
+
+
+@pytest.mark.parametrize("look", [verify, sizes])
+def test_a_database_that_is_not_as_expected_is_told_in_one_line(look: Any, database: Place) -> None:
+    database.run("sessions", 0, 3)
+    with psycopg.connect(database.where) as db:
+        db.execute("ALTER TABLE slackwater_outputs RENAME token TO other")
+        db.execute("ALTER TABLE slackwater_outputs RENAME data TO others")
+        db.execute("UPDATE slackwater_pipelines SET published_epoch = -1")
+    with pytest.raises(StateError, match=r'state store in schema "public" of .*: column "\w+" does not exist'):
+        look(database.make())
+
+
+# -- what the files store refuses ---------------------------------------------------------------------------------------
+
+
+def test_a_directory_whose_parts_do_not_fit_together_is_refused(directory: Place, tmp_path: Path) -> None:
+    directory.run("sessions", 0, CUT)
+    sound, home = tmp_path / "sound", tmp_path / NAME
+    shutil.copytree(home, sound)
+    manifests = home / "manifests"
+    latest = manifests / f"{CUT - 1:09d}.json"
+
+    def refused(message: str) -> None:
+        with pytest.raises(StateError, match=message):
+            directory.make().open()
+        shutil.rmtree(home)
+        shutil.copytree(sound, home)
+
+    latest.write_bytes((manifests / f"{CUT - 3:09d}.json").read_bytes())
+    refused(r'000000011.json is of epoch 9 of "law", expected epoch 11 of "law": it was put in the place of another; ')
+    resealed(latest, lambda data: data.update(pipeline="other"))
+    refused(r'is of epoch 11 of "other", expected epoch 11 of "law"')
+    resealed(latest, lambda data: data.update(state_id="x"))
+    refused(r"000000011.json is of another state \(state_id 'x'\) than the commits before it \('\w+'\); restore it")
+    latest.unlink()
+    refused(
+        r"000000011.json is missing: .*published says that epoch 11 was published, and the latest manifest is of epoch 10"
+    )
+    shutil.rmtree(manifests)
+    (home / "published").unlink()
+    refused(r"manifests holds no manifest, and .*000000001-.*\.arrow is of epoch 1; restore the manifests from a copy")
+    (home / "published").write_text("11 0123456789abcdef")
+    refused(
+        r"published is damaged; restore it from a copy of the directory, or remove it: the latest epoch is published once"
+    )
+    (home / "published").unlink()
+    (home / "published").mkdir()
+    refused(r"published cannot be read \(Is a directory\); check who may read it")
+    (home / "published").write_text("11")  # as earlier versions wrote it
+    store = directory.make()
+    assert store.open() is not None
+    assert store.published() == 11
+    store.close()
+
+
+def test_a_lost_list_of_commits_is_told_by_verify(directory: Place, tmp_path: Path) -> None:
+    directory.run("sessions", 0, CUT)
+    for path in (tmp_path / NAME / "manifests").iterdir():
+        path.unlink()
+    text = directory.say("verify", directory.where, code=1)
+    assert "manifests holds no manifest, and" in text
+    assert "no commit is sound (no commit, 0 files" in text
+
+
+# -- sizes and history ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["sessions", "stages"])
+def test_sizes_add_up(case: str, place: Place) -> None:
+    place.run(case, 0, CUT)
+    found = sizes(place.make(), 3)
+    with place.make().peek() as snapshot:
+        latest = snapshot.manifest
+    assert {(s.stage, s.shard) for s in found.shards} == {(n, s) for n in range(len(latest.stages)) for s in (0, 1)}
+    assert found.epoch == CUT - 1
+    text = place.say("sizes", place.where, "--hot-keys", "3")
+    assert text.startswith(f"law, epoch {CUT - 1}: ")
+    if found.tables:
+        assert {t.table.split(".")[1] for t in found.tables} >= {'"slackwater_state_law"', '"slackwater_outputs"'}
+        assert all(t.bytes >= 0 for t in found.tables)
+        assert "a database keeps the latest only" in text
+        return
+    home = Path(place.make().root)
+    on_disk = sum(p.stat().st_size for p in (home / "segments").iterdir())
+    garbage = sum(p.stat().st_size for p in (home / "segments").iterdir() if f"segments/{p.name}" not in named(place))
+    assert found.state_bytes == latest.state_bytes == sum(s.bytes or 0 for s in found.shards)
+    assert on_disk == found.state_bytes + found.only_kept[1] + garbage
+    assert found.kept == list(range(CUT))
+    assert json.loads(place.say("sizes", place.where, "--json"))["garbage"] == list(found.garbage)
+
+
+def named(place: Place) -> set[str]:
+    store = place.make()
+    manifests = [store.manifest(e) for e in store.epochs()]
+    return {m.file for manifest in manifests for stage in manifest.stages for shard in stage.segments for m in shard}
+
+
+def test_hot_keys_are_those_with_the_most_rows_and_events(place: Place) -> None:
+    place.run("sessions", 0, CUT)
+    with place.make().peek() as snapshot:
+        logic = step_in(snapshot.manifest)
+        everything = pl.concat([snapshot.reader(s, logic).scan() for s in (0, 1)])
+        found = hot_keys(place.make(), snapshot, 2)
+    counted = everything.group_by("u").agg(pl.len().alias("rows"), pl.col("n.n").filter(pl.col("__kind") != 2).sum())
+    assert sorted(k.rows for k in found[:2]) == counted["rows"].sort(descending=True)[:2].sort().to_list()
+    assert max(k.events or 0 for k in found) == counted["n.n"].max()
+
+
+def test_growth_is_foretold_by_the_kept_commits(directory: Place) -> None:
+    """Ten bytes an hour more from commit to commit, over three hours; then as much less."""
+    directory.run("sessions", 0, 4)
+    store = directory.make()
+    base = [store.manifest(e) for e in store.epochs()]
+    meta = base[0].segments[0][0]
+
+    def of(sizes: list[int]) -> list[Manifest]:
+        weights = [((meta.model_copy(update={"bytes": b}),), ()) for b in sizes]
+        return [m.model_copy(update={"segments": w, "committed_us": n * HOUR_US}) for n, (m, w) in enumerate(zip(base, weights, strict=True))]  # fmt: skip
+
+    grows, shrinks = forecast(of([100, 110, 120, 130])), forecast(of([130, 120, 110, 100]))
+    assert grows is not None and shrinks is not None
+    assert (round(grows.bytes_per_hour, 6), grows.over_us) == (10, 3 * HOUR_US)
+    assert round(grows.hours or 0) == round((LARGE - 130) / 10)
+    assert (round(shrinks.bytes_per_hour, 6), shrinks.hours) == (-10, None)
+    assert forecast(base[:1]) is None
+
+
+def test_history_has_the_rows_of_each_epoch(place: Place) -> None:
+    result = place.run("sessions", 0, CUT)
+    rows = [json.loads(line) for line in place.say("history", place.where, "--json").splitlines()]
+    text = place.say("history", place.where)
+    if len(rows) == 1:
+        assert rows[0]["epoch"] == CUT - 1
+        assert rows[0]["rows_in"] is None
+        assert "a database keeps the latest commit only" in text
+        return
+    script = corrupted.script("sessions")[:CUT]
+    assert [r["rows_in"] for r in rows] == [len(item.rows["a"]) for item in script]
+    assert sum(r["late"] for r in rows) == result.counters.rows_late > 0
+    assert sum(r["emitted"] for r in rows) == result.counters.rows_emitted
+    assert rows[-1]["open"] == result.open_sessions
+    assert text.splitlines()[0].split()[:3] == ["epoch", "committed", "watermark"]
+    assert len(text.splitlines()) == 1 + CUT
+
+
+def test_what_is_damaged_is_left_out_of_history(directory: Place, tmp_path: Path) -> None:
+    directory.run("sessions", 0, CUT)
+    (tmp_path / NAME / "manifests" / "000000004.json").write_text("{}")
+    rows = [json.loads(line) for line in directory.say("history", directory.where, "--json").splitlines()]
+    assert [r["epoch"] for r in rows] == [e for e in range(CUT) if e != 4]
+    assert [r["rows_in"] is None for r in rows] == [r["epoch"] == 5 for r in rows]
+
+
+# -- compact -----------------------------------------------------------------------------------------------------------
+
+
+def everything(*results: LocalResult) -> list[dict[str, Any]]:
+    """What a target got, without the numbers of the epochs."""
+    found = [
+        {**r, "is": kind} for result in results for kind in ("rows", "gone", "letters") for r in getattr(result, kind)
+    ]
+    return sorted(({k: v for k, v in r.items() if k not in ("_epoch", "epoch")} for r in found), key=repr)
+
+
+@pytest.mark.parametrize("case", list(corrupted.CASES))
+def test_a_run_goes_on_as_if_nothing_had_been_compacted(case: str, place: Place, tmp_path: Path) -> None:
+    whole = Place("", lambda: FilesStore(tmp_path / "other", NAME))
+    expected = everything(whole.run(case, 0, CUT), whole.run(case, CUT, 2 * CUT, flush=True))
+    first = place.run(case, 0, CUT)
+    before = verify(place.make())
+    done = json.loads(place.say("compact", place.where, "--json"))
+    after = verify(place.make())
+    assert (before.problems, after.problems) == ([], [])
+    assert (done["before"]["epoch"], done["after"]["epoch"]) == (CUT - 1, CUT)
+    assert sum(s["rows"] for s in done["after"]["shards"]) <= sum(s["rows"] for s in done["before"]["shards"])
+    if isinstance(place.make(), FilesStore):
+        sides = 2 if case in ("join", "stages") else 1
+        assert all(s["segments"] <= sides for s in done["after"]["shards"])
+        assert sum(s["segments"] for s in done["before"]["shards"]) >= sum(
+            s["segments"] for s in done["after"]["shards"]
+        )
+        assert done["after"]["state_bytes"] <= done["before"]["state_bytes"]
+    assert everything(first, place.run(case, CUT, 2 * CUT, flush=True)) == expected
+
+
+def test_compact_says_what_it_did(place: Place) -> None:
+    place.run("sessions", 0, CUT)
+    text = place.say("compact", place.where)
+    assert [line.split()[:2] for line in text.splitlines()[:3]] == [
+        ["epoch", "segments"],
+        ["before", "11"],
+        ["after", "12"],
+    ]
+
+
+def test_compact_needs_the_lock(place: Place) -> None:
+    place.run("sessions", 0, 3)
+    runner = place.make()
+    runner.open()
+    with pytest.raises(LockHeldError, match=r"pipeline is already running: process \d+ .*; stop it first"):
+        compact(place.make())
+    runner.close()
+
+
+def test_compact_overtakes_no_epoch_that_waits(directory: Place, tmp_path: Path) -> None:
+    directory.run("sessions", 0, CUT)
+    directory.make().note_published(CUT - 2)
+    with pytest.raises(
+        StateError, match="law: epoch 11 is committed and not yet published, and no commit may overtake it; start"
+    ):
+        compact(directory.make())
+    assert directory.make().epochs()[-1] == CUT - 1
+
+
+def test_compact_needs_a_state_that_tells_how_it_was_emitted(directory: Place, tmp_path: Path) -> None:
+    directory.run("sessions", 0, 3)
+    path = tmp_path / NAME / "manifests" / "000000002.json"
+    resealed(path, lambda data: data.update(emission={"updates": True, "retain_us": 0}))
+    with pytest.raises(
+        StateError, match="epoch 2 was rewritten for another way to emit windows, which the state does not"
+    ):
+        compact(directory.make())
+
+
+@pytest.mark.parametrize("work", [compact, sizes])
+def test_without_a_state_there_is_nothing_to_do(work: Any, place: Place) -> None:
+    with pytest.raises(StartError, match="there is no state yet; it begins with the first epoch of: slackwater run"):
+        work(place.make())
+
+
+def test_tables_that_cannot_be_vacuumed(database: Place) -> None:
+    database.run("sessions", 0, 3)
+    store = database.make()
+    with pytest.raises(
+        StateError, match=r'tables in schema "public" of .* could not be vacuumed: relation .* does not exist'
+    ):
+        compacting._vacuum(store, 2)
+    store.close()

@@ -1,0 +1,46 @@
+"""Some damages of `tests.laws.corrupted`; the thousand seeds are run from the command line."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+from tests.laws import corrupted, seeds
+from tests.laws.corrupted import CASES
+
+DAMAGES = (
+    corrupted.flip,
+    corrupted.remove,
+    corrupted.remove_some,
+    corrupted.swap_manifests,
+    corrupted.swap_segments,
+    corrupted.put_old,
+    corrupted.garble_published,
+)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Sound states are made where the machine is quick, and late rows need no line each."""
+    former = tempfile.tempdir
+    seeds.prepared()
+    seeds.quiet()
+    yield
+    tempfile.tempdir = former
+
+
+def test_a_damaged_state_is_told_or_harmless() -> None:
+    """Every other one with the last epoch not published; both happen: what is refused, and what does no harm."""
+    found = [
+        corrupted.damaged("sessions", bool(number % 2), damage, random.Random(number))
+        for number, damage in enumerate(DAMAGES)
+    ]
+    assert any(o.refused for o in found)
+    assert any(not o.refused for o in found)
+
+
+def test_there_is_a_case_for_every_kind_of_state() -> None:
+    kinds = {c.step.kind for c in CASES.values()} | {c.then.kind for c in CASES.values() if c.then}
+    assert {"session", "hopping", "tumbling", "full"} <= kinds
