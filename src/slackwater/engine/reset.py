@@ -45,8 +45,8 @@ class Move:
         """Kafka: partition (`topic-n`), the offset it had (None: it was not read yet), and the new one."""
         return [
             (f"{topic}-{part}", (self.before or {}).get(topic, {}).get(part), offset)
-            for topic, parts in self.after.items()
-            for part, offset in parts.items()
+            for topic, parts in sorted(self.after.items())
+            for part, offset in sorted(parts.items(), key=lambda p: int(p[0]))
         ]
 
     @property
@@ -78,7 +78,7 @@ def moves(manifest: Manifest, given: Sequence[str], pipeline: Pipeline | None) -
                 f'{manifest.pipeline}: source "{name}" goes on by Spark\'s checkpoint only, which then holds the places of all '
                 "sources; their offsets cannot be reset: give the pipeline a new name or state path to start over"
             )
-    wanted = _wanted(given, list(manifest.sources))
+    wanted = _wanted(given, sorted(manifest.sources))  # a database keeps no order of names
     return [Move(name, manifest.sources[name].offsets, _offsets(manifest, name, w, pipeline)) for name, w in wanted]
 
 
@@ -197,7 +197,7 @@ def _check_known(where: str, given: Mapping[str, Mapping[str, int]], known: Mapp
     for topic, parts in given.items():
         if topic not in known:
             raise StartError(
-                f'{where}: it does not read a topic "{topic}"{nearest(topic, list(known))}; there are: {", ".join(known)}'
+                f'{where}: it does not read a topic "{topic}"{nearest(topic, list(known))}; there are: {", ".join(sorted(known))}'
             )
         for part in parts:
             if part not in known[topic]:

@@ -23,6 +23,7 @@ def fork(url: str, tables: Tables, name: str, epoch: int | None, place: str) -> 
     new = replace(tables, pipeline=name)
     try:
         with closing(sql.connect(url, "state store")) as db:
+            _check_free(db, new, place)
             _lock(db, new, place)
             with db.transaction():
                 db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -30,6 +31,13 @@ def fork(url: str, tables: Tables, name: str, epoch: int | None, place: str) -> 
                 return _fork(db, tables, new, epoch, place)
     except psycopg.Error as error:
         raise StateError(f"state store {place}: {sql.reason(error)}") from None
+
+
+def _check_free(db: psycopg.Connection[Any], new: Tables, place: str) -> None:
+    if not exists(db, new.pipelines):
+        return
+    if there := db.execute(f"SELECT epoch FROM {new.pipelines} WHERE pipeline_name = %s", (new.pipeline,)).fetchone():
+        raise taken(new.pipeline, there[0], place)
 
 
 def _lock(db: psycopg.Connection[Any], new: Tables, place: str) -> None:
@@ -45,8 +53,7 @@ def _fork(db: psycopg.Connection[Any], old: Tables, new: Tables, epoch: int | No
     if found is None or epoch not in (None, found[0].epoch):
         raise not_kept(epoch or 0, [found[0].epoch] if found else [], f"the tables {place}, which hold the latest")
     manifest, published, version = found
-    if there := db.execute(f"SELECT epoch FROM {new.pipelines} WHERE pipeline_name = %s", (new.pipeline,)).fetchone():
-        raise taken(new.pipeline, there[0], place)
+    _check_free(db, new, place)  # since we looked
     if manifest.staged and published < manifest.epoch:
         return None
     stages = range(len(manifest.stages))
