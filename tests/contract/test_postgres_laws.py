@@ -118,7 +118,7 @@ def test_open_sessions_can_be_read_with_sql(url: str) -> None:
         ).fetchall()
         assert [(r[0], r[1], r[4]) for r in found] == [("shop-1", "a", 2), ("shop-1", None, 1)]
         assert db.execute("SELECT epoch, state_version, open_windows FROM state.slackwater_pipelines").fetchall() == [
-            (1, 1, 2)
+            (1, 2, 2)
         ]
 
 

@@ -201,7 +201,7 @@ def test_commits_are_fenced(url: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("UPDATE slackwater_pipelines SET state_version = 2", "has format 2, .* install a newer version"),
+        ("UPDATE slackwater_pipelines SET state_version = 3", "has format 3, .* install a newer version"),
         ("UPDATE slackwater_pipelines SET state_version = 0", "has format 0, .* no migration from it is registered"),
         ("UPDATE slackwater_pipelines SET record = '{}'", 'the record of pipeline "p" in .* is damaged'),
         ("DROP TABLE slackwater_state_p CASCADE", "slackwater_state_p.* is missing .* restore it"),

@@ -163,8 +163,12 @@ def sealed(text: str) -> str:
     ("content", "message"),
     [
         ("{", r"manifest .*000000000.json is damaged or unreadable; restore it"),
-        (sealed('{"format": 1}'), r"manifest .*000000000.json is damaged: .* fields do not fit"),
-        (sealed('{"format": 2}'), r"state in .* has format 2, this version reads format 1; install a newer version"),
+        (sealed('{"format": 2}'), r"manifest .*000000000.json is damaged: .* fields do not fit"),
+        (sealed('{"format": 1}'), r"manifest .*000000000.json is damaged: its record is not what format 1 writes"),
+        (
+            sealed('{"format": 3}'),
+            r"state in .* has format 3, this version reads formats 1 to 2; install a newer version",
+        ),
         (sealed('{"format": 0}'), r"no migration from it is registered"),
         (sealed(manifest(0).model_dump_json()).replace('"epoch":0', '"epoch":1'), r"does not hold what was written"),
         (sealed(manifest(0).model_dump_json())[:-30], r"manifest .*000000000.json is damaged"),

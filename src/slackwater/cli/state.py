@@ -113,3 +113,48 @@ def compact(where: Where, pipeline: Name = None, schema: Schema = "public", as_j
     from slackwater.cli.state_upkeep import compact_state
 
     compact_state(where, pipeline, schema, as_json)
+
+
+Dry = Annotated[bool, typer.Option("--dry-run", help="Only tell what would happen.")]
+
+
+@state.command("migrate")
+def migrate(where: Where, pipeline: Name = None, schema: Schema = "public", dry_run: Dry = False) -> None:
+    """Bring a state of an older format to this version's, in a commit of its own; a start does the same."""
+    from slackwater.cli.state_move import migrate
+
+    migrate(where, pipeline, schema, dry_run)
+
+
+@state.command("fork")
+def fork(
+    where: Where,
+    name: Annotated[str, typer.Argument(metavar="NEW_NAME", help="The name of the pipeline that goes on with it.")],
+    pipeline: Name = None,
+    schema: Schema = "public",
+    epoch: Annotated[int | None, typer.Option("--at", metavar="EPOCH", help="An earlier commit that is kept.")] = None,
+) -> None:
+    """Copy a state as that of another pipeline, also beside a runner."""
+    from slackwater.cli.state_move import fork_state
+
+    fork_state(where, name, pipeline, schema, epoch)
+
+
+@state.command("reset")
+def reset(
+    where: Where,
+    offsets: Annotated[
+        list[str],
+        typer.Option(
+            metavar="OFFSETS",
+            help="earliest, latest or a time, for all sources or as SOURCE=…; or JSON: source, topic, partition, offset.",
+        ),
+    ],
+    pipeline: Name = None,
+    schema: Schema = "public",
+    dry_run: Dry = False,
+) -> None:
+    """Change where sources go on, and keep the windows."""
+    from slackwater.cli.state_move import reset_state
+
+    reset_state(where, offsets, pipeline, schema, dry_run)

@@ -129,7 +129,7 @@ class Stage(Transform):
 
 _STEP = "describe the window in [transform.window], or the join in [transform.join]"
 _Connected = TypeVar("_Connected", Source, Lookup, Target)
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 class Pipeline(Spec):
@@ -198,7 +198,7 @@ class Pipeline(Spec):
     @classmethod
     def label(cls, data: Values) -> str:
         name = data.get("name")
-        return name if isinstance(name, str) and re.fullmatch(_NAME, name) else "pipeline"
+        return name if isinstance(name, str) and re.fullmatch(NAME, name) else "pipeline"
 
     @classmethod
     def wanted(cls, key: str) -> str:
@@ -223,7 +223,7 @@ class Pipeline(Spec):
         elif "transform" not in values and not {"transform", "stages"} & wrong:
             yield "transform", f"missing; {_STEP}"
         name = values.get("name")
-        if name is not None and not re.fullmatch(_NAME, name):
+        if name is not None and not re.fullmatch(NAME, name):
             yield (
                 "name",
                 f'found {show(name)}, expected letters, digits, ".", "_" and "-" (it names a directory)',

@@ -109,6 +109,24 @@ class Broker:
                     ) from None
                 time.sleep(0.2)
 
+    def since(self, partitions: Sequence[tuple[str, int]], time_us: int) -> dict[tuple[str, int], int]:
+        """The first offset at or after a time, per partition; the next to be written where there is none. Raises EpochError."""
+        from confluent_kafka import KafkaException, TopicPartition
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+        bounds = self.bounds(partitions)
+        at: Any = OffsetSpec.for_timestamp(-(-time_us // 1000))
+        asked = [TopicPartition(t, p) for t, p in partitions]
+        try:
+            found = self._admin.list_offsets(dict.fromkeys(asked, at), request_timeout=_SECONDS)
+            offsets = {(p.topic, p.partition): found[p].result().offset for p in asked}
+        except KafkaException as error:
+            raise EpochError(
+                f"Kafka at {self.connection.bootstrap_servers} does not say which offsets it holds "
+                f"({error.args[0].str()}); check that the brokers run"
+            ) from None
+        return {p: bounds[p][1] if offset < 0 else offset for p, offset in offsets.items()}
+
 
 # settings of the Java client that librdkafka does not know
 _JVM_ONLY = ("sasl.jaas.config", "ssl.truststore.location", "ssl.truststore.password", "ssl.truststore.type")

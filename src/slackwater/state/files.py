@@ -30,8 +30,9 @@ from pydantic import ValidationError
 
 from slackwater.errors import EpochError, FencedError, LockHeldError, StateError
 from slackwater.joins.logic import JoinLogic
+from slackwater.state import migrations
 from slackwater.state.arrow import checksum, read_arrow, verify, write_synced
-from slackwater.state.protocol import FORMAT, Manifest, OutputMeta, Publish, SegmentMeta, Snapshot, not_kept
+from slackwater.state.protocol import Manifest, OutputMeta, Publish, SegmentMeta, Snapshot, Written, not_kept
 from slackwater.state.segments import FilesShard, SegmentReader
 from slackwater.windows.logic import Logic
 
@@ -198,32 +199,33 @@ class FilesStore:
         """The record of a commit. Raises StateError if it is not there, damaged, or another one's."""
         return self._read(epoch)
 
-    def _read(self, epoch: int) -> Manifest:
+    def written(self) -> Written | None:
+        epochs = self.epochs()
+        return self._written(epochs[-1]) if epochs else None
+
+    def _written(self, epoch: int) -> Written:
+        """A manifest as it is, whole, and of a format that can be read."""
         path = self._path(epoch)
         try:
             text, _, digest = path.read_text().rstrip("\n").rpartition("\n")
             data = json.loads(text)
-            version = data["format"]
+            version = int(data["format"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StateError(
                 f"manifest {path} is damaged or unreadable; restore it from a copy of the directory"
             ) from error
         if digest != checksum(text.encode()):
             raise StateError(f"manifest {path} is damaged: it does not hold what was written; restore it from a copy")
-        if version != FORMAT:
-            raise StateError(
-                f"state in {self.root} has format {version}, this version reads format {FORMAT}; "
-                + (
-                    "install a newer version of slackwater"
-                    if version > FORMAT
-                    else "no migration from it is registered"
-                )
-            )
+        migrations.route(version, f"state in {self.root}")
+        return Written(version, data)
+
+    def _read(self, epoch: int) -> Manifest:
+        (version, data), path = self._written(epoch), self._path(epoch)
         try:
-            found = Manifest.model_validate(data)
+            found = Manifest.model_validate(migrations.forward(data, version, f"manifest {path}"))
         except ValidationError as error:
             raise StateError(
-                f"manifest {path} is damaged: {error.error_count()} fields do not fit; restore it from a copy"
+                f"manifest {self._path(epoch)} is damaged: {error.error_count()} fields do not fit; restore it from a copy"
             ) from error
         if (found.pipeline, found.epoch) != (self._dir.name, epoch):
             raise StateError(
@@ -261,6 +263,15 @@ class FilesStore:
             raise FencedError(
                 f"epoch {manifest.epoch} does not follow epoch {self._latest}, the latest this runner knows; nothing was committed"
             )
+        return self._put(manifest)
+
+    def found(self, manifest: Manifest) -> None:
+        """Begin a state with this commit, whatever its epoch; its files are there. After an `open` that found none."""
+        self._verify(manifest)
+        self._put(manifest)
+        self.note_published(manifest.epoch)
+
+    def _put(self, manifest: Manifest) -> Manifest:
         final, text = self._path(manifest.epoch), manifest.model_dump_json()
         try:
             with tempfile.NamedTemporaryFile("w", dir=self._dir, prefix=".commit-", delete=False) as file:
@@ -328,6 +339,11 @@ class FilesStore:
                 numbered = path.name[:9].isdigit()
                 if numbered and f"{folder}/{path.name}" not in used and int(path.name[:9]) <= self._latest:
                     path.unlink(missing_ok=True)
+
+    def fork(self, name: str, epoch: int | None = None) -> Manifest | None:
+        from slackwater.state.files_fork import fork
+
+        return fork(self, FilesStore(self._dir.parent, name), epoch)
 
     def close(self) -> None:
         if self._lock is not None:

@@ -30,13 +30,13 @@ from psycopg import errors
 
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.joins.logic import JoinLogic
-from slackwater.state import sql
+from slackwater.state import migrations, sql
 from slackwater.state.postgres_commit import Commit, lists
 from slackwater.state.postgres_join import JoinTable
-from slackwater.state.postgres_peek import latest, lock_holder, lock_key, peek
+from slackwater.state.postgres_peek import exists, latest, lock_holder, lock_key, peek, written
 from slackwater.state.postgres_shard import PostgresShard
 from slackwater.state.postgres_tables import Tables
-from slackwater.state.protocol import Manifest, OutputMeta, Publish, SegmentMeta, Snapshot
+from slackwater.state.protocol import FORMAT, Manifest, OutputMeta, Publish, SegmentMeta, Snapshot, Written
 from slackwater.windows.logic import Logic
 
 log = logging.getLogger("slackwater")
@@ -74,6 +74,7 @@ class PostgresStore:
         self._stages: dict[int, Logic | JoinLogic] = {}
         self._epoch = -1
         self._published = -1
+        self._version = FORMAT
 
     @property
     def checkpoint(self) -> Path:
@@ -108,6 +109,19 @@ class PostgresStore:
     def epochs(self) -> list[int]:
         with self.peek() as snapshot:
             return [] if snapshot is None else [snapshot.manifest.epoch]
+
+    def written(self) -> Written | None:
+        try:
+            with closing(sql.connect(self._url, "state store")) as db:
+                found = written(db, self.tables, self._place) if exists(db, self.tables.pipelines) else None
+                return found[0] if found else None
+        except psycopg.Error as error:
+            raise StateError(f"state store {self._place}: {sql.reason(error)}") from None
+
+    def fork(self, name: str, epoch: int | None = None) -> Manifest | None:
+        from slackwater.state.postgres_fork import fork
+
+        return fork(self._url, self.tables, name, epoch, self._place)
 
     def runner(self) -> str | None:
         try:
@@ -158,11 +172,32 @@ class PostgresStore:
 
     def _latest(self) -> Manifest | None:
         found = latest(self._db, self.tables, self._place)
-        manifest, self._published = found or (None, -1)
+        manifest, self._published, self._version = found or (None, -1, FORMAT)
         self._epoch = manifest.epoch if manifest else -1
         return manifest
 
+    def _migrate(self) -> None:
+        """Tables of an older format become today's, and the record with them: in one transaction, before the first epoch."""
+        if self._version == FORMAT:
+            return
+        found = latest(self._db, self.tables, self._place)
+        assert found is not None
+        manifest, _, version = found
+        with self._db.transaction():
+            for statement in migrations.statements(version, [self._of(n) for n in range(len(manifest.stages))]):
+                self._db.execute(statement)
+            for table, columns, values in (
+                (self.tables.pipelines, "state_version = %s, record = %s", [FORMAT, manifest.model_dump_json()]),
+                (self.tables.offsets, "state_version = %s", [FORMAT]),
+            ):
+                self._db.execute(f"UPDATE {table} SET {columns} WHERE pipeline_name = %s", [*values, self._pipeline])
+        self._version = FORMAT
+
+    def _of(self, stage: int) -> Tables:
+        return replace(self.tables, stage=stage)
+
     def prepare(self, logic: Logic | JoinLogic, stage: int = 0) -> None:
+        self._migrate()
         self._stages[stage], t = logic, replace(self.tables, stage=stage)
         if isinstance(logic, JoinLogic):
             self._prepare_join(JoinTable(t, logic))
@@ -264,6 +299,7 @@ class PostgresStore:
             )
         commit_id = uuid.uuid4()
         try:
+            self._migrate()
             done = self._transact(manifest, publish, commit_id)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             if not self._db.closed and not isinstance(error, errors.AdminShutdown):

@@ -27,7 +27,10 @@ from slackwater.windows.logic import DEAD, FLOOR, SETTLED, TOLD, Logic
 
 @dataclass(frozen=True)
 class Commit:
-    """`run` raises FencedError, EpochError and psycopg's errors. `place` is the store's, for messages."""
+    """`run` raises FencedError, EpochError and psycopg's errors. `place` is the store's, for messages.
+
+    Without `stages` the record changes alone, see `state.edit`.
+    """
 
     db: psycopg.Connection[Any]
     tables: Tables
@@ -38,7 +41,7 @@ class Commit:
         db, t = self.db, self.tables
         with db.transaction():
             self._fence(manifest)
-            done = self._moved(manifest)
+            done = self._moved(manifest) if self.stages else manifest
             if publish is not None:
                 publish(db)
             published = publish is not None and not manifest.letters
@@ -57,8 +60,8 @@ class Commit:
                 ),
             )
             self._write_offsets(done)
-            staged = [replace(t, stage=n).staged for n in range(len(self.stages))]
-            db.execute(f"TRUNCATE {', '.join(staged)}")
+            if staged := [replace(t, stage=n).staged for n in range(len(self.stages))]:
+                db.execute(f"TRUNCATE {', '.join(staged)}")
         return done
 
     def _moved(self, manifest: Manifest, stage: int = 0) -> Manifest:
@@ -187,6 +190,6 @@ def offsets_of(offsets: Any) -> dict[str, str]:
     """A source's offsets as rows: per partition of a Kafka topic, or one for a list of files."""
     if not isinstance(offsets, dict):
         return {"": json.dumps(offsets)}
-    if lists(offsets):
+    if isinstance(offsets.get("segments"), list):
         return {"files": str(offsets.get("count", 0))}
     return {f"{topic}-{n}": str(offset) for topic, parts in offsets.items() for n, offset in parts.items()}

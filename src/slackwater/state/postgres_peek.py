@@ -16,34 +16,53 @@ import xxhash
 from pydantic import ValidationError
 
 from slackwater.errors import StateError
-from slackwater.state import sql
+from slackwater.state import migrations, sql
 from slackwater.state.postgres_shard import PostgresReader, PostgresShard
 from slackwater.state.postgres_tables import Tables
-from slackwater.state.protocol import FORMAT, Manifest, Snapshot, not_kept
+from slackwater.state.protocol import Manifest, Snapshot, Written, not_kept
 from slackwater.windows.logic import Logic
 
 
-def latest(db: psycopg.Connection[Any], tables: Tables, place: str) -> tuple[Manifest, int] | None:
-    """The record of a pipeline and the last epoch that was published; None if it has no row. Raises StateError."""
+def written(db: psycopg.Connection[Any], tables: Tables, place: str) -> tuple[Written, int] | None:
+    """The record of a pipeline as it is stored, and the last epoch that was published; None if it has no row.
+
+    Raises StateError for a format that cannot be read.
+    """
     row = db.execute(
         f"SELECT published_epoch, state_version, record FROM {tables.pipelines} WHERE pipeline_name = %s",
         (tables.pipeline,),
     ).fetchone()
     if row is None:
         return None
-    published, version, record = row
-    if version != FORMAT:
-        raise StateError(
-            f'state of pipeline "{tables.pipeline}" {place} has format {version}, this version reads format {FORMAT}; '
-            + ("install a newer version of slackwater" if version > FORMAT else "no migration from it is registered")
-        )
+    migrations.route(row[1], _of(tables, place))
+    return Written(row[1], row[2]), row[0]
+
+
+def latest(db: psycopg.Connection[Any], tables: Tables, place: str) -> tuple[Manifest, int, int] | None:
+    """The record of a pipeline, the last epoch that was published, and the format it is stored in; None if it has no row.
+
+    Raises StateError.
+    """
+    found = written(db, tables, place)
+    if found is None:
+        return None
+    (version, record), published = found
     try:
-        return Manifest.model_validate(record), published
+        return Manifest.model_validate(migrations.forward(record, version, _of(tables, place))), published, version
     except ValidationError as error:
         raise StateError(
             f'the record of pipeline "{tables.pipeline}" in {tables.pipelines} {place} is damaged: '
             f"{error.error_count()} fields do not fit; restore it from a backup of the database"
         ) from None
+
+
+def _of(tables: Tables, place: str) -> str:
+    return f'state of pipeline "{tables.pipeline}" {place}'
+
+
+def exists(db: psycopg.Connection[Any], table: str) -> bool:
+    row = db.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone()
+    return bool(row and row[0])
 
 
 @contextmanager
@@ -53,14 +72,13 @@ def peek(url: str, tables: Tables, place: str, epoch: int | None = None) -> Iter
         with sql.lent(url, "state store") as db, db.transaction():
             db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             db.execute("SET LOCAL lock_timeout = '5s'")  # not to queue up behind whoever alters a table
-            there = db.execute("SELECT to_regclass(%s) IS NOT NULL", (tables.pipelines,)).fetchone()
-            found = latest(db, tables, place) if there is not None and there[0] else None
+            found = latest(db, tables, place) if exists(db, tables.pipelines) else None
             if epoch is not None and (found is None or found[0].epoch != epoch):
                 raise not_kept(epoch, [found[0].epoch] if found else [], f"the tables {place}, which hold the latest")
             if found is None:
                 yield None
                 return
-            manifest, published = found
+            manifest, published, _ = found
             exported = db.execute("SELECT pg_export_snapshot()").fetchone()
             assert exported is not None
             stages = manifest.stages
@@ -97,8 +115,7 @@ def pipelines(url: str, schema: str) -> list[str]:
     try:
         with closing(sql.connect(url, "state store")) as db:
             table = Tables(schema, "").pipelines
-            there = db.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone()
-            if there is None or not there[0]:
+            if not exists(db, table):
                 return []
             return [row[0] for row in db.execute(f"SELECT pipeline_name FROM {table} ORDER BY 1").fetchall()]
     except psycopg.Error as error:

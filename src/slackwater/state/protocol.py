@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,10 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from slackwater.errors import StateError
 from slackwater.joins.buffer import Buffers, Changes
 from slackwater.joins.logic import JoinLogic
+from slackwater.state.migrations import FORMAT as FORMAT
 from slackwater.watermark import NO_WATERMARK, SourceClock
 from slackwater.windows.logic import Int64s, Logic, Visit
-
-FORMAT = 1
 
 
 class Record(BaseModel):
@@ -167,6 +166,13 @@ class Snapshot:
         return self.rows_of(shard, logic, stage)
 
 
+class Written(NamedTuple):
+    """The latest commit as it lies there: its format, and its record before any migration."""
+
+    version: int
+    record: dict[str, Any]
+
+
 class ShardState(Protocol):
     """One shard's state as of a commit, or of a step of the epoch in progress; goes to workers, so it can be pickled."""
 
@@ -239,6 +245,10 @@ class StateStore(Protocol):
         """The commits that can be looked at, ascending. Needs no `open`."""
         ...
 
+    def written(self) -> Written | None:
+        """The latest commit as it is stored, of any format; None for no state yet. Needs no `open`. Raises StateError."""
+        ...
+
     def runner(self) -> str | None:
         """Who runs the pipeline now; None for nobody."""
         ...
@@ -269,6 +279,14 @@ class StateStore(Protocol):
         """Publish a manifest atomically, and the output with it if `publish` is given; returns it as it will be read back.
 
         Raises FencedError if its epoch is taken or its predecessor is not the latest.
+        """
+        ...
+
+    def fork(self, name: str, epoch: int | None = None) -> Manifest | None:
+        """Copy the latest commit, or that of `epoch`, to be the state of the pipeline `name`; needs no `open`.
+
+        None while the output of that commit is not published: it would be the output of both. See `state.fork`.
+        Raises StateError if there is no such commit, or `name` has a state; LockHeldError if it has a runner.
         """
         ...
 

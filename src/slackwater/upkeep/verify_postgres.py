@@ -205,7 +205,7 @@ def verify_postgres(store: PostgresStore) -> Report:
                 return report
             if found is None:
                 return report
-            manifest, published = found
+            manifest, published, _ = found
             check.snapshot = check.one("SELECT pg_export_snapshot()")
             report.epochs = (manifest.epoch,)
             check.record(manifest, published)

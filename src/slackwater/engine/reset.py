@@ -1,0 +1,217 @@
+"""Changing where the sources of a state go on, and nothing else of it: windows, clocks and counters stay as they are.
+
+    --offsets earliest                                   every source from its beginning
+    --offsets clicks=latest                              one source; or a time, as in clicks=2026-03-01T12:00:00Z
+    --offsets '{"clicks": {"topic": {"0": 42}}}'         Kafka: partitions that are not named stay where they are
+
+Words and times are asked of the broker, so they need the config; a files source can only be read again from its beginning.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slackwater.config.connection import KafkaConnection
+from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.spec import nearest
+from slackwater.errors import StartError
+from slackwater.sources.kafka import Broker
+from slackwater.state.protocol import Manifest, SourceRecord
+
+Wanted = str | int | Mapping[str, Any]  # a word, a time in µs, or offsets per topic and partition
+NO_FILES: Mapping[str, Any] = {"segments": [], "count": 0}
+_WORDS = ("earliest", "latest")
+_EXPECTED = '"earliest", "latest", a time such as 2026-03-01T12:00:00Z, or {"topic": {"0": 42}}'
+
+
+@dataclass(frozen=True)
+class Move:
+    """One source: where it went on, and where it will."""
+
+    source: str
+    before: Mapping[str, Any] | None
+    after: Mapping[str, Any]
+
+    @property
+    def is_files(self) -> bool:
+        return is_files(self.after)
+
+    def partitions(self) -> list[tuple[str, int | None, int]]:
+        """Kafka: partition (`topic-n`), the offset it had (None: it was not read yet), and the new one."""
+        return [
+            (f"{topic}-{part}", (self.before or {}).get(topic, {}).get(part), offset)
+            for topic, parts in sorted(self.after.items())
+            for part, offset in sorted(parts.items(), key=lambda p: int(p[0]))
+        ]
+
+    @property
+    def again(self) -> bool:
+        """Whether rows come that came before."""
+        if self.is_files:
+            return bool((self.before or {}).get("count"))
+        return any(was is not None and offset < was for _, was, offset in self.partitions())
+
+    @property
+    def skips(self) -> bool:
+        """Whether rows are passed over."""
+        return not self.is_files and any(was is not None and offset > was for _, was, offset in self.partitions())
+
+
+def is_files(offsets: Mapping[str, Any] | None) -> bool:
+    """Whether offsets are a list of files."""
+    return offsets is not None and isinstance(offsets.get("segments"), list)
+
+
+def moves(manifest: Manifest, given: Sequence[str], pipeline: Pipeline | None) -> list[Move]:
+    """What a reset does to each source that it names. `pipeline`: the config, where words are to be asked of a broker.
+
+    Raises StartError, EpochError.
+    """
+    for name, source in manifest.sources.items():
+        if source.offsets is None and source.rows:
+            raise StartError(
+                f'{manifest.pipeline}: source "{name}" goes on by Spark\'s checkpoint only, which then holds the places of all '
+                "sources; their offsets cannot be reset: give the pipeline a new name or state path to start over"
+            )
+    wanted = _wanted(given, sorted(manifest.sources))  # a database keeps no order of names
+    return [Move(name, manifest.sources[name].offsets, _offsets(manifest, name, w, pipeline)) for name, w in wanted]
+
+
+def moved(manifest: Manifest, made: Sequence[Move]) -> Mapping[str, SourceRecord]:
+    """The sources of a commit after these moves."""
+    after = {m.source: m.after for m in made}
+    return {n: s.model_copy(update={"offsets": after[n]}) if n in after else s for n, s in manifest.sources.items()}
+
+
+# -- what was asked for ----------------------------------------------------------------------------------------------
+
+
+def _wanted(given: Sequence[str], names: Sequence[str]) -> list[tuple[str, Wanted]]:
+    found: dict[str, Wanted] = {}
+    for text in given:
+        for name, wanted in _read(text, names).items():
+            if name not in names:
+                raise StartError(
+                    f'--offsets: the state has no source "{name}"{nearest(name, names)}; there are: {", ".join(names)}'
+                )
+            if name in found:
+                raise StartError(f'--offsets: source "{name}" is given twice')
+            found[name] = wanted if isinstance(wanted, Mapping) else _word(name, wanted)
+    return list(found.items())
+
+
+def _read(text: str, names: Sequence[str]) -> dict[str, Any]:
+    if text.lstrip().startswith("{"):
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise StartError(f"--offsets: found {text}, which is not JSON ({error})") from None
+        return dict(found)
+    name, named, word = text.partition("=")
+    return {name: word} if named else dict.fromkeys(names, text)
+
+
+def _word(name: str, value: Any) -> str | int:
+    if value in _WORDS:
+        return str(value)
+    try:
+        at = dt.datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        raise StartError(f'--offsets: source "{name}": found {json.dumps(value)}, expected {_EXPECTED}') from None
+    at = at if at.tzinfo else at.replace(tzinfo=dt.UTC)
+    return (at - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
+
+
+# -- per kind of source ----------------------------------------------------------------------------------------------
+
+
+def _offsets(manifest: Manifest, name: str, wanted: Wanted, pipeline: Pipeline | None) -> Mapping[str, Any]:
+    where, before = f'--offsets: source "{name}"', manifest.sources[name].offsets
+    broker = _broker(pipeline, name)
+    if is_files(before) or (broker is None and before is None and _reads_files(pipeline, name)):
+        if wanted != "earliest":
+            raise StartError(
+                f'{where}: it reads files, which have no order to go on at; expected "earliest" (all of them are read again)'
+            )
+        return NO_FILES
+    if isinstance(wanted, Mapping):
+        if before is None and broker is None:
+            raise StartError(f"{where}: it was never read, so the state does not know its partitions; {_NEEDS_FILE}")
+        given, known = _checked(where, wanted), before
+        if known is None:
+            assert broker is not None
+            there = broker[0].partitions(broker[1], f'source "{name}"')
+            known = {t: {str(p): 0 for p in parts} for t, parts in there.items()}
+        _check_known(where, given, known)
+        return {t: {**parts, **given.get(t, {})} for t, parts in known.items()} if before else given
+    if broker is None:
+        raise StartError(f"{where}: a broker is to be asked where that is; {_NEEDS_FILE}")
+    return _asked(*broker, f'source "{name}"', wanted)
+
+
+_NEEDS_FILE = "give the pipeline's TOML file as WHERE"
+
+
+def _spec(pipeline: Pipeline | None, name: str) -> Any:
+    return next((s for s in pipeline.sources if s.name == name), None) if pipeline else None
+
+
+def _broker(pipeline: Pipeline | None, name: str) -> tuple[Broker, str] | None:
+    """The cluster of a Kafka source of the config, and its query."""
+    spec = _spec(pipeline, name)
+    connection = resolve(spec.connection, pipeline.connections) if spec and pipeline else None
+    return (Broker(connection), spec.query or "") if isinstance(connection, KafkaConnection) else None
+
+
+def _reads_files(pipeline: Pipeline | None, name: str) -> bool:
+    spec = _spec(pipeline, name)
+    connection = resolve(spec.connection, pipeline.connections) if spec and pipeline else None
+    return connection is not None and connection.kind == "files"
+
+
+def _checked(where: str, given: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Offsets per topic and partition, as given. Raises StartError for what is none."""
+    for topic, parts in given.items():
+        if not isinstance(parts, dict) or not parts:
+            raise StartError(
+                f'{where}: topic "{topic}": found {json.dumps(parts)}, expected partitions, as in {{"0": 42}}'
+            )
+        for part, offset in parts.items():
+            if not re.fullmatch(r"0|[1-9]\d*", part):
+                raise StartError(
+                    f'{where}: topic "{topic}": found the partition "{part}", expected a number such as "0"'
+                )
+            if type(offset) is not int or not 0 <= offset < 2**63:
+                raise StartError(
+                    f"{where}: {topic}-{part}: found {json.dumps(offset)}, expected an offset: a whole number from 0"
+                )
+    return {topic: dict(parts) for topic, parts in given.items()}
+
+
+def _check_known(where: str, given: Mapping[str, Mapping[str, int]], known: Mapping[str, Mapping[str, Any]]) -> None:
+    for topic, parts in given.items():
+        if topic not in known:
+            raise StartError(
+                f'{where}: it does not read a topic "{topic}"{nearest(topic, list(known))}; there are: {", ".join(sorted(known))}'
+            )
+        for part in parts:
+            if part not in known[topic]:
+                there = ", ".join(sorted(known[topic], key=int))
+                raise StartError(f'{where}: topic "{topic}" has no partition {part}; there are: {there}')
+
+
+def _asked(broker: Broker, query: str, where: str, wanted: str | int) -> dict[str, dict[str, int]]:
+    there = [(t, p) for t, parts in broker.partitions(query, where).items() for p in parts]
+    if isinstance(wanted, int):
+        found = broker.since(there, wanted)
+    else:
+        found = {p: bounds[_WORDS.index(wanted)] for p, bounds in broker.bounds(there).items()}
+    offsets: dict[str, dict[str, int]] = {}
+    for (topic, part), offset in found.items():
+        offsets.setdefault(topic, {})[str(part)] = offset
+    return offsets

@@ -1,0 +1,52 @@
+"""Changes to a state that no rows bring: commits of their own, by whoever holds the lock.
+
+with editing(store) as manifest:                the latest commit, locked, and published
+    store.commit(next_of(manifest, clock, …))   the same state, as the next epoch, with what was changed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from slackwater.errors import StartError, StateError
+from slackwater.state.protocol import Manifest, StateStore
+
+
+@contextmanager
+def editing(store: StateStore) -> Iterator[Manifest]:
+    """Hold the lock of a state. Raises StartError for no state, LockHeldError, StateError."""
+    if store.written() is None:  # an `open` would make room for one
+        raise no_state()
+    latest = store.open()
+    try:
+        if latest is None:
+            raise no_state()
+        check_published(latest, store.published())
+        yield latest
+    finally:
+        store.close()
+
+
+def no_state() -> StartError:
+    return StartError("there is no state yet; it begins with the first epoch of: slackwater run")
+
+
+def check_published(manifest: Manifest, published: int) -> None:
+    """Raise StateError if another commit would overtake output that has not reached the target."""
+    if manifest.staged and published < manifest.epoch:
+        raise unpublished(manifest.pipeline, manifest.epoch)
+
+
+def unpublished(pipeline: str, epoch: int) -> StateError:
+    return StateError(
+        f"{pipeline}: epoch {epoch} was committed and its output is not published yet; start the runner once, which "
+        "publishes it, then repeat this"
+    )
+
+
+def next_of(manifest: Manifest, clock_us: int, **changed: Any) -> Manifest:
+    """The next commit: the same state without output, but for what is `changed`."""
+    update = {"epoch": manifest.epoch + 1, "committed_us": clock_us, "output": (), "letters": (), "emitted": 0}
+    return manifest.model_copy(update={**update, **changed})

@@ -1,0 +1,91 @@
+"""Forks of a files store: the same immutable files under two directories, linked, or copied where links cannot be made."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slackwater.errors import StateError
+from slackwater.state.fork import forked, lists_of, taken
+from slackwater.state.protocol import Manifest, not_kept
+
+if TYPE_CHECKING:
+    from slackwater.state.files import FilesStore
+
+ATTEMPTS = 5
+
+
+def fork(store: FilesStore, copy: FilesStore, epoch: int | None) -> Manifest | None:
+    """See `StateStore.fork`."""
+    name = Path(copy.root).name
+    if there := copy.epochs():
+        raise taken(name, there[-1], f"in {copy.root}")
+    if not store.epochs():
+        raise not_kept(epoch or 0, [], store.root)
+    fresh = not Path(copy.root).exists()
+    if (latest := copy.open()) is not None:  # since we looked
+        copy.close()
+        raise taken(name, latest.epoch, f"in {copy.root}")
+    made: list[Path] = []
+    try:
+        found = _copied(store, Path(copy.root), epoch, made)
+        if found is not None:
+            found = forked(found, name)
+            copy.found(found)
+            made = []
+        return found
+    finally:
+        if made or not copy.epochs():
+            _undo(Path(copy.root), made, fresh)
+        copy.close()
+
+
+def _copied(store: FilesStore, to: Path, epoch: int | None, made: list[Path]) -> Manifest | None:
+    """Put the files of a commit below `to`; None while its output waits.
+
+    What a runner removes meanwhile is of a commit that is not kept any more: then a later one is looked for.
+    """
+    gone = ""
+    for _ in range(ATTEMPTS):
+        with store.peek(epoch) as snapshot:
+            if snapshot is None:
+                break
+            manifest = snapshot.manifest
+            if manifest.staged and snapshot.published < manifest.epoch:
+                return None
+            segments = [s.file for stage in manifest.stages for shard in stage.segments for s in shard]
+            try:
+                for name in [*segments, *lists_of(manifest)]:
+                    if (to / name) not in made:
+                        _link(Path(store.root) / name, to / name)
+                        made.append(to / name)
+                return manifest
+            except FileNotFoundError as error:
+                gone = str(error.filename)
+    raise StateError(
+        f"state file {gone} is missing; restore it from a copy of the state directory; nothing was changed"
+    )
+
+
+def _link(path: Path, to: Path) -> None:
+    to.parent.mkdir(exist_ok=True)
+    to.unlink(missing_ok=True)  # of an attempt that was killed
+    try:
+        to.hardlink_to(path)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without links
+        try:
+            shutil.copyfile(path, to)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StateError(f"state file {path} cannot be copied to {to} ({error.strerror}); make room") from None
+
+
+def _undo(directory: Path, made: list[Path], fresh: bool) -> None:
+    if fresh:
+        shutil.rmtree(directory, ignore_errors=True)
+    for path in made:
+        path.unlink(missing_ok=True)

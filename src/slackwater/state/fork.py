@@ -1,0 +1,86 @@
+"""Forks: the state of a pipeline copied as that of another, which goes on from the same offsets by itself.
+
+    user-sessions    … 40 ─ 41 ─ 42 ─ 43 ─▶ its target
+                             └─ fork
+    sessions-2              41 ─ 42 ─▶ a target of its own: what was emitted up to 41 is not in it
+
+Epochs keep their numbers: dead letters are known by them. The fork has an id of its own, so no target takes it for the other.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable
+
+from slackwater.config.pipeline import NAME
+from slackwater.errors import StartError, StateError
+from slackwater.state.edit import unpublished
+from slackwater.state.protocol import Manifest, SourceRecord, StateStore
+
+PATIENCE_S = 5.0  # a runner publishes what it has committed at once
+
+
+def fork(store: StateStore, name: str, epoch: int | None = None) -> Manifest:
+    """Copy a state, also beside its runner; returns the record of the copy. Needs the lock of the new pipeline only.
+
+    Raises StartError for a name that cannot be one, StateError as `StateStore.fork`, and for output that waits.
+    """
+    if not re.fullmatch(NAME, name):
+        raise StartError(f'fork: found the name "{name}", expected letters, digits, ".", "_" and "-"')
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        made = store.fork(name, epoch)
+        if made is not None:
+            return made
+        if store.runner() is None or time.monotonic() > end:
+            found = store.written()
+            record = found.record if found else {}
+            raise unpublished(record.get("pipeline", name), record.get("epoch", -1))
+        time.sleep(0.05)
+
+
+def taken(name: str, epoch: int, place: str) -> StateError:
+    """The error for a name that has a state."""
+    return StateError(f'"{name}" has a state already, epoch {epoch} {place}; choose another name')
+
+
+def forked(manifest: Manifest, name: str, listed: Callable[[str], str] = lambda name: name) -> Manifest:
+    """A commit as that of the pipeline `name`: nothing of its output. `listed`: what its lists are called now."""
+    return _renamed(manifest, name, uuid.uuid4().hex, time.time_ns() // 1000, listed)
+
+
+def _renamed(manifest: Manifest, name: str, state_id: str, clock_us: int, listed: Callable[[str], str]) -> Manifest:
+    update = {
+        "pipeline": name,
+        "state_id": state_id,
+        "committed_us": clock_us,
+        "sources": {n: _source(s, listed) for n, s in manifest.sources.items()},
+        "output": (),
+        "letters": (),
+        "destination": {},
+        "emitted": 0,
+        "replayed": tuple(map(listed, manifest.replayed)),
+        "then": manifest.then and _renamed(manifest.then, name, state_id, clock_us, listed),
+    }
+    return manifest.model_copy(update=update)
+
+
+def _source(source: SourceRecord, listed: Callable[[str], str]) -> SourceRecord:
+    offsets = source.offsets
+    if offsets is None or not isinstance(offsets.get("segments"), list):
+        return source
+    return source.model_copy(update={"offsets": {**offsets, "segments": [listed(n) for n in offsets["segments"]]}})
+
+
+def lists_of(manifest: Manifest) -> list[str]:
+    """The names of all lists that a commit refers to."""
+    offsets = (s.offsets for s in manifest.sources.values())
+    named = (n for o in offsets if o and isinstance(o.get("segments"), list) for n in o["segments"])
+    return list(dict.fromkeys([*named, *manifest.replayed]))
+
+
+def rooted(manifest: Manifest) -> list[str]:
+    """Its sources that go on by Spark's checkpoint only, which is not copied: a run of a fork is refused for them."""
+    return [n for n, s in manifest.sources.items() if s.offsets is None and s.rows]

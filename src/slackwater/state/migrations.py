@@ -1,0 +1,150 @@
+"""State of earlier formats, brought forward: one chain of pure steps over the record of a commit, for all stores.
+
+    record in format 1 ── step 1 ──▶ format 2 ── step 2 ──▶ …        never back, never one left out
+
+A store reads an old record through the chain, and its next commit writes the new format. Statements beside a step alter
+the tables of the Postgres store; files need none, as every segment says itself which columns it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from slackwater.errors import StateError
+
+if TYPE_CHECKING:
+    from slackwater.state.postgres_tables import Tables
+
+Record = dict[str, Any]  # the manifest of a stage as JSON has it
+UNBOUNDED = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """From one format to the next: `what` it does in words, `change` to each stage's record, `tables` to each stage's tables."""
+
+    what: str
+    change: Callable[[Record], Record]
+    tables: Callable[[Tables], Sequence[str]] = lambda tables: ()
+
+
+# -- format 2: a state describes its window --------------------------------------------------------------------------
+
+_PLAIN = ("count", "sum", "min", "max", "avg", "first", "last", "stddev", "var")
+
+
+def to_2(record: Record) -> Record:
+    """`emission` is always there. `described` is made of the fingerprint, as far as that tells.
+
+    What it does not tell is assumed, and `described["assumed"]` names it; the next start writes what the config says.
+    """
+    emission = {"updates": False, "retain_us": 0} | record.get("emission", {})
+    return {**record, "emission": emission, "described": record.get("described") or _described(record, emission)}
+
+
+def _described(record: Record, emission: Mapping[str, Any]) -> Record:
+    """The window and its columns; empty for a join, and where an aggregation cannot be made of its fingerprint."""
+    written = record["fingerprint"]
+    if written.get("kind") not in ("tumbling", "hopping", "session"):
+        return {}
+    lengths = ("duration_ms", "hop_ms", "offset_ms", "gap_ms", "max_session_duration_ms")
+    window: Record = {"kind": written["kind"], **{k: written[k] for k in lengths if written.get(k)}}
+    if window["kind"] != "hopping":
+        window.pop("hop_ms", None)
+    keys = [_typed(key) for key in written["keys"]]
+    columns, assumed, aggregations = dict(keys), ["lateness_ms"], []
+    for name, text in written["aggregations"].items():
+        found = _aggregation(text)
+        if found is None:
+            return {}
+        made, read = found
+        aggregations.append({**made, "as": name})
+        columns |= read
+        if "max_distinct_values_per_group" in made:
+            assumed.append(f"aggregations.{name}.max_distinct_values_per_group")
+    if window["kind"] != "session":
+        window["max_groups_per_window"] = UNBOUNDED
+        assumed.append("max_groups_per_window")
+    if emission["updates"]:
+        window["emit"] = "updates"
+    if emission["retain_us"]:
+        window |= {"late_data": "reopen", "allowed_lateness_ms": emission["retain_us"] // 1000}
+    window |= {"group_by": [name for name, _ in keys], "aggregations": aggregations}
+    return {"window": window, "columns": columns, "assumed": assumed}
+
+
+def _typed(text: str) -> tuple[str, str]:
+    name, _, type_ = text.rpartition(" ")
+    return name, type_
+
+
+def _aggregation(text: str) -> tuple[Record, dict[str, str]] | None:
+    """An aggregation and the columns it reads, from `sum amount bigint`; None where its settings are not all there."""
+    agg, _, rest = text.partition(" ")
+    if (agg, rest) == ("count", "*"):
+        return {"agg": agg}, {}
+    more: Record = {}
+    if agg == "count_distinct":
+        if rest.endswith(" exact"):
+            rest, more = rest.removesuffix(" exact"), {"mode": "exact", "max_distinct_values_per_group": UNBOUNDED}
+        else:
+            rest, _, precision = rest.rpartition(" approximate ")
+            more = {"hll_precision": int(precision)}
+    elif agg not in _PLAIN:
+        return None
+    name, type_ = _typed(rest)
+    return {"agg": agg, "column": name, **more}, {name: type_}
+
+
+def _new_rows(version: int) -> Callable[[Tables], Sequence[str]]:
+    """Rows say in which format they were written."""
+    return lambda tables: [
+        f"ALTER TABLE IF EXISTS {tables.state} ALTER COLUMN state_version SET DEFAULT {version}",
+    ]
+
+
+STEPS: Mapping[int, Step] = {
+    1: Step("describes each window, so that the state can be read without a config", to_2, _new_rows(2)),
+}
+FORMAT = max(STEPS) + 1
+
+
+# -- the chain -------------------------------------------------------------------------------------------------------
+
+
+def route(version: int, what: str) -> list[int]:
+    """The formats whose steps lead from `version` to today's; `what` it is of. Raises StateError if there is no way."""
+    found = list(range(version, FORMAT))
+    if version > FORMAT or any(v not in STEPS for v in found):
+        raise StateError(
+            f"{what} has format {version}, this version reads formats {min(STEPS)} to {FORMAT}; "
+            + ("install a newer version of slackwater" if version > FORMAT else "no migration from it is registered")
+        )
+    return found
+
+
+def forward(record: Record, version: int, what: str) -> Record:
+    """A record in today's format, its later stages too. Raises StateError."""
+    for number in route(version, what):
+        try:
+            record = stepped(record, number)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise StateError(
+                f"{what} is damaged: its record is not what format {number} writes ({type(error).__name__}); "
+                "restore it from a copy"
+            ) from None
+    return record
+
+
+def stepped(record: Record, version: int) -> Record:
+    """A record in the next format."""
+    then = record.get("then")
+    changed = {**STEPS[version].change(record), "format": version + 1}
+    return changed if then is None else {**changed, "then": stepped(then, version)}
+
+
+def statements(version: int, stages: Sequence[Tables]) -> list[str]:
+    """What brings the tables of a state in format `version` to today's; `stages`: the tables of each."""
+    return [s for number in range(version, FORMAT) for tables in stages for s in STEPS[number].tables(tables)]

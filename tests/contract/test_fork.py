@@ -1,0 +1,274 @@
+"""A fork goes on by itself: same windows, clocks and offsets, another name, and nothing of the other's output."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests.contract.test_peek import go_on, running, users
+from tests.contract.test_stores import manifest
+from tests.fixtures.states import make as states
+from tests.fixtures.states.make import HERE, KINDS
+
+from slackwater.cli.main import main
+from slackwater.errors import LockHeldError, StartError, StateError
+from slackwater.state import fork as forking
+from slackwater.state.files import KEPT_EPOCHS, FilesStore
+from slackwater.state.fork import fork
+from slackwater.state.postgres import PostgresStore
+from slackwater.state.protocol import OutputMeta, SourceRecord
+from slackwater.testing.kit import LocalResult
+
+Make = Callable[[str], Any]
+
+
+@pytest.fixture(params=["files", "postgres"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+    """Makes the store of a pipeline, again and again."""
+    made: list[Any] = []
+    url = ""
+    if request.param == "postgres":
+        url = request.getfixturevalue("postgres").database(f"fork_{abs(hash(request.node.name)):x}")
+
+    def of(name: str) -> Any:
+        made.append(PostgresStore(url, "public", name) if url else FilesStore(tmp_path / "state", name))
+        return made[-1]
+
+    yield of
+    for store in made:
+        store.close()
+
+
+def plain(result: LocalResult) -> Any:
+    return result.rows, result.gone, result.counters, result.open_sessions
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_go_on_to_the_same_results(kind: str, make: Make) -> None:
+    """On the same rows, into two targets; the fork is made beside nobody and begins with the same epoch."""
+    of, story = KINDS[kind], KINDS[kind].story
+    states.first_half(of, lambda: make("law"))
+    made = fork(make("law"), "other")
+    before = make("law").written().record
+    assert (made.pipeline, made.epoch, made.output) == ("other", before["epoch"], ())
+    assert made.state_id not in ("", before["state_id"])
+    assert [s.pipeline for s in made.stages] == ["other"] * len(made.stages)
+    assert made.sources == {n: SourceRecord.model_validate(s) for n, s in before["sources"].items()}
+    rest = [states.run(of, lambda n=n: make(n), story[of.half :], of.clock_us, flush=True) for n in ("other", "law")]
+    assert plain(rest[0]) == plain(rest[1])
+    assert rest[0].rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_of_format_1_is_forked_into_todays(kind: str, postgres: Any, tmp_path: Path) -> None:
+    of = KINDS[kind]
+    shutil.copytree(HERE / "format-1" / "files" / kind, tmp_path / kind)
+    url = postgres.database(f"fork_old_{kind}")
+    with psycopg.connect(url) as db:
+        db.execute((HERE / "format-1" / "postgres.sql").read_text())  # type: ignore[arg-type]
+    found = []
+    for made in (lambda n: FilesStore(tmp_path / kind, n), lambda n: PostgresStore(url, kind, n)):
+        old = made("law")
+        fork(old, "other")
+        assert old.written().version == 1
+        old.close()
+        done = states.run(of, lambda make=made: make("other"), of.story[of.half :], of.clock_us, flush=True)
+        found.append(plain(done))
+    assert found[0] == found[1]
+    with psycopg.connect(url) as db:
+        rows = db.execute(f'SELECT pipeline_name, state_version FROM "{kind}".slackwater_pipelines ORDER BY 1')
+        assert rows.fetchall() == [("law", 1), ("other", 2)]
+
+
+def test_lists_and_a_runner_that_goes_on(make: Make) -> None:
+    """The fork is made beside the runner, and keeps what that removes from its own state."""
+    store = running(lambda: make("p"))
+    go_on(store, None, "a", "b")
+    listed = store.stage_list(1, ["one", "two"])
+    source = SourceRecord(offsets={"segments": [listed], "count": 2}, rows=2)
+    done = store.commit(manifest(1, sources={"s": source}, segments=latest(make("p")).segments, replayed=(listed,)))
+    made = fork(make("p"), "q")
+    assert make("q").epochs() == [1]
+    last = done.model_copy(update={"sources": {}, "replayed": ()})
+    for _ in range(KEPT_EPOCHS + 3):
+        last = go_on(store, last, "x")
+    store.close()
+    again = make("q")
+    found = again.open()
+    assert found == made
+    assert again.published() == 1
+    (name,) = found.sources["s"].offsets["segments"]
+    assert again.read_list(name) == ["one", "two"]
+    assert found.replayed == (name,)
+    again.close()
+    with make("q").peek() as snapshot:
+        assert users(snapshot) == ["a", "b"]
+    with make("p").peek() as snapshot:
+        assert users(snapshot) == ["x"]
+
+
+def latest(store: Any) -> Any:
+    with store.peek() as snapshot:
+        return snapshot.manifest
+
+
+def test_forks_all_the_time_are_whole_commits(make: Make) -> None:
+    """Epoch n holds exactly the users 0 to n mod 7, whatever the runner does while it is copied."""
+    store, stop, wrong, made = running(lambda: make("p")), threading.Event(), list[Any](), list[Any]()
+    last = go_on(store, None, "0")
+
+    def copy() -> None:
+        while not stop.is_set():
+            try:
+                made.append(fork(make("p"), f"f{len(made)}"))
+            except BaseException as error:
+                wrong.append(error)
+                return
+
+    thread = threading.Thread(target=copy)
+    thread.start()
+    try:
+        while len(made) < 5 and not wrong:
+            last = go_on(store, last, *(str(n) for n in range((last.epoch + 1) % 7 + 1)))
+    finally:
+        stop.set()
+        thread.join()
+    store.close()
+    assert wrong == []
+    for number, one in enumerate(made):
+        with make(f"f{number}").peek() as snapshot:
+            assert snapshot.manifest == one
+            assert users(snapshot) == [str(n) for n in range(one.epoch % 7 + 1)]
+
+
+def test_an_earlier_epoch_as_far_as_it_is_kept(make: Make) -> None:
+    store = running(lambda: make("p"))
+    go_on(store, go_on(store, go_on(store, None, "a"), "b"), "c")
+    store.close()
+    if isinstance(store, FilesStore):
+        assert fork(make("p"), "q", 1).epoch == 1
+        with make("q").peek() as snapshot:
+            assert users(snapshot) == ["b"]
+        message = "epoch 7 is not kept in .*; there is epochs 0 to 2"
+    else:
+        message = "epoch 7 is not kept in the tables .*, which hold the latest; there is epoch 2"
+    with pytest.raises(StateError, match=message):
+        fork(make("p"), "r", 7)
+    assert make("r").written() is None
+
+
+def test_what_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forking, "PATIENCE_S", 0.2)
+    with pytest.raises(StateError, match=r"epoch 0 is not kept in .*; there is no state yet"):
+        fork(make("p"), "q")
+    store = running(lambda: make("p"))
+    done = go_on(store, None, "a")
+    for name in ("p", "taken"):
+        if name == "taken":
+            fork(make("p"), "taken")
+        with pytest.raises(StateError, match=f'"{name}" has a state already, epoch 0 in .*; choose another name'):
+            fork(make("p"), name)
+    with pytest.raises(StartError, match=r'found the name "../q", expected letters, digits'):
+        fork(make("p"), "../q")
+    other = make("busy")
+    other.open()
+    with pytest.raises(LockHeldError, match=r"already running: process .* holds"):
+        fork(make("p"), "busy")
+    other.close()
+    waits = store.shard(0, 1, 1, ()).stage_output(users_frame())
+    store.commit(done.model_copy(update={"epoch": 1, "output": (waits,)}))
+    with pytest.raises(StateError, match="epoch 1 was committed and its output is not published yet; start the runner"):
+        fork(make("p"), "q")
+    assert make("q").written() is None
+    store.note_published(1)
+    assert fork(make("p"), "q").output == ()
+    store.close()
+
+
+def users_frame() -> Any:
+    import polars as pl
+
+    return pl.DataFrame({"user": ["a"], "__reason": ["close"]})
+
+
+def test_a_fork_waits_for_a_runner_that_is_about_to_publish(make: Make) -> None:
+    store = running(lambda: make("p"))
+    waits = store.shard(0, 1, 0, ()).stage_output(users_frame())
+    store.commit(manifest(0, output=(OutputMeta.model_validate(waits.model_dump()),)))
+    timer = threading.Timer(0.3, store.note_published, [0])
+    timer.start()
+    assert fork(make("p"), "q").epoch == 0
+    timer.join()
+    store.close()
+
+
+def test_files_are_shared_until_one_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linked; copied where there are no links; a damaged or missing one is told, and nothing of a fork is left."""
+    store = running(lambda: FilesStore(tmp_path, "p"))
+    done = go_on(store, None, "a")
+    store.close()
+    path = tmp_path / "p" / done.segments[0][0].file
+    fork(store, "q")
+    assert path.samefile(tmp_path / "q" / done.segments[0][0].file)
+
+    def refuse(self: Path, to: Path) -> None:
+        raise OSError(1, "no links here")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    fork(store, "r")
+    assert not path.samefile(tmp_path / "r" / done.segments[0][0].file)
+    due = (10_006).to_bytes(8, "little")
+    path.write_bytes(path.read_bytes().replace(due, (10_007).to_bytes(8, "little")))
+    with pytest.raises(StateError, match=f"state file .*{path.name} does not hold what was written; restore"):
+        fork(store, "s")
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_list_that_is_missing_is_told(make: Make) -> None:
+    store = running(lambda: make("p"))
+    listed = store.stage_list(0, ["x"])
+    store.commit(manifest(0, sources={"s": SourceRecord(offsets={"segments": [listed], "count": 1})}))
+    store.close()
+    if isinstance(store, FilesStore):
+        (Path(store.root) / listed).unlink()
+        message = f"state file .*{Path(listed).name} is missing; restore it"
+    else:
+        with psycopg.connect(store._url) as db:
+            db.execute("DELETE FROM slackwater_lists")
+        message = "a list that the state refers to is missing in .*slackwater_lists.*; restore it"
+    with pytest.raises(StateError, match=message):
+        fork(make("p"), "q")
+    assert make("q").written() is None
+
+
+def test_a_table_that_is_missing_is_told(postgres: Any) -> None:
+    url = postgres.database("fork_missing")
+    store = running(lambda: PostgresStore(url, "public", "p"))
+    go_on(store, None, "a")
+    with psycopg.connect(url) as db:
+        db.execute("DROP TABLE slackwater_state_p CASCADE")
+    with pytest.raises(StateError, match=r"table .*slackwater_state_p.* is missing; restore it from a backup"):
+        fork(store, "q")
+    store.close()
+
+
+def test_the_command(make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    store = running(lambda: make("p"))
+    last = go_on(store, None, "a", "b")
+    store.commit(last.model_copy(update={"epoch": 1, "sources": {"queue": SourceRecord(rows=4)}}))
+    store.close()
+    where = [store.root] if isinstance(store, FilesStore) else [store._url]
+    monkeypatch.setattr(sys, "argv", ["slackwater", "state", "fork", *where, "q"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    told = capsys.readouterr().out
+    assert told.startswith('"q" begins with epoch 1: 2 state rows, ')
+    assert 'a config with name = "q", a target of its own' in told
+    assert 'warning: source "queue" goes on by Spark\'s checkpoint only' in told

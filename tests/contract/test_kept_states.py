@@ -1,0 +1,214 @@
+"""States as earlier formats wrote them: restored in both stores, looked at, migrated, and gone on with to the last row."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests.fixtures.states import make
+from tests.fixtures.states.make import HERE, KINDS, NAME, SHARDS, Kind
+
+from slackwater import open_state
+from slackwater.cli.main import main
+from slackwater.errors import StateError
+from slackwater.query.view import StateView
+from slackwater.state.files import FilesStore
+from slackwater.state.postgres import PostgresStore
+from slackwater.state.protocol import FORMAT
+from slackwater.testing.kit import START_US, LocalResult, Rows
+
+FORMATS = range(1, FORMAT + 1)
+Make = Callable[[], Any]
+
+
+@pytest.fixture(params=["files", "postgres"])
+def restored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[int, str], Make]]:
+    """Restores the state of a format and kind; what it returns makes its store."""
+    made: list[Any] = []
+
+    def noted(store: Any) -> Any:
+        made.append(store)
+        return store
+
+    def of(number: int, kind: str) -> Make:
+        home = HERE / f"format-{number}"
+        if request.param == "files":
+            place = tmp_path / f"{number}" / kind
+            shutil.copytree(home / "files" / kind, place)
+            return lambda: noted(FilesStore(place, NAME))
+        url = request.getfixturevalue("postgres").database(f"kept_{abs(hash((request.node.name, number, kind))):x}")
+        with psycopg.connect(url) as db:
+            db.execute((home / "postgres.sql").read_text())  # type: ignore[arg-type]
+        return lambda: noted(PostgresStore(url, kind, NAME))
+
+    yield of
+    for store in made:
+        store.close()
+
+
+def where(store: Any) -> list[str]:
+    """How the command line finds it."""
+    return [store.root] if isinstance(store, FilesStore) else [store._url, "--schema", store._schema]
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["slackwater", "state", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+
+
+def whole(kind: Kind, home: Path) -> LocalResult:
+    return make.run(kind, lambda: FilesStore(home / "whole", NAME), kind.story, START_US, flush=True)
+
+
+def rest(kind: Kind, store: Make) -> LocalResult:
+    return make.run(kind, store, kind.story[kind.half :], kind.clock_us, flush=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("number", FORMATS)
+def test_the_run_goes_on_to_the_rows_of_one_that_never_stopped(
+    number: int, kind: str, restored: Callable[[int, str], Make], tmp_path: Path
+) -> None:
+    store, expected = restored(number, kind), whole(KINDS[kind], tmp_path)
+    found = store().written()
+    assert found.version == number
+    got, half = rest(KINDS[kind], store), found.record["epoch"]
+    assert got.rows == [r for r in expected.rows if r["_epoch"] > half]
+    assert got.rows
+    assert got.gone == [r for r in expected.gone if r["_epoch"] > half]
+    assert got.counters == expected.counters
+    assert store().written().version == FORMAT
+
+
+@pytest.mark.parametrize("kind", ["sessions", "hopping", "chained"])
+@pytest.mark.parametrize("number", FORMATS)
+def test_it_can_be_looked_at_without_a_config(
+    number: int, kind: str, restored: Callable[[int, str], Make], tmp_path: Path
+) -> None:
+    """As a state of today that was told the same; nothing is changed by it."""
+    store = restored(number, kind)
+    make.first_half(KINDS[kind], lambda: FilesStore(tmp_path / "today", NAME))
+    expected = open_state(tmp_path / "today", NAME).scan()
+    got = StateView(store()).scan()
+    assert got.select(expected.columns).equals(expected)
+    assert set(got["_status"]) == ({"open", "retained"} if kind == "sessions" else {"open"})
+    assert store().written().version == number
+
+
+@pytest.mark.parametrize("number", FORMATS)
+def test_a_join_is_told_to_be_one(number: int, restored: Callable[[int, str], Make]) -> None:
+    with pytest.raises(StateError, match="is of a join; only windows can be looked into"):
+        StateView(restored(number, "join")()).scan()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("number", range(1, FORMAT))
+def test_migrate_commits_the_new_format_and_nothing_else(
+    number: int,
+    kind: str,
+    restored: Callable[[int, str], Make],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store, expected = restored(number, kind), whole(KINDS[kind], tmp_path)
+    before = store().written()
+    ask(monkeypatch, "migrate", *where(store()), "--dry-run")
+    told = capsys.readouterr().out
+    assert told.startswith(f"law: epoch 3 has format {number}, this version writes format {FORMAT}\n  {number} -> ")
+    assert told.endswith("nothing was changed (--dry-run)\n")
+    assert ("adds described: {" in told) == (kind != "join")
+    assert ("changes no field" in told) == (kind in ("join", "chained"))
+    assert ("next stage: adds described" in told) == (kind == "chained")
+    assert store().written() == before
+    ask(monkeypatch, "migrate", *where(store()))
+    assert "committed as epoch 4, in format 2; earlier versions of slackwater cannot read it" in capsys.readouterr().out
+    after = store().written()
+    assert (after.version, after.record["format"], after.record["epoch"]) == (FORMAT, FORMAT, 4)
+    same = set(before.record) - {"format", "epoch", "committed_us", "output", "letters", "emitted", "described", "then"}
+    assert {k: after.record[k] for k in same} == {k: before.record[k] for k in same}
+    ask(monkeypatch, "migrate", *where(store()))
+    assert capsys.readouterr().out == (
+        f"law: epoch 4 has format {FORMAT}, which is this version's; there is nothing to migrate\n"
+    )
+    plain = [{k: v for k, v in r.items() if k != "_epoch"} for r in expected.rows if r["_epoch"] > 3]
+    assert [{k: v for k, v in r.items() if k != "_epoch"} for r in rest(KINDS[kind], store).rows] == plain
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_of_format_1_become_those_of_today_at_the_start(
+    kind: str, postgres: Any, request: pytest.FixtureRequest
+) -> None:
+    """In the start's transaction; what was written before says so."""
+    url = postgres.database(f"tables_{kind}")
+    with psycopg.connect(url) as db:
+        db.execute((HERE / "format-1" / "postgres.sql").read_text())  # type: ignore[arg-type]
+    make.run(KINDS[kind], lambda: PostgresStore(url, kind, NAME), (), KINDS[kind].clock_us, flush=False)
+
+    def ask(query: str) -> Any:
+        with psycopg.connect(url) as db:
+            return db.execute(query).fetchall()  # type: ignore[arg-type]
+
+    assert ask(f"SELECT state_version, epoch, record -> 'format' FROM \"{kind}\".slackwater_pipelines") == [(2, 3, 2)]
+    assert ask(f'SELECT DISTINCT state_version FROM "{kind}".slackwater_offsets') == [(2,)]
+    assert ask(f'SELECT DISTINCT state_version FROM "{kind}".slackwater_state_law') == [(1,)]
+    rest(KINDS[kind], lambda: PostgresStore(url, kind, NAME))
+    make.run(
+        KINDS[kind], lambda: PostgresStore(url, kind, NAME), (Rows({s: [{"ts": 10**12, "user": "z"}] for s in KINDS[kind].sources}),),
+        KINDS[kind].clock_us, flush=False,
+    )  # fmt: skip
+    assert ask(f'SELECT state_version FROM "{kind}".slackwater_state_law WHERE epoch > 3 LIMIT 1') == [(2,)]
+
+
+def test_a_migration_needs_the_lock_and_published_output(
+    restored: Callable[[int, str], Make], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = restored(1, "sessions")
+    runner = store()
+    runner.open()
+    assert refused(monkeypatch, capsys, "migrate", *where(store())).startswith(
+        "error: pipeline is already running: process "
+    )
+    runner.close()
+    unpublish(runner)
+    assert refused(monkeypatch, capsys, "migrate", *where(store())) == (
+        "error: law: epoch 3 was committed and its output is not published yet; start the runner once, which publishes "
+        "it, then repeat this\n"
+    )
+    assert store().written().version == 1
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["slackwater", "state", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    return capsys.readouterr().err
+
+
+def unpublish(store: Any) -> None:
+    """As if the runner had died between commit and publishing."""
+    if isinstance(store, FilesStore):
+        (Path(store.root) / "published").write_text("2")
+        return
+    with psycopg.connect(store._url) as db:
+        db.execute(f"UPDATE {store.tables.pipelines} SET published_epoch = 2")
+
+
+def test_every_format_has_its_states_and_they_are_small() -> None:
+    for number in FORMATS:
+        home = HERE / f"format-{number}"
+        assert {p.name for p in (home / "files").iterdir()} == set(KINDS)
+        assert sum(p.stat().st_size for p in home.rglob("*") if p.is_file()) < 200_000
+        for kind in KINDS:
+            latest = max((home / "files" / kind / NAME / "manifests").glob("*.json"))
+            record = json.loads(latest.read_text().splitlines()[0])
+            assert (record["format"], record["shards"]) == (number, SHARDS)

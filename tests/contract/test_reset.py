@@ -1,0 +1,229 @@
+"""Where sources go on is changed in a commit of its own: on both stores, by the form of the offsets, without a broker."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests.contract.test_peek import go_on, running, users
+from tests.contract.test_stores import manifest
+
+from slackwater.cli.main import main
+from slackwater.state.files import FilesStore
+from slackwater.state.postgres import PostgresStore
+from slackwater.state.protocol import OutputMeta, SourceRecord
+
+CLICKS = {"clicks": {"0": 100, "1": 7}, "more": {"0": 5}}
+Ask = Callable[..., str]
+
+
+@pytest.fixture(params=["files", "postgres"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Any]]:
+    made: list[Any] = []
+    url = ""
+    if request.param == "postgres":
+        url = request.getfixturevalue("postgres").database(f"reset_{abs(hash(request.node.name)):x}")
+
+    def of() -> Any:
+        made.append(PostgresStore(url, "public", "p") if url else FilesStore(tmp_path / "state", "p"))
+        return made[-1]
+
+    yield of
+    for store in made:
+        store.close()
+
+
+@pytest.fixture
+def ask(make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+    """Runs the command; returns what it says, also where it refuses."""
+
+    def run(*offsets: str, dry: bool = False, where: str | None = None) -> str:
+        store = make()
+        place = where or (store.root if isinstance(store, FilesStore) else store._url)
+        given = [word for text in offsets for word in ("--offsets", text)]
+        arguments = ["slackwater", "state", "reset", place, *given, *(["--dry-run"] if dry else [])]
+        monkeypatch.setattr(sys, "argv", arguments)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        told = capsys.readouterr()
+        return told.err if ended.value.code else told.out
+
+    return run
+
+
+def begun(make: Callable[[], Any], **more: Any) -> None:
+    """Two epochs: one user in the state, a Kafka source and one of files."""
+    store = running(make)
+    first = go_on(store, None, "a")
+    name = store.stage_list(1, ["one"])
+    sources = {
+        "events": SourceRecord(offsets=CLICKS, rows=112, max_event_us=5),
+        "old": SourceRecord(offsets={"segments": [name], "count": 3}, rows=9),
+    }
+    found = manifest(1, segments=first.segments, windows=(1,), watermark_us=4, sources=sources)
+    store.commit(found.model_copy(update=more))
+    store.close()
+
+
+def sources(make: Callable[[], Any]) -> dict[str, Any]:
+    with make().peek() as snapshot:
+        return {n: s.offsets for n, s in snapshot.manifest.sources.items()}
+
+
+def test_offsets_of_partitions_and_files_are_set_and_nothing_else(make: Callable[[], Any], ask: Ask) -> None:
+    begun(make)
+    before = make().written().record
+    wanted = json.dumps({"events": {"clicks": {"0": 42, "1": 9}}, "old": "earliest"})
+    lines = [
+        "p: epoch 1; its windows and clocks stay as they are",
+        "source  partition  goes on at    will go on at",
+        "events  clicks-0   100           42             58 again",
+        "events  clicks-1   7             9              2 skipped",
+        "events  more-0     5             5              as it is",
+        "old     files      3 files read  none read      3 files again",
+        "warning: rows that come again are late where their windows are closed, and counted twice in windows that are open or "
+        "retained",
+        "warning: rows that are skipped are lost: no window will have them",
+    ]
+    assert ask(wanted, dry=True).splitlines() == [*lines, "nothing was changed (--dry-run)"]
+    assert make().written().record == before
+    assert ask(wanted).splitlines() == [*lines, "committed as epoch 2"]
+    after = make().written().record
+    changed = {"epoch", "committed_us", "sources"}
+    assert {k: v for k, v in after.items() if k not in changed} == {k: v for k, v in before.items() if k not in changed}
+    assert sources(make) == {
+        "events": {"clicks": {"0": 42, "1": 9}, "more": {"0": 5}},
+        "old": {"segments": [], "count": 0},
+    }
+    assert after["sources"]["events"]["max_event_us"] == 5
+    with make().peek() as snapshot:
+        assert users(snapshot) == ["a"]
+    if isinstance(make(), PostgresStore):
+        with psycopg.connect(make()._url) as db:
+            found = db.execute('SELECT source, partition, "offset", epoch FROM slackwater_offsets ORDER BY 1, 2')
+            assert found.fetchall() == [
+                ("events", "clicks-0", "42", 2), ("events", "clicks-1", "9", 2), ("events", "more-0", "5", 2),
+                ("old", "files", "0", 2),
+            ]  # fmt: skip
+    again = running(make)
+    go_on(again, snapshot.manifest, "b")
+    again.close()
+    with make().peek() as snapshot:
+        assert users(snapshot) == ["b"]
+
+
+def test_the_same_place_is_no_commit(make: Callable[[], Any], ask: Ask) -> None:
+    begun(make)
+    assert ask('{"events": {"clicks": {"0": 100}}}') == (
+        "error: p: the sources go on there already; nothing was committed\n"
+    )
+    assert make().written().record["epoch"] == 1
+
+
+FILE = """
+name = "p"
+[connections.bus]
+kind = "kafka"
+bootstrap_servers = "127.0.0.1:1"
+[connections.lake]
+kind = "files"
+[[sources]]
+name = "events"
+connection = "{connection}"
+query = "in"
+{more}
+schema = "user STRING, ts TIMESTAMP"
+[transform.window]
+kind = "tumbling"
+duration_ms = "1m"
+event_time_column = "ts"
+group_by = ["user"]
+max_groups_per_window = 1000
+[[transform.window.aggregations]]
+agg = "count"
+as = "n"
+[target]
+connection = "lake"
+path = "out"
+[state_store]
+kind = "files"
+path = "{state}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        (["{"], "--offsets: found {, which is not JSON (Expecting property name"),
+        (["event=latest"], '--offsets: the state has no source "event"; did you mean "events"?; there are: events, old'),
+        (["old=earliest", "old=earliest"], '--offsets: source "old" is given twice'),
+        (["old=latest"], '--offsets: source "old": it reads files, which have no order to go on at; expected "earliest"'),
+        (['{"old": {"t": {"0": 1}}}'], '--offsets: source "old": it reads files'),
+        (["events=soon"], '--offsets: source "events": found "soon", expected "earliest", "latest", a time such as 2026-'),
+        (['{"events": 7}'], '--offsets: source "events": found 7, expected "earliest"'),
+        (['{"events": {"clicks": 7}}'], 'topic "clicks": found 7, expected partitions, as in {"0": 42}'),
+        (['{"events": {"clicks": {}}}'], 'topic "clicks": found {}, expected partitions'),
+        (['{"events": {"clicks": {"one": 7}}}'], 'topic "clicks": found the partition "one", expected a number such as "0"'),
+        (['{"events": {"clicks": {"0": -1}}}'], "clicks-0: found -1, expected an offset: a whole number from 0"),
+        (['{"events": {"clicks": {"0": true}}}'], "clicks-0: found true, expected an offset"),
+        (['{"events": {"clicks": {"0": "42"}}}'], 'clicks-0: found "42", expected an offset'),
+        (['{"events": {"clicks": {"2": 1}}}'], 'topic "clicks" has no partition 2; there are: 0, 1'),
+        (['{"events": {"click": {"0": 1}}}'], 'it does not read a topic "click"; did you mean "clicks"?; there are: clicks, more'),
+        (["events=2026-03-01T12:00:00Z"], "a broker is to be asked where that is; give the pipeline's TOML file as WHERE"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_one_line_and_no_commit(
+    make: Callable[[], Any], ask: Ask, offsets: list[str], message: str
+) -> None:
+    begun(make)
+    told = ask(*offsets)
+    assert message in told
+    assert told.startswith("error: ")
+    assert told.count("\n") == 1
+    assert make().written().record["epoch"] == 1
+
+
+def test_states_that_cannot_be_changed(make: Callable[[], Any], ask: Ask) -> None:
+    if isinstance(make(), PostgresStore):
+        assert 'slackwater_pipelines" does not' not in ask("earliest")
+    assert "no pipeline has its state there" in ask("earliest") or "there is no" in ask("earliest")
+    waits = OutputMeta(file="outputs/000000001-x", rows=1)
+    begun(make, output=(waits,))
+    assert "epoch 1 was committed and its output is not published yet" in ask("old=earliest")
+    runner = make()
+    runner.open()
+    runner.note_published(1)
+    assert ask("old=earliest").startswith("error: pipeline is already running: process ")
+    assert ask("old=earliest", dry=True).endswith("nothing was changed (--dry-run)\n")
+    runner.close()
+    assert ask("old=earliest").endswith("committed as epoch 2\n")
+
+
+def test_sources_that_go_on_by_the_checkpoint(make: Callable[[], Any], ask: Ask) -> None:
+    found = {"queue": SourceRecord(rows=4), "events": SourceRecord(offsets=CLICKS, rows=1)}
+    begun(make, sources=found)
+    assert ask("events=latest").startswith(
+        'error: p: source "queue" goes on by Spark\'s checkpoint only, which then holds the places of all sources; their '
+        "offsets cannot be reset"
+    )
+
+
+def test_sources_that_were_never_read(tmp_path: Path, ask: Ask) -> None:
+    """Only the config knows what they are; a broker that is away is told."""
+    begun(lambda: FilesStore(tmp_path / "s", "p"), sources={"events": SourceRecord()})
+    given = '{"events": {"clicks": {"0": 1}}}'
+    assert "it was never read, so the state does not know its partitions; give the" in ask(
+        given, where=str(tmp_path / "s")
+    )
+    file = tmp_path / "p.toml"
+    file.write_text(FILE.format(connection="lake", more='format = "json"', state=tmp_path / "s"))
+    assert "it reads files, which have no order" in ask("latest", where=str(file))
+    assert "none read" in ask("earliest", where=str(file), dry=True)
+    file.write_text(FILE.format(connection="bus", more="", state=tmp_path / "s"))
+    for wanted in (given, "latest"):
+        assert "Kafka at 127.0.0.1:1 cannot be reached" in ask(wanted, where=str(file))

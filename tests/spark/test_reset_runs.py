@@ -1,0 +1,116 @@
+"""Sources go on where a reset says: on Spark, with a real broker and real files; the windows stay."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import Runner
+from tests.spark.test_kafka import START_MS, Make, counted, minutes, topic
+
+import slackwater as sw
+from slackwater.cli.main import main
+
+pytestmark = pytest.mark.spark
+__all__ = ["topic"]
+CONFIG = """
+name = "test"
+[connections.bus]
+kind = "kafka"
+bootstrap_servers = "{address}"
+[connections.lake]
+kind = "files"
+[[sources]]
+name = "events"
+connection = "bus"
+query = "{topic}"
+schema = "user STRING, amount BIGINT"
+[transform.window]
+kind = "tumbling"
+duration_ms = "1m"
+group_by = ["user"]
+max_groups_per_window = 1000
+[[transform.window.aggregations]]
+agg = "count"
+as = "n"
+[[transform.window.aggregations]]
+agg = "sum"
+column = "amount"
+as = "total"
+[target]
+connection = "lake"
+path = "out"
+[state_store]
+kind = "files"
+path = "{state}"
+"""
+
+
+def reset(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["slackwater", "state", "reset", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr()
+    assert not ended.value.code, told.err
+    return told.out
+
+
+def test_kafka_is_read_from_where_the_broker_says(
+    runner: Runner,
+    topic: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Read again from a time on: counted twice in the open window. Then three records are skipped."""
+    events = topic(2)
+    for second in (1, 2, 3, 4):
+        events.send({"user": "a", "amount": second}, at=second)
+    events.send({"user": "b", "amount": 10}, at=5, partition=1)
+    window = minutes()
+    runner.run(source=events.source(), window=window, flush=False)
+    file = runner.home / "p.toml"
+    file.write_text(CONFIG.format(address=events.broker.address, topic=events.name, state=runner.home / "state"))
+    text = reset(monkeypatch, capsys, str(file), "--offsets", "events=2023-11-14T22:13:23Z")
+    assert START_MS + 3000 == 1_700_000_003_000  # is that time
+    lines = [line.split() for line in text.splitlines()]
+    assert ["events", f"{events.name}-0", "4", "2", "2", "again"] in lines
+    assert ["events", f"{events.name}-1", "1", "0", "1", "again"] in lines
+    runner.run(source=events.source(), window=window, flush=False)
+    events.send(*[{"user": "a", "amount": 100}] * 3, at=6)
+    text = reset(monkeypatch, capsys, str(file), "--offsets", "latest")
+    assert "3 skipped" in text
+    assert "warning: rows that are skipped are lost" in text
+    assert reset(monkeypatch, capsys, str(file), "--offsets", "earliest", "--dry-run").endswith("(--dry-run)\n")
+    events.send({"user": "a", "amount": 1000}, at=7)
+    out = runner.run(source=events.source(), window=window)
+    assert counted(out) == [("a", 4 + 2 + 1, 10 + 7 + 1000), ("b", 2, 20)]
+
+
+@pytest.mark.parametrize("kind", ["files", "postgres"])
+def test_files_are_read_again(
+    kind: str,
+    runner: Runner,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    rows: list[dict[str, Any]] = [{"user": "a", "amount": 1, "ts": f"2026-03-01T12:00:0{n}"} for n in range(3)]
+    runner.write("0.jsonl", rows[:2])
+    runner.write("1.jsonl", rows[2:])
+    store = sw.StateStore(kind="files", path=str(tmp_path / "state"))
+    where = [str(tmp_path / "state")]
+    if kind == "postgres":
+        url = request.getfixturevalue("postgres").database("reset_files")
+        store, where = sw.StateStore(kind="postgres", url=url), [url]
+    given = {
+        "source": runner.source("user STRING, amount BIGINT, ts TIMESTAMP"),
+        "window": minutes(event_time_column="ts"),
+        "state_store": store,
+    }
+    runner.run(**given, flush=False)
+    text = reset(monkeypatch, capsys, *where, "--offsets", "earliest")
+    assert "2 files read  none read     2 files again" in text
+    assert counted(runner.run(**given)) == [("a", 6, 6)]

@@ -1,0 +1,127 @@
+"""The chain of migrations over records, without a store."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from slackwater.config.data import from_data
+from slackwater.config.window import Window
+from slackwater.errors import StateError
+from slackwater.state import migrations
+from slackwater.state.migrations import FORMAT, STEPS, UNBOUNDED, forward, route, statements, to_2
+from slackwater.state.postgres_tables import Tables
+
+SESSION = {
+    "kind": "session", "duration_ms": None, "hop_ms": None, "offset_ms": 0, "gap_ms": 5, "max_session_duration_ms": 90,
+    "keys": ["user string", "my page string"],
+    "aggregations": {
+        "n": "count *", "m": "count my page string", "total": "sum amount decimal(10,2)",
+        "about": "count_distinct page string approximate 12", "exactly": "count_distinct page string exact",
+    },
+}  # fmt: skip
+
+
+def record(**fingerprint: Any) -> dict[str, Any]:
+    return {"format": 1, "pipeline": "p", "epoch": 3, "fingerprint": SESSION | fingerprint}
+
+
+def test_there_is_a_step_from_every_format_to_the_next() -> None:
+    assert list(STEPS) == list(range(1, FORMAT))
+    assert all(step.what for step in STEPS.values())
+
+
+def test_a_session_is_described_by_its_fingerprint() -> None:
+    found = to_2({**record(), "emission": {"updates": True, "retain_us": 7_000_000}})
+    assert found["emission"] == {"updates": True, "retain_us": 7_000_000}
+    assert found["described"] == {
+        "window": {
+            "kind": "session", "gap_ms": 5, "max_session_duration_ms": 90, "emit": "updates", "late_data": "reopen",
+            "allowed_lateness_ms": 7000, "group_by": ["user", "my page"],
+            "aggregations": [
+                {"agg": "count", "as": "n"},
+                {"agg": "count", "column": "my page", "as": "m"},
+                {"agg": "sum", "column": "amount", "as": "total"},
+                {"agg": "count_distinct", "column": "page", "hll_precision": 12, "as": "about"},
+                {"agg": "count_distinct", "column": "page", "mode": "exact", "max_distinct_values_per_group": UNBOUNDED,
+                 "as": "exactly"},
+            ],
+        },
+        "columns": {"user": "string", "my page": "string", "amount": "decimal(10,2)", "page": "string"},
+        "assumed": ["lateness_ms", "aggregations.exactly.max_distinct_values_per_group"],
+    }  # fmt: skip
+    assert from_data(Window, found["described"]["window"], "state").gap_ms == 5
+
+
+@pytest.mark.parametrize(("kind", "hop"), [("tumbling", 20), ("hopping", 5)])
+def test_tumbling_and_hopping_windows_are_described_but_for_their_bound(kind: str, hop: int) -> None:
+    """A tumbling window's fingerprint may tell its duration as the hop."""
+    lengths = {"duration_ms": 20, "hop_ms": hop, "offset_ms": 3, "gap_ms": None, "max_session_duration_ms": None}
+    found = to_2(record(kind=kind, **lengths))
+    assert found["emission"] == {"updates": False, "retain_us": 0}
+    assert found["described"]["assumed"][-1] == "max_groups_per_window"
+    window = from_data(Window, found["described"]["window"], "state")
+    assert (window.duration_ms, window.offset_ms, window.max_groups_per_window) == (20, 3, UNBOUNDED)
+    assert window.hop_ms == (5 if kind == "hopping" else None)
+
+
+@pytest.mark.parametrize(
+    "fingerprint",
+    [
+        {"kind": "join"},
+        {"aggregations": {"q": "approx_quantile x double 200"}},
+        {"aggregations": {"x": "Mean(value=price double; total double)"}},
+    ],
+)
+def test_what_a_fingerprint_does_not_tell_is_left_to_the_next_start(fingerprint: dict[str, Any]) -> None:
+    assert to_2(record(**fingerprint))["described"] == {}
+
+
+def test_a_description_that_is_there_is_kept() -> None:
+    described = {"window": {"kind": "session"}, "columns": {}}
+    assert to_2({**record(), "described": described})["described"] == described
+
+
+def test_later_stages_go_the_same_way_and_the_record_given_is_left_alone() -> None:
+    given = {**record(), "then": record(kind="join")}
+    before = json.dumps(given)
+    found = forward(given, 1, "state")
+    assert (found["format"], found["then"]["format"]) == (FORMAT, FORMAT)
+    assert found["then"]["described"] == {}
+    assert json.dumps(given) == before
+
+
+def test_two_steps_are_taken_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    added = migrations.Step("adds x", lambda r: {**r, "x": r["described"]["assumed"]}, lambda t: [f"ALTER {t.state}"])
+    monkeypatch.setattr(migrations, "STEPS", {**STEPS, 2: added})
+    monkeypatch.setattr(migrations, "FORMAT", 3)
+    found = forward(record(), 1, "state")
+    assert (found["format"], found["x"][0]) == (3, "lateness_ms")
+    assert forward({**found, "format": 2}, 2, "state")["format"] == 3
+    tables = [Tables("public", "p", stage) for stage in (0, 1)]
+    assert statements(1, tables) == [
+        'ALTER TABLE IF EXISTS "public"."slackwater_state_p" ALTER COLUMN state_version SET DEFAULT 2',
+        'ALTER TABLE IF EXISTS "public"."slackwater_state_p.2" ALTER COLUMN state_version SET DEFAULT 2',
+        'ALTER "public"."slackwater_state_p"',
+        'ALTER "public"."slackwater_state_p.2"',
+    ]
+    assert statements(3, tables) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        (FORMAT + 1, f"state of x has format {FORMAT + 1}, this version reads formats 1 to {FORMAT}; install a newer"),
+        (0, f"state of x has format 0, this version reads formats 1 to {FORMAT}; no migration from it is registered"),
+    ],
+)
+def test_a_format_without_a_way_is_refused(version: int, message: str) -> None:
+    with pytest.raises(StateError, match=message):
+        route(version, "state of x")
+
+
+def test_a_record_that_is_not_what_its_format_writes_is_damaged() -> None:
+    with pytest.raises(StateError, match=r"^state of x is damaged: .* not what format 1 writes \(KeyError\); restore"):
+        forward({"format": 1}, 1, "state of x")
