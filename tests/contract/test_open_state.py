@@ -236,6 +236,17 @@ def test_earlier_epochs(place: Place) -> None:
             pass
 
 
+def test_a_damaged_segment_is_not_read(tmp_path: Path) -> None:
+    place = Place(str(tmp_path / "state"), lambda name: FilesStore(tmp_path / "state", name))
+    place.ran([Rows({"a": [row(0)]})])
+    (segment,) = (tmp_path / "state" / "law" / "segments").iterdir()
+    content = bytearray(segment.read_bytes())
+    content[-200] ^= 1
+    segment.write_bytes(content)
+    with pytest.raises(StateError, match=rf"{segment.name} does not hold what was written; restore it from a copy"):
+        sw.open_state(place.where).fetch("k")
+
+
 def test_a_thousand_reads_beside_a_running_pipeline(place: Place) -> None:
     """Each epoch adds a row to each of 40 keys: whatever is read, all keys have as many rows as the epoch says."""
     users = [f"u{n}" for n in range(40)]

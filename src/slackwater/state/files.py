@@ -51,6 +51,7 @@ class FilesStore:
         self.checkpoint = self._dir / "checkpoint"
         self._lock: TextIO | None = None
         self._latest = -1
+        self._whole: set[str] = set()  # segments that were looked at and found as written
 
     def open(self) -> Manifest | None:
         try:
@@ -175,6 +176,11 @@ class FilesStore:
         stages = [
             [SegmentReader(self.root, metas, {}).opened() for metas in stage.segments] for stage in manifest.stages
         ]
+        named = [m for stage in manifest.stages for shard in stage.segments for m in shard]
+        for meta in named:
+            if meta.file not in self._whole:
+                verify(self._dir / meta.file, meta.checksum, meta.bytes)
+        self._whole = {m.file for m in named}
         return Snapshot(
             manifest,
             self.published(),
