@@ -223,6 +223,10 @@ def test_files_are_shared_until_one_lets_go(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Path, "hardlink_to", refuse)
     fork(store, "r")
     assert not path.samefile(tmp_path / "r" / done.segments[0][0].file)
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "copyfile", lambda *paths: refuse(*paths))
+        with pytest.raises(StateError, match=r"state file .* cannot be copied to .* \(no links here\); make room"):
+            fork(store, "s")
     due = (10_006).to_bytes(8, "little")
     path.write_bytes(path.read_bytes().replace(due, (10_007).to_bytes(8, "little")))
     with pytest.raises(StateError, match=f"state file .*{path.name} does not hold what was written; restore"):

@@ -112,5 +112,5 @@ def test_files_are_read_again(
     }
     runner.run(**given, flush=False)
     text = reset(monkeypatch, capsys, *where, "--offsets", "earliest")
-    assert "2 files read  none read     2 files again" in text
+    assert "events files 2 files read none read 2 files again" in " ".join(text.split())
     assert counted(runner.run(**given)) == [("a", 6, 6)]

@@ -87,18 +87,32 @@ class Broker:
 
     def bounds(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
         """The first offset that is there and the next to be written, per partition. Raises EpochError."""
-        from confluent_kafka import KafkaException, TopicPartition
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-        asked = [TopicPartition(t, p) for t, p in partitions]
         first: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
         last: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        low, high = self._listed(partitions, first, last)
+        return {p: (low[p], high[p]) for p in low}
+
+    def since(self, partitions: Sequence[tuple[str, int]], time_us: int) -> dict[tuple[str, int], int]:
+        """The first offset at or after a time, per partition; the next to be written where there is none. Raises EpochError."""
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+        at: Any = OffsetSpec.for_timestamp(-(-time_us // 1000))
+        last: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        found, high = self._listed(partitions, at, last)
+        return {p: high[p] if found[p] < 0 else found[p] for p in found}
+
+    def _listed(self, partitions: Sequence[tuple[str, int]], *specs: Any) -> list[dict[tuple[str, int], int]]:
+        """What the brokers answer to each of these questions, per partition."""
+        from confluent_kafka import KafkaException, TopicPartition
+
+        asked = [TopicPartition(t, p) for t, p in partitions]
         end = time.monotonic() + _SECONDS
         while True:
             try:
-                low = self._admin.list_offsets(dict.fromkeys(asked, first), request_timeout=_SECONDS)
-                high = self._admin.list_offsets(dict.fromkeys(asked, last), request_timeout=_SECONDS)
-                return {(p.topic, p.partition): (low[p].result().offset, high[p].result().offset) for p in asked}
+                answers = [self._admin.list_offsets(dict.fromkeys(asked, s), request_timeout=_SECONDS) for s in specs]
+                return [{(p.topic, p.partition): a[p].result().offset for p in asked} for a in answers]
             except KafkaException as error:
                 # what the client knows of the cluster may be old: a partition that is new, a broker that came back
                 self.__dict__.pop("_admin", None)
@@ -108,24 +122,6 @@ class Broker:
                         f"({error.args[0].str()}); check that the brokers run"
                     ) from None
                 time.sleep(0.2)
-
-    def since(self, partitions: Sequence[tuple[str, int]], time_us: int) -> dict[tuple[str, int], int]:
-        """The first offset at or after a time, per partition; the next to be written where there is none. Raises EpochError."""
-        from confluent_kafka import KafkaException, TopicPartition
-        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
-
-        bounds = self.bounds(partitions)
-        at: Any = OffsetSpec.for_timestamp(-(-time_us // 1000))
-        asked = [TopicPartition(t, p) for t, p in partitions]
-        try:
-            found = self._admin.list_offsets(dict.fromkeys(asked, at), request_timeout=_SECONDS)
-            offsets = {(p.topic, p.partition): found[p].result().offset for p in asked}
-        except KafkaException as error:
-            raise EpochError(
-                f"Kafka at {self.connection.bootstrap_servers} does not say which offsets it holds "
-                f"({error.args[0].str()}); check that the brokers run"
-            ) from None
-        return {p: bounds[p][1] if offset < 0 else offset for p, offset in offsets.items()}
 
 
 # settings of the Java client that librdkafka does not know
