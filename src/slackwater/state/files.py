@@ -15,6 +15,7 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 import socket
 import tempfile
 import time
@@ -268,6 +269,11 @@ class FilesStore:
                 numbered = path.name[:9].isdigit()
                 if numbered and f"{folder}/{path.name}" not in used and int(path.name[:9]) <= self._latest:
                     path.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Take the state away, and give the lock back; after `open`."""
+        shutil.rmtree(self._dir, ignore_errors=True)
+        self.close()
 
     def close(self) -> None:
         if self._lock is not None:
