@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from slackwater.config.toml import loads as loads
     from slackwater.config.toml import to_toml as to_toml
     from slackwater.config.window import Window as Window
+    from slackwater.engine.batch import batch as batch
+    from slackwater.engine.batch import batch_join as batch_join
     from slackwater.engine.run import run as run
     from slackwater.errors import ConfigError as ConfigError
     from slackwater.errors import SlackwaterError as SlackwaterError
@@ -50,6 +52,8 @@ _HOMES = {
     "ConfigError": "errors",
     "ConsoleConnection": "config.connection",
     "DeltaConnection": "config.connection",
+    "batch": "engine.batch",
+    "batch_join": "engine.batch",
     "KafkaConnection": "config.connection",
     "KinesisConnection": "config.connection",
     "PostgresConnection": "config.connection",

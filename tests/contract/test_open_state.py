@@ -241,9 +241,11 @@ def test_a_damaged_segment_is_not_read(tmp_path: Path) -> None:
     place.ran([Rows({"a": [row(0)]})])
     (segment,) = (tmp_path / "state" / "law" / "segments").iterdir()
     content = bytearray(segment.read_bytes())
-    content[-200] ^= 1
+    content[400] ^= 1
     segment.write_bytes(content)
-    with pytest.raises(StateError, match=rf"{segment.name} does not hold what was written; restore it from a copy"):
+    with pytest.raises(
+        StateError, match=rf"{segment.name} (does not hold what was written|cannot be read).*; restore it from a copy"
+    ):
         sw.open_state(place.where).fetch("k")
 
 

@@ -159,6 +159,50 @@ def serve(
 
 
 @app.command()
+def diff(
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="Files, a Delta table, postgresql://…#table, a TOML file, state:WHERE.")
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="The same.")],
+    by: Annotated[
+        str | None, typer.Option(metavar="COL,…", help="The columns that tell rows apart, if neither side tells them.")
+    ] = None,
+    ignore: Annotated[str | None, typer.Option(metavar="COL,…", help="Columns that do not count.")] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Numbers may differ by this times the larger of 1 and their size.")
+    ] = 0.0,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="How many examples of each kind.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object; times in ISO 8601.")] = False,
+) -> None:
+    """Compare two outputs or states by key and window. Exit code 0: equal; 1: not; 2: they cannot be compared."""
+    from slackwater.cli.diff import diff_outputs
+
+    diff_outputs(a, b, by, ignore, tolerance, limit, as_json)
+
+
+@app.command()
+def backfill(
+    file: File,
+    since: Annotated[
+        str, typer.Option("--from", metavar="TIME", help="Windows that start at or after it (ISO 8601, UTC).")
+    ],
+    until: Annotated[str, typer.Option("--to", metavar="TIME", help="Windows that start before it.")],
+    partial: Annotated[bool, typer.Option("--partial", help="Also write windows that reach out of the range.")] = False,
+    into: Annotated[
+        str | None, typer.Option(metavar="PATH_OR_TABLE", help="Write there, not into the pipeline's own target.")
+    ] = None,
+    slack: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="How far the time of a Kafka record may be from its event time."),
+    ] = None,
+) -> None:
+    """Run a pipeline over bounded history into its target, beside the live one and its state."""
+    from slackwater.cli.backfill import backfill_file
+
+    backfill_file(file, since, until, partial, into, slack)
+
+
+@app.command()
 def demo(
     keep: Annotated[Path | None, typer.Option(help="Keep the demo's files in this new directory.")] = None,
     rows: Annotated[int, typer.Option(min=1000, help="How many clicks to generate.")] = 60_000,

@@ -158,3 +158,23 @@ def reset(
     from slackwater.cli.state_move import reset_state
 
     reset_state(where, offsets, pipeline, schema, dry_run)
+
+
+@state.command("export")
+def export(
+    where: Where,
+    out: Annotated[
+        str, typer.Argument(metavar="OUT", help="A file: .parquet, .csv, .json or .jsonl (a row per line).")
+    ],
+    condition: Annotated[
+        str | None,
+        typer.Option("--where", metavar="SQL", help="Only such windows, as in \"n > 100 AND _status = 'open'\"."),
+    ] = None,
+    pipeline: Name = None,
+    schema: Schema = "public",
+    epoch: Epoch = None,
+) -> None:
+    """Write the open and retained windows of one commit into a file."""
+    from slackwater.cli.state_export import export_state
+
+    export_state(where, out, condition, pipeline, schema, epoch)

@@ -26,6 +26,7 @@ from slackwater.engine.parts import (
 )
 from slackwater.engine.spark import SparkEngine, warm_up
 from slackwater.engine.status import Status
+from slackwater.engine.steps import Step
 from slackwater.errors import EpochError, LockHeldError, SlackwaterError, StartError
 from slackwater.sources import files
 from slackwater.sources.base import Batch, reason
@@ -205,7 +206,7 @@ class _Run:
         then = following(self.pipeline, self.session, logic, self.store, hooks.faults)
         state_id = latest.state_id if latest else uuid.uuid4().hex
         results = logic if then is None else then.stage.logic
-        self.target, self.letters = target_of(self.pipeline, results, state_id), letters_of(self.pipeline, state_id)
+        self.target, self.letters = self._target_of(results, state_id), letters_of(self.pipeline, state_id)
         for place in (self.target, self.letters):
             if place is not None:
                 place.open()
@@ -216,6 +217,9 @@ class _Run:
         if self.driver.target.guarantee != "exactly once":
             self.notice("warning", f"delivery to {self.driver.target.description} is {self.driver.target.guarantee}")
         warm.join()
+
+    def _target_of(self, results: Step, state_id: str) -> Target:
+        return target_of(self.pipeline, results, state_id)
 
     def _warm(self, shards: int) -> None:
         try:

@@ -390,17 +390,20 @@ def _ingest_task(tasks: list[ShardTask]) -> Task:
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
         origins = rows.drop_in_place("__origin") if "__origin" in rows.columns else None
-        logic = task.logic
-        if isinstance(logic, Logic):
-            rows = rows.with_columns(rows[k.name].cast(k.polars) for k in logic.keys)
-            if logic.is_session or not logic.lifts_in_sql:
-                rows = rows.with_columns(rows[i.field.name].cast(i.field.polars) for i in logic.inputs)
-                rows = logic.lift_rows(rows) if logic.is_session else panes.lift(logic, rows)
-            else:
-                rows = rows.cast(logic.accumulators)  # type: ignore[arg-type]
+        if isinstance(task.logic, Logic):
+            rows = lifted(task.logic, rows)
         return steps.ingest(task, rows, origins).model_dump_json()
 
     return run
+
+
+def lifted(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows as Spark hands them to a shard, with typed keys and accumulators."""
+    rows = rows.with_columns(rows[k.name].cast(k.polars) for k in logic.keys)
+    if not logic.is_session and logic.lifts_in_sql:
+        return rows.cast(logic.accumulators)  # type: ignore[arg-type]
+    rows = rows.with_columns(rows[i.field.name].cast(i.field.polars) for i in logic.inputs)
+    return logic.lift_rows(rows) if logic.is_session else panes.lift(logic, rows)
 
 
 def _letters_task(state: ShardState) -> Task:

@@ -70,4 +70,29 @@ class Buffers(Protocol):
         ...
 
 
+class NoBuffers:
+    """Nothing is buffered: all rows there will ever be are at hand."""
+
+    def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[Run]:
+        return ()
+
+    def matched(self, which: int, rows: pl.DataFrame) -> NDArray[np.bool_]:
+        return np.zeros(rows.height, dtype=bool)
+
+    def evicted(self, which: int, kh: Int64s, id_: Int64s) -> NDArray[np.bool_]:
+        return np.zeros(len(kh), dtype=bool)
+
+    def due(self, which: int, since: int, watermark: int) -> pl.DataFrame:
+        return places()
+
+    def bound(self, which: int) -> int:
+        return 0
+
+    def crowd(self, which: int, hashes: Int64s, watermark: int) -> Int64s:
+        return np.zeros(len(hashes), dtype=np.int64)
+
+    def scan(self, which: int, watermark: int) -> pl.DataFrame:
+        return places()
+
+
 Changes = Mapping[int, Change]

@@ -82,6 +82,17 @@ class FilesSource:
         offsets = remember(store, epoch, record.offsets, entries)
         return SourceBatch(self.read(session, entries), offsets, files=len(entries))
 
+    def listed(self, session: SparkSession) -> list[FileEntry]:
+        """All files that are there now, in the order in which a stream reads them."""
+        try:
+            found = session.read.format("binaryFile").load(located(self.spec.query or ""))
+            rows = found.selectExpr("path", "CAST(unix_millis(modificationTime) AS BIGINT) AS at").collect()
+        except Exception as error:
+            if "PATH_NOT_FOUND" in str(error):
+                return []
+            raise StartError(f'source "{self.name}": {reason(error)}') from None
+        return sorted((FileEntry(r["path"], r["at"]) for r in rows), key=lambda e: (e.timestamp, e.path))
+
     def read(self, session: SparkSession, files: Sequence[FileEntry]) -> DataFrame:
         """The rows of these files; with a column for undecodable records where the format can have them."""
         return reader(session, self.spec.format or "", self.schema, self.spec.options).load([f.path for f in files])

@@ -85,6 +85,24 @@ class Broker:
             )
         return found
 
+    def at(self, partitions: Sequence[tuple[str, int]], ms: int) -> dict[tuple[str, int], int]:
+        """Per partition the offset of the first record whose time is `ms` or later; of the next to be written if none is."""
+        from confluent_kafka import KafkaException, TopicPartition
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+        asked = [TopicPartition(t, p) for t, p in partitions]
+        try:
+            when: Any = OffsetSpec.for_timestamp(max(ms, 0))
+            found = self._admin.list_offsets(dict.fromkeys(asked, when), request_timeout=_SECONDS)
+            offsets = {(p.topic, p.partition): found[p].result().offset for p in asked}
+        except KafkaException as error:
+            raise EpochError(
+                f"Kafka at {self.connection.bootstrap_servers} does not say which offsets it holds "
+                f"({error.args[0].str()}); check that the brokers run"
+            ) from None
+        none = [key for key, offset in offsets.items() if offset < 0]
+        return {**offsets, **{key: high for key, (_, high) in self.bounds(none).items()}} if none else offsets
+
     def bounds(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
         """The first offset that is there and the next to be written, per partition. Raises EpochError."""
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
@@ -272,7 +290,12 @@ class KafkaSource:
         end = self._offsets(checkpoint, index, number)
         if end is None:
             return None
-        start = self._offsets(checkpoint, index, number - 1) or self._initial(checkpoint, index)
+        return self.between(
+            session, self._offsets(checkpoint, index, number - 1) or self._initial(checkpoint, index), end
+        )
+
+    def between(self, session: SparkSession, start: Offsets, end: Offsets) -> SourceBatch | None:
+        """The records from `start` up to `end`, which is not included; None if there are none."""
         ranges, lost = self._ranges(start, end)
         heard = {f"{t}-{p}": max(until - since, 0) for (t, p), (since, until) in ranges.items()}
         if any(heard.values()):

@@ -127,7 +127,7 @@ class Streams:
                 frame = (
                     planned if len(self.sources) == 1 else planned.where(f"__src = {index}").selectExpr(f"__s{index}.*")
                 )
-                found[source.name] = SourceBatch(source.decode(_in_session(self.session, frame)), None)
+                found[source.name] = SourceBatch(source.decode(in_session(self.session, frame)), None)
                 position += _streaming_leaves(source.frame)
                 continue
             record = state.sources[source.name]
@@ -151,7 +151,7 @@ def _streaming_leaves(frame: DataFrame) -> int:
     return sum(bool(leaves.apply(i).isStreaming()) for i in range(leaves.size()))
 
 
-def _in_session(session: SparkSession, frame: DataFrame) -> DataFrame:
+def in_session(session: SparkSession, frame: DataFrame) -> DataFrame:
     """The same rows as a DataFrame of our own session, where the views of the SQL live."""
     from pyspark.sql import DataFrame
 

@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import socket
 import tempfile
 import time
@@ -350,6 +351,11 @@ class FilesStore:
         from slackwater.state.files_fork import fork
 
         return fork(self, FilesStore(self._dir.parent, name), epoch)
+
+    def remove(self) -> None:
+        """Take the state away, and give the lock back; after `open`."""
+        shutil.rmtree(self._dir, ignore_errors=True)
+        self.close()
 
     def close(self) -> None:
         if self._lock is not None:

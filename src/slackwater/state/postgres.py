@@ -13,6 +13,7 @@ the staged rows over, forgets what is over, and, where the target is in the same
 from __future__ import annotations
 
 import logging
+import shutil
 import tempfile
 import time
 import uuid
@@ -248,6 +249,19 @@ class PostgresStore:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    @_told
+    def remove(self) -> None:
+        """Take the state away, and give the lock back; after `prepare`."""
+        with self._db.transaction():
+            for stage in self._stages:
+                t = replace(self.tables, stage=stage)
+                self._db.execute(f"DROP VIEW IF EXISTS {t.windows}")
+                self._db.execute(f"DROP TABLE IF EXISTS {t.state}, {t.staged}")
+            for table in (self.tables.outputs, self.tables.lists, self.tables.offsets, self.tables.pipelines):
+                self._db.execute(f"DELETE FROM {table} WHERE pipeline_name = %s", (self._pipeline,))
+        shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
+        self.close()
 
     def close(self) -> None:
         self._disconnect()

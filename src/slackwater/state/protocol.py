@@ -304,6 +304,10 @@ class StateStore(Protocol):
         """Remove epochs, segments and outputs that nothing refers to any more."""
         ...
 
+    def remove(self) -> None:
+        """Take the pipeline's state away, and give the lock back; after `open` and `prepare`."""
+        ...
+
     def close(self) -> None:
         """Give the lock back."""
         ...

@@ -1,0 +1,90 @@
+"""`backfill`: a pipeline over bounded history, and what became of it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from slackwater.cli import view as views
+from slackwater.cli.runner import _signals
+from slackwater.cli.text import moment, plural
+from slackwater.config import toml
+from slackwater.core.time import duration_ms
+from slackwater.engine.backfill import Backfilled, backfill, described
+from slackwater.errors import StartError
+from slackwater.plan import target_text
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def backfill_file(file: Path, since: str, until: str, partial: bool, into: str | None, slack: str | None) -> None:
+    """Load, run, print. A signal ends it after the epoch in progress. Raises SlackwaterError."""
+    pipeline, since_us, until_us = toml.load(file), time_us(since, "--from"), time_us(until, "--to")
+    where = target_text(described(pipeline, since_us, until_us, into))
+    view, stop = views.choose(1.0), threading.Event()
+    try:
+        with _signals(stop, view):
+            found = backfill(
+                pipeline,
+                since_us,
+                until_us,
+                partial=partial,
+                into=into,
+                slack_ms=None if slack is None else _duration(slack),
+                on_status=view.status,
+                on_notice=view.notice,
+                stop=stop,
+            )
+    finally:
+        view.close()
+    durable = pipeline.state_store is not None and pipeline.state_store.durable
+    print("\n".join(told(found, f"{moment(since_us)} to {moment(until_us)}", where, durable)))
+
+
+def time_us(text: str, option: str) -> int:
+    """A time in ISO 8601 (UTC where it has no offset) in µs. Raises StartError."""
+    try:
+        at = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise StartError(
+            f'{option}: found "{text}", expected a time such as 2026-03-01 or 2026-03-01T12:00:00Z'
+        ) from None
+    return (at.replace(tzinfo=at.tzinfo or dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)
+
+
+def _duration(text: str) -> int:
+    try:
+        found = duration_ms(int(text) if text.isdecimal() else text)
+        if found >= 0:
+            return found
+    except ValueError:
+        pass
+    raise StartError(f'--slack: found "{text}", expected a duration such as 30s, 5m or 2h')
+
+
+def told(found: Backfilled, span: str, where: str, durable: bool) -> Iterator[str]:
+    """What a backfill did, in lines."""
+    written, status = found.written, found.status
+    if status is None:
+        yield f"{found.pipeline}: stopped before the first epoch"
+        return
+    c = status.counters
+    yield f"{found.pipeline}: {span}, {plural(c.rows_in, 'row')} read"
+    yield f"  {c.rows_used:,} used, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad"
+    yield f"  {plural(written.windows, 'window')} written to {where}"
+    left = [
+        text
+        for count, text in (
+            (written.before, f"{written.before:,} begin before the range"),
+            (written.unfinished, f"{written.unfinished:,} are not over yet"),
+        )
+        if count
+    ]
+    if left:
+        yield f"  {plural(written.before + written.unfinished, 'window')} left out: {', '.join(left)}; --partial writes them"
+    if not found.done:
+        yield "  stopped; " + (
+            "the same command goes on from here" if durable else "its state was in memory: the next one starts over"
+        )

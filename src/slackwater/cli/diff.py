@@ -1,0 +1,124 @@
+"""`diff`: two outputs compared, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import polars as pl
+import typer
+
+from slackwater.cli.text import plural, table
+from slackwater.errors import SlackwaterError
+from slackwater.query.compare import Comparison, compare
+from slackwater.query.outputs import Output, output_at
+
+
+def diff_outputs(
+    a: str, b: str, by: str | None, ignore: str | None, tolerance: float, examples: int, as_json: bool
+) -> None:
+    """Compare and print; raises typer.Exit with 1 if they differ, and 2 if they cannot be compared."""
+    try:
+        sides = output_at(a), output_at(b)
+        found = compare(*sides, _listed(by), _listed(ignore), tolerance, examples)
+    except SlackwaterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    print(
+        json.dumps(_data(sides, found), default=_text, ensure_ascii=False)
+        if as_json
+        else "\n".join(_lines(sides, found))
+    )
+    if not found.same:
+        raise typer.Exit(1)
+
+
+def _listed(names: str | None) -> list[str]:
+    return [n.strip() for n in (names or "").split(",") if n.strip()]
+
+
+def _lines(sides: Sequence[Output], found: Comparison) -> Iterator[str]:
+    for letter, side, rows in zip("AB", sides, found.rows, strict=True):
+        yield f"{letter}  {side.label}, {plural(rows, 'row')}"
+    yield f"by {', '.join(found.by)}"
+    yield ""
+    differing = ", ".join(f"{c} {n:,}" for c, n in sorted(found.columns.items(), key=lambda item: -item[1]))
+    yield from table(
+        [
+            ["equal", f"{found.equal:,}", ""],
+            ["only in A", f"{found.only[0]:,}", ""],
+            ["only in B", f"{found.only[1]:,}", ""],
+            ["different", f"{found.different:,}", differing],
+        ]
+    )
+    for letter, names, repeated in zip("AB", found.missing, found.repeated, strict=True):
+        if names:
+            yield f"columns in {letter} alone: {', '.join(names)}"
+        if repeated:
+            yield f"{letter} has {plural(repeated, 'row')} that repeat an identity: compared one by one"
+    for letter, alone in zip("AB", found.only_examples, strict=True):
+        yield from _examples(f"only in {letter}", alone, found.by)
+    if found.different_examples.height:
+        yield ""
+        yield "different (A | B)"
+        for row in found.different_examples.iter_rows(named=True):
+            values = (f"{c}: {_text(row[c])} | {_text(row[f'{c}__b'])}" for c in _differing(row, found))
+            yield f"  {_named(row, found.by)}  {'  '.join(values)}"
+
+
+def _examples(title: str, rows: pl.DataFrame, by: Sequence[str]) -> Iterator[str]:
+    if rows.height:
+        yield ""
+        yield title
+        for row in rows.iter_rows(named=True):
+            yield f"  {_named(row, by)}  {_named(row, [c for c in rows.columns if c not in by])}".rstrip()
+
+
+def _named(row: dict[str, Any], columns: Sequence[str]) -> str:
+    return " ".join(f"{c}={_text(row[c])}" for c in columns)
+
+
+def _differing(row: dict[str, Any], found: Comparison) -> list[str]:
+    return [c for c in found.columns if row[f"{c}__differs"]]
+
+
+def _data(sides: Sequence[Output], found: Comparison) -> dict[str, Any]:
+    different = [
+        {
+            **{c: row[c] for c in found.by},
+            "a": {c: row[c] for c in _differing(row, found)},
+            "b": {c: row[f"{c}__b"] for c in _differing(row, found)},
+        }
+        for row in found.different_examples.iter_rows(named=True)
+    ]
+    return {
+        "a": {"place": sides[0].label, "rows": found.rows[0]},
+        "b": {"place": sides[1].label, "rows": found.rows[1]},
+        "by": found.by,
+        "same": found.same,
+        "equal": found.equal,
+        "only_in_a": found.only[0],
+        "only_in_b": found.only[1],
+        "different": found.different,
+        "columns": dict(found.columns),
+        "columns_in_a_alone": found.missing[0],
+        "columns_in_b_alone": found.missing[1],
+        "repeated": found.repeated,
+        "examples": {
+            "only_in_a": found.only_examples[0].to_dicts(),
+            "only_in_b": found.only_examples[1].to_dicts(),
+            "different": different,
+        },
+    }
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, bytes):
+        return value.hex()
+    if hasattr(value, "isoformat"):
+        return str(value.isoformat()).replace("+00:00", "Z")
+    return str(value)

@@ -1,0 +1,49 @@
+"""`state export`: the open and retained windows of one commit as a file."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import polars as pl
+
+from slackwater.cli.text import plural
+from slackwater.errors import StartError
+from slackwater.query.view import StateView, arrow
+from slackwater.query.where import store_at
+from slackwater.targets.files import json_columns, text_columns
+
+
+def export_state(
+    where: str, out: str, condition: str | None, pipeline: str | None, schema: str, epoch: int | None
+) -> None:
+    """Write and say what was written; the file is there as a whole or not at all. Raises StartError, StateError."""
+    path = Path(out)
+    if path.suffix not in (".parquet", ".csv", ".json", ".jsonl"):
+        raise StartError(f'{out}: found the suffix "{path.suffix}", expected .parquet, .csv, .json or .jsonl')
+    if not path.parent.is_dir():
+        raise StartError(f"{out}: there is no directory {path.parent}; create it")
+    store = store_at(where, pipeline, schema)
+    with closing(store), StateView(store) as latest, latest if epoch is None else latest.as_of(epoch) as view:
+        manifest, found = view.manifest(), view.scan(where=condition)
+    aside = path.with_name(f".{path.name}.part")
+    try:
+        _write(found, aside, path.suffix)
+        aside.replace(path)
+    except OSError as error:
+        raise StartError(f"{out}: cannot be written ({error.strerror})") from None
+    finally:
+        aside.unlink(missing_ok=True)
+    told = int(found["_epoch"][0]) if found.height else manifest.epoch  # a runner may have gone on in between
+    print(f"{plural(found.height, 'window')} of {manifest.pipeline} as of epoch {told}, in {out}")
+
+
+def _write(frame: pl.DataFrame, path: Path, suffix: str) -> None:
+    if suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        pq.write_table(arrow(frame), path)
+    elif suffix == ".csv":
+        text_columns(json_columns(frame)).write_csv(path)
+    else:
+        text_columns(frame).write_ndjson(path)

@@ -1,0 +1,235 @@
+"""Two outputs compared by identity: which rows are equal, which are in one alone, which differ and where.
+
+    A  user  window_start  n        B  user  window_start  n
+       a     09:00         3           a     09:00         3     equal
+       a     09:30         1           a     09:30         2     different: n
+       b     09:00         7                                     only in A
+                                       NULL  09:00         1     only in B
+
+NULL equals NULL, NaN equals NaN, -0.0 equals 0.0. Columns that are stored as different types (a CSV has text alone) are
+compared as the more exact one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from slackwater.core.text import nested
+from slackwater.errors import StartError
+from slackwater.query.outputs import Output
+from slackwater.targets.files import json_columns
+
+_UTC = pl.Datetime("us", "UTC")
+_NTH = "__nth"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The outcome. `columns`: how many rows differ in each; `missing`: columns that one side alone has, per side.
+
+    `repeated`: rows per side that share their identity with an earlier one. Examples: rows of one side (all columns), and
+    rows that differ: the identity, then per column `<name>` of A, `<name>__b` of B, and `<name>__differs`.
+    """
+
+    by: tuple[str, ...]
+    rows: tuple[int, int]
+    equal: int
+    only: tuple[int, int]
+    different: int
+    columns: Mapping[str, int]
+    missing: tuple[tuple[str, ...], tuple[str, ...]]
+    repeated: tuple[int, int]
+    only_examples: tuple[pl.DataFrame, pl.DataFrame]
+    different_examples: pl.DataFrame
+
+    @property
+    def same(self) -> bool:
+        return not (any(self.only) or self.different or any(self.missing))
+
+
+def compare(
+    a: Output,
+    b: Output,
+    by: Sequence[str] | None = None,
+    ignore: Sequence[str] = (),
+    tolerance: float = 0.0,
+    examples: int = 10,
+) -> Comparison:
+    """Compare two outputs by `by`, or by the identity that they tell themselves.
+
+    Rows of one identity are numbered in the order of their values, so that repeated rows pair up; where rows carry
+    `_revision`, only the newest of an identity counts. `tolerance`: numbers are equal if they differ by at most that times
+    the larger of 1 and their size. Raises StartError.
+    """
+    by = _identity(a, b, by)
+    for side in (a, b):
+        for column in by:
+            if column not in side.rows.columns:
+                raise StartError(
+                    f'{side.label}: there is no column "{column}"; there are: {", ".join(side.rows.columns)}'
+                )
+    left, right = (_latest(side.rows, by) for side in (a, b))
+    columns = [c for c in left.columns if c in right.columns and c not in ignore]
+    missing = tuple(
+        tuple(c for c in mine.columns if c not in other.columns and c not in ignore)
+        for mine, other in ((left, right), (right, left))
+    )
+    pairs = [_alike(_plain(left[c]), _plain(right[c])) for c in columns]
+    left, right = pl.DataFrame([p[0] for p in pairs]), pl.DataFrame([p[1] for p in pairs])
+    repeated = tuple(side.height - side.select(by).n_unique() if side.height else 0 for side in (left, right))
+    left, right = (_numbered(side, by, any(repeated)) for side in (left, right))
+    on = [*by, _NTH]
+    values = [c for c in columns if c not in by]
+    only = [mine.join(other, on=on, how="anti", nulls_equal=True) for mine, other in ((left, right), (right, left))]
+    both = left.join(right, on=on, how="inner", nulls_equal=True, suffix="__b").sort(on)
+    unequal = both.select(~_equal(c, both.schema[c], tolerance).alias(c) for c in values)
+    differs = unequal.select(pl.any_horizontal(values)).to_series() if values else pl.Series([False] * both.height)
+    changed = both.filter(differs)
+    return Comparison(
+        tuple(by),
+        (left.height, right.height),
+        both.height - changed.height,
+        (only[0].height, only[1].height),
+        changed.height,
+        {c: int(unequal[c].sum()) for c in values if unequal[c].any()},
+        (missing[0], missing[1]),
+        (repeated[0], repeated[1]),
+        (_shown(only[0], on, examples), _shown(only[1], on, examples)),
+        pl.concat([changed.drop(_NTH), unequal.filter(differs).rename("{}__differs".format)], how="horizontal").head(
+            examples
+        ),
+    )
+
+
+def _identity(a: Output, b: Output, by: Sequence[str] | None) -> list[str]:
+    if by:
+        return list(dict.fromkeys(by))
+    known = [side.identity for side in (a, b) if side.identity is not None]
+    if not known:
+        raise StartError(
+            "what tells rows apart is not known of files and tables alone; name the columns: --by user_id,window_start"
+        )
+    if len(known) == 2 and set(known[0]) != set(known[1]):
+        raise StartError(
+            f"{a.label} tells rows apart by {', '.join(known[0])}, {b.label} by {', '.join(known[1])}; name the columns: --by"
+        )
+    return list(known[0])
+
+
+def _latest(rows: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+    """Where rows carry revisions: the newest of each identity, without those that were superseded."""
+    if not {"_revision", "_emit_reason"} <= set(rows.columns):
+        return rows
+    alone = pl.col("_emit_reason") == "standalone"
+    newest = rows.filter(~alone).sort(pl.col("_revision").cast(pl.Int64), maintain_order=True)
+    newest = newest.unique(by, keep="last", maintain_order=True).filter(pl.col("_emit_reason") != "supersede")
+    return pl.concat([newest, rows.filter(alone)])
+
+
+def _numbered(rows: pl.DataFrame, by: Sequence[str], repeated: bool) -> pl.DataFrame:
+    if not repeated:
+        return rows.with_columns(pl.lit(0, pl.Int64).alias(_NTH))
+    ordered = rows.sort(rows.columns, nulls_last=False)
+    return ordered.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).over(by).alias(_NTH))
+
+
+def _shown(rows: pl.DataFrame, on: Sequence[str], examples: int) -> pl.DataFrame:
+    return rows.sort(on).head(examples).drop(_NTH)
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+def _equal(column: str, kind: pl.DataType, tolerance: float) -> pl.Expr:
+    one, other = pl.col(column), pl.col(f"{column}__b")
+    same = one.eq_missing(other)
+    if not tolerance or not kind.is_numeric():
+        return same
+    one, other = one.cast(pl.Float64), other.cast(pl.Float64)
+    size = pl.max_horizontal(pl.lit(1.0), one.abs(), other.abs())
+    return same | ((one - other).abs() <= tolerance * size).fill_null(False)
+
+
+def _plain(values: pl.Series) -> pl.Series:
+    """Without nested values: as JSON."""
+    if nested(values.dtype):
+        values = json_columns(values.to_frame()).to_series()
+        return _json(values)
+    return values + 0.0 if values.dtype.is_float() else values  # -0.0 is 0.0
+
+
+def _json(texts: pl.Series) -> pl.Series:
+    """JSON in one spelling; other text stays."""
+
+    def respelled(text: str | None) -> str | None:
+        try:
+            return None if text is None else json.dumps(json.loads(text), sort_keys=True, ensure_ascii=False)
+        except ValueError:
+            return text
+
+    return pl.Series(texts.name, [respelled(t) for t in texts.to_list()], dtype=pl.String)
+
+
+def _alike(a: pl.Series, b: pl.Series) -> tuple[pl.Series, pl.Series]:
+    """Two columns as one type."""
+    if a.dtype == b.dtype and not _is_json(a, b):
+        return a, b
+    one, other = a.dtype, b.dtype
+    if one == pl.Null or other == pl.Null:
+        return a.cast(other if one == pl.Null else one), b.cast(one if other == pl.Null else other)
+    if one == pl.String and other == pl.String:
+        return _json(a), _json(b)
+    if pl.String in (one, other):
+        text, typed = (a, b) if one == pl.String else (b, a)
+        read, typed = _read(text, typed)
+        return (read, typed) if one == pl.String else (typed, read)
+    if one.is_temporal() and other.is_temporal():
+        return _utc(a), _utc(b)
+    if one.is_numeric() and other.is_numeric():
+        if one.is_integer() and other.is_integer():
+            return a.cast(pl.Int64), b.cast(pl.Int64)
+        if one.is_float() or other.is_float():
+            return a.cast(pl.Float64), b.cast(pl.Float64)
+        scale = max(getattr(one, "scale", 0) or 0, getattr(other, "scale", 0) or 0)
+        return a.cast(pl.Decimal(38, scale)), b.cast(pl.Decimal(38, scale))
+    return a.cast(pl.String), b.cast(pl.String)
+
+
+def _is_json(a: pl.Series, b: pl.Series) -> bool:
+    """Whether both are JSON, which has many spellings: arrays and structs in formats that have neither."""
+    if a.dtype != pl.String or b.dtype != pl.String:
+        return False
+    begins = [s.drop_nulls().str.starts_with("[") | s.drop_nulls().str.starts_with("{") for s in (a, b)]
+    return all(len(s) and bool(s.all()) for s in begins)
+
+
+def _read(text: pl.Series, typed: pl.Series) -> tuple[pl.Series, pl.Series]:
+    """Text as the type of the other column; both as text if it cannot be read as that."""
+    kind = typed.dtype
+    if isinstance(kind, pl.Datetime) or kind == pl.Date:
+        bare = text.str.replace("T", " ").str.replace(r"(Z|[+]00(:?00)?)$", "")
+        whole = pl.when(bare.str.len_chars() == 10).then(bare + " 00:00:00").otherwise(bare)
+        found = pl.select(whole.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="us", strict=False)).to_series()
+        found, typed = found.dt.replace_time_zone("UTC"), _utc(typed)
+    elif kind == pl.Boolean:
+        found = text.str.to_lowercase().replace_strict(
+            {"true": True, "false": False}, default=None, return_dtype=pl.Boolean
+        )
+    elif kind == pl.Binary:
+        found = text.str.decode("hex", strict=False)
+    else:
+        found = text.cast(kind, strict=False)
+    if found.null_count() > text.null_count():
+        return text, typed.cast(pl.String, strict=False)
+    return found.alias(text.name), typed
+
+
+def _utc(values: pl.Series) -> pl.Series:
+    kind = values.dtype
+    if isinstance(kind, pl.Datetime) and kind.time_zone is not None:
+        return values.cast(_UTC)
+    return values.cast(pl.Datetime("us")).dt.replace_time_zone("UTC")

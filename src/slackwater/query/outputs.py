@@ -1,0 +1,194 @@
+"""Reading what a pipeline wrote, or holds, as one frame, whatever it lies in; without Spark.
+
+out/sessions, x.parquet, x.jsonl, x.csv      files, or a directory of them
+lake/sessions                                a Delta table, by its log
+postgresql://host/db#schema.table            a table
+sessions.toml                                the target of a pipeline
+state:sessions.toml, state:DIR, state:URL    its open and retained windows
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from slackwater.config import toml
+from slackwater.config.connection import DeltaConnection, PostgresConnection
+from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.engine import look
+from slackwater.errors import StartError
+from slackwater.query.view import StateView
+from slackwater.query.where import store_at
+
+_URL = re.compile(r"postgres(ql)?://")
+_SUFFIXES = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
+_TYPES: Mapping[str, pl.DataType] = {
+    "boolean": pl.Boolean(),
+    "smallint": pl.Int16(),
+    "integer": pl.Int32(),
+    "bigint": pl.Int64(),
+    "real": pl.Float32(),
+    "double precision": pl.Float64(),
+    "bytea": pl.Binary(),
+    "date": pl.Date(),
+    "timestamp with time zone": pl.Datetime("us", "UTC"),
+    "timestamp without time zone": pl.Datetime("us"),
+}
+
+
+@dataclass(frozen=True)
+class Output:
+    """Rows with what they are called; `identity`: the columns that tell them apart, where that is known."""
+
+    label: str
+    rows: pl.DataFrame
+    identity: tuple[str, ...] | None = None
+
+
+def output_at(where: str) -> Output:
+    """The rows of a place (see above). Raises StartError, StateError, ConfigError."""
+    if where.startswith("state:"):
+        return _state(where.removeprefix("state:"))
+    if _URL.match(where):
+        url, _, table = where.partition("#")
+        if not table:
+            raise StartError(
+                f"{_address(url)}: no table is named; append it, as in postgresql://…/database#schema.table"
+            )
+        return _postgres(url, table)
+    path = Path(where)
+    if path.suffix == ".toml" and not path.is_dir():
+        return _target(toml.load(path))
+    return _path(where)
+
+
+def _state(where: str) -> Output:
+    place, _, name = where.partition("#")
+    store = store_at(place, name or None)
+    with closing(store), StateView(store) as view:
+        rows, manifest = view.scan(), view.manifest()
+    identity = look.logic_in(manifest.stages[-1]).identity
+    label = f"state of {manifest.pipeline} in epoch {manifest.epoch}"
+    return Output(label, rows.select(c for c in rows.columns if not c.startswith("_")), identity)
+
+
+def _target(pipeline: Pipeline) -> Output:
+    target, window = pipeline.target, pipeline.last.transform.window
+    connection = resolve(target.connection, pipeline.connections)
+    identity = None if window is None else (*window.group_by, window.window_start_column)
+    if isinstance(connection, PostgresConnection):
+        found = _postgres(str(connection.url), target.table or "")
+    elif isinstance(connection, DeltaConnection):
+        found = _delta(target.path or "", connection.options)
+    elif target.path is not None:
+        found = _path(target.path)
+    else:
+        kind = "the console" if connection is None else connection.kind
+        raise StartError(
+            f"{pipeline.name}: its target is {kind}, which cannot be read; name files, a table or state:FILE"
+        )
+    return Output(f"{pipeline.name}: {found.label}", found.rows, identity)
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def _path(where: str) -> Output:
+    path = Path(where)
+    if "://" in where or (path / "_delta_log").is_dir():
+        return _delta(where, {})
+    if not path.exists():
+        raise StartError(
+            f"{where}: there is no such file or directory; expected files, a Delta table, a postgresql:// URL, a TOML file, or "
+            "state:WHERE"
+        )
+    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._")
+    kinds = {_SUFFIXES.get(p.suffix) for p in files} - ({None} if path.is_dir() else set())
+    if len(kinds) != 1 or None in kinds:
+        found = f"found {' and '.join(sorted(map(str, kinds)))}" if len(kinds) > 1 else "found none"
+        raise StartError(f"{where}: {found}, expected files of one kind: {', '.join(_SUFFIXES)}")
+    (kind,) = kinds
+    frames = [_file(p, str(kind)) for p in files if _SUFFIXES.get(p.suffix) == kind]
+    return Output(where, pl.concat([f for f in frames if f.width] or frames, how="diagonal_relaxed"))
+
+
+def _file(path: Path, kind: str) -> pl.DataFrame:
+    try:
+        if kind == "parquet":
+            return pl.read_parquet(path)
+        if path.stat().st_size == 0:
+            return pl.DataFrame()
+        if kind == "csv":
+            return pl.read_csv(path, infer_schema=False)
+        with path.open("rb") as file:
+            is_array = file.read(1) == b"["
+        read = pl.read_json if is_array else pl.read_ndjson
+        return read(path, infer_schema_length=None)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise StartError(f"{path}: cannot be read as {kind} ({str(error).splitlines()[0]})") from None
+
+
+def _delta(path: str, options: Mapping[str, str]) -> Output:
+    from deltalake import DeltaTable
+
+    try:
+        found = pl.from_arrow(DeltaTable(path, storage_options=dict(options)).to_pyarrow_table())
+    except Exception as error:  # the library has no base class
+        raise StartError(f"{path}: cannot be read as a Delta table ({str(error).splitlines()[0]})") from None
+    assert isinstance(found, pl.DataFrame)
+    return Output(f"Delta table {path}", found)
+
+
+# -- Postgres --------------------------------------------------------------------------------------------------------
+
+
+def _address(url: str) -> str:
+    from slackwater.state import sql
+
+    return sql.address(url)
+
+
+def _postgres(url: str, table: str) -> Output:
+    import psycopg
+
+    from slackwater.state import sql
+
+    schema, _, name = table.rpartition(".")
+    schema = schema or "public"
+    label = f"table {schema}.{name} in Postgres at {sql.address(url)}"
+    place = f"{sql.quote(schema)}.{sql.quote(name)}"
+    try:
+        with sql.connect(url, label) as db:
+            columns = db.execute(
+                "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute"
+                " WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+                (place,),
+            ).fetchall()
+        if not columns:
+            raise StartError(f"{label}: there is no such table; expected postgresql://…/database#schema.table")
+        types = {column: _type(spelled) for column, spelled in columns}
+        listed = (sql.quote(c) if t is not None else f"{sql.quote(c)}::text" for c, t in types.items())
+        with sql.arrow_cursor(url) as cursor:
+            rows = sql.fetch(
+                cursor, f"SELECT {', '.join(listed)} FROM {place}", {c: t or pl.String() for c, t in types.items()}
+            )
+    except (psycopg.Error, ConnectionError) as error:
+        raise StartError(f"{label}: cannot be read ({sql.reason(error)})") from None
+    return Output(label, rows)
+
+
+def _type(spelled: str) -> pl.DataType | None:
+    """The Polars type of a column; None for one that is read as text."""
+    if spelled in ("text", "character varying"):
+        return pl.String()
+    if match := re.fullmatch(r"numeric\((\d+),(\d+)\)", spelled):
+        return pl.Decimal(int(match[1]), int(match[2]))
+    if spelled.endswith("[]"):
+        inner = _type(spelled.removesuffix("[]"))
+        return None if inner is None else pl.List(inner)
+    return _TYPES.get(spelled)

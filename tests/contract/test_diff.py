@@ -1,0 +1,392 @@
+"""`diff` and `state export`: the same rows in every place are equal, and what is not is told by key and window."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+import sys
+import uuid
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import slackwater as sw
+from slackwater.cli.main import main
+from slackwater.core.schema import Field
+from slackwater.errors import StartError
+from slackwater.query.compare import compare
+from slackwater.query.outputs import Output, output_at
+from slackwater.state.files import FilesStore
+from slackwater.state.postgres import PostgresStore
+from slackwater.targets.base import Table
+from slackwater.targets.delta import DeltaTarget
+from slackwater.targets.files import FilesTarget
+from slackwater.targets.postgres import PostgresTarget
+from slackwater.testing.kit import Rows, run_local
+
+FIELDS = (
+    Field("user", "string"),
+    Field("window_start", "timestamp"),
+    Field("n", "bigint"),
+    Field("small", "int"),
+    Field("total", "double"),
+    Field("price", "decimal(12,2)"),
+    Field("day", "date"),
+    Field("flag", "boolean"),
+    Field("raw", "binary"),
+    Field("pages", "array<string>"),
+    Field("top", "array<struct<value:string,count:bigint>>"),
+)
+START = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
+
+
+def rows() -> pl.DataFrame:
+    def row(n: int) -> dict[str, Any]:
+        return {
+            "user": [None, "a", "ü,\"b"][n % 3],
+            "window_start": START + dt.timedelta(minutes=n, microseconds=n),
+            "n": n * 2**33,
+            "small": None if n == 4 else n,
+            "total": [0.5, -0.0, float("nan")][n % 3],
+            "price": Decimal(n) / 4,
+            "day": dt.date(1969, 7, 20),
+            "flag": [True, False, None][n % 3],
+            "raw": b"\x00\xff",
+            "pages": ["x", None] if n else [],
+            "top": [{"value": "x", "count": n}],
+        }  # fmt: skip
+
+    return pl.DataFrame([row(n) for n in range(7)], schema={f.name: f.polars for f in FIELDS})
+
+
+Place = Callable[[str, pl.DataFrame], str]
+
+
+@pytest.fixture
+def place(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
+    """Writes rows as a target does, and says where they are."""
+
+    def write(kind: str, frame: pl.DataFrame) -> str:
+        path = tmp_path / f"{kind}-{len(list(tmp_path.iterdir()))}"
+        table = Table("p", FIELDS, ("user", "window_start"), "s")
+        where = str(path)
+        if kind == "delta":
+            target: Any = DeltaTarget(where, "merge", table)
+        elif kind == "postgres":
+            url = request.getfixturevalue("postgres").database(f"diff_{uuid.uuid4().hex[:12]}")
+            target, where = PostgresTarget(url, "out.sessions", table), f"{url}#out.sessions"
+        else:
+            target = FilesTarget(path, kind, table)
+        target.open()
+        target.publish(0, frame.head(3))
+        target.publish(1, frame.tail(-3))
+        target.close()
+        return where
+
+    return write
+
+
+def slackwater(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
+    """The command; its exit code and what it said."""
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["slackwater", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out + said.err
+
+
+KINDS = ["parquet", "json", "csv", "delta", "postgres"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("other", KINDS)
+def test_the_same_rows_in_every_place_are_equal(place: Place, kind: str, other: str) -> None:
+    """Whatever types a place has: NULL and NaN equal themselves, times and bytes are read from text."""
+    given = (
+        rows() if "json" not in (kind, other) else rows().with_columns(pl.col("total").fill_nan(7))
+    )  # JSON has no NaN
+    found = compare(output_at(place(kind, given)), output_at(place(other, given)), ["user", "window_start"])
+    assert (found.same, found.equal, found.repeated) == (True, 7, (0, 0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_differs_is_found(place: Place, kind: str) -> None:
+    changed = rows().with_columns(
+        n=pl.when(pl.col("small") == 1).then(0).otherwise(pl.col("n")),
+        small=pl.when(pl.col("n") == 0).then(None).when(pl.col("small") == 1).then(9).otherwise(pl.col("small")),
+    )
+    finite = pl.col("total").fill_nan(7)  # JSON has no NaN
+    one, other = rows().head(6).with_columns(finite), changed.tail(-1).with_columns(finite)
+    found = compare(output_at(place("parquet", one)), output_at(place(kind, other)), ["user", "window_start"])
+    assert (found.rows, found.equal, found.only, found.different) == ((6, 6), 4, (1, 1), 1)
+    assert found.columns == {"n": 1, "small": 1}
+    assert found.only_examples[0]["user"].to_list() == [None]
+    (example,) = found.different_examples.to_dicts()
+    assert (example["user"], example["small"], example["small__b"], example["total__differs"]) == ("a", 1, 9, False)
+
+
+def sessions(*more: dict[str, Any], **changed: Any) -> pl.DataFrame:
+    plain = [
+        {"user": u, "window_start": START, "n": n, "total": t}
+        for u, n, t in (("a", 1, 1.0), ("b", 2, 2.0), (None, 3, 3.0))
+    ]
+    return pl.DataFrame([*plain, *more]).with_columns(**changed)
+
+
+def test_the_command_tells_people_and_machines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")
+    sessions().write_parquet(a)
+    sessions({"user": "c", "window_start": START, "n": 4, "total": 4.0}, total=pl.col("total") + 1e-9).filter(
+        pl.col("user").ne_missing("b")
+    ).write_parquet(b)
+    by = ["--by", "user,window_start"]
+    code, said = slackwater(capsys, monkeypatch, "diff", a, a, *by)
+    assert (code, said.splitlines()[2:5]) == (0, ["by user, window_start", "", "equal      3"])
+    code, said = slackwater(capsys, monkeypatch, "diff", a, b, *by)
+    assert code == 1
+    assert said.splitlines() == [
+        f"A  {a}, 3 rows",
+        f"B  {b}, 3 rows",
+        "by user, window_start",
+        "",
+        "equal      0",
+        "only in A  1",
+        "only in B  1",
+        "different  2  total 2",
+        "",
+        "only in A",
+        "  user=b window_start=2024-03-01T09:00:00Z  n=2 total=2.0",
+        "",
+        "only in B",
+        "  user=c window_start=2024-03-01T09:00:00Z  n=4 total=4.000000001",
+        "",
+        "different (A | B)",
+        "  user=NULL window_start=2024-03-01T09:00:00Z  total: 3.0 | 3.000000001",
+        "  user=a window_start=2024-03-01T09:00:00Z  total: 1.0 | 1.000000001",
+    ]
+    code, said = slackwater(capsys, monkeypatch, "diff", a, b, *by, "--tolerance", "1e-8", "--json", "-n", "1")
+    told = json.loads(said)
+    assert (code, told["same"], told["equal"], told["only_in_a"], told["only_in_b"], told["different"]) == (
+        1,
+        False,
+        2,
+        1,
+        1,
+        0,
+    )
+    assert told["examples"]["only_in_a"] == [
+        {"user": "b", "window_start": "2024-03-01T09:00:00Z", "n": 2, "total": 2.0}
+    ]
+    code, said = slackwater(capsys, monkeypatch, "diff", a, b, *by, "--json", "-n", "1")
+    assert json.loads(said)["examples"]["different"] == [
+        {"user": None, "window_start": "2024-03-01T09:00:00Z", "a": {"total": 3.0}, "b": {"total": 3.000000001}}
+    ]
+
+
+def test_columns_of_one_side_alone_do_not_go_unsaid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")
+    sessions().write_parquet(a)
+    sessions().rename({"total": "sum"}).write_parquet(b)
+    code, said = slackwater(capsys, monkeypatch, "diff", a, b, "--by", "user")
+    assert (code, said.splitlines()[-2:]) == (1, ["columns in A alone: total", "columns in B alone: sum"])
+    assert slackwater(capsys, monkeypatch, "diff", a, b, "--by", "user", "--ignore", "total,sum")[0] == 0
+
+
+def test_rows_that_repeat_an_identity_pair_up() -> None:
+    twice = sessions({"user": "a", "window_start": START, "n": 9, "total": 0.0})
+    found = compare(Output("a", twice), Output("b", twice.reverse()), ["user"])
+    assert (found.same, found.equal, found.repeated) == (True, 4, (1, 1))
+    found = compare(Output("a", twice), Output("b", sessions()), ["user"])
+    assert (found.equal, found.only, found.repeated) == (3, (1, 0), (1, 0))
+
+
+def test_of_revisions_the_newest_counts() -> None:
+    """An append-only target holds every revision of a window, and those that are no more."""
+    told = [
+        ("a", 1, "close", 1),
+        ("a", 2, "late", 2),
+        ("b", 1, "close", 5),
+        ("b", 2, "supersede", None),
+        ("a", 1, "standalone", 1),
+    ]
+    every = pl.DataFrame(told, schema=["user", "_revision", "_emit_reason", "n"], orient="row")
+    newest = pl.DataFrame([("a", 2), ("a", 1)], schema=["user", "n"], orient="row")
+    found = compare(Output("a", every), Output("b", newest), ["user"], ignore=["_revision", "_emit_reason"])
+    assert (found.same, found.equal) == (True, 2)
+
+
+WINDOW = sw.Window(
+    kind="session", gap_ms="30s", max_session_duration_ms="10m", group_by=["user"],
+    aggregations=[sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="collect_set", column="page", as_="pages", max_values_per_group=9)],
+)  # fmt: skip
+SCHEMA = {"user": "string", "page": "string"}
+
+
+def events(*seconds: int, user: str | None = "a") -> Rows:
+    return Rows({"a": [{"ts": 1_000_000 * s, "user": user, "page": f"/{s}"} for s in seconds]})
+
+
+@pytest.fixture(params=["files", "postgres"])
+def ran(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., str]:
+    """Runs a script without a flush, and says where the state is."""
+
+    def run(name: str, *script: Any) -> str:
+        if request.param == "files":
+            run_local(WINDOW, script, SCHEMA, flush=False, store=lambda: FilesStore(tmp_path / name, "law"))
+            return str(tmp_path / name)
+        url: str = request.getfixturevalue("postgres").database(f"diff_{name}_{abs(hash(tmp_path)):x}")
+        run_local(WINDOW, script, SCHEMA, flush=False, store=lambda: PostgresStore(url, "public", "law"))
+        return url
+
+    return run
+
+
+def test_states_are_compared_by_their_windows(
+    ran: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    a = ran("one", events(0, 10, 20), events(15, user=None))
+    b = ran("two", events(0, 10), events(15, 16, user=None), events(20))
+    code, said = slackwater(capsys, monkeypatch, "diff", f"state:{a}", f"state:{b}#law", "--ignore", "pages")
+    assert code == 1
+    assert said.splitlines()[0].startswith("A  state of law in epoch 1, 2 rows")
+    assert "by user, window_start" in said
+    assert "equal      1" in said
+    assert (
+        "user=NULL window_start=1970-01-01T00:00:15Z  window_end: 1970-01-01T00:00:45Z | 1970-01-01T00:00:46Z  n: 1 | 2"
+        in said
+    )
+    for suffix in ("parquet", "csv", "jsonl"):
+        out = str(tmp_path / f"x.{suffix}")
+        code, said = slackwater(capsys, monkeypatch, "state", "export", a, out)
+        assert (code, said) == (0, f"2 windows of law as of epoch 1, in {out}\n")
+        ignored = "_status,_closes_at,_last_event,_epoch"
+        code, said = slackwater(capsys, monkeypatch, "diff", f"state:{a}", out, "--ignore", ignored)
+        assert code == 0, said
+
+
+def test_an_export_takes_a_condition_and_an_earlier_epoch(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run_local(
+        WINDOW, [events(0), events(5, 6, user="b"), events(7)], SCHEMA, flush=False, state_dir=str(tmp_path / "state")
+    )
+    out = tmp_path / "out.parquet"
+    state = str(tmp_path / "state")
+    code, said = slackwater(
+        capsys, monkeypatch, "state", "export", state, str(out), "--where", "n > 1 AND \"user\" = 'b'"
+    )
+    assert (code, said) == (0, f"1 window of law as of epoch 2, in {out}\n")
+    assert pl.read_parquet(out).select("user", "n", "_status").rows() == [("b", 2, "open")]
+    code, said = slackwater(capsys, monkeypatch, "state", "export", state, str(out), "--at", "0")
+    assert (code, said) == (0, f"1 window of law as of epoch 0, in {out}\n")
+    assert pl.read_parquet(out).select("user", "n", "_epoch").rows() == [("a", 1, 0)]
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize(
+    ("out", "told"),
+    [("x.xls", 'found the suffix ".xls", expected .parquet'), ("no/x.csv", "there is no directory .*no; create it")],
+)
+def test_an_export_that_cannot_be_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, out: str, told: str
+) -> None:
+    run_local(WINDOW, [events(0)], SCHEMA, flush=False, state_dir=str(tmp_path / "state"))
+    code, said = slackwater(capsys, monkeypatch, "state", "export", str(tmp_path / "state"), str(tmp_path / out))
+    assert (code, re.search(told, said) is not None) == (1, True), said
+
+
+CONFIG = """
+name = "clicks"
+
+[connections.lake]
+kind = "files"
+
+[connections.log]
+kind = "console"
+
+[[sources]]
+connection = "lake"
+query = "in/*.json"
+format = "json"
+
+[transform.window]
+kind = "tumbling"
+duration_ms = "1m"
+group_by = ["user"]
+max_groups_per_window = 10
+event_time_column = "ts"
+
+[[transform.window.aggregations]]
+agg = "count"
+as = "n"
+
+[target]
+"""
+
+
+def test_a_config_stands_for_its_target(
+    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = place("parquet", rows())
+    file = tmp_path / "clicks.toml"
+    file.write_text(f'{CONFIG}connection = "lake"\npath = "{where}"\n')
+    code, said = slackwater(capsys, monkeypatch, "diff", str(file), place("csv", rows()))
+    assert (code, said.splitlines()[0]) == (0, f"A  clicks: {where}, 7 rows")
+    delta = place("delta", rows())
+    file.write_text(f'{CONFIG}connection = "d"\npath = "{delta}"\n[connections.d]\nkind = "delta"\n')
+    assert slackwater(capsys, monkeypatch, "diff", str(file), where)[0] == 0
+    url, _, table = place("postgres", rows()).partition("#")
+    file.write_text(
+        f'{CONFIG}connection = "db"\ntable = "{table}"\n[connections.db]\nkind = "postgres"\nurl = "{url}"\n'
+    )
+    code, said = slackwater(capsys, monkeypatch, "diff", str(file), delta)
+    assert code == 0
+    assert url not in said  # it may hold a password
+    file.write_text(f'{CONFIG}connection = "log"\n')
+    code, said = slackwater(capsys, monkeypatch, "diff", str(file), delta)
+    assert (code, "its target is console, which cannot be read" in said) == (2, True)
+
+
+def test_what_cannot_be_compared_is_told_in_one_line(
+    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, postgres: Any
+) -> None:
+    there, url = place("parquet", rows()), postgres.database("diff_none")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.parquet").write_text("no")
+    (tmp_path / "lake" / "_delta_log").mkdir(parents=True)
+    two = tmp_path / "two"
+    two.mkdir()
+    (two / "a.csv").write_text("a\n1\n")
+    (two / "b.json").write_text("")
+    for where, by, told in (
+        (there, [], "what tells rows apart is not known of files and tables alone; name the columns: --by"),
+        (there, ["--by", "usr"], 'there is no column "usr"; there are: user, window_start'),
+        (str(tmp_path / "none"), [], "there is no such file or directory; expected files"),
+        (str(tmp_path / "empty"), [], "found none, expected files of one kind: .parquet"),
+        (str(two), [], "found csv and json, expected files of one kind"),
+        (str(tmp_path / "bad.parquet"), [], "bad.parquet: cannot be read as parquet"),
+        (str(tmp_path / "lake"), [], "lake: cannot be read as a Delta table"),
+        (url, [], "no table is named; append it, as in postgresql://"),
+        (f"{url}#nothing", [], "there is no such table"),
+        (f"state:{tmp_path}/none", [], "there is no such state directory"),
+    ):
+        code, said = slackwater(capsys, monkeypatch, "diff", where, there, *by)
+        assert (code, len(said.splitlines())) == (2, 1), said
+        assert told in said
+
+
+def test_identities_that_do_not_fit() -> None:
+    one, other = Output("A", sessions(), ("user",)), Output("B", sessions(), ("user", "window_start"))
+    with pytest.raises(StartError, match="A tells rows apart by user, B by user, window_start; name the columns: --by"):
+        compare(one, other)
+    assert compare(one, Output("B", sessions())).by == ("user",)

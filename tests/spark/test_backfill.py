@@ -1,0 +1,239 @@
+"""Backfills: the windows of a range as the live pipeline wrote them, its state and target marker left alone."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.conftest import Runner
+from tests.spark.test_engine import iso, us
+from tests.spark.test_kafka import SCHEMA as RECORD
+from tests.spark.test_kafka import START_MS, Make, topic
+
+import slackwater as sw
+from slackwater.cli.main import main
+from slackwater.engine.backfill import Backfilled, backfill
+from slackwater.errors import BadRowError
+from slackwater.query.compare import compare
+from slackwater.query.outputs import Output, output_at
+from slackwater.query.where import names_at
+
+__all__ = ["topic"]  # a fixture
+pytestmark = pytest.mark.spark
+SCHEMA = "user STRING, amount BIGINT, ts TIMESTAMP"
+MINUTE = 60
+HOUR = us("2024-03-01T00:00:00Z"), us("2024-03-01T01:00:00Z")
+
+WINDOWS = {
+    "session": {"kind": "session", "gap_ms": "1m", "max_session_duration_ms": "10m"},
+    "tumbling": {"kind": "tumbling", "duration_ms": "7m", "max_groups_per_window": 100},
+    "hopping": {"kind": "hopping", "duration_ms": "10m", "hop_ms": "3m", "max_groups_per_window": 100},
+}
+
+
+def window(kind: str, **more: Any) -> sw.Window:
+    given = {
+        "group_by": ["user"], "event_time_column": "ts", "lateness_ms": "2m",
+        "aggregations": [sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column="amount", as_="total")],
+    }  # fmt: skip
+    return sw.Window(**{**given, **WINDOWS[kind], **more})
+
+
+def events(first: int, last: int) -> list[dict[str, Any]]:
+    """An event a minute and user for 15 of every 17 minutes; user b is talkative only now and then, the third has no name."""
+    rows = []
+    for n, second in enumerate(range(first * MINUTE, last * MINUTE, 20)):
+        user = ["a", "b", None][n % 3]
+        if (second // MINUTE) % 17 < 15 and (user == "a" or (second // 300) % 3):
+            rows.append({"user": user, "amount": n, "ts": iso(second)})
+    return rows
+
+
+def prepared(runner: Runner, parts: int = 6) -> None:
+    """Two hours around the hour of the range, a file per 30 minutes."""
+    for part in range(parts):
+        runner.write(f"{part}.jsonl", events(-60 + 30 * part, -30 + 30 * part))
+
+
+def pipeline(runner: Runner, kind: str, **more: Any) -> Any:
+    given = {
+        "name": "clicks", "source": runner.source(SCHEMA, max_files_per_trigger=1), "window": window(kind),
+        "target": sw.DeltaConnection(), "target_path": str(runner.home / "lake"),
+        "state_store": sw.StateStore(kind="files", path=str(runner.home / "state")),
+    }  # fmt: skip
+    return sw.pipeline(**{**given, **more})
+
+
+def live(runner: Runner, spec: Any, flush: bool = True) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PySpark's
+        return sw.run(spec, available_now=True, flush=flush, spark=runner.spark)
+
+
+def filled(runner: Runner, spec: Any, span: tuple[int, int] = HOUR, **more: Any) -> Backfilled:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return backfill(spec, *span, spark=runner.spark, on_notice=lambda k, t: runner.notices.append((k, t)), **more)
+
+
+def within(where: str, span: tuple[int, int] = HOUR) -> pl.DataFrame:
+    start = pl.col("window_start").dt.timestamp("us")
+    return output_at(where).rows.filter(start.is_between(*span, closed="left"))
+
+
+def assert_same(a: pl.DataFrame, b: pl.DataFrame) -> None:
+    found = compare(Output("a", a), Output("b", b), ["user", "window_start"])
+    assert found.same, (found.only_examples, found.different_examples)
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_the_windows_of_the_range_are_those_of_the_live_run(runner: Runner, kind: str) -> None:
+    """Sessions that the cap cuts among them; nothing else is in the other table."""
+    prepared(runner)
+    spec = pipeline(runner, kind)
+    live(runner, spec)
+    found = filled(runner, spec, into=str(runner.home / "other"))
+    expected = within(str(runner.home / "lake"))
+    written = output_at(str(runner.home / "other")).rows
+    assert_same(written, expected)
+    assert found.written.windows == expected.height > 10
+    start, end = pl.col("window_start").dt.timestamp("us"), pl.col("window_end").dt.timestamp("us")
+    everything = output_at(str(runner.home / "lake")).rows
+    reaching = everything.filter((start < HOUR[0]) & (end > HOUR[0])).height
+    assert (found.written.before, found.written.unfinished) == (reaching, 0)
+    assert reaching > 0
+    assert found.status is not None
+    assert (found.done, found.status.counters.rows_late) == (True, 0)
+    reach = {"session": 11, "tumbling": 7, "hopping": 10}[kind]
+    assert found.status.counters.rows_in == len(events(-reach, 60 + reach))
+
+
+def test_it_repairs_the_target_and_the_live_run_goes_on(runner: Runner) -> None:
+    from deltalake import DeltaTable
+
+    prepared(runner)
+    spec, lake = pipeline(runner, "session"), str(runner.home / "lake")
+    live(runner, spec, flush=False)
+    before, state = output_at(lake).rows, (runner.home / "state" / "clicks" / "manifests")
+    epochs = sorted(p.name for p in state.iterdir())
+    DeltaTable(lake).update(updates={"n": "0"})
+    DeltaTable(lake).delete('"user" IS NULL')
+    filled(runner, spec)
+    assert_same(within(lake), before.filter(pl.col("window_start").dt.timestamp("us").is_between(*HOUR, closed="left")))
+    outside = output_at(lake).rows.filter(pl.col("window_start").dt.timestamp("us") < HOUR[0])
+    assert set(outside["n"]) == {0}
+    assert sorted(p.name for p in state.iterdir()) == epochs
+    assert names_at(runner.home / "state") == ["clicks"]
+    runner.write("9.jsonl", [{"user": "new", "amount": 1, "ts": iso(3 * 60 * MINUTE)}])
+    live(runner, spec)
+    assert "new" in output_at(lake).rows["user"].to_list()
+
+
+@pytest.mark.parametrize("store", ["files", "postgres"])
+def test_an_interrupted_one_goes_on(runner: Runner, store: str, request: pytest.FixtureRequest) -> None:
+    prepared(runner)
+    more: dict[str, Any] = {}
+    where = str(runner.home / "state")
+    if store == "postgres":
+        where = request.getfixturevalue("postgres").database("backfill")
+        more["state_store"] = sw.StateStore(kind="postgres", url=where)
+    spec, stop = pipeline(runner, "tumbling", **more), threading.Event()
+    first = filled(runner, spec, stop=stop, on_status=lambda status: stop.set() if status.epoch == 2 else None)
+    assert (first.done, first.status is not None and first.status.epoch) == (False, 2)
+    assert names_at(where) == ["clicks-backfill-20240301T000000Z-20240301T010000Z"]
+    second = filled(runner, spec)
+    assert ("info", "going on after epoch 2, where it was interrupted") in runner.notices
+    assert second.done
+    assert first.written.windows + second.written.windows == within(str(runner.home / "lake")).height
+    rows = output_at(str(runner.home / "lake")).rows
+    assert_same(rows, rows.unique(["user", "window_start"]))
+    live(runner, pipeline(runner, "tumbling", target_path=str(runner.home / "live"), **more))
+    assert_same(rows, within(str(runner.home / "live")))
+    assert names_at(where) == ["clicks"]
+
+
+def test_what_reaches_out_is_written_if_asked_for(runner: Runner) -> None:
+    prepared(runner)
+    spec = pipeline(runner, "hopping")
+    live(runner, spec)
+    found = filled(runner, spec, into=str(runner.home / "other"), partial=True)
+    everything = output_at(str(runner.home / "lake")).rows
+    start, end = pl.col("window_start").dt.timestamp("us"), pl.col("window_end").dt.timestamp("us")
+    assert_same(output_at(str(runner.home / "other")).rows, everything.filter((start < HOUR[1]) & (end > HOUR[0])))
+    assert (found.written.before, found.written.unfinished) == (0, 0)
+
+
+def test_bad_rows_are_judged_as_ever(runner: Runner) -> None:
+    runner.write("0.jsonl", [{"user": "a", "amount": 1, "ts": iso(600)}, {"user": "a", "amount": 1}])
+    with pytest.raises(BadRowError, match="1 bad rows"):
+        filled(runner, pipeline(runner, "tumbling"))
+    dropping = pipeline(runner, "tumbling", on_error="drop", state_store=None)
+    found = filled(runner, dropping)
+    assert found.status is not None
+    assert (found.status.counters.rows_bad, found.written.windows) == (1, 1)
+
+
+def test_of_kafka_the_records_of_the_range_are_read(runner: Runner, topic: Make) -> None:
+    """Three partitions, one of them empty; 1000 records before the range and 1000 after it stay where they are."""
+    made = topic(3)
+    for n in range(2400):
+        made.send({"user": "ab"[n % 2], "amount": n}, at=3 * n, partition=n % 2)
+    span = (1000 * (START_MS + 3_000_000), 1000 * (START_MS + 4_200_000))
+    shape = sw.Window(
+        kind="session", gap_ms="10s", max_session_duration_ms="2m", group_by=["user"], lateness_ms="5s",
+        aggregations=[sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="min", column="amount", as_="least")],
+    )  # fmt: skip
+    source = made.source(max_offsets_per_trigger=100, schema=RECORD)
+    spec = pipeline(runner, "session", source=source, window=shape, state_store=sw.StateStore(kind="in_memory"))
+    found = filled(runner, spec)
+    assert found.status is not None
+    assert found.status.counters.rows_in == (1_200_000 + 2 * 130_000) / 3000  # the range and 130 s beyond either end
+    assert found.status.epoch > 5
+    assert found.status.counters.rows_emitted > 0
+    rows = output_at(str(runner.home / "lake")).rows
+    assert rows.height == found.written.windows
+    assert rows["window_start"].dt.timestamp("us").is_between(*span, closed="left").all()
+    # cut every 2 minutes from where reading began, 130 s before the range
+    assert rows.filter(pl.col("user") == "a").sort("window_start")["n"].to_list()[0] == 20
+
+
+def test_the_command(runner: Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    prepared(runner)
+    spec = pipeline(runner, "tumbling", target=sw.FilesConnection())
+    file = runner.home / "clicks.toml"
+    file.write_text(sw.to_toml(spec))
+
+    def command(*arguments: str) -> tuple[int, Any]:
+        monkeypatch.setattr(sys, "argv", ["slackwater", "backfill", str(file), *arguments])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises(SystemExit) as ended:
+                main()
+        return int(ended.value.code or 0), capsys.readouterr()
+
+    span = ["--from", "2024-03-01", "--to", "2024-03-01T01:00:00+00:00"]
+    code, said = command(*span)
+    assert (code, said.out) == (1, "")
+    assert "its target, " in said.err
+    assert "only adds rows, and the windows of the range may be there: name another place with --into" in said.err
+    out = str(runner.home / "again")
+    code, said = command(*span, "--into", out, "--slack", "5m")
+    assert code == 0
+    lines = said.out.splitlines()
+    assert lines[0] == (
+        "clicks-backfill-20240301T000000Z-20240301T010000Z: 2024-03-01 00:00:00Z to 2024-03-01 01:00:00Z, "
+        f"{len(events(-7, 67))} rows read"
+    )
+    assert lines[2] == f'  {output_at(out).rows.height} windows written to "{out}"'
+    assert lines[3] == "  3 windows left out: 3 begin before the range; --partial writes them"
+    code, said = command("--from", "2024-03-01", "--to", "soon", "--into", out)
+    assert (code, said.err) == (
+        1,
+        'error: --to: found "soon", expected a time such as 2026-03-01 or 2026-03-01T12:00:00Z\n',
+    )
+    code, said = command(*span, "--into", out, "--slack", "a bit")
+    assert (code, said.err) == (1, 'error: --slack: found "a bit", expected a duration such as 30s, 5m or 2h\n')

@@ -1,0 +1,231 @@
+"""Batch DataFrames: the rows that a streaming run over the same input publishes, without a store."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.conftest import Runner
+from tests.e2e.test_real_data import PIPELINES, check
+from tests.spark.test_aggregations import Longest
+from tests.spark.test_engine import SCHEMA, comparable, iso, sample, window
+
+import slackwater as sw
+from slackwater.errors import ConfigError, StartError
+
+pytestmark = pytest.mark.spark
+PLAIN = "user STRING, gap BIGINT, ts TIMESTAMP"
+
+
+def frame_of(spark: Any, path: Path, schema: str = SCHEMA, **options: str) -> Any:
+    return spark.read.schema(schema).options(**options).json(str(path))
+
+
+def collected(found: Any) -> pl.DataFrame:
+    """A batch's rows, in the order of its first columns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PySpark's
+        frame = pl.from_arrow(found.toArrow())
+    assert isinstance(frame, pl.DataFrame)
+    return frame.sort(frame.columns[:4])
+
+
+def counts(kind: str = "session", **more: Any) -> sw.Window:
+    shape = {"session": {"gap_ms": "20s", "max_session_duration_ms": "2m"}}.get(
+        kind, {"duration_ms": "1m", "max_groups_per_window": 10}
+    )
+    given = {
+        "kind": kind, "group_by": ["user"], "event_time_column": "ts",
+        "aggregations": [sw.Aggregation(agg="count", as_="n")],
+    }  # fmt: skip
+    return sw.Window(**{**given, **shape, **more})
+
+
+@pytest.mark.parametrize("kind", ["session", "tumbling", "hopping"])
+@pytest.mark.parametrize("shards", [None, 3])
+def test_every_aggregation_agrees_with_a_streaming_run(runner: Runner, kind: str, shards: int | None) -> None:
+    """Sessions are cut by the cap among them; the streaming run takes three epochs."""
+    rows = sample(90)
+    for part in range(3):
+        runner.write(f"{part}.jsonl", rows[part * 30 : part * 30 + 30])
+    longer = {"gap_ms": "30s", "emit_metadata": True} if kind == "session" else {}
+    shape = window(kind, lateness_ms="1m", **longer)
+    expected = runner.run(source=runner.source(SCHEMA, max_files_per_trigger=1), window=shape)
+    found = sw.batch(frame_of(runner.spark, runner.home / "in"), shape, shards=shards)
+    assert [(f.name, f.dataType.simpleString()) for f in found.schema][:4] == [
+        (name, {pl.String: "string", pl.Int64: "bigint"}.get(type(kind), "timestamp"))
+        for name, kind in list(expected.schema.items())[:4]
+    ]
+    frame = collected(found)
+    assert frame.columns == expected.columns
+    if kind == "session":
+        assert "cap" in expected["_emit_reason"].to_list()
+        # what the streaming run's flush closes, the end of time closes here
+        expected = expected.with_columns(pl.col("_emit_reason").replace("flush", "close"))
+    assert comparable(frame) == comparable(expected)
+
+
+@pytest.mark.parametrize("kind", ["session", "hopping"])
+def test_a_users_own_aggregation_and_columns_with_dots(runner: Runner, kind: str) -> None:
+    rows = [{"user": "ab"[n % 2], "s": "x" * (n % 7), "a.dot": n % 3, "ts": iso(9 * n)} for n in range(40)]
+    runner.write("0.jsonl", rows)
+    schema = "user STRING, s STRING, `a.dot` INT, ts TIMESTAMP"
+    aggregations = [
+        sw.Aggregation(agg=Longest, columns={"text": "s"}, as_="longest"),
+        sw.Aggregation(agg="collect_set", column="a.dot", max_values_per_group=9, as_="the.set"),
+    ]
+    longer = {"gap_ms": "60s", "max_session_duration_ms": "3m"} if kind == "session" else {}
+    shape = window(kind, group_by=["user", "a.dot"], aggregations=aggregations, **longer)
+    expected = runner.run(source=runner.source(schema), window=shape)
+    found = collected(sw.batch(frame_of(runner.spark, runner.home / "in", schema), shape))
+    # that aggregation writes the key in front when it merges, and how often it does is not told
+    bare = pl.col("longest").str.split(": ").list.last()
+    assert found.with_columns(bare).rows() == expected.with_columns(bare).rows()
+    assert found["longest"].str.starts_with("a: ").any()
+    assert found.height > 5
+
+
+def test_sql_lookups_and_the_callers_session(runner: Runner) -> None:
+    """The result lives in the caller's session, whose views and settings stay as they are."""
+    spark = runner.spark
+    runner.write("0.jsonl", [{"user": "ab"[n % 2], "ts": iso(n)} for n in range(10)])
+    events = frame_of(spark, runner.home / "in", PLAIN)
+    people = spark.createDataFrame([("a", "Ann")], "user STRING, name STRING")
+    sql = "SELECT p.name AS user, s._event_ts FROM source s JOIN people p ON s.user = p.user"
+    found = sw.batch(events, counts(), sql, lookups={"people": people})
+    assert found.sparkSession is events.sparkSession
+    found.createOrReplaceTempView("sessions_of_batch")
+    assert [tuple(r) for r in spark.sql("SELECT user, n FROM sessions_of_batch").collect()] == [("Ann", 5)]
+    assert {"source", "people"}.isdisjoint(t.name for t in spark.catalog.listTables())
+    spark.catalog.dropTempView("sessions_of_batch")
+
+
+def test_it_is_a_plan_until_it_is_asked_for(runner: Runner) -> None:
+    runner.write("0.jsonl", [{"user": "a", "ts": "no time"}])
+    schema = "user STRING, ts STRING"
+    found = sw.batch(frame_of(runner.spark, runner.home / "in", schema), counts())
+    with pytest.raises(
+        Exception, match=r'batch: bad row of "rows": no event time in "ts": \{"user":"a","ts":"no time"\}'
+    ):
+        found.collect()
+
+
+@pytest.mark.parametrize("kind", ["session", "tumbling"])
+def test_bad_rows_are_left_out_if_that_is_asked_for(runner: Runner, kind: str) -> None:
+    times = [iso(0), None, "2999-01-01T00:00:00Z", iso(5)]
+    runner.write("0.jsonl", [{"user": "a", "ts": at} for at in times])
+    events = frame_of(runner.spark, runner.home / "in", PLAIN)
+    assert collected(sw.batch(events, counts(kind), on_error="drop"))["n"].to_list() == [2]
+    with pytest.raises(Exception, match="bad row of"):
+        sw.batch(events, counts(kind), "SELECT user, _event_ts FROM source WHERE ts > '2024-01-01'").collect()
+
+
+def test_a_row_that_brings_no_gap(runner: Runner) -> None:
+    rows = [{"user": "a", "gap": gap, "ts": iso(n)} for n, gap in enumerate([9000, None, 3000, -1])]
+    runner.write("0.jsonl", rows)
+    events, shape = frame_of(runner.spark, runner.home / "in", PLAIN), counts(gap_ms="gap")
+    with pytest.raises(
+        Exception, match=r"batch: 2 bad rows in a shard: gap_ms \(gap\) is NULL, .*: user=a at 2024-03-01"
+    ):
+        sw.batch(events, shape).collect()
+    runner.notices.clear()
+    expected = runner.run(source=runner.source(PLAIN), window=shape, on_error="drop")
+    assert collected(sw.batch(events, shape, on_error="drop")).rows() == expected.rows()
+    assert expected["n"].to_list() == [2]
+
+
+@pytest.mark.parametrize("emit", ["on_close", "final"])
+def test_without_a_flush_what_is_open_stays_away(runner: Runner, emit: str) -> None:
+    rows = [{"user": "ab"[n % 2], "ts": iso(at)} for n, at in enumerate([0, 1, 70, 71, 150, 151, 300])]
+    runner.write("0.jsonl", rows)
+    more = {
+        "emit": emit,
+        "late_data": "reopen",
+        "allowed_lateness_ms": "2m",
+        "emit_metadata": True,
+        "lateness_ms": "5s",
+    }
+    for kind in ("session", "tumbling"):
+        shape = counts(kind, **more)
+        expected = runner.run(
+            name=kind, source=runner.source(PLAIN), window=shape, flush=False, target_path=str(runner.home / kind)
+        )
+        expected = runner.output(kind)
+        found = collected(sw.batch(frame_of(runner.spark, runner.home / "in", PLAIN), shape, flush=False))
+        assert comparable(found) == comparable(expected)
+        assert 0 < found.height < collected(sw.batch(frame_of(runner.spark, runner.home / "in", PLAIN), shape)).height
+
+
+def test_no_rows_are_no_windows(runner: Runner) -> None:
+    runner.write("0.jsonl", [])
+    events = frame_of(runner.spark, runner.home / "in", PLAIN)
+    for shape in (counts(), counts("tumbling", group_by=[])):
+        for flush in (True, False):
+            found = sw.batch(events, shape, flush=flush)
+            assert found.collect() == []
+            assert "n" in found.columns
+
+
+def test_what_no_batch_can_be_made_of(runner: Runner) -> None:
+    runner.write("0.jsonl", [{"user": "a", "ts": iso(0)}])
+    events = frame_of(runner.spark, runner.home / "in", PLAIN)
+    stream = runner.spark.readStream.schema(PLAIN).json(str(runner.home / "in"))
+    with pytest.raises(ConfigError, match='on_error: found "dlq", expected "fail" or "drop"'):
+        sw.batch(events, counts(), on_error="dlq")
+    with pytest.raises(StartError, match='"rows" is a streaming DataFrame, expected a batch one'):
+        sw.batch(stream, counts())
+    with pytest.raises(StartError, match='"rows" is of Spark Connect, expected a DataFrame of a classic Spark session'):
+        sw.batch(object(), counts())  # type: ignore[arg-type]
+    with pytest.raises(StartError, match='column "usr" does not come out of the SQL; did you mean "user"'):
+        sw.batch(events, counts(group_by=["usr"]))
+
+
+@pytest.mark.shared_data
+def test_the_known_answers(spark: Any, shared_data: Path) -> None:
+    wiki = frame_of(
+        spark, shared_data / "wikiticker-2015-09-12.json.gz", "time STRING, user STRING, page STRING, deleted BIGINT"
+    )
+    n = sw.Aggregation(agg="count", as_="n")
+    deleted = sw.Aggregation(agg="sum", column="deleted", as_="deleted")
+    time = {"event_time_column": "time"}
+    session = sw.Window(
+        kind="session", gap_ms="30m", max_session_duration_ms="30d", group_by=["user"], aggregations=[n], **time
+    )
+    check("wiki-sessions", collected(sw.batch(wiki, session)))
+    hourly = sw.Window(kind="tumbling", duration_ms="1h", max_groups_per_window=1, aggregations=[n, deleted], **time)
+    check("wiki-hourly", collected(sw.batch(wiki, hourly)))
+    hopping = sw.Window(
+        kind="hopping", duration_ms="1h", hop_ms="15m", max_groups_per_window=1, aggregations=[n], **time
+    )
+    check("wiki-hopping", collected(sw.batch(wiki, hopping)))
+    ibis = spark.read.csv(
+        str(shared_data / PIPELINES["ibis"]["file"]), sep="\t", header=True,
+        schema="seq INT, sha STRING, author_time BIGINT, commit_time BIGINT, author_id STRING, nparents INT",
+    )  # fmt: skip
+    authors = sw.Window(
+        kind="session", gap_ms="30m", max_session_duration_ms="30d", group_by=["author_id"], aggregations=[n],
+        event_time_column="author_time", event_time_unit="s",
+    )  # fmt: skip
+    check("ibis", collected(sw.batch(ibis, authors)))  # 35 % of the rows are out of order: here none is late
+
+
+@pytest.mark.parametrize("how", ["inner", "left", "right", "full"])
+def test_a_join_agrees_with_a_streaming_run(runner: Runner, how: str) -> None:
+    for part in range(2):
+        rows = [{"k": [None, 1, 2][n % 3], "v": n, "ts": iso(13 * n)} for n in range(part, 40, 2)]
+        runner.write("0.jsonl", rows, folder=("l", "r")[part])
+    schema = "k INT, v BIGINT, ts TIMESTAMP"
+    join = sw.Join(
+        kind=how, left_source="l", right_source="r", left_keys=["k"], right_keys=["k"], lower_ms="-30s", upper_ms="90s",
+        event_time_column="ts", right_sql="SELECT k, v * 2 AS v, _event_ts FROM source WHERE v <> 21",
+        lateness_ms="1h",
+    )  # fmt: skip
+    expected = runner.run(sources=[runner.source(schema, name, name) for name in ("l", "r")], join=join)
+    left, right = (frame_of(runner.spark, runner.home / name, schema) for name in ("l", "r"))
+    found = collected(sw.batch_join(left, right, join, shards=2))
+    assert found.columns == expected.columns
+    assert sorted(found.rows(), key=str) == sorted(expected.rows(), key=str)
+    assert found.height > 11

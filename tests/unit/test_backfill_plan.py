@@ -1,0 +1,160 @@
+"""What a backfill is made of, and which windows it writes; without Spark."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import polars as pl
+import pytest
+
+import slackwater as sw
+from slackwater.engine.backfill import Range, Within, backfill, described, reach_us
+from slackwater.errors import StartError
+
+DAY = 86_400_000_000
+COUNT = [sw.Aggregation(agg="count", as_="n")]
+
+
+def pipeline(**more: Any) -> sw.Pipeline:
+    given: dict[str, Any] = {
+        "name": "clicks",
+        "source": sw.KafkaConnection(bootstrap_servers="k:9092"),
+        "source_query": "clicks",
+        "commit_group": "shown",
+        "source_schema": "user STRING",
+        "window": sw.Window(kind="session", gap_ms="30s", max_session_duration_ms="1h", group_by=["user"], late_data="dlq", aggregations=COUNT),
+        "on_error": "dlq",
+        "dead_letter": sw.Target(connection=sw.FilesConnection(), path="letters"),
+        "target": sw.PostgresConnection(url="postgresql://h/d"),
+        "target_table": "sessions",
+        "state_store": sw.StateStore(kind="files", path="state"),
+    }  # fmt: skip
+    return sw.pipeline(**{**given, **more})
+
+
+def test_it_has_a_name_of_its_own_and_leaves_letters_and_groups_alone() -> None:
+    found = described(pipeline(), 0, DAY + 1, None)
+    assert found.name == "clicks-backfill-19700101T000000Z-19700102T000000.000001Z"
+    assert (found.dead_letter, found.transform.on_error, found.transform.step.late_data) == (None, "drop", "drop")
+    assert found.sources[0].commit_group is None
+    assert found.target.table == "sessions"
+    assert described(pipeline(), 0, DAY, "audit.sessions").target.table == "audit.sessions"
+
+
+def test_a_console_has_no_other_place_and_gets_files() -> None:
+    found = described(pipeline(target=sw.ConsoleConnection(), target_table=None), 0, DAY, "out")
+    assert (found.target.path, found.target.format, found.connections["backfill"].kind) == ("out", "parquet", "files")
+
+
+FILES = {"target": sw.FilesConnection(), "target_table": None, "target_path": "out"}
+TUMBLING = {"kind": "tumbling", "duration_ms": "1m", "max_groups_per_window": 9, "aggregations": COUNT}
+
+
+@pytest.mark.parametrize(
+    ("more", "into", "told"),
+    [
+        (FILES, None, 'its target, "out", only adds rows, and the windows of the range may be there: name another place'),
+        (FILES, "out", "only adds rows"),
+        ({"window": sw.Window(**TUMBLING, time_mode="processing"), "dead_letter": None, "on_error": "fail"}, None, "history has none of"),
+        (
+            {"source": sw.RabbitMQConnection(url="amqp://h"), "source_query": "q", "commit_group": None},
+            None,
+            'source "q" is rabbitmq, which keeps no history; expected kafka or files',
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_refused(more: dict[str, Any], into: str | None, told: str) -> None:
+    given = {k: v for k, v in more.items() if not (k == "commit_group" and v is None)}
+    spec = pipeline(**given) if "commit_group" not in more else _without_group(**given)
+    with pytest.raises(StartError, match=told):
+        described(spec, 0, DAY, into)
+
+
+def _without_group(**more: Any) -> sw.Pipeline:
+    return pipeline(**{**more, "commit_group": None})
+
+
+def test_a_range_has_a_beginning_before_its_end() -> None:
+    with pytest.raises(StartError, match="--from 1970-01-02T00:00:00Z is not before --to 1970-01-02"):
+        backfill(pipeline(), DAY, DAY)
+
+
+def test_a_join_has_no_windows() -> None:
+    join = sw.Join(
+        kind="inner", left_source="a", right_source="b", left_keys=["k"], right_keys=["k"], time_window_ms="1m"
+    )
+    sources = [
+        sw.Source(name=n, connection=sw.KafkaConnection(bootstrap_servers="k"), query=n, schema="k INT") for n in "ab"
+    ]
+    spec = pipeline(
+        source=None, source_query=None, sources=sources, window=None, join=join, dead_letter=None, on_error="fail"
+    )
+    with pytest.raises(StartError, match=r"expected \[transform.window\] alone, found a join"):
+        described(spec, 0, DAY, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "minutes"),
+    [
+        ({"gap_ms": "30m", "max_session_duration_ms": "1h"}, 90),
+        ({"gap_ms": "gap", "max_session_duration_ms": "1h"}, 120),
+    ],
+)
+def test_how_far_beyond_the_range_rows_are_read(given: dict[str, Any], minutes: int) -> None:
+    assert reach_us(sw.Window(kind="session", group_by=["u"], aggregations=COUNT, **given)) == minutes * 60_000_000
+    assert reach_us(sw.Window(**TUMBLING)) == 60_000_000
+
+
+def test_records_are_found_by_their_own_time_give_or_take_the_slack() -> None:
+    span = Range(since_us=10_000_500, until_us=20_000_500, reach_us=1_000_000, slack_us=2_000_000)
+    assert span.rows_us == (9_000_500, 21_000_500)
+    assert span.records_ms == (7000, 23_001)
+
+
+class _Kept:
+    guarantee, upserts, description = "exactly once", True, "memory"
+
+    def __init__(self) -> None:
+        self.took: list[tuple[int, list[int], list[int]]] = []
+        self.steps: list[str] = []
+
+    def open(self) -> None:
+        self.steps.append("open")
+
+    def close(self) -> None:
+        self.steps.append("close")
+
+    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
+        starts = [] if gone is None else gone["window_start"].dt.timestamp("us").to_list()
+        self.took.append((epoch, rows["window_start"].dt.timestamp("us").to_list(), starts))
+
+
+def windows(*bounds: tuple[int, int | None]) -> pl.DataFrame:
+    def at(us: int | None) -> dt.datetime | None:
+        return None if us is None else dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=us)
+
+    kind = pl.Datetime("us", "UTC")
+    rows = [{"window_start": at(a), "window_end": at(b)} for a, b in bounds]
+    return pl.DataFrame(rows, schema={"window_start": kind, "window_end": kind})
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_windows_of_the_range_are_written_and_the_others_counted(partial: bool) -> None:
+    """Of the range [100, 200), at a clock of 230."""
+    kept = _Kept()
+    place = Within(kept, sw.Window(**TUMBLING), Range(100, 200, 60, 0), 230, partial)
+    place.open()
+    rows = windows((50, 100), (70, 101), (100, 160), (199, 230), (199, 231), (200, 210))
+    place.publish(3, rows, windows((99, None), (100, None), (200, None)))
+    place.publish(4, windows((20, 80), (300, 360)), windows())
+    place.publish(5, windows((150, None)))
+    place.close()
+    if partial:
+        assert kept.took == [(3, [70, 100, 199, 199], [99, 100]), (5, [150], [])]
+        assert (place.written.windows, place.written.before, place.written.unfinished) == (5, 0, 0)
+    else:
+        assert kept.took == [(3, [100, 199], [100]), (5, [150], [])]
+        assert (place.written.windows, place.written.before, place.written.unfinished) == (3, 1, 1)
+    assert kept.steps == ["open", "close"]
+    assert (place.guarantee, place.upserts, place.description) == ("exactly once", True, "memory")
