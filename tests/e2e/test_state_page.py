@@ -68,9 +68,7 @@ def test_the_page(where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert [c[:3] for c in typed[:2]] == [["slackwater", "state", "ls"], ["slackwater", "state", "show"]]
     try:
         for program, *arguments in typed:
-            said = [
-                where if a == "state" and i and arguments[i - 1] != "slackwater" else a for i, a in enumerate(arguments)
-            ]
+            said = [arguments[0], *(placed(a, where) for a in arguments[1:])]
             capsys.readouterr()
             if program == "curl":
                 asked(arguments)
@@ -88,6 +86,13 @@ def test_the_page(where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
             served.wait(30)
             assert served.stdout is not None
             served.stdout.close()
+
+
+def placed(argument: str, where: str) -> str:
+    """The page's states are in `state`: there, or in the database."""
+    if argument == "state":
+        return where
+    return argument.replace("state:state#", f"state:{where}#")
 
 
 def serving(arguments: list[str]) -> subprocess.Popen[str]:
