@@ -31,7 +31,7 @@ def where(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     config, place = block("toml"), "state"
     if request.param == "postgres":
-        place = request.getfixturevalue("postgres").database("state_page")
+        place = request.getfixturevalue("postgres").database(f"page_{abs(hash(request.node.name)):x}")
         monkeypatch.setenv("STATE_URL", place)
         assert IN_FILES in config
         config = config.replace(IN_FILES, IN_POSTGRES)
