@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import xxhash
@@ -22,7 +23,8 @@ _READABLE = {
     "__out": "emitted_starts",
 }
 TIMES = ("__start", "__last", "__due")
-_RESERVED = {*_READABLE.values(), "pipeline_name", "ordinal", "state_version", "epoch", "updated_at", "token"}
+_OWN = ("pipeline_name", "ordinal", "state_version", "epoch", "updated_at")
+_RESERVED = {*_READABLE.values(), *_OWN, "token"}
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,17 @@ class Tables:
             f"ADD COLUMN IF NOT EXISTS {sql.quote(_READABLE[c])} {t} DEFAULT {defaults[c]}" for c, t in types.items()
         ]
         return f"ALTER TABLE {self.state} {', '.join(added)}" if added else ""
+
+    def alter_state(self, logic: Logic, there: Sequence[str]) -> list[str]:
+        """Statements that give a table with these columns those of a changed window, and its view; none if it has them."""
+        types = self._types(logic)
+        kept = {*types, *_READABLE.values(), *_OWN}
+        added = [f"ADD COLUMN {sql.quote(c)} {t}" for c, t in types.items() if c not in there]
+        dropped = [f"DROP COLUMN {sql.quote(c)}" for c in there if c not in kept]
+        if not added and not dropped:
+            return []
+        alter = f"ALTER TABLE {self.state} {', '.join([*added, *dropped])}"
+        return [f"DROP VIEW IF EXISTS {self.windows}", alter, self.create_view(logic)]
 
     def create_staged(self, logic: Logic) -> str:
         columns = ", ".join(f"{sql.quote(c)} {t}" for c, t in self._types(logic).items())

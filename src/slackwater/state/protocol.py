@@ -102,6 +102,8 @@ class Manifest(Record):
     )  # the window, so that the state can be read without a config
     committed_us: int
     watermark_us: int = NO_WATERMARK
+    gone_us: int = NO_WATERMARK  # what former configs have forgotten, see `windows.changed`
+    rows_from_us: int = NO_WATERMARK
     shards: int
     segments: tuple[tuple[SegmentMeta, ...], ...]  # per shard, oldest first
     groups: tuple[int, ...]  # per shard: keys with open sessions
@@ -189,8 +191,11 @@ class ShardState(Protocol):
         """
         ...
 
-    def adopt(self, logic: Logic, rows: pl.DataFrame, rewritten: bool = False) -> tuple[SegmentMeta, ...]:
-        """Hold exactly `rows`, sorted by `__h`: the state was spread over another number of shards, or is `rewritten`."""
+    def adopt(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame | None = None) -> tuple[SegmentMeta, ...]:
+        """Hold exactly `rows`, sorted by `__h`: the state was spread over another number of shards.
+
+        `before`: what these keys had so far, sorted likewise, if that was anything else.
+        """
         ...
 
     def stage_output(self, frame: pl.DataFrame) -> OutputMeta: ...

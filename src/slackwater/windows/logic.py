@@ -157,12 +157,18 @@ def allowed_us(window: Window) -> int:
 
 @dataclass(frozen=True)
 class Logic:
-    """A compiled window. Times in microseconds; pure: no clock, no I/O."""
+    """A compiled window. Times in microseconds; pure: no clock, no I/O.
+
+    `gone_us`, `rows_from_us`: what a former config of the state has forgotten stays forgotten (see `windows.changed`):
+    windows that close at or before the first are gone, and rows before the second are late by themselves.
+    """
 
     pipeline: str
     window: Window
     keys: tuple[Field, ...]
     aggs: tuple[Agg, ...]
+    gone_us: int = NEVER
+    rows_from_us: int = NEVER
 
     @property
     def is_session(self) -> bool:
@@ -224,7 +230,7 @@ class Logic:
 
     def horizon(self, watermark: int) -> int:
         """Windows whose close is at or before it are gone."""
-        return watermark - self.retain_us
+        return max(watermark - self.retain_us, self.gone_us)
 
     @cached_property
     def key_names(self) -> list[str]:
