@@ -29,7 +29,14 @@ def limited(logic: Step, manifest: Manifest) -> Step:
     """The logic with what a state remembers of former configs."""
     if isinstance(logic, JoinLogic):
         return logic
-    return replace(logic, gone_us=manifest.gone_us, rows_from_us=manifest.rows_from_us)
+    return replace(logic, gone_us=manifest.gone_us, rows_from_us=manifest.rows_from_us, revised=manifest.revised)
+
+
+def onward(logic: Step, manifest: Manifest) -> Step:
+    """The logic as it goes on from a state that is to be carried over to it."""
+    if isinstance(logic, JoinLogic):
+        return logic
+    return changed.remembering(former_of(logic, manifest), logic, manifest.watermark_us)
 
 
 def former_of(logic: Logic, manifest: Manifest) -> Logic:
@@ -44,8 +51,9 @@ def former_of(logic: Logic, manifest: Manifest) -> Logic:
         "allowed_lateness_ms": emission["retain_us"] // 1000,
         "emit": "updates" if emission["updates"] else "on_close",
     }
-    wrote_for = window.model_copy(update=wrote)
-    return replace(logic, window=wrote_for, gone_us=manifest.gone_us, rows_from_us=manifest.rows_from_us)
+    made = limited(replace(logic, window=window.model_copy(update=wrote)), manifest)
+    assert isinstance(made, Logic)
+    return made
 
 
 def described_window(manifest: Manifest) -> Window | None:
@@ -148,4 +156,4 @@ def read(logic: Step, store: StateStore, manifest: Manifest, stage: int) -> Carr
     return Carrying(after, stage, manifest, rows, before, rewritten=not same)
 
 
-__all__ = ["Carrying", "described_window", "former_of", "limited", "read", "reading"]
+__all__ = ["Carrying", "described_window", "former_of", "limited", "onward", "read", "reading"]

@@ -97,11 +97,12 @@ class Driver:
             found.check()
             self._publish_if_needed(latest)
         self.state = latest or recover.first_manifest(logics, shards, self.hooks.clock_us(), state_id)
+        migrates = found is not None and found.migrates
+        self._remember(carry.onward if migrates else carry.limited)
         for stage in self._stages:
             self.store.prepare(stage.logic, stage.number)
-        if found is not None and found.migrates:
+        if found is not None and migrates:
             self._carry_out(found, shards)
-        self._limit()
         self.state = self._described(self.state)
         self.state = recover.with_sources(self.state, [s.name for s in self.pipeline.sources], schemas)
         if self.then is not None and self.state.then is not None:
@@ -133,14 +134,13 @@ class Driver:
         told = [recover.described(s.pipeline.transform.step, s.logic) for s in self._stages]
         return recover.with_descriptions(state, told, [recover.fingerprint(s.logic) for s in self._stages])
 
-    def _limit(self) -> None:
-        """What former configs have forgotten stays forgotten."""
+    def _remember(self, made: Callable[[Step, Manifest], Step]) -> None:
+        """Logics that know what former configs have forgotten; `made` from theirs and the state's."""
         first, *more = self.state.stages
-        self.logic = carry.limited(self.logic, first)
+        self.logic = made(self.logic, first)
         self.stage = replace(self.stage, logic=self.logic)
         if self.then is not None and more:
-            stage = replace(self.then.stage, logic=carry.limited(self.then.stage.logic, more[0]))
-            self.then = replace(self.then, stage=stage)
+            self.then = replace(self.then, stage=replace(self.then.stage, logic=made(self.then.stage.logic, more[0])))
 
     def recovered(self) -> Status:
         """What the outside is told at a restart: the state as committed, nothing read or emitted yet."""

@@ -63,7 +63,7 @@ def logic_in(manifest: Manifest) -> Logic:
         )
     window = from_data(Window, manifest.described["window"], f"state of {manifest.pipeline}")
     logic = bind_window(manifest.pipeline, window, recover.columns_of(manifest, window))
-    return replace(logic, gone_us=manifest.gone_us, rows_from_us=manifest.rows_from_us)
+    return replace(logic, gone_us=manifest.gone_us, rows_from_us=manifest.rows_from_us, revised=manifest.revised)
 
 
 # -- one key ---------------------------------------------------------------------------------------------------------

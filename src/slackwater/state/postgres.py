@@ -12,6 +12,7 @@ the staged rows over, forgets what is over, and, where the target is in the same
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import tempfile
 import time
@@ -97,6 +98,27 @@ class PostgresStore:
         except StartError:
             self.close()
             raise
+
+    def start_over(self) -> str | None:
+        """The tables and the record get another name, in one transaction."""
+        self.checkpoint.mkdir(parents=True, exist_ok=True)
+        try:
+            self._connect()
+            self._bootstrap()
+            there = self._db.execute(
+                f"SELECT 1 FROM {self.tables.pipelines} WHERE pipeline_name = %s", (self._pipeline,)
+            ).fetchone()
+            if there is None:
+                return None
+            stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S%fZ")
+            aside = f"{self._pipeline}.before-{stamp}"
+            with self._db.transaction():
+                for statement in self.tables.renamed(aside):
+                    self._db.execute(statement, (aside, self._pipeline) if "%s" in statement else None)
+            return f'"{aside}" {self._place}'
+        except psycopg.Error as error:
+            self.close()
+            raise StateError(f"state store {self._place}: {sql.reason(error)}") from None
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
         return peek(self._url, self.tables, self._place, epoch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import xxhash
 
@@ -102,6 +102,18 @@ class Tables:
             f"""CREATE TABLE IF NOT EXISTS {self.lists} (
                 token text PRIMARY KEY, pipeline_name text NOT NULL, epoch bigint NOT NULL, lines text NOT NULL)""",
         ]
+
+    def renamed(self, pipeline: str) -> list[str]:
+        """Statements that give all that a pipeline has in this schema to another name (parameters: that name, its own)."""
+        found = []
+        for shared in (self.pipelines, self.offsets, self.outputs, self.lists):
+            found.append(f"UPDATE {shared} SET pipeline_name = %s WHERE pipeline_name = %s")
+        for stage in range(2):
+            mine, other = replace(self, stage=stage), replace(self, pipeline=pipeline, stage=stage)
+            found.append(f"DROP VIEW IF EXISTS {mine.windows}")
+            found.append(f"DROP TABLE IF EXISTS {mine.staged}")
+            found.append(f"ALTER TABLE IF EXISTS {mine.state} RENAME TO {sql.quote(other.name_of('state'))}")
+        return found
 
     def _types(self, logic: Logic) -> dict[str, str]:
         types = {name: sql.sql_type_of(dtype) for name, dtype in logic.state_schema.items()}

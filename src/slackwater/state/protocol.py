@@ -104,6 +104,7 @@ class Manifest(Record):
     watermark_us: int = NO_WATERMARK
     gone_us: int = NO_WATERMARK  # what former configs have forgotten, see `windows.changed`
     rows_from_us: int = NO_WATERMARK
+    revised: bool = False
     shards: int
     segments: tuple[tuple[SegmentMeta, ...], ...]  # per shard, oldest first
     groups: tuple[int, ...]  # per shard: keys with open sessions
@@ -247,6 +248,13 @@ class StateStore(Protocol):
 
     def open(self) -> Manifest | None:
         """Take the lock and return the latest commit, None for a new pipeline."""
+        ...
+
+    def start_over(self) -> str | None:
+        """Instead of `open`: take the lock, put what is there aside, readable or not, and begin with nothing.
+
+        Returns where it is now; None if there was nothing.
+        """
         ...
 
     def prepare(self, logic: Logic | JoinLogic, stage: int = 0) -> None:

@@ -34,7 +34,7 @@ def remembering(former: Logic, logic: Logic, watermark: int) -> Logic:
     """The window as it goes on from a state of the former one: what that has forgotten stays forgotten."""
     gone = former.horizon(watermark)
     since = max(former.rows_from_us, gone - former.reach_us) if logic.is_session else logic.rows_from_us
-    return replace(logic, gone_us=gone, rows_from_us=since)
+    return replace(logic, gone_us=gone, rows_from_us=since, revised=logic.is_session and former.revises)
 
 
 def carried(former: Logic, logic: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:

@@ -160,7 +160,8 @@ class Logic:
     """A compiled window. Times in microseconds; pure: no clock, no I/O.
 
     `gone_us`, `rows_from_us`: what a former config of the state has forgotten stays forgotten (see `windows.changed`):
-    windows that close at or before the first are gone, and rows before the second are late by themselves.
+    windows that close at or before the first are gone, and rows before the second are late by themselves. `revised`: there
+    are sessions that were emitted under a former config.
     """
 
     pipeline: str
@@ -169,6 +170,7 @@ class Logic:
     aggs: tuple[Agg, ...]
     gone_us: int = NEVER
     rows_from_us: int = NEVER
+    revised: bool = False
 
     @property
     def is_session(self) -> bool:
@@ -221,7 +223,7 @@ class Logic:
     @property
     def revises(self) -> bool:
         """Whether a window may be emitted more than once."""
-        return self.updates or self.retain_us > 0
+        return self.updates or self.retain_us > 0 or self.revised
 
     @property
     def revisions(self) -> list[str]:

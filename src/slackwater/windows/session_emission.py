@@ -133,7 +133,7 @@ def _settle(logic: Logic, units: pl.DataFrame, since: int, watermark: int, telli
     np.maximum.at(floors, key[gone], np.where(is_cut, start + cap - 1, reach)[gone])
 
     # where none is corrected, one whose close lies further back was left to this epoch by a smaller gap
-    open_before = ~is_cut & ((since <= reach) | (not logic.revises))
+    open_before = ~is_cut & ((since <= reach) | (logic.retain_us == 0 and not logic.updates))
     reasons = np.where(is_cut & over, "cap", np.where(over, np.where(open_before, "close", "late"), "update"))
     merged = logic.merge_groups(
         unit.frame.select("__h", "__kh", *logic.revisions, *logic.key_names, *logic.accumulators),
