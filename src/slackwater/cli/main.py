@@ -63,6 +63,17 @@ def explain(file: File) -> None:
 
 
 @app.command()
+def plan(
+    file: File,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines: one object.")] = False,
+) -> None:
+    """Compare a config with its state: what the next start keeps, migrates, or cannot use. Exit code 1 if it would refuse."""
+    from slackwater.cli.plan import plan_file
+
+    plan_file(file, as_json)
+
+
+@app.command()
 def run(
     file: File,
     available_now: Annotated[
@@ -78,11 +89,22 @@ def run(
     status_every: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="At most one status line per so many seconds.")
     ] = 1.0,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Start over: put the state aside and begin a new one.")
+    ] = False,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="OFFSETS",
+            help='With --rebuild: earliest, latest, or JSON per source, as {"clicks": "latest"}.',
+        ),
+    ] = None,
 ) -> None:
     """Run a pipeline until it is stopped (Ctrl-C), or until its input ends (--available-now)."""
     from slackwater.cli.runner import run_file
 
-    run_file(file, available_now, flush, metrics_port, metrics_host, status_every)
+    run_file(file, available_now, flush, metrics_port, metrics_host, status_every, rebuild, begin)
 
 
 app.add_typer(state, name="state")

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from slackwater.cli import view as views
 from slackwater.cli.text import summary
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline, check_run_flags
+from slackwater.engine import begins
 from slackwater.engine.status import Status
+from slackwater.errors import ConfigError
 from slackwater.plan import target_text
 
 
@@ -25,13 +28,18 @@ def run_file(
     metrics_port: int | None,
     metrics_host: str,
     status_every: float = 1.0,
+    rebuild: bool = False,
+    begin: str | None = None,
 ) -> None:
     """Load, check and run; print a summary on standard output. Raises SlackwaterError."""
     check_run_flags(available_now, flush)
+    if begin is not None and not rebuild:
+        raise ConfigError(["--from: needs --rebuild: a state that is there knows where its sources go on; add it"])
     pipeline = toml.load(file)
     view = views.choose(status_every)
     try:
-        status = run_pipeline(pipeline, view, available_now, flush, metrics_port, metrics_host)
+        over = {"rebuild": begins.parse(begin)} if rebuild else {}
+        status = run_pipeline(pipeline, view, available_now, flush, metrics_port, metrics_host, **over)
     finally:
         view.close()
     print(summary(status, pipeline.name, target_text(pipeline)))
@@ -45,6 +53,7 @@ def run_pipeline(
     metrics_port: int | None = None,
     metrics_host: str = "127.0.0.1",
     stop: threading.Event | None = None,
+    rebuild: Mapping[str, Any] | None = None,
 ) -> Status | None:
     """Run with a view, and metrics if a port is given. A signal sets `stop`, and the run ends after its epoch."""
     from slackwater.engine import run as engine
@@ -70,6 +79,7 @@ def run_pipeline(
                 on_status=on_status,
                 on_notice=view.notice,
                 stop=stop,
+                **({} if rebuild is None else {"rebuild": rebuild}),
             )
         finally:
             if server is not None:

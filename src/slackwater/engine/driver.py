@@ -18,7 +18,7 @@ from typing import Any, cast
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.engine import account, bounds, fold, outbox, recover
+from slackwater.engine import account, bounds, carry, changes, fold, outbox, recover
 from slackwater.engine.faults import Faults, NoFaults
 from slackwater.engine.protocol import Engine, IngestOutcome
 from slackwater.engine.stage import Following, Stage
@@ -90,31 +90,57 @@ class Driver:
         `latest` is what the store's `open` gave; `schemas`: per source, as Spark writes schemas in JSON; `state_id` names a
         state that begins here.
         """
-        stages = [self.stage, *([self.then.stage] if self.then else [])]
+        logics = [s.logic for s in self._stages]
+        found = None
         if latest is not None:
-            recover.check_fingerprints([s.logic for s in stages], latest)
+            found = changes.compare(self.pipeline, latest, steps=logics, shards=shards)
+            found.check()
             self._publish_if_needed(latest)
-        for stage in stages:
+        self.state = latest or recover.first_manifest(logics, shards, self.hooks.clock_us(), state_id)
+        migrates = found is not None and found.migrates
+        self._remember(carry.onward if migrates else carry.limited)
+        for stage in self._stages:
             self.store.prepare(stage.logic, stage.number)
-        clock = self.hooks.clock_us()
-        self.state = latest or recover.first_manifest([s.logic for s in stages], shards, clock, state_id)
-        states = [m.model_copy(update={"epoch": self.state.epoch}) for m in self.state.stages]
-        changed = any(recover.emission_of(m) != recover.emission(s.logic) for m, s in zip(states, stages, strict=True))
-        if self.state.shards != shards or changed:
-            what = "another way to emit windows" if changed else f"{shards} shards, from {self.state.shards}"
-            self.hooks.on_notice("info", f"preparing the state for {what}")
-            again = [
-                recover.reshard(s.logic, self.store, m, shards, clock, s.number)
-                for m, s in zip(states, stages, strict=True)
-            ]
-            self._commit(again[0].model_copy(update={"then": again[1]}) if again[1:] else again[0])
-        told = [recover.described(s.pipeline.transform.step, s.logic) for s in stages]
-        self.state = recover.with_descriptions(self.state, told)
+        if found is not None and migrates:
+            self._carry_out(found, shards)
+        self.state = self._described(self.state)
         self.state = recover.with_sources(self.state, [s.name for s in self.pipeline.sources], schemas)
         if self.then is not None and self.state.then is not None:
             then = recover.with_sources(self.state.then, [self.then.source], {})
             self.state = self.state.model_copy(update={"then": then})
         self._load_clocks()
+
+    @property
+    def _stages(self) -> list[Stage]:
+        return [self.stage, *([self.then.stage] if self.then else [])]
+
+    def _carry_out(self, found: changes.Comparison, shards: int) -> None:
+        """The state as this config goes on with it, as an epoch of its own."""
+        for change in found.changes:
+            self.hooks.on_notice("info", change.line)
+        clock, epoch = self.hooks.clock_us(), self.state.epoch
+        timer = _Timer(self.hooks.faults, epoch + 1)
+        with timer.phase("read"):
+            stages = zip(self._stages, self.state.stages, strict=True)
+            carried = [
+                carry.read(s.logic, self.store, m.model_copy(update={"epoch": epoch}), s.number) for s, m in stages
+            ]
+        with timer.phase("stage"):
+            again = [c.manifest_of(self.store, shards, clock) for c in carried]
+        with timer.phase("commit"):
+            self._commit(self._described(again[0].model_copy(update={"then": again[1]}) if again[1:] else again[0]))
+
+    def _described(self, state: Manifest) -> Manifest:
+        told = [recover.described(s.pipeline.transform.step, s.logic) for s in self._stages]
+        return recover.with_descriptions(state, told, [recover.fingerprint(s.logic) for s in self._stages])
+
+    def _remember(self, made: Callable[[Step, Manifest], Step]) -> None:
+        """Logics that know what former configs have forgotten; `made` from theirs and the state's."""
+        first, *more = self.state.stages
+        self.logic = made(self.logic, first)
+        self.stage = replace(self.stage, logic=self.logic)
+        if self.then is not None and more:
+            self.then = replace(self.then, stage=replace(self.then.stage, logic=made(self.then.stage.logic, more[0])))
 
     def recovered(self) -> Status:
         """What the outside is told at a restart: the state as committed, nothing read or emitted yet."""
@@ -148,8 +174,8 @@ class Driver:
         """Where output goes and how it looks: a committed epoch can only be published there."""
         target, letters = self.pipeline.target, self.pipeline.dead_letter
         return {
-            "target": [target.path, target.table, target.topic],
-            "letters": None if letters is None else [letters.path, letters.table, letters.topic],
+            "target": changes.place(target),
+            "letters": changes.place(letters),
             "columns": [f.name for f in self.last.output],
             "upserts": self.target.upserts,
         }

@@ -88,7 +88,7 @@ class LocalEngine:
             reports = [steps.ingest(t, every.filter(m), origin[ORIGIN].filter(m)) for t, m in mine]
             return IngestOutcome(reports, stats)
         reports = [steps.ingest(t, every.filter(m)) for t, m in mine]
-        late = origin.filter(pl.col("__start") < late_before(self.windows, tasks[0].watermark))
+        late = origin.filter(pl.col("__start") < late_before(tasks[0].windows, tasks[0].watermark))
         staged = [shard.stage_late(tasks[0], shard.with_idle(tasks[0], late))] if late.height else []
         return IngestOutcome(reports, stats, staged=staged)
 

@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from slackwater.config.window import Window
 from slackwater.core.arrays import distinct
 from slackwater.core.hashing import key_hash, mix, shard_of
 from slackwater.core.schema import INTEGERS, Field
-from slackwater.engine import recover
+from slackwater.engine import changes, recover
 from slackwater.engine.compile import bind_window, compile_window
 from slackwater.errors import StartError, StateError
 from slackwater.state.protocol import Manifest, Snapshot
@@ -28,41 +29,28 @@ from slackwater.windows.logic import FAR, LOOSE, LOOSE_TOLD, SETTLED, TOLD, Logi
 
 
 def logic_of(pipeline: Pipeline, manifest: Manifest) -> Logic:
-    """The window of a config over the columns that the state was written with, whose types its fingerprint tells.
+    """The window that a state was written for, by a config that can go on with it.
 
-    Raises StateError if the state is another window's, StartError if the config describes none.
+    Where the state does not describe it, it is the config's, over the columns whose types the fingerprint tells. Raises
+    StateError if the config cannot go on with the state, StartError if it describes no window.
     """
-    window, written = pipeline.transform.window, manifest.fingerprint
+    window = pipeline.transform.window
     if window is None:
         raise StartError(
             f"{pipeline.name}: this looks into windows, and the config describes a join; slackwater explain tells what a "
             "join keeps and for how long"
         )
-    columns = columns_of(manifest, window)
-    unknown = [c for c in (*window.group_by, *(a.column for a in window.aggregations if a.column)) if c not in columns]
+    changes.compare(pipeline, manifest).check()
+    if manifest.described:
+        return logic_in(manifest)
+    columns = recover.columns_of(manifest, window)
+    unknown = [c for a in window.aggregations if (c := a.column) and c not in columns]
     if unknown:
         raise StateError(
-            f"{pipeline.name}: the state in epoch {manifest.epoch} was written for another window (keys {written.get('keys')}, "
-            f"aggregations {written.get('aggregations')}; the config also uses {', '.join(unknown)}); change the config back, "
-            "or give the pipeline a new name or state path to start over"
+            f"{pipeline.name}: the state in epoch {manifest.epoch} does not describe its window, and does not know the columns "
+            f"{', '.join(unknown)}; change the config back, or start the pipeline once"
         )
-    logic = compile_window(pipeline, columns)
-    recover.check_fingerprint(logic, manifest)
-    return logic
-
-
-def columns_of(manifest: Manifest, window: Window) -> dict[str, Field]:
-    """The columns that a window of the state reads: as it describes itself, or as its fingerprint tells."""
-    if manifest.described:
-        return {name: Field(name, type_) for name, type_ in manifest.described["columns"].items()}
-    written = manifest.fingerprint
-    columns = {name: Field(name, type_) for name, _, type_ in (k.rpartition(" ") for k in written.get("keys", ()))}
-    for a in window.aggregations:
-        begin = f"{a.agg} {a.column} "
-        found = str(written.get("aggregations", {}).get(a.as_, ""))
-        if a.column is not None and found.startswith(begin):
-            columns[a.column] = Field(a.column, found.removeprefix(begin).split(" ")[0])
-    return columns
+    return compile_window(pipeline, columns)
 
 
 def logic_in(manifest: Manifest) -> Logic:
@@ -74,7 +62,8 @@ def logic_in(manifest: Manifest) -> Logic:
             + ("only windows can be looked into" if what == "a join" else "name the config's file instead")
         )
     window = from_data(Window, manifest.described["window"], f"state of {manifest.pipeline}")
-    return bind_window(manifest.pipeline, window, columns_of(manifest, window))
+    logic = bind_window(manifest.pipeline, window, recover.columns_of(manifest, window))
+    return replace(logic, gone_us=manifest.gone_us, rows_from_us=manifest.rows_from_us, revised=manifest.revised)
 
 
 # -- one key ---------------------------------------------------------------------------------------------------------

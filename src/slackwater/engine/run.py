@@ -7,11 +7,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slackwater import plan
 from slackwater.config.pipeline import Pipeline, check_run_flags
-from slackwater.engine import faults, recover, session
+from slackwater.engine import begins, faults, recover, session
 from slackwater.engine.driver import Driver, Hooks
 from slackwater.engine.parts import (
     bind,
@@ -57,16 +57,19 @@ def run(
     on_status: Callable[[Status], None] | None = None,
     on_notice: Callable[[str, str], None] | None = None,
     stop: threading.Event | None = None,
+    rebuild: Mapping[str, Any] | None = None,
 ) -> Status | None:
     """Run a pipeline until its input ends (`available_now`), `stop` is set, or it fails.
 
-    `flush`: at the end close all open windows. Returns the last status (None if nothing was committed). Raises
+    `flush`: at the end close all open windows. `rebuild`: put the state aside and start over, with each source (by name, "*"
+    for all) at "earliest", "latest" or these offsets; `{}`: where the config says. Returns the last status (None if nothing was committed). Raises
     SlackwaterError; what was committed stays, and the next run goes on from there.
     """
     check_run_flags(available_now, flush)
-    return _Run(pipeline, available_now, spark, on_status, on_notice or _log_notice, stop or threading.Event()).go(
-        flush
-    )
+    if rebuild:
+        pipeline = begins.stated(pipeline, rebuild)
+    one = _Run(pipeline, available_now, spark, on_status, on_notice or _log_notice, stop or threading.Event())
+    return one.go(flush, rebuild)
 
 
 def replay(
@@ -110,6 +113,7 @@ class _Run:
         self.last: Status | None = None
         self._report = on_status
         self._progress: tuple[int, int] | None = None
+        self._stated = False  # where sources begin is not what the config says
         self._turn = threading.Lock()  # epochs and ticks, one at a time
         self._failure: BaseException | None = None
         self._stopping = False
@@ -120,10 +124,11 @@ class _Run:
         self.letters: Target | None = None
         self._spark = spark
 
-    def go(self, flush: bool) -> Status | None:
+    def go(self, flush: bool, rebuild: Mapping[str, Any] | None = None) -> Status | None:
         for line in plan.warnings(self.pipeline):
             self.notice("warning", line)
-        latest = self.store.open()
+        latest = self.store.open() if rebuild is None else self._over()
+        self._stated = bool(rebuild)
         try:
             self._prepare(latest)
             if self.stop.is_set():
@@ -138,6 +143,13 @@ class _Run:
             return self.last
         finally:
             self._close()
+
+    def _over(self) -> None:
+        """Begin anew; nothing is deleted."""
+        aside = self.store.start_over()
+        if aside is not None:
+            self.notice("warning", f"starting over; the former state is now {aside}, remove it when nobody needs it")
+        self.notice("info", f"sources begin: {begins.text(self.pipeline)}")
 
     def replay(self, choose: Callable[[pl.DataFrame], pl.DataFrame], limit: int | None, dry: bool) -> Outcome:
         from slackwater.engine import again, dlq, replay
@@ -248,6 +260,8 @@ class _Run:
         kafka = [s for s in self.streams.sources if isinstance(s, KafkaSource)]
         unread = [s for s in kafka if self.driver.state.sources[s.name].offsets is None]
         found = {s.name: s.latest() for s in unread if s.spec.starting_offsets == "latest"}
+        if self._stated:  # also if this run dies before its first epoch
+            found |= {s.name: s.stated() for s in unread if s.name not in found}
         if found:
             self.driver.anchor(found)
 

@@ -225,7 +225,7 @@ class SparkEngine:
 
     def _stage_late(self, read: _Read, task: ShardTask) -> list[StagedLetters]:
         """A second job over the output of the SQL: lateness follows from a row's time and the watermark alone."""
-        late = prepare.earlier(panes.late_before(self.windows, task.watermark))
+        late = prepare.earlier(panes.late_before(task.windows, task.watermark))
         parts = [
             out.where(late).selectExpr(*prepare.late_columns(tag))
             for name, timed in read.timed.items()

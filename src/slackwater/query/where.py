@@ -75,7 +75,8 @@ def _in_directory(path: Path, name: str | None) -> FilesStore:
 def _below(path: Path) -> list[str]:
     if not path.is_dir():
         raise StartError(f"{path}: there is no such state directory; expected a TOML file, a directory or a URL")
-    return sorted(p.parent.name for p in path.glob("*/manifests"))
+    # what `run --rebuild` put aside is a copy under another name, not a pipeline
+    return sorted(p.parent.name for p in path.glob("*/manifests") if ".before-" not in p.parent.name)
 
 
 def _in_database(url: str, schema: str, name: str | None) -> StateStore:

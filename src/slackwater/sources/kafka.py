@@ -253,6 +253,15 @@ class KafkaSource:
         bounds = self.broker.bounds([(t, p) for t, parts in there.items() for p in parts])
         return {t: {str(p): bounds[t, p][1] for p in parts} for t, parts in there.items()}
 
+    def stated(self) -> Offsets:
+        """The offsets that `starting_offsets` means, unless it is "latest"."""
+        given, there = self.spec.starting_offsets, self.broker.partitions(self.spec.query or "", self._where)
+        named = given if isinstance(given, Mapping) else {}
+        bounds = self.broker.bounds([(t, p) for t, parts in there.items() for p in parts])
+        return {
+            t: {str(p): int(named.get(t, {}).get(str(p), bounds[t, p][0])) for p in parts} for t, parts in there.items()
+        }
+
     # -- where to go on ------------------------------------------------------------------------------------------
 
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:

@@ -11,6 +11,7 @@ state/<pipeline>/
 
 from __future__ import annotations
 
+import datetime as dt
 import fcntl
 import json
 import logging
@@ -110,6 +111,25 @@ class FilesStore:
                         f"{self._dir / 'manifests'} holds no manifest, and {path} is of epoch {int(path.name[:9])}; restore "
                         "the manifests from a copy of the directory, or remove the directory to start over"
                     )
+
+    def start_over(self) -> str | None:
+        aside = None
+        if self.epochs():
+            self._take_lock()
+            stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S%fZ")
+            aside = self._dir.with_name(f"{self._dir.name}.before-{stamp}")
+            former, self._lock = self._lock, None
+            try:
+                self._dir.rename(aside)
+            except OSError as error:
+                raise StateError(
+                    f"state directory {self.root} cannot be moved to {aside} ({error.strerror}); nothing was changed"
+                ) from None
+            finally:
+                if former is not None:
+                    former.close()
+        self.open()
+        return None if aside is None else str(aside)
 
     def _take_lock(self) -> None:
         file = (self._dir / "lock").open("a+", errors="replace")

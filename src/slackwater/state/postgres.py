@@ -12,6 +12,7 @@ the staged rows over, forgets what is over, and, where the target is in the same
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import shutil
 import tempfile
@@ -73,6 +74,7 @@ class PostgresStore:
         self.tables = Tables(schema, pipeline)
         self._connection: psycopg.Connection[Any] | None = None
         self._stages: dict[int, Logic | JoinLogic] = {}
+        self._altering: dict[int, list[str]] = {}  # per stage: what the next commit changes about its table
         self._epoch = -1
         self._published = -1
         self._version = FORMAT
@@ -103,6 +105,27 @@ class PostgresStore:
         except StartError:
             self.close()
             raise
+
+    def start_over(self) -> str | None:
+        """The tables and the record get another name, in one transaction."""
+        self.checkpoint.mkdir(parents=True, exist_ok=True)
+        try:
+            self._connect()
+            self._bootstrap()
+            there = self._db.execute(
+                f"SELECT 1 FROM {self.tables.pipelines} WHERE pipeline_name = %s", (self._pipeline,)
+            ).fetchone()
+            if there is None:
+                return None
+            stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S%fZ")
+            aside = f"{self._pipeline}.before-{stamp}"
+            with self._db.transaction():
+                for statement in self.tables.renamed(aside):
+                    self._db.execute(statement, (aside, self._pipeline) if "%s" in statement else None)
+            return f'"{aside}" {self._place}'
+        except psycopg.Error as error:
+            self.close()
+            raise StateError(f"state store {self._place}: {sql.reason(error)}") from None
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
         return peek(self._url, self.tables, self._place, epoch)
@@ -204,10 +227,12 @@ class PostgresStore:
             self._prepare_join(JoinTable(t, logic))
             return
         sql.check_names(list(t.columns(logic).values()), f"pipeline {self._pipeline}: state store")
+        self._altering.pop(stage, None)
         if self._epoch >= 0:
             self._must_exist(t.state)
             if t.complete_state(logic):
                 self._db.execute(t.complete_state(logic))
+            self._altering[stage] = t.alter_state(logic, sql.columns_of(self._db, t.state))
         else:
             self._db.execute(f"DROP VIEW IF EXISTS {t.windows}")
             self._db.execute(f"DROP TABLE IF EXISTS {t.state}, {t.staged}")
@@ -218,8 +243,9 @@ class PostgresStore:
         self._db.execute(
             f"DELETE FROM {t.outputs} WHERE pipeline_name = %s AND epoch > %s", (self._pipeline, self._epoch)
         )
-        self._db.execute(f"DROP VIEW IF EXISTS {t.windows}")
-        self._db.execute(t.create_view(logic))
+        if not self._altering.get(stage):  # else the commit that changes the table makes it anew
+            self._db.execute(f"DROP VIEW IF EXISTS {t.windows}")
+            self._db.execute(t.create_view(logic))
 
     def _prepare_join(self, table: JoinTable) -> None:
         table.check(f"pipeline {self._pipeline}: state store")
@@ -338,6 +364,7 @@ class PostgresStore:
             f"SELECT epoch, commit_id, record FROM {self.tables.pipelines} WHERE pipeline_name = %s", (self._pipeline,)
         ).fetchone()
         if row is not None and row[1] == commit_id:
+            self._altering.clear()
             log.warning("%s: epoch %d had been committed", self._pipeline, manifest.epoch)
             return Manifest.model_validate(row[2])
         found = -1 if row is None else row[0]
@@ -356,7 +383,10 @@ class PostgresStore:
 
     def _transact(self, manifest: Manifest, publish: Publish | None, commit_id: uuid.UUID) -> Manifest:
         stages = [self._stages[n] for n in sorted(self._stages)]
-        return Commit(self._db, self.tables, stages, self._place).run(manifest, publish, commit_id)
+        altering = [statement for n in sorted(self._altering) for statement in self._altering[n]]
+        done = Commit(self._db, self.tables, stages, self._place, altering).run(manifest, publish, commit_id)
+        self._altering.clear()
+        return done
 
     def _reconnect(self, epoch: int) -> None:
         end = time.monotonic() + PATIENCE_S

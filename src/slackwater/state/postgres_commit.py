@@ -1,6 +1,6 @@
 """One epoch's commit in Postgres, as one transaction.
 
-fence ─ staged rows become the state ─ forget what is over ─ target (if it is here) ─ record, offsets
+fence ─ columns, if they changed ─ staged rows become the state ─ forget what is over ─ target (if it is here) ─ record, offsets
 """
 
 from __future__ import annotations
@@ -29,18 +29,22 @@ from slackwater.windows.logic import DEAD, FLOOR, SETTLED, TOLD, Logic
 class Commit:
     """`run` raises FencedError, EpochError and psycopg's errors. `place` is the store's, for messages.
 
-    Without `stages` the record changes alone, see `state.edit`.
+    Without `stages` the record changes alone, see `state.edit`. Tables change within the transaction: a commit that fails
+    leaves them, and the view over them, as they were.
     """
 
     db: psycopg.Connection[Any]
     tables: Tables
     stages: Sequence[Logic | JoinLogic]
     place: str
+    altering: Sequence[str] = ()  # statements that change the tables of the state
 
     def run(self, manifest: Manifest, publish: Publish | None, commit_id: uuid.UUID) -> Manifest:
         db, t = self.db, self.tables
         with db.transaction():
             self._fence(manifest)
+            for statement in self.altering:
+                db.execute(statement)
             done = self._moved(manifest) if self.stages else manifest
             if publish is not None:
                 publish(db)

@@ -67,10 +67,12 @@ class PostgresShard:
             SegmentMeta(file=token, rows=frame.height, bytes=frame.estimated_size(), **stats._asdict()),
         )
 
-    def adopt(self, logic: Logic, rows: pl.DataFrame, rewritten: bool = False) -> tuple[SegmentMeta, ...]:
+    def adopt(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame | None = None) -> tuple[SegmentMeta, ...]:
         """Which shard a unit belongs to follows from its hash: where rows are as they were, only figures change."""
-        if rewritten:
-            return self.at(()).stage(logic, rows, logic.empty_state(), 0)
+        if before is not None:
+            gone = before.unique("__h", keep="first").join(rows.select("__h"), on="__h", how="anti")
+            dead = gone.with_columns(pl.lit(DEAD, pl.Int8).alias("__kind"))
+            return self.at(()).stage(logic, pl.concat([rows, dead]).sort("__h", maintain_order=True), before, 0)
         if rows.is_empty():
             return ()
         stats = family(logic).stats(logic, rows)

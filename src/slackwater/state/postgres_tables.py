@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import xxhash
 
@@ -22,7 +23,8 @@ _READABLE = {
     "__out": "emitted_starts",
 }
 TIMES = ("__start", "__last", "__due")
-_RESERVED = {*_READABLE.values(), "pipeline_name", "ordinal", "state_version", "epoch", "updated_at", "token"}
+_OWN = ("pipeline_name", "ordinal", "state_version", "epoch", "updated_at")
+_RESERVED = {*_READABLE.values(), *_OWN, "token"}
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,18 @@ class Tables:
                 token text PRIMARY KEY, pipeline_name text NOT NULL, epoch bigint NOT NULL, lines text NOT NULL)""",
         ]
 
+    def renamed(self, pipeline: str) -> list[str]:
+        """Statements that give all that a pipeline has in this schema to another name (parameters: that name, its own)."""
+        found = []
+        for shared in (self.pipelines, self.offsets, self.outputs, self.lists):
+            found.append(f"UPDATE {shared} SET pipeline_name = %s WHERE pipeline_name = %s")
+        for stage in range(2):
+            mine, other = replace(self, stage=stage), replace(self, pipeline=pipeline, stage=stage)
+            found.append(f"DROP VIEW IF EXISTS {mine.windows}")
+            found.append(f"DROP TABLE IF EXISTS {mine.staged}")
+            found.append(f"ALTER TABLE IF EXISTS {mine.state} RENAME TO {sql.quote(other.name_of('state'))}")
+        return found
+
     def types(self, logic: Logic) -> dict[str, str]:
         """Column of the table -> its type, without those that every state has."""
         types = {name: sql.sql_type_of(dtype) for name, dtype in logic.state_schema.items()}
@@ -124,6 +138,17 @@ class Tables:
             f"ADD COLUMN IF NOT EXISTS {sql.quote(_READABLE[c])} {t} DEFAULT {defaults[c]}" for c, t in types.items()
         ]
         return f"ALTER TABLE {self.state} {', '.join(added)}" if added else ""
+
+    def alter_state(self, logic: Logic, there: Sequence[str]) -> list[str]:
+        """Statements that give a table with these columns those of a changed window, and its view; none if it has them."""
+        types = self.types(logic)
+        kept = {*types, *_READABLE.values(), *_OWN}
+        added = [f"ADD COLUMN {sql.quote(c)} {t}" for c, t in types.items() if c not in there]
+        dropped = [f"DROP COLUMN {sql.quote(c)}" for c in there if c not in kept]
+        if not added and not dropped:
+            return []
+        alter = f"ALTER TABLE {self.state} {', '.join([*added, *dropped])}"
+        return [f"DROP VIEW IF EXISTS {self.windows}", alter, self.create_view(logic)]
 
     def create_staged(self, logic: Logic) -> str:
         columns = ", ".join(f"{sql.quote(c)} {t}" for c, t in self.types(logic).items())

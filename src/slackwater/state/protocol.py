@@ -101,6 +101,9 @@ class Manifest(Record):
     )  # the window, so that the state can be read without a config
     committed_us: int
     watermark_us: int = NO_WATERMARK
+    gone_us: int = NO_WATERMARK  # what former configs have forgotten, see `windows.changed`
+    rows_from_us: int = NO_WATERMARK
+    revised: bool = False
     shards: int
     segments: tuple[tuple[SegmentMeta, ...], ...]  # per shard, oldest first
     groups: tuple[int, ...]  # per shard: keys with open sessions
@@ -195,8 +198,11 @@ class ShardState(Protocol):
         """
         ...
 
-    def adopt(self, logic: Logic, rows: pl.DataFrame, rewritten: bool = False) -> tuple[SegmentMeta, ...]:
-        """Hold exactly `rows`, sorted by `__h`: the state was spread over another number of shards, or is `rewritten`."""
+    def adopt(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame | None = None) -> tuple[SegmentMeta, ...]:
+        """Hold exactly `rows`, sorted by `__h`: the state was spread over another number of shards.
+
+        `before`: what these keys had so far, sorted likewise, if that was anything else.
+        """
         ...
 
     def stage_output(self, frame: pl.DataFrame) -> OutputMeta: ...
@@ -255,6 +261,13 @@ class StateStore(Protocol):
 
     def open(self) -> Manifest | None:
         """Take the lock and return the latest commit, None for a new pipeline."""
+        ...
+
+    def start_over(self) -> str | None:
+        """Instead of `open`: take the lock, put what is there aside, readable or not, and begin with nothing.
+
+        Returns where it is now; None if there was nothing.
+        """
         ...
 
     def prepare(self, logic: Logic | JoinLogic, stage: int = 0) -> None:

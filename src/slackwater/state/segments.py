@@ -172,7 +172,7 @@ class FilesShard:
     def adopt_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
         return JoinWriter(self.root, self.shard, self.epoch, logic).stage((), changes, NO_WATERMARK)
 
-    def adopt(self, logic: Logic, rows: pl.DataFrame, rewritten: bool = False) -> tuple[SegmentMeta, ...]:
+    def adopt(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame | None = None) -> tuple[SegmentMeta, ...]:
         """The segments of a shard that holds exactly `rows`."""
         return (self._write(logic, rows),) if rows.height else ()
 

@@ -145,6 +145,15 @@ def role_and_place(url: str) -> tuple[object, ...]:
     return tuple(given.get(k) for k in ("user", "host", "hostaddr", "port", "dbname", "service"))
 
 
+def columns_of(connection: psycopg.Connection[Any], table: str) -> list[str]:
+    """The columns of a table (given as SQL), in order."""
+    rows = connection.execute(
+        "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+        (table,),
+    )
+    return [row[0] for row in rows]
+
+
 def reason(error: BaseException) -> str:
     """The first line of an error of Postgres or its client."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

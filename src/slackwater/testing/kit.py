@@ -80,6 +80,16 @@ class Crash:
     step: str
 
 
+@dataclass(frozen=True)
+class Restart:
+    """The runner stops and starts again, over the same state and the same target: with what is given here changed."""
+
+    step: Window | Join | None = None
+    shards: int | None = None
+    sources: Sequence[str] | None = None
+    then: Window | None = None
+
+
 class Died(BaseException):
     """The scripted death of a driver; not an Exception, so that nothing handles it by accident."""
 
@@ -111,6 +121,16 @@ class _Target:
         self.last, self.rows, self.gone = -1, list[dict[str, Any]](), list[dict[str, Any]]()
         self._schema = {f.name: f.polars for f in columns}
         self._changes: list[tuple[pl.DataFrame, pl.DataFrame | None]] = []
+
+    def becomes(self, columns: Sequence[Field], identity: Sequence[str]) -> None:
+        """Other columns from now on; rows that are there have NULL in new ones."""
+        schema = {f.name: f.polars for f in columns}
+
+        def fitting(rows: pl.DataFrame) -> pl.DataFrame:
+            return rows.with_columns(pl.lit(None, t).alias(c) for c, t in schema.items() if c not in rows.columns)
+
+        self._changes = [(fitting(r), None if g is None else fitting(g)) for r, g in self._changes]
+        self._schema, self._identity = schema, list(identity)
 
     def hold(self, rows: pl.DataFrame) -> None:
         """Rows that are there before the run."""
@@ -199,7 +219,7 @@ def pipeline_for(
 
 def run_local(
     step: Window | Join,
-    script: Sequence[Rows | Quiet | Crash | Replay],
+    script: Sequence[Rows | Quiet | Crash | Replay | Restart],
     schema: Mapping[str, str],
     sources: Sequence[str] = ("a",),
     shards: int = 2,
@@ -215,7 +235,7 @@ def run_local(
     letters: Sequence[Mapping[str, Any]] = (),
     then: Window | None = None,
 ) -> LocalResult:
-    """Run a script to its end, and flush. `then`: a window over what the first step emits. Both sides of a join have one schema. `reshard_after`: restart with `reshard_to` shards after that script item.
+    """Run a script to its end, and flush. Raises what a start raises, which a `Restart` may make. `then`: a window over what the first step emits. Both sides of a join have one schema. `reshard_after`: restart with `reshard_to` shards after that script item.
 
     `letters`: dead ones that are there before, as a result has them.
 
@@ -242,16 +262,22 @@ def run_local(
                 letters,
                 then,
             )
-    pipeline = pipeline_for(step, sources, lateness_ms, on_error=on_error, upserts=upserts, then=then)
     fields = {name: Field(name, spark) for name, spark in schema.items()}
-    logic: Step = (
-        compiling.compile_join(pipeline, (fields, fields))
-        if isinstance(step, Join)
-        else compiling.compile_window(pipeline, fields)
-    )
-    last: Step = logic
-    if then is not None:
-        last = compiling.compile_window(pipeline.last, {f.name: f for f in logic.output})
+    given_upserts = upserts
+
+    def described() -> tuple[Pipeline, Step, Step]:
+        """The pipeline, its step and the one whose results come out."""
+        made = pipeline_for(step, sources, lateness_ms, on_error=on_error, upserts=given_upserts, then=then)
+        first: Step = (
+            compiling.compile_join(made, (fields, fields))
+            if isinstance(step, Join)
+            else compiling.compile_window(made, fields)
+        )
+        if then is None:
+            return made, first, first
+        return made, first, compiling.compile_window(made.last, {f.name: f for f in first.output})
+
+    pipeline, logic, last = described()
     upserts = upserts and not isinstance(last, JoinLogic)
     frame_schema = {"ts": pl.Int64(), **{f.name: f.polars for f in fields.values()}}
     target = _Target(last.output, last.identity, upserts)
@@ -260,6 +286,12 @@ def run_local(
     now, state_id = clock_us, uuid.uuid4().hex
 
     def begin(shards: int) -> Driver:
+        try:
+            return begun(shards)
+        except Died:
+            return begun(shards)
+
+    def begun(shards: int) -> Driver:
         hooks = Hooks(lambda: now, on_status=result.statuses.append, faults=faults)
         held: protocol.StateStore = store() if store else FilesStore(state_dir or "", pipeline.name)
         engine = LocalEngine(logic, sources, pipeline.carries_origin, step.max_future_ms)
@@ -291,6 +323,14 @@ def run_local(
                 if item.step not in STEPS:
                     raise ValueError(f"unknown step {item.step!r}, expected one of {STEPS}")
                 faults.step = item.step
+                continue
+            if isinstance(item, Restart):
+                driver.store.close()
+                step, shards, sources = item.step or step, item.shards or shards, item.sources or sources
+                then = item.then or then
+                pipeline, logic, last = described()
+                target.becomes(last.output, last.identity if upserts else ())
+                driver = begin(shards)
                 continue
             try:
                 if isinstance(item, Replay):
@@ -353,4 +393,4 @@ def _frame(rows: Sequence[Mapping[str, Any]], schema: Mapping[str, pl.DataType])
     return pl.DataFrame({n: plain([r.get(n) for r in rows], t).alias(n) for n, t in schema.items()})
 
 
-__all__ = ["STEPS", "Crash", "Died", "LocalResult", "Quiet", "Replay", "Rows", "pipeline_for", "run_local"]
+__all__ = ["STEPS", "Crash", "Died", "LocalResult", "Quiet", "Replay", "Restart", "Rows", "pipeline_for", "run_local"]

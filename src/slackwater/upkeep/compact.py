@@ -12,20 +12,16 @@ import time
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-import polars as pl
 import psycopg
 
-from slackwater.engine import recover
+from slackwater.engine import carry
 from slackwater.engine.steps import Step
 from slackwater.errors import StateError
-from slackwater.joins.logic import JoinLogic
 from slackwater.state import sql
 from slackwater.state.postgres import PostgresStore
-from slackwater.state.protocol import Manifest, SegmentMeta, StateStore
+from slackwater.state.protocol import Manifest, StateStore
 from slackwater.upkeep.sizes import Sizes, sizes
 from slackwater.upkeep.steps import as_emitted, step_in
-from slackwater.windows.family import family
-from slackwater.windows.logic import DEAD, Logic
 
 
 @dataclass(frozen=True)
@@ -73,31 +69,9 @@ def _step(manifest: Manifest) -> Step:
 def _compacted(step: Step, store: StateStore, stage: Manifest, epoch: int, clock_us: int, number: int) -> Manifest:
     """A stage as it is to be committed; its shards are as many as before."""
     stage = stage.model_copy(update={"epoch": epoch})
-    done = recover.reshard(step, store, stage, stage.shards, clock_us, number)
-    if isinstance(store, PostgresStore) and not isinstance(step, JoinLogic):
-        segments = [
-            (*metas, *_forgotten(step, store, stage, shard, number)) for shard, metas in enumerate(done.segments)
-        ]
-        done = done.model_copy(update={"segments": tuple(segments)})
+    done = carry.read(step, store, stage, number).manifest_of(store, stage.shards, clock_us)
     # what waits to be told still does
     return done.model_copy(update={"waiting": stage.waiting})
-
-
-def _forgotten(logic: Logic, store: PostgresStore, stage: Manifest, shard: int, number: int) -> tuple[SegmentMeta, ...]:
-    """Stage the units of a shard that have rows which are over: without these, or DEAD where none is left."""
-    state = store.shard(shard, stage.shards, stage.epoch + 1, (), number)
-    metas = stage.segments[shard]
-    before = state.at(metas).reader(logic).scan()
-    after = family(logic).forget(logic, before, stage.watermark_us)
-    counts = before.group_by("__h").len().join(after.group_by("__h").len(), on="__h", how="left")
-    changed = counts.filter(pl.col("len") != pl.col("len_right").fill_null(0))["__h"].implode()
-    whole = before.filter(pl.col("__h").is_in(changed))
-    if whole.is_empty():
-        return ()
-    left = after.filter(pl.col("__h").is_in(changed)).select(whole.columns)
-    gone = whole.join(left.select("__h").unique(), on="__h", how="anti").unique("__h", keep="first")
-    rows = pl.concat([left, gone.select(whole.columns).with_columns(pl.lit(DEAD, pl.Int8).alias("__kind"))])
-    return state.stage(logic, rows.sort("__h", maintain_order=True), whole, stage.watermark_us)
 
 
 def _vacuum(store: PostgresStore, stages: int) -> None:

@@ -157,12 +157,20 @@ def allowed_us(window: Window) -> int:
 
 @dataclass(frozen=True)
 class Logic:
-    """A compiled window. Times in microseconds; pure: no clock, no I/O."""
+    """A compiled window. Times in microseconds; pure: no clock, no I/O.
+
+    `gone_us`, `rows_from_us`: what a former config of the state has forgotten stays forgotten (see `windows.changed`):
+    windows that close at or before the first are gone, and rows before the second are late by themselves. `revised`: there
+    are sessions that were emitted under a former config.
+    """
 
     pipeline: str
     window: Window
     keys: tuple[Field, ...]
     aggs: tuple[Agg, ...]
+    gone_us: int = NEVER
+    rows_from_us: int = NEVER
+    revised: bool = False
 
     @property
     def is_session(self) -> bool:
@@ -215,7 +223,7 @@ class Logic:
     @property
     def revises(self) -> bool:
         """Whether a window may be emitted more than once."""
-        return self.updates or self.retain_us > 0
+        return self.updates or self.retain_us > 0 or self.revised
 
     @property
     def revisions(self) -> list[str]:
@@ -224,7 +232,7 @@ class Logic:
 
     def horizon(self, watermark: int) -> int:
         """Windows whose close is at or before it are gone."""
-        return watermark - self.retain_us
+        return max(watermark - self.retain_us, self.gone_us)
 
     @cached_property
     def key_names(self) -> list[str]:

@@ -22,6 +22,7 @@ from slackwater.windows.logic import (
     DEAD,
     FLOOR,
     LOOSE,
+    NEVER,
     ROW,
     SETTLED,
     TOLD,
@@ -36,7 +37,6 @@ from slackwater.windows.units import Unit, acknowledged, first_of_each, runs_of
 _FOR_EVER_MS = 10**15
 
 CAPPED = "its session reaches max_session_duration_ms, or was cut there: where the cuts would lie now is not stored"
-KEPT_AGAIN = "its window is kept in the state by now, as allowed_lateness_ms was raised since"
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,6 @@ def _panes(logic: Logic, rows: pl.DataFrame, stored: pl.DataFrame, watermark: in
     if lost is not None:
         there = pairs.join(stored, on=[*keys, "__start"], how="semi", nulls_equal=True)
         refused[there["__at"].to_numpy()] = lost
-    refused[index[window > panes.last_closed(logic, logic.horizon(watermark))]] = KEPT_AGAIN
     why = pl.Series("refused", refused.tolist(), dtype=pl.String)
     pairs = pairs.filter(pl.Series(why.is_null().to_numpy()[index]))
     touched = stored.join(pairs, on=[*keys, "__start"], how="semi", nulls_equal=True)
@@ -195,7 +194,7 @@ def _keeping(logic: Logic) -> Logic:
     """The same window, but sessions are retained for ever."""
     emit = "on_close" if logic.window.emit == "final" else logic.window.emit
     retaining = {"late_data": "reopen", "allowed_lateness_ms": _FOR_EVER_MS, "emit": emit}
-    return replace(logic, window=logic.window.model_copy(update=retaining))
+    return replace(logic, window=logic.window.model_copy(update=retaining), gone_us=NEVER, rows_from_us=NEVER)
 
 
 def _is_gone(horizon: int) -> pl.Expr:
@@ -274,4 +273,4 @@ def _with_floors(logic: Logic, staying: pl.DataFrame, past: pl.DataFrame, horizo
     return pl.concat([unit.frame.filter(pl.col("__kind") != FLOOR), floors]).sort("__h", maintain_order=True)
 
 
-__all__ = ["CAPPED", "KEPT_AGAIN", "Repair", "ranges", "repair"]
+__all__ = ["CAPPED", "Repair", "ranges", "repair"]

@@ -132,7 +132,8 @@ def _settle(logic: Logic, units: pl.DataFrame, since: int, watermark: int, telli
     key = unit.key[heads]
     np.maximum.at(floors, key[gone], np.where(is_cut, start + cap - 1, reach)[gone])
 
-    open_before = ~is_cut & (since <= reach)
+    # where none is corrected, one whose close lies further back was left to this epoch by a smaller gap
+    open_before = ~is_cut & ((since <= reach) | (logic.retain_us == 0 and not logic.updates))
     reasons = np.where(is_cut & over, "cap", np.where(over, np.where(open_before, "close", "late"), "update"))
     merged = logic.merge_groups(
         unit.frame.select("__h", "__kh", *logic.revisions, *logic.key_names, *logic.accumulators),

@@ -59,9 +59,12 @@ from slackwater.windows.units import (
 
 
 def pieces(logic: Logic, unit: Unit, reach: Int64s, run: Int64s, limit: Int64s) -> Int64s:
-    """Number the pieces: per run one piece below `limit`, above it one per interval (overlapping ones together)."""
+    """Number the pieces: per run one piece below `limit`, above it one per interval (overlapping ones together).
+
+    An interval that reaches across the limit is one of those above: sessions that a larger gap brought together.
+    """
     new = np.diff(run, prepend=-1) != 0
-    new |= (unit.start >= limit) & (unit.start > reach)
+    new |= (unit.last >= limit) & (unit.start > reach)
     return np.cumsum(new) - 1
 
 
@@ -218,7 +221,7 @@ def _accepted(logic: Logic, unit: Unit, run: Int64s, horizon: int) -> Bools:
     """
     if not len(run):
         return np.zeros(0, dtype=bool)
-    recent = unit.end >= horizon
+    recent = (unit.end >= horizon) & (unit.start >= logic.rows_from_us)
     is_open = unit.kind != ROW
     first_open = np.minimum.reduceat(np.where(is_open, unit.start, FAR), first_of_each(run))[run]
     taken = np.logical_or.reduceat(is_open | recent, first_of_each(run))[run]

@@ -137,6 +137,10 @@ class Agg:
         """The output column of a frame of accumulators. Raises ValueRangeError where a value does not fit its type."""
         return self.kind.finish(frame).alias(self.name)
 
+    def neutral(self) -> pl.DataFrame:
+        """One row: the accumulators of no rows, with which an aggregation begins that is added to a state."""
+        return self.kind.neutral()
+
     def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
         """Raise CapExceededError if a group outgrew the bound of its values."""
         self.kind.check_bound(frame, pipeline)

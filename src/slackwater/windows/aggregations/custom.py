@@ -71,6 +71,24 @@ class Custom(Kind):
         keys = ({k: pl.col(k).first() for k in self.keys},) if self.made.wants_keys else ()
         return self._named(expressions(self.made, "merge", self._accumulators(), *keys))
 
+    def neutral(self) -> pl.DataFrame:
+        """What `merge` makes of no rows at all, if it is neutral: tried with the accumulators of some values."""
+        rows = pl.DataFrame({"__ts": [0, 1, 2], **{c.name: _some(c) for c in self.columns}})
+        lifted = pl.DataFrame(self.lift(rows, "__ts"))
+        with self._told("merge"):
+            nothing = self._merged(lifted.clear())
+            for some in (lifted, lifted[:1], lifted[1:2]):
+                whole = self._merged(some)
+                if any(not self._merged(pl.concat(both)).equals(whole) for both in ([nothing, some], [some, nothing])):
+                    raise UnfitError("agg", f"what {self._class}.merge makes of no rows is not neutral in a merge")
+        return nothing
+
+    def _merged(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """All rows as one group; keys are NULL."""
+        keys = ({k: pl.lit(None) for k in self.keys},) if self.made.wants_keys else ()
+        exprs = self._named(expressions(self.made, "merge", self._accumulators(), *keys))
+        return frame.select(exprs).cast(self._typed)  # type: ignore[arg-type]
+
     def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
         with self._told("merge"):
             return frame.cast(self._typed)  # type: ignore[arg-type]
@@ -112,6 +130,12 @@ def takes(wanted: str, column: Field) -> bool:
         return column.base in schema.NUMBERS
     order = schema.INTEGERS
     return wanted in order and column.type in order and order.index(column.type) < order.index(wanted)
+
+
+def _some(column: Field) -> pl.Series:
+    """NULL and two values of a column's type."""
+    values = [None, "3", "5"] if column.base in ("string", "binary") else [None, 3, 5]
+    return pl.Series(values).cast(column.polars, strict=False)
 
 
 def _plain(value: Any) -> bool:

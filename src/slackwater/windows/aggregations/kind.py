@@ -92,6 +92,13 @@ class Kind(ABC):
     def finish(self, frame: pl.DataFrame) -> pl.Series:
         """The output column of a frame of accumulators. Raises ValueRangeError where a value does not fit its type."""
 
+    def neutral(self) -> pl.DataFrame:
+        """One row: the accumulators of no rows; merged with others they change nothing. Raises UnfitError if there are none."""
+        row = {i.field.name: pl.Series([None], dtype=i.field.polars) for i in self.inputs}
+        frame = pl.DataFrame({"__ts": [0], **row})
+        types = {self.part(part): dtype for part, dtype in self.parts.items()}
+        return frame.select("__ts", *self.lift(frame, "__ts")).select(list(types)).cast(types)  # type: ignore[arg-type]
+
     def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
         """Raise CapExceededError if a group of accumulators outgrew its bound."""
         return

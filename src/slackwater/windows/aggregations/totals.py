@@ -35,6 +35,9 @@ class Count(Kind):
         counted = counted_by(self.column.name) if self.columns else pl.lit(1, pl.Int64)
         return [counted.alias(self.part("n"))]
 
+    def neutral(self) -> pl.DataFrame:
+        return pl.DataFrame({self.part("n"): [0]})
+
     def merge(self) -> Sequence[pl.Expr]:
         return [pl.col(self.part("n")).sum()]
 

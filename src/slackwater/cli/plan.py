@@ -1,0 +1,63 @@
+"""`plan`: what a config changes about the state that is there, without Spark."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from slackwater.config import toml
+from slackwater.config.pipeline import Pipeline
+from slackwater.engine import changes
+from slackwater.engine.changes import Comparison
+from slackwater.engine.parts import store_of
+
+
+def plan_file(file: Path, as_json: bool) -> None:
+    """Print each difference with its verdict, and their sum; exit code 1 if a start would refuse. Raises SlackwaterError."""
+    pipeline = toml.load(file)
+    found = _compared(pipeline)
+    if as_json:
+        print(json.dumps(_object(pipeline, found)))
+    elif found is None:
+        print(f"{pipeline.name}: {_without(pipeline)}")
+    else:
+        for change in found.changes:
+            print(f"{change.verdict:<11} {change.line}")
+        print(f"{pipeline.name}: {found.sum.replace('FILE', str(file))}")
+    if found is not None and not found.startable:
+        raise typer.Exit(1)
+
+
+def _compared(pipeline: Pipeline) -> Comparison | None:
+    if pipeline.state_store is None or not pipeline.state_store.durable:
+        return None
+    with closing(store_of(pipeline)) as store, store.peek() as snapshot:
+        if snapshot is None:
+            return None
+        return changes.compare(pipeline, snapshot.manifest, published=snapshot.published)
+
+
+def _without(pipeline: Pipeline) -> str:
+    if pipeline.state_store is None or not pipeline.state_store.durable:
+        return "its state is in memory: every start begins anew"
+    return "there is no state yet: the next start begins it"
+
+
+def _object(pipeline: Pipeline, found: Comparison | None) -> dict[str, Any]:
+    if found is None:
+        return {"pipeline": pipeline.name, "epoch": None, "changes": [], "startable": True, "sum": _without(pipeline)}
+    listed = [
+        {"what": c.what, "state": c.before, "config": c.after, "verdict": c.verdict, "how": c.how}
+        for c in found.changes
+    ]
+    return {
+        "pipeline": pipeline.name,
+        "epoch": found.epoch,
+        "changes": listed,
+        "startable": found.startable,
+        "sum": found.sum,
+    }

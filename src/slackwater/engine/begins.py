@@ -1,0 +1,79 @@
+"""Where sources begin when a pipeline starts over: earliest, latest, or stated offsets, for all of them or each by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.source import Source
+from slackwater.config.spec import nearest
+from slackwater.errors import ConfigError
+
+WORDS = ("earliest", "latest")
+_SHAPE = 'earliest, latest, or JSON per source, as {"clicks": {"topic": {"0": 42}}} or {"clicks": "latest"}'
+
+
+def parse(text: str | None) -> dict[str, Any]:
+    """What --from says: per source, "*" for all; empty for what the config says. Raises ConfigError."""
+    if text is None:
+        return {}
+    if text in WORDS:
+        return {"*": text}
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(v in WORDS or isinstance(v, dict) for v in found.values()):
+        raise ConfigError([f"--from: found {text}, expected {_SHAPE}"])
+    return found
+
+
+def stated(pipeline: Pipeline, given: Mapping[str, Any]) -> Pipeline:
+    """The pipeline with its sources beginning where it is stated. Raises ConfigError."""
+    names = [s.name for s in pipeline.sources]
+    problems = [f'--from: there is no source "{n}"{nearest(n, names)}' for n in given if n not in (*names, "*")]
+    sources = [_begins(pipeline, s, given.get(s.name, given.get("*")), problems) for s in pipeline.sources]
+    if problems:
+        raise ConfigError(problems)
+    return pipeline.model_copy(update={"sources": tuple(sources)})
+
+
+def _begins(pipeline: Pipeline, source: Source, at: Any, problems: list[str]) -> Source:
+    kind = _kind(pipeline, source)
+    if at is None or (at == "earliest" and kind == "files"):
+        return source
+    if kind not in ("kafka", "kinesis") or (kind == "kinesis" and at not in WORDS):
+        what = "begins with the first of its files" if kind == "files" else "begins where its connector does"
+        problems.append(f'--from: source "{source.name}" {what} and cannot be told to begin elsewhere; leave it out')
+        return source
+    try:
+        checked = Source.KINDS["starting_offsets"](at)
+    except Exception as error:
+        problems.append(f'--from: source "{source.name}": expected offsets per topic and partition ({error})')
+        return source
+    return source.model_copy(update={"starting_offsets": checked})
+
+
+def _kind(pipeline: Pipeline, source: Source) -> str | None:
+    from slackwater.config.pipeline import resolve
+
+    connection = resolve(source.connection, pipeline.connections)
+    return None if connection is None else connection.kind
+
+
+def text(pipeline: Pipeline) -> str:
+    """Where each source begins, for people."""
+    return ", ".join(f"{s.name} {_of(pipeline, s)}" for s in pipeline.sources)
+
+
+def _of(pipeline: Pipeline, source: Source) -> str:
+    kind = _kind(pipeline, source)
+    if kind == "files":
+        return "at its first file"
+    if kind not in ("kafka", "kinesis"):
+        return "where its connector begins"
+    default = "earliest" if kind == "kafka" else "latest"
+    at = source.starting_offsets or default
+    return f"at {at}" if isinstance(at, str) else f"at {json.dumps(at)}"

@@ -1,0 +1,124 @@
+"""The state rows of a window as those of another: aggregations added and removed, a new gap, a higher cap.
+
+A larger gap joins at once what it makes touch; a smaller one leaves what was joined. Of closed windows nothing changes.
+
+    gap 5       watermark │
+    [0 ── 8]13     [15 ── │20]25      [32]37     one key: two open sessions and one that closed and was forgotten
+
+    gap 12
+    late to 13     [15 ── ┼──── 32]44            20 + 12 >= 32: one session, before any row touches it
+    gap 2
+    late to 13     [15 ── 20]22       [32]34     15 to 20 stays one session, though its rows may be 5 apart
+
+What left the state left it under the former gap: its floor stays where it was. Floors that were forgotten made rows late up
+to `watermark - gap`, and these stay late by themselves (`Logic.rows_from_us`); windows that were gone stay gone (`gone_us`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+
+from slackwater.watermark import NO_WATERMARK
+from slackwater.windows import panes
+from slackwater.windows.contested import session_heads
+from slackwater.windows.family import family
+from slackwater.windows.logic import FAR, LOOSE, LOOSE_TOLD, SETTLED, TOLD, Int64s, Logic
+from slackwater.windows.sessions import floor_rows, pieces, state_of
+from slackwater.windows.units import Unit, acknowledged, chosen, first_of_each, runs_of
+
+
+def remembering(former: Logic, logic: Logic, watermark: int) -> Logic:
+    """The window as it goes on from a state of the former one: what that has forgotten stays forgotten."""
+    gone = former.horizon(watermark)
+    since = max(former.rows_from_us, gone - former.reach_us) if logic.is_session else logic.rows_from_us
+    return replace(logic, gone_us=gone, rows_from_us=since, revised=logic.is_session and former.revises)
+
+
+def carried(former: Logic, logic: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """All state rows of a shard, or of several, sorted by `__h`: `rows` of `former` as those of `logic`, see `remembering`.
+
+    `rows`: with the accumulators that both have; those of other aggregations begin as of no row. The two logics have equal
+    keys, and equal kinds and lengths of windows.
+    """
+    rows = logic.unrevised(begun(logic, rows))
+    rows = family(former).forget(former, former.unrevised(rows), watermark)
+    if not logic.is_session:
+        rows = panes.renewed(logic, rows, former.updates)
+    elif rows.height and (former.gap_us, former.cap_us) != (logic.gap_us, logic.cap_us):
+        rows = _rejoined(former, logic, rows, watermark)
+    return (
+        family(logic).forget(logic, rows.select(logic.state_schema.keys()), watermark).sort("__h", maintain_order=True)
+    )
+
+
+def begun(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
+    """State rows with the accumulators of every aggregation: those that they lack are as of no row."""
+    added = [a for a in logic.aggs if not set(a.accumulators) <= set(rows.columns)]
+    if not added:
+        return rows
+    nothing = pl.concat([a.neutral() for a in added], how="horizontal")
+    return rows.with_columns(nothing[c].new_from_index(0, rows.height) for c in nothing.columns)
+
+
+def _rejoined(former: Logic, logic: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """Open and retained sessions as the new gap and cap join and cut them; what is gone becomes floors."""
+    whole = Unit.of(former, acknowledged(former, rows, watermark))
+    horizon = former.horizon(watermark)
+    floors = whole.floors(former.reach_us, horizon)
+    unit = chosen(whole, ~whole.is_gone(horizon))
+    parts = [logic.empty_state()]
+    if len(unit.key):
+        parts.append(_as_one_state(former, logic, unit, floors, watermark))
+    left = np.ones(whole.keys, dtype=bool)
+    left[unit.key] = False
+    alone = np.flatnonzero(left & (floors != NO_WATERMARK))
+    if len(alone):
+        parts.append(floor_rows(logic, whole.frame[first_of_each(whole.key)[alone]], alone, floors))
+    return pl.concat(parts)
+
+
+def _as_one_state(former: Logic, logic: Logic, unit: Unit, floors: Int64s, watermark: int) -> pl.DataFrame:
+    before = _sessions(former, unit, former.cap_us)
+    if logic.gap_us < former.gap_us:
+        # pieces would fall apart: they become the sessions that they are by now
+        whole = _sessions(former, unit, logic.cap_us)
+        unit = _merged(logic, _unlike(unit, before, whole), whole)
+        before = np.arange(len(unit.key))
+    if not logic.dynamic:
+        unit = replace(unit, end=unit.last + logic.gap_us)
+    unit = _unlike(unit, before, _sessions(logic, unit, logic.cap_us))
+    run, reach = runs_of(logic, unit)
+    first = np.full(int(unit.key[-1]) + 1, FAR)
+    np.minimum.at(first, unit.key, unit.start)
+    limit = np.minimum(first, watermark)[unit.key] + logic.cap_us
+    return state_of(logic, unit, run, pieces(logic, unit, reach, run, limit), floors, watermark)
+
+
+def _sessions(logic: Logic, unit: Unit, cap: int) -> Int64s:
+    """Number the sessions that intervals make if no row comes any more."""
+    run, _ = runs_of(logic, unit)
+    return np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
+
+
+def _unlike(unit: Unit, before: Int64s, after: Int64s) -> Unit:
+    """Intervals of sessions that are put together otherwise than before are not what the target holds."""
+    heads = first_of_each(after)
+    first, last = before[heads], np.maximum.reduceat(before, heads)
+    whole = np.bincount(before)[first] == np.diff(heads, append=len(after))
+    changed = ((first != last) | ~whole)[after]
+    kind = np.where(changed & (unit.kind == TOLD), SETTLED, unit.kind)
+    return replace(unit, kind=np.where(changed & (kind == LOOSE_TOLD), LOOSE, kind).astype(np.int8))
+
+
+def _merged(logic: Logic, unit: Unit, session: Int64s) -> Unit:
+    """One interval per session."""
+    heads = first_of_each(session)
+    columns = ["__h", "__kh", *logic.revisions, *logic.key_names, *logic.accumulators]
+    frame = logic.merge_groups(unit.frame.select(columns), session, [pl.col("__h").first(), pl.col("__kh").first()])
+    told = np.logical_and.reduceat(unit.told, heads)
+    last, end = np.maximum.reduceat(unit.last, heads), np.maximum.reduceat(unit.end, heads)
+    kind = np.where(told, TOLD, SETTLED).astype(np.int8)
+    return Unit(frame, unit.key[heads], kind, unit.start[heads], last, unit.due[heads], end)

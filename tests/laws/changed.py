@@ -1,0 +1,330 @@
+"""Runs that are stopped, changed and started again, against a naive oracle of the mixed run.
+
+The oracle follows rows one by one: before a change by the former config, after it by the new one. An aggregation that was
+added counts the rows from then on. It shares the plain aggregations with `naive`, and nothing with `slackwater`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tests.laws import naive
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.testing.kit import Crash, LocalResult, Restart, Rows, run_local
+
+MS = 1000
+SCHEMA = {"u": "string", "id": "bigint", "f": "double"}
+DURATION, HOP = 12, 5
+Table = dict[tuple[Any, int], dict[str, Any]]
+
+KNOWN: Mapping[str, tuple[str, str | None]] = {
+    "n": ("count", None),
+    "ids": ("sum", "id"),
+    "fs": ("count", "f"),
+    "low": ("min", "f"),
+    "high": ("max", "f"),
+    "first_id": ("first", "id"),
+    "kinds": ("count_distinct", "f"),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a run is described by, in milliseconds."""
+
+    kind: str
+    gap: int = 5
+    lateness: int = 0
+    allowed: int | None = None  # None: late rows are dropped
+    aggs: tuple[str, ...] = ("n", "ids")
+    shards: int = 2
+    cap: int = 100_000
+
+    @property
+    def window(self) -> Window:
+        shapes: dict[str, dict[str, Any]] = {
+            "session": {"gap_ms": self.gap, "max_session_duration_ms": self.cap},
+            "tumbling": {"duration_ms": DURATION, "max_groups_per_window": 1000},
+            "hopping": {"duration_ms": DURATION, "hop_ms": HOP, "max_groups_per_window": 1000},
+        }
+        late = {} if self.allowed is None else {"late_data": "reopen", "allowed_lateness_ms": self.allowed}
+        given = {**shapes[self.kind], "lateness_ms": self.lateness, **late}
+        return Window(kind=self.kind, group_by=["u"], aggregations=[_aggregation(n) for n in self.aggs], **given)
+
+    @property
+    def spec(self) -> naive.Spec:
+        hop = HOP * MS if self.kind == "hopping" else 0
+        return naive.Spec(self.kind, ["u"], duration_us=DURATION * MS, hop_us=hop)
+
+
+def _aggregation(name: str) -> Aggregation:
+    agg, column = KNOWN[name]
+    more = {"mode": "exact", "max_distinct_values_per_group": 1000} if agg == "count_distinct" else {}
+    return Aggregation(agg=agg, column=column, as_=name, **more)
+
+
+@dataclass
+class Held:
+    """A window or session: its rows with the number of the config that they were read under."""
+
+    rows: list[tuple[int, naive.Row]]
+    told: set[int] = field(default_factory=set)  # the starts under which the target has it
+    same: bool = False  # the target has it as it stands
+
+    @property
+    def start(self) -> int:
+        return min(r["ts"] for _, r in self.rows)
+
+    @property
+    def last(self) -> int:
+        return max(r["ts"] for _, r in self.rows)
+
+
+@dataclass
+class Mixed:
+    """The oracle. Times in microseconds; the cap is out of reach."""
+
+    config: Config
+    number: int = 0
+    since: dict[str, int] = field(default_factory=dict)  # aggregation -> the config that it was added in
+    watermark: int | None = None
+    gone: int | None = None  # windows that close at or before it stay gone
+    rows_from: int | None = None
+    newest: int | None = None
+    late: list[naive.Row] = field(default_factory=list)
+    table: Table = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.since = dict.fromkeys(self.config.aggs, 0)
+        self.setup()
+
+    def setup(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def horizon(self) -> int | None:
+        if self.watermark is None:
+            return None
+        at = self.watermark - MS * (self.config.allowed or 0)
+        return at if self.gone is None else max(at, self.gone)
+
+    def change(self, config: Config) -> None:
+        horizon, gap = self.horizon, self.config.gap * MS
+        if horizon is not None:
+            self.gone = horizon
+            self.rows_from = max(horizon - gap, horizon - gap if self.rows_from is None else self.rows_from)
+        self.number += 1
+        self.since = {name: self.since.get(name, self.number) for name in config.aggs}
+        self.config = config
+
+    def advance(self, rows: Sequence[naive.Row]) -> None:
+        if rows:
+            self.newest = max([r["ts"] for r in rows] + ([] if self.newest is None else [self.newest]))
+            ahead = self.newest - self.config.lateness * MS
+            self.watermark = ahead if self.watermark is None else max(ahead, self.watermark)
+
+    def tell(self, key: Any, held: Held, start: int, end: int) -> None:
+        for former in held.told:
+            self.table.pop((key, former), None)
+        values = {
+            name: naive.one(*KNOWN[name], [r for n, r in held.rows if n >= since]) for name, since in self.since.items()
+        }
+        self.table[key, start] = {"u": key, "window_start": start, "window_end": end, **values}
+        held.told, held.same = {start}, True
+
+
+class MixedPanes(Mixed):
+    def setup(self) -> None:
+        self.windows: dict[tuple[Any, int], Held] = {}
+
+    def epoch(self, rows: Sequence[naive.Row]) -> None:
+        for row in rows:
+            starts = naive.starts_of(self.config.spec, row["ts"])
+            held = [s for s in starts if self.horizon is None or s + DURATION * MS > self.horizon]
+            self.late += [] if held else [row]
+            for start in held:
+                window = self.windows.setdefault((row["u"], start), Held([]))
+                window.rows.append((self.number, row))
+                window.same = False
+        self.advance(rows)
+        self.close(self.watermark)
+
+    def close(self, watermark: int | None) -> None:
+        for (key, start), window in list(self.windows.items()):
+            end = start + DURATION * MS
+            if watermark is not None and watermark >= end and not window.same:
+                self.tell(key, window, start, end)
+            if self.horizon is not None and end <= self.horizon:
+                del self.windows[key, start]
+
+    def flush(self) -> None:
+        self.close(1 << 60)
+
+
+class MixedSessions(Mixed):
+    def setup(self) -> None:
+        self.open: dict[Any, list[Held]] = {}
+        self.floor: dict[Any, int] = {}
+
+    @property
+    def gap(self) -> int:
+        return self.config.gap * MS
+
+    def change(self, config: Config) -> None:
+        super().change(config)
+        for key, held in self.open.items():
+            self.open[key] = self.joined(held)
+
+    def joined(self, pieces: Sequence[Held]) -> list[Held]:
+        found: list[Held] = []
+        for piece in sorted(pieces, key=lambda p: p.start):
+            if found and piece.start <= found[-1].last + self.gap:
+                found[-1] = Held(found[-1].rows + piece.rows, found[-1].told | piece.told)
+            else:
+                found.append(piece)
+        return found
+
+    def recent(self, ts: int) -> bool:
+        long_ago = self.rows_from is not None and ts < self.rows_from
+        return self.horizon is None or (ts + self.gap >= self.horizon and not long_ago)
+
+    def epoch(self, rows: Sequence[naive.Row]) -> None:
+        for key in dict.fromkeys(r["u"] for r in rows):
+            floor = self.floor.get(key)
+            mine = [r for r in rows if r["u"] == key]
+            below = [r for r in mine if floor is not None and r["ts"] <= floor]
+            self.late += below
+            self.take(key, [r for r in mine if r not in below])
+        self.advance(rows)
+        self.close(self.watermark)
+
+    def take(self, key: Any, rows: Sequence[naive.Row]) -> None:
+        held = self.open.get(key, [])
+        runs = self.joined([*held, *(Held([(self.number, r)]) for r in rows)])
+        kept = []
+        for run in runs:
+            if run in held:
+                kept.append(run)
+                continue
+            former = [h for h in held if any(r in run.rows for r in h.rows)]
+            new = [r for r in rows if (self.number, r) in run.rows]
+            first = min((h.start for h in former), default=None)
+            if first is None and not any(self.recent(r["ts"]) for r in new):
+                self.late += new
+                continue
+            far = [r for r in new if not self.recent(r["ts"]) and (first is None or r["ts"] < first)]
+            self.late += far
+            kept.append(Held([r for r in run.rows if r[1] not in far], run.told))
+        self.open[key] = kept
+
+    def close(self, watermark: int | None) -> None:
+        horizon = self.horizon
+        for key, held in self.open.items():
+            for session in held:
+                if watermark is not None and watermark > session.last + self.gap and not session.same:
+                    self.tell(key, session, session.start, session.last + self.gap)
+            ended = [s for s in held if horizon is not None and horizon > s.last + self.gap]
+            self.open[key] = [s for s in held if s not in ended]
+            for session in ended:
+                reach = session.last + self.gap
+                self.floor[key] = max(reach, self.floor.get(key, reach))
+            if key in self.floor and horizon is not None:
+                until = self.floor[key] + self.gap
+                if horizon > until and not any(s.start <= until for s in self.open[key]):
+                    del self.floor[key]
+
+    def flush(self) -> None:
+        self.close(1 << 60)
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------
+
+
+def changes_of(chance: random.Random, config: Config) -> Config:
+    """The config with one to three things changed."""
+    for _ in range(chance.randrange(1, 4)):
+        what = chance.choice(
+            ["add", "remove", "lateness", "late", "shards", *(["gap"] * 3 if config.kind == "session" else [])]
+        )
+        if what == "add":
+            absent = [n for n in KNOWN if n not in config.aggs]
+            config = replace(config, aggs=(*config.aggs, *chance.sample(absent, min(2, len(absent)))))
+        elif what == "remove" and len(config.aggs) > 2:
+            config = replace(config, aggs=tuple(a for a in config.aggs if a != chance.choice(config.aggs[1:])))
+        elif what == "lateness":
+            config = replace(config, lateness=chance.choice([0, 3, 12, 30]))
+        elif what == "late":
+            config = replace(config, allowed=chance.choice([None, 0, 6, 25]))
+        elif what == "shards":
+            config = replace(config, shards=chance.choice([1, 3, 5]))
+        elif what == "gap":
+            config = replace(config, gap=chance.choice([2, 5, 9, 20]))
+    return config
+
+
+def script_of(seed: int, kind: str, crashes: bool = False) -> tuple[Config, list[Any]]:
+    """The first config; then rows per epoch, and configs where the run is stopped and changed."""
+    chance, now, number = random.Random(seed), 0, 0
+    first = config = Config(kind, lateness=chance.choice([0, 3, 12]), allowed=chance.choice([None, None, 6, 25]))
+    items: list[Any] = []
+    for _ in range(chance.randrange(4, 12)):
+        rows = []
+        for _ in range(chance.randrange(0, 9)):
+            now += chance.choice([0, 1, 2, 4, 5, 6, 9, 21])
+            at = now - chance.choice([0, 0, 0, 0, 3, 7, 15, 28])
+            value = chance.choice([None, 0.0, 2.5, -1.0])
+            rows.append({"ts": at * MS, "u": chance.choice(["a", "b", None]), "id": 1 << (number % 60), "f": value})
+            number += 1
+        items.append(rows)
+        if chance.random() < 0.35:
+            config = changes_of(chance, config)
+            if crashes:
+                items.append(
+                    chance.choice([f"{p}.{s}" for p in ("read", "stage", "commit") for s in ("before", "after")])
+                )
+            items.append(config)
+    return first, items
+
+
+def checked(seed: int, kind: str, crashes: bool = False, **settings: Any) -> LocalResult:
+    """Run it, and the oracle; both must hold the same table, and have the same rows late."""
+    first, items = script_of(seed, kind, crashes)
+    oracle: Mixed = MixedSessions(first) if kind == "session" else MixedPanes(first)
+    script: list[Any] = []
+    for item in items:
+        if isinstance(item, str):
+            script.append(Crash(item))
+        elif isinstance(item, Config):
+            oracle.change(item)  # type: ignore[attr-defined]
+            script.append(Restart(item.window, item.shards))
+        elif item:
+            oracle.epoch(item)  # type: ignore[attr-defined]
+            script.append(Rows({"a": item}))
+    oracle.flush()  # type: ignore[attr-defined]
+    result = run_local(first.window, script, SCHEMA, shards=first.shards, **settings)
+    assert result.counters.rows_late == len(oracle.late), seed
+    assert tables(result, oracle.config) == wanted(oracle), seed
+    return result
+
+
+def tables(result: LocalResult, config: Config) -> list[Any]:
+    """What the target holds in the end, of the columns that the last config has."""
+    found: Table = {}
+    gone = [{**r, "_gone": True} for r in result.gone]
+    for row in sorted([*gone, *result.rows], key=lambda r: (r["_epoch"], not r.get("_gone"))):
+        key = (row["u"], row["window_start"])
+        if row.get("_gone"):
+            found.pop(key, None)
+        else:
+            found[key] = row
+    columns = ["u", "window_start", "window_end", *config.aggs]
+    return sorted(([row.get(c) for c in columns] for row in found.values()), key=repr)
+
+
+def wanted(oracle: Mixed) -> list[Any]:
+    columns = ["u", "window_start", "window_end", *oracle.config.aggs]
+    return sorted(([row.get(c) for c in columns] for row in oracle.table.values()), key=repr)
