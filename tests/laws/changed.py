@@ -177,7 +177,13 @@ class MixedSessions(Mixed):
     def change(self, config: Config) -> None:
         super().change(config)
         for key, held in self.open.items():
-            self.open[key] = self.joined(held)
+            kept = self.joined(held)
+            # what the target has, and is not to be kept so long any more, is gone at once
+            gone = [s for s in kept if s.same and self.horizon is not None and self.horizon > s.last + self.gap]
+            self.open[key] = [s for s in kept if s not in gone]
+            for session in gone:
+                reach = session.last + self.gap
+                self.floor[key] = max(reach, self.floor.get(key, reach))
 
     def joined(self, pieces: Sequence[Held]) -> list[Held]:
         found: list[Held] = []

@@ -38,8 +38,8 @@ def run_file(
     pipeline = toml.load(file)
     view = views.choose(status_every)
     try:
-        over = {"rebuild": begins.parse(begin)} if rebuild else {}
-        status = run_pipeline(pipeline, view, available_now, flush, metrics_port, metrics_host, **over)
+        over = begins.parse(begin) if rebuild else None
+        status = run_pipeline(pipeline, view, available_now, flush, metrics_port, metrics_host, rebuild=over)
     finally:
         view.close()
     print(summary(status, pipeline.name, target_text(pipeline)))
@@ -70,6 +70,7 @@ def run_pipeline(
         view.status(status)
 
     stop = stop or threading.Event()
+    more: dict[str, Any] = {} if rebuild is None else {"rebuild": rebuild}
     with _signals(stop, view):
         try:
             return engine.run(
@@ -79,7 +80,7 @@ def run_pipeline(
                 on_status=on_status,
                 on_notice=view.notice,
                 stop=stop,
-                **({} if rebuild is None else {"rebuild": rebuild}),
+                **more,
             )
         finally:
             if server is not None:

@@ -248,7 +248,7 @@ class _Stage:
             return self.change(what, None, now or spec.call, REBUILD, how)
         kind = "" if now is not None else " (the types of its columns are found out at the start)"
         how = (
-            f"{self.open:,} open windows have it of the rows from the next start on only, NULL (a count: 0) if none comes"
+            f"{self.open:,} open windows have it of the rows from the next start on only: NULL if none comes, a count 0, a list empty"
             f"{kind}; a table needs the column"
         )
         return self._if_described(what, None, now or spec.call, known, how)

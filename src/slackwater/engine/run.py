@@ -127,7 +127,11 @@ class _Run:
     def go(self, flush: bool, rebuild: Mapping[str, Any] | None = None) -> Status | None:
         for line in plan.warnings(self.pipeline):
             self.notice("warning", line)
-        latest = self.store.open() if rebuild is None else self._over()
+        latest = None
+        if rebuild is None:
+            latest = self.store.open()
+        else:
+            self._over()
         self._stated = bool(rebuild)
         try:
             self._prepare(latest)

@@ -120,6 +120,7 @@ class _Target:
         self.upserts, self._identity = upserts, list(identity)
         self.last, self.rows, self.gone = -1, list[dict[str, Any]](), list[dict[str, Any]]()
         self._schema = {f.name: f.polars for f in columns}
+        self.told: Callable[[pl.DataFrame], None] = lambda rows: None
         self._changes: list[tuple[pl.DataFrame, pl.DataFrame | None]] = []
 
     def becomes(self, columns: Sequence[Field], identity: Sequence[str]) -> None:
@@ -145,6 +146,7 @@ class _Target:
     def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
         if epoch <= self.last:
             return
+        self.told(rows)
         self.rows += _plain(rows, epoch)
         self.gone += [] if gone is None else _plain(gone, epoch)
         self.last = epoch
@@ -234,13 +236,14 @@ def run_local(
     on_error: str = "drop",
     letters: Sequence[Mapping[str, Any]] = (),
     then: Window | None = None,
+    on_publish: Callable[[pl.DataFrame], None] | None = None,
 ) -> LocalResult:
     """Run a script to its end, and flush. Raises what a start raises, which a `Restart` may make. `then`: a window over what the first step emits. Both sides of a join have one schema. `reshard_after`: restart with `reshard_to` shards after that script item.
 
     `letters`: dead ones that are there before, as a result has them.
 
     `upserts`: whether the target replaces rows; else superseded ones are among its rows.
-    `store`: makes the state store, at each start anew; else files in `state_dir`, or in a temporary directory.
+    `on_publish`: gets what each epoch writes to the target. `store`: makes the state store, at each start anew; else files in `state_dir`, or in a temporary directory.
     """
     if state_dir is None:
         with tempfile.TemporaryDirectory() as directory:
@@ -261,6 +264,7 @@ def run_local(
                 on_error,
                 letters,
                 then,
+                on_publish,
             )
     fields = {name: Field(name, spark) for name, spark in schema.items()}
     given_upserts = upserts
@@ -281,6 +285,7 @@ def run_local(
     upserts = upserts and not isinstance(last, JoinLogic)
     frame_schema = {"ts": pl.Int64(), **{f.name: f.polars for f in fields.values()}}
     target = _Target(last.output, last.identity, upserts)
+    target.told = on_publish or target.told
     aside, faults, result = _Target(LETTER, (), upserts=False), _Faults(), LocalResult()
     aside.hold(_frame(letters, {f.name: f.polars for f in LETTER}))
     now, state_id = clock_us, uuid.uuid4().hex

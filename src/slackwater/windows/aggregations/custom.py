@@ -77,10 +77,11 @@ class Custom(Kind):
         lifted = pl.DataFrame(self.lift(rows, "__ts"))
         with self._told("merge"):
             nothing = self._merged(lifted.clear())
-            for some in (lifted, lifted[:1], lifted[1:2]):
-                whole = self._merged(some)
-                if any(not self._merged(pl.concat(both)).equals(whole) for both in ([nothing, some], [some, nothing])):
-                    raise UnfitError("agg", f"what {self._class}.merge makes of no rows is not neutral in a merge")
+            groups = [(some, self._merged(some)) for some in (lifted, lifted[:1], lifted[1:2])]
+            both = [(pl.concat(pair), w) for some, w in groups for pair in ([nothing, some], [some, nothing])]
+            neutral = all(self._merged(pair).equals(whole) for pair, whole in both)
+        if not neutral:
+            raise UnfitError("agg", f"what {self._class}.merge makes of no rows is not neutral in a merge")
         return nothing
 
     def _merged(self, frame: pl.DataFrame) -> pl.DataFrame:

@@ -1,0 +1,138 @@
+"""Changed pipelines in Postgres: the table gets its columns within the commit of the change; the same answers as in files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from tests.laws import changed
+from tests.laws.changed import MS, SCHEMA, Config
+
+from slackwater.engine.look import logic_in
+from slackwater.errors import EpochError
+from slackwater.state import postgres_commit
+from slackwater.state.postgres import PostgresStore
+from slackwater.testing.kit import Crash, Restart, Rows, run_local
+
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "4"))
+Make = Callable[[], PostgresStore]
+BEFORE = Config("session", lateness=50)
+AFTER = Config("session", gap=9, lateness=50, aggs=("n", "fs", "kinds"), shards=3)
+
+
+@pytest.fixture
+def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+    yield postgres.database(f"changed_{abs(hash(request.node.name)):x}")
+    while _MADE:
+        _MADE.pop().close()
+
+
+_MADE: list[PostgresStore] = []
+
+
+def made(url: str, schema: str = "public", name: str = "law") -> Make:
+    """Makes the same store again and again; all are closed with the test."""
+
+    def make() -> PostgresStore:
+        _MADE.append(PostgresStore(url, schema, name))
+        return _MADE[-1]
+
+    return make
+
+
+def rows(*times: int) -> Rows:
+    return Rows({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 1.0} for t in times]})
+
+
+def columns(url: str, table: str = "slackwater_state_law") -> set[str]:
+    query = "SELECT column_name FROM information_schema.columns WHERE table_name = %s"
+    with psycopg.connect(url) as db:
+        return {row[0] for row in db.execute(query, (table,))}
+
+
+@pytest.mark.parametrize("kind", ["session", "tumbling", "hopping"])
+def test_a_changed_run_is_the_mixed_oracle(kind: str, url: str) -> None:
+    for seed in range(SEEDS):
+        changed.checked(seed, kind, crashes=seed % 2 == 1, store=made(url, f"s{kind}{seed}"))
+
+
+def test_columns_come_and_go_with_the_commit(url: str) -> None:
+    run_local(BEFORE.window, [rows(0, 7)], SCHEMA, flush=False, store=made(url))
+    assert {"n.n", "ids.n", "ids.hi", "ids.lo"} <= columns(url)
+    run_local(AFTER.window, [], SCHEMA, flush=False, store=made(url), shards=3)
+    now = columns(url)
+    assert {"n.n", "fs.n", "kinds.set"} <= now
+    assert not {"ids.n", "ids.hi", "ids.lo"} & now
+    assert {"fs.n", "kinds.set"} <= columns(url, "slackwater_windows_law")
+    with psycopg.connect(url) as db:
+        query = 'SELECT "n.n", "fs.n", "kinds.set", ordinal FROM slackwater_state_law'
+        assert db.execute(query).fetchall() == [(2, 0, [], 0)], "joined at once, and nothing is left of what was two"
+    result = run_local(AFTER.window, [rows(9)], SCHEMA, store=made(url), shards=3)
+    assert [(r["n"], r["fs"], r["kinds"]) for r in result.rows] == [(3, 1, 1)]
+
+
+@pytest.mark.parametrize("step", [f"{p}.{s}" for p in ("read", "stage", "commit") for s in ("before", "after")])
+def test_dying_at_any_step_of_the_change_leaves_a_state_that_goes_on(step: str, url: str) -> None:
+    script = [rows(0, 7), Crash(step), Restart(AFTER.window, 3), rows(9)]
+    result = run_local(BEFORE.window, script, SCHEMA, store=made(url))
+    assert [(r["n"], r["fs"]) for r in result.rows] == [(3, 1)]
+
+
+def test_a_commit_that_fails_after_the_columns_changed_leaves_the_former_epoch(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_local(BEFORE.window, [rows(0, 7)], SCHEMA, flush=False, store=made(url))
+    before, view = columns(url), columns(url, "slackwater_windows_law")
+
+    def fails(self: Any, manifest: Any) -> None:
+        self.db.execute("SELECT 1 / 0")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(postgres_commit.Commit, "_write_offsets", fails)
+        with pytest.raises(EpochError, match="epoch 1 was not committed: division by zero"):
+            run_local(AFTER.window, [], SCHEMA, store=made(url), shards=3)
+    assert (columns(url), columns(url, "slackwater_windows_law")) == (before, view)
+    with made(url)().peek() as snapshot:
+        assert snapshot is not None
+        assert snapshot.manifest.epoch == 0
+        logic = logic_in(snapshot.manifest)
+        held = [snapshot.reader(shard, logic).scan() for shard in range(2)]
+        assert sorted(n for frame in held for n in frame["n.n"]) == [1, 1]
+    result = run_local(BEFORE.window, [rows(9)], SCHEMA, store=made(url))
+    assert sorted(r["n"] for r in result.rows) == [1, 2], "the former config goes on"
+
+
+def test_whoever_looks_on_during_the_change_sees_one_of_the_two_states(url: str) -> None:
+    run_local(BEFORE.window, [rows(0, 7)], SCHEMA, flush=False, store=made(url))
+    with made(url)().peek() as snapshot:
+        assert snapshot is not None
+        logic = logic_in(snapshot.manifest)
+        assert sum(snapshot.reader(s, logic).scan().height for s in range(2)) == 2
+    run_local(AFTER.window, [], SCHEMA, flush=False, store=made(url), shards=3)
+    with made(url)().peek() as snapshot:
+        assert snapshot is not None
+        logic = logic_in(snapshot.manifest)
+        assert sum(snapshot.reader(s, logic).scan().height for s in range(3)) == 1
+
+
+def test_starting_over_gives_the_former_state_another_name(url: str) -> None:
+    run_local(BEFORE.window, [rows(0, 7)], SCHEMA, flush=False, store=made(url))
+    store = made(url)()
+    aside = store.start_over()
+    assert aside is not None
+    name = aside.split('"')[1]
+    store.close()
+    assert made(url)().epochs() == []
+    with made(url, name=name)().peek() as snapshot:
+        assert snapshot is not None
+        logic = logic_in(snapshot.manifest)
+        assert sum(snapshot.reader(s, logic).scan().height for s in range(2)) == 2
+    result = run_local(AFTER.window, [rows(9)], SCHEMA, store=made(url), shards=3)
+    assert [(r["n"], r["_epoch"]) for r in result.rows] == [(1, 1)]
+    other = made(url)()
+    assert (other.start_over() or "").startswith('"law.before-')
+    assert made(url, name="new")().start_over() is None
+    other.close()

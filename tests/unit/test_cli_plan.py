@@ -1,0 +1,298 @@
+"""`slackwater plan`: what it says of states that the in-process engine wrote, its exit codes; and where a rebuild begins."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.test_why import HOPPING, SESSION, STORY, TUMBLING, ran
+
+from slackwater.cli.main import main
+from slackwater.config import toml
+from slackwater.config.pipeline import Pipeline
+from slackwater.engine import begins, changes
+from slackwater.errors import ConfigError, StateError
+from slackwater.state.files import FilesStore
+from slackwater.state.protocol import Manifest
+
+Say = Callable[..., tuple[int, list[str]]]
+SUM = '[[transform.window.aggregations]]\nagg = "sum"\ncolumn = "amount"\nas = "revenue"\n[target]'
+DEAREST = '[[transform.window.aggregations]]\nagg = "max"\ncolumn = "price"\nas = "dearest"\n'
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+    """The exit code and the lines of `slackwater plan p.toml …`."""
+
+    def command(text: str, *arguments: str) -> tuple[int, list[str]]:
+        Path("p.toml").write_text(text)
+        monkeypatch.setattr(sys, "argv", ["slackwater", "plan", "p.toml", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), (said.out + said.err).splitlines()
+
+    return command
+
+
+def latest() -> Manifest:
+    with FilesStore("state", "law").peek() as snapshot:
+        assert snapshot is not None
+        return snapshot.manifest
+
+
+def found(text: str) -> dict[str, changes.Change]:
+    compared = changes.compare(toml.loads(text), latest())
+    return {c.what: c for c in compared.changes}
+
+
+def test_without_a_state_it_says_so(say: Say) -> None:
+    assert say(SESSION) == (0, ["law: there is no state yet: the next start begins it"])
+    in_memory = TUMBLING.split("[state_store]")[0]
+    assert say(in_memory) == (0, ["law: its state is in memory: every start begins anew"])
+    assert [p.name for p in Path().iterdir()] == ["p.toml"], "nothing was made"
+
+
+def test_nothing_changed(say: Say) -> None:
+    ran(SESSION, STORY)
+    assert say(SESSION) == (0, ["law: state in epoch 2: nothing changed"])
+
+
+def test_changes_with_their_verdicts_and_numbers(say: Say) -> None:
+    ran(SESSION, STORY)
+    text = (
+        SESSION.replace('"10m"', '"20m"').replace('lateness_ms = "1m"', 'lateness_ms = "2m"').replace("[target]", SUM)
+    )
+    code, lines = say(text)
+    assert code == 0
+    assert [line.split()[0] for line in lines] == ["migrated", "migrated", "compatible", "law:"]
+    assert lines[0] == (
+        "migrated    gap_ms: state has 10m, config has 20m: 4 open and retained sessions reach to their last event + 20m; those "
+        "that now touch are joined at once, and what closed stays closed"
+    )
+    assert lines[1] == (
+        'migrated    aggregation "revenue": state has none, config has sum(amount): 4 open windows have it of the rows from the '
+        "next start on only: NULL if none comes, a count 0, a list empty (the types of its columns are found out at the start); "
+        "a table needs the column"
+    )
+    assert lines[2].startswith(
+        "compatible  lateness_ms: state has 1m, config has 2m: the watermark stays at 2024-03-01T"
+    )
+    assert (
+        lines[3]
+        == "law: state in epoch 2: 3 changes, 2 of them migrated in an epoch of its own: the next start carries them out"
+    )
+
+
+def test_what_needs_a_rebuild_is_refused_by_plan_and_start_in_the_same_words(say: Say) -> None:
+    ran(SESSION, STORY)
+    text = SESSION.replace('"1h"', '"30m"').replace('"max"', '"min"')
+    code, lines = say(text)
+    assert code == 1
+    assert [line.split()[0] for line in lines] == ["rebuild", "rebuild", "law:"]
+    assert lines[2] == (
+        'law: state in epoch 2 needs a rebuild because of max_session_duration_ms, aggregation "dearest": slackwater run p.toml '
+        "--rebuild"
+    )
+    with pytest.raises(StateError, match="was written for another window") as refused:
+        ran(text, [])
+    for line in lines[:2]:
+        assert line.removeprefix("rebuild     ") in str(refused.value)
+
+
+def test_as_json(say: Say) -> None:
+    ran(SESSION, STORY)
+    code, (line,) = say(SESSION.replace(DEAREST, ""), "--json")
+    told = json.loads(line)
+    assert (code, told["epoch"], told["startable"]) == (0, 2, True)
+    assert [(c["what"], c["state"], c["config"], c["verdict"]) for c in told["changes"]] == [
+        ('aggregation "dearest"', "max price decimal(10,2)", None, "migrated")
+    ]
+    assert json.loads(say(SESSION.replace('"1h"', '"30m"'), "--json")[1][0])["startable"] is False
+    assert set(json.loads(say(SESSION.replace("law", "new"), "--json")[1][0])) == {*told}
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "what", "verdict"),
+    [
+        (SESSION, '"1h"', '"2h"', "max_session_duration_ms", "migrated"),
+        (SESSION, '"1h"', '"59m"', "max_session_duration_ms", "rebuild"),
+        (SESSION, '"10m"', '"9m"', "gap_ms", "migrated"),
+        (SESSION, '"10m"', '"price"', "gap_ms", "rebuild"),
+        (SESSION, '["user"]', '["price"]', "keys", "rebuild"),
+        (SESSION, 'lateness_ms = "1m"', 'lateness_ms = "0s"', "lateness_ms", "compatible"),
+        (SESSION, 'group_by', 'late_data = "standalone"\nemit_metadata = true\ngroup_by', "late_data", "compatible"),
+        (SESSION, 'group_by', 'emit = "updates"\nemit_metadata = true\ngroup_by', "emit", "migrated"),
+        (SESSION, 'group_by', 'max_groups_per_window = 7\ngroup_by', "max_groups_per_window", "compatible"),
+        (SESSION, 'group_by', 'window_start_column = "begin"\ngroup_by', "window_start_column", "compatible"),
+        (SESSION, 'group_by', 'source_idleness_ms = "9s"\ngroup_by', "source_idleness_ms", "compatible"),
+        (SESSION, 'path = "state"', 'path = "state"\nshards = 8', "shards", "migrated"),
+        (SESSION, 'name = "app"', 'name = "shop"', 'source "shop"', "compatible"),
+        (SESSION, 'name = "app"', 'name = "shop"', 'source "app"', "compatible"),
+        (SESSION, 'path = "out"', 'path = "elsewhere"', "target", "compatible"),
+        (TUMBLING, '"5m"', '"6m"', "duration_ms", "rebuild"),
+        (TUMBLING, 'group_by', 'offset_ms = "1m"\ngroup_by', "offset_ms", "rebuild"),
+        (HOPPING, '"5m"', '"2m"', "hop_ms", "rebuild"),
+        (HOPPING, 'kind = "hopping"\nduration_ms = "10m"\nhop_ms = "5m"', 'kind = "tumbling"\nduration_ms = "10m"', "kind", "rebuild"),
+    ],
+)  # fmt: skip
+def test_each_change_has_its_verdict(text: str, old: str, new: str, what: str, verdict: str) -> None:
+    ran(text, [*STORY, STORY[-1]] if text != SESSION else STORY, flush=True)
+    assert old in text
+    change = found(text.replace(old, new))[what]
+    assert change.verdict == verdict
+    assert change.how
+
+
+def test_another_number_of_stages_needs_a_rebuild() -> None:
+    ran(SESSION, STORY)
+    two = latest().model_copy(update={"then": latest()})
+    (change,) = changes.compare(toml.loads(SESSION), two).changes
+    assert (change.what, change.before, change.after, change.verdict) == ("stages", 2, 1, "rebuild")
+
+
+def test_a_state_that_does_not_describe_its_window_is_not_rewritten() -> None:
+    ran(SESSION, STORY)
+    bare = latest().model_copy(update={"described": {}})
+    compared = changes.compare(toml.loads(SESSION.replace('"10m"', '"20m"')), bare)
+    with pytest.raises(StateError, match="gap_ms: state has 10m, config has 20m: the state was written by a version"):
+        compared.check()
+    assert changes.compare(toml.loads(SESSION), bare).changes == ()
+
+
+def test_what_is_not_published_goes_out_by_the_former_config_first(say: Say) -> None:
+    ran(SESSION, STORY, flush=True)
+    assert latest().staged
+    (Path("state/law/published")).write_text("0")
+    code, lines = say(SESSION.replace("group_by", 'window_end_column = "until"\ngroup_by'))
+    assert code == 1
+    assert lines[-1].endswith(
+        "was committed and not yet published, and the config has changed since (columns); start once with the former config, "
+        "then change it"
+    )
+    assert say(SESSION)[0] == 0
+
+
+def test_it_takes_about_a_second_and_no_spark() -> None:
+    """In seconds of the processor, as the machine may be busy."""
+    ran(SESSION, STORY)
+    code = (
+        "import resource, sys; from slackwater.cli.main import main; sys.argv = ['slackwater', 'plan', 'p.toml']\n"
+        "try: main()\nfinally: print(sorted({'pyspark', 'pandas'} & set(sys.modules)),"
+        " resource.getrusage(resource.RUSAGE_SELF).ru_utime)"
+    )
+    took = []
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        loaded, seconds = done.stdout.splitlines()[-1].rsplit(" ", 1)
+        assert loaded == "[]"
+        took.append(float(seconds))
+    assert min(took) < 1.5, took
+
+
+# -- starting over ---------------------------------------------------------------------------------------------------
+
+
+def kafka(*names: str) -> Pipeline:
+    sources = "".join(
+        f'[[sources]]\nname = "{n}"\nconnection = "bus"\nquery = "{n}"\npayload_format = "json"\nschema = "user STRING"\n'
+        for n in names
+    )
+    text = (
+        'name = "p"\n[connections.bus]\nkind = "kafka"\nbootstrap_servers = "b:1"\n' + sources + '[transform.window]\n'
+        'kind = "tumbling"\nduration_ms = "1m"\nmax_groups_per_window = 9\ngroup_by = ["user"]\n'
+        '[[transform.window.aggregations]]\nagg = "count"\nas = "n"\n'
+        '[connections.lake]\nkind = "files"\n[target]\nconnection = "lake"\npath = "out"\n'
+        '[state_store]\nkind = "files"\npath = "state"\n'
+    )  # fmt: skip
+    return toml.loads(text)
+
+
+def starting(pipeline: Pipeline, text: str | None) -> Sequence[Any]:
+    return [s.starting_offsets for s in begins.stated(pipeline, begins.parse(text)).sources]
+
+
+def test_where_sources_begin() -> None:
+    two = kafka("a", "b")
+    assert starting(two, None) == [None, None]
+    assert starting(two, "latest") == ["latest", "latest"]
+    assert starting(two, '{"b": {"b": {"0": 5}}}') == [None, {"b": {"0": 5}}]
+    assert starting(two, '{"*": "earliest", "a": "latest"}') == ["latest", "earliest"]
+    assert begins.text(begins.stated(two, {"a": "latest"})) == "a at latest, b at earliest"
+    assert begins.text(toml.loads(SESSION)) == "web at its first file, app at its first file"
+    assert begins.stated(toml.loads(SESSION), {"*": "earliest"}) == toml.loads(SESSION)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("soon", "--from: found soon, expected earliest, latest, or JSON per source"),
+        ('{"a": 3}', "--from: found .*, expected earliest, latest, or JSON per source"),
+        ('{"aa": "latest"}', '--from: there is no source "aa"; did you mean "a"'),
+        ('{"a": {"a": 3}}', '--from: source "a": expected offsets per topic and partition'),
+    ],
+)
+def test_what_is_wrong_about_offsets(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        starting(kafka("a"), text)
+
+
+def test_files_begin_with_the_first() -> None:
+    with pytest.raises(ConfigError, match='source "web" begins with the first of its files and cannot be told'):
+        starting(toml.loads(SESSION), "latest")
+
+
+def test_offsets_need_a_rebuild(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("p.toml").write_text(SESSION)
+    monkeypatch.setattr(sys, "argv", ["slackwater", "run", "p.toml", "--from", "latest"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--from: needs --rebuild" in capsys.readouterr().err
+
+
+def test_starting_over_moves_the_state_aside() -> None:
+    ran(SESSION, STORY)
+    before = sorted(str(p.relative_to("state/law")) for p in Path("state/law").rglob("*"))
+    store = FilesStore("state", "law")
+    aside = store.start_over()
+    assert aside is not None
+    assert Path(aside).name.startswith("law.before-2")
+    assert sorted(str(p.relative_to(aside)) for p in Path(aside).rglob("*")) == before
+    assert store.epochs() == []
+    assert FilesStore("state", "law").runner() is not None, "the lock is held"
+    store.close()
+    assert FilesStore("state", Path(aside).name).epochs()
+    other = FilesStore("state", "new")
+    assert other.start_over() is None
+    other.close()
+
+
+def test_a_damaged_state_can_be_started_over() -> None:
+    ran(SESSION, STORY)
+    for path in Path("state/law/manifests").iterdir():
+        path.write_text("x")
+    store = FilesStore("state", "law")
+    assert store.start_over() is not None
+    store.close()
+
+
+def test_a_state_that_cannot_be_moved_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran(SESSION, STORY)
+
+    def refused(self: Path, target: Path) -> Path:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(StateError, match=r"cannot be moved to .*; nothing was changed"):
+        FilesStore("state", "law").start_over()
+    assert latest().epoch == 2
