@@ -257,8 +257,9 @@ class _Stage:
         """All that the fingerprint does not hold. What rewrites the state is its emission."""
         was, now = recover.emission_of(self.manifest), _emission(new)
         rewrites, told = was != now, False
+        assumed = self.manifest.described.get("assumed", ())  # no config said so
         for key in type(new).KINDS if old is not None else ():
-            if key not in BY_KEY:
+            if key not in BY_KEY or key in assumed:
                 continue
             before, after = getattr(old, key, None), getattr(new, key)
             if before == after:
