@@ -115,6 +115,7 @@ def run_streaming_pipeline(
     on_status: Callable[[Status], None] | None = None,
     on_notice: Callable[[str, str], None] | None = None,
     stop: threading.Event | None = None,
+    rebuild: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Status | None:
     """Build a pipeline from keyword arguments (see `pipeline`) and run it (see `slackwater.run`).
@@ -131,6 +132,7 @@ def run_streaming_pipeline(
         on_status=on_status,
         on_notice=on_notice,
         stop=stop,
+        rebuild=rebuild,
     )
 
 

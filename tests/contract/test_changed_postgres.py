@@ -118,6 +118,22 @@ def test_whoever_looks_on_during_the_change_sees_one_of_the_two_states(url: str)
         assert sum(snapshot.reader(s, logic).scan().height for s in range(3)) == 1
 
 
+def test_sessions_whose_rows_bring_their_gap_go_on_by_another_expression(url: str) -> None:
+    def by(gap: str) -> Any:
+        return BEFORE.window.model_copy(update={"gap_ms": gap, "max_session_duration_ms": 500})
+
+    def row(t: int, g: int, h: int) -> Rows:
+        return Rows({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 1.0, "g": g, "h": h}]})
+
+    schema, script = (
+        SCHEMA | {"g": "bigint", "h": "bigint"},
+        [row(0, 10, 1), row(30, 2, 50), Restart(by("h")), row(40, 1, 7)],
+    )
+    in_files, here = (run_local(by("g"), script, schema, store=s) for s in (None, made(url)))
+    assert here.rows == in_files.rows
+    assert sorted((r["window_start"] // MS, r["window_end"] // MS) for r in here.rows) == [(0, 10), (30, 32), (40, 47)]
+
+
 def test_starting_over_gives_the_former_state_another_name(url: str) -> None:
     run_local(BEFORE.window, [rows(0, 7)], SCHEMA, flush=False, store=made(url))
     store = made(url)()

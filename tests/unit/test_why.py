@@ -365,7 +365,7 @@ def test_state_in_memory_cannot_be_looked_at(say: Say) -> None:
     [
         ('["user"]', '["price"]', "another window (keys: state has ['user string'], config has ['price decimal(10,2)']: "),
         ('["user"]', '["usr"]', "another window (keys: state has ['user string'], config has ['usr']: "),
-        ('"max"', '"min"', "config has min price decimal(10,2): 4 state rows hold the former"),
+        ('"max"', '"min"', "state has max price decimal(10,2), config has min price decimal(10,2): "),
     ],
 )  # fmt: skip
 def test_the_state_of_another_window(say: Say, old: str, new: str, message: str) -> None:

@@ -19,6 +19,7 @@ _READABLE = {
     "__start": "window_start",
     "__last": "last_event",
     "__due": "closes_at",
+    "__end": "reaches_to_us",
     "__rev": "revision",
     "__out": "emitted_starts",
 }

@@ -40,8 +40,8 @@ def remembering(former: Logic, logic: Logic, watermark: int) -> Logic:
 def carried(former: Logic, logic: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """All state rows of a shard, or of several, sorted by `__h`: `rows` of `former` as those of `logic`, see `remembering`.
 
-    `rows`: with the accumulators that both have; those of other aggregations begin as of no row. The two logics have equal
-    keys, and equal kinds and lengths of windows.
+    `logic`: as `remembering` gives it; keys, kind and lengths are those of `former`. `rows` have the accumulators that both
+    have: those of other aggregations begin as of no row.
     """
     rows = logic.unrevised(begun(logic, rows))
     rows = family(former).forget(former, former.unrevised(rows), watermark)
