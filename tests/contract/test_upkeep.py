@@ -98,7 +98,7 @@ def test_a_sound_state_is_sound(case: str, place: Place) -> None:
     assert re.match(r"law: sound \(epochs? .*\d+ (files|tables), \d+ rows, .* KiB, \d+\.\d s\)", text), text
     found = json.loads(place.say("verify", place.where, "--json"))
     assert (found["problems"], found["unread"], found["sound"]) == ([], 0, CUT - 1)
-    assert found["rows"] > 10
+    assert found["rows"] > 3
 
 
 def test_it_looks_while_a_runner_is_up_and_takes_no_lock(place: Place) -> None:
@@ -250,7 +250,7 @@ def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:
         ("DROP TABLE slackwater_state_law CASCADE", r'"slackwater_state_law": is missing; restore it from a backup'),
         ("DROP TABLE slackwater_lists", r'"slackwater_lists": is missing; restore it from a backup'),
         ("UPDATE slackwater_pipelines SET record = record || '{\"shards\": \"x\"}'", r"record of .* is damaged: 1 fields do not fit"),
-        ("UPDATE slackwater_pipelines SET state_version = 9", r"has format 9, this version reads format 1; install a newer"),
+        ("UPDATE slackwater_pipelines SET state_version = 9", r"has format 9, this version reads formats 1 to 2; install a newer"),
         ("UPDATE slackwater_pipelines SET published_epoch = 99", r"epoch 99 is noted as published, the latest is 11"),
         ("UPDATE slackwater_pipelines SET epoch = 3", r"it is of epoch 3, its record of epoch 11"),
         ("UPDATE slackwater_pipelines SET record = record || '{\"pipeline\": \"other\"}'", r"its record is of 'other'"),

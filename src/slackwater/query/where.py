@@ -13,6 +13,7 @@ from slackwater.errors import StartError
 from slackwater.state.files import FilesStore
 from slackwater.state.protocol import StateStore
 
+ASIDE = ".before-"  # in the names of states that `run --rebuild` put aside: no pipeline goes on with them
 _URL = re.compile(r"postgres(ql)?://")
 
 
@@ -75,8 +76,7 @@ def _in_directory(path: Path, name: str | None) -> FilesStore:
 def _below(path: Path) -> list[str]:
     if not path.is_dir():
         raise StartError(f"{path}: there is no such state directory; expected a TOML file, a directory or a URL")
-    # what `run --rebuild` put aside is a copy under another name, not a pipeline
-    return sorted(p.parent.name for p in path.glob("*/manifests") if ".before-" not in p.parent.name)
+    return sorted(p.parent.name for p in path.glob("*/manifests") if ASIDE not in p.parent.name)
 
 
 def _in_database(url: str, schema: str, name: str | None) -> StateStore:
@@ -90,7 +90,7 @@ def _in_database(url: str, schema: str, name: str | None) -> StateStore:
 def _in_tables(url: str, schema: str) -> list[str]:
     from slackwater.state.postgres_peek import pipelines
 
-    return pipelines(url, schema)
+    return [name for name in pipelines(url, schema) if ASIDE not in name]
 
 
 def _chosen(place: str, name: str | None, there: Sequence[str]) -> str:
