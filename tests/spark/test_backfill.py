@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import warnings
@@ -9,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from confluent_kafka import Producer
 from tests.conftest import Runner
 from tests.spark.test_engine import iso, us
 from tests.spark.test_kafka import SCHEMA as RECORD
@@ -48,7 +50,7 @@ def events(first: int, last: int) -> list[dict[str, Any]]:
     rows = []
     for n, second in enumerate(range(first * MINUTE, last * MINUTE, 20)):
         user = ["a", "b", None][n % 3]
-        if (second // MINUTE) % 17 < 15 and (user == "a" or (second // 300) % 3):
+        if (second // MINUTE + 5) % 17 < 15 and (user == "a" or (second // 300) % 3):
             rows.append({"user": user, "amount": n, "ts": iso(second)})
     return rows
 
@@ -180,8 +182,11 @@ def test_bad_rows_are_judged_as_ever(runner: Runner) -> None:
 def test_of_kafka_the_records_of_the_range_are_read(runner: Runner, topic: Make) -> None:
     """Three partitions, one of them empty; 1000 records before the range and 1000 after it stay where they are."""
     made = topic(3)
+    producer = Producer({"bootstrap.servers": made.broker.address})
     for n in range(2400):
-        made.send({"user": "ab"[n % 2], "amount": n}, at=3 * n, partition=n % 2)
+        value = json.dumps({"user": "ab"[n % 2], "amount": n})
+        producer.produce(made.name, value, partition=n % 2, timestamp=START_MS + 3000 * n)
+    assert producer.flush(30) == 0
     span = (1000 * (START_MS + 3_000_000), 1000 * (START_MS + 4_200_000))
     shape = sw.Window(
         kind="session", gap_ms="10s", max_session_duration_ms="2m", group_by=["user"], lateness_ms="5s",
@@ -189,10 +194,11 @@ def test_of_kafka_the_records_of_the_range_are_read(runner: Runner, topic: Make)
     )  # fmt: skip
     source = made.source(max_offsets_per_trigger=100, schema=RECORD)
     spec = pipeline(runner, "session", source=source, window=shape, state_store=sw.StateStore(kind="in_memory"))
-    found = filled(runner, spec)
+    found = filled(runner, spec, span)
     assert found.status is not None
-    assert found.status.counters.rows_in == (1_200_000 + 2 * 130_000) / 3000  # the range and 130 s beyond either end
-    assert found.status.epoch > 5
+    # the range, and 130 s beyond either end
+    assert found.status.counters.rows_in == sum(2_870_000 <= 3000 * n < 4_330_000 for n in range(2400))
+    assert found.status.epoch == 5  # 487 records, 100 at a time, and the flush
     assert found.status.counters.rows_emitted > 0
     rows = output_at(str(runner.home / "lake")).rows
     assert rows.height == found.written.windows
