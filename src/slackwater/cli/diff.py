@@ -14,6 +14,7 @@ from slackwater.cli.text import plural, table
 from slackwater.errors import SlackwaterError
 from slackwater.query.compare import Comparison, compare
 from slackwater.query.outputs import Output, output_at
+from slackwater.query.text import plain
 
 
 def diff_outputs(
@@ -27,7 +28,7 @@ def diff_outputs(
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
     print(
-        json.dumps(_data(sides, found), default=_text, ensure_ascii=False)
+        json.dumps(_data(sides, found), default=plain, ensure_ascii=False)
         if as_json
         else "\n".join(_lines(sides, found))
     )
@@ -64,7 +65,7 @@ def _lines(sides: Sequence[Output], found: Comparison) -> Iterator[str]:
         yield ""
         yield "different (A | B)"
         for row in found.different_examples.iter_rows(named=True):
-            values = (f"{c}: {_text(row[c])} | {_text(row[f'{c}__b'])}" for c in _differing(row, found))
+            values = (f"{c}: {plain(row[c])} | {plain(row[f'{c}__b'])}" for c in _differing(row, found))
             yield f"  {_named(row, found.by)}  {'  '.join(values)}"
 
 
@@ -77,7 +78,7 @@ def _examples(title: str, rows: pl.DataFrame, by: Sequence[str]) -> Iterator[str
 
 
 def _named(row: dict[str, Any], columns: Sequence[str]) -> str:
-    return " ".join(f"{c}={_text(row[c])}" for c in columns)
+    return " ".join(f"{c}={plain(row[c])}" for c in columns)
 
 
 def _differing(row: dict[str, Any], found: Comparison) -> list[str]:
@@ -112,13 +113,3 @@ def _data(sides: Sequence[Output], found: Comparison) -> dict[str, Any]:
             "different": different,
         },
     }
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "NULL"
-    if isinstance(value, bytes):
-        return value.hex()
-    if hasattr(value, "isoformat"):
-        return str(value.isoformat()).replace("+00:00", "Z")
-    return str(value)
