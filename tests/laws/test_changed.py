@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,6 +29,39 @@ SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "30"))
 def test_a_changed_run_is_the_mixed_oracle(kind: str, crashes: bool) -> None:
     for seed in range(SEEDS):
         changed.checked(seed, kind, crashes)
+
+
+def test_sessions_never_overlap_nor_reach_the_cap_whatever_changes() -> None:
+    """Gaps up and down, caps up, in any disorder; every row is used once, refused or late, by any number of shards."""
+    cut = 0
+    for seed in range(SEEDS):
+        chance = random.Random(seed)
+        first, items = changed.script_of(seed, "session")
+        items = [[{**r, "ts": r["ts"] // 4} for r in i] if isinstance(i, list) else i for i in items]  # crowded
+        config = first = replace(first, allowed=None, aggs=("n", "ids"), cap=chance.choice([10, 13]))
+        script: list[Any] = []
+        for item in items:
+            if isinstance(item, Config):
+                config = replace(config, gap=min(item.gap, 9), cap=config.cap + chance.choice([0, 0, 15]))
+                script.append(Restart(config.window, chance.choice([1, 2, 5])))
+            elif item:
+                script.append(Rows({"a": item}))
+        result = run_local(first.window, script, SCHEMA)
+        again = run_local(first.window, [replace(i, shards=2) if isinstance(i, Restart) else i for i in script], SCHEMA)
+        assert said(again) == said(result), seed
+        assert again.counters == result.counters
+        cut += result.counters.emitted.get("cap", 0)
+        assert sum(r["n"] for r in result.rows) == result.counters.rows_used, seed
+        times_of = {r["id"]: r["ts"] for i in items if isinstance(i, list) for r in i}
+        told_apart = len(times_of) == result.counters.rows_in  # more than 60 rows have ids twice
+        for user in (None, "a", "b"):
+            mine = sorted((r["window_start"], r["window_end"], r["ids"]) for r in result.rows if r["u"] == user)
+            assert all(end <= start for (_, end, _), (start, _, _) in pairwise(mine)), seed
+            for start, _, ids in mine if told_apart else []:
+                times = [times_of[1 << n] for n in range(60) if ids >> n & 1]
+                assert min(times) == start, seed
+                assert max(times) - min(times) < config.cap * MS, seed
+    assert cut > SEEDS / 3
 
 
 def rows(*times: int, u: str = "a") -> Rows:
