@@ -290,6 +290,26 @@ def test_workers_use_their_connection_again(url: str) -> None:
         assert left == (0,)
 
 
+def test_who_asks_many_databases_does_not_hold_a_connection_to_each(postgres: Any) -> None:
+    sql.close_kept()
+    urls = [postgres.database(f"many_{n}") for n in range(8)]
+    for url in urls:
+        backend(url)
+        with sql.lent(url, "state store") as db:
+            db.execute("SELECT 1")
+    with psycopg.connect(urls[-1]) as db:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE datname LIKE 'many%' AND pid <> pg_backend_pid()"
+        for _ in range(50):
+            held = db.execute(query).fetchone()
+            if held is not None and held[0] <= sql.KEPT:
+                break
+            db.execute("SELECT pg_sleep(0.1)")
+            db.rollback()
+        assert held == (sql.KEPT,)
+    assert backend(urls[-1]) == backend(urls[-1])
+    sql.close_kept()
+
+
 def test_a_connection_that_was_cut_or_waited_for_long_is_not_used_again(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -267,6 +267,7 @@ def lent(url: str, what: str) -> Iterator[psycopg.Connection[Any]]:
 # One connection of each kind per process and address waits for its next use: to connect takes ADBC 50 ms of CPU, and a shard
 # connects several times in an epoch. What waited for long is not trusted: a firewall may have dropped it without a word.
 KEPT_S = 20.0
+KEPT = 6  # connections: who asks many databases does not hold one of each
 _kept: dict[tuple[int, str, str], tuple[float, Any]] = {}
 
 
@@ -292,6 +293,9 @@ def _waiting(url: str, kind: str, broken: type[Exception]) -> Any | None:
 def _keep(url: str, kind: str, connection: Any) -> Any | None:
     """Let a connection wait; returns the one that is to be closed for it."""
     _, former = _kept.pop((os.getpid(), url, kind), (0.0, None))
+    mine = [kept for kept in list(_kept) if kept[0] == os.getpid()]  # those of a parent stay: they are its own
+    if former is None and len(mine) >= KEPT:
+        _, former = _kept.pop(mine[0])
     _kept[os.getpid(), url, kind] = clock.monotonic(), connection
     return former
 
