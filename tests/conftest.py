@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,15 @@ import polars as pl
 import pytest
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """What a test does to the level of the log ends with it: seeded runs are quiet."""
+    log = logging.getLogger("slackwater")
+    level = log.level
+    yield
+    log.setLevel(level)
 
 
 @pytest.fixture(scope="session")
