@@ -277,8 +277,8 @@ def test_a_second_runner_and_a_changed_window_are_refused(runner: Runner) -> Non
     with pytest.raises(LockHeldError, match=r"pipeline is already running: process \d+ on "):
         runner.run(source=runner.source(SIMPLE), window=simple())
     store.close()
-    with pytest.raises(StateError, match="gap_ms: state has 20000, config has 30000"):
-        runner.run(source=runner.source(SIMPLE), window=simple(gap_ms="30s"))
+    with pytest.raises(StateError, match=r"max_session_duration_ms: state has .*, config has 25s: .* cannot be cut"):
+        runner.run(source=runner.source(SIMPLE), window=simple(max_session_duration_ms="25s"))
 
 
 @pytest.mark.parametrize(
