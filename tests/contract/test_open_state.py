@@ -344,6 +344,7 @@ def test_over_http(place: Place) -> None:
                 0,
                 ["/", "/fetch", "/find-sessions", "/scan"],
             )
+            assert about["watermark_us"] == 9 * S - 3600 * S
             (one,) = json.loads(get(f"/fetch?key={quote('user=a=b')}"))
             assert (one["user"], one["window_start"], one["n"]) == ("a=b", "1970-01-01T00:00:00Z", 1)
             assert len(json.loads(get("/fetch?key=user"))) == 1, "a name alone is NULL"

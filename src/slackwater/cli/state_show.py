@@ -11,7 +11,6 @@ from typing import Any
 import polars as pl
 
 from slackwater.cli.text import ago, plural, size, table
-from slackwater.engine import look
 from slackwater.engine.fold import iso
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.query.text import json_lines, plain
@@ -124,7 +123,7 @@ def get_key(
     where: str, key: Sequence[str], pipeline: str | None, schema: str, epoch: int | None, as_json: bool
 ) -> None:
     view = _view(where, pipeline, schema, epoch)
-    _print(view.fetch(_key(view, key)), as_json)
+    _print(view.fetch(view.key_of(key)), as_json)
 
 
 def find(
@@ -138,20 +137,12 @@ def find(
     as_json: bool,
 ) -> None:
     view = _view(where, pipeline, schema, epoch)
-    _print(view.find_sessions(_key(view, key), earliest_end, latest_start), as_json)
+    _print(view.find_sessions(view.key_of(key), earliest_end, latest_start), as_json)
 
 
 def _view(where: str, pipeline: str | None, schema: str, epoch: int | None) -> StateView:
     view = StateView(store_at(where, pipeline, schema))
     return view if epoch is None else view.as_of(epoch)
-
-
-def _key(view: StateView, given: Sequence[str]) -> dict[str, Any]:
-    """The key as its columns' types have it."""
-    logic = look.logic_in(view.manifest().stages[-1])
-    if not given and not logic.key_names:
-        return {}
-    return look.key_of(logic, given).row(0, named=True)
 
 
 def _print(frame: pl.DataFrame, as_json: bool) -> None:

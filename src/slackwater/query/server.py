@@ -22,10 +22,10 @@ from urllib.parse import parse_qs, urlsplit
 import polars as pl
 import pyarrow as pa
 
-from slackwater.engine import look
 from slackwater.errors import SlackwaterError, StartError, StateError
 from slackwater.query.text import json_lines
 from slackwater.query.view import StateView, arrow
+from slackwater.watermark import NO_WATERMARK
 
 log = logging.getLogger("slackwater")
 
@@ -114,23 +114,16 @@ def _number(given: Query, name: str) -> int:
         raise StartError(f'{name}: found "{given[name]}", expected a whole number') from None
 
 
-def _key(view: StateView, given: Query) -> dict[str, Any]:
-    """As the command line has it: `name=value`, several with commas."""
-    logic = look.logic_in(view.manifest().stages[-1])
-    if "key" not in given and not logic.key_names:
-        return {}
-    return look.key_of(logic, [given.get("key", "")]).row(0, named=True)
-
-
 def _about(view: StateView, given: Query) -> dict[str, Any]:
     _known(given)
     view = _at(view, given)
     manifest = view.manifest()
+    watermark = manifest.stages[-1].watermark_us
     return {
         "pipeline": manifest.pipeline,
         "epoch": manifest.epoch,
         "epochs": view.epochs(),
-        "watermark_us": manifest.stages[-1].watermark_us,
+        "watermark_us": None if watermark <= NO_WATERMARK else watermark,
         "columns": {name: str(kind) for name, kind in view.columns.items()},
         "paths": list(_ANSWERS),
     }
@@ -138,13 +131,13 @@ def _about(view: StateView, given: Query) -> dict[str, Any]:
 
 def _fetch(view: StateView, given: Query) -> pl.DataFrame:
     _known(given, "key")
-    return _at(view, given).fetch(_key(view, given))
+    return _at(view, given).fetch(view.key_of([given["key"]] if "key" in given else []))
 
 
 def _find(view: StateView, given: Query) -> pl.DataFrame:
     _known(given, "key", "earliest_end", "latest_start")
     times = [given.get("earliest_end"), given.get("latest_start")]
-    return _at(view, given).find_sessions(_key(view, given), *times)
+    return _at(view, given).find_sessions(view.key_of([given["key"]] if "key" in given else []), *times)
 
 
 def _scan(view: StateView, given: Query) -> pl.DataFrame:

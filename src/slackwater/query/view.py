@@ -12,7 +12,7 @@ Each answer is one commit's: nothing of a later epoch is in it, whatever a runne
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,6 +115,13 @@ class StateView:
         """The record of the commit that is asked. Raises StateError if there is none."""
         with self._store.peek(self._epoch) as snapshot:
             return _there(snapshot).manifest
+
+    def key_of(self, texts: Sequence[str]) -> dict[str, Any]:
+        """A key from texts `name=value`, as people write it (see `engine.look.key_of`), for `fetch` and `find_sessions`."""
+        logic = look.logic_in(self.manifest().stages[self.stage])
+        if not texts and not logic.key_names:
+            return {}
+        return look.key_of(logic, texts).row(0, named=True)
 
     @property
     def columns(self) -> dict[str, pl.DataType]:
