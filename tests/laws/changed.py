@@ -43,6 +43,19 @@ class Config:
     aggs: tuple[str, ...] = ("n", "ids")
     shards: int = 2
     cap: int = 100_000
+    emit: str = "on_close"
+    sources: tuple[str, ...] = ("a",)
+    target: str = ""
+
+    @property
+    def late_from(self) -> int:
+        """How far behind the newest event the watermark is: `final` waits for late rows before it emits."""
+        return self.lateness + (self.allowed or 0 if self.emit == "final" else 0)
+
+    @property
+    def kept_for(self) -> int:
+        """How long the watermark has to be past a window until it is gone."""
+        return 0 if self.emit == "final" else self.allowed or 0
 
     @property
     def window(self) -> Window:
@@ -52,7 +65,7 @@ class Config:
             "hopping": {"duration_ms": DURATION, "hop_ms": HOP, "max_groups_per_window": 1000},
         }
         late = {} if self.allowed is None else {"late_data": "reopen", "allowed_lateness_ms": self.allowed}
-        given = {**shapes[self.kind], "lateness_ms": self.lateness, **late}
+        given = {**shapes[self.kind], "lateness_ms": self.lateness, "emit": self.emit, **late}
         return Window(kind=self.kind, group_by=["u"], aggregations=[_aggregation(n) for n in self.aggs], **given)
 
     @property
@@ -94,9 +107,9 @@ class Mixed:
     watermark: int | None = None
     gone: int | None = None  # windows that close at or before it stay gone
     rows_from: int | None = None
-    newest: int | None = None
+    newest: dict[str, int] = field(default_factory=dict)  # by source
     late: list[naive.Row] = field(default_factory=list)
-    table: Table = field(default_factory=dict)
+    held: dict[str, Table] = field(default_factory=dict)  # by target
 
     def __post_init__(self) -> None:
         self.since = dict.fromkeys(self.config.aggs, 0)
@@ -109,7 +122,7 @@ class Mixed:
     def horizon(self) -> int | None:
         if self.watermark is None:
             return None
-        at = self.watermark - MS * (self.config.allowed or 0)
+        at = self.watermark - MS * self.config.kept_for
         return at if self.gone is None else max(at, self.gone)
 
     def change(self, config: Config) -> None:
@@ -119,13 +132,24 @@ class Mixed:
             self.rows_from = max(horizon - gap, horizon - gap if self.rows_from is None else self.rows_from)
         self.number += 1
         self.since = {name: self.since.get(name, self.number) for name in config.aggs}
+        self.newest = {s: at for s, at in self.newest.items() if s in config.sources}
         self.config = config
 
     def advance(self, rows: Sequence[naive.Row]) -> None:
-        if rows:
-            self.newest = max([r["ts"] for r in rows] + ([] if self.newest is None else [self.newest]))
-            ahead = self.newest - self.config.lateness * MS
+        for row in rows:
+            self.newest[row["source"]] = max(row["ts"], self.newest.get(row["source"], row["ts"]))
+        if len(self.newest) == len(self.config.sources):  # one that was not heard of yet holds the watermark
+            ahead = min(self.newest.values()) - self.config.late_from * MS
             self.watermark = ahead if self.watermark is None else max(ahead, self.watermark)
+
+    def due(self, held: Held, closed: bool) -> bool:
+        """Whether a window is to come out, given whether the watermark has closed it."""
+        return not held.same and (closed or self.config.emit == "updates")
+
+    @property
+    def table(self) -> Table:
+        """What the target of this config has got."""
+        return self.held.setdefault(self.config.target, {})
 
     def tell(self, key: Any, held: Held, start: int, end: int) -> None:
         for former in held.told:
@@ -156,7 +180,7 @@ class MixedPanes(Mixed):
     def close(self, watermark: int | None) -> None:
         for (key, start), window in list(self.windows.items()):
             end = start + DURATION * MS
-            if watermark is not None and watermark >= end and not window.same:
+            if self.due(window, watermark is not None and watermark >= end):
                 self.tell(key, window, start, end)
             if self.horizon is not None and end <= self.horizon:
                 del self.windows[key, start]
@@ -231,7 +255,7 @@ class MixedSessions(Mixed):
         horizon = self.horizon
         for key, held in self.open.items():
             for session in held:
-                if watermark is not None and watermark > session.last + self.gap and not session.same:
+                if self.due(session, watermark is not None and watermark > session.last + self.gap):
                     self.tell(key, session, session.start, session.last + self.gap)
             ended = [s for s in held if horizon is not None and horizon > s.last + self.gap]
             self.open[key] = [s for s in held if s not in ended]
@@ -250,12 +274,13 @@ class MixedSessions(Mixed):
 # -- runs ------------------------------------------------------------------------------------------------------------
 
 
+KINDS_OF_CHANGE = ("add", "remove", "lateness", "late", "shards", "emit", "target", "sources", "sources")
+
+
 def changes_of(chance: random.Random, config: Config) -> Config:
     """The config with one to three things changed."""
     for _ in range(chance.randrange(1, 4)):
-        what = chance.choice(
-            ["add", "remove", "lateness", "late", "shards", *(["gap"] * 3 if config.kind == "session" else [])]
-        )
+        what = chance.choice([*KINDS_OF_CHANGE, *(["gap"] * 3 if config.kind == "session" else [])])
         if what == "add":
             absent = [n for n in KNOWN if n not in config.aggs]
             config = replace(config, aggs=(*config.aggs, *chance.sample(absent, min(2, len(absent)))))
@@ -267,6 +292,12 @@ def changes_of(chance: random.Random, config: Config) -> Config:
             config = replace(config, allowed=chance.choice([None, 0, 6, 25]))
         elif what == "shards":
             config = replace(config, shards=chance.choice([1, 3, 5]))
+        elif what == "emit":
+            config = replace(config, emit=chance.choice(["on_close", "final", "updates"]))
+        elif what == "target":
+            config = replace(config, target=chance.choice(["", "second", "third"]))
+        elif what == "sources":
+            config = replace(config, sources=chance.choice([("a",), ("b",), ("a", "b"), ("b", "a"), ("a", "b", "c")]))
         elif what == "gap":
             config = replace(config, gap=chance.choice([2, 5, 9, 20]))
     return config
@@ -306,31 +337,40 @@ def checked(seed: int, kind: str, crashes: bool = False, **settings: Any) -> Loc
             script.append(Crash(item))
         elif isinstance(item, Config):
             oracle.change(item)  # type: ignore[attr-defined]
-            script.append(Restart(item.window, item.shards))
+            script.append(Restart(item.window, item.shards, item.sources, target=item.target))
         elif item:
-            oracle.epoch(item)  # type: ignore[attr-defined]
-            script.append(Rows({"a": item}))
+            by_source = {
+                s: [{**r, "source": s} for r in item if from_(r, oracle.config) == s] for s in oracle.config.sources
+            }
+            oracle.epoch([r for rows in by_source.values() for r in rows])  # type: ignore[attr-defined]
+            script.append(Rows(by_source))
     oracle.flush()  # type: ignore[attr-defined]
     result = run_local(first.window, script, SCHEMA, shards=first.shards, **settings)
     assert result.counters.rows_late == len(oracle.late), seed
-    assert tables(result, oracle.config) == wanted(oracle), seed
+    targets = {**result.former, oracle.config.target: (result.rows, result.gone)}
+    for name, (rows, gone) in targets.items():
+        columns = ["u", "window_start", "window_end", *(oracle.config.aggs if name == oracle.config.target else ())]
+        assert table(rows, gone, columns) == plain(oracle.held.get(name, {}), columns), (seed, name)
     return result
 
 
-def tables(result: LocalResult, config: Config) -> list[Any]:
-    """What the target holds in the end, of the columns that the last config has."""
+def from_(row: naive.Row, config: Config) -> str:
+    """The source that a row is from: the first does not bring all, and another may not be heard of for long."""
+    return config.sources[row["ts"] // MS % 7 % len(config.sources)]
+
+
+def table(rows: Sequence[naive.Row], gone: Sequence[naive.Row], columns: Sequence[str]) -> list[Any]:
+    """What a target holds in the end, of these columns."""
     found: Table = {}
-    gone = [{**r, "_gone": True} for r in result.gone]
-    for row in sorted([*gone, *result.rows], key=lambda r: (r["_epoch"], not r.get("_gone"))):
+    dead = [{**r, "_gone": True} for r in gone]
+    for row in sorted([*dead, *rows], key=lambda r: (r["_epoch"], not r.get("_gone"))):
         key = (row["u"], row["window_start"])
         if row.get("_gone"):
             found.pop(key, None)
         else:
             found[key] = row
-    columns = ["u", "window_start", "window_end", *config.aggs]
-    return sorted(([row.get(c) for c in columns] for row in found.values()), key=repr)
+    return plain(found, columns)
 
 
-def wanted(oracle: Mixed) -> list[Any]:
-    columns = ["u", "window_start", "window_end", *oracle.config.aggs]
-    return sorted(([row.get(c) for c in columns] for row in oracle.table.values()), key=repr)
+def plain(table: Table, columns: Sequence[str]) -> list[Any]:
+    return sorted(([row.get(c) for c in columns] for row in table.values()), key=repr)

@@ -82,12 +82,13 @@ class Crash:
 
 @dataclass(frozen=True)
 class Restart:
-    """The runner stops and starts again, over the same state and the same target: with what is given here changed."""
+    """The runner stops and starts again over the same state: with what is given here changed. `target`: the name of another."""
 
     step: Window | Join | None = None
     shards: int | None = None
     sources: Sequence[str] | None = None
     then: Window | None = None
+    target: str | None = None
 
 
 class Died(BaseException):
@@ -97,11 +98,12 @@ class Died(BaseException):
 @dataclass
 class LocalResult:
     """What a run published and counted. `gone`: identities of superseded rows; `letters`: the dead ones; `statuses`: one per
-    commit, over all restarts."""
+    commit, over all restarts; `former`: rows and gone of the other targets there were, by name (the first is "")."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     gone: list[dict[str, Any]] = field(default_factory=list)
     letters: list[dict[str, Any]] = field(default_factory=list)
+    former: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
     watermark_us: int = NO_WATERMARK
     open_sessions: int = 0  # at the end, and the keys they have
@@ -286,6 +288,7 @@ def run_local(
     frame_schema = {"ts": pl.Int64(), **{f.name: f.polars for f in fields.values()}}
     target = _Target(last.output, last.identity, upserts)
     target.told = on_publish or target.told
+    targets = {"": target}
     aside, faults, result = _Target(LETTER, (), upserts=False), _Faults(), LocalResult()
     aside.hold(_frame(letters, {f.name: f.polars for f in LETTER}))
     now, state_id = clock_us, uuid.uuid4().hex
@@ -334,6 +337,10 @@ def run_local(
                 step, shards, sources = item.step or step, item.shards or shards, item.sources or sources
                 then = item.then or then
                 pipeline, logic, last = described()
+                if item.target is not None:
+                    fresh = _Target(last.output, last.identity, upserts)
+                    fresh.told = target.told
+                    target = targets.setdefault(item.target, fresh)
                 target.becomes(last.output, last.identity if upserts else ())
                 driver = begin(shards)
                 continue
@@ -371,6 +378,7 @@ def run_local(
     finally:
         driver.store.close()
     result.rows, result.gone, result.letters = target.rows, target.gone, aside.rows
+    result.former = {name: (t.rows, t.gone) for name, t in targets.items() if t is not target}
     result.counters = fold.counters(driver.state)
     result.watermark_us = driver.state.watermark_us
     ended = driver.state.stages[-1]
