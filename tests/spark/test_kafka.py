@@ -154,6 +154,30 @@ def test_partitions_it_does_not_know_begin_at_starting_offsets(runner: Runner, t
     assert counted(found) == [("a", 1, 1), ("c", 1, 1)]
 
 
+def test_a_rebuild_begins_at_the_stated_offsets(runner: Runner, topic: Make) -> None:
+    events, other = topic(2), topic()
+    events.send(*[{"user": "a", "amount": n} for n in (1, 2, 4, 8)], at=1)
+    events.send({"user": "b", "amount": 16}, at=2, partition=1)
+    other.send(*[{"user": "c", "amount": 32}] * 2, at=3)
+    sources: Any = [events.source(), other.source(name="others")]
+    runner.run(sources=sources, window=minutes(), flush=False)
+    before = runner.statuses[-1].counters.rows_in
+    assert before == 7
+    hours: Any = {"sources": sources, "window": minutes(duration_ms="1h")}
+    begins = {"events": {events.name: {"0": 2}}, "others": "latest"}
+    with pytest.raises(sw.SlackwaterError, match="run FILE --rebuild"):
+        runner.run(**hours)
+    bad: Any = minutes(duration_ms="1h", aggregations=[sw.Aggregation(agg="sum", column="amuont", as_="total")])
+    with pytest.raises(sw.SlackwaterError, match="amuont"):  # refused before the former state is put aside
+        runner.run(sources=sources, window=bad, rebuild=begins)
+    target = str(runner.home / "again")
+    runner.run(**hours, rebuild=begins, flush=False, target_path=target)
+    other.send({"user": "c", "amount": 64}, at=4)
+    runner.run(**hours, target_path=target)
+    assert counted(runner.output("again")) == [("a", 2, 12), ("b", 1, 16), ("c", 1, 64)]
+    assert runner.statuses[-1].counters.rows_in == 4
+
+
 def test_a_partition_that_appears_while_it_runs(runner: Runner, topic: Make, kafka: Any) -> None:
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewPartitions
