@@ -150,6 +150,7 @@ def test_an_interrupted_one_goes_on(runner: Runner, store: str, request: pytest.
     second = filled(runner, spec)
     assert ("info", "going on after epoch 2, where it was interrupted") in runner.notices
     assert second.done
+    assert (first.after, second.after) == (None, 2)
     assert first.written.windows + second.written.windows == within(str(runner.home / "lake")).height
     rows = output_at(str(runner.home / "lake")).rows
     assert_same(rows, rows.unique(["user", "window_start"]))

@@ -73,7 +73,8 @@ def told(found: Backfilled, span: str, where: str, durable: bool) -> Iterator[st
     c = status.counters
     yield f"{found.pipeline}: {span}, {plural(c.rows_in, 'row')} read"
     yield f"  {c.rows_used:,} used, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad"
-    yield f"  {plural(written.windows, 'window')} written to {where}"
+    since = "" if found.after is None else f" after epoch {found.after}, where it had been interrupted"
+    yield f"  {plural(written.windows, 'window')} written to {where}{since}"
     left = [
         text
         for count, text in (

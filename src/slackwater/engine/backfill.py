@@ -82,12 +82,16 @@ class Written:
 
 @dataclass(frozen=True)
 class Backfilled:
-    """The outcome. `status`: of the last commit, None if there was nothing to read; `done`: False if it was stopped."""
+    """The outcome. `status`: of the last commit, None if there was nothing to read; `done`: False if it was stopped.
+
+    `after`: the epoch of an interrupted start that this one went on from; `written` counts from there.
+    """
 
     pipeline: str
     status: Status | None
     written: Written
     done: bool
+    after: int | None = None
 
 
 def backfill(
@@ -283,7 +287,8 @@ class _Backfill(_Run):
                 self.driver.flush()
                 self.last = self.last or self.driver.recovered()
                 self.store.remove()
-            return Backfilled(self.pipeline.name, self.last, self.written, not self.stop.is_set())
+            after = None if latest is None else latest.epoch
+            return Backfilled(self.pipeline.name, self.last, self.written, not self.stop.is_set(), after)
         finally:
             self._close()
 
