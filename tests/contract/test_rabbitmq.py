@@ -496,24 +496,11 @@ def test_late_messages_are_read_again_for_their_letters(
     assert headers == {"kind": "clíck", "deep": '{"n":[1]}'}
 
 
-def test_a_name_that_spark_failed_to_look_up_is_registered_again(
-    spark: Any, source: Any, rabbit: Any, queue: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from pyspark.errors import AnalysisException
-    from pyspark.sql.datasource import DataSourceRegistration
-
-    class Exists(AnalysisException):
-        def getCondition(self) -> str:
-            return "DATA_SOURCE_ALREADY_EXISTS"
-
-    register, calls = DataSourceRegistration.register, []
-
-    def once(self: Any, kind: Any) -> None:
-        calls.append(kind)
-        if len(calls) == 1:
-            raise Exists("it exists")
-        register(self, kind)
-
-    monkeypatch.setattr(DataSourceRegistration, "register", once)
-    assert source.stream(spark, rabbit.url, queue).isStreaming
-    assert len(calls) == 2
+def test_each_session_knows_the_format_whichever_is_active(spark: Any, source: Any, rabbit: Any, queue: str) -> None:
+    """Spark looks a name up in the active session, and refuses to register what that one knows."""
+    first, second = spark.newSession(), spark.newSession()
+    first.createDataFrame([], "x INT")  # makes it the active one
+    assert source.stream(first, rabbit.url, queue).isStreaming
+    assert source.stream(second, rabbit.url, queue).isStreaming
+    assert source.stream(second, rabbit.url, queue).isStreaming
+    assert spark.getActiveSession()._jsparkSession.equals(first._jsparkSession)

@@ -94,6 +94,8 @@ def test_sql_lookups_and_the_callers_session(runner: Runner) -> None:
     runner.write("0.jsonl", [{"user": "ab"[n % 2], "ts": iso(n)} for n in range(10)])
     events = frame_of(spark, runner.home / "in", PLAIN)
     people = spark.createDataFrame([("a", "Ann")], "user STRING, name STRING")
+    for name in ("source", "people"):  # other tests may have left them
+        spark.catalog.dropTempView(name)
     sql = "SELECT p.name AS user, s._event_ts FROM source s JOIN people p ON s.user = p.user"
     found = sw.batch(events, counts(), sql, lookups={"people": people})
     assert found.sparkSession is events.sparkSession

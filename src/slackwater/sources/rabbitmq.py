@@ -25,7 +25,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 
 from slackwater.errors import EpochError, StartError
@@ -236,19 +235,21 @@ def stream(session: SparkSession, url: str, queue: str, **options: str | int) ->
     return session.readStream.format(FORMAT).options(**given).load()
 
 
-def _register(session: SparkSession, attempts: int = 3) -> None:
-    """Make the format known to Spark, which may know it already.
+def _register(session: SparkSession) -> None:
+    """Make the format known to this session.
 
-    Spark answers "already exists" to whatever goes wrong while it looks the name up, as a busy machine may make it.
+    Spark looks for the name in the session that is active, refuses it if that one knows it, and it may be another one.
     """
-    for _ in range(attempts):
-        try:
-            session.dataSource.register(RabbitDataSource)
-            return
-        except AnalysisException as e:
-            if e.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
-                raise
-        time.sleep(0.5)
+    sessions: Any = session._get_j_spark_session_class(session._jvm)
+    former = sessions.getActiveSession()
+    sessions.setActiveSession(session._jsparkSession)
+    try:
+        session.dataSource.register(RabbitDataSource)
+    finally:
+        if former.isDefined():
+            sessions.setActiveSession(former.get())
+        else:
+            sessions.clearActiveSession()
 
 
 __all__ = [
