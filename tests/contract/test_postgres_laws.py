@@ -17,7 +17,7 @@ from slackwater.state.files import FilesStore
 from slackwater.state.postgres import PostgresStore
 from slackwater.testing.kit import STEPS, Crash, Quiet, Rows, run_local
 
-REVISED_SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "36"))
+REVISED_SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "20"))
 SCHEMA = {"user": "string", "amount": "bigint", "price": "decimal(10,2)", "page": "string"}
 AGGREGATIONS = (
     Aggregation(agg="count", as_="n"),

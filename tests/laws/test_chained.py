@@ -15,7 +15,7 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.state.protocol import StateStore
 from slackwater.testing.kit import Crash, LocalResult, Quiet, Rows, run_local
 
-SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "80"))
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 AGGREGATIONS = (("n", "count", None), ("last", "max", "left_id"), ("ids", "sum", "right_id"))
 
 

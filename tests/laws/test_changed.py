@@ -21,7 +21,7 @@ from slackwater.errors import StateError
 from slackwater.state.files import FilesStore
 from slackwater.testing.kit import Crash, LocalResult, Quiet, Restart, Rows, run_local
 
-SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "30"))
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "15"))
 
 
 @pytest.mark.parametrize("kind", ["session", "tumbling", "hopping"])

@@ -15,7 +15,7 @@ from slackwater.errors import CapExceededError
 from slackwater.joins import step
 from slackwater.testing.kit import Crash, LocalResult, Quiet, Rows, run_local
 
-SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "100"))
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 Row = tuple[str, int, int]  # key, time in ms, id
 
 

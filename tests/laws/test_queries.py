@@ -7,7 +7,7 @@ import os
 import pytest
 from tests.laws import queries
 
-SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "20"))
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 20))

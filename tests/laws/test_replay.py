@@ -25,7 +25,7 @@ from slackwater.testing import oracle
 from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Replay, Rows, pipeline_for, run_local
 from slackwater.windows import replay as windows
 
-SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "80"))
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 MS = 1000
 GAP, DURATION = 5, 12  # milliseconds
 SCHEMA = {"u": "string", "id": "bigint", "f": "double"}

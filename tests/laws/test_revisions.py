@@ -13,7 +13,7 @@ from tests.laws.revisions import GAP, MS, SCHEMA
 from slackwater.config.window import Aggregation, Window
 from slackwater.testing.kit import Crash, LocalResult, Rows, run_local
 
-SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "120"))
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 20))
