@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import Runner
+from tests.spark import test_joins as joined
 from tests.spark.test_engine import SIMPLE, events, simple
 
 import slackwater as sw
@@ -57,3 +58,35 @@ def test_a_rebuild_reads_everything_again(runner: Runner) -> None:
     with FilesStore(runner.home / "state", "test").peek() as snapshot:
         assert snapshot is not None
         assert snapshot.manifest.state_id not in ("", former)
+
+
+def files_with(text: str, runner: Runner) -> list[str]:
+    return [str(p) for p in (runner.home / "state").rglob("*") if p.is_file() and text.encode() in p.read_bytes()]
+
+
+def test_other_sql_is_told_at_the_start_and_none_of_it_is_in_the_state(runner: Runner) -> None:
+    """It may hold what came from the environment: a salt, say."""
+    source: Any = runner.source(SIMPLE, max_files_per_trigger=1)
+    runner.write("0.jsonl", events(0, 45))
+    sql = "SELECT *, sha2(concat(user, 's4lt'), 256) AS hidden FROM source"
+    runner.run(source=source, window=simple(lateness_ms="1h"), transform_sql=sql, flush=False)
+    assert files_with("s4lt", runner) == []
+    assert files_with("watermark_us", runner) != []
+    runner.notices.clear()
+    runner.run(source=source, window=simple(lateness_ms="1h"), transform_sql=sql, flush=False)
+    assert not [line for _, line in runner.notices if "config has" in line]
+    runner.run(source=source, window=simple(lateness_ms="1h"), transform_sql=sql.replace("s4lt", "p3pper"))
+    (told,) = [(level, line) for level, line in runner.notices if "config has" in line]
+    assert told[0] == "warning"
+    assert told[1].startswith("transform.sql: state has text ")
+    assert told[1].endswith("rows from the next start on go through it; those in the state stay")
+    assert "p3pper" not in told[1]
+    assert files_with("p3pper", runner) == []
+
+
+def test_no_sql_of_a_join_is_in_the_state(runner: Runner) -> None:
+    joined.written(runner, 3)
+    salted = joined.join(left_sql="SELECT *, sha2(concat(region, 's4lt'), 256) AS hidden FROM source")
+    runner.run(sources=joined.sources(runner, (1, 1)), join=salted)
+    assert files_with("watermark_us", runner) != []
+    assert files_with("s4lt", runner) == []

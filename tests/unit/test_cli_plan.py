@@ -138,6 +138,7 @@ def test_as_json(say: Say) -> None:
         (SESSION, 'group_by', 'source_idleness_ms = "9s"\ngroup_by', "source_idleness_ms", "compatible"),
         (SESSION, 'path = "state"', 'path = "state"\nshards = 8', "shards", "migrated"),
         (SESSION, 'name = "app"', 'name = "shop"', 'source "shop"', "compatible"),
+        (SESSION, '[transform.window]', '[transform]\nsql = "SELECT * FROM source"\n[transform.window]', "transform.sql", "compatible"),
         (SESSION, 'name = "app"', 'name = "shop"', 'source "app"', "compatible"),
         (SESSION, 'path = "out"', 'path = "elsewhere"', "target", "compatible"),
         (TUMBLING, '"5m"', '"6m"', "duration_ms", "rebuild"),

@@ -68,8 +68,6 @@ BY_KEY: Mapping[str, Text] = {
     "window_end_column": _same(_COLUMNS),
     "left_source": _same(_NEXT),
     "right_source": _same(_NEXT),
-    "left_sql": _same("rows from the next start on go through it; those in the state stay"),
-    "right_sql": _same("rows from the next start on go through it; those in the state stay"),
     "left_prefix": _same(_COLUMNS),
     "right_prefix": _same(_COLUMNS),
     "event_time": _same("pairs that come out from the next start on have it"),

@@ -52,6 +52,11 @@ class Change:
         """The change in one line, without its verdict."""
         return f"{self.what}: state has {shown(self.what, self.before)}, config has {shown(self.what, self.after)}: {self.how}"
 
+    @property
+    def level(self) -> str:
+        """How a start tells it: whether other SQL means something else, only its author knows."""
+        return "warning" if self.what.endswith("sql") else "info"
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -122,7 +127,9 @@ def compare(
     else:
         for n, (one, state) in enumerate(zip(own, manifest.stages, strict=True)):
             made = None if steps is None else steps[n]
-            found += _Stage(one.transform.step, state, made, f"stages[{n}]." if own[1:] else "").changes()
+            prefix = f"stages[{n}]." if own[1:] else ""
+            found += _Stage(one.transform.step, state, made, prefix).changes()
+            found += _texts(one, state, prefix)
     found += _around(pipeline, manifest, shards)
     return Comparison(pipeline.name, manifest.epoch, kind, tuple(found), _waiting(pipeline, manifest, published))
 
@@ -353,6 +360,21 @@ def _around(pipeline: Pipeline, manifest: Manifest, shards: int | None) -> Itera
         if manifest.destination and before != after:
             how = f"what comes out after epoch {manifest.epoch} goes there; what is out stays where it is"
             yield Change(what, _name(before), _name(after), COMPATIBLE, how)
+
+
+def _texts(pipeline: Pipeline, manifest: Manifest, prefix: str) -> Iterator[Change]:
+    """SQL and what sources read; the state has hashes of them."""
+
+    def short(text: str) -> str | None:
+        return f"text {text[:8]}" if text else None
+
+    for what, now in recover.texts(pipeline).items():
+        was, how = manifest.texts.get(what, now), "rows from the next start on go through it; those in the state stay"
+        if not what.endswith("sql"):
+            was = was or now  # it had none: a DataFrame
+            how = "it is read from the next start on; files, and offsets of topics, that the state knows are not read again"
+        if was != now:
+            yield Change(prefix + what, short(was), short(now), COMPATIBLE, how)
 
 
 def place(target: Target | None) -> list[str | None] | None:

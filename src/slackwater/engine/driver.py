@@ -95,6 +95,8 @@ class Driver:
         if latest is not None:
             found = changes.compare(self.pipeline, latest, steps=logics, shards=shards)
             found.check()
+            for change in found.changes:
+                self.hooks.on_notice(change.level, change.line)
             self._publish_if_needed(latest)
         self.state = latest or recover.first_manifest(logics, shards, self.hooks.clock_us(), state_id)
         migrates = found is not None and found.migrates
@@ -116,8 +118,6 @@ class Driver:
 
     def _carry_out(self, found: changes.Comparison, shards: int) -> None:
         """The state as this config goes on with it, as an epoch of its own."""
-        for change in found.changes:
-            self.hooks.on_notice("info", change.line)
         clock, epoch = self.hooks.clock_us(), self.state.epoch
         timer = _Timer(self.hooks.faults, epoch + 1)
         with timer.phase("read"):
@@ -131,8 +131,7 @@ class Driver:
             self._commit(self._described(again[0].model_copy(update={"then": again[1]}) if again[1:] else again[0]))
 
     def _described(self, state: Manifest) -> Manifest:
-        told = [recover.described(s.pipeline.transform.step, s.logic) for s in self._stages]
-        return recover.with_descriptions(state, told, [recover.fingerprint(s.logic) for s in self._stages])
+        return recover.with_descriptions(state, [(s.pipeline, s.logic) for s in self._stages])
 
     def _remember(self, made: Callable[[Step, Manifest], Step]) -> None:
         """Logics that know what former configs have forgotten; `made` from theirs and the state's."""

@@ -6,7 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import xxhash
+
 from slackwater.config.data import as_data
+from slackwater.config.pipeline import Pipeline
 from slackwater.config.step import Step
 from slackwater.config.window import Window
 from slackwater.core.schema import Field
@@ -50,13 +53,21 @@ def described(step: Step, logic: Logic | JoinLogic) -> dict[str, Any]:
     """The window with the types of its columns, from which `bind_window` makes the same logic, or the join; empty for what it
     cannot tell.
 
-    Part of every manifest, so that a state can be read without a config.
+    Part of every manifest, so that a state can be read without a config. SQL is not: it may hold secrets, see `texts`.
     """
     data = as_data(step)
     if data is None or isinstance(logic, JoinLogic):
-        return {} if data is None else {"join": data}
+        return {} if data is None else {"join": {k: v for k, v in data.items() if k not in ("left_sql", "right_sql")}}
     columns = {f.name: f.type for f in (*logic.keys, *(i.source for i in logic.inputs))}
     return {"window": data, "columns": columns}
+
+
+def texts(pipeline: Pipeline) -> dict[str, str]:
+    """Hashes of the SQL and of what each source reads, by where the config has them; "" for none. Of one stage."""
+    transform = pipeline.transform
+    found = {transform.sql_key(s.name): transform.sql_of(s.name) for s in pipeline.sources}
+    found |= {f'source "{s.name}" query': s.query for s in pipeline.sources}
+    return {key: xxhash.xxh3_64_hexdigest(text.encode()) if text else "" for key, text in found.items()}
 
 
 def columns_of(manifest: Manifest, window: Window) -> dict[str, Field]:
@@ -91,12 +102,16 @@ def first_manifest(logics: Sequence[Logic | JoinLogic], shards: int, clock_us: i
     )
 
 
-def with_descriptions(
-    manifest: Manifest, found: Sequence[Mapping[str, Any]], fingerprints: Sequence[Mapping[str, Any]]
-) -> Manifest:
+def with_descriptions(manifest: Manifest, stages: Sequence[tuple[Pipeline, Logic | JoinLogic]]) -> Manifest:
     """The state with what its stages are, as this config has them."""
-    then = manifest.then and with_descriptions(manifest.then, found[1:], fingerprints[1:])
-    return manifest.model_copy(update={"described": found[0], "fingerprint": fingerprints[0], "then": then})
+    (pipeline, logic), *more = stages
+    told = {
+        "described": described(pipeline.transform.step, logic),
+        "fingerprint": fingerprint(logic),
+        "texts": texts(pipeline),
+        "then": manifest.then and with_descriptions(manifest.then, more),
+    }
+    return manifest.model_copy(update=told)
 
 
 def with_sources(manifest: Manifest, names: Sequence[str], schemas: Mapping[str, str]) -> Manifest:

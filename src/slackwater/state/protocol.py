@@ -99,6 +99,7 @@ class Manifest(Record):
     described: Mapping[str, Any] = Field(
         default_factory=dict
     )  # the window, so that the state can be read without a config
+    texts: Mapping[str, str] = Field(default_factory=dict)  # hashes of what may hold secrets: SQL, queries of sources
     committed_us: int
     watermark_us: int = NO_WATERMARK
     gone_us: int = NO_WATERMARK  # what former configs have forgotten, see `windows.changed`
