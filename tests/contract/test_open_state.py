@@ -326,6 +326,21 @@ def test_commands(place: Place, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert say("get", place.where, "user=k", "--at", "77")[0].startswith("1 error: epoch 77 is not kept; there is")
 
 
+def test_a_key_of_two_columns_over_http(place: Place) -> None:
+    place.ran(
+        [Rows({"a": [row(0, "k,v=2", 1), row(0, "k", 2)]})], SESSION.model_copy(update={"group_by": ("user", "v")})
+    )
+    with sw.open_state(place.where) as view:
+        server = serve(view, 0)
+        try:
+            for key in ("key=user=k&key=v=2", "key=v=2&key=user=k", "key=user=k,v=2"):
+                with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/fetch?{key}") as answer:
+                    assert [(r["user"], r["v"]) for r in json.loads(answer.read())] == [("k", 2)], key
+        finally:
+            server.shutdown()
+            server.server_close()
+
+
 def test_over_http(place: Place) -> None:
     place.ran([Rows({"a": [row(0, "a=b"), row(S, None), row(9 * S, "c", 3)]})])
     with sw.open_state(place.where) as view:

@@ -1,7 +1,7 @@
 """A read-only HTTP endpoint over a state, in JSON and Arrow.
 
     GET /                                                    what there is: pipeline, epoch, columns
-    GET /fetch?key=user_id=u7                                windows of a key
+    GET /fetch?key=user_id=u7                                windows of a key; several columns: key=user_id=u7&key=region=eu
     GET /find-sessions?key=user_id=u7&earliest_end=TIME&latest_start=TIME
     GET /scan?where=events>100&limit=1000                    windows of all keys
 
@@ -55,7 +55,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
-        given = {name: values[-1] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
+        every = parse_qs(url.query, keep_blank_values=True)
+        given = {name: ",".join(values) if name == "key" else values[-1] for name, values in every.items()}
         answer = _ANSWERS.get(url.path)
         if answer is None:
             self._refuse(HTTPStatus.NOT_FOUND, f"there is no {url.path}; there are: {', '.join(_ANSWERS)}")
