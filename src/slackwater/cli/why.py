@@ -61,7 +61,7 @@ def lines(w: Why, file: str) -> Iterator[str]:
         [["source", "newest event", "lateness", "watermark", "when it was committed"], *map(_row, w.clocks)]
     )
     yield ""
-    yield from _following(w)
+    yield from _waiting(w, file) if w.kind == "join" else _following(w)
     if w.key is not None:
         yield ""
         yield from _of_key(w, w.key)
@@ -98,6 +98,30 @@ def _row(c: Clock) -> list[str]:
     else:
         state = f"quiet for {ago(c.quiet_us)}, idle in {ago(c.idle_in_us or 0)}" if c.quiet_us else "had rows"
     return [name, _time(c.max_event_us), ago(c.lateness_us), _time(c.watermark_us), state]
+
+
+def _waiting(w: Why, file: str) -> Iterator[str]:
+    """What a join keeps, and when it comes out."""
+    yield from table(
+        [
+            ["side", "source", "rows kept", "each until the watermark is past", "all of them at watermark"],
+            *(
+                [
+                    s.side,
+                    s.source,
+                    f"{s.rows:,}",
+                    f"its time + {ago(s.keep_us)}",
+                    "" if s.over_us is None else _time(s.over_us),
+                ]
+                for s in w.sides
+            ),
+        ]
+    )
+    yield "a pair comes out in the epoch that reads the second of its rows"
+    if alone := " and ".join(s.side for s in w.sides if s.outer):
+        yield f"a row without a partner, of the {alone} side, comes out once its wait is over"
+    if w.then_us is not None:
+        yield f"the window over what it emits is at watermark {iso(w.then_us)}; its windows: slackwater state show {file}"
 
 
 def _following(w: Why) -> Iterator[str]:

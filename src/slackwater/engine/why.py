@@ -13,8 +13,10 @@ from typing import Any
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.engine import fold, look
-from slackwater.errors import StateError
+from slackwater.engine import changes, fold, look
+from slackwater.engine.described import step_in
+from slackwater.errors import StartError, StateError
+from slackwater.joins.logic import JoinLogic
 from slackwater.state.protocol import Manifest, Snapshot, StateStore
 from slackwater.watermark import NO_WATERMARK, SourceClock, holder
 from slackwater.windows import panes
@@ -76,8 +78,25 @@ class OfKey:
 
 
 @dataclass(frozen=True)
+class Side:
+    """One side of a join, with the rows that are on disk; µs. `outer`: those that find no partner come out.
+
+    `keep_us`: a row is over once the watermark is past its time plus this; `over_us`: the watermark at which all of them are.
+    """
+
+    side: str
+    source: str
+    rows: int
+    keep_us: int
+    over_us: int | None
+    outer: bool
+
+
+@dataclass(frozen=True)
 class Why:
     """The answer, as of one commit. `holder` is None while all sources are idle: then any of an `Open`'s needs will do.
+
+    Of a join (`kind`) `sides` says what waits, and no window is open; `then_us`: the watermark of the window over its rows.
 
     `open_windows`: among many sessions, pieces that the cap may yet separate count one by one.
     """
@@ -97,6 +116,8 @@ class Why:
     open_keys: int | None
     next: tuple[Open, ...]
     key: OfKey | None
+    sides: tuple[Side, ...] = ()
+    then_us: int | None = None
 
 
 def why(pipeline: Pipeline, store: StateStore, now_us: int, key: Sequence[str] = ()) -> Why:
@@ -121,18 +142,33 @@ class _Look:
     def __init__(self, pipeline: Pipeline, snapshot: Snapshot) -> None:
         self.pipeline, self.snapshot = pipeline, snapshot
         self.manifest: Manifest = snapshot.manifest
-        self.logic: Logic = look.logic_of(pipeline, self.manifest)
+        self.join: JoinLogic | None = None
+        if pipeline.transform.join is None:
+            self.logic: Logic = look.logic_of(pipeline, self.manifest)
+        else:
+            changes.compare(pipeline, self.manifest).check()
+            found = step_in(self.manifest)
+            assert isinstance(found, JoinLogic)
+            self.join = found
         self.clocks: Mapping[str, SourceClock] = fold.clocks(pipeline, self.manifest)
 
     def answer(self, runner: str | None, now_us: int, key: Sequence[str]) -> Why:
         m, close = self.manifest, self.pipeline.transform.step.idle_close_ms
         clocks = tuple(c for name, clock in self.clocks.items() for c in _clocks(name, clock))
         held = holder(self.clocks)
-        of_key = self._of_key(key) if key else None
-        count, keys, following = self._sessions() if self.logic.is_session else self._panes()
+        sides: tuple[Side, ...] = ()
+        if self.join is None:
+            kind = self.logic.window.kind
+            of_key = self._of_key(key) if key else None
+            count, keys, following = self._sessions() if self.logic.is_session else self._panes()
+        else:
+            if key:
+                raise StartError(f"{self.pipeline.name}: --key: rows of a join have no window; leave it out")
+            kind, sides = "join", self._sides(self.join)
+            of_key, count, keys, following = None, 0, None, ()
         return Why(
             pipeline=self.pipeline.name,
-            kind=self.logic.window.kind,
+            kind=kind,
             now_us=now_us,
             runner=runner,
             epoch=m.epoch,
@@ -146,7 +182,20 @@ class _Look:
             open_keys=keys,
             next=following,
             key=of_key,
+            sides=sides,
+            then_us=None if m.then is None else _known(m.then.watermark_us),
         )
+
+    def _sides(self, join: JoinLogic) -> tuple[Side, ...]:
+        spec = self.pipeline.transform.join
+        assert spec is not None
+        metas = [m for shard in self.manifest.segments for m in shard]
+        found = []
+        for side, source in zip(join.sides, (spec.left_source, spec.right_source), strict=True):
+            mine = [m for m in metas if m.kind == side.name and m.rows]
+            over = max((m.dead for m in mine), default=None)
+            found.append(Side(side.name, source, sum(m.rows for m in mine), side.keep_us, over, side.outer))
+        return tuple(found)
 
     # -- what is open --------------------------------------------------------------------------------------------
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 import psycopg
 
 from slackwater.engine import carry
+from slackwater.engine.described import as_emitted, step_in
 from slackwater.engine.steps import Step
 from slackwater.errors import StateError
 from slackwater.state import sql
 from slackwater.state.postgres import PostgresStore
 from slackwater.state.protocol import Manifest, StateStore
 from slackwater.upkeep.sizes import Sizes, sizes
-from slackwater.upkeep.steps import as_emitted, step_in
 
 
 @dataclass(frozen=True)

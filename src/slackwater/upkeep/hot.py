@@ -8,10 +8,10 @@ from typing import Any
 
 import polars as pl
 
+from slackwater.engine.described import step_in
 from slackwater.engine.look import plain
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.protocol import Manifest, Snapshot, StateStore
-from slackwater.upkeep.steps import step_in
 from slackwater.windows.logic import OPEN, Logic
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 
+from slackwater.engine.described import as_emitted, step_in
 from slackwater.engine.steps import Step
 from slackwater.errors import SlackwaterError, StateError
 from slackwater.joins.logic import JoinLogic
@@ -25,7 +26,6 @@ from slackwater.state.files import FilesStore, offset_files
 from slackwater.state.protocol import Manifest, OutputMeta, SegmentMeta
 from slackwater.upkeep import rows
 from slackwater.upkeep.report import Problem, Report, advised
-from slackwater.upkeep.steps import as_emitted, step_in
 
 COPY = "a copy of the state directory"
 

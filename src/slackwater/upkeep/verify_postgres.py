@@ -17,6 +17,7 @@ import polars as pl
 import psycopg
 import pyarrow as pa
 
+from slackwater.engine.described import as_emitted, step_in
 from slackwater.engine.steps import Step
 from slackwater.errors import EpochError, SlackwaterError, StateError
 from slackwater.joins.logic import JoinLogic
@@ -30,7 +31,6 @@ from slackwater.state.postgres_tables import Tables
 from slackwater.state.protocol import Manifest
 from slackwater.upkeep import rows
 from slackwater.upkeep.report import Problem, Report
-from slackwater.upkeep.steps import as_emitted, step_in
 from slackwater.watermark import NO_WATERMARK
 
 RESTORE = "restore it from a backup of the database, or start over under a new name"

@@ -1,0 +1,101 @@
+"""`slackwater why` of a join: who holds its watermark, what waits on each side, and until when.
+
+orders    ●09:00 ●09:10     a row waits for 5 m: that of 09:00 is over, and goes with the file it is in
+payments        ●09:08      holds the watermark: 09:07; a row waits for no later order
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.test_why import Say, asked, at, say  # noqa: F401 - a fixture
+
+import slackwater as sw
+from slackwater.cli.why import lines
+from slackwater.config import toml
+from slackwater.engine.why import why
+from slackwater.state.files import FilesStore
+from slackwater.testing.kit import Rows, pipeline_for, run_local
+
+CONFIG = """name = "law"
+[connections.lake]
+kind = "files"
+[[sources]]
+name = "orders"
+connection = "lake"
+query = "orders/*.jsonl"
+format = "json"
+[[sources]]
+name = "payments"
+connection = "lake"
+query = "payments/*.jsonl"
+format = "json"
+[transform.join]
+kind = "left"
+left_source = "orders"
+right_source = "payments"
+left_keys = ["user"]
+right_keys = ["user"]
+lower_ms = "0s"
+upper_ms = "5m"
+event_time_column = "ts"
+lateness_ms = "1m"
+[target]
+connection = "lake"
+path = "out"
+[state_store]
+kind = "files"
+path = "state"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def ran(**more: Any) -> None:
+    Path("p.toml").write_text(CONFIG)
+    join = toml.loads(CONFIG).transform.join
+    assert join is not None
+    script = [Rows({"orders": at("u1", "9:00", "9:10"), "payments": at("u2", "9:08")})]
+    types = {"user": "string", "price": "decimal(10,2)"}
+    run_local(join, script, types, ("orders", "payments"), flush=False, state_dir="state", **more)
+
+
+def test_what_waits_and_until_when(say: Say) -> None:  # noqa: F811
+    ran()
+    said = say()
+    assert said[2].startswith("watermark  2024-03-01T09:07:00Z, ")
+    assert said[3].startswith('held by    source "payments": it had rows in this epoch')
+    table = said[said.index("") + 1 :]
+    below = [line.split("  ") for line in table[table.index("") + 1 :]]
+    assert [[c.strip() for c in row if c.strip()] for row in below] == [
+        ["side", "source", "rows kept", "each until the watermark is past", "all of them at watermark"],
+        ["left", "orders", "2", "its time + 5 m", "2024-03-01T09:15:00.000001Z"],
+        ["right", "payments", "1", "its time + 0.0 s", "2024-03-01T09:08:00.000001Z"],
+        ["a pair comes out in the epoch that reads the second of its rows"],
+        ["a row without a partner, of the left side, comes out once its wait is over"],
+    ]
+    found = asked(say)
+    assert (found["kind"], found["open_windows"], found["next"], found["then_us"]) == ("join", 0, [], None)
+    assert [(s["side"], s["rows"], s["outer"]) for s in found["sides"]] == [("left", 2, True), ("right", 1, False)]
+    assert json.dumps(found["holder"]["source"]) == '"payments"'
+
+
+def test_a_join_has_no_window_of_a_key(say: Say) -> None:  # noqa: F811
+    ran()
+    assert say("--key", "user=u1") == ["1 error: law: --key: rows of a join have no window; leave it out"]
+
+
+def test_a_window_over_joined_rows() -> None:
+    counts = [sw.Aggregation(agg="count", as_="n")]
+    window = sw.Window(kind="tumbling", duration_ms="1m", max_groups_per_window=9, aggregations=counts)
+    ran(then=window)
+    pipeline = pipeline_for(toml.loads(CONFIG).transform.step, ("orders", "payments"), then=window)
+    said = list(lines(why(pipeline, FilesStore("state", "law"), 0), "p.toml"))
+    assert said[-1].startswith("the window over what it emits is at watermark 2024-03-01T")
+    assert said[-1].endswith("; its windows: slackwater state show p.toml")
