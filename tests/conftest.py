@@ -14,6 +14,8 @@ from typing import Any
 import polars as pl
 import pytest
 
+# The JVMs of a test run live for seconds or minutes: there the second compiler costs more than it gives back.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 

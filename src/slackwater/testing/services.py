@@ -121,7 +121,7 @@ class Kafka:
         }
         config = directory / "server.properties"
         config.write_text("".join(f"{k}={v}\n" for k, v in settings.items()))
-        java = ["java", "-Xmx400m", "-XX:+UseSerialGC", "-cp", classpath]
+        java = ["java", "-Xmx400m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", classpath]
         cluster = "S" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]  # a leading "-" would be an option
         subprocess.run(
             [*java, "kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c", str(config)],
