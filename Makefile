@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SEED ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-kafka test check bench faults format clean
@@ -23,8 +24,8 @@ demo: $(READY)   ## sessions and tumbling windows over a generated click stream
 demo-kafka: $(READY) ## Kafka to Postgres, with a runner that is killed on the way
 	@$(BIN)/slackwater demo-kafka
 
-test: $(READY)   ## every test, two files at a time
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+test: $(READY)   ## every test, two files at a time, shuffled (SEED=2 gives another order)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --randomly-seed=$(SEED)
 
 check: $(READY)  ## lint, types, import contracts, fast tests
 	@$(BIN)/ruff check .
