@@ -17,6 +17,7 @@ from tests.laws import corrupted, seeds
 from typer.testing import CliRunner
 
 from slackwater.cli.main import app
+from slackwater.engine.described import step_in
 from slackwater.errors import LockHeldError, StartError, StateError
 from slackwater.state.arrow import checksum, write_arrow
 from slackwater.state.files import FilesStore
@@ -28,7 +29,6 @@ from slackwater.upkeep import rows
 from slackwater.upkeep.compact import compact
 from slackwater.upkeep.hot import hot_keys
 from slackwater.upkeep.sizes import LARGE, forecast, sizes
-from slackwater.upkeep.steps import step_in
 from slackwater.upkeep.verify import verify
 
 NAME, CUT = "law", 12
