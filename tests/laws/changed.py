@@ -167,6 +167,14 @@ class MixedPanes(Mixed):
     def setup(self) -> None:
         self.windows: dict[tuple[Any, int], Held] = {}
 
+    def change(self, config: Config) -> None:
+        """To `updates` all windows that are held come out once more, from it the open ones do when they close."""
+        was, now = self.config.emit == "updates", config.emit == "updates"
+        super().change(config)
+        for (_, start), window in self.windows.items() if was != now else ():
+            is_open = self.watermark is None or start + DURATION * MS > self.watermark
+            window.same &= not now and not is_open
+
     def epoch(self, rows: Sequence[naive.Row]) -> None:
         for row in rows:
             starts = naive.starts_of(self.config.spec, row["ts"])
@@ -250,7 +258,8 @@ class MixedSessions(Mixed):
                 continue
             far = [r for r in new if not self.recent(r["ts"]) and (first is None or r["ts"] < first)]
             self.late += far
-            kept.append(Held([r for r in run.rows if r[1] not in far], run.told))
+            rest = [r for r in run.rows if r[1] not in far]
+            kept.append(former[0] if [h.rows for h in former] == [rest] else Held(rest, run.told))
         self.open[key] = kept
 
     def close(self, watermark: int | None) -> None:
