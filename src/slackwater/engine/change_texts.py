@@ -60,7 +60,9 @@ BY_KEY: Mapping[str, Text] = {
     "allowed_lateness_ms": _allowed,
     "on_state_cap": _same(_NEXT),
     "crash_recovery": _same(_NEXT),
-    "emit": _same("open windows come out by it; what is out stays as it is until its window changes"),
+    "emit": _same(
+        "open windows come out by it; to and from updates, tumbling and hopping windows in the state come out once more"
+    ),
     "emit_interval_ms": _same(_NEXT),
     "emit_metadata": _same(_COLUMNS),
     "max_groups_per_window": _same("it bounds what is open from the next epoch on; nothing that is there is dropped"),

@@ -39,23 +39,22 @@ COMPATIBLE, MIGRATED, REBUILD = "compatible", "migrated", "rebuild"
 
 @dataclass(frozen=True)
 class Change:
-    """One difference. `before`, `after`: of the state and of the config; None for nothing. `how`: what a start does, or why not."""
+    """One difference. `before`, `after`: of the state and of the config; None for nothing. `how`: what a start does, or why not.
+
+    `level`: how a start tells it.
+    """
 
     what: str
     before: Any
     after: Any
     verdict: str
     how: str
+    level: str = "info"
 
     @property
     def line(self) -> str:
         """The change in one line, without its verdict."""
         return f"{self.what}: state has {shown(self.what, self.before)}, config has {shown(self.what, self.after)}: {self.how}"
-
-    @property
-    def level(self) -> str:
-        """How a start tells it: whether other SQL means something else, only its author knows."""
-        return "warning" if self.what.endswith("sql") else "info"
 
 
 @dataclass(frozen=True)
@@ -363,17 +362,19 @@ def _around(pipeline: Pipeline, manifest: Manifest, shards: int | None) -> Itera
 
 
 def _texts(pipeline: Pipeline, manifest: Manifest, prefix: str) -> Iterator[Change]:
-    """SQL and what sources read; the state has hashes of them."""
+    """SQL and what sources read; the state has hashes of them. Whether other SQL means the same, only its author knows."""
+    known = manifest.texts
 
     def short(text: str) -> str | None:
         return f"text {text[:8]}" if text else None
 
-    for what, now in recover.texts(pipeline).items():
-        was, how = manifest.texts.get(what, now), "rows from the next start on go through it; those in the state stay"
-        if not what.endswith("sql"):
-            was = was or now  # it had none: a DataFrame
+    for what, now in recover.sql_hashes(pipeline).items():
+        if (was := known.get(what, now)) != now:
+            how = "rows from the next start on go through it; those in the state stay"
+            yield Change(prefix + what, short(was), short(now), COMPATIBLE, how, "warning")
+    for what, now in recover.query_hashes(pipeline).items():
+        if (was := known.get(what, "")) not in ("", now):  # a DataFrame has none
             how = "it is read from the next start on; files, and offsets of topics, that the state knows are not read again"
-        if was != now:
             yield Change(prefix + what, short(was), short(now), COMPATIBLE, how)
 
 

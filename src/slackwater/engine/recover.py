@@ -53,7 +53,7 @@ def described(step: Step, logic: Logic | JoinLogic) -> dict[str, Any]:
     """The window with the types of its columns, from which `bind_window` makes the same logic, or the join; empty for what it
     cannot tell.
 
-    Part of every manifest, so that a state can be read without a config. SQL is not: it may hold secrets, see `texts`.
+    Part of every manifest, so that a state can be read without a config. SQL is not: it may hold secrets, see `sql_hashes`.
     """
     data = as_data(step)
     if data is None or isinstance(logic, JoinLogic):
@@ -62,12 +62,19 @@ def described(step: Step, logic: Logic | JoinLogic) -> dict[str, Any]:
     return {"window": data, "columns": columns}
 
 
-def texts(pipeline: Pipeline) -> dict[str, str]:
-    """Hashes of the SQL and of what each source reads, by where the config has them; "" for none. Of one stage."""
+def sql_hashes(pipeline: Pipeline) -> dict[str, str]:
+    """Hashes of the SQL of one stage, by where the config has it; "" for none."""
     transform = pipeline.transform
-    found = {transform.sql_key(s.name): transform.sql_of(s.name) for s in pipeline.sources}
-    found |= {f'source "{s.name}" query': s.query for s in pipeline.sources}
-    return {key: xxhash.xxh3_64_hexdigest(text.encode()) if text else "" for key, text in found.items()}
+    return {transform.sql_key(s.name): _hash(transform.sql_of(s.name)) for s in pipeline.sources}
+
+
+def query_hashes(pipeline: Pipeline) -> dict[str, str]:
+    """Hashes of what each source of one stage reads; "" for a DataFrame."""
+    return {f'source "{s.name}" query': _hash(s.query) for s in pipeline.sources}
+
+
+def _hash(text: str | None) -> str:
+    return xxhash.xxh3_64_hexdigest(text.encode()) if text else ""
 
 
 def columns_of(manifest: Manifest, window: Window) -> dict[str, Field]:
@@ -108,7 +115,7 @@ def with_descriptions(manifest: Manifest, stages: Sequence[tuple[Pipeline, Logic
     told = {
         "described": described(pipeline.transform.step, logic),
         "fingerprint": fingerprint(logic),
-        "texts": texts(pipeline),
+        "texts": sql_hashes(pipeline) | query_hashes(pipeline),
         "then": manifest.then and with_descriptions(manifest.then, more),
     }
     return manifest.model_copy(update=told)

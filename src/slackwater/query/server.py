@@ -130,15 +130,19 @@ def _about(view: StateView, given: Query) -> dict[str, Any]:
     }
 
 
+def _key(view: StateView, given: Query) -> dict[str, Any]:
+    return view.key_of([given["key"]] if "key" in given else [])
+
+
 def _fetch(view: StateView, given: Query) -> pl.DataFrame:
     _known(given, "key")
-    return _at(view, given).fetch(view.key_of([given["key"]] if "key" in given else []))
+    return _at(view, given).fetch(_key(view, given))
 
 
 def _find(view: StateView, given: Query) -> pl.DataFrame:
     _known(given, "key", "earliest_end", "latest_start")
     times = [given.get("earliest_end"), given.get("latest_start")]
-    return _at(view, given).find_sessions(view.key_of([given["key"]] if "key" in given else []), *times)
+    return _at(view, given).find_sessions(_key(view, given), *times)
 
 
 def _scan(view: StateView, given: Query) -> pl.DataFrame:
