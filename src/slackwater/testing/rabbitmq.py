@@ -24,7 +24,7 @@ from slackwater.errors import StartError
 from slackwater.testing.services import _Process, free_port
 
 _INSTALLED = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the one in PATH refuses to run as any user
-_SECONDS = 90
+_SECONDS = 600
 
 
 @dataclass

@@ -30,7 +30,7 @@ from slackwater.errors import StartError
 
 KAFKA_VERSION = "4.1.2"
 _NOBODY = 65534
-_SECONDS = 60
+_SECONDS = 600  # a bound on waiting for a server that lives; on a busy machine recovery alone may take minutes
 
 
 def free_port() -> int:
