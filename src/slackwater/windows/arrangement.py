@@ -52,7 +52,7 @@ def arranged(logic: Logic, unit: Unit) -> Arrangement:
 def as_told(logic: Logic, unit: Unit, piece: Int64s) -> Unit:
     """New rows and intervals of the state (`piece`: what they become), these marked as told where the target holds them still.
 
-    It does if their session has the same intervals as before the rows came, ends where it ended, and as it ended.
+    It does if their session has the same intervals as before the rows came, ends where it ended, and is final when it was.
     """
     if not unit.told.any():
         return unit
@@ -68,17 +68,19 @@ def as_told(logic: Logic, unit: Unit, piece: Int64s) -> Unit:
         end=np.maximum.reduceat(unit.end, heads),
     )
     before, after = arranged(logic, chosen(unit, unit.kind != ROW)), arranged(logic, pieces)
-    return unlike(unit, there, before, after, after.session[piece[there]])
+    return unlike(logic, unit, there, before, after, after.session[piece[there]])
 
 
-def unlike(unit: Unit, there: Int64s, before: Arrangement, after: Arrangement, now: Int64s) -> Unit:
+def unlike(logic: Logic, unit: Unit, there: Int64s, before: Arrangement, after: Arrangement, now: Int64s) -> Unit:
     """Intervals of sessions that are put together, or end, otherwise than before are not what the target holds.
 
     `there`: positions of the intervals that `before` arranges; `now`: the session of `after` that each of them is in.
     """
     first, last = now[before.heads], np.maximum.reduceat(now, before.heads)
     same = (first == last) & (np.bincount(now, minlength=len(after.start))[first] == np.bincount(before.session))
-    same &= (before.end == after.end[first]) & (before.is_cut == after.is_cut[first])
+    same &= before.end == after.end[first]
+    if logic.allowed_us:  # one that is cut is final at its end
+        same &= before.is_cut == after.is_cut[first]
     moved = np.zeros(len(unit.key), dtype=bool)
     moved[there] = ~same[before.session]
     if not moved.any():
