@@ -8,8 +8,12 @@ from __future__ import annotations
 from tests.laws import seeds, updates
 
 
+def planned(seed: int) -> updates.Run:
+    return updates.planned(seed, ("final", "final", "on_close"), ("session", "session", "dynamic"))
+
+
 def checked(seed: int) -> tuple[int, int, int]:
-    return updates.checked(seed, ("final", "final", "on_close"), ("session", "session", "dynamic"))
+    return updates.checked(seed, planned)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from tests.laws import final, updates
 from tests.laws.updates import MS, SCHEMA, Table
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.testing.kit import LocalResult, Rows, run_local
+from slackwater.testing.kit import LocalResult, Quiet, Restart, Rows, run_local
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 
@@ -192,3 +192,15 @@ def test_a_window_that_closed_is_not_told_again_while_another_of_its_pane_waits(
     )
     result = ran(made, [-20], [7], [12], [13], [14], flush=False, upserts=False)
     assert [(e, s, n) for e, _, s, n, _ in said(result) if s == 0] == [(2, 0, 1)]
+
+
+def test_an_open_session_whose_gap_was_changed_is_told_with_its_new_end() -> None:
+    """
+    gap 5 ▸ 8    0 ── 4      9 ▸ 12: no row came
+    """
+    before, after = (sessions(gap, 50, emit="updates") for gap in (5, 8))
+    rows = [{"ts": t * MS, "u": "a", "id": 1, "f": 0.0, "g": 1} for t in (0, 4)]
+    script = [Rows({"a": rows}), Restart(step=after), Quiet(100)]
+    result = run_local(before, script, SCHEMA, flush=False)
+    assert left(result, 0) == [(0, 9, 2)]
+    assert left(result) == [(0, 12, 2)]
