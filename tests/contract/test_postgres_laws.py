@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.laws import joins, revisions, test_chained, test_replay
+from tests.laws import final, joins, revisions, test_chained, test_replay, updates
 from tests.laws.test_revisions import WAYS, ways_to_emit
 
 from slackwater.config.window import Aggregation, Window
@@ -100,6 +100,14 @@ def test_windows_are_revised_in_postgres_as_in_files(first: int, url: str) -> No
     for seed in range(first, first + 12):
         for cap_binds in (False, True)[: 2 if seed % 4 == 0 else 1]:
             revisions.check(seed, cap_binds, lambda name=f"law {seed} {cap_binds}": PostgresStore(url, "public", name))
+
+
+@pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
+def test_after_each_epoch_the_target_is_what_the_definition_says(first: int, url: str) -> None:
+    """Seeds of `tests.laws.updates` and `tests.laws.final`, with their deaths and other shards, on the state tables."""
+    for seed in range(first, first + 12):
+        for name, run in (("updates", updates.planned(seed)), ("final", final.planned(seed))):
+            updates.check(run, lambda name=f"{name} {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
 
 
 def test_open_sessions_can_be_read_with_sql(url: str) -> None:

@@ -75,9 +75,10 @@ class Replay:
 
 @dataclass(frozen=True)
 class Crash:
-    """The next epoch dies at this step (see STEPS)."""
+    """The next epoch dies at this step (see STEPS). `shards`: how many there are from the start after it, if others."""
 
     step: str
+    shards: int | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ class Died(BaseException):
 @dataclass
 class LocalResult:
     """What a run published and counted. `gone`: identities of superseded rows; `letters`: the dead ones; `statuses`: one per
-    commit, over all restarts; `former`: rows and gone of the other targets there were, by name (the first is "")."""
+    commit, over all restarts; `epochs`: the epoch that each item of the script left behind it; `former`: rows and gone of
+    the other targets there were, by name (the first is "")."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     gone: list[dict[str, Any]] = field(default_factory=list)
@@ -110,6 +112,7 @@ class LocalResult:
     open_keys: int = 0
     replays: list[Outcome] = field(default_factory=list)
     statuses: list[Status] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
 
 
 class _Target:
@@ -325,12 +328,14 @@ def run_local(
 
     driver = begin(shards)
     batch_number, checkpoint = 0, uuid.uuid4().hex
+    reshard: int | None = None
     try:
         for index, item in enumerate(script):
             if isinstance(item, Crash):
                 if item.step not in STEPS:
                     raise ValueError(f"unknown step {item.step!r}, expected one of {STEPS}")
-                faults.step = item.step
+                faults.step, reshard = item.step, item.shards
+                result.epochs.append(driver.state.epoch)
                 continue
             if isinstance(item, Restart):
                 driver.store.close()
@@ -343,6 +348,7 @@ def run_local(
                     target = targets.setdefault(item.target, fresh)
                 target.becomes(last.output, last.identity if upserts else ())
                 driver = begin(shards)
+                result.epochs.append(driver.state.epoch)
                 continue
             try:
                 if isinstance(item, Replay):
@@ -359,6 +365,7 @@ def run_local(
                     faults.hit("checkpoint.after", driver.state.epoch)
             except Died:
                 driver.store.close()
+                shards, reshard = reshard or shards, None
                 driver = begin(shards)
                 if isinstance(item, Rows):
                     driver.run_batch(batch, 0)
@@ -368,6 +375,7 @@ def run_local(
                 driver.store.close()
                 shards = reshard_to
                 driver = begin(shards)
+            result.epochs.append(driver.state.epoch)
         if flush:
             try:
                 driver.flush()

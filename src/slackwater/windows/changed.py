@@ -23,11 +23,12 @@ import polars as pl
 
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import panes
+from slackwater.windows.arrangement import arranged
 from slackwater.windows.contested import session_heads
 from slackwater.windows.family import family
 from slackwater.windows.logic import FAR, LOOSE, LOOSE_TOLD, SETTLED, TOLD, Int64s, Logic
 from slackwater.windows.sessions import floor_rows, pieces, state_of
-from slackwater.windows.units import Unit, acknowledged, chosen, first_of_each, runs_of
+from slackwater.windows.units import Bools, Unit, acknowledged, chosen, first_of_each, runs_of
 
 
 def remembering(former: Logic, logic: Logic, watermark: int) -> Logic:
@@ -81,15 +82,17 @@ def _rejoined(former: Logic, logic: Logic, rows: pl.DataFrame, watermark: int) -
 
 
 def _as_one_state(former: Logic, logic: Logic, unit: Unit, floors: Int64s, watermark: int) -> pl.DataFrame:
-    before = _sessions(former, unit, former.cap_us)
+    was = arranged(former, unit)
+    before, end = was.session, was.end[was.session]
     if logic.gap_us < former.gap_us:
         # pieces would fall apart: they become the sessions that they are by now
         whole = _sessions(former, unit, logic.cap_us)
         unit = _merged(logic, _unlike(unit, before, whole), whole)
-        before = np.arange(len(unit.key))
+        before, end = np.arange(len(unit.key)), end[first_of_each(whole)]
     if not logic.dynamic:
         unit = replace(unit, end=unit.last + logic.gap_us)
-    unit = _unlike(unit, before, _sessions(logic, unit, logic.cap_us))
+    now = arranged(logic, unit)
+    unit = _unlike(unit, before, now.session, (end != now.end[now.session]) & (end >= watermark))
     run, reach = runs_of(logic, unit)
     first = np.full(int(unit.key[-1]) + 1, FAR)
     np.minimum.at(first, unit.key, unit.start)
@@ -103,12 +106,16 @@ def _sessions(logic: Logic, unit: Unit, cap: int) -> Int64s:
     return np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
 
 
-def _unlike(unit: Unit, before: Int64s, after: Int64s) -> Unit:
-    """Intervals of sessions that are put together otherwise than before are not what the target holds."""
+def _unlike(unit: Unit, before: Int64s, after: Int64s, ends: Bools | None = None) -> Unit:
+    """Intervals of sessions that are put together, or end, otherwise than before are not what the target holds.
+
+    `ends`: the intervals of sessions that are open and end elsewhere now.
+    """
     heads = first_of_each(after)
     first, last = before[heads], np.maximum.reduceat(before, heads)
     whole = np.bincount(before)[first] == np.diff(heads, append=len(after))
     changed = ((first != last) | ~whole)[after]
+    changed |= False if ends is None else ends
     kind = np.where(changed & (unit.kind == TOLD), SETTLED, unit.kind)
     return replace(unit, kind=np.where(changed & (kind == LOOSE_TOLD), LOOSE, kind).astype(np.int8))
 

@@ -49,7 +49,13 @@ def place_late_rows(logic: Logic, unit: Unit, run: Int64s, piece: Int64s, waterm
     """Rows behind the watermark never move a cut: in a run that reaches the cap each one is placed by itself.
 
     Where joining the sessions on both sides would reach the cap it joins the earlier one; where joining even one would,
-    it is late. Returns the pieces (renumbered) and which intervals are too late; other runs come back unchanged.
+    it is late. The session that it joins becomes one piece, and so does the next one if the row touches it: they stay whole.
+
+        gap 20, cap 22    0        10         21   30
+        sessions          [)20                [────)50     21 − 0 < 22, and yet no session: they do not touch
+        a row behind               ● joins the earlier     else 21 would follow it, and 30 be cut off
+
+    Returns the pieces (renumbered) and which intervals are too late; other runs come back unchanged.
     """
     too_late = np.zeros(len(run), dtype=bool)
     behind = (unit.kind == ROW) & (unit.start < watermark)
@@ -58,50 +64,65 @@ def place_late_rows(logic: Logic, unit: Unit, run: Int64s, piece: Int64s, waterm
     label = piece.copy()
     for begin, stop in zip(*_long_runs(unit.start, unit.last, run, logic.cap_us), strict=True):
         if behind[begin:stop].any():
-            intervals = (unit.start[begin:stop], unit.last[begin:stop], unit.end[begin:stop])
-            names = _place(*intervals, behind[begin:stop], logic.cap_us)
-            too_late[begin:stop] = names < 0
-            label[begin:stop] = np.where(names < 0, names, names + piece[begin])
-    changed = np.diff(np.where(too_late, -1, label), prepend=-2) != 0
-    changed |= np.diff(run, prepend=-1) != 0
+            here = slice(begin, stop)
+            _place(unit.start[here], unit.last[here], unit.end[here], behind[here], logic.cap_us, label[here])
+            too_late[here] = label[here] == _LATE
+    known = np.maximum.accumulate(np.where(too_late, 0, np.arange(len(run))))
+    label = label[known]  # what is late parts no piece
+    changed = (np.diff(label, prepend=-1) != 0) | (np.diff(run, prepend=-1) != 0)
     return np.cumsum(changed) - 1, too_late
 
 
-def _place(start: Int64s, last: Int64s, end: Int64s, behind: Bools, cap: int) -> Int64s:
-    """The session (0, 1, … in time order) of each interval of one run, -1 for late."""
+_LATE = -1
+
+
+def _place(start: Int64s, last: Int64s, end: Int64s, behind: Bools, cap: int, label: Int64s) -> None:
+    """Give each row behind the watermark of one run a session; `label`, changed in place, names the pieces.
+
+    It becomes _LATE for late rows and a number below that for the intervals of a session that is to stay whole.
+    """
     ahead = np.flatnonzero(~behind)
     sessions: list[_Session] = []
     if len(ahead):
         s, e, reach = start[ahead], last[ahead], end[ahead]
+        apart = np.append(True, s[1:] > np.maximum.accumulate(e)[:-1])  # a row may lie within an interval
+        heads = np.flatnonzero(apart)
+        s, e, reach = s[heads], np.maximum.reduceat(e, heads), np.maximum.reduceat(reach, heads)
         joined = np.append(False, s[1:] <= np.maximum.accumulate(reach)[:-1])
-        runs = np.cumsum(~joined) - 1
-        for head, member in zip(session_heads(s, e, reach, runs, cap), ahead, strict=True):
-            here = _Session(int(start[member]), int(last[member]), int(end[member]), [int(member)])
-            if head:
+        begins = session_heads(s, e, reach, np.cumsum(~joined) - 1, cap)
+        for at, members in enumerate(np.split(ahead, heads[1:])):
+            here = _Session(int(s[at]), int(e[at]), int(reach[at]), members.tolist())
+            if begins[at]:
                 sessions.append(here)
             else:
                 sessions[-1].join(here)
-    names = np.full(len(start), -1, dtype=np.int64)
-    for row in np.flatnonzero(behind):
-        _insert(sessions, _Session(int(start[row]), int(start[row]), int(end[row]), [int(row)]), cap)
+    rows = np.flatnonzero(behind)
+    label[rows] = _LATE
+    for row in rows[np.lexsort((end[rows], start[rows]))]:
+        _insert(sessions, _Session(int(start[row]), int(start[row]), int(end[row]), [int(row)], stays=True), cap)
     for name, session in enumerate(sessions):
-        names[session.members] = name
-    return names
+        if session.stays:
+            label[session.members] = _LATE - 1 - name
 
 
 @dataclass
 class _Session:
-    """A session while late rows are put into a run: first and last event, how far it reaches, its intervals."""
+    """A session while late rows are put into a run: first and last event, how far it reaches, its intervals.
+
+    `stays`: whether it is whole from now on, whatever comes.
+    """
 
     start: int
     last: int
     end: int
     members: list[int]
+    stays: bool = False
 
     def join(self, other: _Session) -> None:
         self.start, self.last = min(self.start, other.start), max(self.last, other.last)
         self.end = max(self.end, other.end)
         self.members.extend(other.members)
+        self.stays = self.stays or other.stays
 
 
 def _insert(sessions: list[_Session], row: _Session, cap: int) -> None:
@@ -116,6 +137,8 @@ def _insert(sessions: list[_Session], row: _Session, cap: int) -> None:
         del sessions[after]
     elif left is not None and max(ts, left.last) - left.start < cap:
         left.join(row)
+        if right is not None:
+            right.stays = True
     elif right is not None and right.last - ts < cap:
         right.join(row)
     elif left is None and right is None:

@@ -40,6 +40,7 @@ from slackwater.windows.logic import (
     Visit,
     sorted_by_key,
 )
+from slackwater.windows.pane_revisions import UNSAID, after_rows, begun_late, notes, with_notes
 
 
 def pane_us(logic: Logic) -> int:
@@ -142,25 +143,47 @@ def _merge(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
     """Rows of equal key and pane become one state row, LOOSE if any of them is."""
     pane = rows["__start"].to_numpy()
     earliest = np.maximum(first_window(logic, pane), last_closed(logic, logic.horizon(watermark)) + logic.hop_us)
-    loose = np.full(len(pane), True) if logic.updates else earliest + logic.duration_us <= watermark
+    is_late = earliest + logic.duration_us <= watermark
     lifted = (
         logic.unrevised(rows)
         .with_columns(
             pl.Series("__due", due(logic, pane)),
             pl.col("__start").alias("__last"),
-            pl.Series("__kind", np.where(loose, LOOSE, SETTLED), dtype=pl.Int8),
+            pl.Series("__kind", np.where(is_late | logic.updates, LOOSE, SETTLED), dtype=pl.Int8),
         )
         .select(logic.state_schema.keys())
     )
+    if logic.revises and not overlapping(logic) and not logic.updates:
+        # a window that begins after its close was not emitted at its close
+        lifted = lifted.with_columns(pl.Series("__rev", np.where(is_late, UNSAID, 0), dtype=pl.Int64))
     both = pl.concat([state.select(lifted.columns), lifted])
     if both.is_empty():
         return both
+    noting = logic.revises and overlapping(logic)
+    if noting:
+        both = both.with_columns(pl.Series("__new", np.arange(both.height) >= state.height))
     both, key = sorted_by_key(both, logic.key_names, "__start")
     start = both["__start"].to_numpy()
     new = np.ones(both.height, dtype=bool)
     new[1:] = (key[1:] != key[:-1]) | (start[1:] != start[:-1])
     carried = [pl.col(c).first() for c in ("__h", "__kh", "__start", "__last", "__due")]
-    return logic.merge_groups(both, np.cumsum(new), [pl.col("__kind").max(), *carried])
+    merged = logic.merge_groups(
+        both.drop("__new") if noting else both, np.cumsum(new), [pl.col("__kind").max(), *carried]
+    )
+    if not noting:
+        return merged
+    heads, fresh = np.flatnonzero(new), both["__new"].to_numpy()
+    first = first_window(logic, merged["__start"].to_numpy())
+    merged = after_rows(merged, np.logical_or.reduceat(fresh, heads), first, logic.hop_us)
+    if logic.updates:
+        return merged
+    begun = np.logical_and.reduceat(fresh, heads)
+    return begun_late(merged, begun, first, last_closed(logic, watermark), logic.hop_us)
+
+
+def overlapping(logic: Logic) -> bool:
+    """Whether a pane may be part of several windows."""
+    return logic.hop_us != logic.duration_us
 
 
 def due(logic: Logic, pane: Int64s) -> Int64s:
@@ -208,12 +231,17 @@ def emit(logic: Logic, panes: pl.DataFrame, since: int, watermark: int, telling:
     index, window = _stretched(low, high, logic.hop_us)
     spread = logic.unrevised(panes).select("__kh", "__kind", *logic.revisions, *logic.key_names, *logic.accumulators)
     spread = spread[index].with_columns(pl.Series("__start", window), pl.Series("__end", window + logic.duration_us))
-    if logic.hop_us != logic.duration_us:
-        carried = [pl.col("__kind").max(), *(pl.col(c).first() for c in ("__kh", "__start", "__end"))]
+    if logic.revises:
+        spread = spread.with_columns((pl.col("__kind") == LOOSE).alias("__changed"))
+        if overlapping(logic):
+            spread = _as_noted(logic, panes, spread, index)
+    if overlapping(logic):
+        carried = [pl.col(c).first() for c in ("__kh", "__start", "__end")]
+        carried += [pl.col("__changed").any()] if logic.revises else []
         spread = _put_together(logic, spread, carried)
     if logic.revises:
-        changed, before = pl.col("__kind") == LOOSE, pl.col("__start") <= closed
-        spread = spread.filter(changed if logic.updates else changed | ~before)
+        before = pl.col("__start") <= closed
+        spread = spread.filter(pl.col("__changed") if logic.updates else pl.col("__changed") | ~before)
         told = pl.lit(0, pl.Int64) if logic.updates else before.cast(pl.Int64)
         spread = spread.with_columns((pl.col("__rev") + told + 1).alias("__rev"))
     rows = spread.with_columns(
@@ -254,25 +282,47 @@ def _put_together(logic: Logic, spread: pl.DataFrame, carried: list[pl.Expr]) ->
     return logic.merge_groups(spread, np.cumsum(new), carried)
 
 
+def _as_noted(logic: Logic, panes: pl.DataFrame, spread: pl.DataFrame, index: Int64s) -> pl.DataFrame:
+    """Panes, one row per window that holds them (`index`: which pane), with what each of them notes of that window."""
+    found = notes(panes, first_window(logic, panes["__start"].to_numpy()), logic.hop_us)
+    spread = spread.with_columns(pl.lit([], pl.List(pl.Int64)).alias("__out"))
+    if found.is_empty():
+        return spread
+    at = pl.DataFrame({"__row": index, "__start": spread["__start"]})
+    known = at.join(found, on=["__row", "__start"], how="left", maintain_order="left")
+    return spread.with_columns(
+        known["__rev"].fill_null(spread["__rev"]),
+        (spread["__changed"] & ~known["__holds"].fill_null(False)).alias("__changed"),
+    )
+
+
 def _told(logic: Logic, panes: pl.DataFrame, rows: pl.DataFrame, watermark: int, telling: bool) -> pl.DataFrame:
     """The units with LOOSE panes after their windows were emitted; a pane of a window that waits stays LOOSE."""
     hashes = panes["__h"].to_numpy()
     units = panes.filter(pl.Series(member(hashes, distinct(hashes[panes["__kind"].to_numpy() == LOOSE]))))
-    pane = units["__start"].to_numpy()
+    pane, loose = units["__start"].to_numpy(), units["__kind"].to_numpy() == LOOSE
+    first, closed = first_window(logic, pane), last_closed(logic, watermark)
     waits = logic.updates and not telling
-    still = (last_window(logic, pane) > last_closed(logic, watermark)) if waits else np.zeros(len(pane), dtype=bool)
-    index, window = _stretched(first_window(logic, pane), last_window(logic, pane), logic.hop_us)
+    still = (last_window(logic, pane) > closed) if waits else np.zeros(len(pane), dtype=bool)
+    index, window = _stretched(first, last_window(logic, pane), logic.hop_us)
     keys = ["__kh", *logic.key_names]
     of_pane = units.select(keys)[index].with_columns(pl.Series("__row", index), pl.Series("__start", window))
-    revised = of_pane.join(rows.select(*keys, "__start", "__rev"), on=[*keys, "__start"], nulls_equal=True)
-    newest = revised.group_by("__row").agg(pl.col("__rev").max())
-    rev = units["__rev"].to_numpy().copy()
-    latest = newest["__rev"].to_numpy() - (0 if logic.updates else 1)
-    loose = units["__kind"].to_numpy() == LOOSE
-    at = newest["__row"].to_numpy()
-    rev[at] = np.where(loose[at], np.maximum(rev[at], latest), rev[at])
+    said = of_pane.filter(pl.Series(loose[index])).join(
+        rows.select(*keys, "__start", pl.col("__rev") - (0 if logic.updates else 1)),
+        on=[*keys, "__start"],
+        nulls_equal=True,
+    )
+    if overlapping(logic):
+        gone = last_closed(logic, logic.horizon(watermark))
+        known = notes(units, first, logic.hop_us)
+        known = pl.concat([known, said.select("__row", "__start", "__rev", pl.lit(True).alias("__holds"))])
+        units = with_notes(units, known.filter(pl.col("__start") > gone), first, logic.hop_us)
+    else:
+        rev = units["__rev"].to_numpy().copy()
+        rev[said["__row"].to_numpy()] = said["__rev"].to_numpy()
+        units = units.with_columns(pl.Series("__rev", rev))
     kind = np.where(loose & still, LOOSE, SETTLED)
-    told = units.with_columns(pl.Series("__rev", rev), pl.Series("__kind", kind, dtype=pl.Int8))
+    told = units.with_columns(pl.Series("__kind", kind, dtype=pl.Int8))
     return told.select(logic.state_schema.keys()).sort("__h", maintain_order=True)
 
 

@@ -18,6 +18,7 @@ import polars as pl
 
 from slackwater.core.arrays import distinct, member
 from slackwater.watermark import NO_WATERMARK
+from slackwater.windows.arrangement import arranged
 from slackwater.windows.contested import session_heads
 from slackwater.windows.logic import DEAD, FAR, LOOSE, LOOSE_TOLD, OPEN, SETTLED, TOLD, Emitted, Int64s, Logic
 from slackwater.windows.sessions import floor_rows, pieces, state_of
@@ -119,13 +120,8 @@ def _settle(logic: Logic, units: pl.DataFrame, since: int, watermark: int, telli
     held = ~whole.is_gone(logic.horizon(since))
     floors = whole.floors(logic.reach_us, logic.horizon(since))
     unit = chosen(whole, held)
-    run, _ = runs_of(logic, unit)
-    session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
-    heads = first_of_each(session)
-    start, reach = unit.start[heads], np.maximum.reduceat(unit.end, heads)
-    is_cut = np.append((run[heads][1:] == run[heads][:-1]) & (start[1:] <= reach[:-1]), False)
-    following = np.append(start[1:], FAR)  # a late row may have put the next session before start + cap
-    end = np.where(is_cut, np.minimum(np.minimum(reach, start + cap), following), reach)
+    now = arranged(logic, unit)
+    session, heads, start, reach, is_cut, end = now.session, now.heads, now.start, now.reach, now.is_cut, now.end
     over = np.where(is_cut, watermark >= start + cap, watermark > reach)
     gone = np.where(is_cut, over, horizon > reach)
     emitted = ~np.logical_and.reduceat(unit.told, heads) & (over | telling)

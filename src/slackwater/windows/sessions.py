@@ -26,6 +26,7 @@ import polars as pl
 
 from slackwater.core.arrays import distinct, member
 from slackwater.watermark import NO_WATERMARK
+from slackwater.windows.arrangement import as_told
 from slackwater.windows.contested import place_late_rows
 from slackwater.windows.logic import (
     DEAD,
@@ -63,8 +64,11 @@ def pieces(logic: Logic, unit: Unit, reach: Int64s, run: Int64s, limit: Int64s) 
 
     An interval that reaches across the limit is one of those above: sessions that a larger gap brought together.
     """
+    alone = unit.start > reach
+    heads = np.flatnonzero(alone)
+    furthest = np.maximum.reduceat(unit.last, heads)[np.cumsum(alone) - 1]  # of those that overlap
     new = np.diff(run, prepend=-1) != 0
-    new |= (unit.last >= limit) & (unit.start > reach)
+    new |= (furthest >= limit) & alone
     return np.cumsum(new) - 1
 
 
@@ -185,6 +189,7 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
         touched = member(unit_of_key, distinct(unit_of_key[touched]))
         kept = touched[unit.key]
         unit, run, piece = chosen(unit, kept), renumber(run[kept]), renumber(piece[kept])
+        unit = as_told(logic, unit, piece) if logic.revises else unit
     new_state = logic.empty_state()
     if len(unit.key):
         new_state = state_of(logic, unit, run, piece, floors, watermark)

@@ -1,0 +1,89 @@
+"""Which intervals make which session, and whether the target still holds an interval as it stands.
+
+What was told of an interval is true as long as its session is the one that was told: a row that comes moves cuts, too.
+
+    gap 20, cap 22     125       140       150
+    told                         [──────────]170       one session, told: start 140, end 170
+    a row               ●
+    now                 [─────────)147      [)170      140 left for the new one; what remains of the told one is a
+                                                       session of its own, though no row of it came: to be told
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from slackwater.windows.contested import session_heads
+from slackwater.windows.logic import FAR, LOOSE, LOOSE_TOLD, ROW, SETTLED, TOLD, Int64s, Logic
+from slackwater.windows.units import Bools, Unit, chosen, first_of_each, runs_of
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """The sessions that intervals make if no row comes any more; times in µs.
+
+    `session`: per interval its session's number; the rest per session. `reach`: how far its rows reach. `is_cut`: the next one
+    begins within that; then `end`, the window's, is at the cap or where the next one begins.
+    """
+
+    session: Int64s
+    heads: Int64s
+    start: Int64s
+    reach: Int64s
+    is_cut: Bools
+    end: Int64s
+
+
+def arranged(logic: Logic, unit: Unit) -> Arrangement:
+    """Of the intervals of a unit that is not empty."""
+    cap = logic.cap_us
+    run, _ = runs_of(logic, unit)
+    session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
+    heads = first_of_each(session)
+    start, reach = unit.start[heads], np.maximum.reduceat(unit.end, heads)
+    is_cut = np.append((run[heads][1:] == run[heads][:-1]) & (start[1:] <= reach[:-1]), False)
+    following = np.append(start[1:], FAR)  # a late row may have put the next session before start + cap
+    end = np.where(is_cut, np.minimum(np.minimum(reach, start + cap), following), reach)
+    return Arrangement(session, heads, start, reach, is_cut, end)
+
+
+def as_told(logic: Logic, unit: Unit, piece: Int64s) -> Unit:
+    """New rows and intervals of the state (`piece`: what they become), these marked as told where the target holds them still.
+
+    It does if their session has the same intervals as before the rows came, ends where it ended, and is final when it was.
+    """
+    if not unit.told.any():
+        return unit
+    there = np.flatnonzero(unit.kind != ROW)
+    heads = first_of_each(piece)
+    pieces = replace(
+        unit,
+        key=unit.key[heads],
+        kind=unit.kind[heads],
+        start=unit.start[heads],
+        last=np.maximum.reduceat(unit.last, heads),
+        due=unit.due[heads],
+        end=np.maximum.reduceat(unit.end, heads),
+    )
+    before, after = arranged(logic, chosen(unit, unit.kind != ROW)), arranged(logic, pieces)
+    return unlike(logic, unit, there, before, after, after.session[piece[there]])
+
+
+def unlike(logic: Logic, unit: Unit, there: Int64s, before: Arrangement, after: Arrangement, now: Int64s) -> Unit:
+    """Intervals of sessions that are put together, or end, otherwise than before are not what the target holds.
+
+    `there`: positions of the intervals that `before` arranges; `now`: the session of `after` that each of them is in.
+    """
+    first, last = now[before.heads], np.maximum.reduceat(now, before.heads)
+    same = (first == last) & (np.bincount(now, minlength=len(after.start))[first] == np.bincount(before.session))
+    same &= before.end == after.end[first]
+    if logic.allowed_us:  # one that is cut is final at its end
+        same &= before.is_cut == after.is_cut[first]
+    moved = np.zeros(len(unit.key), dtype=bool)
+    moved[there] = ~same[before.session]
+    if not moved.any():
+        return unit
+    kind = np.where(moved & (unit.kind == TOLD), SETTLED, unit.kind)
+    return replace(unit, kind=np.where(moved & (kind == LOOSE_TOLD), LOOSE, kind).astype(np.int8))

@@ -1,0 +1,74 @@
+"""How often each window of a pane was emitted, where windows overlap: a pane is part of several, told each in its own time.
+
+    window 60, hop 20          a late row in pane 40 corrects the two that are closed
+    [0 ─────────── 60)         emitted for the 2nd time         pane 40 notes: 0 and 20 were emitted again
+         [20 ─────────── 80)   emitted for the 2nd time
+              [40 ─────────── 100)  closes later: its 1st
+
+A tumbling pane is its window: `__rev` counts, and there is no note. A pane of hopping windows has a list of notes in `__out`,
+one per window that was emitted when the pane had changed: `nth << 40 | (revision + 1) << 1 | holds`, nth being the window's
+place among those of the pane, and `holds` whether the pane has not changed since. A window counts what the pane with most says.
+
+Closing a window writes nothing, so the emission at its close is not counted: it follows (`reopen`). A pane that a late row
+began after that close was no part of it, and counts -1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from slackwater.windows.logic import Int64s
+from slackwater.windows.units import Bools
+
+_NTH, _REVISION = 1 << 40, 1 << 1
+UNSAID = -1  # nothing was emitted of it though it is closed: all rows of it came late
+
+NOTES = {"__row": pl.Int64(), "__start": pl.Int64(), "__rev": pl.Int64(), "__holds": pl.Boolean()}
+
+
+def notes(panes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
+    """What panes note: `__row` (the pane's position), `__start` (the window's), `__rev`, `__holds`.
+
+    `first`: per pane the start of its earliest window; `hop`: from one window to the next; in µs.
+    """
+    row = np.repeat(np.arange(panes.height), panes["__out"].list.len().to_numpy())
+    note = panes["__out"].explode().drop_nulls().to_numpy()
+    found = (row, first[row] + note // _NTH * hop, note % _NTH // _REVISION - 1, note % _REVISION == 1)
+    return pl.DataFrame(dict(zip(NOTES, found, strict=True)), schema=NOTES)
+
+
+def with_notes(panes: pl.DataFrame, found: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
+    """Panes with these notes, as `notes` gives them, for theirs; of several for one window the largest revision."""
+    row, start, rev = (found[c].to_numpy() for c in ("__row", "__start", "__rev"))
+    note = (start - first[row]) // hop * _NTH + (rev + 1) * _REVISION + found["__holds"].to_numpy()
+    last = (
+        pl.DataFrame({"__row": row, "__note": note, "__nth": note // _NTH})
+        .group_by("__row", "__nth")
+        .agg(pl.col("__note").max())
+    )
+    lists = last.group_by("__row").agg(pl.col("__note").sort().alias("__out"))
+    every = pl.DataFrame({"__row": np.arange(panes.height)})
+    kept = every.join(lists, on="__row", how="left", maintain_order="left")["__out"]
+    return panes.with_columns(kept.fill_null(pl.lit([], pl.List(pl.Int64))).alias("__out"))
+
+
+def after_rows(panes: pl.DataFrame, touched: Bools, first: Int64s, hop: int) -> pl.DataFrame:
+    """Panes when rows were folded into some (`touched`): what the target holds of these is not as they stand."""
+    found = notes(panes, first, hop)
+    if found.is_empty():
+        return panes
+    here = pl.Series(touched[found["__row"].to_numpy()])
+    return with_notes(panes, found.with_columns(pl.col("__holds") & ~here), first, hop)
+
+
+def begun_late(panes: pl.DataFrame, new: Bools, first: Int64s, closed: int, hop: int) -> pl.DataFrame:
+    """Panes, where the `new` ones note the windows that were closed before they began; `closed`: the last one that is."""
+    at = np.flatnonzero(new & (first <= closed))
+    if not len(at):
+        return panes
+    times = (np.minimum(closed, panes["__start"].to_numpy()[at]) - first[at]) // hop + 1
+    row = np.repeat(at, times)
+    nth = np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times)
+    rows = {"__row": row, "__start": first[row] + nth * hop, "__rev": UNSAID, "__holds": False}
+    return with_notes(panes, pl.concat([notes(panes, first, hop), pl.DataFrame(rows, schema=NOTES)]), first, hop)

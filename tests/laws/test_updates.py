@@ -1,0 +1,206 @@
+"""After each epoch the target is what the definition says: a part of the seeds of `updates.py` and `final.py`, and timelines by hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.laws import final, updates
+from tests.laws.updates import MS, SCHEMA, Table
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.testing.kit import LocalResult, Quiet, Restart, Rows, run_local
+
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 20))
+def test_seeded_runs_of_updates(first: int) -> None:
+    for seed in range(first, first + 20):
+        updates.checked(seed)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 20))
+def test_seeded_runs_of_what_comes_out_once_or_at_the_close(first: int) -> None:
+    for seed in range(first, first + 20):
+        final.checked(seed)
+
+
+def sessions(gap: int, cap: int, **settings: Any) -> Window:
+    return window(kind="session", gap_ms=gap, max_session_duration_ms=cap, **{"lateness_ms": 60_000, **settings})
+
+
+def window(**settings: Any) -> Window:
+    return Window(
+        group_by=["u"], aggregations=[Aggregation(agg="count", as_="n")], **{"emit_metadata": True, **settings}
+    )
+
+
+def ran(window: Window, *epochs: Sequence[int], flush: bool = False, upserts: bool = True) -> LocalResult:
+    """Run over epochs of event times (in ms) of one user."""
+    script = [Rows({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 0.0, "g": 1} for t in e]}) for e in epochs]
+    return run_local(window, script, SCHEMA, flush=flush, upserts=upserts)
+
+
+def left(result: LocalResult, upto: int = 1 << 60) -> list[tuple[Any, ...]]:
+    """(start, end, n) of the rows that the target holds after an epoch, in ms."""
+    table = Table(result)
+    table.upto(upto)
+    return sorted((r["window_start"] // MS, r["window_end"] // MS, r["n"]) for r in table.rows.values())
+
+
+def said(result: LocalResult) -> list[tuple[Any, ...]]:
+    """(epoch, reason, start in ms, n, revision) of what was emitted."""
+    rows = [*result.rows, *({**r, "_emit_reason": "supersede"} for r in result.gone)]
+    return [
+        (r["_epoch"], r["_emit_reason"], r["window_start"] // MS, r.get("n"), r.get("_revision"))
+        for r in sorted(rows, key=lambda r: (r["_epoch"], r["window_start"]))
+    ]
+
+
+def test_what_a_moved_cut_leaves_of_a_session_is_told_as_one_of_its_own() -> None:
+    """
+    gap 20, cap 22    125       140       150
+    epoch 0                     [──────────]170
+    epoch 1            ●────────●)147      [)170    150 is 25 from the new start: no row of it came, and yet it is told
+    """
+    result = ran(sessions(20, 22, emit="updates"), [140, 150], [125])
+    assert left(result, 0) == [(140, 170, 2)]
+    assert left(result, 1) == [(125, 147, 2), (150, 170, 1)]
+    assert said(result)[1:] == [
+        (1, "update", 125, 2, 2),
+        (1, "supersede", 140, None, None),
+        (1, "update", 150, 1, 2),
+    ]
+
+
+def test_a_session_that_is_cut_by_the_one_after_it_is_told_with_its_new_end() -> None:
+    """
+    gap 2, cap 7      0  1.5  3  4.5  6 6.5   7.5
+    epoch 0           [──────────────────]8.5
+    epoch 1           [──────────────────)7   [)9.5    no row of the first came; it ends where the second may begin
+    """
+    result = ran(sessions(20, 70, emit="updates"), [0, 15, 30, 45, 60, 65], [75], flush=True)
+    assert left(result, 0) == [(0, 85, 6)]
+    assert left(result, 1) == [(0, 70, 6), (75, 95, 1)]
+    assert [r[:3] for r in said(result)] == [
+        (0, "update", 0),
+        (1, "update", 0),
+        (1, "update", 75),
+    ]  # not at the close again
+
+
+def test_what_was_told_of_a_session_that_is_retained_is_told_again_when_it_is_cut() -> None:
+    """
+    gap 5, cap 8      0 ── 7             both closed and retained: watermark 40
+                             12 ─ 16
+    a late row              ●11          8 or more from 0, so it joins the second; the first ends at its cap now
+    """
+    result = ran(
+        sessions(5, 8, late_data="reopen", allowed_lateness_ms=100, lateness_ms=0), [0, 5, 7, 13, 17], [40], [12]
+    )
+    assert left(result, 1) == [(0, 12, 3), (13, 22, 2)]
+    assert left(result, 2) == [(0, 8, 3), (12, 22, 3)]
+
+
+def test_a_row_at_the_start_of_a_session_that_stays_whole_belongs_to_it() -> None:
+    """
+    gap 20, cap 22     0       10        21   30
+    epoch 0            ●                 ●────●       two sessions; watermark 15
+    epoch 1                    ● behind it: joins the first, and the second stays whole
+    epoch 2                              ● 21 once more: 21 from 0, and yet of the second, which 30 is part of
+    """
+    result = ran(sessions(20, 22, emit="updates", lateness_ms=15), [0, 21, 30], [10], [21], flush=True)
+    assert left(result, 0) == [(0, 20, 1), (21, 50, 2)]
+    assert left(result, 1) == [(0, 21, 2), (21, 50, 2)]
+    assert left(result) == [(0, 21, 2), (21, 50, 3)]
+
+
+def test_a_row_that_is_late_leaves_no_trace() -> None:
+    """
+    gap 20, cap 22      94 97 100       118   121   125
+    epoch 0                   ●─────────●─────●)122       lateness 28: watermark 97
+                                                    [)145
+    epoch 1             ●   behind it, and to join would reach the cap: late (or it does not come)
+    epoch 2                ●──●─────────●)119 [─────●)145 97 is not late, and moves the cut either way
+    """
+    for late in ([], [94]):
+        result = ran(sessions(20, 22, emit="updates", lateness_ms=28), [100, 118, 121, 125], late, [97], flush=True)
+        assert left(result) == [(97, 119, 3), (121, 145, 2)]
+        assert result.counters.rows_late == len(late)
+
+
+@pytest.mark.parametrize("late_data", ["drop", "dlq", "reopen", "standalone"])
+@pytest.mark.parametrize("kind", ["tumbling", "hopping", "session"])
+def test_the_first_row_of_a_window_has_revision_one(kind: str, late_data: str) -> None:
+    """A window that only a late row begins; then one that it corrects; with hopping, one that closes later."""
+    shape: dict[str, Any] = {
+        "tumbling": {"duration_ms": 10, "max_groups_per_window": 100},
+        "hopping": {"duration_ms": 10, "hop_ms": 5, "max_groups_per_window": 100},
+        "session": {"gap_ms": 3, "max_session_duration_ms": 10},
+    }[kind]
+    more = {"allowed_lateness_ms": 200} if late_data == "reopen" else {}
+    made = window(kind=kind, late_data=late_data, **shape, **more)
+    result = ran(made, [0, 61], [100], [30], [31, 96], [130], flush=True, upserts=False)
+    seen: dict[int, int] = {}
+    for epoch, reason, start, _, revision in said(result):
+        if reason == "standalone":
+            assert revision == 1
+            continue
+        assert revision == seen.get(start, 0) + 1, (epoch, reason, start, revision)
+        seen[start] = revision
+    assert (max(seen.values()) > 1) == (late_data == "reopen")
+
+
+def test_overlapping_windows_count_each_by_itself() -> None:
+    """
+    10 long, hop 5, late rows corrected       0    5    10   15   20
+    epoch 0   ●2                              [─────────)            open: nothing is out
+    epoch 1                     ●21           closed: −5 and 0 are emitted
+    epoch 2        ●7 late                    0 corrected: 2; 5 begun by it: 1
+    epoch 3             ●12 late              5 corrected: 2; 10 begun by it: 1
+    """
+    made = window(
+        kind="hopping", duration_ms=10, hop_ms=5, max_groups_per_window=9, late_data="reopen", allowed_lateness_ms=99
+    )
+    result = ran(made, [2], [21], [7], [12], flush=False, upserts=False)
+    assert [(e, s, r) for e, _, s, _, r in said(result)] == [
+        (1, -5, 1),
+        (1, 0, 1),
+        (2, 0, 2),
+        (2, 5, 1),
+        (3, 5, 2),
+        (3, 10, 1),
+    ]
+
+
+def test_a_window_that_closed_is_not_told_again_while_another_of_its_pane_waits() -> None:
+    """
+    10 long, hop 5, at most every hour     row 7 is in 0 and 5; 0 closes at 10, 5 waits on
+    """
+    made = window(
+        kind="hopping",
+        duration_ms=10,
+        hop_ms=5,
+        max_groups_per_window=9,
+        emit="updates",
+        emit_interval_ms="1h",
+        late_data="reopen",
+        allowed_lateness_ms=99,
+    )
+    result = ran(made, [-20], [7], [12], [13], [14], flush=False, upserts=False)
+    assert [(e, s, n) for e, _, s, n, _ in said(result) if s == 0] == [(2, 0, 1)]
+
+
+def test_an_open_session_whose_gap_was_changed_is_told_with_its_new_end() -> None:
+    """
+    gap 5 ▸ 8    0 ── 4      9 ▸ 12: no row came
+    """
+    before, after = (sessions(gap, 50, emit="updates") for gap in (5, 8))
+    rows = [{"ts": t * MS, "u": "a", "id": 1, "f": 0.0, "g": 1} for t in (0, 4)]
+    script = [Rows({"a": rows}), Restart(step=after), Quiet(100)]
+    result = run_local(before, script, SCHEMA, flush=False)
+    assert left(result, 0) == [(0, 9, 2)]
+    assert left(result) == [(0, 12, 2)]

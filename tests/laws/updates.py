@@ -1,0 +1,232 @@
+"""After each epoch the target is what the definition says of that commit: seeded runs, judged by the loops of `by_epoch.py`.
+
+    python -m tests.laws.updates --runs 5000 --seed 1        # emit = "updates"; prints the seed of a run that fails
+    python -m tests.laws.updates --only 4711                 # one run again
+    python -m tests.laws.final --runs 5000                   # the same law for emit = "final" and "on_close"
+
+Each seed makes a window (mostly sessions whose cap is barely above their gap), rows on the edges, several keys and epochs,
+deaths at named steps, other numbers of shards after a death or a stop, and a target that replaces rows or only adds them.
+After every item of the script, and after the flush, the target's table is compared with the model's: which windows it holds,
+and of each the keys, `window_end`, aggregates, `session_id` being there, `_final_at` and `_revision`, and whether `_emit_reason` says
+open, closed or cut. With it: nothing is emitted again unchanged, nothing is superseded that was not there, the late rows are
+those of the model.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.laws import naive, seeds
+from tests.laws.by_epoch import Model, Panes, Sessions, Told
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.state.protocol import StateStore
+from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Restart, Rows, run_local
+
+MS = 1000
+SCHEMA = {"u": "string", "id": "bigint", "f": "double", "g": "bigint"}
+AGGREGATIONS = (("n", "count", None), ("ids", "sum", "id"), ("top", "max", "f"), ("first", "first", "f"))
+NEAR = ((20, 22), (20, 21), (20, 26), (5, 6), (5, 8), (3, 4), (2, 5), (10, 21), (10, 35))  # gap, cap in ms
+REASONS = {"close": {"close", "late", "flush"}, "cap": {"cap"}, "update": {"update"}}
+
+Item = Rows | Quiet | Crash | Restart
+
+
+@dataclass(frozen=True)
+class Run:
+    """One seeded run: the window, what came in, and how it was disturbed."""
+
+    window: Window
+    model: Model
+    script: tuple[Item, ...]
+    shards: int
+    upserts: bool
+
+
+def planned(seed: int, emits: Sequence[str] = ("updates",), kinds: Sequence[str] = ()) -> Run:
+    """The run of a seed."""
+    rng = random.Random(seed)
+    kind = rng.choice(kinds or ("session", "session", "session", "dynamic", "tumbling", "hopping"))
+    gap, cap = rng.choice(NEAR)
+    duration, hop = rng.choice([(12, 5), (12, 4), (20, 5)]) if kind == "hopping" else (rng.choice([7, 12]), 0)
+    offset = rng.choice([0, -2, 3])
+    emit = rng.choice(emits)
+    late = rng.choice(["reopen", "reopen", "dlq", "drop", "standalone"])
+    lateness = rng.choice([0, 0, 3, gap, cap, 3 * cap, 1000])
+    settings: dict[str, Any] = {"lateness_ms": lateness, "late_data": late, "emit": emit, "emit_metadata": True}
+    allowed = lateness
+    if late == "reopen" and rng.random() < 0.9:
+        allowed = settings["allowed_lateness_ms"] = rng.choice([0, 2, gap, cap, 3 * cap, 500])
+    allowed = allowed * MS if late == "reopen" else 0
+    if emit == "updates" and rng.random() < 0.3:
+        settings["emit_interval_ms"] = 500
+    if kind in ("session", "dynamic"):
+        shape: dict[str, Any] = {"gap_ms": gap if kind == "session" else "g", "max_session_duration_ms": cap}
+    else:
+        shape = {"duration_ms": duration, "offset_ms": offset, "max_groups_per_window": 1000}
+        shape |= {"hop_ms": hop} if hop else {}
+    window = Window(
+        kind="session" if kind == "dynamic" else kind,
+        group_by=["u"],
+        aggregations=[Aggregation(agg=a, column=c, as_=name) for name, a, c in AGGREGATIONS],
+        **shape,
+        **settings,
+    )
+    spec = naive.Spec(
+        window.kind,
+        ["u"],
+        AGGREGATIONS,
+        duration_us=duration * MS,
+        hop_us=hop * MS,
+        offset_us=offset * MS,
+        gap_us=gap * MS if kind == "session" else 0,
+        cap_us=cap * MS,
+    )
+    model = (Sessions if window.kind == "session" else Panes)(
+        spec,
+        lateness_us=lateness * MS + (allowed if emit == "final" else 0),
+        retained_us=0 if emit == "final" else allowed,
+        allowed_us=allowed,
+        updates=emit == "updates",
+        interval_us=window.emit_interval_ms * MS,
+    )
+    rows = list(_rows(rng, gap, cap, kind == "dynamic"))
+    return Run(
+        window,
+        model,
+        tuple(_disturbed(rng, _cut(rng, rows), "emit_interval_ms" in settings)),
+        rng.choice([1, 1, 2, 3]),
+        late != "standalone" and rng.random() < 0.5,
+    )
+
+
+def _rows(rng: random.Random, gap: int, cap: int, dynamic: bool) -> Iterator[dict[str, Any]]:
+    """In arrival order: times that wander on and jump back, by steps on the edges; `id` is a power of two, so a sum names its rows."""
+    at, users = rng.randint(-50, 20), rng.choice([["a"], ["a", "a", "b"], ["a", "b", "c", None]])
+    edges = [0, 1, 1, 2, gap - 1, gap, gap + 1, cap - gap, cap - 1, cap, cap + 1]
+    steps = [e for e in edges for _ in range(rng.choice([0, 1, 1, 3]))] + [1, gap, 4 * cap]
+    back = [0] * rng.choice([3, 6, 12]) + [*edges, gap, 2 * gap, 2 * cap, 5 * cap]
+    for n in range(rng.choice([4, 9, 16, 30])):
+        at += rng.choice(steps)
+        brought = rng.choice([1, 2, gap, cap - 1]) if dynamic else gap
+        value = rng.choice([None, float("nan"), -0.0, 0.0, 2.5, -1.0])
+        yield {"ts": (at - rng.choice(back)) * MS, "u": rng.choice(users), "id": 1 << n, "f": value, "g": brought}
+
+
+def _cut(rng: random.Random, rows: list[Any]) -> list[list[Any]]:
+    edges = sorted(rng.sample(range(len(rows) + 1), min(len(rows), rng.choice([0, 1, 2, 3, 5, 8, 12]))))
+    return [rows[a:b] for a, b in zip([0, *edges], [*edges, len(rows)], strict=True) if b > a]
+
+
+def _disturbed(rng: random.Random, batches: Sequence[list[Any]], timed: bool) -> Iterator[Item]:
+    """`timed`: what is open waits for its time. The start over with other shards, which looks anew, is seen at stops only."""
+    troubled = rng.random() < 0.5
+    for rows in batches:
+        if troubled and rng.random() < 0.3:
+            step, shards = rng.choice(STEPS), rng.choice([None, None, 1, 2, 3])
+            yield Crash(step, None if timed else shards)
+        yield Rows({"a": rows})
+        if rng.random() < 0.2:
+            yield Quiet(rng.choice([100, 500]))
+        if troubled and rng.random() < 0.1:
+            yield Restart(shards=rng.choice([1, 2, 3]))
+
+
+def check(run: Run, store: Callable[[], StateStore] | None = None) -> LocalResult:
+    """Run it, on the files store unless another is given. Raises AssertionError where the law is broken."""
+    result = run_local(run.window, run.script, SCHEMA, shards=run.shards, store=store, upserts=run.upserts)
+    counters, model, table, came = result.counters, run.model, Table(result), -1
+    for item, epoch in zip(run.script, result.epochs, strict=True):
+        if isinstance(item, Rows):
+            dynamic = isinstance(run.window.gap_ms, str)
+            model.epoch([r | ({"gap_us": r["g"] * MS} if dynamic else {}) for r in item.rows["a"]])
+        elif isinstance(item, Quiet):
+            model.quiet(item.ms * MS)
+        elif isinstance(item, Restart):
+            model.waiting = model.waiting or epoch > came
+        came = epoch
+        table.upto(epoch)
+        compare(table.rows, model, f"after epoch {epoch}")
+    model.flush()
+    table.upto(1 << 60)
+    compare(table.rows, model, "after the flush")
+    assert counters.rows_late == len(model.late), "late rows"
+    assert (
+        counters.rows_in
+        == counters.rows_used + counters.rows_late
+        == sum(len(i.rows["a"]) for i in run.script if isinstance(i, Rows))
+    )
+    return result
+
+
+class Table:
+    """The table that a run leaves, epoch by epoch; each epoch does one thing to an identity.
+
+    A target that upserts is told what is gone; one that only adds rows has a row for it.
+    """
+
+    def __init__(self, result: LocalResult) -> None:
+        gone = [{**row, "_emit_reason": "supersede"} for row in result.gone]
+        self._coming = sorted([*result.rows, *gone], key=lambda r: r["_epoch"], reverse=True)
+        self.rows: dict[Any, Mapping[str, Any]] = {}
+
+    def upto(self, epoch: int) -> None:
+        done: set[Any] = set()
+        while self._coming and self._coming[-1]["_epoch"] <= epoch:
+            row = self._coming.pop()
+            name = (row["window_start"], (naive.word(row["u"]),))
+            if row["_emit_reason"] == "standalone":
+                assert row["_revision"] == 1, f"a row by itself replaces none: {row}"
+                continue
+            assert (row["_epoch"], name) not in done, f"twice in one epoch: {row}"
+            done.add((row["_epoch"], name))
+            if row["_emit_reason"] == "supersede":
+                assert name in self.rows, f"supersedes what was not there: {row}"
+                assert row.get("n") is None and row.get("window_end") is None
+                del self.rows[name]
+                continue
+            before = self.rows.get(name)
+            assert before is None or said(before) != said(row), f"emitted again unchanged: {row}"
+            self.rows[name] = row
+
+
+def said(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row says of its window."""
+    return {k: naive.word(v) for k, v in row.items() if k not in ("_epoch", "_revision", "_emit_reason", "session_id")}
+
+
+def compare(table: Mapping[Any, Mapping[str, Any]], model: Model, when: str) -> None:
+    found = {name: (said(row), row["_revision"]) for name, row in table.items()}
+    expected = {name: (_columns(told), told.revision) for name, told in model.target.items()}
+    assert found == expected, f"{when}: {_first_difference(found, expected)}"
+    for name, row in table.items():
+        reason = model.target[name].reason
+        assert row["_emit_reason"] in REASONS[reason], f"{when}: {row['_emit_reason']!r} for {reason!r} of {name}"
+
+
+def _columns(told: Told) -> dict[str, Any]:
+    values = {name: naive.word(value) for name, value in told.values.items()}
+    return {"window_start": told.start, "window_end": told.end, "_final_at": told.final, **values}
+
+
+def _first_difference(found: Mapping[Any, Any], expected: Mapping[Any, Any]) -> str:
+    name = min((n for n in found.keys() | expected.keys() if found.get(n) != expected.get(n)), key=repr)
+    return f"{name}: {found.get(name)}, expected {expected.get(name)}"
+
+
+def checked(seed: int, plan: Callable[[int], Run] = planned) -> tuple[int, int, int]:
+    """Check a seed; (epochs, late rows, revisions). Names the seed of a failure."""
+    seeds.quiet()
+    run = plan(seed)
+    try:
+        result = check(run)
+    except BaseException as error:
+        raise AssertionError(f"seed {seed}: {error}: {run.window}") from error
+    return len(result.epochs), result.counters.rows_late, sum((r["_revision"] or 0) > 1 for r in result.rows)
+
+
+if __name__ == "__main__":
+    seeds.main(checked, __doc__ or "", ("epochs", "late rows", "revisions"), 5000)
