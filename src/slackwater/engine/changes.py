@@ -176,6 +176,8 @@ class _Stage:
 
     def _window(self, new: Window) -> Iterator[Change]:
         wrote, old = self.manifest.fingerprint, carry.described_window(self.manifest)
+        if old is not None:
+            recover.check_described(self.manifest, old)
         lost = False
         for key in ("kind", "duration_ms", "hop_ms", "offset_ms"):
             if wrote.get(key) != getattr(new, key):

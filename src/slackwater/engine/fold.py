@@ -5,12 +5,14 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.status import Buffered, Counters, SourceStatus, Status
 from slackwater.engine.steps import Step
 from slackwater.engine.task import EmitReport
+from slackwater.errors import StateError
 from slackwater.joins.logic import JoinLogic
 from slackwater.sources.base import Batch
 from slackwater.state.protocol import Manifest, PartitionRecord, SegmentMeta, SourceRecord
@@ -30,6 +32,12 @@ def counters(manifest: Manifest) -> Counters:
     """The cumulative counters of a commit: rows as the first stage counts them, results as the last one does."""
     overflows = sum(stage.counters.get("overflows", 0) for stage in manifest.stages)
     emitted = manifest.stages[-1].counters.get("emitted", {})
+    known = {f.name for f in fields(Counters)}
+    if unknown := manifest.counters.keys() - known:
+        raise StateError(
+            f"{manifest.pipeline}: the state in epoch {manifest.epoch} has a counter that this version does not know: "
+            f"{min(unknown)[:100]}; restore it from a copy, or install the version that wrote it"
+        )
     return Counters(**{**manifest.counters, "emitted": emitted, "overflows": overflows})
 
 
