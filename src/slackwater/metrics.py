@@ -132,6 +132,7 @@ def _counters(found: Iterable[Status]) -> Iterator[Metric]:
         ("refused_rows", "Rows of groups beyond max_groups_per_window.", lambda c: c.rows_refused),
         ("lost_rows", "Records gone from the source before they were read.", lambda c: c.rows_lost),
         ("replayed_letters", "Dead letters that were applied after all.", lambda c: c.replayed),
+        ("overflows", "Results that did not fit their type and came out as NULL (on_overflow).", lambda c: c.overflows),
         ("rows_in", "Rows read.", lambda c: c.rows_in),
         ("rows_used", "Rows that are in a window.", lambda c: c.rows_used),
         ("rows_emitted", "Rows emitted.", lambda c: c.rows_emitted),

@@ -12,7 +12,7 @@ from tests.spark.test_engine import NAN, SCHEMA, WINDOWS, sample, us
 
 import slackwater as sw
 from slackwater.engine.prepare import pane_aggregates
-from slackwater.errors import CapExceededError, EpochError, StartError
+from slackwater.errors import CapExceededError, EpochError, StartError, ValueRangeError
 from slackwater.testing import oracle
 
 pytestmark = pytest.mark.spark
@@ -199,3 +199,36 @@ def test_what_spark_sql_can_aggregate_is_told_alike_by_config_and_engine() -> No
             agg = Agg(spec, fields[spec.column] if spec.column else None, more)
             logic = Logic("p", window, (), (agg,))
             assert logic.lifts_in_sql == spec.in_sql == (len(pane_aggregates(logic)) > 2), spec.agg
+
+
+def test_sums_that_do_not_fit_are_told_with_their_key_and_go_on_with_null(runner: Runner) -> None:
+    """In the shards (BIGINT) and in Spark's own sums (DECIMAL, where it would raise); a batch agrees."""
+    when = "2024-03-01T00:00:00Z"
+    rows = [{"user": u, "l": v, "m": m, "ts": when} for u, v, m in (
+        ("a", 2**62, 10**37), ("b", 1, 9 * 10**37), ("a", 2**62, 0), ("b", 2, 9 * 10**37), ("b", None, 9 * 10**37), ("c", None, None),
+    )]  # fmt: skip
+    runner.write("0.jsonl", rows)
+    schema = "user STRING, l BIGINT, m DECIMAL(38,0), ts TIMESTAMP"
+
+    def window(kind: str, column: str, policy: str) -> sw.Window:
+        total = sw.Aggregation(agg="sum", column=column, as_="total", on_overflow=policy)
+        return sw.Window(
+            event_time_column="ts", group_by=["user"], aggregations=[total, sw.Aggregation(agg="count", as_="n")],
+            **WINDOWS[kind],
+        )  # fmt: skip
+
+    for kind, column, key in (("tumbling", "l", "a"), ("session", "m", "b"), ("tumbling", "m", "b")):
+        name = f"{kind}-{column}"
+        where = {"name": name, "target_path": str(runner.home / name), "source": runner.source(schema)}
+        with pytest.raises(
+            ValueRangeError, match=rf"^{name}: \"total\": the sum of {column} .* for user='{key}'; set on_"
+        ):
+            runner.run(window=window(kind, column, "fail"), **where)
+        runner.run(window=window(kind, column, "null"), **where)
+        found = {(r["user"], r["n"]): r["total"] for r in runner.output(name).to_dicts()}
+        totals = {"l": {"a": None, "b": 3, "c": None}, "m": {"a": 10**37, "b": None, "c": None}}[column]
+        assert found == {(u, n): totals[u] for u, n in (("a", 2), ("b", 3), ("c", 1))}
+        assert runner.statuses[-1].counters.overflows == 1
+        frame = runner.spark.read.schema(schema).json(str(runner.home / "in"))
+        batch = {(r["user"], r["n"]): r["total"] for r in sw.batch(frame, window(kind, column, "null")).collect()}
+        assert batch == found

@@ -28,6 +28,7 @@ _BELONGS = {
     "k": ("approx_quantile", "top_k"),
     "max_values_per_group": ("collect_set", "collect_list"),
     "by": ("min_by", "max_by"),
+    "on_overflow": ("sum", "avg"),
     "columns": (),
     "options": (),
 }
@@ -84,12 +85,14 @@ class Aggregation(Spec):
     "mypackage.mymodule:WeightedAverage"; or, in Python, such a class or an object of it, with `columns` (its inputs ->
     columns) and `options` (arguments of the class).
     mode (count_distinct): "approximate" (HLL, `hll_precision` 4 to 18) or "exact" (needs max_distinct_values_per_group).
+    on_overflow (sum, avg): "fail" stops the pipeline where the result does not fit its type, "null" gives NULL.
     """
 
     agg: Any
     column: str | None = None
     as_: str = Field(default="", alias="as")
     by: str | None = None
+    on_overflow: str = "fail"
     mode: str | None = None
     max_distinct_values_per_group: int | None = None
     max_values_per_group: int | None = None
@@ -104,6 +107,7 @@ class Aggregation(Spec):
         "column": text,
         "as": text,
         "by": text,
+        "on_overflow": choice("fail", "null"),
         "mode": choice("approximate", "exact"),
         "max_distinct_values_per_group": whole(1),
         "max_values_per_group": whole(1),

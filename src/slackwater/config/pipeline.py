@@ -129,6 +129,7 @@ class Stage(Transform):
 
 _STEP = "describe the window in [transform.window], or the join in [transform.join]"
 _Connected = TypeVar("_Connected", Source, Lookup, Target)
+LONGEST_NAME = 200  # a file system takes 255, and a state that is put aside gets a time behind its name
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
@@ -228,6 +229,8 @@ class Pipeline(Spec):
                 "name",
                 f'found {show(name)}, expected letters, digits, ".", "_" and "-" (it names a directory)',
             )
+        elif name is not None and len(name) > LONGEST_NAME:
+            yield "name", f"found {len(name)} characters, expected at most {LONGEST_NAME} (it names a directory)"
         if "sources" in values and not values["sources"]:
             yield "sources", "empty; describe at least one in [[sources]]"
         yield from check_names(values.get("sources", ()))

@@ -14,6 +14,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec import Interpolated, InterpolatedDuration, Spec, Unset, show_key
 from slackwater.errors import ConfigError
 
+DEPTH = 32  # levels of tables and lists; a pipeline needs six
 _VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}")  # "$${" stands for "${" itself
 
 
@@ -33,14 +34,31 @@ def loads(content: str, file: str = "<string>", env: Mapping[str, str] | None = 
     """The same, from text; `file` is the name that errors show."""
     try:
         data = tomllib.loads(content)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError([f"{file}: is not valid TOML: {error}"]) from None
+    except RecursionError:
+        raise ConfigError([f"{file}: is nested too deeply to be read; expected at most {DEPTH} levels"]) from None
+    except ValueError as error:  # TOMLDecodeError, and what Python says of a number of thousands of digits
+        text = str(error).partition(";")[0]
+        raise ConfigError([f"{file}: is not valid TOML: {text}"]) from None
+    if (key := _too_deep(data)) is not None:
+        raise ConfigError([f"{file}: {key}: is nested more than {DEPTH} levels deep; no key of a pipeline is"])
     problems: list[str] = []
     data = _interpolate(data, os.environ if env is None else env, file, "", problems)
     pipeline = Pipeline.build(data, file, "", problems)
     if pipeline is None or problems:
         raise ConfigError(problems)
     return pipeline
+
+
+def _too_deep(data: Mapping[str, Any]) -> str | None:
+    """The key below which tables and lists are nested deeper than any config is; None where none is."""
+    for key, value in data.items():
+        level = [value]
+        for _ in range(DEPTH):
+            nested = [v for v in level if isinstance(v, dict | list)]
+            level = [v for n in nested for v in (n.values() if isinstance(n, dict) else n)]
+        if any(isinstance(v, dict | list) for v in level):
+            return show_key(key)
+    return None
 
 
 def _interpolate(value: Any, env: Mapping[str, str], file: str, at: str, problems: list[str]) -> Any:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine import fold
 from slackwater.engine.letters import LATE
 from slackwater.engine.protocol import IngestOutcome
+from slackwater.engine.task import EmitReport, IngestReport
 from slackwater.errors import BadRowError, EpochError, StartError
 from slackwater.sources.base import Batch
 from slackwater.state.protocol import Manifest
@@ -26,6 +28,23 @@ def tell(pipeline: Pipeline, before: Manifest, epoch: int, batch: Batch, outcome
     _log_lost(pipeline, epoch, batch)
     _log_late(pipeline, before, epoch, outcome)
     _log_join(pipeline, epoch, outcome)
+    tell_overflows(pipeline, epoch, outcome.reports)
+
+
+def tell_overflows(pipeline: Pipeline, epoch: int, reports: Sequence[IngestReport | EmitReport]) -> None:
+    """Log what came out as NULL since it did not fit its type."""
+    count = sum(r.overflows.count for r in reports)
+    if count:
+        sample = [dict(s) for r in reports for s in r.overflows.sample][:3]
+        named = "; ".join(f'"{s.pop("aggregation")}" of {fold.late_text(s)}' for s in sample)
+        log.warning(
+            '%s: epoch %d: %d %s not fit the type of the column, emitted as NULL (on_overflow = "null"): %s',
+            pipeline.name,
+            epoch,
+            count,
+            "result does" if count == 1 else "results do",
+            named,
+        )
 
 
 def _judge_bad_rows(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestOutcome) -> None:

@@ -176,6 +176,8 @@ class _Stage:
 
     def _window(self, new: Window) -> Iterator[Change]:
         wrote, old = self.manifest.fingerprint, carry.described_window(self.manifest)
+        if old is not None:
+            recover.check_described(self.manifest, old)
         lost = False
         for key in ("kind", "duration_ms", "hop_ms", "offset_ms"):
             if wrote.get(key) != getattr(new, key):
@@ -236,6 +238,8 @@ class _Stage:
     def _aggregations(self, new: Window, old: Window | None) -> Iterator[Change]:
         was = dict(self.manifest.fingerprint.get("aggregations", {}))
         columns, known = self._columns(), bool(self.manifest.described)
+        described = self.manifest.described.get("window", {}).get("aggregations", ())
+        policies = {a.get("as"): a.get("on_overflow", "fail") for a in described}
         for spec in new.aggregations:
             what, now = f'aggregation "{spec.as_}"', _fingerprint(spec, columns)
             if spec.as_ not in was:
@@ -243,6 +247,9 @@ class _Stage:
             elif now != was[spec.as_] and (now is not None or known):
                 how = f"{self.rows:,} state rows hold the former; give the new one another name to start it beside the windows there are"
                 yield self.change(what, was[spec.as_], now or spec.call, REBUILD, how)
+            elif (before := policies.get(spec.as_, spec.on_overflow)) != spec.on_overflow:
+                how = "results from the next start on that do not fit their type"
+                yield self.change(f"{what} on_overflow", before, spec.on_overflow, COMPATIBLE, how)
         for name in was.keys() - {a.as_ for a in new.aggregations}:
             how = f"it is taken out of {self.rows:,} state rows; a table keeps the column, and new rows leave it empty"
             yield self._if_described(f'aggregation "{name}"', was[name], None, known, how)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.status import Buffered, Counters, SourceStatus, Status
 from slackwater.engine.steps import Step
 from slackwater.engine.task import EmitReport
+from slackwater.errors import StateError
 from slackwater.joins.logic import JoinLogic
 from slackwater.sources.base import Batch
-from slackwater.state.protocol import Manifest, PartitionRecord, SourceRecord
+from slackwater.state.protocol import Manifest, PartitionRecord, SegmentMeta, SourceRecord
 from slackwater.watermark import NO_WATERMARK, Heard, SourceClock
 from slackwater.windows.logic import Logic, allowed_us
 from slackwater.windows.panes import window_totals
@@ -28,7 +30,15 @@ def heard(stats: SourceStats | None) -> Heard:
 
 def counters(manifest: Manifest) -> Counters:
     """The cumulative counters of a commit: rows as the first stage counts them, results as the last one does."""
-    return Counters(**{**manifest.counters, "emitted": manifest.stages[-1].counters.get("emitted", {})})
+    overflows = sum(stage.counters.get("overflows", 0) for stage in manifest.stages)
+    emitted = manifest.stages[-1].counters.get("emitted", {})
+    known = {f.name for f in fields(Counters)}
+    if unknown := manifest.counters.keys() - known:
+        raise StateError(
+            f"{manifest.pipeline}: the state in epoch {manifest.epoch} has a counter that this version does not know: "
+            f"{min(unknown)[:100]}; restore it from a copy, or install the version that wrote it"
+        )
+    return Counters(**{**manifest.counters, "emitted": emitted, "overflows": overflows})
 
 
 def clocks(pipeline: Pipeline, manifest: Manifest) -> dict[str, SourceClock]:
@@ -70,6 +80,8 @@ def ingested(
             rows_bad=r.bad, rows_sql=r.rows, rows_used=r.used, rows_refused=r.refused, late_windows=r.late_windows
         )
         totals.update(rows_partly_late=r.partly_late)
+        if r.overflows.count:
+            totals.update(overflows=r.overflows.count)
     sides = {name: Counter(found) for name, found in before.counters.get("sides", {}).items()}
     for r in outcome.reports:
         for name, side in zip(SIDES, r.sides, strict=False):
@@ -141,11 +153,17 @@ def _source(
 
 
 def emitted(
-    manifest: Manifest, reports: Sequence[EmitReport], logic: Step, clock_us: int, telling: bool = False
+    manifest: Manifest,
+    reports: Sequence[EmitReport],
+    logic: Step,
+    clock_us: int,
+    telling: bool = False,
+    since: int = NO_WATERMARK,
 ) -> Manifest:
-    """The manifest to commit: with the staged output, and without the panes that are over.
+    """The manifest to commit: with the staged output, and without the panes and segments that are over.
 
-    `telling`: windows that were changed and are open were emitted, too.
+    `telling`: windows that were changed and are open were emitted, too. `since`: the watermark that the epoch before
+    committed, at which nothing needs what is over any more.
     """
     segments, groups, windows = list(manifest.segments), list(manifest.groups), list(manifest.windows)
     reasons: Counter[str] = Counter(manifest.counters.get("emitted", {}))
@@ -155,6 +173,8 @@ def emitted(
         windows[r.shard] += r.windows
         reasons.update(r.reasons)
     counters = {**manifest.counters, "emitted": dict(reasons)}
+    if beyond := sum(r.overflows.count for r in reports):
+        counters["overflows"] = counters.get("overflows", 0) + beyond
     if isinstance(logic, JoinLogic):
         counters["sides"] = _with_unmatched(manifest, reports)
     panes = manifest.panes
@@ -163,7 +183,7 @@ def emitted(
     return manifest.model_copy(
         update={
             "committed_us": clock_us,
-            "segments": tuple(segments),
+            "segments": tuple(without_dead(metas, isinstance(logic, JoinLogic), since) for metas in segments),
             "groups": tuple(groups),
             "windows": tuple(windows),
             "panes": panes,
@@ -174,6 +194,22 @@ def emitted(
             "counters": counters,
         }
     )
+
+
+def without_dead(metas: tuple[SegmentMeta, ...], independent: bool, since: int) -> tuple[SegmentMeta, ...]:
+    """The segments of a shard without those that are over, also where no new row touched the shard.
+
+    Of windows only the oldest may go: else they would uncover older versions of what they hold. A join's are `independent`.
+    Those without a file (in Postgres) are the figures of a table, from which the commit deletes what is over.
+    """
+    if independent:
+        return tuple(m for m in metas if m.dead > since or not _is_file(m))
+    kept = next((i for i, m in enumerate(metas) if m.dead > since or not _is_file(m)), len(metas))
+    return metas[kept:]
+
+
+def _is_file(meta: SegmentMeta) -> bool:
+    return "/" in meta.file
 
 
 def _with_unmatched(manifest: Manifest, reports: Sequence[EmitReport]) -> dict[str, dict[str, int]]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from slackwater.config.aggregator import without_imports
 from slackwater.config.data import from_data
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec import nearest
@@ -54,15 +55,19 @@ def logic_of(pipeline: Pipeline, manifest: Manifest) -> Logic:
 
 
 def logic_in(manifest: Manifest) -> Logic:
-    """The window of a state as the state itself describes it. Raises StateError where it does not."""
+    """The window of a state as the state itself describes it. Raises StateError where it does not.
+
+    It may name classes of aggregations: none is imported because of that (ConfigError), a config has to name it.
+    """
     if "window" not in manifest.described:
         what = "a join" if manifest.fingerprint.get("kind") == "join" else "a window that the state does not describe"
         raise StateError(
             f"{manifest.pipeline}: the state in epoch {manifest.epoch} is of {what}; "
             + ("only windows can be looked into" if what == "a join" else "name the config's file instead")
         )
-    window = from_data(Window, manifest.described["window"], f"state of {manifest.pipeline}")
-    logic = bind_window(manifest.pipeline, window, recover.columns_of(manifest, window))
+    with without_imports():
+        window = from_data(Window, manifest.described["window"], f"state of {manifest.pipeline}")
+        logic = bind_window(manifest.pipeline, window, recover.columns_of(manifest, window))
     return replace(logic, gone_us=manifest.gone_us, rows_from_us=manifest.rows_from_us, revised=manifest.revised)
 
 

@@ -14,7 +14,7 @@ from slackwater.config.step import Step
 from slackwater.config.window import Window
 from slackwater.core.schema import Field
 from slackwater.engine import joining
-from slackwater.errors import StartError
+from slackwater.errors import StartError, StateError
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.protocol import Manifest, SourceRecord
 from slackwater.windows.logic import Logic
@@ -75,6 +75,25 @@ def query_hashes(pipeline: Pipeline) -> dict[str, str]:
 
 def _hash(text: str | None) -> str:
     return xxhash.xxh3_64_hexdigest(text.encode()) if text else ""
+
+
+def check_described(manifest: Manifest, window: Window) -> None:
+    """Raise StateError if a state describes another window than the one that its rows were written for, as far as can be told
+    without the types of its aggregations. `window`: as it is described."""
+    wrote, described = manifest.fingerprint, manifest.described
+    lengths = ("kind", "duration_ms", "hop_ms", "offset_ms", "gap_ms", "max_session_duration_ms")
+    wrong = [key for key in lengths if wrote.get(key) != getattr(window, key)]
+    columns = described.get("columns", {})
+    if wrote.get("keys") != [f"{name} {columns.get(name)}" for name in window.group_by]:
+        wrong.append("keys")
+    named = [a.get("as") for a in described["window"].get("aggregations", ())]
+    if set(wrote.get("aggregations", {})) != set(named):
+        wrong.append("aggregations")
+    if wrong:
+        raise StateError(
+            f"{manifest.pipeline}: the state in epoch {manifest.epoch} is damaged: its fingerprint and its description differ in "
+            f"{', '.join(wrong)}; restore it from a copy"
+        )
 
 
 def columns_of(manifest: Manifest, window: Window) -> dict[str, Field]:

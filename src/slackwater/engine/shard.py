@@ -14,7 +14,7 @@ import polars as pl
 from slackwater.core.arrays import distinct, member
 from slackwater.core.hashing import mix
 from slackwater.engine.letters import BAD_GAP, LATE, ORIGIN, bad_gap_letters, late_letters
-from slackwater.engine.task import EmitReport, IngestReport, ShardTask, StagedLetters, plain
+from slackwater.engine.task import EmitReport, IngestReport, Overflows, ShardTask, StagedLetters, plain
 from slackwater.state.protocol import OutputMeta
 from slackwater.windows import panes, session_emission, sessions
 from slackwater.windows.family import family
@@ -84,7 +84,20 @@ def ingest(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None
         bad=bad.height,
         bad_sample=tuple({k: plain(v) for k, v in s.items()} for s in late_sample(bad, logic.key_names, "__ts")),
         letters=letters,
+        overflows=Overflows() if alone is None else _overflows(logic, alone.rows),
     )
+
+
+def _overflows(logic: Logic, rows: pl.DataFrame) -> Overflows:
+    """The results of windows that did not fit their type."""
+    count, sample = 0, list[dict[str, object]]()
+    for agg in logic.aggs:
+        beyond = agg.overflowed(rows) if agg.spec.on_overflow == "null" else None
+        if beyond is not None:
+            count += int(beyond.sum())
+            found = late_sample(rows.filter(beyond), logic.key_names, "__start")
+            sample += [{"aggregation": agg.name, **{k: plain(v) for k, v in s.items()}} for s in found]
+    return Overflows(count=count, sample=tuple(sample[:3]))
 
 
 def _alone(task: ShardTask, late: pl.DataFrame, rows: pl.DataFrame) -> Emitted | None:
@@ -186,6 +199,7 @@ def emit(task: ShardTask) -> EmitReport:
         groups=done.groups,
         windows=done.windows,
         last_end_us=last_end if isinstance(last_end, int) else None,
+        overflows=_overflows(logic, done.rows),
     )
 
 

@@ -101,7 +101,8 @@ class Stage:
         """Stage what comes out between two watermarks."""
         due = self.due_tasks(ingested, since, flush, telling)
         reports = self.engine.emit(due) if due else ()
-        return fold.emitted(ingested, reports, self.logic, clock_us, telling), reports
+        account.tell_overflows(self.pipeline, ingested.epoch, reports)
+        return fold.emitted(ingested, reports, self.logic, clock_us, telling, since), reports
 
     def may_tell(self, state: Manifest, clock_us: int) -> bool:
         """emit = "updates": whether windows that are open may be emitted again by now."""

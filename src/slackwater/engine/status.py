@@ -39,6 +39,7 @@ class Counters:
     rows_lost: int = 0  # gone from the source before they were read (on_data_loss = "skip")
     late_windows: int = 0
     replayed: int = 0  # dead letters that were applied after all; their rows stay counted as what they were
+    overflows: int = 0  # results that did not fit their type and came out as NULL (on_overflow = "null")
     rows_partly_late: int = 0  # late for some of their windows, and not for all: these rows are used
     late: Mapping[str, int] = field(default_factory=dict)
     emitted: Mapping[str, int] = field(default_factory=dict)

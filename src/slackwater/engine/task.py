@@ -73,6 +73,13 @@ class SideReport(Record):
     crowd: tuple[int, str] | None = None  # a key with many rows: how many, its values
 
 
+class Overflows(Record):
+    """Results that did not fit their type and came out as NULL (`on_overflow`): how many, and a few of them."""
+
+    count: int = 0
+    sample: tuple[dict[str, Any], ...] = ()  # keys, `aggregation`, `event_us`: the start of the window
+
+
 class IngestReport(Record):
     """What a shard did with its rows."""
 
@@ -95,6 +102,7 @@ class IngestReport(Record):
     bad_sample: tuple[dict[str, Any], ...] = ()
     letters: StagedLetters | None = None
     sides: tuple[SideReport, ...] = ()  # of a join: left, right
+    overflows: Overflows = Overflows()
 
 
 class EmitReport(Record):
@@ -108,6 +116,7 @@ class EmitReport(Record):
     windows: int = 0
     last_end_us: int | None = None
     unmatched: tuple[int, int] = (0, 0)  # of a join: left, right
+    overflows: Overflows = Overflows()
 
 
 def plain(value: object) -> object:

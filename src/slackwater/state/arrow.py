@@ -47,7 +47,9 @@ def solid(frame: pl.DataFrame) -> pl.DataFrame:
 def write_synced(path: Path, content: Any) -> None:
     """Write a file down to the disk. Raises EpochError if that is not possible."""
     try:
-        with path.open("wb") as file:
+        # never through a symbolic link that lies in its place
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -96,6 +98,17 @@ def open_arrow(path: Path) -> pa.Table:
         raise StateError(
             f"state file {path} cannot be read ({type(error).__name__}); restore it from a copy of the state directory"
         ) from error
+
+
+def opened(path: Path, rows: int) -> pa.Table:
+    """A file of which a commit says that it holds so many rows. Raises StateError if it does not."""
+    table = open_arrow(path)
+    if table.num_rows != rows:
+        raise StateError(
+            f"state file {path} holds {table.num_rows:,} rows, the commit says {rows:,}; restore both from a copy of the state "
+            "directory"
+        )
+    return table
 
 
 def frame_of(table: pa.Table) -> pl.DataFrame:

@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import tempfile
 import time
 import uuid
@@ -33,8 +34,8 @@ from pydantic import ValidationError
 from slackwater.errors import EpochError, FencedError, LockHeldError, StateError
 from slackwater.joins.logic import JoinLogic
 from slackwater.state import migrations
-from slackwater.state.arrow import checksum, read_arrow, verify, write_synced
-from slackwater.state.protocol import Manifest, OutputMeta, Publish, SegmentMeta, Snapshot, Written, not_kept
+from slackwater.state.arrow import checksum, opened, read_arrow, verify, write_synced
+from slackwater.state.protocol import Manifest, OutputMeta, Publish, SegmentMeta, Snapshot, Written, misfit, not_kept
 from slackwater.state.segments import FilesShard, SegmentReader
 from slackwater.windows.logic import Logic
 
@@ -56,14 +57,7 @@ class FilesStore:
         self._whole: set[str] = set()  # segments that were looked at and found as written
 
     def open(self) -> Manifest | None:
-        try:
-            for name in ("manifests", "segments", "outputs", "checkpoint"):
-                (self._dir / name).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StateError(
-                f"state directory {self.root} cannot be created ({error.strerror}); expected a writable directory"
-            ) from error
-        self._take_lock()
+        self.claim()
         try:
             latest = self._found()
             if latest is not None:
@@ -73,6 +67,17 @@ class FilesStore:
             raise
         self._latest = latest.epoch if latest else -1
         return latest
+
+    def claim(self) -> None:
+        """Make the directory, where there is none, and take its lock; looks at nothing in it. Raises LockHeldError, StateError."""
+        try:
+            for name in ("manifests", "segments", "outputs", "checkpoint"):
+                (self._dir / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StateError(
+                f"state directory {self.root} cannot be created ({error.strerror}); expected a writable directory"
+            ) from error
+        self._take_lock()
 
     def _found(self) -> Manifest | None:
         """The latest commit, if it is what the rest of the directory says it is."""
@@ -104,6 +109,11 @@ class FilesStore:
 
     def check_begins(self) -> None:
         """Raise StateError if there are files of later epochs though there is no commit."""
+        if self.forking.exists():
+            raise StateError(
+                f"{self.root} holds a fork that was cut off; repeat it: slackwater state fork … {self._dir.name}, or remove the "
+                "directory"
+            )
         for folder in ("segments", "outputs", "offsets"):
             for path in sorted((self._dir / folder).glob("*")):
                 if path.name[:9].isdigit() and int(path.name[:9]) > 0:
@@ -132,7 +142,7 @@ class FilesStore:
         return None if aside is None else str(aside)
 
     def _take_lock(self) -> None:
-        file = (self._dir / "lock").open("a+", errors="replace")
+        file = self._lock_file()
         end = time.monotonic() + LOCK_S
         while True:
             try:
@@ -152,6 +162,19 @@ class FilesStore:
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
         self._lock = file
+
+    def _lock_file(self) -> TextIO:
+        """The lock, which is written over: so it must be a file of this directory, and no link to another one."""
+        path = self._dir / "lock"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        except OSError as error:
+            what = "is a symbolic link" if path.is_symlink() else f"cannot be opened ({error.strerror})"
+            raise StateError(f"lock {path} {what}; expected a file that may be written: remove it") from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise StateError(f"lock {path} is no file; remove it")
+        return os.fdopen(descriptor, "a+", errors="replace")
 
     def runner(self) -> str | None:
         path = self._dir / "lock"
@@ -219,8 +242,14 @@ class FilesStore:
         """Every segment is there and holds what was written; once per start, as later ones are this process's own."""
         for meta in (m for stage in manifest.stages for shard in stage.segments for m in shard):
             verify(self._dir / meta.file, meta.checksum, meta.bytes)
+            opened(self._dir / meta.file, meta.rows)
         for name in (n for source in manifest.sources.values() for n in offset_files(source.offsets)):
             verify(self._dir / name, Path(name).stem.rpartition("-")[2])
+
+    @property
+    def forking(self) -> Path:
+        """A file that is there while a fork is made in this directory."""
+        return self._dir / "forking"
 
     def manifest(self, epoch: int) -> Manifest:
         """The record of a commit. Raises StateError if it is not there, damaged, or another one's."""
@@ -237,7 +266,7 @@ class FilesStore:
             text, _, digest = path.read_text().rstrip("\n").rpartition("\n")
             data = json.loads(text)
             version = int(data["format"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise StateError(
                 f"manifest {path} is damaged or unreadable; restore it from a copy of the directory"
             ) from error
@@ -252,8 +281,10 @@ class FilesStore:
             found = Manifest.model_validate(migrations.forward(data, version, f"manifest {path}"))
         except ValidationError as error:
             raise StateError(
-                f"manifest {self._path(epoch)} is damaged: {error.error_count()} fields do not fit; restore it from a copy"
+                f"manifest {self._path(epoch)} is damaged: {misfit(error)}; restore it from a copy"
             ) from error
+        except RecursionError:
+            raise StateError(f"manifest {path} is damaged: it is nested too deeply; restore it from a copy") from None
         if (found.pipeline, found.epoch) != (self._dir.name, epoch):
             raise StateError(
                 f'manifest {path} is of epoch {found.epoch} of "{found.pipeline}", expected epoch {epoch} of '

@@ -23,22 +23,37 @@ def fork(store: FilesStore, copy: FilesStore, epoch: int | None) -> Manifest | N
         raise taken(name, there[-1], f"in {copy.root}")
     if not store.epochs():
         raise not_kept(epoch or 0, [], store.root)
-    fresh = not Path(copy.root).exists()
-    if (latest := copy.open()) is not None:  # since we looked
-        copy.close()
-        raise taken(name, latest.epoch, f"in {copy.root}")
+    fresh = not Path(copy.root).exists() or copy.forking.exists()
+    copy.claim()
     made: list[Path] = []
     try:
+        if there := copy.epochs():  # since we looked
+            made, fresh = [], False
+            raise taken(name, there[-1], f"in {copy.root}")
+        if copy.forking.exists():  # of a fork that was killed: it names nothing, so nobody needs what it left
+            _clear(Path(copy.root))
+        copy.check_begins()
+        copy.forking.touch()
         found = _copied(store, Path(copy.root), epoch, made)
         if found is not None:
             found = forked(found, name)
             copy.found(found)
+            copy.forking.unlink()
             made = []
         return found
     finally:
         if made or not copy.epochs():
+            copy.forking.unlink(missing_ok=True)
             _undo(Path(copy.root), made, fresh)
         copy.close()
+
+
+def _clear(directory: Path) -> None:
+    """Remove what an attempt that was killed has left."""
+    for folder in ("segments", "outputs", "offsets"):
+        shutil.rmtree(directory / folder, ignore_errors=True)
+        (directory / folder).mkdir()
+    (directory / "forking").unlink()
 
 
 def _copied(store: FilesStore, to: Path, epoch: int | None, made: list[Path]) -> Manifest | None:

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable
 
-from slackwater.config.pipeline import NAME
+from slackwater.config.pipeline import LONGEST_NAME, NAME
 from slackwater.errors import StartError, StateError
 from slackwater.state.edit import unpublished
 from slackwater.state.protocol import Manifest, SourceRecord, StateStore
@@ -29,6 +29,8 @@ def fork(store: StateStore, name: str, epoch: int | None = None) -> Manifest:
     """
     if not re.fullmatch(NAME, name):
         raise StartError(f'fork: found the name "{name}", expected letters, digits, ".", "_" and "-"')
+    if len(name) > LONGEST_NAME:
+        raise StartError(f"fork: found a name of {len(name)} characters, expected at most {LONGEST_NAME}")
     end = time.monotonic() + PATIENCE_S
     while True:
         made = store.fork(name, epoch)

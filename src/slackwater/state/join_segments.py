@@ -23,7 +23,7 @@ from slackwater.core.arrays import Int64s, heads, member
 from slackwater.joins.buffer import Change, Changes
 from slackwater.joins.logic import JoinLogic, Side
 from slackwater.joins.match import Run, bisect, order
-from slackwater.state.arrow import frame_of, open_arrow, write_arrow
+from slackwater.state.arrow import frame_of, opened, write_arrow
 from slackwater.state.merging import merge_plan
 from slackwater.state.protocol import SegmentMeta
 from slackwater.watermark import NO_WATERMARK
@@ -38,7 +38,7 @@ class JoinSegment:
 
     @cached_property
     def table(self) -> pa.Table:
-        return open_arrow(Path(self.directory) / self.meta.file)
+        return opened(Path(self.directory) / self.meta.file, self.meta.rows)
 
     def column(self, name: str) -> Int64s:
         return frame_of(self.table.select([name]))[name].to_numpy()

@@ -19,7 +19,7 @@ from slackwater.errors import StateError
 from slackwater.state import migrations, sql
 from slackwater.state.postgres_shard import PostgresReader, PostgresShard
 from slackwater.state.postgres_tables import Tables
-from slackwater.state.protocol import Manifest, Snapshot, Written, not_kept
+from slackwater.state.protocol import Manifest, Snapshot, Written, misfit, not_kept
 from slackwater.windows.logic import Logic
 
 
@@ -52,7 +52,7 @@ def latest(db: psycopg.Connection[Any], tables: Tables, place: str) -> tuple[Man
     except ValidationError as error:
         raise StateError(
             f'the record of pipeline "{tables.pipeline}" in {tables.pipelines} {place} is damaged: '
-            f"{error.error_count()} fields do not fit; restore it from a backup of the database"
+            f"{misfit(error)}; restore it from a backup of the database"
         ) from None
 
 

@@ -9,14 +9,15 @@ Commits are two-phase, so that workers write in parallel and the driver publishe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from slackwater.errors import StateError
 from slackwater.joins.buffer import Buffers, Changes
@@ -24,6 +25,42 @@ from slackwater.joins.logic import JoinLogic
 from slackwater.state.migrations import FORMAT as FORMAT
 from slackwater.watermark import NO_WATERMARK, SourceClock
 from slackwater.windows.logic import Int64s, Logic, Visit
+
+# What a record may hold. A state may be damaged, or made by somebody else: a name of it must not lead out of its directory,
+# and no number may be one that the engine could never have written.
+Time = Annotated[int, Field(ge=-(1 << 62), le=1 << 62)]  # microseconds; all infinities are within
+Amount = Annotated[int, Field(ge=0, lt=1 << 63)]
+Name = Annotated[str, Field(pattern=r"^$|^([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)]  # of a file or row
+Id = Annotated[str, Field(pattern=r"^[\w-]*$", max_length=64)]
+
+
+def _counted(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Counters: numbers, or tables of them."""
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            _counted(value)
+        elif isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+            raise ValueError(f"{name} is no count")
+    return found
+
+
+def _offsets(found: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Where a source goes on: lists are named, and lie beside the state."""
+    listed = (found or {}).get("segments", [])
+    if isinstance(listed, list):
+        for name in listed:
+            if not isinstance(name, str) or not re.fullmatch(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*", name):
+                raise ValueError(f"{str(name)[:100]!r} is no name of a list")
+    return found
+
+
+def _emission(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(found.get("updates", False), bool):
+        raise ValueError("updates is neither true nor false")
+    retain = found.get("retain_us", 0)
+    if isinstance(retain, bool) or not isinstance(retain, int) or not 0 <= retain <= 1 << 62:
+        raise ValueError("retain_us is no duration")
+    return found
 
 
 class Record(BaseModel):
@@ -33,44 +70,50 @@ class Record(BaseModel):
 class SegmentMeta(Record):
     """One immutable file of state rows of one shard, sorted by `__h`. Times in microseconds UTC."""
 
-    file: str
-    rows: int
-    bytes: int
-    first_due: int  # smallest watermark at which a row of it may emit
-    last_due: int  # largest such watermark: nothing is due after it
-    close: int  # the watermark that closes the last of its open windows
-    dead: int  # all its rows are forgotten once the watermark is at or above this
-    checksum: str = ""  # of a file's content, see `state.arrow.checksum`
+    file: Name
+    rows: Amount
+    bytes: Amount
+    first_due: Time  # smallest watermark at which a row of it may emit
+    last_due: Time  # largest such watermark: nothing is due after it
+    close: Time  # the watermark that closes the last of its open windows
+    dead: Time  # all its rows are forgotten once the watermark is at or above this
+    checksum: Id = ""  # of a file's content, see `state.arrow.checksum`
     kind: str = ""  # joins: "left", "right", and with "+" and "-" which of these rows found a partner or had to go
-    most: int = 0  # joins: the most rows that one key has in it
+    most: Amount = 0  # joins: the most rows that one key has in it
+
+    @model_validator(mode="after")
+    def _holds_something(self) -> SegmentMeta:
+        if "/" in self.file and not self.rows:
+            raise ValueError("a file without rows is never written")
+        return self
 
 
 class OutputMeta(Record):
     """One staged output file (Arrow), columns of the target plus `__reason`."""
 
-    file: str
-    rows: int
-    checksum: str = ""
+    file: Name
+    rows: Amount
+    checksum: Id = ""
 
 
 class PartitionRecord(Record):
     """The clock of one partition of a source."""
 
-    max_event_us: int | None = None
-    quiet_us: int = 0
+    max_event_us: Time | None = None
+    quiet_us: Amount = 0
     idle: bool = False
 
 
 class SourceRecord(Record):
     """One source at the end of an epoch: its clock, and how to continue reading (None: by Spark's checkpoint only)."""
 
-    max_event_us: int | None = None
-    quiet_us: int = 0
+    max_event_us: Time | None = None
+    quiet_us: Amount = 0
     idle: bool = False
     partitions: Mapping[str, PartitionRecord] = Field(default_factory=dict)
-    rows: int = 0
-    usable: int = 0
-    offsets: Mapping[str, Any] | None = None
+    rows: Amount = 0
+    usable: Amount = 0
+    offsets: Annotated[Mapping[str, Any] | None, AfterValidator(_offsets)] = None
 
     def clock(self, lateness_us: int, idleness_us: int) -> SourceClock:
         partitions = {
@@ -83,8 +126,8 @@ class SourceRecord(Record):
 class BatchId(Record):
     """A Spark batch: the checkpoint's id and the batch's number."""
 
-    checkpoint: str
-    batch: int
+    checkpoint: Id
+    batch: Amount
 
 
 class Manifest(Record):
@@ -92,36 +135,51 @@ class Manifest(Record):
 
     format: int = FORMAT
     pipeline: str
-    state_id: str = ""  # of the state's first start: targets tell a state that was started over by it
-    epoch: int
+    state_id: Id = ""  # of the state's first start: targets tell a state that was started over by it
+    epoch: Annotated[int, Field(ge=-1, lt=10**18)]
     fingerprint: Mapping[str, Any]
-    emission: Mapping[str, Any] = Field(default_factory=dict)  # how it was emitted, as far as the state shows it
+    emission: Annotated[Mapping[str, Any], AfterValidator(_emission)] = Field(
+        default_factory=dict
+    )  # how it was emitted, as far as the state shows it
     described: Mapping[str, Any] = Field(
         default_factory=dict
     )  # the window, so that the state can be read without a config
     texts: Mapping[str, str] = Field(default_factory=dict)  # hashes of what may hold secrets: SQL, queries of sources
-    committed_us: int
-    watermark_us: int = NO_WATERMARK
-    gone_us: int = NO_WATERMARK  # what former configs have forgotten, see `windows.changed`
-    rows_from_us: int = NO_WATERMARK
+    committed_us: Time
+    watermark_us: Time = NO_WATERMARK
+    gone_us: Time = NO_WATERMARK  # what former configs have forgotten, see `windows.changed`
+    rows_from_us: Time = NO_WATERMARK
     revised: bool = False
-    shards: int
+    shards: Annotated[int, Field(ge=1, le=1 << 20)]
     segments: tuple[tuple[SegmentMeta, ...], ...]  # per shard, oldest first
-    groups: tuple[int, ...]  # per shard: keys with open sessions
-    windows: tuple[int, ...]  # per shard: open sessions
-    panes: Mapping[int, tuple[int, ...]] = Field(default_factory=dict)  # start -> keys per shard, while not forgotten
+    groups: tuple[Amount, ...]  # per shard: keys with open sessions
+    windows: tuple[Amount, ...]  # per shard: open sessions
+    panes: Mapping[Time, tuple[Amount, ...]] = Field(
+        default_factory=dict
+    )  # start -> keys per shard, while not forgotten
     sources: Mapping[str, SourceRecord] = Field(default_factory=dict)
     schemas: Mapping[str, str] = Field(default_factory=dict)  # source -> DDL it was first read with
     batch: BatchId | None = None  # the latest Spark batch that is part of the state
     output: tuple[OutputMeta, ...] = ()
     letters: tuple[OutputMeta, ...] = ()
     destination: Mapping[str, Any] = Field(default_factory=dict)  # of output and letters
-    emitted: int = 0
-    told_us: int = 0  # emit = "updates": when changed windows were emitted last, by the epoch's clock
+    emitted: Amount = 0
+    told_us: Time = 0  # emit = "updates": when changed windows were emitted last, by the epoch's clock
     waiting: bool = False  # and whether some were changed since
-    replayed: tuple[str, ...] = ()  # names of staged lists: the dead letters that were applied, see `engine.replay`
-    counters: Mapping[str, Any] = Field(default_factory=dict)
+    replayed: tuple[Name, ...] = ()  # names of staged lists: the dead letters that were applied, see `engine.replay`
+    counters: Annotated[Mapping[str, Any], AfterValidator(_counted)] = Field(default_factory=dict)
     then: Manifest | None = None  # of the stage that reads what this one emits; the output above is that one's
+
+    @model_validator(mode="after")
+    def _of_all_shards(self) -> Manifest:
+        for name, found in (("segments", self.segments), ("groups", self.groups), ("windows", self.windows)):
+            if len(found) != self.shards:
+                raise ValueError(f"{name} of {len(found)} shards, there are {self.shards}")
+        if any(len(groups) != self.shards for groups in self.panes.values()):
+            raise ValueError(f"a pane has groups of another number of shards than {self.shards}")
+        if self.then is not None and (self.then.then is not None or self.then.shards != self.shards):
+            raise ValueError("a stage that no pipeline has")
+        return self
 
     @property
     def stages(self) -> list[Manifest]:
@@ -325,6 +383,14 @@ class StateStore(Protocol):
     def close(self) -> None:
         """Give the lock back."""
         ...
+
+
+def misfit(error: ValidationError) -> str:
+    """What does not fit about a record, in words."""
+    first, count = error.errors(include_url=False)[0], error.error_count()
+    where = ".".join(map(str, first["loc"]))[:100]
+    what = str(first["msg"]).removeprefix("Value error, ")[:200]
+    return f"{count} field{'s do' if count > 1 else ' does'} not fit ({where + ': ' if where else ''}{what})"
 
 
 def not_kept(epoch: int, kept: Sequence[int], place: str) -> StateError:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from slackwater.core.arrays import distinct, member
 from slackwater.joins.buffer import Changes
 from slackwater.joins.logic import JoinLogic
-from slackwater.state.arrow import frame_of, open_arrow, write_arrow
+from slackwater.state.arrow import frame_of, opened, write_arrow
 from slackwater.state.join_segments import FilesBuffers, JoinWriter
 from slackwater.state.merging import merge_plan
 from slackwater.state.protocol import OutputMeta, SegmentMeta
@@ -49,7 +49,7 @@ class Segment:
     @cached_property
     def table(self) -> pa.Table:
         """The open file. It is opened when it is first asked for, and stays readable then though it may be removed."""
-        return open_arrow(self._path)
+        return opened(self._path, self.meta.rows)
 
     @cached_property
     def columns(self) -> Columns:

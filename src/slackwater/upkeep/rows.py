@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from slackwater.core.arrays import Int64s
 from slackwater.core.hashing import key_hash, mix, shard_of
 from slackwater.core.schema import Field
+from slackwater.engine import recover
 from slackwater.joins.buffer import places
 from slackwater.joins.logic import JoinLogic, Side
 from slackwater.state.join_segments import meta_of
@@ -60,6 +61,15 @@ def of_window(logic: Logic, rows: pl.DataFrame, shard: int, shards: int, exact: 
     whole, floor, loose = np.isin(kind, (SETTLED, TOLD)), kind == FLOOR, np.isin(kind, (LOOSE, LOOSE_TOLD))
     late = (loose & (due > end + 1)) | (whole & (due != end + 1)) | (floor & (due != end + logic.reach_us + 1))
     yield from _counted(late, "that are due when their gap is not over")
+
+
+def misdescribed(step: Logic | JoinLogic | None, manifest: Manifest) -> str:
+    """What is wrong with what a stage says of itself; empty for nothing, and where it cannot be told (`step`: as it is described)."""
+    if not isinstance(step, Logic):
+        return ""
+    wrote, found = dict(manifest.fingerprint), recover.fingerprint(step)
+    wrong = [key for key in found if wrote.get(key) != found[key]]
+    return f"has a fingerprint and a description that differ in {', '.join(wrong)}" if wrong else ""
 
 
 def counted(logic: Logic, rows: pl.DataFrame, manifest: Manifest, shard: int) -> Iterator[str]:

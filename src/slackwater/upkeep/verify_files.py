@@ -116,6 +116,8 @@ class _Check:
     def gather(self) -> None:
         for epoch, manifest in self.manifests.items():
             for number, stage in enumerate(manifest.stages):
+                if wrong := rows.misdescribed(self.step(epoch, number), stage):
+                    self.tell(self.path(epoch), wrong, (epoch,))
                 for shard, metas in enumerate(stage.segments):
                     for meta in metas:
                         self.named(meta, number, shard, stage.shards, epoch)

@@ -124,6 +124,8 @@ class _Check:
         except SlackwaterError:
             self.report.unread += 1
             return
+        if wrong := rows.misdescribed(step, manifest):
+            self.tell(f"{self.tables.pipelines}, row {self.tables.pipeline!r}", f"its record {wrong}")
         wanted = JoinTable(table, step).types() if isinstance(step, JoinLogic) else table.types(step)
         if list(self._columns(table, wanted)):
             return

@@ -293,7 +293,7 @@ class Logic:
     def merge_groups(self, frame: pl.DataFrame, group: Int64s, carried: Sequence[pl.Expr]) -> pl.DataFrame:
         """Merge rows with equal `group` (ascending): the first of keys, `carried` expressions, merged accumulators.
 
-        Raises CapExceededError if a group outgrew the bound of its values.
+        Raises CapExceededError if a group outgrew the bound of its values, ValueRangeError if it can have no result.
         """
         if frame.is_empty():
             return frame
@@ -322,6 +322,8 @@ class Logic:
     def output_frame(self, done: Emitted) -> pl.DataFrame:
         """What an epoch emits as the output columns plus `__reason`; superseded rows carry their identity and NULLs."""
         rows = done.rows
+        for agg in self.aggs:
+            agg.check_bound(rows, self.pipeline)  # as `finish`, with the pipeline's name
         frame = self._identified(rows).with_columns(
             *(a.finish(rows).alias(a.name) for a in self.aggs),
             _utc(rows["__end"]).alias(self.window.window_end_column),

@@ -11,7 +11,7 @@ the order of arrival or on how rows are batched. All but `count(*)` skip NULLs; 
 | count, count(col)           | `n`                                                        | `totals`    |
 | sum, avg of integers        | `n`, `hi`, `lo`: the sum in 96 bits, `hi * 2^32 + lo`      | `totals`    |
 | sum, avg of floats          | `n`, `sum`                                                 | `totals`    |
-| sum, avg of decimals        | `n`, `sum` (ten more digits, as in Spark)                  | `totals`    |
+| sum, avg of decimals        | `n`, `sum` (ten more digits, as in Spark; NULL: too many)  | `totals`    |
 | var, stddev                 | `n`, `mean`, `m2`: the sum of squared distances from it    | `moments`   |
 | min, max                    | `v`                                                        | `extremes`  |
 | first, last                 | `ts`, `v`: the smallest (largest) pair of time and value   | `extremes`  |
@@ -142,8 +142,12 @@ class Agg:
         return self.kind.neutral()
 
     def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
-        """Raise CapExceededError if a group outgrew the bound of its values."""
+        """Raise CapExceededError if a group outgrew the bound of its values, ValueRangeError if its result cannot be told."""
         self.kind.check_bound(frame, pipeline)
+
+    def overflowed(self, frame: pl.DataFrame) -> pl.Series | None:
+        """The groups whose result does not fit its type, and is NULL (`on_overflow`); None for none of them."""
+        return self.kind.overflowed(frame)
 
     def fingerprint(self) -> str:
         """What its accumulators depend on, readable."""

@@ -100,8 +100,12 @@ class Kind(ABC):
         return frame.select("__ts", *self.lift(frame, "__ts")).select(list(types)).cast(types)  # type: ignore[arg-type]
 
     def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
-        """Raise CapExceededError if a group of accumulators outgrew its bound."""
+        """Raise CapExceededError if a group of accumulators outgrew its bound, ValueRangeError if it can have no result."""
         return
+
+    def overflowed(self, frame: pl.DataFrame) -> pl.Series | None:
+        """Which groups of accumulators have a result that does not fit its type; None for none of them."""
+        return None
 
     def fingerprint(self) -> str:
         """What the accumulators depend on, readable: state written under another one cannot be used."""

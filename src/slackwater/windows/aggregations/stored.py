@@ -33,6 +33,8 @@ def accumulators(aggs: Sequence[Agg], rows: pl.DataFrame) -> pl.DataFrame:
 
 def _kept(agg: Agg, aggs: Sequence[Agg]) -> bool:
     kind = agg.kind
+    if isinstance(kind, _TOTALS) and any(a.spec.on_overflow == "null" for a in aggs if a.column == agg.column):
+        return isinstance(kind, FloatTotal) and agg.spec.agg == "sum"  # NULL may stand for a sum that did not fit
     if isinstance(kind, _TOTALS) and agg.spec.agg == "avg":
         return _of(aggs, agg, "sum") is not None and _of(aggs, agg, "count") is not None
     return isinstance(kind, Count | Extreme | CollectSet | IntegerTotal | FloatTotal | DecimalTotal)

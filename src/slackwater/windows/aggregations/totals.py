@@ -1,4 +1,8 @@
-"""count, sum and avg. Sums of integers are exact in 96 bits (`hi * 2^32 + lo`), those of decimals have ten more digits."""
+"""count, sum and avg. Sums of integers are exact in 96 bits (`hi * 2^32 + lo`), those of decimals have ten more digits.
+
+A result that does not fit its type stops the epoch in which it comes about, with its key, or is NULL (`on_overflow`). A sum of
+decimals that once had more than 38 digits is lost for its group: its accumulator is NULL from then on.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from slackwater.windows.aggregations.columns import quote
 from slackwater.windows.aggregations.kind import Kind
 
 _LOW = (1 << 32) - 1
+_DIGITS = 38  # of the widest decimal
 
 
 class Count(Kind):
@@ -53,9 +58,35 @@ class _Total(Kind):
     def merge(self) -> Sequence[pl.Expr]:
         return [pl.col(self.part(p)).sum() for p in self.parts]
 
+    def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
+        """Raise ValueRangeError if the sum of a group does not fit and `on_overflow` is not "null"."""
+        if self.spec.on_overflow == "fail" and (beyond := self.overflowed(frame)) is not None:
+            raise self._misfit(frame, beyond, f"{pipeline}: " if pipeline else "")
+
     def finish(self, frame: pl.DataFrame) -> pl.Series:
+        self.check_bound(frame, "")
         n = frame[self.part("n")]
-        return self._sum(frame, n) if self.spec.agg == "sum" else self._average(frame, n)
+        beyond = self.overflowed(frame)
+        if beyond is not None:
+            frame, n = frame.filter(~beyond), n.filter(~beyond)
+        found = self._sum(frame, n) if self.spec.agg == "sum" else self._average(frame, n)
+        if beyond is None:
+            return found
+        whole = pl.Series(self.name, [None], dtype=found.dtype).new_from_index(0, len(beyond))
+        return whole.scatter((~beyond).arg_true(), found)
+
+    def _misfit(self, frame: pl.DataFrame, beyond: pl.Series, place: str = "") -> ValueRangeError:
+        first = frame.filter(beyond).head(1)
+        keys = ", ".join(f"{k}={first[k][0]!r}" for k in self.keys if k in first.columns)
+        what = {"sum": "sum"}.get(self.spec.agg, "average")
+        wide = "DOUBLE" if self.column.base == "decimal" else "DECIMAL(20,0)"
+        return ValueRangeError(
+            f'{place}"{self.name}": the {what} of {self.column.name} does not fit {self.output.type.upper()}'
+            + (f" for {keys}" if keys else "")
+            + (f" and {beyond.sum() - 1:,} more" if beyond.sum() > 1 else "")
+            + f'; set on_overflow = "null" on the aggregation to go on with NULL in its place, or cast the column to {wide} in '
+            "the SQL and rebuild"
+        )
 
     def _sum(self, frame: pl.DataFrame, n: pl.Series) -> pl.Series:
         return frame[self.part("sum")].set(n == 0, None)
@@ -96,12 +127,19 @@ class IntegerTotal(_Total):
         low = frame[self.part("lo")]
         return frame[self.part("hi")] + low // (1 << 32), low & _LOW
 
+    def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """`lo` in 32 bits again: as a mere sum of halves it would leave 64 bits after 2^31 rows."""
+        hi, lo = self._halves(frame)
+        return frame.with_columns(hi.alias(self.part("hi")), lo.alias(self.part("lo")))
+
+    def overflowed(self, frame: pl.DataFrame) -> pl.Series | None:
+        if self.spec.agg != "sum":
+            return None
+        beyond = ~self._halves(frame)[0].is_between(-(1 << 31), (1 << 31) - 1)
+        return beyond if beyond.any() else None
+
     def _sum(self, frame: pl.DataFrame, n: pl.Series) -> pl.Series:
         hi, lo = self._halves(frame)
-        if not hi.is_between(-(1 << 31), (1 << 31) - 1).all():
-            raise ValueRangeError(
-                f'"{self.name}": a sum of {self.column.name} does not fit BIGINT; cast the column to DECIMAL or DOUBLE in the SQL'
-            )
         return (hi * (1 << 32) + lo).set(n == 0, None)
 
     def _average(self, frame: pl.DataFrame, n: pl.Series) -> pl.Series:
@@ -150,21 +188,61 @@ class DecimalTotal(_Total):
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
         v = quote(self.column.name)
-        return {"n": f"count({v})", "sum": f"CAST(coalesce(sum({v}), 0) AS {self._wide.type})"}
+        # `sum` would raise where 38 digits are not enough; try_sum is NULL then, and for no values
+        total = f"CASE WHEN count({v}) = 0 THEN 0 ELSE try_sum({v}) END"
+        return {"n": f"count({v})", "sum": f"CAST({total} AS {self._wide.type})"}
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr]:
         total = pl.col(self.column.name).cast(self._wide.polars).fill_null(0)
         return [counted_by(self.column.name).alias(self.part("n")), total.alias(self.part("sum"))]
 
+    def merge(self) -> Sequence[pl.Expr]:
+        """NULL where more digits are needed than there are, for good."""
+        digits, scale = self._wide.decimal
+        total = pl.col(self.part("sum"))
+        whole = total.sum()
+        beyond = total.is_null().any() | (whole.to_physical().abs() >= pl.lit(10**digits, pl.Int128))
+        if digits == _DIGITS:  # Polars counts in 128 bits, which go on from the other end at 1.7 * 10^38
+            beyond |= total.cast(pl.Float64).sum().abs() >= 1.5 * 10.0 ** (digits - scale)
+        return [pl.col(self.part("n")).sum(), pl.when(~beyond).then(whole)]
+
+    def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
+        lost = frame[self.part("sum")].is_null()  # whether an average fits is found out when it is told
+        if self.spec.on_overflow == "fail" and lost.any():
+            raise self._misfit(frame, lost, f"{pipeline}: " if pipeline else "")
+
+    def overflowed(self, frame: pl.DataFrame) -> pl.Series | None:
+        if self.spec.agg == "sum":
+            beyond = frame[self.part("sum")].is_null()
+        else:
+            n = frame[self.part("n")]
+            beyond = self._average(frame, n).is_null() & (n > 0)
+        return beyond if beyond.any() else None
+
+    def finish(self, frame: pl.DataFrame) -> pl.Series:
+        n = frame[self.part("n")]
+        found = self._sum(frame, n) if self.spec.agg == "sum" else self._average(frame, n)
+        beyond = found.is_null() & (n > 0)
+        if self.spec.on_overflow == "fail" and beyond.any():
+            raise self._misfit(frame, beyond)
+        return found
+
     def _average(self, frame: pl.DataFrame, n: pl.Series) -> pl.Series:
-        """DECIMAL(p+4, s+4), rounded half up as Spark does; exact integers, so by group and not vectorised."""
-        _, scale = self.output.decimal
+        """DECIMAL(p+4, s+4), rounded half up as Spark does; exact integers, so by group and not vectorised.
+
+        NULL where the sum is, and where that type has too few digits.
+        """
+        precision, scale = self.output.decimal
         context = decimal.Context(prec=80, rounding=decimal.ROUND_HALF_UP)
-        unit = decimal.Decimal(1).scaleb(-scale)
-        values = [
-            None if n == 0 else context.quantize(context.divide(total, decimal.Decimal(n)), unit)
-            for total, n in zip(frame[self.part("sum")].to_list(), n.to_list(), strict=True)
-        ]
+        unit, end = decimal.Decimal(1).scaleb(-scale), decimal.Decimal(10) ** (precision - scale)
+
+        def average(total: decimal.Decimal | None, n: int) -> decimal.Decimal | None:
+            if n == 0 or total is None:
+                return None
+            found = context.quantize(context.divide(total, decimal.Decimal(n)), unit)
+            return found if abs(found) < end else None
+
+        values = [average(*group) for group in zip(frame[self.part("sum")].to_list(), n.to_list(), strict=True)]
         return pl.Series(self.name, values, dtype=self.output.polars)
 
 

@@ -1,0 +1,172 @@
+"""Sums that do not fit their type: told while they are folded, with the key, and a way to go on; in both stores."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.core.schema import Field
+from slackwater.errors import ValueRangeError
+from slackwater.state import postgres as postgres_store
+from slackwater.state.files import FilesStore
+from slackwater.state.protocol import StateStore
+from slackwater.testing.kit import Restart, Rows, run_local
+from slackwater.windows.aggregations import Agg, stored
+
+Make = Callable[[], StateStore]
+SECOND = 1_000_000
+BIG, WIDE = 2**62, Decimal("9" * 38)
+SCHEMA = {"k": "string", "v": "bigint", "d": "decimal(38,0)"}
+
+
+@pytest.fixture(params=["files", "postgres"])
+def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    if request.param == "files":
+        return lambda: FilesStore(tmp_path, "law")
+    monkeypatch.setattr(postgres_store, "LOCK_S", 0.2)
+    url = request.getfixturevalue("postgres").database(f"overflow_{abs(hash(request.node.name)):x}")
+    return lambda: postgres_store.PostgresStore(url, "public", "law")
+
+
+def totals(column: str, policy: str | None = None, agg: str = "sum") -> list[Aggregation]:
+    more: dict[str, Any] = {} if policy is None else {"on_overflow": policy}
+    return [Aggregation(agg=agg, column=column, as_="total", **more), Aggregation(agg="count", as_="n")]
+
+
+def window(kind: str, aggregations: list[Aggregation]) -> Window:
+    shape: dict[str, Any] = {
+        "session": {"gap_ms": 1000, "max_session_duration_ms": 100_000},
+        "tumbling": {"duration_ms": 10_000, "max_groups_per_window": 100},
+        "hopping": {"duration_ms": 10_000, "hop_ms": 5_000, "max_groups_per_window": 100},
+    }[kind]
+    return Window(kind=kind, group_by=["k"], aggregations=aggregations, **shape)
+
+
+def rows(*given: tuple[int, str, Any], column: str = "v") -> Rows:
+    of = Decimal if column == "d" else int
+    return Rows({"a": [{"ts": ts * SECOND, "k": k, column: None if v is None else of(v)} for ts, k, v in given]})
+
+
+def values(result: Any) -> list[tuple[str, Any, int]]:
+    return sorted((r["k"], r["total"], r["n"]) for r in result.rows)
+
+
+@pytest.mark.parametrize("kind", ["session", "tumbling"])
+@pytest.mark.parametrize(("column", "large", "type_"), [("v", BIG, "BIGINT"), ("d", WIDE, r"DECIMAL\(38,0\)")])
+def test_a_sum_that_overflows_stops_before_the_commit_with_its_key_and_goes_on_with_null(
+    make: Make, kind: str, column: str, large: Any, type_: str
+) -> None:
+    first, second = rows((0, "x", large), (0, "y", 5), column=column), rows((1, "x", large), (1, "y", 6), column=column)
+    told = rf'^law: "total": the sum of {column} does not fit {type_} for k=\'x\'; set on_overflow = "null" on'
+    failing = window(kind, totals(column))
+    with pytest.raises(ValueRangeError, match=told):
+        run_local(failing, [first, second], SCHEMA, store=make)
+    store = make()
+    latest = store.open()
+    store.close()
+    assert latest is not None and latest.epoch == 0 and latest.counters["rows_used"] == 2  # nothing of the second epoch
+
+    with pytest.raises(ValueRangeError, match=told):  # a start repeats the epoch
+        run_local(failing, [second], SCHEMA, store=make)
+    going = run_local(window(kind, totals(column, "null")), [second], SCHEMA, store=make)
+    assert values(going) == [("x", None, 2), ("y", 11, 2)]
+    assert going.counters.rows_used == 4
+    assert going.counters.overflows == 1
+
+
+def test_what_is_in_the_state_and_overflows_when_it_comes_out_is_told_and_goes_on(make: Make) -> None:
+    """Each pane fits, and the window that holds two of them does not."""
+    script = [rows((6, "x", BIG)), rows((11, "x", BIG))]
+    with pytest.raises(ValueRangeError, match=r'^law: "total": the sum of v does not fit BIGINT for k=\'x\''):
+        run_local(window("hopping", totals("v")), script, SCHEMA, store=make)
+    going = run_local(window("hopping", totals("v", "null")), [], SCHEMA, store=make)
+    assert [(r["total"], r["n"]) for r in sorted(going.rows, key=lambda r: r["window_start"])] == [
+        (None, 2),
+        (BIG, 1),
+    ]  # the first window came out before
+
+
+def test_a_sum_of_integers_comes_back_with_later_rows_however_they_are_batched(make: Make) -> None:
+    given = [(0, "x", BIG), (1, "x", BIG), (2, "x", -BIG), (2, "y", -(2**63)), (3, "y", -1)]
+    for script in ([rows(*given)], [rows(r) for r in given]):
+        found = run_local(window("tumbling", totals("v", "null")), script, SCHEMA, state_dir=None)
+        assert values(found) == [("x", BIG, 3), ("y", None, 2)]
+    assert values(run_local(window("tumbling", totals("v")), [rows(*given[:3])], SCHEMA)) == [("x", BIG, 3)]
+
+
+def test_the_policy_may_change_both_ways(make: Make) -> None:
+    """Without a rebuild; what is told of it names the aggregation."""
+    kind, script = window("session", totals("v", "null")), [rows((0, "x", BIG)), rows((1, "x", BIG))]
+    back = [*script, Restart(step=window("session", totals("v"))), rows((50, "z", 1))]
+    with pytest.raises(ValueRangeError, match="for k='x'"):
+        run_local(kind, back, SCHEMA, store=make)
+    again = run_local(kind, [rows((50, "z", 1))], SCHEMA, store=make)
+    assert values(again) == [("x", None, 2), ("z", 1, 1)]
+
+
+def test_what_is_null_is_counted_and_logged_with_its_place(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "slackwater"):
+        found = run_local(
+            window("tumbling", totals("v", "null")),
+            [rows((0, "x", BIG), (1, "x", BIG), (0, "y", -BIG), (0, "y", -BIG), (0, "y", -1)), rows((30, "z", 1))],
+            SCHEMA,
+        )
+    (line,) = [r.getMessage() for r in caplog.records if "on_overflow" in r.getMessage()]
+    assert line.startswith("law: epoch 1: 2 results do not fit the type of the column, emitted as NULL")
+    assert '"total" of k=' in line
+    assert found.counters.overflows == 2
+
+
+@pytest.mark.parametrize("agg", ["sum", "avg"])
+def test_decimals_beyond_38_digits(agg: str) -> None:
+    """Near the ends of 38 digits and of 128 bits, of which both are passed; an average has four digits after the point."""
+    of = {
+        "x": [WIDE, WIDE],
+        "y": [WIDE, WIDE.copy_negate()],
+        "z": [WIDE.copy_negate()] * 7,
+        "u": [10**33, 10**33],
+        "n": [None, None],
+    }
+    script = [rows(*((0, k, v) for k, vs in of.items() for v in vs), column="d")]
+    found = {k: v for k, v, _ in values_of(run_local(window("tumbling", totals("d", "null", agg)), script, SCHEMA))}
+    whole = {"x": None, "y": 0, "z": None, "u": 2 * 10**33 if agg == "sum" else 10**33, "n": None}
+    assert found == whole
+    one_by_one = [rows((0, k, v), column="d") for k, vs in of.items() for v in vs]
+    again = run_local(window("tumbling", totals("d", "null", agg)), one_by_one, SCHEMA)
+    assert {k: v for k, v, _ in values_of(again)} == whole
+
+
+def values_of(result: Any) -> list[tuple[str, Any, int]]:
+    return [(r["k"], r["total"], r["n"]) for r in result.rows]
+
+
+def test_an_average_that_has_too_many_digits_is_told_and_not_polars_error() -> None:
+    """DECIMAL(38, 4) has 34 digits before the point."""
+    script = [rows((0, "x", WIDE), column="d")]
+    with pytest.raises(ValueRangeError, match=r"the average of d does not fit DECIMAL\(38,4\) for k='x'"):
+        run_local(window("tumbling", totals("d", agg="avg")), script, SCHEMA)
+
+
+def test_the_halves_of_a_sum_stay_small_however_many_rows_there_are() -> None:
+    """As sums of their own the lower halves would pass the end of 64 bits after 2^31 rows, in silence."""
+    agg = Agg(Aggregation(agg="sum", column="v", as_="t", on_overflow="null"), Field("v", "bigint"))
+    huge = 2**62
+    parts = pl.DataFrame({"g": [0, 0], "t.n": [2**31, 2**31], "t.hi": [-(2**31)] * 2, "t.lo": [huge, huge - 2**32]})
+    merged = agg.settle(parts.group_by("g").agg(agg.merge()))
+    again = agg.settle(pl.concat([merged, merged]).group_by("g").agg(agg.merge()))
+    assert merged["t.lo"][0] < 2**32
+    assert again["t.hi"][0] * 2**32 + again["t.lo"][0] == 2 * (-(2**32) * 2**32 + 2 * huge - 2**32)
+
+
+def test_a_stored_null_may_be_a_sum_that_did_not_fit_and_cannot_be_corrected() -> None:
+    field = Field("v", "bigint")
+    kept = [Agg(a, field if a.column else None) for a in totals("v")]
+    assert stored.lost(kept) == []
+    assert stored.lost([Agg(a, field if a.column else None) for a in totals("v", "null")]) == ['"total" (sum)']
