@@ -37,7 +37,8 @@ class Live:
         except BaseException as error:
             self.failure = error
 
-    def wait_for(self, what: Callable[[], bool], seconds: float = 90) -> None:
+    def wait_for(self, what: Callable[[], bool], seconds: float = 400) -> None:
+        """`seconds`: only how long a broken one may take."""
         until = time.monotonic() + seconds
         while not what() and time.monotonic() < until and self.thread.is_alive():
             time.sleep(0.05)
@@ -62,7 +63,8 @@ def test_a_quiet_source_becomes_idle_and_windows_close(runner: Runner) -> None:
     runner.write("1.jsonl", events(100, 101))
     live.wait_for(lambda: runner.statuses[-1].counters.rows_emitted == 2)
     live.end()
-    assert [s.idle for s in runner.statuses[-1].sources] == [False, True]
+    (closing,) = [s for s in runner.statuses if s.emitted]  # by now `events` may be idle again
+    assert [s.idle for s in closing.sources] == [False, True]
     assert runner.output()["user"].to_list() == ["a", "b"]
 
 
@@ -81,7 +83,8 @@ def test_a_slow_epoch_is_no_silence_and_a_silence_closes_the_last_windows(runner
     live.wait_for(lambda: bool(runner.statuses) and runner.statuses[-1].counters.rows_in == 4)
     runner.write("1.jsonl", [e | {"i": 2} for e in events(100, 101)])
     live.wait_for(lambda: runner.statuses[-1].counters.rows_in == 5)
-    (worked,) = [s for s in runner.statuses if s.seconds > 10]
+    (worked,) = [s for s in runner.statuses if s.rows == 1]
+    assert worked.seconds > 10
     assert [(s.idle, s.quiet_us < 6_000_000) for s in worked.sources] == [(False, True)] * 2
     live.wait_for(lambda: runner.statuses[-1].counters.rows_emitted == 5)
     live.end()

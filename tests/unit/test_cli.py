@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -224,7 +223,8 @@ def test_a_metrics_port_in_use_stops_the_start(slackwater: Command, monkeypatch:
     assert said == Said(1, "", expected)
 
 
-def test_check_loads_neither_spark_nor_frames_and_is_fast(tmp_path: Path) -> None:
+def test_check_loads_neither_spark_nor_frames(tmp_path: Path) -> None:
+    """What makes a command slow is what it loads; seconds depend on the machine (`python -m benchmarks.commands`)."""
     config = tmp_path / "p.toml"
     config.write_text(GOOD)
     code = f"""
@@ -236,11 +236,6 @@ try:
 finally:
     print(sorted({{"pyspark", "polars", "pandas", "pyarrow", "numpy", "prometheus_client"}} & set(sys.modules)))
 """
-    took = []
-    for _ in range(3):  # the best of three: the machine may be busy
-        began = time.monotonic()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        took.append(time.monotonic() - began)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines()[-1] == "[]"
-    assert min(took) < 1
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"

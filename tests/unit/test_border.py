@@ -1,0 +1,173 @@
+"""Errors as a user gets them from Python: one line of ours, nothing chained, and the log as it was configured."""
+
+from __future__ import annotations
+
+import errno
+import io
+import logging
+import socket
+import subprocess
+import sys
+import traceback
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slackwater.engine import border, tell
+from slackwater.errors import BadRowError, EpochError, SparkEndedError
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLACKWATER_DEBUG", raising=False)
+
+
+def caught(error: Exception, session: Any = None, committed: str = "") -> Exception:
+    try:
+        with border.errors("clicks", lambda: session, lambda: committed):
+            try:
+                raise KeyError("a trace of another library")
+            except KeyError as cause:
+                raise error from cause
+    except Exception as found:
+        return found
+    raise AssertionError("nothing was raised")
+
+
+def spark_of(process: Any, port: int) -> Any:
+    gateway = SimpleNamespace(proc=process, gateway_parameters=SimpleNamespace(address="127.0.0.1", port=port))
+    return SimpleNamespace(sparkContext=SimpleNamespace(_gateway=gateway))
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def test_an_error_of_ours_comes_out_without_the_one_behind_it() -> None:
+    found = caught(BadRowError("clicks: 1 bad row"))
+    text = "".join(traceback.format_exception(found))
+    assert text.endswith("slackwater.errors.BadRowError: clicks: 1 bad row\n")
+    assert "KeyError" not in text
+    assert "another library" not in text
+
+
+def test_every_trace_is_there_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLACKWATER_DEBUG", "1")
+    assert "another library" in "".join(traceback.format_exception(caught(BadRowError("clicks: 1 bad row"))))
+
+
+def service_error(module: str, text: str) -> Exception:
+    kind = type("Broken", (Exception,), {"__module__": module})
+    return kind(text)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/out/x"), 'clicks: No space left on device: "/out/x"; what'),
+        (
+            service_error("psycopg.errors", "server closed the connection\nmore"),
+            "clicks: server closed the connection;",
+        ),
+        (service_error("pyspark.errors.exceptions.captured", "[TABLE] gone\n\tat java"), "clicks: [TABLE] gone; what"),
+        (service_error("confluent_kafka.cimpl", "no broker"), "clicks: no broker; what was committed stays"),
+    ],
+)
+def test_errors_of_services_are_one_line_of_ours(error: Exception, expected: str) -> None:
+    found = caught(error)
+    assert type(found) is EpochError
+    assert str(found).startswith(expected)
+    assert "\n" not in str(found)
+
+
+def test_a_bug_keeps_its_type_and_its_trace() -> None:
+    found = caught(ZeroDivisionError("ours"))
+    assert type(found) is ZeroDivisionError
+    assert "another library" in "".join(traceback.format_exception(found))
+
+
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "was killed (SIGKILL), as the system does when memory runs out"),
+        ("import sys; sys.exit(52)", "ran out of memory (exit code 52)"),
+        ("import sys; sys.exit(3)", "ended by itself (exit code 3)"),
+        ("import os; os.kill(os.getpid(), 15)", "was ended by signal 15"),
+    ],
+)
+def test_a_spark_that_ended_is_told_whatever_was_raised_of_it(code: str, how: str) -> None:
+    process = subprocess.Popen([sys.executable, "-c", code])
+    process.wait()
+    found = caught(
+        ConnectionRefusedError(111, "Connection refused"), spark_of(process, free_port()), "epoch 7 was last"
+    )
+    assert type(found) is SparkEndedError
+    assert str(found).startswith(
+        f"clicks: Spark's process (process {process.pid}) {how}; epoch 7 was last; start again, "
+    )
+    assert '"spark.driver.memory" in [spark]' in str(found)
+
+
+def test_a_spark_that_is_up_is_not_told_to_have_ended() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        session = spark_of(None, server.getsockname()[1])
+        assert type(caught(EpochError("clicks: epoch 3 failed"), session)) is EpochError
+    assert type(caught(EpochError("clicks: epoch 3 failed"), spark_of(None, free_port()))) is SparkEndedError
+
+
+def test_the_bridges_own_log_of_an_error_is_ours_to_tell_and_its_loggers_stay_the_users() -> None:
+    bridge, stream = logging.getLogger("py4j.clientserver"), io.StringIO()
+    handler = logging.StreamHandler(stream)
+    bridge.addHandler(handler)
+    before = (list(bridge.filters), bridge.level, bridge.propagate, bridge.disabled)
+    try:
+        with border.errors("clicks"):
+            bridge.error("There was an exception while executing the Python Proxy on the Python Side.")
+            bridge.warning("a warning stays")
+        bridge.error("after it")
+    finally:
+        bridge.removeHandler(handler)
+    assert stream.getvalue() == "a warning stays\nafter it\n"
+    assert (list(bridge.filters), bridge.level, bridge.propagate, bridge.disabled) == before
+
+
+# -- who hears a run from Python --------------------------------------------------------------------------------------
+
+HEARS = """
+import logging, sys
+from slackwater.engine import tell
+{before}
+with tell.heard() as notice:
+    notice("info", "said")
+log = logging.getLogger("slackwater")
+print(len(log.handlers), log.level, log.propagate)
+"""
+
+
+def hears(before: str) -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", HEARS.format(before=before)], capture_output=True, text=True, check=True
+    )
+    return done.stdout, done.stderr
+
+
+def test_without_logging_configured_the_lines_go_to_standard_error() -> None:
+    out, err = hears("")
+    assert err.endswith("Z INFO said\n")
+    assert len(err.splitlines()) == 1
+    assert out == "0 0 True\n"
+
+
+def test_configured_logging_gets_each_line_once_and_decides() -> None:
+    assert hears("logging.basicConfig(level=logging.INFO, format='mine %(message)s')") == ("0 0 True\n", "mine said\n")
+    assert hears("logging.basicConfig(level=logging.WARNING)") == ("0 0 True\n", "")
+    assert hears("logging.getLogger('slackwater').setLevel(logging.ERROR)") == ("0 40 True\n", "")
+
+
+def test_nothing_committed_is_said_as_that() -> None:
+    assert tell.committed(None) == "nothing was committed yet"
