@@ -136,6 +136,24 @@ def test_the_bridges_own_log_of_an_error_is_ours_to_tell_and_its_loggers_stay_th
     assert (list(bridge.filters), bridge.level, bridge.propagate, bridge.disabled) == before
 
 
+ROOT = """
+import logging
+from slackwater.engine import border
+with border.errors("clicks"):
+    logging.getLogger("mine").warning("of the user")
+    code = compile("import logging; logging.error('of the bridge')", "/lib/py4j/java_gateway.py", "exec")
+    exec(code)
+    logging.error("of the user, too")
+print(logging.getLogger().handlers, logging.getLogger().filters)
+"""
+
+
+def test_what_the_bridge_logs_to_the_root_neither_appears_nor_configures_logging() -> None:
+    """`logging.error` gives a root without handlers one, and every later line would come twice."""
+    done = subprocess.run([sys.executable, "-c", ROOT], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("[] []\n", "of the user\nof the user, too\n")
+
+
 # -- who hears a run from Python --------------------------------------------------------------------------------------
 
 HEARS = """

@@ -203,6 +203,12 @@ def test_a_bug_is_one_line_and_exits_with_70(slackwater: Command, monkeypatch: p
     assert len(said.err.splitlines()) == 1
 
 
+def test_an_error_of_a_service_or_the_system_is_no_bug(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLACKWATER_DEBUG", raising=False)
+    failing(monkeypatch, PermissionError(13, "Permission denied", "state/x"))
+    assert slackwater("run", write(GOOD)) == Said(1, "", 'error: Permission denied: "state/x"\n')
+
+
 def test_a_bug_shows_its_stack_trace_when_asked(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLACKWATER_DEBUG", "1")
     failing(monkeypatch, KeyError("gone"))

@@ -39,38 +39,49 @@ def errors(
     where: str, session: Callable[[], SparkSession | None] = lambda: None, committed: Callable[[], str] = lambda: ""
 ) -> Iterator[None]:
     """Let only errors of ours out. `where`: the pipeline; `committed`: what was committed last, as a sentence."""
-    debug = bool(os.environ.get("SLACKWATER_DEBUG"))
-    try:
-        with _quiet(debug):
+    if os.environ.get("SLACKWATER_DEBUG"):
+        try:
             yield
-    except Exception as error:
-        found = _told(error, where, session(), committed)
-        if debug:
+        except Exception as error:
+            found = _told(error, where, session(), committed)
             if found is error:
                 raise
             raise found from error
+        return
+    undo = _hide_bridge()
+    try:
+        yield
+    except Exception as error:
+        found = _told(error, where, session(), committed)
+        if isinstance(found, SparkEndedError):
+            undo = _nothing  # threads of the bridge go on complaining
         if isinstance(found, SlackwaterError):
             raise found.with_traceback(None) from None
         raise
+    finally:
+        undo()
 
 
 def _told(error: Exception, where: str, spark: SparkSession | None, committed: Callable[[], str]) -> Exception:
     how = None if spark is None or isinstance(error, SparkEndedError) else ended(spark)
     if how is not None:
-        text = committed()
+        last = committed()
         return SparkEndedError(
-            f"{where}: Spark's process {how}; {text + '; ' if text else ''}start again, it goes on from the last commit. If "
+            f"{where}: Spark's process {how}; {last + '; ' if last else ''}start again, it goes on from the last commit. If "
             'this comes again, give Spark more memory ("spark.driver.memory" in [spark], 2g unless set) or read less per '
             "epoch (max_files_per_trigger, max_offsets_per_trigger)"
         )
-    if isinstance(error, SlackwaterError):
-        return error
+    text = None if isinstance(error, SlackwaterError) else of_service(error)
+    return (
+        error if text is None else EpochError(f"{where}: {text}; what was committed stays: mend that and start again")
+    )
+
+
+def of_service(error: Exception) -> str | None:
+    """The one line of an error of a service or of the system; None for any other, which is a bug."""
     if isinstance(error, OSError) and error.strerror:
-        named = f': "{error.filename}"' if error.filename is not None else ""
-        return EpochError(f"{where}: {error.strerror}{named}; what was committed stays: mend that and start again")
-    if type(error).__module__.partition(".")[0] in _SERVICES:
-        return EpochError(f"{where}: {reason(error)}; what was committed stays: mend that and start again")
-    return error
+        return error.strerror + (f': "{error.filename}"' if error.filename is not None else "")
+    return reason(error) if type(error).__module__.partition(".")[0] in _SERVICES else None
 
 
 def ended(spark: SparkSession, seconds: float = _SECONDS) -> str | None:
@@ -113,31 +124,46 @@ class _Hide(logging.Filter):
     """Errors that are raised as well, and told by us: the log's own lines of them go to ours, for those who debug."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno < logging.ERROR:
+        of_user = record.name == "root" and f"{os.sep}py4j{os.sep}" not in record.pathname
+        if record.levelno < logging.ERROR or of_user:
             return True
         log.debug("%s: %s", record.name, record.getMessage())
         return False
 
 
-@contextmanager
-def _quiet(debug: bool) -> Iterator[None]:
-    """Keep the stack traces that Spark's bridge logs out of the user's log for the time of a run.
+def _nothing() -> None:
+    return
 
-    Filters of its own loggers, taken away afterwards: handlers and levels are the user's.
+
+def _hide_bridge() -> Callable[[], None]:
+    """Keep the stack traces that Spark's bridge logs out of the user's log, until the result is called.
+
+    By filters of its own loggers, and one of the root for what it logs there: handlers and levels are the user's. A root
+    without handlers gets one of its own accord as soon as something is logged to it, and every line of ours would come twice;
+    meanwhile it has the one that Python falls back on anyway.
     """
-    undo = None if debug else _hidden([logging.getLogger(name) for name in _BRIDGE])
-    try:
-        yield
-    finally:
-        if undo is not None:
-            undo()
+    root = logging.getLogger()
+    undo = _hidden([root, *(logging.getLogger(name) for name in _BRIDGE)])
+    fallback = None if root.handlers else logging.lastResort
+    if fallback is not None:
+        root.addHandler(fallback)
+
+    def restore() -> None:
+        undo()
+        if fallback is not None:
+            root.removeHandler(fallback)
+
+    return restore
 
 
-def hide_analysis() -> Callable[[], None]:
-    """The same for Spark's log of failed analyses, which goes to standard error whatever the user's logging says; undone by
-    the result. To be called when Spark is up: it loads PySpark."""
+def hide_traces(spark: SparkSession) -> Callable[[], None]:
+    """The same for Spark's log of failed analyses, which goes to standard error whatever the user's logging says. To be
+    called when Spark is up. The thread that waits for Spark's counters says in our log that its connection is gone."""
     from pyspark.logger import PySparkLogger
 
+    counters: Any = getattr(spark.sparkContext, "_accumulatorServer", None)
+    if counters is not None:
+        counters.handle_error = lambda request, address: log.debug("Spark's counters: the connection is gone")
     logger_of: Callable[[str], logging.Logger] = PySparkLogger.getLogger
     return _hidden([logger_of(name) for name in _ANALYSIS])
 

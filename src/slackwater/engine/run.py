@@ -222,7 +222,7 @@ class _Run:
         base = self._base = self._spark or session.start(spark_settings(self.pipeline, self.notice), self.notice)
         if self.stop.is_set():
             return False
-        self._undo.callback(border.hide_analysis())
+        self._undo.callback(border.hide_traces(base))
         store = self.pipeline.state_store
         shards = (store.shards if store else None) or base.sparkContext.defaultParallelism
         self.session = session.private(base, shards)

@@ -157,11 +157,12 @@ def committed(state: Manifest | None) -> str:
 def heard() -> Iterator[Callable[[str, str], None]]:
     """The log as the place of notices. Where nobody configured logging, lines go to standard error for this time."""
     handler = None
-    level = log.level
+    level, propagate = log.level, log.propagate
     if not log.hasHandlers():
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(handler)
+        log.propagate = False  # the root may get a handler meanwhile
         if level == logging.NOTSET:
             log.setLevel(logging.INFO)
     try:
@@ -170,6 +171,7 @@ def heard() -> Iterator[Callable[[str, str], None]]:
         if handler is not None:
             log.removeHandler(handler)
             log.setLevel(level)
+            log.propagate = propagate
 
 
 def notice(level: str, text: str) -> None:
