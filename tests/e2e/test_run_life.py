@@ -188,6 +188,38 @@ def test_a_bad_row_is_one_line_in_python(home: Path, logging: str) -> None:
         assert foreign not in text, text
 
 
+OWN = """
+import os, sys
+os.environ["PYSPARK_PYTHON"] = sys.executable
+from pyspark.sql import SparkSession
+import slackwater as sw
+spark = SparkSession.builder.master("local[1]").config("spark.log.level", "OFF").getOrCreate()
+frame = spark.createDataFrame([], "user string, ts timestamp")
+pipeline = sw.load("life.toml")
+print("begin", file=sys.stderr, flush=True)
+for work in (
+    lambda: sw.batch(frame, pipeline.transform.window, "SELECT nope FROM source"),
+    lambda: sw.run(pipeline, spark=spark, available_now=True),
+):
+    try:
+        work()
+    except sw.SlackwaterError as error:
+        print("caught:", error, file=sys.stderr, flush=True)
+"""
+
+
+def test_a_failed_analysis_in_a_session_of_ones_own_is_one_line(home: Path) -> None:
+    config = home / "life.toml"
+    config.write_text(config.read_text().replace("SELECT * FROM source", "SELECT nope FROM source"))
+    child = Child(home, "-c", OWN)
+    assert child.ends() == 0
+    text = child.said().split("begin\n")[1]
+    clean(text)
+    assert text.count("caught: ") == 2
+    assert text.count("nope") == 2
+    assert "QueryContextLogger" not in text
+
+
 def test_an_interrupt_while_spark_starts_ends_at_once_and_leaves_no_process(home: Path) -> None:
     child = Child(home, "-m", "slackwater.cli.main", "run", "life.toml")
     child.wait_for(lambda: "starting Spark" in child.said() and child.java())

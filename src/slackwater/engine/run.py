@@ -219,7 +219,9 @@ class _Run:
         self._latest = latest
         if self.stop.is_set():
             return False
-        base = self._base = self._spark or session.start(spark_settings(self.pipeline, self.notice), self.notice)
+        with session.as_starting():  # jars may have to be fetched, too
+            base = self._spark or session.start(spark_settings(self.pipeline, self.notice), self.notice)
+        self._base = base
         if self.stop.is_set():
             return False
         self._undo.callback(border.hide_traces(base))

@@ -63,7 +63,7 @@ def start(
         builder = builder.config(key, value)
     notice("info", "starting Spark, which takes 5 to 30 s …")
     began = time.monotonic()
-    with _stderr_to_file() as log, _own_interrupts(), _as_starting():
+    with _stderr_to_file() as log, _own_interrupts():
         try:
             _without_error_logs()
             session = builder.getOrCreate()
@@ -78,7 +78,8 @@ def start(
 
 
 @contextmanager
-def _as_starting() -> Iterator[None]:
+def as_starting() -> Iterator[None]:
+    """Meanwhile, `is_starting`."""
     global _starting
     _starting = True
     try:
