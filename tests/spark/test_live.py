@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tests.spark.test_engine import SIMPLE, events, simple, us
 import slackwater as sw
 from slackwater.core.hashing import spark_xxhash64
 from slackwater.core.schema import Field
+from slackwater.engine import pace
 
 pytestmark = pytest.mark.spark
 
@@ -103,6 +105,21 @@ def test_timed_triggers_and_a_clean_stop(runner: Runner) -> None:
     live.wait_for(lambda: len(runner.statuses) == 2)
     live.end()
     assert runner.run(source=runner.source(SIMPLE), window=simple())["n"].to_list() == [4]
+
+
+def test_a_quiet_query_is_asked_less_often_and_at_once_again_when_rows_come(spark: Any, tmp_path: Path) -> None:
+    """The pause is a field of Spark's own, which another version may keep elsewhere."""
+    (tmp_path / "in").mkdir()
+    stream = spark.readStream.format("text").load(str(tmp_path / "in")).writeStream.format("noop")
+    query = stream.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        found, asked = pace.of_query(query), query._jsq.streamingQuery()
+        found.quiet_for(60)
+        assert asked.pollingDelayMs() == found.pause_ms == pace.LONGEST_MS
+        found.rows_came()
+        assert asked.pollingDelayMs() == found.pause_ms == pace.SHORTEST_MS
+    finally:
+        query.stop()
 
 
 def test_without_a_store_the_warning_is_loud(runner: Runner) -> None:

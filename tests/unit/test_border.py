@@ -83,6 +83,31 @@ def test_errors_of_services_are_one_line_of_ours(error: Exception, expected: str
     assert "\n" not in str(found)
 
 
+CRASHED = """An error occurred while calling o54.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 0.0 failed 1 times, most recent failure: \
+org.apache.spark.SparkException: {what}
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator$$anonfun$1.applyOrElse(PythonRunner.scala:1136)
+Caused by: java.io.EOFException
+\tat java.base/java.io.DataInputStream.readInt(DataInputStream.java:386)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        (
+            "Python worker exited unexpectedly (crashed). Consider setting 'spark.sql.…'",
+            "a Python worker of Spark was kill",
+        ),
+        ("java.lang.OutOfMemoryError: Java heap space", "Spark ran out of memory; give it more"),
+    ],
+)
+def test_memory_that_ran_out_is_told_as_that(what: str, expected: str) -> None:
+    """Spark names the closed pipe as the cause; the killed process stands somewhere above."""
+    found = caught(service_error("py4j.protocol", CRASHED.format(what=what)))
+    assert str(found).startswith(f"clicks: {expected}")
+
+
 def test_a_bug_keeps_its_type_and_its_trace() -> None:
     found = caught(ZeroDivisionError("ours"))
     assert type(found) is ZeroDivisionError
