@@ -14,9 +14,11 @@ help:            ## this list
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Slackwater needs Python 3.11 or later: make PYTHON=python3.12 …"; exit 1; }
 	@java -version >/dev/null 2>&1 || { echo "Slackwater needs Java 17 or later on the path (Spark runs on it)"; exit 1; }
+	@echo "Installing Slackwater and what it needs into $(VENV), once: about 1.5 GB (Spark is the most of it), 1 to 5 minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $(READY)
+	@echo "Installed: $$($(BIN)/slackwater --version), as $(BIN)/slackwater"
 
 demo: $(READY)   ## sessions and tumbling windows over a generated click stream
 	@$(BIN)/slackwater demo

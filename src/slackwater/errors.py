@@ -10,6 +10,7 @@
     ├── ValueRangeError      a result does not fit its type
     ├── FencedError          another runner committed: this one must stop
     ├── PublishError         the target refused the committed output; the next start publishes it
+    ├── SparkEndedError      Spark's process is gone (killed, out of memory)
     └── EpochError           an epoch failed while it ran (user SQL, unreadable input, a missing service)
 
 Each message says the fact, what was expected against what was found, and what to do next.
@@ -65,6 +66,10 @@ class FencedError(SlackwaterError):
 
 class PublishError(SlackwaterError):
     """The target did not take an epoch that is already committed."""
+
+
+class SparkEndedError(SlackwaterError):
+    """Spark's process ended while it was needed; what was committed stays, and the next start goes on from there."""
 
 
 class EpochError(SlackwaterError):

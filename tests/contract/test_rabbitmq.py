@@ -92,7 +92,7 @@ def left_over(rabbit: Any, queue: str) -> int:
 
 
 def becomes(value: Callable[[], Any], expected: Any) -> bool:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 200
     while value() != expected:
         if time.monotonic() > end:
             return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -204,6 +203,12 @@ def test_a_bug_is_one_line_and_exits_with_70(slackwater: Command, monkeypatch: p
     assert len(said.err.splitlines()) == 1
 
 
+def test_an_error_of_a_service_or_the_system_is_no_bug(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLACKWATER_DEBUG", raising=False)
+    failing(monkeypatch, PermissionError(13, "Permission denied", "state/x"))
+    assert slackwater("run", write(GOOD)) == Said(1, "", 'error: Permission denied: "state/x"\n')
+
+
 def test_a_bug_shows_its_stack_trace_when_asked(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLACKWATER_DEBUG", "1")
     failing(monkeypatch, KeyError("gone"))
@@ -224,7 +229,8 @@ def test_a_metrics_port_in_use_stops_the_start(slackwater: Command, monkeypatch:
     assert said == Said(1, "", expected)
 
 
-def test_check_loads_neither_spark_nor_frames_and_is_fast(tmp_path: Path) -> None:
+def test_check_loads_neither_spark_nor_frames(tmp_path: Path) -> None:
+    """What makes a command slow is what it loads; seconds depend on the machine (`python -m benchmarks.commands`)."""
     config = tmp_path / "p.toml"
     config.write_text(GOOD)
     code = f"""
@@ -236,11 +242,6 @@ try:
 finally:
     print(sorted({{"pyspark", "polars", "pandas", "pyarrow", "numpy", "prometheus_client"}} & set(sys.modules)))
 """
-    took = []
-    for _ in range(3):  # the best of three: the machine may be busy
-        began = time.monotonic()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        took.append(time.monotonic() - began)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines()[-1] == "[]"
-    assert min(took) < 1
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"

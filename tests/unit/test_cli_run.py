@@ -22,9 +22,10 @@ from tests.unit.test_cli import GOOD
 from tests.unit.test_metrics import COUNTERS, STATUS
 
 from slackwater.cli.runner import _signals, run_file
-from slackwater.cli.text import ago, describe, line, moment, summary
+from slackwater.cli.text import ago, describe, moment, summary
 from slackwater.cli.view import LogView, render
 from slackwater.engine.status import Counters, Status
+from slackwater.engine.tell import line
 
 QUIET = replace(STATUS, emitted=0, late=0)
 STAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ "
@@ -92,9 +93,9 @@ def test_a_source_is_told_with_its_lag_and_idleness() -> None:
 
 def test_a_log_line_is_key_and_value() -> None:
     assert line(replace(STATUS, files_done=2, files_total=3)) == (
-        "pipeline=clicks epoch=7 rows=100 rows_per_s=200 emitted=4 late=25 bad=10 refused=15 open_windows=12 "
+        "pipeline=clicks epoch=7 rows=100 rows_per_s=200 emitted=4 late=1 open_windows=12 "
         "state_bytes=4096 watermark=2023-11-14T21:56:40Z watermark[web]=2023-11-14T21:56:40Z "
-        "watermark[app]=none(idle) files=2/3"
+        "watermark[app]=none(idle) rows_total=1000 emitted_total=42 late_total=25 bad_total=10 refused_total=15 files=2/3"
     )
 
 
@@ -245,7 +246,7 @@ def test_nothing_said_while_spark_starts_is_lost(config: Path) -> None:
     """The engine sends descriptor 2 to a file for that time: it is Java's."""
     body = "import os; saved = os.dup(2); os.dup2(os.open(os.devnull, os.O_WRONLY), 2); on_notice('info', 'said'); os.dup2(saved, 2)"
     process = child(config, body)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 0
     assert err.endswith(" INFO said\n")
 
@@ -257,7 +258,7 @@ def test_a_signal_ends_the_run_cleanly(config: Path, number: int) -> None:
     lines = [process.stderr.readline(), process.stderr.readline()]
     assert lines[0].endswith(" WARNING look here\n")
     process.send_signal(number)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0
     assert err.endswith(" INFO stopping: the epoch in progress is finished first\n")
     assert out.startswith("user-sessions: epoch 7")
@@ -273,11 +274,30 @@ def test_a_second_interrupt_ends_at_once(config: Path) -> None:
     assert "stopping:" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     try:
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=120)
     finally:
         process.kill()
         process.wait()
     assert (process.returncode, out, err) == (130, "", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_spark_starts_ends_at_once(config: Path, number: int) -> None:
+    """No epoch is in progress that could be finished: the first one suffices."""
+    body = "import slackwater.engine.session as s; s._starting = True; on_notice('info', 'starting'); time.sleep(600)"
+    process = child(config, body)
+    assert process.stderr is not None
+    for expected in ("look here", "epoch=7", "starting"):
+        assert expected in process.stderr.readline()
+    process.send_signal(number)
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, out) == (128 + number, "")
+    assert err.endswith(" INFO stopped while Spark was starting: nothing was read, nothing was committed\n")
+    assert len(err.splitlines()) == 1
 
 
 def test_a_signal_may_come_while_the_run_looks_at_the_stop_event() -> None:
@@ -321,7 +341,7 @@ def test_a_terminal_gets_the_live_view(config: Path) -> None:
             break
         found += piece
     os.close(ours)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=120)
     text = found.decode()
     assert process.returncode == 0
     assert out.startswith("user-sessions: epoch 7, 1,000 rows in\n")

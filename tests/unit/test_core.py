@@ -6,7 +6,6 @@ import datetime as dt
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -31,12 +30,10 @@ from slackwater.windows import hll
 from slackwater.windows.logic import Visit
 
 
-def test_importing_is_instant_and_loads_nothing_heavy() -> None:
+def test_importing_loads_nothing_heavy() -> None:
     code = "import sys, slackwater; print([m for m in ('pyspark', 'pandas', 'polars', 'pyarrow', 'pydantic') if m in sys.modules])"
-    began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-    assert time.monotonic() - began < 2  # 0.05 s on a quiet machine
 
 
 def test_session_ids_never_change() -> None:

@@ -94,6 +94,26 @@ def test_an_epoch_that_could_not_be_published_is_never_overtaken(tmp_path: Path)
     run.store.close()
 
 
+def test_a_commits_time_is_when_it_was_committed(tmp_path: Path) -> None:
+    """Not when its epoch began, which in a long one is minutes before; a restart tells the same."""
+    run = driver(tmp_path, Refusing())
+    now = START_US
+
+    def work(step: str, epoch: int) -> None:
+        nonlocal now
+        now += 60_000_000 if step == "ingest.before" else 0
+
+    run.hooks.clock_us = lambda: now
+    run.hooks.faults.hit = work  # type: ignore[method-assign]
+    run.run_batch(batch(0, 1000), 0)
+    run.store.close()
+    store = FilesStore(tmp_path, "law")
+    latest = store.open()
+    store.close()
+    assert latest is not None
+    assert latest.committed_us == START_US + 60_000_000
+
+
 def test_a_config_that_changed_waits_until_the_former_one_published(tmp_path: Path) -> None:
     target = Refusing()
     run = driver(tmp_path, target)

@@ -67,6 +67,7 @@ kind = "postgres"
 url = "${{WAREHOUSE_URL}}"
 """
 PAGES = ("/", "/search", "/cart", "/checkout", "/help", "/item/17", "/item/23")
+QUIET_SECONDS = 10
 COUNTS = "SELECT count(*), coalesce(sum(clicks), 0) FROM sessions"
 
 
@@ -129,7 +130,7 @@ def run_demo(rows: int) -> None:
         producer.join()
         say("all clicks are in Kafka; a last run reads the rest and closes what is open: --available-now --flush")
         runner = _start(file, home, environment, "--available-now", "--flush")
-        _ended(runner, home)
+        _ended(say, runner, home)
         sessions, clicks = db.execute(COUNTS).fetchone()
         say(f"{clicks:,} of {rows:,} clicks are in {sessions:,} sessions")
         console.print(_longest(db))
@@ -156,23 +157,43 @@ def _start(file: Path, home: Path, environment: dict[str, str], *flags: str) -> 
 
 def _watch(say: Any, db: Any, runner: subprocess.Popen[bytes], producer: _Producer, home: Path, until: int) -> None:
     """Show the table filling until it holds so many clicks."""
-    end, shown = time.monotonic() + 180, -1
+    end, shown, quiet = time.monotonic() + 180, -1, _Quiet(say, home)
     while time.monotonic() < end:
         if runner.poll() is not None:
-            _ended(runner, home)
+            _ended(say, runner, home)
         there = db.execute("SELECT to_regclass('public.sessions')").fetchone()[0]
         sessions, clicks = db.execute(COUNTS).fetchone() if there else (0, 0)
         if clicks != shown and clicks:
             say(f"{producer.sent:>7,} clicks produced, {clicks:>7,} in {sessions:>6,} closed sessions")
-            shown = clicks
+            shown, quiet = clicks, _Quiet(say, home)
+        quiet.look()
         if clicks >= until:
             return
         time.sleep(0.5)
     raise EpochError(f"demo-kafka: the table did not fill in time: {_tail(home)}")
 
 
-def _ended(runner: subprocess.Popen[bytes], home: Path) -> None:
-    if runner.wait(timeout=300) != 0:
+class _Quiet:
+    """After every ten seconds without news: what the runner said last."""
+
+    def __init__(self, say: Any, home: Path) -> None:
+        self._say, self._home, self._since = say, home, time.monotonic()
+
+    def look(self) -> None:
+        if time.monotonic() - self._since < QUIET_SECONDS:
+            return
+        self._since = time.monotonic()
+        lines = (self._home / "log").read_text(errors="replace").splitlines()
+        last = lines[-1].split(" ", 2)[-1] if lines else "it is being started"
+        self._say(f"the runner: {last if len(last) <= 100 else last[:99] + '…'}")
+
+
+def _ended(say: Any, runner: subprocess.Popen[bytes], home: Path) -> None:
+    end, quiet = time.monotonic() + 300, _Quiet(say, home)
+    while runner.poll() is None and time.monotonic() < end:
+        quiet.look()
+        time.sleep(0.2)
+    if runner.poll() != 0:
         raise EpochError(f"demo-kafka: the runner failed: {_tail(home)}")
 
 

@@ -262,6 +262,11 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("SLACKWATER_DEBUG"):
             raise
+        from slackwater.engine.border import of_service
+
+        if line := of_service(error):
+            print(f"error: {line}", file=sys.stderr)
+            sys.exit(1)
         text = (str(error).strip().splitlines() or [""])[0]
         print(
             f"internal error: {type(error).__name__}: {text}; run again with SLACKWATER_DEBUG=1 for the stack trace",

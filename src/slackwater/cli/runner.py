@@ -15,7 +15,7 @@ from slackwater.cli import view as views
 from slackwater.cli.text import summary
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline, check_run_flags
-from slackwater.engine import begins
+from slackwater.engine import begins, session
 from slackwater.engine.status import Status
 from slackwater.errors import ConfigError
 from slackwater.plan import target_text
@@ -89,7 +89,8 @@ def run_pipeline(
 
 @contextmanager
 def _signals(stop: threading.Event, view: views.View) -> Iterator[None]:
-    """The first SIGINT or SIGTERM asks for a clean stop, a second SIGINT ends at once.
+    """The first SIGINT or SIGTERM asks for a clean stop, a second SIGINT ends at once; so does the first while Spark starts,
+    whose process ends by itself when this one, which holds the other end of its standard input, is gone.
 
     A thread reads the signals from a pipe. A handler in Python would run in the main thread: it would wait for ever if
     that thread polls `stop` and holds its lock, and be late while that thread waits for Spark.
@@ -99,6 +100,10 @@ def _signals(stop: threading.Event, view: views.View) -> Iterator[None]:
 
     def listen() -> None:
         while number := os.read(reader, 1):
+            if session.is_starting():
+                view.notice("info", "stopped while Spark was starting: nothing was read, nothing was committed")
+                view.close()
+                os._exit(128 + number[0])
             if not stop.is_set():
                 stop.set()
                 view.notice("info", "stopping: the epoch in progress is finished first")

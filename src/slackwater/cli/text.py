@@ -52,37 +52,11 @@ def describe(source: SourceStatus, status: Status) -> str:
     return f"{source.name}: {behind}{', idle' if source.idle else ''}"
 
 
-def line(status: Status) -> str:
-    """A status as one line of key=value."""
-    c = status.counters
-    sources = " ".join(
-        f"watermark[{s.name}]={_stamp(s.watermark_us)}{'(idle)' if s.idle else ''}" for s in status.sources
-    )
-    progress = f" files={status.files_done}/{status.files_total}" if status.files_total else ""
-    return (
-        f"pipeline={status.pipeline} epoch={status.epoch} rows={status.rows} rows_per_s={status.rows_per_second:.0f} "
-        f"emitted={status.emitted} late={c.rows_late} bad={c.rows_bad} refused={c.rows_refused} "
-        f"{_held(status)} state_bytes={status.state_bytes} "
-        f"watermark={_stamp(status.watermark_us)} {sources}{progress}"
-    )
-
-
-def _held(status: Status) -> str:
-    if status.buffered:
-        return " ".join(f"buffered_{side}={held.rows}" for side, held in status.buffered.items())
-    return f"open_windows={status.windows_active}"
-
-
 def waiting(status: Status) -> tuple[str, str]:
     """What is in the state: what it is called, and how much of it."""
     if status.buffered:
         return "buffered", " + ".join(f"{held.rows:,}" for held in status.buffered.values())
     return "open windows", f"{status.windows_active:,}"
-
-
-def _stamp(us: int | None) -> str:
-    """A time without spaces."""
-    return "none" if us is None else moment(us).replace(" ", "T")
 
 
 def summary(status: Status | None, pipeline: str, where: str) -> str:

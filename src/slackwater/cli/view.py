@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-import math
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
@@ -17,7 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from slackwater.cli.text import describe, line, moment, size, waiting
+from slackwater.cli.text import describe, moment, size, waiting
+from slackwater.engine import tell
 from slackwater.engine.status import Status
 
 log = logging.getLogger("slackwater")
@@ -81,25 +80,16 @@ class LogView:
         handler = logging.StreamHandler(self._out)
         handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s"))
         self._restore = _log_to(handler)
-        self._every = every
-        self._last = -math.inf
-        self._held_back: Status | None = None
+        self._lines = tell.Lines(every)
 
     def status(self, status: Status) -> None:
-        now = time.monotonic()
-        if now - self._last < self._every and not (status.emitted or status.late):
-            self._held_back = status
-            return
-        self._last, self._held_back = now, None
-        log.info("%s", line(status))
+        self._lines.status(status)
 
     def notice(self, level: str, line: str) -> None:
-        log.log(logging.WARNING if level == "warning" else logging.INFO, "%s", line)
+        tell.notice(level, line)
 
     def close(self) -> None:
-        if self._held_back is not None:
-            log.info("%s", line(self._held_back))
-            self._held_back = None
+        self._lines.close()
         self._restore()
         _release(self._out)
 

@@ -121,7 +121,9 @@ def backfill(
     lateness = max(window.lateness_ms if s.lateness_ms is None else s.lateness_ms for s in pipeline.sources)
     slack = lateness + allowed_ms(window) if slack_ms is None else slack_ms
     span = Range(since_us, until_us, reach_us(window), 1000 * slack)
-    return _Backfill(own, span, partial, spark, on_status, on_notice or (lambda level, line: None), stop).run()
+    one = _Backfill(own, span, partial, spark, on_status, on_notice or (lambda level, line: None), stop)
+    with one.border():
+        return one.run()
 
 
 def reach_us(window: Window) -> int:
@@ -281,8 +283,8 @@ class _Backfill(_Run):
         try:
             if latest is not None:
                 self.notice("info", f"going on after epoch {latest.epoch}, where it was interrupted")
-            self._prepare(latest)
-            self._over_history()
+            if self._prepare(latest):
+                self._over_history()
             if not self.stop.is_set():
                 self.driver.flush()
                 self.last = self.last or self.driver.recovered()

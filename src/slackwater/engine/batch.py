@@ -12,8 +12,8 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
-from typing import TYPE_CHECKING, Any
+from functools import reduce, wraps
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from slackwater.config.connection import ConsoleConnection
 from slackwater.config.join import Join
@@ -22,7 +22,7 @@ from slackwater.config.source import Source
 from slackwater.config.target import StateStore, Target
 from slackwater.config.window import Window
 from slackwater.core.schema import Field, arrow_schema
-from slackwater.engine import parts, session
+from slackwater.engine import border, parts, session
 from slackwater.engine.fold import late_text
 from slackwater.engine.spark import SparkEngine, lifted
 from slackwater.engine.task import plain
@@ -45,11 +45,31 @@ if TYPE_CHECKING:
 
     from slackwater.engine.steps import Step
 
+Planned = ParamSpec("Planned")
 Fold = Callable[["pl.DataFrame"], "pl.DataFrame"]
 ROWS = "rows"  # what the only source of a window is called
 _UPTO = "__upto"  # hidden: the watermark at the end, the same in every row
 
 
+def _quietly(plan: Callable[Planned, DataFrame]) -> Callable[Planned, DataFrame]:
+    """Without Spark's log of an analysis that failed: what failed is raised, in a line of ours."""
+
+    @wraps(plan)
+    def planned(*args: Planned.args, **kwargs: Planned.kwargs) -> DataFrame:
+        from pyspark.sql import DataFrame
+
+        frame = next((a for a in (*args, *kwargs.values()) if isinstance(a, DataFrame)), None)
+        undo = border.hide_traces(frame.sparkSession) if frame is not None else None
+        try:
+            return plan(*args, **kwargs)
+        finally:
+            if undo is not None:
+                undo()
+
+    return planned
+
+
+@_quietly
 def batch(
     df: DataFrame,
     window: Window,
@@ -90,6 +110,7 @@ def batch(
     return _over_shards(rows, shards, engine.logic, _windows(engine.windows), df)
 
 
+@_quietly
 def batch_join(
     left: DataFrame,
     right: DataFrame,

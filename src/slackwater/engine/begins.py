@@ -65,10 +65,11 @@ def _kind(pipeline: Pipeline, source: Source) -> str | None:
 
 def text(pipeline: Pipeline) -> str:
     """Where each source begins, for people."""
-    return ", ".join(f"{s.name} {_of(pipeline, s)}" for s in pipeline.sources)
+    return ", ".join(f"{s.name} {place(pipeline, s)}" for s in pipeline.sources)
 
 
-def _of(pipeline: Pipeline, source: Source) -> str:
+def place(pipeline: Pipeline, source: Source) -> str:
+    """Where a source begins that was never read."""
     kind = _kind(pipeline, source)
     if kind == "files":
         return "at its first file"

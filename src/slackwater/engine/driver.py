@@ -371,6 +371,7 @@ class Driver:
         )
 
     def _commit(self, manifest: Manifest) -> None:
+        manifest = manifest.model_copy(update={"committed_us": self.hooks.clock_us()})  # not the epoch's beginning
         joined = bool(manifest.output) and self.store.joins(self.target)
         self.state = self.store.commit(manifest, self._publish_within(manifest) if joined else None)
 

@@ -7,11 +7,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any
 
 from slackwater import plan
 from slackwater.config.pipeline import Pipeline, check_run_flags
-from slackwater.engine import begins, faults, recover, session
+from slackwater.engine import begins, border, faults, pace, recover, session, tell
 from slackwater.engine.driver import Driver, Hooks
 from slackwater.engine.parts import (
     bind,
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("slackwater")
 
-POLL_SECONDS = 0.02
-
 
 def run(
     pipeline: Pipeline,
@@ -68,8 +67,15 @@ def run(
     check_run_flags(available_now, flush)
     if rebuild:
         pipeline = begins.stated(pipeline, rebuild)
-    one = _Run(pipeline, available_now, spark, on_status, on_notice or _log_notice, stop or threading.Event())
-    return one.go(flush, rebuild)
+    began, stop = time.monotonic(), stop or threading.Event()
+    if on_notice is not None:
+        return _Run(pipeline, available_now, spark, on_status, on_notice, stop).told(flush, rebuild)
+    with tell.heard() as notice:
+        lines = tell.Lines()
+        last = _Run(pipeline, available_now, spark, on_status or lines.status, notice, stop).told(flush, rebuild)
+        lines.close()
+        notice("info", tell.end(pipeline, last, time.monotonic() - began))
+        return last
 
 
 def replay(
@@ -90,11 +96,9 @@ def replay(
             f"{pipeline.name}: letters are replayed as corrections of windows, and this is a join, whose rows are final; "
             "to look at them: slackwater dlq list"
         )
-    return _Run(pipeline, True, spark, None, on_notice or _log_notice, threading.Event()).replay(choose, limit, dry)
-
-
-def _log_notice(level: str, line: str) -> None:
-    log.log(logging.WARNING if level == "warning" else logging.INFO, "%s", line)
+    one = _Run(pipeline, True, spark, None, on_notice or tell.notice, threading.Event())
+    with one.border():
+        return one.replay(choose, limit, dry)
 
 
 class _Run:
@@ -111,6 +115,9 @@ class _Run:
     ) -> None:
         self.pipeline, self.available_now, self.notice, self.stop = pipeline, available_now, notice, stop
         self.last: Status | None = None
+        self.driver: Driver  # from `_prepare` on
+        self._base: SparkSession | None = None  # Spark, once it is up
+        self._latest: Manifest | None = None  # what the store held at the start
         self._report = on_status
         self._progress: tuple[int, int] | None = None
         self._stated = False  # where sources begin is not what the config says
@@ -118,11 +125,26 @@ class _Run:
         self._failure: BaseException | None = None
         self._stopping = False
         self._epoch = -1  # the epoch of the batch in progress
-        self._idle_since = time.monotonic()
+        self._idle_since = self._rows_at = time.monotonic()
+        self._pace = pace.Pace(None)
+        self._undo = ExitStack()
         self.store = store_of(pipeline)
         self.target: Target | None = None
         self.letters: Target | None = None
         self._spark = spark
+
+    def told(self, flush: bool, rebuild: Mapping[str, Any] | None) -> Status | None:
+        """`go`, with errors of ours only."""
+        with self.border():
+            return self.go(flush, rebuild)
+
+    def border(self) -> AbstractContextManager[None]:
+        return border.errors(self.pipeline.name, lambda: self._base, self._committed)
+
+    def _committed(self) -> str:
+        """What was committed last, in words: of this run, or as it found the state."""
+        driver = getattr(self, "driver", None)
+        return tell.committed(getattr(driver, "state", self._latest))
 
     def go(self, flush: bool, rebuild: Mapping[str, Any] | None = None) -> Status | None:
         for line in plan.warnings(self.pipeline):
@@ -134,8 +156,8 @@ class _Run:
             self._over()
         self._stated = bool(rebuild)
         try:
-            self._prepare(latest)
-            if self.stop.is_set():
+            self.notice("info", tell.start(self.pipeline, latest))
+            if not self._prepare(latest):
                 return None
             query = self._start()
             try:
@@ -185,16 +207,24 @@ class _Run:
             self._close()
 
     def _close(self) -> None:
+        self._undo.close()
         for part in (self.target, self.letters, self.store):
             if part is not None:
                 part.close()
 
     # -- before the first batch ----------------------------------------------------------------------------------
 
-    def _prepare(self, latest: Manifest | None) -> None:
-        base = self._spark or session.start(spark_settings(self.pipeline, self.notice))
+    def _prepare(self, latest: Manifest | None) -> bool:
+        """Put the parts together. Returns whether that was done; not if the run was to stop meanwhile."""
+        self._latest = latest
         if self.stop.is_set():
-            return
+            return False
+        with session.as_starting():  # jars may have to be fetched, too
+            base = self._spark or session.start(spark_settings(self.pipeline, self.notice), self.notice)
+        self._base = base
+        if self.stop.is_set():
+            return False
+        self._undo.callback(border.hide_traces(base))
         store = self.pipeline.state_store
         shards = (store.shards if store else None) or base.sparkContext.defaultParallelism
         self.session = session.private(base, shards)
@@ -227,12 +257,15 @@ class _Run:
             if place is not None:
                 place.open()
         self.driver = Driver(self.pipeline, logic, self.store, self.target, engine, hooks, self.letters, then)
+        if self.stop.is_set():
+            return False
         self.driver.start(latest, shards, schemas, state_id)
         if latest is not None and self._report:
             self._report(self.driver.recovered())
         if self.driver.target.guarantee != "exactly once":
             self.notice("warning", f"delivery to {self.driver.target.description} is {self.driver.target.guarantee}")
         warm.join()
+        return not self.stop.is_set()
 
     def _target_of(self, results: Step, state_id: str) -> Target:
         return target_of(self.pipeline, results, state_id)
@@ -256,8 +289,11 @@ class _Run:
             writer = writer.trigger(processingTime=f"{self.pipeline.trigger_interval_ms} milliseconds")
         if self.available_now:
             self._progress = (0, self._files_to_come())
-        self._idle_since = time.monotonic()
-        return writer.start()
+        self._idle_since = self._rows_at = time.monotonic()
+        query = writer.start()
+        if not (self.available_now or self.pipeline.trigger_interval_ms):
+            self._pace = pace.of_query(query)
+        return query
 
     def _anchor(self) -> None:
         """Commit what "latest" means for Kafka sources that were never read, before anything else is."""
@@ -304,7 +340,8 @@ class _Run:
                 self._failure = error
                 raise
             finally:
-                self._idle_since = time.monotonic()
+                self._idle_since = self._rows_at = time.monotonic()
+                self._pace.rows_came()
 
     def _advertise(self, batch: Batch) -> None:
         for source in self.streams.sources:
@@ -316,8 +353,10 @@ class _Run:
         """Wait for the end; tick while the sources have nothing."""
         pause, every = self.pipeline.idle_pause_ms / 1000, self.pipeline.trigger_interval_ms / 1000
         while query.isActive and not self.stop.is_set():
-            self.stop.wait(POLL_SECONDS)
-            waited = time.monotonic() - self._idle_since
+            quiet_for = time.monotonic() - self._rows_at
+            self.stop.wait(0.02 if self.available_now else self._pace.look_seconds(quiet_for))
+            now = time.monotonic() if every else self._pace.asked(time.monotonic())
+            waited = now - self._idle_since
             # with timed triggers the sources are asked once per interval: whole intervals count
             quiet = waited // every * every if every else min(waited, 4 * pause)
             if self.available_now or self._failure is not None or waited < pause or not quiet:
@@ -325,7 +364,8 @@ class _Run:
             if self._turn.acquire(blocking=False):
                 try:
                     self.driver.tick(int(quiet * 1e6))
-                    self._idle_since = self._idle_since + quiet if every else time.monotonic()
+                    self._idle_since = self._idle_since + quiet if every else now
+                    self._pace.quiet_for(time.monotonic() - self._rows_at)
                 except BaseException:
                     self._stopping = True
                     raise
@@ -333,10 +373,14 @@ class _Run:
                     self._turn.release()
 
     def _end(self, query: StreamingQuery) -> None:
+        failed: BaseException | None
         with self._turn:
             self._stopping = True
-        failed = None if query.isActive else query.exception()
-        query.stop()
+        try:
+            failed = None if query.isActive else query.exception()
+            query.stop()
+        except Exception as error:  # its process is gone
+            failed = error
         if isinstance(self._failure, SlackwaterError):
             raise self._failure
         if self._failure is not None:

@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -29,12 +30,23 @@ _DEFAULTS = {
 }
 
 
-def start(settings: dict[str, str] | None = None) -> SparkSession:
+_starting = False
+
+
+def is_starting() -> bool:
+    """Whether Spark is being started right now: nothing has been read, and its process goes with this one."""
+    return _starting
+
+
+def start(
+    settings: dict[str, str] | None = None, notice: Callable[[str, str], None] = lambda level, line: None
+) -> SparkSession:
     """The running Spark session, or a new one without start-up noise. Raises StartError if Spark cannot start."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     from pyspark.sql import SparkSession
 
+    _forget_ended()
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
@@ -49,15 +61,43 @@ def start(settings: dict[str, str] | None = None) -> SparkSession:
         builder = builder.master(os.environ.get("SPARK_MASTER", "local[*]"))
     for key, value in {**_DEFAULTS, **(settings or {})}.items():
         builder = builder.config(key, value)
+    notice("info", "starting Spark, which takes 5 to 30 s …")
+    began = time.monotonic()
     with _stderr_to_file() as log, _own_interrupts():
         try:
             _without_error_logs()
-            return builder.getOrCreate()
+            session = builder.getOrCreate()
         except Exception as error:
             lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
             raise StartError(
                 f"Spark did not start ({lines[-1] if lines else error}); check Java (17 or later) with java -version"
             ) from None
+    took = time.monotonic() - began
+    notice("info", f"Spark {session.version} is up after {took:.0f} s, {session.sparkContext.master}")
+    return session
+
+
+@contextmanager
+def as_starting() -> Iterator[None]:
+    """Meanwhile, `is_starting`."""
+    global _starting
+    _starting = True
+    try:
+        yield
+    finally:
+        _starting = False
+
+
+def _forget_ended() -> None:
+    """Let go of a Spark whose process has ended, which PySpark would hand out for ever."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is None or process.poll() is None:
+        return
+    SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
+    SparkSession._instantiatedSession = None
 
 
 def _without_error_logs() -> None:
@@ -108,6 +148,9 @@ def private(session: SparkSession, shards: int) -> SparkSession:
         "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
         "spark.sql.execution.arrow.pyspark.fallback.enabled": "false",
         "spark.sql.streaming.metricsEnabled": "false",
+        # the checkpoint only plans the next batch: what is needed of it is the batch before
+        "spark.sql.streaming.minBatchesToRetain": "4",
+        "spark.sql.streaming.fileSource.log.cleanupDelay": "0",
     }.items():
         own.conf.set(key, value)
     return own

@@ -90,8 +90,20 @@ def checkpoint_line(checkpoint: Path, source: int, batch: int) -> str | None:
     return None if line == "-" else line
 
 
+# what a long Spark error is about, whatever else it says: the cause that it names last is a closed pipe
+_OUT_OF_MEMORY = {
+    "Python worker exited unexpectedly": "a Python worker of Spark was killed, as the system does when memory runs out; read less per "
+    "epoch (max_files_per_trigger, max_offsets_per_trigger), or use fewer cores at once (spark.master)",
+    "java.lang.OutOfMemoryError": 'Spark ran out of memory; give it more ("spark.driver.memory" in [spark], 2g unless set) or read '
+    "less per epoch (max_files_per_trigger, max_offsets_per_trigger)",
+}
+
+
 def reason(error: BaseException) -> str:
     """The line of a Spark error that says the fact, without plans and stack traces."""
+    for sign, fact in _OUT_OF_MEMORY.items():
+        if sign in str(error):
+            return fact
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     if "Python worker" in text or "foreach batch" in text or "Python streaming data source" in text:

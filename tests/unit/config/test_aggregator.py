@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -157,10 +156,8 @@ def test_check_needs_polars_for_classes_only_and_spark_never(tmp_path: Path) -> 
             "import sys; sys.argv = ['slackwater', 'check', 'p.toml']; from slackwater.cli.main import app\n"
             "try: app()\nexcept SystemExit as e: assert not e.code\nprint('polars' in sys.modules, 'pyspark' in sys.modules)"
         )
-        began = time.monotonic()
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1] == expected
-        assert time.monotonic() - began < 10
 
 
 MEAN = """

@@ -1,0 +1,247 @@
+"""The life of a run as a user sees it: its start, Spark's death, a bad row from Python, an interrupt while Spark starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+CONFIG = """
+name = "life"
+
+[connections.lake]
+kind = "files"
+
+[[sources]]
+name = "events"
+connection = "lake"
+query = "in"
+format = "json"
+schema = "user STRING, ts TIMESTAMP, wait BIGINT"
+
+[transform]
+sql = "SELECT * FROM source WHERE wait IS NULL OR reflect('java.lang.Thread', 'sleep', wait) IS NOT NULL"
+
+[transform.window]
+kind = "session"
+gap_ms = "30s"
+max_session_duration_ms = "2h"
+event_time_column = "ts"
+group_by = ["user"]
+
+[[transform.window.aggregations]]
+agg = "count"
+as = "n"
+
+[target]
+connection = "lake"
+path = "out"
+
+[state_store]
+kind = "files"
+path = "state"
+
+[spark]
+"spark.master" = "local[1]"
+"spark.sql.shuffle.partitions" = "1"
+"""
+SCRIPT = """
+import logging, sys, threading
+import slackwater as sw
+{before}
+try:
+    sw.run(sw.load("life.toml"), **{flags})
+finally:
+    print("over", flush=True)
+{after}
+"""
+
+
+class Child:
+    """A process whose lines go to one file."""
+
+    def __init__(self, home: Path, *command: str) -> None:
+        self.home, self.log = home, home / "said"
+        with self.log.open("ab") as log:
+            environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+            self.process = subprocess.Popen(
+                [sys.executable, *command], stdout=log, stderr=log, cwd=home, env=environment
+            )
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def wait_for(self, what: Callable[[], object]) -> None:
+        end = time.monotonic() + 400  # only how long a broken one may take
+        while not what():
+            assert self.process.poll() is None and time.monotonic() < end, self.said()
+            time.sleep(0.02)
+
+    def java(self) -> list[psutil.Process]:
+        return [p for p in psutil.Process(self.process.pid).children(recursive=True) if p.name() == "java"]
+
+    def ends(self) -> int:
+        try:
+            return self.process.wait(400)
+        finally:
+            self.process.kill()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "life.toml").write_text(CONFIG)
+    (tmp_path / "in").mkdir()
+    rows(tmp_path, 1)
+    return tmp_path
+
+
+def rows(home: Path, number: int, wait: int | None = None, ts: str = "2024-03-01T10:00:00Z") -> None:
+    part = home / f"{number}.part"
+    part.write_text(json.dumps({"user": "a", "ts": ts, "wait": wait}) + "\n")
+    part.rename(home / "in" / f"{number}.jsonl")
+
+
+def committed(home: Path) -> int:
+    return max((int(p.stem) for p in (home / "state" / "life" / "manifests").glob("*.json")), default=-1)
+
+
+def clean(text: str) -> None:
+    for foreign in ("Traceback", "py4j", "Py4J", "at org.", "at java.", "internal error", "Exception ignored"):
+        assert foreign not in text, text
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_spark_that_was_killed_is_one_line_and_the_next_start_goes_on(home: Path, within: bool) -> None:
+    """SIGKILL to its process, between two epochs and within one: what the system does when memory runs out."""
+    child = Child(home, "-m", "slackwater.cli.main", "run", "life.toml")
+    child.wait_for(lambda: committed(home) == 0 and "epoch=0" in child.said())
+    if within:
+        rows(home, 2, wait=600_000)
+        batches = home / "state" / "life" / "checkpoint"
+        child.wait_for(lambda: list(batches.glob("*/offsets/1")))
+    (java,) = child.java()
+    java.kill()
+    assert child.ends() == 1
+    text = child.said()
+    clean(text)
+    lines = text.splitlines()
+    assert lines[0].endswith(' "events": files in, at its first file; results in "out"') or "slackwater " in lines[0]
+    assert "state in files" in lines[0] and ", new; reads " in lines[0]
+    assert "starting Spark" in lines[1]
+    assert " is up after " in lines[2]
+    assert lines[-1].startswith(f"error: life: Spark's process (process {java.pid}) was killed (SIGKILL)")
+    assert "; epoch 0 was committed last, at 20" in lines[-1]
+    assert "start again" in lines[-1]
+    assert text.count("error:") == 1
+
+    rows(home, 2)
+    again = Child(home, "-m", "slackwater.cli.main", "run", "life.toml", "--available-now", "--flush")
+    assert again.ends() == 0
+    assert ", at epoch 0, committed 20" in again.said()
+    assert "after 1 file; results in" in again.said()
+    assert "life: epoch 2, 2 rows in" in again.said()
+
+
+def test_python_hears_the_run_and_its_end_and_runs_on_after_spark_was_killed(home: Path) -> None:
+    """Once the error is caught, the same process may run again: it gets a Spark of its own."""
+    again = "sw.run(sw.load('life.toml'), available_now=True, flush=True)"
+    script = SCRIPT.format(before="", flags={}, after="").replace(
+        "finally:",
+        f"except sw.SlackwaterError as error:\n    print('caught:', error, flush=True)\n    {again}\nfinally:",
+    )
+    child = Child(home, "-c", script)
+    child.wait_for(lambda: committed(home) == 0)
+    (java,) = child.java()
+    java.kill()
+    assert child.ends() == 0
+    text = child.said()
+    clean(text)
+    assert text.count("caught: life: Spark's process") == 1
+    assert text.count("INFO slackwater ") == 2, "each start"
+    assert text.count("starting Spark") == 2
+    assert " INFO pipeline=life epoch=0 rows=1 " in text
+    assert "life: ended after " in text
+    assert text.splitlines()[-1] == "over"
+
+
+@pytest.mark.parametrize("logging", ["", "logging.basicConfig(level=logging.INFO, format='mine %(name)s %(message)s')"])
+def test_a_bad_row_is_one_line_in_python(home: Path, logging: str) -> None:
+    rows(home, 1, ts="nonsense")
+    child = Child(home, "-c", SCRIPT.format(before=logging, flags={"available_now": True}, after=""))
+    assert child.ends() == 1
+    text = child.said()
+    last = text.splitlines()[-1]
+    assert last.startswith("slackwater.errors.BadRowError: life: ")
+    assert text.count("undecodable") == 1
+    assert text.count("Traceback") == 1, "where the script called"
+    for foreign in ("Py4J", "Python Proxy", "another exception", "direct cause", "pyspark"):
+        assert foreign not in text, text
+
+
+OWN = """
+import os, sys
+os.environ["PYSPARK_PYTHON"] = sys.executable
+from pyspark.sql import SparkSession
+import slackwater as sw
+spark = SparkSession.builder.master("local[1]").config("spark.log.level", "OFF").getOrCreate()
+frame = spark.createDataFrame([], "user string, ts timestamp")
+pipeline = sw.load("life.toml")
+print("begin", file=sys.stderr, flush=True)
+for work in (
+    lambda: sw.batch(frame, pipeline.transform.window, "SELECT nope FROM source"),
+    lambda: sw.run(pipeline, spark=spark, available_now=True),
+):
+    try:
+        work()
+    except sw.SlackwaterError as error:
+        print("caught:", error, file=sys.stderr, flush=True)
+"""
+
+
+def test_a_failed_analysis_in_a_session_of_ones_own_is_one_line(home: Path) -> None:
+    config = home / "life.toml"
+    config.write_text(config.read_text().replace("SELECT * FROM source", "SELECT nope FROM source"))
+    child = Child(home, "-c", OWN)
+    assert child.ends() == 0
+    text = child.said().split("begin\n")[1]
+    clean(text)
+    assert text.count("caught: ") == 2
+    assert text.count("nope") == 2
+    assert "QueryContextLogger" not in text
+
+
+def test_an_interrupt_while_spark_starts_ends_at_once_and_leaves_no_process(home: Path) -> None:
+    child = Child(home, "-m", "slackwater.cli.main", "run", "life.toml")
+    child.wait_for(lambda: "starting Spark" in child.said() and child.java())
+    started = child.java()
+    child.process.send_signal(signal.SIGINT)
+    assert child.ends() == 130
+    text = child.said()
+    clean(text)
+    assert "is up after" not in text
+    assert text.splitlines()[-1].endswith("stopped while Spark was starting: nothing was read, nothing was committed")
+    gone, alive = psutil.wait_procs(started, timeout=120)
+    assert (len(gone), alive) == (len(started), [])
+
+
+def test_the_checkpoint_of_many_epochs_stays_small(home: Path) -> None:
+    """Spark keeps 100 batches, each several files, and all lists of files for ten minutes, unless told otherwise."""
+    config = (home / "life.toml").read_text().replace('format = "json"', 'format = "json"\nmax_files_per_trigger = 1')
+    (home / "life.toml").write_text(config)
+    for number in range(2, 61):
+        rows(home, number)
+    child = Child(home, "-m", "slackwater.cli.main", "run", "life.toml", "--available-now")
+    assert child.ends() == 0, child.said()
+    assert committed(home) == 59
+    files = [p for p in (home / "state" / "life" / "checkpoint").rglob("*") if p.is_file()]
+    assert len(files) < 60, sorted(map(str, files))

@@ -1,0 +1,216 @@
+"""Errors as a user gets them from Python: one line of ours, nothing chained, and the log as it was configured."""
+
+from __future__ import annotations
+
+import errno
+import io
+import logging
+import socket
+import subprocess
+import sys
+import traceback
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slackwater.engine import border, tell
+from slackwater.errors import BadRowError, EpochError, SparkEndedError
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLACKWATER_DEBUG", raising=False)
+
+
+def caught(error: Exception, session: Any = None, committed: str = "") -> Exception:
+    try:
+        with border.errors("clicks", lambda: session, lambda: committed):
+            try:
+                raise KeyError("a trace of another library")
+            except KeyError as cause:
+                raise error from cause
+    except Exception as found:
+        return found
+    raise AssertionError("nothing was raised")
+
+
+def spark_of(process: Any, port: int) -> Any:
+    gateway = SimpleNamespace(proc=process, gateway_parameters=SimpleNamespace(address="127.0.0.1", port=port))
+    return SimpleNamespace(sparkContext=SimpleNamespace(_gateway=gateway))
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def test_an_error_of_ours_comes_out_without_the_one_behind_it() -> None:
+    found = caught(BadRowError("clicks: 1 bad row"))
+    text = "".join(traceback.format_exception(found))
+    assert text.endswith("slackwater.errors.BadRowError: clicks: 1 bad row\n")
+    assert "KeyError" not in text
+    assert "another library" not in text
+
+
+def test_every_trace_is_there_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLACKWATER_DEBUG", "1")
+    assert "another library" in "".join(traceback.format_exception(caught(BadRowError("clicks: 1 bad row"))))
+
+
+def service_error(module: str, text: str) -> Exception:
+    kind = type("Broken", (Exception,), {"__module__": module})
+    return kind(text)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/out/x"), 'clicks: No space left on device: "/out/x"; what'),
+        (
+            service_error("psycopg.errors", "server closed the connection\nmore"),
+            "clicks: server closed the connection;",
+        ),
+        (service_error("pyspark.errors.exceptions.captured", "[TABLE] gone\n\tat java"), "clicks: [TABLE] gone; what"),
+        (service_error("confluent_kafka.cimpl", "no broker"), "clicks: no broker; what was committed stays"),
+    ],
+)
+def test_errors_of_services_are_one_line_of_ours(error: Exception, expected: str) -> None:
+    found = caught(error)
+    assert type(found) is EpochError
+    assert str(found).startswith(expected)
+    assert "\n" not in str(found)
+
+
+CRASHED = """An error occurred while calling o54.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 0.0 failed 1 times, most recent failure: \
+org.apache.spark.SparkException: {what}
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator$$anonfun$1.applyOrElse(PythonRunner.scala:1136)
+Caused by: java.io.EOFException
+\tat java.base/java.io.DataInputStream.readInt(DataInputStream.java:386)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        (
+            "Python worker exited unexpectedly (crashed). Consider setting 'spark.sql.…'",
+            "a Python worker of Spark was kill",
+        ),
+        ("java.lang.OutOfMemoryError: Java heap space", "Spark ran out of memory; give it more"),
+    ],
+)
+def test_memory_that_ran_out_is_told_as_that(what: str, expected: str) -> None:
+    """Spark names the closed pipe as the cause; the killed process stands somewhere above."""
+    found = caught(service_error("py4j.protocol", CRASHED.format(what=what)))
+    assert str(found).startswith(f"clicks: {expected}")
+
+
+def test_a_bug_keeps_its_type_and_its_trace() -> None:
+    found = caught(ZeroDivisionError("ours"))
+    assert type(found) is ZeroDivisionError
+    assert "another library" in "".join(traceback.format_exception(found))
+
+
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "was killed (SIGKILL), as the system does when memory runs out"),
+        ("import sys; sys.exit(52)", "ran out of memory (exit code 52)"),
+        ("import sys; sys.exit(3)", "ended by itself (exit code 3)"),
+        ("import os; os.kill(os.getpid(), 15)", "was ended by signal 15"),
+    ],
+)
+def test_a_spark_that_ended_is_told_whatever_was_raised_of_it(code: str, how: str) -> None:
+    process = subprocess.Popen([sys.executable, "-c", code])
+    process.wait()
+    found = caught(
+        ConnectionRefusedError(111, "Connection refused"), spark_of(process, free_port()), "epoch 7 was last"
+    )
+    assert type(found) is SparkEndedError
+    assert str(found).startswith(
+        f"clicks: Spark's process (process {process.pid}) {how}; epoch 7 was last; start again, "
+    )
+    assert '"spark.driver.memory" in [spark]' in str(found)
+
+
+def test_a_spark_that_is_up_is_not_told_to_have_ended() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        session = spark_of(None, server.getsockname()[1])
+        assert type(caught(EpochError("clicks: epoch 3 failed"), session)) is EpochError
+    assert type(caught(EpochError("clicks: epoch 3 failed"), spark_of(None, free_port()))) is SparkEndedError
+
+
+def test_the_bridges_own_log_of_an_error_is_ours_to_tell_and_its_loggers_stay_the_users() -> None:
+    bridge, stream = logging.getLogger("py4j.clientserver"), io.StringIO()
+    handler = logging.StreamHandler(stream)
+    bridge.addHandler(handler)
+    before = (list(bridge.filters), bridge.level, bridge.propagate, bridge.disabled)
+    try:
+        with border.errors("clicks"):
+            bridge.error("There was an exception while executing the Python Proxy on the Python Side.")
+            bridge.warning("a warning stays")
+        bridge.error("after it")
+    finally:
+        bridge.removeHandler(handler)
+    assert stream.getvalue() == "a warning stays\nafter it\n"
+    assert (list(bridge.filters), bridge.level, bridge.propagate, bridge.disabled) == before
+
+
+ROOT = """
+import logging
+from slackwater.engine import border
+with border.errors("clicks"):
+    logging.getLogger("mine").warning("of the user")
+    code = compile("import logging; logging.error('of the bridge')", "/lib/py4j/java_gateway.py", "exec")
+    exec(code)
+    logging.error("of the user, too")
+print(logging.getLogger().handlers, logging.getLogger().filters)
+"""
+
+
+def test_what_the_bridge_logs_to_the_root_neither_appears_nor_configures_logging() -> None:
+    """`logging.error` gives a root without handlers one, and every later line would come twice."""
+    done = subprocess.run([sys.executable, "-c", ROOT], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("[] []\n", "of the user\nof the user, too\n")
+
+
+# -- who hears a run from Python --------------------------------------------------------------------------------------
+
+HEARS = """
+import logging, sys
+from slackwater.engine import tell
+{before}
+with tell.heard() as notice:
+    notice("info", "said")
+log = logging.getLogger("slackwater")
+print(len(log.handlers), log.level, log.propagate)
+"""
+
+
+def hears(before: str) -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", HEARS.format(before=before)], capture_output=True, text=True, check=True
+    )
+    return done.stdout, done.stderr
+
+
+def test_without_logging_configured_the_lines_go_to_standard_error() -> None:
+    out, err = hears("")
+    assert err.endswith("Z INFO said\n")
+    assert len(err.splitlines()) == 1
+    assert out == "0 0 True\n"
+
+
+def test_configured_logging_gets_each_line_once_and_decides() -> None:
+    assert hears("logging.basicConfig(level=logging.INFO, format='mine %(message)s')") == ("0 0 True\n", "mine said\n")
+    assert hears("logging.basicConfig(level=logging.WARNING)") == ("0 0 True\n", "")
+    assert hears("logging.getLogger('slackwater').setLevel(logging.ERROR)") == ("0 40 True\n", "")
+
+
+def test_nothing_committed_is_said_as_that() -> None:
+    assert tell.committed(None) == "nothing was committed yet"
