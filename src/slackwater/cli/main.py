@@ -153,6 +153,23 @@ def dlq_replay(
 
 
 @app.command()
+def show(
+    file: File,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="How many rows: those of the newest windows.")
+    ] = 20,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with new rows as they are published, until Ctrl-C.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per row; times in ISO 8601.")] = False,
+) -> None:
+    """Print what a pipeline has published, from its target, in the order of the windows; without Spark."""
+    from slackwater.cli.show import show_file
+
+    show_file(file, limit, follow, as_json)
+
+
+@app.command()
 def why(
     file: File,
     key: Annotated[
