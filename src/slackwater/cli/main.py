@@ -255,11 +255,14 @@ def demo(
 @app.command()
 def demo_kafka(
     rows: Annotated[int, typer.Option(min=10_000, help="How many clicks to produce.")] = 60_000,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave Kafka and Postgres up until Ctrl-C, to look at them.")
+    ] = False,
 ) -> None:
     """Kafka to Postgres on this machine: sessions, a runner that is killed twice, and nothing lost."""
     from slackwater.cli.demo_kafka import run_demo
 
-    run_demo(rows)
+    run_demo(rows, keep)
 
 
 def main() -> None:
