@@ -102,6 +102,10 @@ def test_why_there_is_no_output_yet(
     capsys.readouterr()
     assert command(monkeypatch, *arguments.split()) == 0
     assert re.fullmatch(re.escape(text).replace("…", r"[\w:. -]+"), capsys.readouterr().out)
+    (shown,) = re.findall(r"^```\n\$ slackwater (show .*?)```$", page, re.DOTALL | re.MULTILINE)
+    arguments, _, text = shown.partition("\n")
+    assert command(monkeypatch, *arguments.split()) == 0
+    assert tuple(capsys.readouterr()) == ("", text)
 
 
 @pytest.mark.usefixtures("spark")

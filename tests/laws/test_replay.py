@@ -26,6 +26,7 @@ from slackwater.state.protocol import StateStore
 from slackwater.targets.base import LETTER
 from slackwater.testing import oracle
 from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Replay, Rows, pipeline_for, run_local
+from slackwater.upkeep.verify import verify
 from slackwater.windows import replay as windows
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
@@ -463,3 +464,26 @@ def test_late_letters_that_are_left_count_their_tries(tmp_path: Path) -> None:
     assert found.judged(pl.DataFrame(result.letters, schema={f.name: f.polars for f in LETTER}))[
         "__tries"
     ].to_list() == [2]
+
+
+def test_the_count_of_tries_is_kept_forked_and_verified(tmp_path: Path) -> None:
+    """Through the removal of old epochs, to a fork, and told if it is damaged."""
+    given = bad_letters(b"{broken")
+    more = [of(200 + n) for n in range(40)]  # several rounds of garbage collection
+    script = [of(0), of(100), Replay(), *more[:20], Replay(), *more[20:]]
+    run_local(sessions(), script, SCHEMA, letters=given, on_error="dlq", state_dir=str(tmp_path), flush=False)
+    store, frame = FilesStore(tmp_path, "law"), pl.DataFrame(given, schema={f.name: f.polars for f in LETTER})
+
+    def tries(of_store: FilesStore) -> list[int]:
+        with of_store.peek() as seen:
+            assert seen is not None
+            return Ledger.of(seen.manifest, seen.read_list).judged(frame)["__tries"].to_list()
+
+    assert tries(store) == [2]
+    assert not verify(store).problems
+    assert store.fork("copy") is not None
+    assert tries(FilesStore(tmp_path, "copy")) == [2]
+    (listed,) = store.manifest(store.epochs()[-1]).tried
+    with (tmp_path / "law" / listed).open("a") as file:
+        file.write("0 1 1\n")
+    assert listed.rpartition("/")[2] in " ".join(map(str, verify(store).problems))
