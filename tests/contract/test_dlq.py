@@ -19,8 +19,12 @@ import pytest
 from slackwater.cli import dlq as command
 from slackwater.cli import main as cli
 from slackwater.config import toml
+from slackwater.core.schema import Field
+from slackwater.engine import recover
+from slackwater.engine.compile import compile_window
 from slackwater.engine.dlq import Wanted, newest, summary
-from slackwater.engine.parts import letters_of
+from slackwater.engine.parts import letters_of, store_of
+from slackwater.engine.tries import Ledger, applied_lines, identified
 from slackwater.errors import StartError
 from slackwater.targets.base import LETTER
 
@@ -133,10 +137,60 @@ def test_letters_come_back_as_they_were_published(config: Make, place: str) -> N
     assert newest(pipeline, Wanted(reason="late", limit=5)).to_dicts() == [IDLE, LATE]
     assert newest(pipeline, Wanted(source="payments")).is_empty()
     assert summary(pipeline).rows() == [
-        ("future", "orders", 1, AT, AT),
-        ("late", "orders", 2, AT, AT),
-        ("undecodable", "orders", 1, None, None),
+        ("future", "orders", 1, 1, 0, 0, AT, AT),
+        ("late", "orders", 2, 2, 0, 0, AT, AT),
+        ("undecodable", "orders", 1, 1, 0, 0, None, None),
     ]
+
+
+@pytest.mark.parametrize("state", ["files", "postgres"])
+@pytest.mark.parametrize("place", PLACES)
+def test_what_a_state_applied_and_tried_is_known_of_letters_in_every_place(
+    config: Make,
+    place: str,
+    state: str,
+    postgres: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Open ones are told from applied ones, by a state beside the letters, which nobody touches."""
+    file = config(place)
+    url = postgres.database(f"dlq{uuid.uuid4().hex[:8]}")
+    where = f'kind = "files"\npath = "{tmp_path}/state"' if state == "files" else f'kind = "postgres"\nurl = "{url}"'
+    file.write_text(f"{file.read_text()}\n[state_store]\n{where}\n")
+    twice = letter(**NOTHING_LATE, reason="undecodable", topic=None, partition=None, offset=None, file="/in/1.jsonl")
+    publish(file, 3, LATE, BAD)
+    publish(file, 4, IDLE, twice, twice)
+    pipeline = toml.load(file)
+    letters = newest(pipeline, Wanted())
+    store = store_of(pipeline)
+    fields = {"user": Field("user", "string")}
+    logic = compile_window(pipeline, fields)
+    assert store.open() is None
+    store.prepare(logic)
+    first = recover.first_manifest([logic], 1, 0, "state")
+    first = first.model_copy(update={"epoch": 0})
+    applied = identified(letters).filter(pl.col("reason") == "late")
+    one_of_two = identified(letters).filter(pl.col("file") == "/in/1.jsonl").head(1)
+    tried = identified(letters).filter(pl.col("offset") == 19)
+    record = store.stage_list(0, applied_lines(pl.concat([applied, one_of_two])))
+    lines = Ledger.of(None, lambda name: []).with_tries(tried, [])
+    tries = store.stage_list(0, [f"{line[:-1]}7" for line in lines])
+    store.commit(first.model_copy(update={"replayed": (record,), "tried": (tries,)}))
+    assert summary(pipeline).drop("first", "last").rows() == [
+        ("late", "orders", 2, 0, 2, 0),
+        ("undecodable", "orders", 3, 2, 1, 7),
+    ]
+    store.close()
+    code, out, err = said(monkeypatch, capsys, "dlq", "list", file)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0].split() == [
+        "reason", "source", "letters", "open", "applied", "tries", "first", "event", "last", "event",
+    ]  # fmt: skip
+    out = said(monkeypatch, capsys, "dlq", "show", file, "--reason", "undecodable")[1]
+    assert "epoch 3  -\n  tried    7 times, and left as it is\n  value" in out
+    assert said(monkeypatch, capsys, "dlq", "show", file, "--reason", "late")[1].count("\n  applied\n") == 2
 
 
 def test_list_and_show(config: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,11 +200,11 @@ def test_list_and_show(config: Make, monkeypatch: pytest.MonkeyPatch, capsys: py
     publish(file, 3, LATE, BAD)
     publish(file, 4, IDLE, NULL)
     assert said(monkeypatch, capsys, "dlq", "list", file)[1].splitlines() == [
-        "reason       source  letters  first event           last event",
-        "future       orders        1  2024-03-01 09:00:00Z  2024-03-01 09:00:00Z",
-        "late         orders        2  2024-03-01 09:00:00Z  2024-03-01 09:00:00Z",
-        "undecodable  orders        1  -                     -",
-        "total                      4",
+        "reason       source  letters  open  applied  tries  first event           last event",
+        "future       orders        1     1        0      0  2024-03-01 09:00:00Z  2024-03-01 09:00:00Z",
+        "late         orders        2     2        0      0  2024-03-01 09:00:00Z  2024-03-01 09:00:00Z",
+        "undecodable  orders        1     1        0      0  -                     -",
+        "total                      4     4        0      0",
     ]
     code, out, _ = said(monkeypatch, capsys, "dlq", "show", file, "--limit", "3")
     assert code == 0

@@ -92,10 +92,11 @@ def test_lists_and_a_runner_that_goes_on(make: Make) -> None:
     go_on(store, None, "a", "b")
     listed = store.stage_list(1, ["one", "two"])
     source = SourceRecord(offsets={"segments": [listed], "count": 2}, rows=2)
-    done = store.commit(manifest(1, sources={"s": source}, segments=latest(make("p")).segments, replayed=(listed,)))
+    named = {"sources": {"s": source}, "replayed": (listed,), "tried": (listed,)}
+    done = store.commit(manifest(1, segments=latest(make("p")).segments, **named))
     made = fork(make("p"), "q")
     assert make("q").epochs() == [1]
-    last = done.model_copy(update={"sources": {}, "replayed": ()})
+    last = done.model_copy(update={"sources": {}, "replayed": (), "tried": ()})
     for _ in range(KEPT_EPOCHS + 3):
         last = go_on(store, last, "x")
     store.close()
@@ -105,7 +106,7 @@ def test_lists_and_a_runner_that_goes_on(make: Make) -> None:
     assert again.published() == 1
     (name,) = found.sources["s"].offsets["segments"]
     assert again.read_list(name) == ["one", "two"]
-    assert found.replayed == (name,)
+    assert (found.replayed, found.tried) == ((name,), (name,))
     again.close()
     with make("q").peek() as snapshot:
         assert users(snapshot) == ["a", "b"]

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import sys
 import warnings
 from decimal import Decimal
@@ -57,14 +58,35 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_first_pipeline(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (home / "sessions.toml").write_text(block("toml"))
-    commands = [line.split("#")[0].split()[1:] for line in block("", 1).splitlines() if line.startswith("slackwater")]
-    assert [c[0] for c in commands] == ["check", "explain", "run", "run", "why"]
-    for arguments in (commands[0], commands[1], commands[3], commands[4]):
+def test_the_first_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands of the page in the folder that it names print the table that it shows; then `why`, as for a stream."""
+    folder = tmp_path / "examples" / "sessions"
+    shutil.copytree(ROOT / "examples" / "sessions", folder, ignore=shutil.ignore_patterns("out", "state"))
+    monkeypatch.chdir(tmp_path / block("", 2).split()[1])
+    commands = _commands(block("", 3))
+    assert [c[0] for c in commands] == ["check", "explain", "run", "show"]
+    for arguments in commands:
+        capsys.readouterr()
         assert command(monkeypatch, *arguments) == 0
-    (row,) = output(home / "out" / "sessions")
-    assert (row["user_id"], row["clicks"], row["pages"]) == ("u1", 9, 2)
+    assert capsys.readouterr().out == block("text")
+    others = _commands(block("", 4))
+    assert [c[0] for c in others] == ["run", "show", "why"]
+    assert others[0] == ["run", "sessions.toml"], "until Ctrl-C; see test_live.py"
+    assert command(monkeypatch, *others[2]) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        runpy.run_path(str(folder / "sessions.py"), run_name="__main__")
+    python, toml = output(folder / "out" / "python"), output(folder / "out" / "sessions")
+    assert python == toml
+    assert len(python) == 4
+    segments = sorted((folder / "state" / "python" / "user-sessions" / "segments").glob("*.arrow"))
+    assert set(pl.concat([pl.read_ipc(s) for s in segments])["user_id"]) == {"u1", "u2", "u3"}
+
+
+def _commands(shown: str) -> list[list[str]]:
+    return [line.split("#")[0].split()[1:] for line in shown.splitlines() if line.startswith("slackwater")]
 
 
 @pytest.mark.usefixtures("spark")
@@ -80,17 +102,10 @@ def test_why_there_is_no_output_yet(
     capsys.readouterr()
     assert command(monkeypatch, *arguments.split()) == 0
     assert re.fullmatch(re.escape(text).replace("…", r"[\w:. -]+"), capsys.readouterr().out)
-
-
-@pytest.mark.usefixtures("spark")
-def test_the_same_in_python(home: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        exec(compile(block("python"), "README.md", "exec"), {})
-    (row,) = output(home / "out" / "sessions")
-    assert (row["user_id"], row["clicks"], row["pages"]) == ("u1", 9, 2)
-    segments = sorted((home / "state" / "user-sessions" / "segments").glob("*.arrow"))
-    assert pl.read_ipc(segments[-1])["user_id"].to_list() == ["u1"]
+    (shown,) = re.findall(r"^```\n\$ slackwater (show .*?)```$", page, re.DOTALL | re.MULTILINE)
+    arguments, _, text = shown.partition("\n")
+    assert command(monkeypatch, *arguments.split()) == 0
+    assert tuple(capsys.readouterr()) == ("", text)
 
 
 @pytest.mark.usefixtures("spark")
@@ -156,6 +171,9 @@ def test_from_kafka_to_postgres(
             ("a", 2, Decimal("3.75"))
         ]
         assert db.execute("SELECT reason, value FROM orders_rejected").fetchall() == [("undecodable", b"broken")]
+    capsys.readouterr()
+    assert command(monkeypatch, "show", str(file)) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[-3:] == ["a", "2", "3.75"]
 
 
 def test_what_cannot_be_reached_is_said_line_by_line(

@@ -19,10 +19,14 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.engine import replay
 from slackwater.engine.compile import compile_window
+from slackwater.engine.tries import Ledger
 from slackwater.errors import StartError
+from slackwater.state.files import FilesStore
 from slackwater.state.protocol import StateStore
+from slackwater.targets.base import LETTER
 from slackwater.testing import oracle
 from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Replay, Rows, pipeline_for, run_local
+from slackwater.upkeep.verify import verify
 from slackwater.windows import replay as windows
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
@@ -340,3 +344,146 @@ def test_a_limit_takes_the_oldest_letters_and_does_not_part_equal_ones() -> None
     assert (result.replays[0].applied, counts(result)) == (2, [(0, 3, 1), (50, 53, 2), (100, 103, 1)])
     result = run_local(sessions(), [*script, Replay(1), Replay(1), Replay()], SCHEMA)
     assert [r.applied for r in result.replays] == [2, 1, 1]
+
+
+# -- bad rows that are bad again ---------------------------------------------------------------------------------------
+
+
+def bad_letters(*values: bytes, **more: Any) -> list[dict[str, Any]]:
+    """Letters of rows that could not be decoded, as an epoch wrote them."""
+    (like,) = run_local(sessions(), [of(0), of(100), of(50)], SCHEMA, flush=False).letters
+    nothing = dict.fromkeys(
+        ("event_time", "cause", "watermark", "watermark_source", "late_us", "windows_missed", "windows")
+    )
+    return [like | nothing | {"reason": "undecodable", "epoch": 0, "value": value, **more} for value in values]
+
+
+GOOD = b'{"ts": 900000, "u": "b", "id": 1, "f": 1.0}'
+LATE_NOW = b'{"ts": 30000, "u": "b", "id": 1, "f": 1.0}'
+
+
+def test_what_is_bad_again_stays_the_same_letter_and_counts_its_tries() -> None:
+    given = bad_letters(b"{broken", GOOD, b"{broken")
+    script = [of(0), of(100), Replay(dry=True), Replay(), Replay(), Replay(dry=True)]
+    result = run_local(sessions(), script, SCHEMA, letters=given, on_error="dlq")
+    assert [(r.applied, dict(r.left), r.before) for r in result.replays] == [
+        (1, {"bad again: no event time": 2}, 0),
+        (1, {"bad again: no event time": 2}, 0),
+        (0, {"bad again: no event time": 2}, 1),
+        (0, {"bad again: no event time": 2}, 1),
+    ]
+    assert result.letters == [], "none was doubled"
+    assert (result.counters.rows_bad, result.counters.replayed) == (0, 1)
+    assert counts(result) == [(0, 3, 1), (100, 103, 1), (900, 903, 1)]
+
+
+@pytest.mark.parametrize("topic", [False, True])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_try_counts_once_wherever_a_replay_is_killed(tmp_path: Path, step: str, topic: bool) -> None:
+    """A replay that dies at `step` is repeated, which is one more try only if the first was committed; then another one."""
+    place = {"topic": "t", "partition": 0, "offset": 7} if topic else {}
+    given = [*bad_letters(b"{broken", **place), *bad_letters(GOOD, LATE_NOW)]
+    store = lambda: FilesStore(tmp_path, "law")  # noqa: E731
+    start = [of(0), of(100), Crash(step), Replay(), Replay()]
+    result = run_local(sessions(), start, SCHEMA, letters=given, on_error="dlq", store=store, flush=False)
+    assert [r["reason"] for r in result.letters] == ["late"], "the one that can be read by now, and is late"
+    assert result.counters.replayed == 3
+    assert counts(result) == [(0, 3, 1), (30, 33, 1)]
+    with store().peek() as seen:
+        assert seen is not None
+        ledger = Ledger.of(seen.manifest, seen.read_list)
+    judged = ledger.judged(pl.DataFrame(given, schema={f.name: f.polars for f in LETTER}))
+    committed = step in ("commit.after", "write.before", "write.after", "note.before", "note.after")
+    assert judged.select("__applied", "__tries").rows() == [(False, 3 if committed else 2), (True, 0), (True, 0)]
+
+
+def test_a_dry_run_changes_nothing_and_foretells_what_a_replay_does(tmp_path: Path) -> None:
+    given = bad_letters(b"{broken", GOOD, LATE_NOW)
+    start = [of(0), of(100)]
+    run_local(sessions(), start, SCHEMA, flush=False, state_dir=str(tmp_path), letters=given, on_error="dlq")
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock"}
+    tell = run_local(
+        sessions(), [Replay(dry=True)], SCHEMA, flush=False, state_dir=str(tmp_path), letters=given, on_error="dlq"
+    ).replays[0]
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock"} == before
+    real = run_local(
+        sessions(), [Replay(), Replay(), Replay()], SCHEMA, flush=False, state_dir=str(tmp_path), letters=given,
+        on_error="dlq",
+    )  # fmt: skip
+    assert (tell.applied, tell.left, tell.renewed) == (2, {"bad again: no event time": 1}, {"late": 1})
+    assert (real.replays[0].applied, real.replays[0].left, real.replays[0].renewed) == (
+        tell.applied,
+        tell.left,
+        tell.renewed,
+    )
+    assert [r.applied for r in real.replays] == [2, 1, 0], "the late letter corrects its window in the next replay"
+    assert [r["reason"] for r in real.letters] == ["late"]
+
+
+@pytest.mark.parametrize("kind", ["session", "tumbling"])
+def test_what_a_policy_would_drop_as_late_stays_a_letter(kind: str) -> None:
+    shape = {
+        "kind": "tumbling",
+        "duration_ms": 10,
+        "max_groups_per_window": 9,
+        "gap_ms": None,
+        "max_session_duration_ms": None,
+    }
+    spec = sessions(late_data="drop", **(shape if kind == "tumbling" else {}))
+    given = bad_letters(LATE_NOW, GOOD)
+    result = run_local(spec, [of(0), of(100), Replay(dry=True), Replay()], SCHEMA, letters=given, on_error="dlq")
+    for told_ in result.replays:
+        assert (told_.applied, dict(told_.left)) == (1, {replay.DROPPED: 1})
+    assert (result.counters.rows_late, len(table(result))) == (0, 3)
+
+
+def test_letters_that_stay_do_not_keep_others_from_their_turn() -> None:
+    given = [*bad_letters(b"{broken"), *bad_letters(GOOD, epoch=1)]
+    result = run_local(sessions(), [of(0), of(100), Replay(1), Replay(1)], SCHEMA, letters=given, on_error="dlq")
+    assert [r.applied for r in result.replays] == [0, 1]
+
+
+def test_nothing_is_applied_where_the_late_ones_cannot_be() -> None:
+    late = run_local(sessions(), [of(0), of(100), of(50)], SCHEMA, flush=False).letters
+    published: list[int] = []
+    with pytest.raises(StartError, match="nothing was replayed"):
+        run_local(
+            sessions(), [of(0), of(100), Replay()], SCHEMA, upserts=False, letters=[*late, *bad_letters(GOOD)],
+            on_error="dlq", flush=False, on_publish=lambda rows: published.append(rows.height),
+        )  # fmt: skip
+    assert published == [1], "the session at 0 alone"
+
+
+def test_late_letters_that_are_left_count_their_tries(tmp_path: Path) -> None:
+    script = [of(0, 3), of(7, 10), of(200), of(5), Replay(), Replay()]
+    result = run_local(sessions(max_session_duration_ms=8), script, SCHEMA, state_dir=str(tmp_path), flush=False)
+    assert [r.left for r in result.replays] == [{windows.CAPPED: 1}] * 2
+    with FilesStore(tmp_path, "law").peek() as seen:
+        assert seen is not None
+        found = Ledger.of(seen.manifest, seen.read_list)
+    assert found.judged(pl.DataFrame(result.letters, schema={f.name: f.polars for f in LETTER}))[
+        "__tries"
+    ].to_list() == [2]
+
+
+def test_the_count_of_tries_is_kept_forked_and_verified(tmp_path: Path) -> None:
+    """Through the removal of old epochs, to a fork, and told if it is damaged."""
+    given = bad_letters(b"{broken")
+    more = [of(200 + n) for n in range(40)]  # several rounds of garbage collection
+    script = [of(0), of(100), Replay(), *more[:20], Replay(), *more[20:]]
+    run_local(sessions(), script, SCHEMA, letters=given, on_error="dlq", state_dir=str(tmp_path), flush=False)
+    store, frame = FilesStore(tmp_path, "law"), pl.DataFrame(given, schema={f.name: f.polars for f in LETTER})
+
+    def tries(of_store: FilesStore) -> list[int]:
+        with of_store.peek() as seen:
+            assert seen is not None
+            return Ledger.of(seen.manifest, seen.read_list).judged(frame)["__tries"].to_list()
+
+    assert tries(store) == [2]
+    assert not verify(store).problems
+    assert store.fork("copy") is not None
+    assert tries(FilesStore(tmp_path, "copy")) == [2]
+    (listed,) = store.manifest(store.epochs()[-1]).tried
+    with (tmp_path / "law" / listed).open("a") as file:
+        file.write("0 1 1\n")
+    assert listed.rpartition("/")[2] in " ".join(map(str, verify(store).problems))

@@ -15,7 +15,7 @@ from tests.spark.test_golden import _DieOnce
 from tests.spark.test_kafka import START_MS, Make, minutes, topic  # noqa: F401 — a fixture
 
 import slackwater as sw
-from slackwater.engine import faults
+from slackwater.engine import dlq, faults
 from slackwater.engine.replay import GONE
 from slackwater.engine.run import replay
 from slackwater.errors import EpochError
@@ -71,15 +71,15 @@ def test_records_of_a_topic_correct_hopping_windows_in_postgres(
         for x in (1, 2)
     ]
     expected = times((r["user"], r["window_start"] // 10**6, r["n"], r["total"]) for r in oracle.batch(window, rows))
-    before = table()
+    before, described = table(), sw.pipeline(name="test", **given)
     assert before != expected
     with psycopg.connect(url) as db:
         (letters,) = db.execute("SELECT count(*)::int FROM letters").fetchone() or (0,)
     assert letters >= 7
     assert letters % 2 == 1, "two for each late record, and the broken one"
     dry = replayed(runner, given, dry=True)
-    assert (dry.applied, table()) == (letters, before)
-    death = _DieOnce(step, runner.statuses[-1].epoch + 2)  # the first epoch is the broken record's
+    assert (dry.applied, dry.left, table()) == (letters - 1, {"bad again: undecodable": 1}, before)
+    death = _DieOnce(step, runner.statuses[-1].epoch + 2)  # the first epoch counts a try of the broken record
     monkeypatch.setattr(faults, "from_environment", lambda: death)
     with pytest.raises(Exception, match=step):
         replayed(runner, given)
@@ -87,9 +87,12 @@ def test_records_of_a_topic_correct_hopping_windows_in_postgres(
     replayed(runner, given)
     assert table() == expected
     last = replayed(runner, given)
-    assert last.before >= letters
-    assert (last.applied, last.left) == (0, {"undecodable again, as a new letter": 1})
+    assert (last.applied, last.left, last.before) == (0, {"bad again: undecodable": 1}, letters - 1)
     assert table() == expected
+    found = {
+        r["reason"]: (r["letters"], r["open"], r["applied"], r["tries"]) for r in dlq.summary(described).to_dicts()
+    }
+    assert found == {"late": (letters - 1, 0, letters - 1, 0), "undecodable": (1, 1, 0, 3)}
 
 
 def test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_read_is_used(runner: Runner) -> None:
@@ -134,8 +137,11 @@ def test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_re
         seconds = ((pl.col(c) - at).dt.total_microseconds() / 1e6 for c in ("window_start", "window_end"))
         return times(found.select("user", *seconds, *(name for name, _, _ in aggregations)).rows())
 
+    letters = sorted((runner.home / "letters").glob("*.parquet"))
+    dry = replayed(runner, given, dry=True)
     first = replayed(runner, given)
-    assert (first.applied, first.left) == (5, {"undecodable again, as a new letter": 1})
+    assert (dry.applied, dry.left) == (first.applied, first.left) == (5, {"bad again: undecodable": 1})
+    assert sorted((runner.home / "letters").glob("*.parquet")) == letters, "none was doubled"
     nan = float("nan")
     expected = [
         ("a", 0.0, 11.0, 5, 5, 2.5, 0.5, 0.5),
@@ -147,10 +153,11 @@ def test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_re
     ]
     assert str(table()) == str(times(expected))
     read = runner.source(schema, max_files_per_trigger=1, options={"timestampFormat": "dd/MM/yyyy HH:mm:ss"})
+    dry = replayed(runner, {**given, "source": read}, dry=True)
     second = replayed(runner, {**given, "source": read})
-    assert (second.applied, second.left) == (0, {"late again, as a new letter": 1})
+    assert (dry.applied, dry.renewed) == (second.applied, second.renewed) == (1, {"late": 1})
     third = replayed(runner, {**given, "source": read})
-    assert (third.applied, dict(third.left), third.before) == (1, {}, 7)
+    assert (third.applied, dict(third.left), third.before) == (1, {}, 6)
     expected.append(("b", 50 - 0.123457, 53 - 0.123457, 1, 1, 4.0, 4.0, 4.0))
     assert str(table()) == str(times(expected))
     assert replayed(runner, {**given, "source": read}).applied == 0

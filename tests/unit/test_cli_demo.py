@@ -7,6 +7,8 @@ import json
 import math
 import signal
 import sys
+import threading
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +18,11 @@ import polars as pl
 import pytest
 from tests.unit.test_metrics import STATUS
 
+from slackwater.cli import demo_kafka
 from slackwater.cli.clicks import FILES, HOURS, MORNING, generate
 from slackwater.cli.demo import activity
 from slackwater.cli.main import main
+from slackwater.cli.text import program
 from slackwater.config import toml
 
 
@@ -126,10 +130,46 @@ class FakeEngine:
         return status
 
 
+def test_what_to_try_is_called_as_the_shell_knows_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Behind `make demo` no environment is active: then the command is called by its path."""
+    own = tmp_path / "my env" / "bin"
+    own.mkdir(parents=True)
+    (own / "slackwater").touch()
+    monkeypatch.setattr(sys, "executable", str(own / "python"))
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.chdir(tmp_path)
+    assert program() == "'my env/bin/slackwater'"
+    monkeypatch.chdir(own)
+    monkeypatch.setattr(sys, "executable", "/usr/bin/nowhere/python")
+    assert program() == "slackwater"
+    monkeypatch.setattr(sys, "executable", str(own / "python"))
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/slackwater")
+    assert program() == "slackwater"
+
+
+def test_what_demo_kafka_keeps_stays_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = demo_kafka.look(Path("/tmp/x/demo-kafka.toml"), "127.0.0.1:1", "postgresql://a@b/c?d=e&f")
+    assert "export KAFKA=127.0.0.1:1 WAREHOUSE_URL='postgresql://a@b/c?d=e&f'\n" in shown
+    assert " show /tmp/x/demo-kafka.toml\n" in shown
+    before = signal.getsignal(signal.SIGTERM)
+
+    def stop() -> None:
+        while signal.getsignal(signal.SIGTERM) is before:
+            time.sleep(0.01)
+        signal.raise_signal(signal.SIGTERM)
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    demo_kafka._until_stopped()
+    stopper.join()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     fake = FakeEngine()
     monkeypatch.setattr("slackwater.engine.run.run", fake.run)
+    monkeypatch.setattr("slackwater.cli.demo.program", lambda: "slackwater")
     monkeypatch.setenv("COLUMNS", "100")
     return fake
 
@@ -155,8 +195,10 @@ def test_the_demo_shows_counts_sessions_a_plot_and_what_to_try(
         f"950 used, 25 late, 15 refused, 10 bad\n  42 windows emitted (2 cap, 40 close), 12 open; results in {home}/out/counts\n",
         "│ u0007 │ 06:00:00 │ 06:05:00 │ 9      │ 3     │ /cart   │",
         "Clicks per 10 minutes, 06:00 to 18:00, at most 9:\n█\n",
+        f"  slackwater show {home}/sessions.toml\n",
         f"  slackwater explain {home}/sessions.toml\n",
         f"  slackwater run {home}/sessions.toml --metrics-port 9187\n",
+        f"Everything the demo wrote is in {home}; when you have seen enough: rm -r {home}\n",
     ):
         assert part in said.out
 

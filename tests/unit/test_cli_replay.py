@@ -82,6 +82,13 @@ def test_what_is_said() -> None:
         "  2 letters left: too old",
     ]
     assert list(told(Outcome(1), "orders", dry=True)) == ["orders: 1 letter would be applied"]
+    again = Outcome(3, Counter({"bad again: undecodable": 1}), renewed=Counter({"late": 2}), refused=1)
+    assert list(told(again, "orders", dry=True)) == [
+        "orders: 3 letters would be applied",
+        "  2 rows late by now: new letters take their place",
+        "  1 row refused: max_groups_per_window is reached",
+        "  1 letter left: bad again: undecodable",
+    ]
 
 
 @pytest.mark.parametrize(

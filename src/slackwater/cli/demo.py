@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import math
+import shlex
 import tempfile
 import threading
 import time
@@ -18,7 +19,7 @@ from rich.table import Table
 from slackwater.cli import view as views
 from slackwater.cli.clicks import DISORDER, HOURS, MORNING, generate
 from slackwater.cli.runner import run_pipeline
-from slackwater.cli.text import summary
+from slackwater.cli.text import program, summary
 from slackwater.config import toml
 from slackwater.engine.status import Status
 from slackwater.errors import StartError
@@ -136,12 +137,15 @@ def run_demo(keep: Path | None, rows: int) -> None:
     console.print(_sessions(_read(home, "sessions")))
     for line in activity(_clicks_per_bin(_read(home, "counts")), console.width):
         console.print(line, highlight=False, soft_wrap=True)
+    call = program()
     console.print(
         f"\nDone in {time.monotonic() - began:.0f} s. Try next:\n"
-        f"  slackwater explain {home}/sessions.toml\n"
-        f"  slackwater run {home}/sessions.toml --metrics-port 9187\n"
+        f"  {call} show {home}/sessions.toml\n"
+        f"  {call} explain {home}/sessions.toml\n"
+        f"  {call} run {home}/sessions.toml --metrics-port 9187\n"
         f"      (runs on: add files to {home}/web, stop with Ctrl-C)\n"
-        f"  less {home}/sessions.toml",
+        f"  less {home}/sessions.toml\n"
+        f"Everything the demo wrote is in {home}; when you have seen enough: rm -r {shlex.quote(str(home))}",
         highlight=False,
         soft_wrap=True,
     )

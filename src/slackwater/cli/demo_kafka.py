@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from slackwater.cli.text import program
 from slackwater.errors import EpochError
 from slackwater.testing.services import Kafka, Postgres
 
@@ -97,8 +99,11 @@ class _Producer(threading.Thread):
         producer.flush()
 
 
-def run_demo(rows: int) -> None:
-    """Start the services, run, kill, run again, compare. Raises EpochError if a click was lost or doubled."""
+def run_demo(rows: int, keep: bool = False) -> None:
+    """Start the services, run, kill, run again, compare; `keep`: leave them up until Ctrl-C.
+
+    Raises EpochError if a click was lost or doubled.
+    """
     import psycopg
 
     console, began = Console(), time.monotonic()
@@ -140,13 +145,48 @@ def run_demo(rows: int) -> None:
                 f"demo-kafka: {rows:,} clicks were produced and {clicks:,} are in the table; this is a bug"
             )
         console.print(
-            "Nothing lost, nothing doubled: state, offsets and results are one transaction in Postgres.\n\n"
-            "Try next: put your own broker and database into the config of the README, then\n"
-            "  slackwater check FILE --connect     what is unreachable, or does not fit\n"
-            "  slackwater explain FILE             stages, state, delivery guarantee",
+            "Nothing lost, nothing doubled: state, offsets and results are one transaction in Postgres.",
             highlight=False,
             soft_wrap=True,
         )
+        if keep:
+            console.print(look(file, kafka.address, postgres.url), highlight=False, soft_wrap=True, markup=False)
+            _until_stopped()
+            console.print("Kafka and Postgres are stopped, and what they held is removed.", highlight=False)
+            return
+    console.print(
+        "Kafka, Postgres and the tables are gone; with --keep they stay up, to be looked at.\n\n"
+        "Try next: put your own broker and database into the config of the README, then\n"
+        f"  {program()} check FILE --connect     what is unreachable, or does not fit\n"
+        f"  {program()} explain FILE             stages, state, delivery guarantee",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def look(file: Path, kafka: str, postgres: str) -> str:
+    """How to look at what the demo left up, from another terminal."""
+    call = program()
+    return (
+        "\nKafka and Postgres stay up until Ctrl-C. From another terminal:\n"
+        f"  export KAFKA={shlex.quote(kafka)} WAREHOUSE_URL={shlex.quote(postgres)}\n"
+        f"  {call} show {file}\n"
+        f"  {call} run {file}\n"
+        f"  {call} why {file}\n"
+        f"  psql {shlex.quote(postgres)} -c 'SELECT * FROM sessions LIMIT 5'"
+    )
+
+
+def _until_stopped() -> None:
+    """Wait for Ctrl-C, or for whoever ends this process kindly."""
+    stopped = threading.Event()
+    former = {s: signal.signal(s, lambda *_: stopped.set()) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        while not stopped.wait(0.5):  # with an end, so that the handler gets its turn
+            pass
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def _start(file: Path, home: Path, environment: dict[str, str], *flags: str) -> subprocess.Popen[bytes]:

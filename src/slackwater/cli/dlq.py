@@ -17,7 +17,7 @@ SHOWN_BYTES = 64  # of a value that is no text
 
 
 def list_file(file: Path) -> None:
-    """Print how many letters there are, by reason and source."""
+    """Print how many letters there are by reason and source, and how many of them are open or were applied."""
     from slackwater.engine.dlq import summary
 
     pipeline = toml.load(file)
@@ -25,27 +25,37 @@ def list_file(file: Path) -> None:
     if found.is_empty():
         print(f"{pipeline.name}: no dead letters")
         return
-    head = ("reason", "source", "letters", "first event", "last event")
+    counts = ("letters", "open", "applied", "tries")
+    head = ("reason", "source", *counts, "first event", "last event")
     rows = [
-        (r["reason"] or "-", r["source"] or "-", f"{r['letters']:,}", _moment(r["first"]), _moment(r["last"]))
+        (
+            r["reason"] or "-",
+            r["source"] or "-",
+            *(f"{r[c]:,}" for c in counts),
+            _moment(r["first"]),
+            _moment(r["last"]),
+        )
         for r in found.to_dicts()
     ]
-    rows.append(("total", "", f"{found['letters'].sum():,}", "", ""))
+    rows.append(("total", "", *(f"{found[c].sum():,}" for c in counts), "", ""))
     widths = [max(len(row[n]) for row in (head, *rows)) for n in range(len(head))]
     for row in (head, *rows):
-        cells = [c.rjust(w) if n == 2 else c.ljust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            c.rjust(w) if head[n] in counts else c.ljust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
         print(plain("  ".join(cells)).rstrip())
 
 
 def show_file(file: Path, limit: int, reason: str | None, source: str | None) -> None:
     """Print the newest letters, with what is known about them and their content as text."""
-    from slackwater.engine.dlq import Wanted, newest
+    from slackwater.engine.dlq import Wanted, judged, newest
 
     pipeline = toml.load(file)
     found = newest(pipeline, Wanted(reason=reason, source=source, limit=limit))
     if found.is_empty():
         print(f"{pipeline.name}: no dead letters")
-    for n, letter in enumerate(found.to_dicts()):
+        return
+    for n, letter in enumerate(judged(pipeline, found).to_dicts()):
         if n:
             print()
         print("\n".join(describe(letter)))
@@ -57,6 +67,10 @@ def describe(letter: Mapping[str, Any]) -> Iterator[str]:
     if letter["topic"] is not None:
         place = f"{letter['topic']}-{letter['partition']} at offset {letter['offset']}"
     yield plain(f"{letter['reason']}  {place}  epoch {letter['epoch']}  {_moment(letter['event_time'])}")
+    if letter.get("__applied"):
+        yield "  applied"
+    elif letter.get("__tries"):
+        yield f"  tried    {plural(letter['__tries'], 'time')}, and left as it is"
     if letter["late_us"] is not None:
         held = f', held back by "{letter["watermark_source"]}"' if letter["watermark_source"] else ""
         idle = ", while it was idle" if letter["cause"] == "idle" else ""

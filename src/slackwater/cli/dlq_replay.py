@@ -64,5 +64,10 @@ def told(outcome: Outcome, name: str, dry: bool) -> Iterator[str]:
     yield f"{name}: {plural(outcome.applied, 'letter')} {would}{windows}"
     if outcome.before:
         yield f"  {plural(outcome.before, 'letter')} had been applied before"
+    for why, count in sorted(outcome.renewed.items(), key=lambda item: -item[1]):
+        again = "a new letter takes its place" if count == 1 else "new letters take their place"
+        yield f"  {plural(count, 'row')} {why} by now: {again}"
+    if outcome.refused:
+        yield f"  {plural(outcome.refused, 'row')} refused: max_groups_per_window is reached"
     for why, count in sorted(outcome.left.items(), key=lambda item: -item[1]):
         yield f"  {plural(count, 'letter')} left: {why}"

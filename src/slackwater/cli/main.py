@@ -153,6 +153,23 @@ def dlq_replay(
 
 
 @app.command()
+def show(
+    file: File,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="How many rows: those of the newest windows.")
+    ] = 20,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with new rows as they are published, until Ctrl-C.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per row; times in ISO 8601.")] = False,
+) -> None:
+    """Print what a pipeline has published, from its target, in the order of the windows; without Spark."""
+    from slackwater.cli.show import show_file
+
+    show_file(file, limit, follow, as_json)
+
+
+@app.command()
 def why(
     file: File,
     key: Annotated[
@@ -238,11 +255,14 @@ def demo(
 @app.command()
 def demo_kafka(
     rows: Annotated[int, typer.Option(min=10_000, help="How many clicks to produce.")] = 60_000,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave Kafka and Postgres up until Ctrl-C, to look at them.")
+    ] = False,
 ) -> None:
     """Kafka to Postgres on this machine: sessions, a runner that is killed twice, and nothing lost."""
     from slackwater.cli.demo_kafka import run_demo
 
-    run_demo(rows)
+    run_demo(rows, keep)
 
 
 def main() -> None:

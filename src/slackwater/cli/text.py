@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import datetime as dt
+import shlex
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from slackwater.engine.status import SourceStatus, Status
 
 
 def plural(count: int, word: str) -> str:
     return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
+def program() -> str:
+    """How to call this command: by its name where the shell knows it, else by its path."""
+    own = Path(sys.executable).parent / "slackwater"
+    if shutil.which("slackwater") is not None or not own.exists():
+        return "slackwater"
+    return shlex.quote(str(own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own))
 
 
 def size(count: float) -> str:

@@ -20,6 +20,7 @@ from slackwater.config.connection import DeltaConnection, KafkaConnection, Postg
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.target import Target
 from slackwater.core.schema import Field
+from slackwater.engine.tries import COLUMNS, Ledger
 from slackwater.errors import StartError
 from slackwater.targets.base import LETTER
 from slackwater.targets.kafka_rows import LETTER_HEADERS
@@ -61,24 +62,32 @@ def newest(pipeline: Pipeline, wanted: Wanted) -> pl.DataFrame:
     return found.select(wanted.columns)
 
 
+def judged(pipeline: Pipeline, letters: pl.DataFrame) -> pl.DataFrame:
+    """Letters with all their columns, and `__applied` and `__tries` as the state of the pipeline knows them.
+
+    Equal letters of a file stand for as many rows; which of them were applied cannot be told, and does not matter.
+    """
+    return ledger(pipeline).judged(letters)
+
+
+def ledger(pipeline: Pipeline) -> Ledger:
+    """What the state of a pipeline knows of its letters; without a lock. Raises StateError, StartError."""
+    from slackwater.engine.parts import store_of
+
+    if pipeline.state_store is None or not pipeline.state_store.durable:
+        return Ledger.of(None, lambda name: [])  # in memory: no replay can have found it
+    with store_of(pipeline).peek() as seen:
+        return Ledger.of(seen.manifest if seen else None, seen.read_list if seen else lambda name: [])
+
+
 def summary(pipeline: Pipeline) -> pl.DataFrame:
-    """How many letters there are per reason and source, with the first and last event time."""
-    wanted = Wanted(("reason", "source", "event_time"))
-    parts = [
-        wanted.of(frame, pipeline.name)
-        .group_by("reason", "source")
-        .agg(
-            pl.len().alias("letters"),
-            pl.col("event_time").min().alias("first"),
-            pl.col("event_time").max().alias("last"),
-        )
-        for frame in _frames(pipeline, wanted)
-    ]
-    if not parts:
-        return pl.DataFrame(schema={"reason": pl.String, "source": pl.String, "letters": pl.Int64})
-    every = pl.concat(parts).group_by("reason", "source")
-    found = every.agg(pl.col("letters").cast(pl.Int64).sum(), pl.col("first").min(), pl.col("last").max())
-    return found.sort("reason", "source", nulls_last=True)
+    """How many letters there are per reason and source: all, `open` ones, `applied` ones, how often those that are open were
+    tried; and their first and last event time. Reads a chunk at a time."""
+    wanted = Wanted(COLUMNS)
+    found = ledger(pipeline).counted(wanted.of(frame, pipeline.name) for frame in _frames(pipeline, wanted))
+    left = (pl.col("letters") - pl.col("applied")).alias("open")
+    columns = ("reason", "source", "letters", left, "applied", "tries", "first", "last")
+    return found.select(columns).sort("reason", "source", nulls_last=True)
 
 
 def _frames(pipeline: Pipeline, wanted: Wanted) -> Iterator[pl.DataFrame]:

@@ -25,8 +25,9 @@ from slackwater.engine.stage import Following, Stage
 from slackwater.engine.status import Status
 from slackwater.engine.steps import Step
 from slackwater.engine.task import EmitReport, ShardTask
+from slackwater.engine.unstaged import Unstaged
 from slackwater.errors import StartError
-from slackwater.sources.base import Batch
+from slackwater.sources.base import Batch, Replayed
 from slackwater.state.protocol import Joining, Manifest, Publish, StateStore
 from slackwater.targets.base import Target
 from slackwater.watermark import SourceClock, global_watermark, listen, run_on
@@ -215,7 +216,7 @@ class Driver:
             watermark = self._silent(global_watermark(watermark, list(clocks.values())), clocks)
         ingested = fold.ingested(self.state, epoch, batch, outcome, clocks, watermark)
         if batch.replayed is not None:
-            ingested = fold.with_replayed(ingested, *batch.replayed)
+            ingested = fold.with_replayed(ingested, batch.replayed)
         bounds.check(self.logic, self.engine, self.state, ingested, tasks)
         self._finish(ingested, outcome, timer, began, clock)
 
@@ -318,19 +319,28 @@ class Driver:
         }
         return manifest.model_copy(update=update), reports
 
-    def correct(
-        self, corrections: Callable[[Sequence[ShardTask]], Sequence[EmitReport]], record: str, count: int
-    ) -> None:
-        """An epoch without rows of the sources: windows are corrected by dead letters (see `engine.replay`).
-
-        `record` names the list of the `count` letters, which are part of the commit.
-        """
+    def correct(self, corrections: Callable[[Sequence[ShardTask]], Sequence[EmitReport]], replayed: Replayed) -> None:
+        """An epoch without rows of the sources: windows are corrected by dead letters (see `engine.replay`)."""
         began, clock = time.monotonic(), self.hooks.clock_us()
         timer = _Timer(self.hooks.faults, self.state.epoch + 1)
         with timer.phase("emit"):
             reports = corrections(self.stage.tasks(self.state, self._clocks))
-        before = fold.with_replayed(fold.corrected(self.state, self.logic.updates), record, count)
+        before = fold.with_replayed(fold.corrected(self.state, self.logic.updates), replayed)
         self._conclude(fold.emitted(before, reports, self.logic, clock), None, reports, timer, began, clock)
+
+    def note(self, replayed: Replayed) -> None:
+        """An epoch that says of dead letters that they were tried, and nothing else."""
+        began, clock = time.monotonic(), self.hooks.clock_us()
+        timer = _Timer(self.hooks.faults, self.state.epoch + 1)
+        before = fold.with_replayed(fold.corrected(self.state, self.state.waiting), replayed)
+        self._conclude(before.model_copy(update={"committed_us": clock}), None, (), timer, began, clock)
+
+    def rehearse(self, batch: Batch) -> IngestOutcome:
+        """What an epoch would make of this batch's rows, by the same steps; nothing is put aside, told or committed."""
+        clock = self.hooks.clock_us()
+        tasks = [replace(t, state=Unstaged(t.state)) for t in self.stage.tasks(self.state, self._clocks)]
+        overtaken = {n: c.overtaken_partitions(self.state.watermark_us) for n, c in self._clocks.items()}
+        return self.engine.ingest(batch, tasks, clock, {n: p for n, p in overtaken.items() if p})
 
     def _conclude(
         self,

@@ -14,7 +14,7 @@ from slackwater.engine.steps import Step
 from slackwater.engine.task import EmitReport
 from slackwater.errors import StateError
 from slackwater.joins.logic import JoinLogic
-from slackwater.sources.base import Batch
+from slackwater.sources.base import Batch, Replayed
 from slackwater.state.protocol import Manifest, PartitionRecord, SegmentMeta, SourceRecord
 from slackwater.watermark import NO_WATERMARK, Heard, SourceClock
 from slackwater.windows.logic import Logic, allowed_us
@@ -122,10 +122,12 @@ def ingested(
     )
 
 
-def with_replayed(manifest: Manifest, record: str, count: int) -> Manifest:
-    """A commit in which dead letters were applied; `record` names the list of them."""
-    counters = {**manifest.counters, "replayed": manifest.counters.get("replayed", 0) + count}
-    return manifest.model_copy(update={"replayed": (*manifest.replayed, record), "counters": counters})
+def with_replayed(manifest: Manifest, replayed: Replayed) -> Manifest:
+    """A commit in which dead letters were applied, or tried."""
+    counters = {**manifest.counters, "replayed": manifest.counters.get("replayed", 0) + replayed.count}
+    names = manifest.replayed if replayed.record is None else (*manifest.replayed, replayed.record)
+    tried = () if replayed.tried is None else (replayed.tried,)
+    return manifest.model_copy(update={"replayed": names, "tried": tried, "counters": counters})
 
 
 def corrected(before: Manifest, updates: bool) -> Manifest:

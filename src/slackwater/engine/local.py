@@ -109,6 +109,16 @@ class LocalEngine:
             found.append(lifted.drop_nulls("__end") if self.windows.dynamic else lifted)
         return pl.concat(found)
 
+    def decoded(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+        latest = clock_us + self.max_future_ms * 1000
+        why = (
+            pl.when(pl.col("ts").is_null())
+            .then(pl.lit("no event time"))
+            .when(pl.col("ts") > latest)
+            .then(pl.lit("future"))
+        )
+        return pl.concat([f.select("__letter", why.otherwise(None).alias("__bad")) for f in payload.values()])
+
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
         return [steps.emit(t) for t in tasks]
 

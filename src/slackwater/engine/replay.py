@@ -1,11 +1,12 @@
 """Dead letters once more through the pipeline.
 
-    letters ─ not replayed yet ─┬─ bad rows ──▶ event time ─▶ SQL ─▶ an ordinary epoch; they may come back as letters
+    letters ─ not replayed yet ─┬─ bad rows ──▶ event time ─▶ SQL ─▶ an ordinary epoch; what is bad again is not part of it
                                 └─ late rows ─▶ event time ─▶ SQL ─▶ windows.replay ─▶ an epoch of corrections
                                                      target: stored windows ─┘
 
 Either epoch is a commit like any other, with its staged output, and names the letters that are in it: after a crash it is
-rolled forward, and nothing is applied twice. No letter moves a watermark. What cannot be applied stays a letter.
+rolled forward, and nothing is applied twice. No letter moves a watermark. What cannot be applied stays the letter it is, and
+the commit counts that it was tried (see `engine.tries`).
 """
 
 from __future__ import annotations
@@ -18,25 +19,23 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from slackwater.core.hashing import key_hash
 from slackwater.engine.corrections import Corrections
 from slackwater.engine.driver import Driver
 from slackwater.engine.letters import BAD_GAP, LATE, ORIGIN_FIELDS
+from slackwater.engine.tries import Ledger, applied_lines
 from slackwater.errors import StartError
-from slackwater.sources.base import Batch
-from slackwater.targets.base import LETTER, Readable
+from slackwater.sources.base import Batch, Replayed
+from slackwater.targets.base import Readable
 from slackwater.windows.logic import Logic
+from slackwater.windows.panes import late_before
 
 Payload = Callable[[pl.DataFrame], Mapping[str, Any]]  # letters with `__letter` -> rows per source, for the engine
 
-_ID = [
-    f
-    for f in LETTER
-    if f.name in ("reason", "source", "topic", "partition", "offset", "key", "value", "event_time", "file")
-]
 _ORIGIN = [f.name for f in ORIGIN_FIELDS]
 
 GONE = "no row with its event time comes out of the SQL any more"
+NO_ROW = "its source gives no row for it"
+DROPPED = 'it is late by now, and late_data = "drop" would drop it; set late_data = "dlq" and replay again'
 NO_GAP = "rows without a usable gap are known behind the SQL only, which may have made several of one; send them again"
 UNCLEAR = "the SQL makes several rows of it, and which of them were late is not known"
 
@@ -49,25 +48,22 @@ class Outcome:
     left: Counter[str] = field(default_factory=Counter)
     before: int = 0  # replayed earlier
     reasons: Counter[str] = field(default_factory=Counter)  # of what was emitted: late, supersede, …
+    renewed: Counter[str] = field(default_factory=Counter)  # new letters in the place of applied ones, by reason
+    refused: int = 0  # rows of applied letters that a bound refused
 
 
 # -- which letters ---------------------------------------------------------------------------------------------------
 
 
-def pending(driver: Driver, letters: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-    """The letters (columns of LETTER) that no commit names yet, oldest first, with `__id`; and how many one does."""
-    done: Counter[tuple[int, int]] = Counter()
-    for name in driver.state.replayed:
-        for line in driver.store.read_list(name):
-            epoch, number, count = map(int, line.split())
-            done[epoch, number] += count
-    letters = letters.with_columns(key_hash(letters, _ID).alias("__id"))
-    letters = letters.sort("epoch", "event_time", "__id", nulls_last=False, maintain_order=True)
-    # equal letters of a file stand for as many equal rows; those of a topic's record were applied together
-    nth = pl.when(pl.col("offset").is_null()).then(pl.int_range(pl.len()).over("epoch", "__id")).otherwise(0)
-    places = letters.select(nth, "epoch", "__id").iter_rows()
-    known = pl.Series([n < done[epoch, number] for n, epoch, number in places], dtype=pl.Boolean)
-    return letters.filter(~known), int(known.sum())
+def pending(letters: pl.DataFrame, ledger: Ledger) -> tuple[pl.DataFrame, int]:
+    """The letters (columns of LETTER) that no commit names as applied, with `__id`, and how many one does.
+
+    Those that were tried least come first, of these the oldest: what cannot be read does not keep others from their turn.
+    """
+    found = ledger.judged(letters)
+    todo = found.filter(~pl.col("__applied")).drop("__applied")
+    todo = todo.sort("__tries", "epoch", "event_time", "__id", nulls_last=False, maintain_order=True)
+    return todo, found.height - todo.height
 
 
 def _first(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
@@ -78,41 +74,116 @@ def _first(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
     return letters.join(letters.head(limit).select(same).unique(), on=same, how="semi", maintain_order="left")
 
 
-def _record(driver: Driver, letters: pl.DataFrame) -> str:
-    """Put aside which letters an epoch applies; the commit names the list."""
-    counts = letters.group_by("epoch", "__id", maintain_order=True).len()
-    lines = [" ".join(map(str, row)) for row in counts.iter_rows()]
-    return driver.store.stage_list(driver.state.epoch + 1, lines)
+def _ledger(driver: Driver) -> Ledger:
+    return Ledger.of(driver.state, driver.store.read_list)
+
+
+def _replayed(driver: Driver, applied: pl.DataFrame, left: pl.DataFrame) -> Replayed:
+    """Put aside which letters the next epoch applies, and which it tried and leaves; its commit names the lists."""
+    epoch, store = driver.state.epoch + 1, driver.store
+    tries = _ledger(driver).with_tries(left, [applied])
+    record = store.stage_list(epoch, applied_lines(applied)) if applied.height else None
+    return Replayed(record, applied.height, store.stage_list(epoch, tries) if tries else None)
 
 
 # -- bad rows --------------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class _Judged:
+    """Letters of bad rows that can be used now, and those that cannot, with `__why`."""
+
+    good: pl.DataFrame
+    bad: pl.DataFrame
+
+
 def bad_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> Outcome:
-    """Rows that could not be used, as an ordinary epoch: what is still bad or too late becomes a letter again."""
-    found = Outcome(applied=letters.height)
-    if letters.height and not dry:
-        # a record of a topic is there once, however often its letter is
-        once = pl.col("offset").is_null() | pl.struct("epoch", "__id").is_first_distinct()
-        numbered = letters.filter(once).with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__letter"))
-        rows = payload(numbered)
-        before = Counter(driver.state.counters.get("letters", {}))
-        rows = {name: frame.drop("__letter") for name, frame in rows.items()}
-        driver.run_batch(Batch(None, {}, rows, replayed=(_record(driver, letters), letters.height)), 0)
-        again = Counter(driver.state.counters.get("letters", {})) - before
-        found.left.update({f"{why} again, as a new letter": n for why, n in again.items()})
-        found.applied = max(found.applied - sum(again.values()), 0)  # one row may have become several letters
+    """Rows that could not be used, as an ordinary epoch. What is bad again stays the letter that it is, tried once more."""
+    if letters.is_empty():
+        return Outcome()
+    judged = _judged(driver, letters, payload)
+    if judged.good.height and not _keeps(driver):
+        judged = _without_late(driver, judged, payload)
+    found = Outcome(applied=judged.good.height, left=Counter(dict(judged.bad["__why"].value_counts().iter_rows())))
+    tried = judged.bad.drop("__why")
+    if judged.good.is_empty():
+        if not dry:
+            driver.note(_replayed(driver, judged.good, tried))
+        return found
+    if dry:
+        outcome = driver.rehearse(_batch(judged.good, payload))
+        found.renewed = sum((Counter(s.reasons) for s in outcome.letters), Counter())
+        found.refused = sum(r.refused for r in outcome.reports)
+        return found
+    before, refused = Counter(driver.state.counters.get("letters", {})), driver.state.counters.get("rows_refused", 0)
+    driver.run_batch(_batch(judged.good, payload, _replayed(driver, judged.good, tried)), 0)
+    found.renewed = Counter(driver.state.counters.get("letters", {})) - before
+    found.refused = driver.state.counters.get("rows_refused", 0) - refused
     return found
+
+
+def _batch(letters: pl.DataFrame, payload: Payload, replayed: Replayed | None = None) -> Batch:
+    rows = payload(_numbered(letters)[0])
+    return Batch(None, {}, {name: frame.drop("__letter") for name, frame in rows.items()}, replayed=replayed)
+
+
+def _numbered(letters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The letters to read, with `__letter`, and the number of every letter: a record of a topic is there once, however often
+    its letter is."""
+    once = pl.col("offset").is_null() | pl.struct("epoch", "__id").is_first_distinct()
+    read = letters.filter(once).with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__letter"))
+    return read, read.select("epoch", "__id", "__letter")
+
+
+def _judged(driver: Driver, letters: pl.DataFrame, payload: Payload) -> _Judged:
+    """Read the letters once more, as an epoch would, and tell those that are bad again. Equal ones share their fate."""
+    read, numbers = _numbered(letters)
+    rows = driver.engine.decoded(payload(read), driver.hooks.clock_us())
+    verdict = rows.group_by("__letter").agg(
+        pl.col("__bad").drop_nulls().first().alias("__bad"), pl.len().alias("__rows")
+    )
+    why = (
+        pl.when(pl.col("__rows").is_null())
+        .then(pl.lit(NO_ROW))
+        .when(pl.col("__bad").is_not_null())
+        .then(pl.format("bad again: {}", "__bad"))
+        .alias("__why")
+    )
+    judged = numbers.join(verdict, on="__letter", how="left").select("epoch", "__id", why)
+    judged = judged.group_by("epoch", "__id").agg(pl.col("__why").drop_nulls().first())
+    found = letters.join(judged, on=["epoch", "__id"], how="left", maintain_order="left")
+    return _Judged(found.filter(pl.col("__why").is_null()).drop("__why"), found.filter(pl.col("__why").is_not_null()))
+
+
+def _keeps(driver: Driver) -> bool:
+    """Whether a row that is late leaves something behind: a letter, or a result of its own."""
+    return driver.pipeline.keeps_late or driver.windows.window.late_data == "standalone"
+
+
+def _without_late(driver: Driver, judged: _Judged, payload: Payload) -> _Judged:
+    """`late_data = "drop"`: what would be dropped as late stays a letter. Of sessions, which a row may still reach, all from
+    before the watermark stay, if any of them would be dropped."""
+    if not sum(r.late for r in driver.rehearse(_batch(judged.good, payload)).reports):
+        return judged
+    logic, watermark = driver.windows, driver.state.watermark_us
+    before = watermark if logic.is_session else late_before(logic, watermark)
+    read, numbers = _numbered(judged.good)
+    rows = driver.engine.again(payload(read), driver.hooks.clock_us())
+    late = numbers.join(rows.filter(pl.col("__ts") < before).select("__letter").unique(), on="__letter", how="semi")
+    late, place = late.select("epoch", "__id").unique(), ["epoch", "__id"]
+    left = judged.good.join(late, on=place, how="semi", maintain_order="left").with_columns(
+        pl.lit(DROPPED).alias("__why")
+    )
+    good = judged.good.join(late, on=place, how="anti", maintain_order="left")
+    return _Judged(good, pl.concat([judged.bad, left]))
 
 
 # -- late rows -------------------------------------------------------------------------------------------------------
 
 
-def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> Outcome:
-    """Late rows, as corrections of windows. Raises StartError if the target cannot be read or only ever adds rows."""
-    target, found = driver.target, Outcome()
-    if letters.is_empty():
-        return found
+def check_late(driver: Driver) -> None:
+    """Raise StartError if late rows cannot be applied: before anything is."""
+    target = driver.target
     if not isinstance(driver.logic, Logic):
         raise StartError(
             f"{driver.pipeline.name}: late rows of a join cannot be replayed: the rows that they missed have left the state; "
@@ -129,6 +200,15 @@ def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool
             f"{'cannot be read here' if target.upserts else 'only ever adds rows'}; expected a Postgres table, or a Delta "
             'table with mode = "merge"; nothing was replayed'
         )
+
+
+def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> Outcome:
+    """Late rows, as corrections of windows; after `check_late`."""
+    target, found = driver.target, Outcome()
+    if letters.is_empty():
+        return found
+    assert isinstance(target, Readable)
+    every = letters
     rows, letters = _rows(driver, letters, payload, found.left)
     while True:  # once more for each time that something is left: a letter is applied as a whole
         work = Corrections(driver, target, rows)
@@ -142,7 +222,10 @@ def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool
     found.applied = letters.height
     found.reasons = work.reasons
     if letters.height and not dry:
-        driver.correct(work.staged, _record(driver, letters), letters.height)
+        left = every.join(letters.select("epoch", "__id").unique(), on=["epoch", "__id"], how="anti")
+        driver.correct(work.staged, _replayed(driver, letters, left))
+    elif not dry:
+        driver.note(_replayed(driver, letters, every))
     return found
 
 
@@ -214,10 +297,18 @@ def replay(
     driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool = False, limit: int | None = None
 ) -> Outcome:
     """Apply letters that were not applied before, the oldest first, at most `limit`; `dry`: only find out."""
-    todo, before = pending(driver, letters)
+    todo, before = pending(letters, _ledger(driver))
     todo = _first(todo, limit)
     is_late, no_gap = pl.col("reason") == LATE, pl.col("reason") == BAD_GAP
+    if not todo.filter(is_late).is_empty():
+        check_late(driver)
     bad = bad_rows(driver, todo.filter(~is_late & ~no_gap), payload, dry)
     late = late_rows(driver, todo.filter(is_late), payload, dry)
-    skipped = Counter({NO_GAP: n} if (n := todo.filter(no_gap).height) else {})
-    return replace(late, applied=bad.applied + late.applied, left=bad.left + late.left + skipped, before=before)
+    unclear = todo.filter(no_gap)
+    skipped = Counter({NO_GAP: unclear.height} if unclear.height else {})
+    if unclear.height and not dry:
+        driver.note(_replayed(driver, unclear.clear(), unclear))
+    left = bad.left + late.left + skipped
+    return replace(
+        late, applied=bad.applied + late.applied, left=left, before=before, renewed=bad.renewed, refused=bad.refused
+    )

@@ -197,6 +197,19 @@ class SparkEngine:
         found = found.drop_nulls("__end") if self.windows.dynamic else found
         return self.windows.lift_rows(found).with_columns(found[LETTER_NUMBER])
 
+    def decoded(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+        import polars as pl
+
+        latest = clock_us + self.pipeline.transform.step.max_future_ms * 1000
+        timed = (self._timed(name, frame, clock_us, latest) for name, frame in payload.items())
+        parts = [rows.selectExpr(LETTER_NUMBER, "__bad") for rows in timed]
+        try:
+            found = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), parts).toArrow())
+        except Exception as error:
+            raise EpochError(f"the letters cannot be read, and nothing was replayed: {reason(error)}") from error
+        assert isinstance(found, pl.DataFrame)
+        return found.cast({LETTER_NUMBER: pl.Int64(), "__bad": pl.String()})
+
     # -- rows aside ----------------------------------------------------------------------------------------------
 
     @property

@@ -113,11 +113,12 @@ def _path(where: str) -> Output:
         found = f"found {' and '.join(sorted(map(str, kinds)))}" if len(kinds) > 1 else "found none"
         raise StartError(f"{where}: {found}, expected files of one kind: {', '.join(_SUFFIXES)}")
     (kind,) = kinds
-    frames = [_file(p, str(kind)) for p in files if _SUFFIXES.get(p.suffix) == kind]
+    frames = [read_file(p, str(kind)) for p in files if _SUFFIXES.get(p.suffix) == kind]
     return Output(where, pl.concat([f for f in frames if f.width] or frames, how="diagonal_relaxed"))
 
 
-def _file(path: Path, kind: str) -> pl.DataFrame:
+def read_file(path: Path, kind: str) -> pl.DataFrame:
+    """The rows of a file of this kind. Raises StartError."""
     try:
         if kind == "parquet":
             return pl.read_parquet(path)
@@ -154,6 +155,16 @@ def _address(url: str) -> str:
 
 
 def _postgres(url: str, table: str) -> Output:
+    schema, _, name = table.rpartition(".")
+    label = f"table {schema or 'public'}.{name} in Postgres at {_address(url)}"
+    rows = read_table(url, table)
+    if rows is None:
+        raise StartError(f"{label}: there is no such table; expected postgresql://…/database#schema.table")
+    return Output(label, rows)
+
+
+def read_table(url: str, table: str, tail: str = "") -> pl.DataFrame | None:
+    """The rows of a table, None if it is not there; `tail`: SQL behind FROM table. Raises StartError."""
     import psycopg
 
     from slackwater.state import sql
@@ -170,16 +181,17 @@ def _postgres(url: str, table: str) -> Output:
                 (place,),
             ).fetchall()
         if not columns:
-            raise StartError(f"{label}: there is no such table; expected postgresql://…/database#schema.table")
+            return None
         types = {column: _type(spelled) for column, spelled in columns}
         listed = (sql.quote(c) if t is not None else f"{sql.quote(c)}::text" for c, t in types.items())
         with sql.arrow_cursor(url) as cursor:
-            rows = sql.fetch(
-                cursor, f"SELECT {', '.join(listed)} FROM {place}", {c: t or pl.String() for c, t in types.items()}
+            return sql.fetch(
+                cursor,
+                f"SELECT {', '.join(listed)} FROM {place}{tail}",
+                {c: t or pl.String() for c, t in types.items()},
             )
     except (psycopg.Error, ConnectionError) as error:
         raise StartError(f"{label}: cannot be read ({sql.reason(error)})") from None
-    return Output(label, rows)
 
 
 def _type(spelled: str) -> pl.DataType | None:

@@ -29,3 +29,8 @@ def json_lines(frame: pl.DataFrame) -> Iterator[str]:
 
 def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def plain_json(value: Any) -> str:
+    """A list or struct in one line."""
+    return json.dumps(value, default=plain, ensure_ascii=False)

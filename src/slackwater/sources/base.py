@@ -26,6 +26,16 @@ class SourceBatch:
 
 
 @dataclass(frozen=True)
+class Replayed:
+    """Dead letters of an epoch: the list that names the applied ones (None: none was) and their `count`; `tried`: the list of
+    those that are left, with how often they were tried."""
+
+    record: str | None
+    count: int
+    tried: str | None
+
+
+@dataclass(frozen=True)
 class Batch:
     """One micro-batch: its identity (None: a tick), how each source continues after it, and the engine's own handle."""
 
@@ -35,7 +45,7 @@ class Batch:
     files: int | None = None
     partitions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # per source, see SourceBatch
     lost: Mapping[str, int] = field(default_factory=dict)
-    replayed: tuple[str, int] | None = None  # dead letters: the list that names them, how many; no clock hears them
+    replayed: Replayed | None = None  # it holds dead letters, and no clock hears them
 
 
 class Seekable(Protocol):

@@ -229,6 +229,7 @@ class FilesStore:
             manifest,
             self.published(),
             lambda shard, logic, stage: stages[stage][shard].typed(logic.state_schema),
+            self.read_list,
         )
 
     def epochs(self) -> list[int]:
@@ -391,7 +392,7 @@ class FilesStore:
             o.file for m in kept for o in (*m.output, *m.letters)
         }
         used |= {file for m in kept for s in m.sources.values() for file in offset_files(s.offsets)}
-        used |= {name for m in kept for name in m.replayed}
+        used |= {name for m in kept for name in (*m.replayed, *m.tried)}
         for folder in ("segments", "outputs", "offsets"):
             for path in (self._dir / folder).glob("*"):
                 numbered = path.name[:9].isdigit()

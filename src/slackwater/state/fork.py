@@ -64,6 +64,7 @@ def _renamed(manifest: Manifest, name: str, state_id: str, clock_us: int, listed
         "destination": {},
         "emitted": 0,
         "replayed": tuple(map(listed, manifest.replayed)),
+        "tried": tuple(map(listed, manifest.tried)),
         "then": manifest.then and _renamed(manifest.then, name, state_id, clock_us, listed),
     }
     return manifest.model_copy(update=update)
@@ -80,7 +81,7 @@ def lists_of(manifest: Manifest) -> list[str]:
     """The names of all lists that a commit refers to."""
     offsets = (s.offsets for s in manifest.sources.values())
     named = (n for o in offsets if o and isinstance(o.get("segments"), list) for n in o["segments"])
-    return list(dict.fromkeys([*named, *manifest.replayed]))
+    return list(dict.fromkeys([*named, *manifest.replayed, *manifest.tried]))
 
 
 def rooted(manifest: Manifest) -> list[str]:

@@ -440,7 +440,7 @@ class PostgresStore:
         if row is None:
             return
         latest = Manifest.model_validate(row[0])
-        used = [*(n for s in latest.sources.values() for n in lists(s.offsets)), *latest.replayed]
+        used = [*(n for s in latest.sources.values() for n in lists(s.offsets)), *latest.replayed, *latest.tried]
         self._db.execute(
             f"DELETE FROM {self.tables.lists} WHERE pipeline_name = %s AND epoch <= %s AND token <> ALL(%s)",
             (self._pipeline, self._epoch, used),

@@ -87,7 +87,13 @@ def peek(url: str, tables: Tables, place: str, epoch: int | None = None) -> Iter
                 of, metas = replace(tables, stage=stage), stages[stage].segments[shard]
                 return PostgresShard(url, of, shard, manifest.shards, manifest.epoch, metas, exported[0]).reader(logic)
 
-            yield Snapshot(manifest, published, reader)
+            def listed(name: str) -> list[str]:
+                row = db.execute(f"SELECT lines FROM {tables.lists} WHERE token = %s", (name,)).fetchone()
+                if row is None:
+                    raise StateError(f"list {name} is missing in {tables.lists} {place}; restore it from a backup")
+                return str(row[0]).splitlines()
+
+            yield Snapshot(manifest, published, reader, listed)
     except psycopg.Error as error:
         raise StateError(f"state store {place}: {sql.reason(error)}") from None
 

@@ -167,6 +167,7 @@ class Manifest(Record):
     told_us: Time = 0  # emit = "updates": when changed windows were emitted last, by the epoch's clock
     waiting: bool = False  # and whether some were changed since
     replayed: tuple[Name, ...] = ()  # names of staged lists: the dead letters that were applied, see `engine.replay`
+    tried: tuple[Name, ...] = ()  # the list of those that were tried and left, with how often, see `engine.tries`
     counters: Annotated[Mapping[str, Any], AfterValidator(_counted)] = Field(default_factory=dict)
     then: Manifest | None = None  # of the stage that reads what this one emits; the output above is that one's
 
@@ -216,12 +217,14 @@ class Units(Protocol):
 class Snapshot:
     """One commit and the state rows as of it, for people and tools beside a runner.
 
-    `published`: the last epoch whose output reached the target, -1 for none. `rows_of`: see `reader`.
+    `published`: the last epoch whose output reached the target, -1 for none. `rows_of`: see `reader`. `read_list`: the lines
+    of a list that the commit names.
     """
 
     manifest: Manifest
     published: int
     rows_of: Callable[[int, Logic, int], Units]
+    read_list: Callable[[str], list[str]] = lambda name: []
 
     def reader(self, shard: int, logic: Logic, stage: int = 0) -> Units:
         """The rows of one shard of a stage."""

@@ -68,9 +68,10 @@ class Quiet:
 
 @dataclass(frozen=True)
 class Replay:
-    """Apply the dead letters there are by now, at most `limit` of them."""
+    """Apply the dead letters there are by now, at most `limit` of them. `dry`: only find out."""
 
     limit: int | None = None
+    dry: bool = False
 
 
 @dataclass(frozen=True)
@@ -320,11 +321,11 @@ def run_local(
         return driver
 
     def again(found: pl.DataFrame) -> Mapping[str, pl.DataFrame]:
-        rows = [json.loads(value) for value in found["value"]]
+        rows = [_decoded(value) for value in found["value"]]
         return {sources[0]: _frame(rows, frame_schema).with_columns(found["__letter"])}
 
     def applied(item: Replay) -> None:
-        result.replays.append(replay.replay(driver, aside.table, again, limit=item.limit))
+        result.replays.append(replay.replay(driver, aside.table, again, item.dry, item.limit))
 
     driver = begin(shards)
     batch_number, checkpoint = 0, uuid.uuid4().hex
@@ -392,6 +393,14 @@ def run_local(
     ended = driver.state.stages[-1]
     result.open_sessions, result.open_keys = sum(ended.windows), sum(ended.groups)
     return result
+
+
+def _decoded(value: bytes) -> dict[str, Any]:
+    """A letter's row; what is no JSON has no time, and so is bad again."""
+    try:
+        return dict(json.loads(value))
+    except ValueError:
+        return {}
 
 
 def _batch(checkpoint: str, number: int, item: Rows, schema: Mapping[str, pl.DataType]) -> Batch:

@@ -140,7 +140,7 @@ def files_of(manifest: Manifest) -> list[str]:
     """The files that a commit names, relative to its directory."""
     offsets = [name for s in manifest.sources.values() for name in offset_files(s.offsets)]
     staged = [o.file for o in (*manifest.output, *manifest.letters)]
-    return [*_segments(manifest), *staged, *offsets, *manifest.replayed]
+    return [*_segments(manifest), *staged, *offsets, *manifest.replayed, *manifest.tried]
 
 
 def _segments(manifest: Manifest) -> dict[str, int]:

@@ -221,7 +221,7 @@ class _Check:
         named: dict[str, list[int]] = {}
         for epoch, manifest in self.manifests.items():
             of_offsets = (file for s in manifest.sources.values() for file in offset_files(s.offsets))
-            for file in dict.fromkeys((*of_offsets, *manifest.replayed)):
+            for file in dict.fromkeys((*of_offsets, *manifest.replayed, *manifest.tried)):
                 named.setdefault(file, []).append(epoch)
         for file, epochs in named.items():
             path = self.home / file

@@ -1,0 +1,53 @@
+"""A shard that is read as ever and in which nothing is put aside: for a rehearsal of an epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from slackwater.state.protocol import OutputMeta, SegmentMeta, ShardState, Units
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from slackwater.joins.buffer import Buffers
+    from slackwater.joins.logic import JoinLogic
+    from slackwater.windows.logic import Logic
+
+
+@dataclass(frozen=True)
+class Unstaged:
+    """`ShardState` over another one; what a step would stage is counted and dropped."""
+
+    state: ShardState
+
+    @property
+    def metas(self) -> tuple[SegmentMeta, ...]:
+        return self.state.metas
+
+    @property
+    def epoch(self) -> int:
+        return self.state.epoch
+
+    def at(self, metas: tuple[SegmentMeta, ...]) -> Unstaged:
+        return Unstaged(self.state.at(metas))
+
+    def reader(self, logic: Logic) -> Units:
+        return self.state.reader(logic)
+
+    def stage(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
+        return self.metas
+
+    def stage_output(self, frame: pl.DataFrame) -> OutputMeta:
+        return OutputMeta(file="", rows=frame.height, checksum="")
+
+    def buffers(self, logic: JoinLogic) -> Buffers:
+        return self.state.buffers(logic)
+
+    def stage_changes(self, logic: JoinLogic, changes: object, watermark: int) -> tuple[SegmentMeta, ...]:
+        return self.metas
+
+    def adopt(self, *given: object) -> NoReturn:
+        raise NotImplementedError("a rehearsal spreads no state over other shards")
+
+    adopt_buffers = adopt

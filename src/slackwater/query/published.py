@@ -1,0 +1,258 @@
+"""What a pipeline has published, and what comes new: read from its target, without Spark and without a lock.
+
+files      the files that this pipeline wrote          new: files that were not there before
+Delta      the table's latest version                  new: rows of added files that no removed file had
+Postgres   the table                                   new: rows whose transaction the last look did not see
+Kafka      the end of the topic, latest per key        new: the records after it (see `query.published_kafka`)
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import polars as pl
+
+from slackwater.config.connection import DeltaConnection, KafkaConnection, PostgresConnection
+from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.errors import StartError
+from slackwater.query import outputs
+from slackwater.query.text import json_lines
+
+TIMES = ("window_start", "window_end")
+
+
+class Published(Protocol):
+    """The results of a pipeline. `newest` first, then `fresh` as often as wanted."""
+
+    @property
+    def place(self) -> str: ...
+
+    def newest(self, limit: int) -> pl.DataFrame | None:
+        """More than the `limit` newest rows if there are more, in any order; None while nothing was published."""
+        ...
+
+    def fresh(self) -> pl.DataFrame | None:
+        """What was published since the last call; None for nothing."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def published(pipeline: Pipeline) -> Published:
+    """The results of a pipeline. Raises StartError for a target that keeps nothing."""
+    target, window = pipeline.target, pipeline.last.transform.window
+    connection = resolve(target.connection, pipeline.connections)
+    order = None if window is None else window.window_start_column
+    if isinstance(connection, PostgresConnection):
+        return _Table(str(connection.url), target.table or "", order)
+    if isinstance(connection, DeltaConnection):
+        return _Delta(target.path or "", dict(connection.options))
+    if isinstance(connection, KafkaConnection):
+        from slackwater.query.published_kafka import Topic
+
+        return Topic(pipeline, connection)
+    if target.path is not None:
+        return _Files(Path(target.path), target.format or "parquet", pipeline.name)
+    raise StartError(
+        f"{pipeline.name}: its target is the console, which keeps nothing; name another connection in [target]"
+    )
+
+
+def in_order(frame: pl.DataFrame, start: str | None) -> pl.DataFrame:
+    """Rows in the order of their windows, or as they came where there are none; times that are text become times."""
+    texts = [c for c in {start, *TIMES} if c in frame.columns and frame.schema[c] == pl.String]
+    frame = frame.with_columns(
+        pl.col(c).str.to_datetime("%Y-%m-%dT%H:%M:%S%.fZ", time_unit="us", time_zone="UTC", strict=False) for c in texts
+    )
+    by = [c for c in (start, *frame.columns) if c is not None and c in frame.columns]
+    sortable = [c for c in dict.fromkeys(by) if not frame.schema[c].is_nested()]
+    if start is None or start not in frame.columns:
+        return frame
+    return frame.sort(sortable, nulls_last=False, maintain_order=True)
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Files:
+    path: Path
+    form: str
+    pipeline: str
+    _seen: set[str] = field(default_factory=set)
+
+    @property
+    def place(self) -> str:
+        return str(self.path)
+
+    def newest(self, limit: int) -> pl.DataFrame | None:
+        return self.fresh()
+
+    def fresh(self) -> pl.DataFrame | None:
+        ending = {"json": "jsonl"}.get(self.form, self.form)
+        ours = re.compile(rf"{re.escape(self.pipeline)}-(?:[0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
+        try:
+            there = sorted(
+                (p for p in self.path.iterdir() if ours.fullmatch(p.name)), key=lambda p: p.stat().st_mtime_ns
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StartError(f"{self.path} cannot be looked at ({error.strerror}); check who may read it") from None
+        new = [p for p in there if p.name not in self._seen]
+        self._seen |= {p.name for p in new}
+        frames = [f for f in (outputs.read_file(p, self.form) for p in new) if f.height]
+        return pl.concat(frames, how="diagonal_relaxed") if frames else None
+
+    def close(self) -> None:
+        return
+
+
+# -- Delta -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Delta:
+    path: str
+    options: dict[str, str]
+    _files: frozenset[str] | None = None
+
+    @property
+    def place(self) -> str:
+        return f"Delta table {self.path}"
+
+    def newest(self, limit: int) -> pl.DataFrame | None:
+        table = self._table()
+        if table is None:
+            return None
+        self._files = frozenset(table.file_uris())
+        return _some(self._rows(table))
+
+    def fresh(self) -> pl.DataFrame | None:
+        """A merge rewrites whole files: what the removed ones held is not new."""
+        table = self._table()
+        if table is None:
+            return None
+        files, before = frozenset(table.file_uris()), self._files or frozenset()
+        self._files = files
+        if files == before:
+            return None
+        added = self._read(sorted(files - before))
+        return None if added is None else _some(_less(added, self._read(sorted(before - files))))
+
+    def _table(self) -> Any:
+        from deltalake import DeltaTable
+
+        try:
+            if not DeltaTable.is_deltatable(self.path, self.options):
+                return None
+            return DeltaTable(self.path, storage_options=self.options)
+        except Exception as error:  # the library has no base class
+            raise self._unreadable(error) from None
+
+    def _rows(self, table: Any) -> pl.DataFrame:
+        try:
+            found = pl.from_arrow(table.to_pyarrow_table())
+        except Exception as error:
+            raise self._unreadable(error) from None
+        assert isinstance(found, pl.DataFrame)
+        return found
+
+    def _read(self, files: Sequence[str]) -> pl.DataFrame | None:
+        if not files:
+            return None
+        try:
+            frames = [pl.read_parquet(f, storage_options=self.options or None, hive_partitioning=False) for f in files]
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise self._unreadable(error) from None
+        return pl.concat(frames, how="diagonal_relaxed")
+
+    def _unreadable(self, error: Exception) -> StartError:
+        return StartError(f"{self.place} cannot be read ({str(error).splitlines()[0]}); check the path")
+
+    def close(self) -> None:
+        return
+
+
+def _less(rows: pl.DataFrame, former: pl.DataFrame | None) -> pl.DataFrame:
+    """The rows that were not there before, equal ones as often as there are more of them now."""
+    if former is None:
+        return rows
+    known = Counter(json_lines(former.select(c for c in rows.columns if c in former.columns)))
+    keep = []
+    for line in json_lines(rows):
+        keep.append(known[line] <= 0)
+        known[line] -= 1
+    return rows.filter(pl.Series(keep, dtype=pl.Boolean))
+
+
+def _some(rows: pl.DataFrame) -> pl.DataFrame | None:
+    return rows if rows.height else None
+
+
+# -- Postgres --------------------------------------------------------------------------------------------------------
+
+# xmin has 32 bits: the whole number of a row's transaction is the nearest one that is not in the future
+_TOP = '"slackwater top"'
+_XID = f"""(xmin::text::bigint + ({_TOP} >> 32 << 32)
+    - CASE WHEN xmin::text::bigint > {_TOP} & 4294967295 THEN 4294967296 ELSE 0 END)"""
+
+
+def _within(snapshot: str) -> str:
+    """SQL: whether a row was there in a snapshot."""
+    return f"pg_visible_in_snapshot(greatest({_XID}, 3)::text::xid8, '{snapshot}'::pg_snapshot)"
+
+
+@dataclass
+class _Table:
+    url: str
+    table: str
+    order: str | None
+    _snapshot: str | None = None
+
+    @property
+    def place(self) -> str:
+        from slackwater.state import sql
+
+        return f"table {self.table} in Postgres at {sql.address(self.url)}"
+
+    def newest(self, limit: int) -> pl.DataFrame | None:
+        from slackwater.state import sql
+
+        self._snapshot = self._now()
+        by = f" ORDER BY {sql.quote(self.order)} DESC NULLS LAST" if self.order else ""
+        return self._read(self._snapshot, f"{by} LIMIT {limit + 1}")
+
+    def fresh(self) -> pl.DataFrame | None:
+        before, now = self._snapshot, self._now()
+        if before is None or now == before:
+            return None
+        self._snapshot = now
+        return self._read(now, f" AND NOT {_within(before)}")
+
+    def _read(self, snapshot: str, tail: str) -> pl.DataFrame | None:
+        """Rows of this snapshot; one that came meanwhile belongs to the next."""
+        top = f"(SELECT pg_snapshot_xmax('{snapshot}'::pg_snapshot)::text::bigint AS {_TOP}) AS s"
+        found = outputs.read_table(self.url, self.table, f", {top} WHERE {_within(snapshot)}{tail}")
+        return None if found is None else _some(found)
+
+    def _now(self) -> str:
+        import psycopg
+
+        from slackwater.state import sql
+
+        try:
+            with sql.connect(self.url, self.place) as db:
+                row = db.execute("SELECT pg_current_snapshot()::text").fetchone()
+        except psycopg.Error as error:
+            raise StartError(f"{self.place}: cannot be read ({sql.reason(error)})") from None
+        assert row is not None
+        return str(row[0])
+
+    def close(self) -> None:
+        return

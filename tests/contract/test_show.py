@@ -1,0 +1,306 @@
+"""`slackwater show`: what was published to every kind of target is seen, in the order of its windows, and what comes new."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psycopg
+import pytest
+
+from slackwater.cli import main as cli
+from slackwater.cli import show
+from slackwater.config import toml
+from slackwater.core.schema import Field
+from slackwater.engine.compile import compile_window
+from slackwater.engine.parts import target_of
+from slackwater.query.published import published
+from slackwater.targets.base import Target
+
+CONFIG = """name = "p"
+[connections.lake]
+kind = "files"
+[connections.out]
+CONNECTION
+[[sources]]
+name = "clicks"
+connection = "lake"
+query = "in/*.jsonl"
+format = "json"
+schema = "user STRING, ts TIMESTAMP"
+[transform.window]
+kind = "tumbling"
+duration_ms = "1m"
+event_time_column = "ts"
+group_by = ["user"]
+max_groups_per_window = 10
+[[transform.window.aggregations]]
+agg = "count"
+as = "n"
+[target]
+connection = "out"
+PLACE
+[state_store]
+kind = "files"
+path = "HOME/state"
+"""
+PLACES = ("parquet", "json", "csv", "delta", "delta append", "postgres", "kafka")
+NINE = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
+Row = tuple[int, str | None, int]  # minute, user, n
+
+
+class Place:
+    """A config, and the target that its runner would publish to."""
+
+    def __init__(self, file: Path, ready: Callable[[], None]) -> None:
+        self.file, self.pipeline, self._ready = file, toml.load(file), ready
+        self.logic = compile_window(self.pipeline, {"user": Field("user", "string")})
+        self.state_id, self.epoch = uuid.uuid4().hex, 0
+        self._target: Target | None = None
+
+    def publish(self, *rows: Row, gone: Sequence[Row] = ()) -> None:
+        if self._target is None:
+            self._ready()
+            self._target = target_of(self.pipeline, self.logic, self.state_id)
+            self._target.open()
+        assert self._target is not None
+        self._target.publish(self.epoch, self._frame(rows), self._frame(gone) if gone else None)
+        self.epoch += 1
+
+    def close(self) -> None:
+        if self._target is not None:
+            self._target.close()
+
+    def _frame(self, rows: Sequence[Row]) -> pl.DataFrame:
+        def whole(minute: int, user: str | None, n: int) -> dict[str, Any]:
+            start = NINE + dt.timedelta(minutes=minute)
+            known = {"user": user, "n": n, "window_start": start, "window_end": start + dt.timedelta(minutes=1)}
+            return {f.name: known.get(f.name) for f in self.logic.output}
+
+        return pl.DataFrame([whole(*r) for r in rows], schema={f.name: f.polars for f in self.logic.output})
+
+
+@pytest.fixture
+def at(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[str], Place]]:
+    made: list[Place] = []
+
+    def make(place: str) -> Place:
+        ready: Callable[[], None] = lambda: None  # noqa: E731
+        path = f'path = "{tmp_path}/out"'
+        if place.startswith("delta"):
+            connection, where = 'kind = "delta"', path + ('\nmode = "append"' if "append" in place else "")
+        elif place == "postgres":
+            url = request.getfixturevalue("postgres").database(f"show{uuid.uuid4().hex[:8]}")
+            connection, where = f'kind = "postgres"\nurl = "{url}"', 'table = "clicks"'
+        elif place == "kafka":
+            broker, topic = request.getfixturevalue("kafka"), f"show{uuid.uuid4().hex[:8]}"
+            ready = lambda: broker.create(topic, 2)  # noqa: E731
+            connection, where = f'kind = "kafka"\nbootstrap_servers = "{broker.address}"', f'topic = "{topic}"'
+        elif place == "console":
+            connection, where = 'kind = "console"', ""
+        else:
+            connection, where = 'kind = "files"', f'{path}\nformat = "{place}"'
+        file = tmp_path / "p.toml"
+        text = CONFIG.replace("CONNECTION", connection).replace("PLACE", where).replace("HOME", str(tmp_path))
+        file.write_text(text)
+        made.append(Place(file, ready))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
+) -> tuple[int, str, str]:
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["slackwater", "show", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out = capsys.readouterr()
+    return int(ended.value.code or 0), out.out, out.err
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_rows_in_the_order_of_their_windows(
+    at: Callable[[str], Place], place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = at(place)
+    nothing = (
+        f"p: nothing published yet; it has not run: slackwater run {there.file}; then what it waits for: slackwater why"
+    )
+    code, out, err = said(monkeypatch, capsys, there.file)
+    assert (code, out) == (0, "")
+    assert err.startswith(nothing)
+    there.publish((2, "b", 5), (2, None, 1))
+    there.publish((0, "a", 10), (1, "\x1b[2Jc", 2))
+    code, out, err = said(monkeypatch, capsys, there.file)
+    assert (code, err) == (0, "")
+    head, *rows = out.splitlines()
+    assert head.split() == [f.name for f in there.logic.output]
+    users = [r.split()[head.split().index("user")] for r in _without_spaces(rows)]
+    assert users == ["a", r"\x1b[2Jc", "NULL", "b"], "oldest window first; nothing that a terminal obeys"
+    assert "2024-03-01_09:00:00Z" in _without_spaces(rows)[0]
+    code, out, err = said(monkeypatch, capsys, there.file, "--limit", 3, "--json")
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [(r["user"], int(r["n"])) for r in found] == [("\x1b[2Jc", 2), (None, 1), ("b", 5)]
+    assert found[0]["window_start"] == "2024-03-01T09:01:00Z"
+    assert said(monkeypatch, capsys, there.file, "-n", 3)[2] == "(the newest 3 rows; more with --limit)\n"
+
+
+def _without_spaces(rows: Sequence[str]) -> list[str]:
+    return [r.replace("-01 ", "-01_") for r in rows]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_is_published_since_comes_once(at: Callable[[str], Place], place: str) -> None:
+    """Whole new rows only: neither what was shown, nor what a merge rewrote beside them."""
+    there = at(place)
+    results = published(there.pipeline)
+    assert results.newest(10) is None
+
+    def fresh() -> list[tuple[Any, int]]:
+        found = results.fresh()
+        return [] if found is None else sorted(((u, int(n)) for u, n in found.select("user", "n").iter_rows()), key=str)
+
+    assert fresh() == []
+    there.publish((0, "a", 1), (0, "b", 1))
+    assert fresh() == [("a", 1), ("b", 1)]
+    assert fresh() == []
+    there.publish((1, "a", 2))
+    there.publish((1, "b", 3))
+    assert fresh() == [("a", 2), ("b", 3)]
+    if place in ("delta", "postgres", "kafka"):
+        there.publish((0, "b", 9), gone=[(1, "a", 2)])
+        assert fresh() == [("b", 9)]
+        again = published(there.pipeline)
+        found = again.newest(10)
+        assert found is not None
+        assert sorted(found.select("user", "n").rows()) == [("a", 1), ("b", 3), ("b", 9)]
+        again.close()
+    assert fresh() == []
+    results.close()
+
+
+def test_following_prints_what_is_published(
+    at: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Columns keep their places; Ctrl-C ends it without a word."""
+    there = at("parquet")
+    there.publish((0, "somebody", 1))
+    script = iter([lambda: there.publish((1, "a", 2)), lambda: None, lambda: there.publish((2, "b", 12345))])
+
+    def sleep(seconds: float) -> None:
+        step = next(script, None)
+        if step is None:
+            raise KeyboardInterrupt
+        step()
+
+    monkeypatch.setattr(show.time, "sleep", sleep)
+    code, out, err = said(monkeypatch, capsys, there.file, "--follow")
+    assert (code, err) == (130, "")
+    head, *rows = out.splitlines()
+    assert len(rows) == 3
+    start = head.index("window_start")
+    assert all(r[start : start + 4] == "2024" for r in rows)
+
+
+def test_a_reader_that_has_enough_ends_it_without_a_trace(at: Callable[[str], Place]) -> None:
+    there = at("parquet")
+    there.publish(*((n % 60, f"u{n}", n) for n in range(5000)))
+    command = [sys.executable, "-m", "slackwater.cli.main", "show", str(there.file), "--limit", "5000"]
+    shown = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert shown.stdout is not None and shown.stderr is not None
+    shown.stdout.readline()
+    shown.stdout.close()
+    assert shown.stderr.read() == ""
+    shown.stderr.close()
+    assert shown.wait(30) == 0
+
+
+def test_another_pipeline_in_the_same_directory_is_not_shown(at: Callable[[str], Place], tmp_path: Path) -> None:
+    there = at("parquet")
+    there.publish((0, "a", 1))
+    for name in ("p-letters-000000000", "q-000000000", "pp-000000001"):
+        (tmp_path / "out" / f"{name}.parquet").write_bytes((tmp_path / "out" / "p-000000000.parquet").read_bytes())
+    found = published(there.pipeline).newest(10)
+    assert found is not None
+    assert found.height == 1
+
+
+def test_beside_a_writer_no_row_is_missed_or_shown_twice(at: Callable[[str], Place], postgres: Any) -> None:
+    """Transactions that overlap the looks: each row comes out of exactly one."""
+    there = at("postgres")
+    there.publish((0, "a", 0))
+    results = published(there.pipeline)
+    seen = [] if (first := results.newest(10_000)) is None else first["n"].to_list()
+    url, done = str(there.pipeline.connections["out"].url), threading.Event()  # type: ignore[union-attr]
+
+    def write(worker: int) -> None:
+        with psycopg.connect(url) as db:
+            for n in range(100):
+                with db.transaction():
+                    number = 1 + worker * 100 + n
+                    start = NINE + dt.timedelta(minutes=number)
+                    db.execute(
+                        'INSERT INTO clicks ("user", n, window_start, window_end) VALUES (%s, %s, %s, %s)',
+                        ("x", number, start, start),
+                    )
+
+    writers = [threading.Thread(target=write, args=(w,)) for w in range(3)]
+    for w in writers:
+        w.start()
+    while not done.is_set():
+        if not any(w.is_alive() for w in writers):
+            done.set()
+        found = results.fresh()
+        seen += [] if found is None else found["n"].to_list()
+    assert sorted(seen) == list(range(301))
+
+
+def test_what_stands_in_the_way_is_one_line(
+    at: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, out, err = said(monkeypatch, capsys, at("console").file)
+    assert (code, out) == (1, "")
+    assert err == "error: p: its target is the console, which keeps nothing; name another connection in [target]\n"
+    there = at("parquet")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "p-000000000.parquet").write_bytes(b"PAR1 no")
+    code, out, err = said(monkeypatch, capsys, there.file)
+    assert code == 1
+    assert err.startswith(f"error: {tmp_path}/out/p-000000000.parquet: cannot be read as parquet (")
+    assert err.count("\n") == 1
+    text = there.file.read_text()
+    (tmp_path / "far.toml").write_text(
+        text.replace('[connections.out]\nkind = "files"', '[connections.out]\nkind = "postgres"\nurl = "postgresql://me:hunter2@127.0.0.1:1/x"')
+        .replace(f'path = "{tmp_path}/out"\nformat = "parquet"', 'table = "t"')
+    )  # fmt: skip
+    code, out, err = said(monkeypatch, capsys, tmp_path / "far.toml")
+    assert code == 1
+    assert "127.0.0.1:1/x" in err
+    assert "hunter2" not in err
+    assert err.count("\n") == 1
+
+
+def test_showing_needs_no_spark(at: Callable[[str], Place]) -> None:
+    there = at("parquet")
+    there.publish((0, "a", 1))
+    code = (
+        "import sys; sys.argv = ['slackwater', 'show', sys.argv[1]]\n"
+        "from slackwater.cli.main import app\n"
+        "try: app()\n"
+        "finally: assert not [m for m in sys.modules if m.split('.')[0] in ('pyspark', 'sqlglot')]"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(there.file)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2024-03-01 09:00:00Z" in done.stdout

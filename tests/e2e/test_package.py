@@ -1,0 +1,86 @@
+"""What is published: the wheel and the sdist hold all they need, and the wheel works where nothing of the sources is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[2]
+PLAIN = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "COV_"))}
+
+
+def run(*command: object, cwd: Path) -> str:
+    done = subprocess.run(list(map(str, command)), cwd=cwd, env=PLAIN, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with both, made of a copy of what git has: no build folder of a former time takes part."""
+    home = tmp_path_factory.mktemp("built")
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).split("\0")
+    for name in filter(None, listed):
+        if (ROOT / name).is_file():
+            (home / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+            (home / "source" / name).write_bytes((ROOT / name).read_bytes())
+    run(sys.executable, "-m", "venv", home / "maker", cwd=home)
+    run(home / "maker/bin/python", "-m", "pip", "install", "--quiet", "setuptools>=77", cwd=home)
+    make = (
+        "import os, setuptools.build_meta as made\n"
+        "os.makedirs('../dist')\n"
+        "made.build_wheel('../dist'); made.build_sdist('../dist')"
+    )
+    run(home / "maker/bin/python", "-c", make, cwd=home / "source")
+    return home / "dist"
+
+
+def test_the_wheel_holds_every_module_and_the_license(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (about,) = (archive.read(n).decode() for n in names if n.endswith(".dist-info/METADATA"))
+    source = ROOT / "src"
+    expected = {str(p.relative_to(source)) for p in source.rglob("*") if p.suffix == ".py" or p.name == "py.typed"}
+    assert expected == {n for n in names if not n.split("/")[0].endswith(".dist-info")}
+    assert any(n.endswith("licenses/LICENSE") for n in names)
+    assert "License-Expression: Apache-2.0" in about
+    assert "# Slackwater" in about
+
+
+def test_the_sdist_holds_what_a_wheel_is_made_of(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {n.partition("/")[2] for n in archive.getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "src/slackwater/__init__.py", "src/slackwater/py.typed"} <= names
+
+
+def test_the_wheel_works_in_an_empty_directory(built: Path, tmp_path: Path) -> None:
+    """Slackwater comes from the wheel alone; its dependencies, those it declares, from the environment of this run."""
+    (wheel,) = built.glob("*.whl")
+    run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
+    python = tmp_path / "venv/bin/python"
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=tmp_path)
+    packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
+    # path files in folders that are added are not read, so the editable install of this run stays out of it
+    ours = [p for p in sys.path if Path(p).name == "site-packages"]
+    (packages / "dependencies.pth").write_text("\n".join(ours) + "\n")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    command = tmp_path / "venv/bin/slackwater"
+    where = run(python, "-c", "import slackwater; print(slackwater.__file__)", cwd=empty).strip()
+    assert Path(where).is_relative_to(packages)
+    assert run(command, "--version", cwd=empty) == f"slackwater {metadata.version('slackwater')}\n"
+    for name in ("sessions.toml", "sessions.py"):
+        (empty / name).write_text((ROOT / "examples" / "sessions" / name).read_text())
+    assert "sessions.toml: ok" in run(command, "check", "sessions.toml", cwd=empty)
+    assert "session" in run(command, "explain", "sessions.toml", cwd=empty)
+    run(python, "-m", "pip", "check", cwd=empty)

@@ -1,0 +1,78 @@
+"""The pages: every relative link and anchor leads somewhere, and what the README shows is what lies in examples/."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slackwater.config import toml
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    p.relative_to(ROOT) for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
+)
+FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\[[^\]\n]*(?:\n[^\]\n]*)?\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
+
+
+def links(text: str) -> Iterator[str]:
+    """The targets of the links on a page, code aside."""
+    prose = re.sub(r"`[^`\n]*`", "`", FENCE.sub("", text))
+    yield from LINK.findall(prose)
+    yield from re.findall(r"^\[[^\]]+\]:\s+(\S+)", prose, re.MULTILINE)
+
+
+def anchors(text: str) -> set[str]:
+    """What the headings of a page are called, as GitHub calls them."""
+    found: dict[str, int] = {}
+    for heading in re.findall(r"^#{1,6}\s+(.*?)\s*#*$", FENCE.sub("", text), re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower()
+        name = re.sub(r"[^\w\- ]", "", shown).replace(" ", "-")
+        found[name] = found.get(name, -1) + 1
+        if found[name]:
+            found[f"{name}-{found[name]}"] = 0
+    return set(found)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    dead = []
+    for link in links((ROOT / page).read_text()):
+        if re.match(r"[a-z][a-z+.-]*:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        there = (ROOT / page).parent / path if path else ROOT / page
+        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there.read_text())):
+            dead.append(link)
+    assert not dead, f"{page}: these links lead nowhere: {dead}"
+
+
+def test_dead_links_are_found() -> None:
+    text = "see [a](b.md#c-d) and [two\nlines](e.md)\n```\n[no](code.md)\n```\n`[no](code.md)`\n[ref]: f.md\n"
+    assert list(links(text)) == ["b.md#c-d", "e.md", "f.md"]
+    assert anchors("# A `b`: c, d\n## x\n## x\n") == {"a-b-c-d", "x", "x-1"}
+
+
+def blocks(language: str) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    return [text for name, text in found if name == language]
+
+
+def test_the_first_pipeline_of_the_readme_is_the_one_in_its_folder() -> None:
+    folder = ROOT / "examples" / "sessions"
+    assert blocks("toml")[0] == (folder / "sessions.toml").read_text()
+    assert blocks("python")[0] == (folder / "sessions.py").read_text()
+    events = folder / "data" / "events"
+    assert blocks("json")[0] == (events / "morning.jsonl").read_text() + (events / "noon.jsonl").read_text()
+    assert sorted(p.name for p in events.iterdir()) == ["morning.jsonl", "noon.jsonl"]
+    assert toml.load(folder / "sessions.toml").name == "user-sessions"
+
+
+def test_the_page_begins_with_what_a_newcomer_types() -> None:
+    first, second, third, *_ = blocks("")
+    assert [line.split("#")[0].split() for line in first.splitlines()][:2] == [["make", "demo"], ["make", "test"]]
+    assert second == "source .venv/bin/activate\n"
+    assert (ROOT / third.split()[1] / "sessions.toml").exists()
