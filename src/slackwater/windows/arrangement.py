@@ -17,7 +17,7 @@ import numpy as np
 
 from slackwater.windows.contested import session_heads
 from slackwater.windows.logic import FAR, LOOSE, LOOSE_TOLD, ROW, SETTLED, TOLD, Int64s, Logic
-from slackwater.windows.units import Bools, Unit, chosen, first_of_each, runs_of
+from slackwater.windows.units import Bools, Unit, first_of_each, runs_of
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Arrangement:
 
 
 def arranged(logic: Logic, unit: Unit) -> Arrangement:
-    """Of the intervals of a unit that is not empty."""
+    """Of the intervals of a unit that is not empty: of its keys and times, whatever else it holds."""
     cap = logic.cap_us
     run, _ = runs_of(logic, unit)
     session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
@@ -61,13 +61,12 @@ def as_told(logic: Logic, unit: Unit, piece: Int64s) -> Unit:
     pieces = replace(
         unit,
         key=unit.key[heads],
-        kind=unit.kind[heads],
         start=unit.start[heads],
         last=np.maximum.reduceat(unit.last, heads),
-        due=unit.due[heads],
         end=np.maximum.reduceat(unit.end, heads),
     )
-    before, after = arranged(logic, chosen(unit, unit.kind != ROW)), arranged(logic, pieces)
+    key, start, last, end = unit.key[there], unit.start[there], unit.last[there], unit.end[there]
+    before, after = arranged(logic, replace(unit, key=key, start=start, last=last, end=end)), arranged(logic, pieces)
     return unlike(logic, unit, there, before, after, after.session[piece[there]])
 
 

@@ -41,25 +41,24 @@ def notes(panes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
 def with_notes(panes: pl.DataFrame, found: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
     """Panes with these notes, as `notes` gives them, for theirs; of several for one window the largest revision."""
     row, start, rev = (found[c].to_numpy() for c in ("__row", "__start", "__rev"))
-    note = (start - first[row]) // hop * _NTH + (rev + 1) * _REVISION + found["__holds"].to_numpy()
-    last = (
-        pl.DataFrame({"__row": row, "__note": note, "__nth": note // _NTH})
-        .group_by("__row", "__nth")
-        .agg(pl.col("__note").max())
-    )
-    lists = last.group_by("__row").agg(pl.col("__note").sort().alias("__out"))
-    every = pl.DataFrame({"__row": np.arange(panes.height)})
-    kept = every.join(lists, on="__row", how="left", maintain_order="left")["__out"]
-    return panes.with_columns(kept.fill_null(pl.lit([], pl.List(pl.Int64))).alias("__out"))
+    nth = (start - first[row]) // hop
+    note = nth * _NTH + (rev + 1) * _REVISION + found["__holds"].to_numpy()
+    order = np.lexsort((note, row))
+    row, nth, note = row[order], nth[order], note[order]
+    newest = np.append((row[1:] != row[:-1]) | (nth[1:] != nth[:-1]), True)[: len(row)]
+    lists = pl.DataFrame({"__row": row[newest], "__out": note[newest]}).with_columns(pl.col("__row").set_sorted())
+    lists = lists.group_by("__row", maintain_order=True).agg("__out")
+    if lists.height < panes.height:
+        bare = np.setdiff1d(np.arange(panes.height), lists["__row"].to_numpy(), assume_unique=True)
+        nothing = pl.DataFrame({"__row": bare}).with_columns(pl.lit([], pl.List(pl.Int64)).alias("__out"))
+        lists = pl.concat([lists, nothing]).sort("__row")
+    return panes.with_columns(lists["__out"])
 
 
-def after_rows(panes: pl.DataFrame, touched: Bools, first: Int64s, hop: int) -> pl.DataFrame:
+def after_rows(panes: pl.DataFrame, touched: Bools) -> pl.DataFrame:
     """Panes when rows were folded into some (`touched`): what the target holds of these is not as they stand."""
-    found = notes(panes, first, hop)
-    if found.is_empty():
-        return panes
-    here = pl.Series(touched[found["__row"].to_numpy()])
-    return with_notes(panes, found.with_columns(pl.col("__holds") & ~here), first, hop)
+    undone = pl.col("__out") - pl.col("__out") % _REVISION
+    return panes.with_columns(pl.when(pl.Series(touched)).then(undone).otherwise(pl.col("__out")).alias("__out"))
 
 
 def begun_late(panes: pl.DataFrame, new: Bools, first: Int64s, closed: int, hop: int) -> pl.DataFrame:

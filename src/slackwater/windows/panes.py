@@ -173,11 +173,10 @@ def _merge(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
     if not noting:
         return merged
     heads, fresh = np.flatnonzero(new), both["__new"].to_numpy()
-    first = first_window(logic, merged["__start"].to_numpy())
-    merged = after_rows(merged, np.logical_or.reduceat(fresh, heads), first, logic.hop_us)
+    merged = after_rows(merged, np.logical_or.reduceat(fresh, heads))
     if logic.updates:
         return merged
-    begun = np.logical_and.reduceat(fresh, heads)
+    first, begun = first_window(logic, merged["__start"].to_numpy()), np.logical_and.reduceat(fresh, heads)
     return begun_late(merged, begun, first, last_closed(logic, watermark), logic.hop_us)
 
 
