@@ -163,7 +163,7 @@ def sealed(text: str) -> str:
     ("content", "message"),
     [
         ("{", r"manifest .*000000000.json is damaged or unreadable; restore it"),
-        (sealed('{"format": 2}'), r"manifest .*000000000.json is damaged: .* fields do not fit"),
+        (sealed('{"format": 2}'), r"manifest .*000000000.json is damaged: .* fields? do(es)? not fit"),
         (sealed('{"format": 1}'), r"manifest .*000000000.json is damaged: its record is not what format 1 writes"),
         (
             sealed('{"format": 3}'),

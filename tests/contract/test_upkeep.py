@@ -249,7 +249,7 @@ def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:
         ('ALTER TABLE slackwater_state_law DROP COLUMN "n.n" CASCADE', r'column "n.n" is missing, expected bigint'),
         ("DROP TABLE slackwater_state_law CASCADE", r'"slackwater_state_law": is missing; restore it from a backup'),
         ("DROP TABLE slackwater_lists", r'"slackwater_lists": is missing; restore it from a backup'),
-        ("UPDATE slackwater_pipelines SET record = record || '{\"shards\": \"x\"}'", r"record of .* is damaged: 1 fields do not fit"),
+        ("UPDATE slackwater_pipelines SET record = record || '{\"shards\": \"x\"}'", r"record of .* is damaged: 1 field does not fit"),
         ("UPDATE slackwater_pipelines SET state_version = 9", r"has format 9, this version reads formats 1 to 2; install a newer"),
         ("UPDATE slackwater_pipelines SET published_epoch = 99", r"epoch 99 is noted as published, the latest is 11"),
         ("UPDATE slackwater_pipelines SET epoch = 3", r"it is of epoch 3, its record of epoch 11"),

@@ -416,3 +416,22 @@ def test_a_new_watermark_compiles_nothing(runner: Runner, kind: str) -> None:
     assert runner.statuses[-1].counters.letters == {"late": 6}
     assert len(compiled) == 7
     assert compiled[2] == compiled[-1]
+
+
+def test_times_outside_of_the_years_1_to_9999_are_bad_rows(runner: Runner) -> None:
+    """At the ends of 64 bits a late one would break figures, and no target can hold it."""
+    schema, column = "user STRING, t BIGINT", {"event_time_column": "t", "event_time_unit": "us"}
+    for n, times in enumerate(([5_000_000], [90_000_000], [-(2**63), 2**63 - 1, -62_135_596_800_000_001, 6_000_000])):
+        runner.write(f"{n}.jsonl", [{"user": "a", "t": t} for t in times])
+    shape = sw.Window(
+        kind="tumbling", duration_ms="1m", max_groups_per_window=9, group_by=["user"], late_data="dlq",
+        aggregations=[sw.Aggregation(agg="count", as_="n")], **column,
+    )  # fmt: skip
+    letters = sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters"), format="json")
+    found = runner.run(
+        source=runner.source(schema, max_files_per_trigger=1), window=shape, on_error="dlq", dead_letter=letters
+    )
+    assert found["n"].to_list() == [1, 1]
+    counters = runner.statuses[-1].counters
+    assert (counters.rows_bad, counters.rows_late) == (3, 1)
+    assert counters.letters == {"event time outside of the years 1 to 9999": 3, "late": 1}

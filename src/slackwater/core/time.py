@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+EARLIEST_US = -62_135_596_800_000_000  # 0001-01-01T00:00:00Z
+LATEST_US = 253_402_300_799_999_999  # 9999-12-31T23:59:59.999999Z
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _TEXT = re.compile(r"(-?\d+)\s*(ms|s|m|h|d)")
 

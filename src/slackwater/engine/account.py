@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine import fold
-from slackwater.engine.letters import LATE
+from slackwater.engine.letters import LATE, OUTSIDE
 from slackwater.engine.protocol import IngestOutcome
 from slackwater.engine.task import EmitReport, IngestReport
 from slackwater.errors import BadRowError, EpochError, StartError
@@ -62,7 +62,8 @@ def _judge_bad_rows(pipeline: Pipeline, before: Manifest, epoch: int, outcome: I
         what = (
             f'{pipeline.name}: epoch {epoch}: source "{name}": {stats.bad} bad rows ({stats.undecodable} undecodable, '
             f"{stats.future} more than {step.max_future_ms} ms in the future, "
-            f'{stats.bad - stats.undecodable - stats.future} without a usable event time in "{step.event_time_column}")'
+            + (f"{stats.outside} with an {OUTSIDE}, " if stats.outside else "")
+            + f'{stats.bad - stats.undecodable - stats.future - stats.outside} without a usable event time in "{step.event_time_column}")'
         )
         sample = "; ".join(outcome.bad_samples.get(name, ()))
         if pipeline.transform.on_error == "fail":

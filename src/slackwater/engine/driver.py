@@ -94,6 +94,7 @@ class Driver:
         logics = [s.logic for s in self._stages]
         found = None
         if latest is not None:
+            fold.counters(latest)  # told before anything is published
             found = changes.compare(self.pipeline, latest, steps=logics, shards=shards)
             found.check()
             for change in found.changes:

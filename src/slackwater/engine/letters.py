@@ -21,6 +21,7 @@ from slackwater.windows.aggregations import quote
 from slackwater.windows.logic import Int64s, Logic
 
 LATE, BAD_GAP = "late", "no gap"
+OUTSIDE = "event time outside of the years 1 to 9999"
 ORIGIN = "_origin"
 WINDOWS_SHOWN = 100  # starts of missed windows that a letter lists
 
@@ -36,7 +37,7 @@ def letter_columns(columns: Mapping[str, str], pipeline: str, source: str, epoch
         "reason": "__bad",
         "pipeline": _text(pipeline),
         "epoch": f"{epoch}L",
-        "event_time": "_event_ts",
+        "event_time": f"CASE WHEN __bad <> '{OUTSIDE}' THEN _event_ts END",  # what no target can hold
     }
     return [f"CAST({found.get(f.name, 'NULL')} AS {f.type}) AS {quote(f.name)}" for f in LETTER]
 

@@ -16,6 +16,7 @@ import polars as pl
 
 from slackwater.core.hashing import key_hash, shard_of, spark_xxhash64
 from slackwater.core.schema import Field
+from slackwater.core.time import EARLIEST_US, LATEST_US
 from slackwater.engine import shard, steps
 from slackwater.engine.letters import ORIGIN, ORIGIN_FIELDS
 from slackwater.engine.protocol import IngestOutcome, SourceStats
@@ -61,13 +62,15 @@ class LocalEngine:
                 if listed:
                     stats[name] = SourceStats(partitions=dict.fromkeys(listed, Heard(0, None)))
                 continue
-            usable = rows.filter(rows["ts"] <= latest)  # also without those that have no time
+            sane = rows["ts"].is_between(EARLIEST_US, LATEST_US)
+            usable = rows.filter(sane & (rows["ts"] <= latest))  # also without those that have no time
             newest = usable["ts"].max()
             stats[name] = SourceStats(
                 rows.height,
                 usable.height,
                 newest if isinstance(newest, int) else None,
-                future=int((rows["ts"] > latest).sum()),
+                future=int((sane & (rows["ts"] > latest)).sum()),
+                outside=int((~sane).sum()),
                 partitions={p: _heard(rows, usable, p) for p in listed},
             )
             source = np.full(usable.height, index)
@@ -104,7 +107,7 @@ class LocalEngine:
         latest = clock_us + self.max_future_ms * 1000
         found = []
         for frame in payload.values():
-            rows = frame.filter(pl.col("ts").is_not_null() & (pl.col("ts") <= latest))
+            rows = frame.filter(pl.col("ts").is_between(EARLIEST_US, min(latest, LATEST_US)))
             lifted = self.windows.lift_rows(_inputs(self.windows, rows)).with_columns(rows["__letter"])
             found.append(lifted.drop_nulls("__end") if self.windows.dynamic else lifted)
         return pl.concat(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -99,12 +100,50 @@ def key_frame(logic: Logic, key: Mapping[str, Any]) -> pl.DataFrame:
     columns = []
     for k in logic.keys:
         try:
-            columns.append(pl.Series(k.name, [key[k.name]], dtype=k.polars))
-        except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):
+            columns.append(pl.Series(k.name, [_plain_key(k, key[k.name])], dtype=k.polars))
+        except (TypeError, ValueError, ArithmeticError, pl.exceptions.PolarsError):
             raise StartError(
                 f"{logic.pipeline}: key: {k.name}: found {key[k.name]!r}, expected a value of type {k.type}"
             ) from None
     return normalised(pl.DataFrame(columns or {"": [None]}), list(logic.keys))
+
+
+_TAKES: Mapping[str, tuple[type, ...]] = {
+    "boolean": (bool,),
+    "string": (str,),
+    "binary": (bytes, bytearray, memoryview),
+    "date": (dt.date, str),
+    "timestamp": (dt.date, str, int),
+    "timestamp_ntz": (dt.date, str, int),
+}
+
+
+def _plain_key(field: Field, value: Any) -> Any:
+    """A value of a key column as Polars takes it without making another one of it. Raises TypeError, ValueError, ArithmeticError.
+
+    Polars makes 1 of True, a day of 1, rounds decimals, and panics at those that are no number.
+    """
+    if value is None:
+        return None
+    base = field.base
+    if base in _TAKES:
+        if not isinstance(value, _TAKES[base]) or (isinstance(value, bool) and base != "boolean"):
+            raise TypeError
+        if base == "date" and isinstance(value, dt.datetime):
+            raise TypeError
+        return bytes(value) if isinstance(value, bytearray | memoryview) else value
+    if isinstance(value, bool | str | bytes):
+        raise TypeError
+    if base in INTEGERS:
+        return operator.index(value)  # NumPy's, too
+    if base != "decimal":
+        return float(value)
+    number = decimal.Decimal(str(value))
+    precision, scale = field.decimal
+    if not number.is_finite() or number.adjusted() >= precision - scale:
+        raise ValueError
+    exact = decimal.Context(prec=80, traps=[decimal.Inexact, decimal.InvalidOperation])
+    return exact.quantize(number, decimal.Decimal(1).scaleb(-scale))
 
 
 def _value(logic: Logic, field: Field, text: str | None) -> Any:

@@ -23,6 +23,7 @@ class SourceStats:
     undecodable: int = 0
     future: int = 0
     partitions: Mapping[str, Heard] = field(default_factory=dict)  # every partition there is
+    outside: int = 0  # with a time outside of the years 1 to 9999
 
     @property
     def bad(self) -> int:

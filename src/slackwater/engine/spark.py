@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater import errors
 from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.core.time import EARLIEST_US, LATEST_US
 from slackwater.engine import inspect, prepare, shard, steps
-from slackwater.engine.letters import ORIGIN, letter_columns, numbered_origin, origin_column
+from slackwater.engine.letters import ORIGIN, OUTSIDE, letter_columns, numbered_origin, origin_column
 from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.steps import Step
 from slackwater.engine.task import EmitReport, IngestReport, ShardTask, StagedLetters
@@ -256,7 +257,9 @@ class SparkEngine:
             every = ", ".join(quote(c) for c in frame.columns if c != CORRUPT)
             undecodable = f"{CORRUPT} IS NOT NULL AND to_json(struct({every})) IS NOT NULL"
         future = "" if latest is None else f" WHEN unix_micros({time}) > {latest}L THEN 'future'"
-        bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN ({time}) IS NULL THEN 'no event time'{future} END AS __bad"
+        sane = f"coalesce(unix_micros({time}) BETWEEN {EARLIEST_US}L AND {LATEST_US}L, false)"
+        why = f"CASE WHEN ({time}) IS NULL THEN 'no event time' ELSE '{OUTSIDE}' END"
+        bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN NOT {sane} THEN {why}{future} END AS __bad"
         kept = [quote(c) for c in frame.columns if c != "_event_ts"]
         of_file = name in self._files and _FILE not in frame.columns  # read again, it brings the name
         file = [f"_metadata.file_path AS {_FILE}"] if self.pipeline.carries_origin and of_file else []
@@ -341,7 +344,7 @@ def _statistics(partitions: Sequence[str], usable_only: bool) -> list[Any]:
     )
     found = [F.count(F.lit(1)).alias("rows"), F.count("__bad").alias("bad"), F.max(event_us).alias("newest")]
     if usable_only:
-        found += [F.count(F.when(F.col("__bad") == why, 1)).alias(why) for why in ("undecodable", "future")]
+        found += [F.count(F.when(F.col("__bad") == why, 1)).alias(why) for why in ("undecodable", "future", OUTSIDE)]
     for number, partition in enumerate(partitions):
         topic, _, part = partition.rpartition("-")
         here = (F.col("_partition") == int(part)) & (F.col("_topic") == topic)
@@ -358,6 +361,7 @@ def _stats_of(found: Mapping[str, Any], partitions: Mapping[str, int]) -> Source
         found.get("undecodable") or 0,
         found.get("future") or 0,
         {name: Heard(rows, found[f"newest{n}"]) for n, (name, rows) in enumerate(partitions.items())},
+        found.get(OUTSIDE) or 0,
     )
 
 

@@ -12,6 +12,7 @@ Each answer is one commit's: nothing of a later epoch is in it, whatever a runne
 from __future__ import annotations
 
 import datetime as dt
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -72,18 +73,19 @@ class StateView:
         """The sessions of one key whose last event is at or after `earliest_end`, and that start at or before `latest_start`.
 
         As KIP-94 has it: both bounds are inclusive, and ends are those of the events, without the gap. Times are datetimes
-        (UTC where they have no offset), ISO 8601 texts, or microseconds. Raises StartError, also if the windows are no
-        sessions.
+        (UTC where they have no offset), ISO 8601 texts, or whole microseconds since 1970, of which 0 and 2**63 - 1 are no limit.
+        Raises StartError, also if the windows are no sessions.
         """
+        low = None if earliest_end is None else _time(earliest_end, "earliest_end")
+        high = None if latest_start is None else _time(latest_start, "latest_start")
         with self._looking() as (snapshot, logic):
             if not logic.is_session:
                 raise StartError(f"{logic.pipeline}: find_sessions: the windows are {logic.window.kind}, not sessions")
             found = self._of_key(snapshot, logic, key)
-            if earliest_end is not None:
-                found = found.filter(pl.col("_last_event") >= _time(earliest_end, "earliest_end"))
-            if latest_start is not None:
-                start = pl.col(logic.window.window_start_column)
-                found = found.filter(start <= _time(latest_start, "latest_start"))
+            if low is not None:
+                found = found.filter(pl.col("_last_event").dt.timestamp("us") >= low)
+            if high is not None:
+                found = found.filter(pl.col(logic.window.window_start_column).dt.timestamp("us") <= high)
             return found
 
     def scan(self, where: str | pl.Expr | None = None, limit: int | None = None) -> pl.DataFrame:
@@ -92,6 +94,7 @@ class StateView:
         `where`: a condition over the columns, a Polars expression or SQL, as in "events > 100 AND _status = 'open'";
         `limit`: at most so many. The state is read shard by shard, and kept as far as the condition holds.
         """
+        limit = None if limit is None else _whole(limit, "limit", 0)
         with self._looking() as (snapshot, logic):
             condition = _condition(where)
             found = [
@@ -102,7 +105,7 @@ class StateView:
 
     def as_of(self, epoch: int) -> StateView:
         """The view of an earlier commit, while the store keeps it (see `epochs`). Raises StateError otherwise."""
-        if epoch not in (kept := self.epochs()):
+        if _whole(epoch, "epoch", -1) not in (kept := self.epochs()):
             there = f"epochs {kept[0]} to {kept[-1]}" if kept else "no state"
             raise StateError(f"epoch {epoch} is not kept; there is: {there}")
         return StateView(self._store, epoch)
@@ -212,17 +215,40 @@ def _key(logic: Logic, given: Any) -> pl.DataFrame:
     return look.key_frame(logic, given)
 
 
-def _time(value: Time, name: str) -> dt.datetime:
-    if isinstance(value, int):
-        return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=value)
+def _time(value: Time, name: str) -> int:
+    """A time in microseconds UTC; numbers beyond int64 are its ends."""
+    if isinstance(value, str):
+        try:
+            value = dt.datetime.fromisoformat(value)
+        except ValueError:
+            raise StartError(f'{name}: found "{value}", expected a time such as 2026-03-01T12:00:00Z') from None
+    if isinstance(value, dt.datetime):
+        at = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
+        return (at - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
     try:
-        at = dt.datetime.fromisoformat(value) if isinstance(value, str) else value
-    except ValueError:
-        raise StartError(f'{name}: found "{value}", expected a time such as 2026-03-01T12:00:00Z') from None
-    return at if at.tzinfo else at.replace(tzinfo=dt.UTC)
+        if isinstance(value, bool):
+            raise TypeError
+        us = operator.index(value)  # NumPy's integers, too
+    except TypeError:
+        wanted = "a datetime, a text such as 2026-03-01T12:00:00Z, or whole microseconds since 1970"
+        raise StartError(f"{name}: found the {type(value).__name__} {value!r}, expected {wanted}") from None
+    return max(-(1 << 63), min(us, (1 << 63) - 1))
+
+
+def _whole(value: int, name: str, least: int) -> int:
+    """A whole number as it was given, within int64."""
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise StartError(f"{name}: found {value!r}, expected a whole number of at least {max(least, 0)}")
+    return min(number, (1 << 63) - 1)
 
 
 def _condition(where: str | pl.Expr | None) -> pl.Expr | None:
+    if where is not None and not isinstance(where, str | pl.Expr):
+        raise StartError(f"where: found the {type(where).__name__} {where!r}, expected SQL or a Polars expression")
     if not isinstance(where, str):
         return where
     try:

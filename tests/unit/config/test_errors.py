@@ -449,3 +449,21 @@ def test_whatever_stands_at_a_key_is_taken_or_refused_in_lines(spec: type[Spec],
             made = Pipeline.build(data, "p.toml", "", lines)
             assert (made is None) == bool(lines), (key, value)
             assert all(x.startswith("p.toml: ") and "\n" not in x and "Error" not in x for x in lines), lines
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x = " + "[" * 5000 + "]" * 5000, "is nested too deeply to be read; expected at most 32 levels"),
+        ("a" + ".a" * 900 + " = 1", "a: is nested more than 32 levels deep; no key of a pipeline is"),
+        ("x = " + "[" * 400 + "]" * 400, "x: is nested more than 32 levels deep"),
+        ("x = " + "1" * 5000, "is not valid TOML: Exceeds the limit"),
+        ('name = "' + "a" * 300 + '"', "name: found 300 characters, expected at most 200"),
+    ],
+)
+def test_toml_that_is_meant_to_hurt_is_told_in_a_line(text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        loads(text, "p.toml", {})
+    (line,) = [p for p in raised.value.problems if told in p]
+    assert line.startswith("p.toml: ")
+    assert len(line) < 300

@@ -1,0 +1,235 @@
+"""What a state says is not trusted: names, numbers, modules, links; and what a killed fork leaves is in nobody's way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.errors import SlackwaterError, StartError, StateError
+from slackwater.state import files_fork
+from slackwater.state.arrow import checksum
+from slackwater.state.files import FilesStore
+from slackwater.state.fork import fork
+from slackwater.state.postgres import PostgresStore
+from slackwater.testing.kit import Rows, run_local
+from slackwater.upkeep.verify import verify
+
+SECOND = 1_000_000
+SESSION = Window(
+    kind="session", gap_ms=1000, max_session_duration_ms=100_000, group_by=["k"], aggregations=[Aggregation(agg="count", as_="n")]
+)  # fmt: skip
+SCHEMA = {"k": "string"}
+SCRIPT = [Rows({"a": [{"ts": e * 3 * SECOND + i, "k": f"u{i}"} for i in range(5)]}) for e in range(3)]
+
+
+def made(directory: Path, script: Any = SCRIPT, flush: bool = False) -> FilesStore:
+    run_local(SESSION, script, SCHEMA, flush=flush, state_dir=str(directory))
+    return FilesStore(directory, "law")
+
+
+def latest(store: FilesStore) -> Path:
+    return Path(store.root) / "manifests" / f"{store.epochs()[-1]:09d}.json"
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Another content, with the checksum that belongs to it."""
+    record = json.loads(path.read_text().splitlines()[0])
+    change(record)
+    text = json.dumps(record)
+    path.write_text(f"{text}\n{checksum(text.encode())}\n")
+
+
+def newest(record: dict[str, Any]) -> dict[str, Any]:
+    """A segment that only this commit names."""
+    own = f"segments/{record['epoch']:09d}"
+    return next(s for shard in record["segments"] for s in shard if s["file"].startswith(own))
+
+
+def nested(record: dict[str, Any]) -> None:
+    for _ in range(5):
+        record["then"] = dict(record)
+
+
+LIES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a file outside": lambda m: m["segments"][0][0].update(file="../../../../../../etc/passwd"),
+    "an absolute file": lambda m: m["segments"][0][0].update(file="/etc/passwd"),
+    "a hidden file": lambda m: m["segments"][0][0].update(file="segments/.."),
+    "an output outside": lambda m: m.update(output=[{"file": "../../x.arrow", "rows": 1}]),
+    "a list outside": lambda m: m["sources"]["a"].update(offsets={"segments": ["../../../etc/passwd"]}),
+    "letters applied outside": lambda m: m.update(replayed=["offsets/../../../x"]),
+    "an id with a path": lambda m: m.update(state_id="../../x"),
+    "a watermark of 2^63": lambda m: m.update(watermark_us=2**63),
+    "an event of 2^63": lambda m: m["sources"]["a"].update(max_event_us=-(2**63)),
+    "rows of text": lambda m: m["segments"][0][0].update(rows="many"),
+    "no rows": lambda m: m["segments"][0][0].update(rows=0),
+    "fewer rows": lambda m: m["segments"][0][0].update(rows=1),
+    "negative rows": lambda m: m["segments"][0][0].update(rows=-1),
+    "due at 2^64": lambda m: m["segments"][0][0].update(first_due=2**64),
+    "a billion shards": lambda m: m.update(shards=10**9),
+    "three shards of two": lambda m: m.update(shards=3),
+    "negative groups": lambda m: m.update(groups=[-5, -5]),
+    "panes of another number of shards": lambda m: m.update(panes={"0": [1]}),
+    "a counter of text": lambda m: m["counters"].update(rows_in="x"),
+    "a counter that is none": lambda m: m["counters"].update(evil=1),
+    "a negative counter": lambda m: m["counters"].update(late={"lateness": -1}),
+    "a retention of text": lambda m: m.update(emission={"updates": False, "retain_us": "x"}),
+    "six stages": nested,
+    "another gap": lambda m: m["fingerprint"].update(gap_ms=5),
+    "other keys": lambda m: m["fingerprint"].update(keys=["k bigint"]),
+    "an aggregation of its own": lambda m: m["described"]["window"]["aggregations"].append({"agg": "evil:X", "as": "x"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_commit_that_cannot_be_is_refused_and_nothing_is_touched(lie: str, tmp_path: Path) -> None:
+    store = made(tmp_path)
+    rewrite(latest(store), LIES[lie])
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock"}
+    with pytest.raises(SlackwaterError) as raised:
+        run_local(SESSION, [Rows({"a": [{"ts": 99 * SECOND, "k": "u1"}]})], SCHEMA, state_dir=str(tmp_path))
+    assert len(str(raised.value).splitlines()) == 1
+    assert (
+        "damaged" in str(raised.value) or "the commit says" in str(raised.value) or "does not know" in str(raised.value)
+    )
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+
+
+@pytest.mark.parametrize(
+    ("lie", "told"),
+    [
+        (lambda m: newest(m).update(first_due=2**61, last_due=2**61), "its rows have first_due"),
+        (lambda m: newest(m).update(dead=-5), "its rows have dead"),
+        (lambda m: newest(m).update(rows=77), "rows, the commit says 77"),
+        (lambda m: m.update(windows=[99, 99]), "the commit says"),
+        (lambda m: m["fingerprint"].update(gap_ms=5), "a fingerprint and a description that differ in gap_ms"),
+        (lambda m: m.update(watermark_us=2**63), "watermark_us"),
+    ],
+)
+def test_verify_compares_a_commit_with_its_segments(lie: Any, told: str, tmp_path: Path) -> None:
+    store = made(tmp_path)
+    assert verify(store).problems == []
+    rewrite(latest(store), lie)
+    assert told in "\n".join(map(str, verify(store).problems))
+
+
+def test_a_record_in_postgres_is_not_trusted_either(postgres: Any) -> None:
+    url = postgres.database("distrusted")
+
+    def store() -> PostgresStore:
+        return PostgresStore(url, "public", "law")
+
+    run_local(SESSION, SCRIPT, SCHEMA, flush=False, store=store)
+    with psycopg.connect(url, autocommit=True) as db:
+        (record,) = db.execute("SELECT record FROM slackwater_pipelines").fetchone() or ({},)
+        for lie, change in LIES.items():
+            if lie in ("no rows", "fewer rows"):  # there are no files, and what has a figure is a table
+                continue
+            changed = json.loads(json.dumps(record))
+            change(changed)
+            db.execute("UPDATE slackwater_pipelines SET record = %s", (json.dumps(changed),))
+            with pytest.raises(SlackwaterError, match=r"damaged|does not know"):
+                run_local(SESSION, SCRIPT[:1], SCHEMA, store=store)
+        changed = json.loads(json.dumps(record))
+        changed["fingerprint"]["gap_ms"] = 5
+        db.execute("UPDATE slackwater_pipelines SET record = %s", (json.dumps(changed),))
+        assert "differ in gap_ms" in "\n".join(map(str, verify(store()).problems))
+
+
+def test_no_module_is_imported_because_a_state_names_it(tmp_path: Path) -> None:
+    store = made(tmp_path / "state")
+    rewrite(latest(store), LIES["an aggregation of its own"])
+    rewrite(latest(store), lambda m: m["fingerprint"]["aggregations"].update(x="X(; n bigint)"))
+    evil = "import pathlib, slackwater\npathlib.Path(__file__).with_name('RUN').touch()\nclass X(slackwater.Aggregator): pass\n"
+    (tmp_path / "evil.py").write_text(evil)
+    program = Path(sys.executable).with_name("slackwater")
+    for command in (["get", "k=u1"], ["find-sessions", "k=u1"], ["verify"], ["show"], ["compact"]):
+        asked = [program, "state", command[0], str(tmp_path / "state"), *command[1:]]
+        done = subprocess.run(
+            asked, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+        )
+        assert not (tmp_path / "RUN").exists(), command
+        assert "Traceback" not in done.stderr
+        if command[0] == "get":
+            assert "no code is loaded because a state names it" in done.stdout + done.stderr
+
+
+def test_the_lock_is_never_written_through_a_link(tmp_path: Path) -> None:
+    store, precious = made(tmp_path / "state"), tmp_path / "precious"
+    precious.write_text("precious")
+    lock, pending = Path(store.root) / "lock", Path(store.root) / ".published"
+    lock.unlink()
+    lock.symlink_to(precious)
+    with pytest.raises(StateError, match=r"lock .* is a symbolic link; expected a file that may be written: remove it"):
+        store.open()
+    lock.unlink()
+    os.mkfifo(lock)
+    with pytest.raises(StateError, match="is no file; remove it"):
+        store.open()
+    lock.unlink()
+    pending.symlink_to(precious)
+    with pytest.raises(SlackwaterError, match="cannot be written"):
+        run_local(SESSION, SCRIPT[:1], SCHEMA, state_dir=str(tmp_path / "state"))
+    assert precious.read_text() == "precious"
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_fork_that_was_killed_is_repeated_under_its_name(after: int, tmp_path: Path) -> None:
+    """Killed in earnest, after so many files."""
+    store = made(tmp_path)
+    code = (
+        "import os, sys\nfrom slackwater.state import files_fork\nfrom slackwater.state.files import FilesStore\n"
+        "done, link = [], files_fork._link\n"
+        "def dies(*given):\n    link(*given)\n    done.append(1)\n"
+        f"    len(done) == {after} and os.kill(os.getpid(), 9)\n"
+        "files_fork._link = dies\nFilesStore(sys.argv[1], 'law').fork('other')\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == -9
+    assert list((tmp_path / "other" / "segments").iterdir())
+    with pytest.raises(StateError, match="holds a fork that was cut off; repeat it"):
+        FilesStore(tmp_path, "other").open()
+    found = fork(store, "other")
+    assert (found.pipeline, found.epoch) == ("other", store.epochs()[-1])
+    assert not (tmp_path / "other" / "forking").exists()
+    assert verify(FilesStore(tmp_path, "other")).problems == []
+    with pytest.raises(StateError, match="has a state already"):
+        fork(store, "other")
+
+
+def test_a_fork_leaves_a_damaged_state_under_the_name_as_it_is(tmp_path: Path) -> None:
+    store, other = made(tmp_path), tmp_path / "other" / "segments"
+    other.mkdir(parents=True)
+    (other / "000000007-000-aaaaaaaaaaaa.arrow").write_bytes(b"of a state whose manifests are lost")
+    with pytest.raises(StateError, match="holds no manifest"):
+        fork(store, "other")
+    assert [p.name for p in other.iterdir()] == ["000000007-000-aaaaaaaaaaaa.arrow"]
+    assert files_fork.ATTEMPTS
+    with pytest.raises(StartError, match="a name of 300 characters, expected at most 200"):
+        fork(store, "a" * 300)
+
+
+@pytest.mark.parametrize("kind", ["session", "tumbling"])
+def test_a_shard_without_new_rows_drops_what_is_over(kind: str, tmp_path: Path) -> None:
+    """Two thousand groups once, then one key of one shard for ever."""
+    shape: dict[str, Any] = {"duration_ms": 1000, "max_groups_per_window": 10**6}
+    window = (
+        SESSION if kind == "session" else Window(kind=kind, group_by=["k"], aggregations=SESSION.aggregations, **shape)
+    )
+    script = [Rows({"a": [{"ts": i * 100, "k": f"u{i}"} for i in range(2000)]})]
+    script += [Rows({"a": [{"ts": 3 * SECOND * (e + 1), "k": "x"}]}) for e in range(3)]
+    found = run_local(window, script, SCHEMA, flush=False, state_dir=str(tmp_path), shards=4)
+    store = FilesStore(tmp_path, "law")
+    manifest = store.open()
+    store.close()
+    assert manifest is not None
+    assert sum(m.rows for shard in manifest.segments for m in shard) < 10
+    assert verify(store).problems == []
+    assert len(found.rows) == 2002
