@@ -30,7 +30,7 @@ class Live:
         self.stop, self.failure = threading.Event(), None
         self.runner = runner
         given = {"available_now": False, "flush": False, "stop": self.stop, **settings}
-        self.thread = threading.Thread(target=self._run, args=(given,))
+        self.thread = threading.Thread(target=self._run, args=(given,), daemon=True)  # a failed test must end
         self.thread.start()
 
     def _run(self, given: dict[str, Any]) -> None:

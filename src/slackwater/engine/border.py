@@ -53,8 +53,6 @@ def errors(
         yield
     except Exception as error:
         found = _told(error, where, session(), committed)
-        if isinstance(found, SparkEndedError):
-            undo = _nothing  # threads of the bridge go on complaining
         if isinstance(found, SlackwaterError):
             raise found.with_traceback(None) from None
         raise
@@ -129,10 +127,6 @@ class _Hide(logging.Filter):
             return True
         log.debug("%s: %s", record.name, record.getMessage())
         return False
-
-
-def _nothing() -> None:
-    return
 
 
 def _hide_bridge() -> Callable[[], None]:

@@ -126,6 +126,7 @@ class _Run:
         self._stopping = False
         self._epoch = -1  # the epoch of the batch in progress
         self._idle_since = self._rows_at = time.monotonic()
+        self._asked = False  # whether the sources were asked at all: a query takes its time to begin
         self._pace = pace.Pace(None)
         self._undo = ExitStack()
         self.store = store_of(pipeline)
@@ -340,6 +341,7 @@ class _Run:
                 self._failure = error
                 raise
             finally:
+                self._asked = True
                 self._idle_since = self._rows_at = time.monotonic()
                 self._pace.rows_came()
 
@@ -356,13 +358,19 @@ class _Run:
             quiet_for = time.monotonic() - self._rows_at
             self.stop.wait(0.02 if self.available_now else self._pace.look_seconds(quiet_for))
             now = time.monotonic() if every else self._pace.asked(time.monotonic())
-            waited = now - self._idle_since
+            since = self._idle_since
+            waited = now - since
             # with timed triggers the sources are asked once per interval: whole intervals count
             quiet = waited // every * every if every else min(waited, 4 * pause)
             if self.available_now or self._failure is not None or waited < pause or not quiet:
                 continue
+            nothing = _has_nothing(query)
             if self._turn.acquire(blocking=False):
                 try:
+                    if not self._asked:  # until now is no silence
+                        self._asked, self._idle_since = nothing, time.monotonic()
+                    if not nothing or self._idle_since != since:
+                        continue  # the sources are being asked, or rows came meanwhile
                     self.driver.tick(int(quiet * 1e6))
                     self._idle_since = self._idle_since + quiet if every else now
                     self._pace.quiet_for(time.monotonic() - self._rows_at)
@@ -404,6 +412,12 @@ class _Run:
         self.last = status
         if self._report:
             self._report(status)
+
+
+def _has_nothing(query: StreamingQuery) -> bool:
+    """Whether the query has asked its sources, and had nothing: not while it begins, looks, or plans a batch."""
+    status = query.status
+    return str(status["message"]).startswith("Waiting") and not status["isDataAvailable"]
 
 
 class _StoppedError(Exception):
