@@ -100,7 +100,11 @@ class _Check:
                 continue
             if count != meta.rows:
                 self.tell(place, f"holds {count:,} rows, the record says {meta.rows:,}")
-        for name in (*(n for s in manifest.sources.values() for n in lists(s.offsets)), *manifest.replayed, *manifest.tried):
+        for name in (
+            *(n for s in manifest.sources.values() for n in lists(s.offsets)),
+            *manifest.replayed,
+            *manifest.tried,
+        ):
             if self.one(f"SELECT 1 FROM {t.lists} WHERE token = %s", name) is None:
                 self.tell(f"{t.lists}, row {name}", "is missing")
 
