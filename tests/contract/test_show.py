@@ -22,7 +22,7 @@ from slackwater.config import toml
 from slackwater.core.schema import Field
 from slackwater.engine.compile import compile_window
 from slackwater.engine.parts import target_of
-from slackwater.query.published import published
+from slackwater.query.published import PostgresResults, in_order, published
 from slackwater.targets.base import Target
 
 CONFIG = """name = "p"
@@ -265,6 +265,25 @@ def test_beside_a_writer_no_row_is_missed_or_shown_twice(at: Callable[[str], Pla
         found = results.fresh()
         seen += [] if found is None else found["n"].to_list()
     assert sorted(seen) == list(range(301))
+
+
+def test_rows_without_windows_come_as_they_were_written(postgres: Any) -> None:
+    """Of a join: the table's order is that of the transactions. A column may be called as a helper is."""
+    url = postgres.database(f"show{uuid.uuid4().hex[:8]}")
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("CREATE TABLE joined (top int, s text)")
+        for n in (3, 1, 2, 9, 5):
+            db.execute("INSERT INTO joined VALUES (%s, 'x')", (n,))
+        results = PostgresResults(url, "joined", None)
+        found = results.newest(3)
+        assert found is not None
+        assert in_order(found, None)["top"].to_list() == [1, 2, 9, 5], (
+            "one more than asked for says that there are more"
+        )
+        db.execute("INSERT INTO joined VALUES (4, 'y')")
+        fresh = results.fresh()
+        assert fresh is not None
+        assert fresh.rows() == [(4, "y")]
 
 
 def test_what_stands_in_the_way_is_one_line(

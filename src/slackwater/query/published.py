@@ -49,7 +49,7 @@ def published(pipeline: Pipeline) -> Published:
     connection = resolve(target.connection, pipeline.connections)
     order = None if window is None else window.window_start_column
     if isinstance(connection, PostgresConnection):
-        return _Table(str(connection.url), target.table or "", order)
+        return PostgresResults(str(connection.url), target.table or "", order)
     if isinstance(connection, DeltaConnection):
         return _Delta(target.path or "", dict(connection.options))
     if isinstance(connection, KafkaConnection):
@@ -209,7 +209,9 @@ def _within(snapshot: str) -> str:
 
 
 @dataclass
-class _Table:
+class PostgresResults:
+    """A table; `order`: the column that the newest rows are found by, None: by when they were written."""
+
     url: str
     table: str
     order: str | None
@@ -225,8 +227,9 @@ class _Table:
         from slackwater.state import sql
 
         self._snapshot = self._now()
-        by = f" ORDER BY {sql.quote(self.order)} DESC NULLS LAST" if self.order else ""
-        return self._read(self._snapshot, f"{by} LIMIT {limit + 1}")
+        by = f"{sql.quote(self.order)} DESC NULLS LAST" if self.order else f"{_XID} DESC"  # else: written last
+        found = self._read(self._snapshot, f" ORDER BY {by} LIMIT {limit + 1}")
+        return None if found is None else found.reverse()
 
     def fresh(self) -> pl.DataFrame | None:
         before, now = self._snapshot, self._now()
