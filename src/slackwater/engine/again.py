@@ -73,7 +73,7 @@ def _of_files(source: FilesSource, records: DataFrame) -> DataFrame:
     from pyspark.sql.types import StringType, StructField, StructType
 
     form, options = source.spec.format, dict(source.spec.options)
-    whole = StructType([*source.schema.fields, StructField(CORRUPT, StringType())])
+    whole = StructType([*source.times.as_read.fields, StructField(CORRUPT, StringType())])
     columns = [f"_p.{quote(f.name)}" for f in source.schema.fields]
     kept = [f"file AS {FILE}", LETTER]
     text = F.col("value").cast("string")
@@ -83,7 +83,7 @@ def _of_files(source: FilesSource, records: DataFrame) -> DataFrame:
     reading: dict[str, Any] = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
     parse = F.from_json(text, whole, reading) if form == "json" else F.from_csv(text, _ddl(whole), reading)
     raw = records.where("reason = 'undecodable'").withColumn("_p", parse)
-    return raw.selectExpr(*columns, f"_p.{CORRUPT}", *kept).unionByName(
+    return source.times.convert(raw.selectExpr(*columns, f"_p.{CORRUPT}", *kept)).unionByName(
         decoded.selectExpr(*columns, f"CAST(NULL AS STRING) AS {CORRUPT}", *kept)
     )
 

@@ -19,6 +19,7 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine import account, bounds, carry, changes, fold, outbox, recover
+from slackwater.engine.far_dates import FarDates
 from slackwater.engine.faults import Faults, NoFaults
 from slackwater.engine.protocol import Engine, IngestOutcome
 from slackwater.engine.stage import Following, Stage
@@ -68,6 +69,7 @@ class Driver:
         # not checkpointed: quiet times of ticks that were not worth a commit
         self._clocks: dict[str, SourceClock] = {}
         self._uncommitted_us = 0
+        self._far_dates = FarDates(pipeline)
         # checkpointed
         self.state: Manifest
 
@@ -209,10 +211,13 @@ class Driver:
             overtaken = {n: c.overtaken_partitions(self.state.watermark_us) for n, c in self._clocks.items()}
             outcome = self.stage.read(self.state, batch, tasks, clock, {n: p for n, p in overtaken.items() if p})
         account.tell(self.pipeline, self.state, epoch, batch, outcome)
+        self._far_dates.judged(self.state, self._clocks, epoch, outcome)
         clocks, watermark = self._clocks, self.state.watermark_us
         if batch.replayed is None:
+            outcome = fold.with_spans(outcome, clocks)
             clocks = {n: listen(c, fold.heard(outcome.sources.get(n)), quiet_us) for n, c in self._clocks.items()}
             watermark = self._silent(global_watermark(watermark, list(clocks.values())), clocks)
+            self._far_dates.followed(clocks, epoch, outcome)
         ingested = fold.ingested(self.state, epoch, batch, outcome, clocks, watermark)
         if batch.replayed is not None:
             ingested = fold.with_replayed(ingested, *batch.replayed)

@@ -29,7 +29,7 @@ from slackwater.sources.base import CORRUPT, Batch, reason
 from slackwater.sources.files import local_name
 from slackwater.state.protocol import ShardState
 from slackwater.targets.base import LETTER
-from slackwater.watermark import Heard
+from slackwater.watermark import CONFIRMS, Heard, Span
 from slackwater.windows import panes
 from slackwater.windows.aggregations import quote
 from slackwater.windows.logic import Logic
@@ -116,7 +116,7 @@ class SparkEngine:
         before = self._origins_before(tasks[0].watermark) if self.pipeline.carries_origin else None
         for name, timed in read.timed.items():
             observed[name] = Observation()
-            statistics = _statistics(list(batch.partitions.get(name, {})), usable_only=False)
+            statistics = _statistics(list(batch.partitions.get(name, {})), False, timed.columns)
             for tag, out in self._outputs(read, name, timed.observe(observed[name], *statistics)):
                 parts.append(out.selectExpr(*self._columns(name, tag, before)))
         lifted = self._lift(reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
@@ -127,9 +127,14 @@ class SparkEngine:
             found: Mapping[str, Any] = observation.get
             counts = batch.partitions.get(name, {})
             if found["bad"]:
-                found = read.timed[name].agg(*_statistics(list(counts), usable_only=True)).collect()[0].asDict()
+                again = _statistics(list(counts), True, read.timed[name].columns)
+                found = read.timed[name].agg(*again).collect()[0].asDict()
             stats[name] = _stats_of(found, counts)
-        return IngestOutcome([IngestReport.model_validate_json(r) for r in reports], stats)
+
+        def spans(source: str, jump_us: int) -> Mapping[str, tuple[Span, ...]]:
+            return _spans(read.timed[source], jump_us, bool(batch.partitions.get(source)))
+
+        return IngestOutcome([IngestReport.model_validate_json(r) for r in reports], stats, spans=spans)
 
     def _origins_before(self, watermark: int) -> int | None:
         """Rows before this time (µs) may be late, and take along where they came from; None where others find that out."""
@@ -158,6 +163,8 @@ class SparkEngine:
             bytes_of = {c: kind for c, kind in rows.dtypes if c not in (_FILE, CORRUPT)}
             file = _FILE if _FILE in rows.columns else "NULL"
             rows = rows.selectExpr(*map(quote, plain), origin_column(bytes_of, name, file))
+        else:
+            rows = rows.drop(_FILE)
         found: list[tuple[int | None, DataFrame]] = []
         for tag, some in _by_idleness(rows, names.index(name), len(names), read.split[name]):
             if self.pipeline.transform.sql_of(name) is not None:
@@ -246,7 +253,7 @@ class SparkEngine:
         bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN ({time}) IS NULL THEN 'no event time'{future} END AS __bad"
         kept = [quote(c) for c in frame.columns if c != "_event_ts"]
         of_file = name in self._files and _FILE not in frame.columns  # read again, it brings the name
-        file = [f"_metadata.file_path AS {_FILE}"] if self.pipeline.carries_origin and of_file else []
+        file = [f"_metadata.file_path AS {_FILE}"] if of_file else []
         return frame.selectExpr(*kept, *file, f"{time} AS _event_ts", bad)
 
     @property
@@ -319,14 +326,22 @@ def _by_idleness(rows: DataFrame, index: int, sources: int, idle: Sequence[str])
     return [(index, rows.where(f"NOT {of_idle}")), (sources + index, rows.where(of_idle))]
 
 
-def _statistics(partitions: Sequence[str], usable_only: bool) -> list[Any]:
-    """What is told of a source's rows. While no row is bad the few aggregates do that need not look at `__bad`."""
+def _statistics(partitions: Sequence[str], usable_only: bool, columns: Sequence[str]) -> list[Any]:
+    """What is told of a source's rows. While no row is bad the few aggregates do that need not look at `__bad`.
+
+    `columns` that say where a row is from tell it of the newest one.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     event_us = F.expr(
         "CASE WHEN __bad IS NULL THEN unix_micros(_event_ts) END" if usable_only else "unix_micros(_event_ts)"
     )
     found = [F.count(F.lit(1)).alias("rows"), F.count("__bad").alias("bad"), F.max(event_us).alias("newest")]
+    place = next(
+        (p for c, p in (("_offset", "struct(_topic, _partition, _offset)"), (_FILE, _FILE)) if c in columns), None
+    )
+    if place is not None:
+        found.append(F.max_by(F.expr(place), event_us).alias("place"))
     if usable_only:
         found += [F.count(F.when(F.col("__bad") == why, 1)).alias(why) for why in ("undecodable", "future")]
     for number, partition in enumerate(partitions):
@@ -345,7 +360,32 @@ def _stats_of(found: Mapping[str, Any], partitions: Mapping[str, int]) -> Source
         found.get("undecodable") or 0,
         found.get("future") or 0,
         {name: Heard(rows, found[f"newest{n}"]) for n, (name, rows) in enumerate(partitions.items())},
+        place=_place_of(found.get("place")),
     )
+
+
+def _place_of(found: Any) -> str | None:
+    """Where a row was read, for people."""
+    if found is None or isinstance(found, str):
+        return None if found is None else local_name(found)
+    return f"{found['_topic']}-{found['_partition']} at offset {found['_offset']}"
+
+
+def _spans(timed: DataFrame, jump_us: int, partitioned: bool) -> dict[str, tuple[Span, ...]]:
+    """The event times of the newest rows, in stretches shorter than `jump_us`: of each partition, and of all."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    by = "concat(_topic, '-', _partition)" if partitioned else "''"
+    times = timed.where("__bad IS NULL").selectExpr(f"{by} AS p", "unix_micros(_event_ts) AS t")
+    stretches = times.groupBy("p", F.expr(f"t - pmod(t, {jump_us}L)").alias("b")).agg(
+        F.min("t").alias("low"), F.max("t").alias("high"), F.count("*").alias("n")
+    )
+    nth = stretches.selectExpr("*", "row_number() OVER (PARTITION BY p ORDER BY b DESC) AS nth")
+    found: dict[str, list[Span]] = {}
+    for row in nth.where(f"nth <= {CONFIRMS}").collect():
+        for name in {row["p"], ""}:
+            found.setdefault(name, []).append((row["low"], row["high"], row["n"]))
+    return {name: tuple(spans) for name, spans in found.items()}
 
 
 # -- what runs in the workers ------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 from slackwater.config.source import Source
 from slackwater.errors import EpochError, StartError
 from slackwater.sources.base import CORRUPT, SourceBatch, checkpoint_line, reason
+from slackwater.sources.times import UTC, TextTimes, zone_of
 from slackwater.state.protocol import SourceRecord, StateStore
 
 if TYPE_CHECKING:
@@ -36,10 +37,11 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class FilesSource:
-    """A files source with its schema."""
+    """A files source with its schema. `zone`: of times in text that have none, where its reader's options do not say."""
 
     spec: Source
     schema: StructType
+    zone: str = UTC
 
     @property
     def name(self) -> str:
@@ -95,7 +97,17 @@ class FilesSource:
 
     def read(self, session: SparkSession, files: Sequence[FileEntry]) -> DataFrame:
         """The rows of these files; with a column for undecodable records where the format can have them."""
-        return reader(session, self.spec.format or "", self.schema, self.spec.options).load([f.path for f in files])
+        form, paths = self.spec.format or "", [f.path for f in files]
+        if form not in ("json", "csv"):
+            return reader(session, form, self.schema, self.spec.options).load(paths)
+        times = self.times
+        return times.convert(reader(session, form, times.as_read, self.spec.options).load(paths))
+
+    @property
+    def times(self) -> TextTimes:
+        """Its schema, of whose times the reader of JSON and CSV gives the text."""
+        options = self.spec.options
+        return TextTimes(self.schema, self.spec.format or "", zone_of(options, self.zone), options)
 
 
 def located(query: str) -> str:

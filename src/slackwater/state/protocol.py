@@ -59,6 +59,7 @@ class PartitionRecord(Record):
     max_event_us: int | None = None
     quiet_us: int = 0
     idle: bool = False
+    spans: tuple[tuple[int, int, int], ...] = ()
 
 
 class SourceRecord(Record):
@@ -71,13 +72,18 @@ class SourceRecord(Record):
     rows: int = 0
     usable: int = 0
     offsets: Mapping[str, Any] | None = None
+    spans: tuple[tuple[int, int, int], ...] = ()  # with `max_jump_ms`, see `watermark`
+    newest_at: str | None = None  # where the row with the newest event time was read, for people
 
-    def clock(self, lateness_us: int, idleness_us: int) -> SourceClock:
+    def clock(self, lateness_us: int, idleness_us: int, jump_us: int | None = None) -> SourceClock:
         partitions = {
-            name: SourceClock(lateness_us, idleness_us, p.max_event_us, p.quiet_us, p.idle)
+            name: SourceClock(
+                lateness_us, idleness_us, p.max_event_us, p.quiet_us, p.idle, jump_us=jump_us, spans=p.spans
+            )
             for name, p in self.partitions.items()
         }
-        return SourceClock(lateness_us, idleness_us, self.max_event_us, self.quiet_us, self.idle, partitions)
+        own = (lateness_us, idleness_us, self.max_event_us, self.quiet_us, self.idle, partitions)
+        return SourceClock(*own, jump_us=jump_us, spans=self.spans)
 
 
 class BatchId(Record):
