@@ -123,7 +123,8 @@ def test_partitions_are_guarded_one_by_one() -> None:
         return at(*seconds, partition=partition)
 
     both = [*rows(*range(200), partition="t-0"), *rows(*range(200), DAY, partition="t-1")]
-    script = [Rows({"a": both}), Rows({"a": rows(250, partition="t-0") + rows(240, partition="t-1")})]
+    later = rows(250, partition="t-0") + rows(240, partition="t-1")
+    script = [Rows({"a": found}, partitions={"a": ["t-0", "t-1"]}) for found in (both, later)]
     assert run(script).watermark_us == 240 * S
 
 

@@ -155,13 +155,19 @@ class Driver:
     def _committed_clocks(self) -> dict[str, SourceClock]:
         return fold.clocks(self.pipeline, self.state)
 
-    def anchor(self, offsets: Mapping[str, Mapping[str, Any]]) -> None:
-        """Commit where sources begin that were never read: what "latest" means is decided once."""
+    def anchor(self, offsets: Mapping[str, Mapping[str, Any]], files_changed: int = 0) -> None:
+        """Commit where sources begin that were never read: what "latest" means is decided once.
+
+        Or what they say about files that changed after they were read, and how many these are.
+        """
         sources = {
             name: record.model_copy(update={"offsets": offsets[name]}) if name in offsets else record
             for name, record in self.state.sources.items()
         }
         update = {"epoch": self.state.epoch + 1, "sources": sources, "output": (), "letters": (), "emitted": 0}
+        if files_changed:
+            before = self.state.counters
+            update["counters"] = {**before, "files_changed": before.get("files_changed", 0) + files_changed}
         self._settle()
         self._commit(self.state.model_copy(update={**update, "committed_us": self.hooks.clock_us()}))
         self._load_clocks()

@@ -77,8 +77,8 @@ class FarDates:
                 place = f" (read from {stats.place})" if stats and stats.place and stats.max_event_us == newest else ""
                 jump = self.pipeline.transform.step.max_jump_ms or 0
                 log.warning(
-                    '%s: epoch %d: source "%s" jumps from %s to %s%s, by more than max_jump_ms (%s): %d rows are held back from '
-                    "its watermark, and followed once they are %d; the rows themselves are used",
+                    '%s: epoch %d: source "%s" jumps from %s to %s%s, by more than max_jump_ms (%s): held back from its '
+                    "watermark are %d of the %d rows after which it is followed; the rows themselves are used",
                     self.pipeline.name,
                     epoch,
                     name,

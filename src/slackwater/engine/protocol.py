@@ -25,6 +25,7 @@ class SourceStats:
     partitions: Mapping[str, Heard] = field(default_factory=dict)  # every partition there is
     spans: tuple[Span, ...] = ()  # of its newest rows, where they were asked for
     place: str | None = None  # where the row with the largest time is, for people
+    unit_hint: str | None = None  # of the first rows: the unit that was meant
 
     @property
     def bad(self) -> int:

@@ -30,6 +30,8 @@ from slackwater.engine.steps import Step
 from slackwater.errors import EpochError, LockHeldError, SlackwaterError, StartError
 from slackwater.sources import files
 from slackwater.sources.base import Batch, reason
+from slackwater.sources.changed import AT_ONCE, ReadFiles
+from slackwater.sources.changed import text as changed_text
 from slackwater.sources.kafka import KafkaSource
 from slackwater.sources.lookups import Lookups
 from slackwater.sources.streams import Streams
@@ -117,6 +119,7 @@ class _Run:
         self._turn = threading.Lock()  # epochs and ticks, one at a time
         self._failure: BaseException | None = None
         self._stopping = False
+        self._read_files: dict[str, ReadFiles] = {}
         self._epoch = -1  # the epoch of the batch in progress
         self._idle_since = time.monotonic()
         self.store = store_of(pipeline)
@@ -142,6 +145,9 @@ class _Run:
                 self._watch(query)
             finally:
                 self._end(query)
+            if self.available_now:
+                self._tell_changed(None)
+                self.engine.tell_missing()
             if flush and not self.stop.is_set():
                 self.driver.flush()
             return self.last
@@ -215,7 +221,7 @@ class _Run:
         for line in plan.size_warnings(self.pipeline.last.transform.step):
             self.notice("warning", line)
         sql = carrying(self.pipeline, self.session, sources)
-        engine = SparkEngine(
+        self.engine = engine = SparkEngine(
             self.session, self.pipeline, logic, times, lookups.refresh, sql, ends(self.pipeline, self.session, sources)
         )
         hooks = Hooks(lambda: time.time_ns() // 1000, self._on_status, self.notice, faults.from_environment())
@@ -257,7 +263,38 @@ class _Run:
         if self.available_now:
             self._progress = (0, self._files_to_come())
         self._idle_since = time.monotonic()
+        for source in self._file_sources:
+            self._read_files[source.name] = ReadFiles()
+            self._remember_files(source, all_of_them=True)
+        self._tell_changed(None)
         return writer.start()
+
+    @property
+    def _file_sources(self) -> list[files.FilesSource]:
+        return [s for s in self.streams.sources if isinstance(s, files.FilesSource)]
+
+    def _remember_files(self, source: files.FilesSource, all_of_them: bool = False) -> None:
+        """Know the files that the latest commit has read."""
+        offsets = self.driver.state.sources[source.name].offsets or {}
+        names = offsets.get("segments", [])
+        entries = files.recall(self.store, {"segments": names if all_of_them else names[-1:]})
+        self._read_files[source.name].add(entries)
+
+    def _tell_changed(self, limit: int | None = AT_ONCE) -> None:
+        """Say, count and commit which files changed after they were read."""
+        offsets, count = {}, 0
+        for source in self._file_sources:
+            found = self._read_files[source.name].changed(limit)
+            if found:
+                names = [files.local_name(e.path) for e in found[: files.CHANGES_SHOWN]]
+                log.warning("%s: %s", self.pipeline.name, changed_text(source.name, names, len(found)))
+                state, count = self.driver.state, count + len(found)
+                before = state.sources[source.name].offsets
+                offsets[source.name] = files.note_changes(self.store, state.epoch + 1, before, found)
+        if offsets:
+            self.driver.anchor(offsets, count)
+            if self._report:
+                self._report(self.driver.recovered())
 
     def _anchor(self) -> None:
         """Commit what "latest" means for Kafka sources that were never read, before anything else is."""
@@ -298,6 +335,10 @@ class _Run:
                     self._progress = (self._progress[0] + (batch.files or 0), self._progress[1])
                 if batch.payload:
                     self.driver.run_batch(batch, quiet)
+                    for source in self._file_sources:
+                        if source.name in batch.offsets:
+                            self._remember_files(source)
+                    self._tell_changed()
                     self._advertise(batch)
                     self.driver.hooks.faults.hit("checkpoint.before", self.driver.state.epoch)
             except BaseException as error:
@@ -325,6 +366,7 @@ class _Run:
             if self._turn.acquire(blocking=False):
                 try:
                     self.driver.tick(int(quiet * 1e6))
+                    self._tell_changed()
                     self._idle_since = self._idle_since + quiet if every else time.monotonic()
                 except BaseException:
                     self._stopping = True

@@ -7,6 +7,7 @@ files of the batch ─▶ event time ─▶ SQL, lookups ─▶ input columns �
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections import Counter
@@ -18,7 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater import errors
 from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.source import declared_columns
+from slackwater.core import schema
 from slackwater.engine import inspect, prepare, shard, steps
+from slackwater.engine.first_rows import ROWS, FirstRows, missing_text, unit_hint
 from slackwater.engine.letters import ORIGIN, letter_columns, numbered_origin, origin_column
 from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.steps import Step
@@ -27,6 +31,7 @@ from slackwater.errors import EpochError, SlackwaterError
 from slackwater.joins.logic import JoinLogic
 from slackwater.sources.base import CORRUPT, Batch, reason
 from slackwater.sources.files import local_name
+from slackwater.sources.names import names_in
 from slackwater.state.protocol import ShardState
 from slackwater.targets.base import LETTER
 from slackwater.watermark import CONFIRMS, Heard, Span
@@ -38,6 +43,8 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("slackwater")
 
 Task = Callable[["pa.Table"], str]
 _FILE = "__file"  # hidden: the file that a row was read from
@@ -69,6 +76,11 @@ class SparkEngine:
     refresh: Callable[[], None] = field(default=lambda: None)
     sql: Mapping[str, str] = field(default_factory=dict)
     end: str | None = None
+    # the first rows of each source: what was seen, the number that its event time is, what the latest epoch said, its rows
+    _looks: dict[str, FirstRows] = field(default_factory=dict)
+    _numbers: dict[str, tuple[str, str] | None] = field(default_factory=dict)
+    _seen: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _names: dict[str, DataFrame] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """User-defined aggregations go to the workers by value, with the tasks: a worker need not find their module."""
@@ -90,6 +102,7 @@ class SparkEngine:
         plan each epoch would be compiled and warmed up anew. A task that ran in vain left files that no commit names.
         """
         self.refresh()
+        self._begin_looks(batch.payload)
         latest = clock_us + self.pipeline.transform.step.max_future_ms * 1000
         tagged = 0 in tasks[0].idle_sources  # a single source that was idle: its late rows are told apart
         read = self._read(batch, clock_us, None, idle, tagged)
@@ -97,7 +110,86 @@ class SparkEngine:
         if any(s.max_event_us is not None and s.max_event_us > latest for s in outcome.sources.values()):
             read = self._read(batch, clock_us, latest, idle, tagged)
             outcome = self._ingest(read, batch, tasks)
+        outcome = self._looked(outcome, batch, clock_us)
         return self._with_letters(read, outcome, tasks)
+
+    # -- first rows ----------------------------------------------------------------------------------------------
+
+    def _begin_looks(self, frames: Mapping[str, DataFrame]) -> None:
+        """Look at the first rows of each source: at the columns that its schema declares, and at its times as numbers."""
+        for spec in self.pipeline.sources:
+            if spec.name in frames and spec.name not in self._looks:
+                declared = declared_columns(spec.schema_) if spec.schema_ else []
+                there = {c.casefold(): c for c in frames[spec.name].columns}
+                names = [there[c.casefold()] for c in declared if c.casefold() in there]
+                self._looks[spec.name] = FirstRows(names)
+                self._numbers[spec.name] = self._number(spec.name, frames[spec.name])
+
+    def _number(self, name: str, frame: DataFrame) -> tuple[str, str] | None:
+        """The type of the event time and its number, as SQL over the timed rows; None where there is none."""
+        step, text = self.pipeline.transform.step, self.pipeline.transform.step.event_time_column
+        if self.times.get(name) == inspect.CLOCK or step.time_mode == "processing":
+            return None
+        expression = quote(text) if text in frame.columns else text
+        try:
+            kind = frame.selectExpr(f"{expression} AS t").schema.fields[0].dataType.simpleString()
+        except Exception:
+            return None  # told at the start
+        if kind == "timestamp" or text == "_event_ts":
+            return "timestamp", "unix_micros(_event_ts) div 1000000L"
+        if kind == "string":
+            return "string", f"try_cast({expression} AS BIGINT)"
+        return ("integer", f"CAST({expression} AS BIGINT)") if kind in schema.INTEGERS else None
+
+    def _look_at(self, name: str) -> list[Any]:
+        """What is asked of the first rows."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        look, number = self._looks.get(name), self._numbers.get(name)
+        if look is None or not look.looks:
+            return []
+        found = [F.count(F.col(quote(c))).alias(f"__value{i}") for i, c in enumerate(look.columns)]
+        if number is not None:
+            found.append(F.expr(f"percentile_approx({number[1]}, 0.5)").alias("__number"))
+        return found
+
+    def _looked(self, outcome: IngestOutcome, batch: Batch, clock_us: int) -> IngestOutcome:
+        """After an epoch's rows were read: what they say about the schema is told, about the unit it goes into the outcome."""
+        sources = dict(outcome.sources)
+        for name, stats in outcome.sources.items():
+            look, seen, number = self._looks.get(name), self._seen.pop(name, None), self._numbers.get(name)
+            if look is None or seen is None or not look.looks:
+                continue
+            look.saw(stats.rows, {c: seen.get(f"__value{i}") or 0 for i, c in enumerate(look.columns)})
+            if number is not None:
+                unit = self.pipeline.transform.step.event_time_unit
+                hint = unit_hint(seen.get("__number"), unit, number[0], clock_us)
+                if hint is not None and (stats.bad or not look.unit_told):
+                    sources[name] = replace(stats, unit_hint=hint)
+                    look.unit_told = True
+            if look.missing and not look.is_told:
+                self._names[name] = batch.payload[name]
+            if not look.looks:
+                self.tell_missing(name)
+        return replace(outcome, sources=sources)
+
+    def tell_missing(self, *names: str) -> None:
+        """Warn of columns of the schema that none of the first rows has; of all sources at the end of the input."""
+        for name in names or tuple(self._looks):
+            look, frame = self._looks[name], self._names.pop(name, None)
+            if frame is None or look.is_told or not look.rows:
+                continue
+            look.is_told = True
+            spec = next(s for s in self.pipeline.sources if s.name == name)
+            try:
+                there = names_in(self.session, frame, spec.format, spec.options)
+            except Exception as error:
+                log.debug("the names in the data of %s cannot be read: %s", name, error)
+                there = []
+            for column in look.missing:
+                if column not in there:  # else it is there, and NULL
+                    line = missing_text(name, column, min(look.rows, ROWS), there)
+                    log.warning("%s: %s", self.pipeline.name, line)
 
     def _read(
         self, batch: Batch, clock_us: int, latest: int | None, idle: Mapping[str, Sequence[str]], tagged: bool
@@ -117,6 +209,7 @@ class SparkEngine:
         for name, timed in read.timed.items():
             observed[name] = Observation()
             statistics = _statistics(list(batch.partitions.get(name, {})), False, timed.columns)
+            statistics += self._look_at(name)
             for tag, out in self._outputs(read, name, timed.observe(observed[name], *statistics)):
                 parts.append(out.selectExpr(*self._columns(name, tag, before)))
         lifted = self._lift(reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
@@ -126,6 +219,7 @@ class SparkEngine:
         for name, observation in observed.items():
             found: Mapping[str, Any] = observation.get
             counts = batch.partitions.get(name, {})
+            self._seen[name] = dict(found)
             if found["bad"]:
                 again = _statistics(list(counts), True, read.timed[name].columns)
                 found = read.timed[name].agg(*again).collect()[0].asDict()
