@@ -26,10 +26,8 @@ _TAKEN = ["source", "reason", "key", "value", "topic", "partition", "offset", "h
 _HEADERS = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 
 
-def frames(
-    session: SparkSession, sources: Sequence[AnySource], letters: pl.DataFrame, with_file: bool
-) -> Mapping[str, DataFrame]:
-    """The rows of letters per source, with `__letter`, and `__file` if that is asked for. Raises StartError for letters of a source that cannot take them."""
+def frames(session: SparkSession, sources: Sequence[AnySource], letters: pl.DataFrame) -> Mapping[str, DataFrame]:
+    """The rows of letters per source, with `__letter`, and `__file` of files. Raises StartError for letters of a source that cannot take them."""
     found: dict[str, DataFrame] = {}
     known = {s.name: s for s in sources}
     for name, some in letters.group_by("source", maintain_order=True):
@@ -48,8 +46,7 @@ def frames(
         if isinstance(source, KafkaSource):
             found[source.name] = source.decode(_as_records(records), [LETTER])
         else:
-            rows = _of_files(source, records)
-            found[source.name] = rows if with_file else rows.drop(FILE)
+            found[source.name] = _of_files(source, records)
     return found
 
 

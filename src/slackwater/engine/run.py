@@ -183,7 +183,7 @@ class _Run:
             self._prepare(latest)
 
             def rows(some: pl.DataFrame) -> Mapping[str, DataFrame]:
-                return again.frames(self.session, self.streams.sources, some, self.pipeline.carries_origin)
+                return again.frames(self.session, self.streams.sources, some)
 
             letters = dlq.newest(self.pipeline, dlq.Wanted())  # with those that this start published
             return replay.replay(self.driver, choose(letters), rows, dry, limit)

@@ -119,7 +119,12 @@ class SparkEngine:
         """Look at the first rows of each source: at the columns that its schema declares, and at its times as numbers."""
         for spec in self.pipeline.sources:
             if spec.name in frames and spec.name not in self._looks:
-                declared = declared_columns(spec.schema_) if spec.schema_ else []
+                own = resolve(spec.connection, self.pipeline.connections)
+                again = own is not None and own.kind in (
+                    "files",
+                    "kafka",
+                )  # these can be read once more, for their names
+                declared = declared_columns(spec.schema_) if spec.schema_ and again else []
                 there = {c.casefold(): c for c in frames[spec.name].columns}
                 names = [there[c.casefold()] for c in declared if c.casefold() in there]
                 self._looks[spec.name] = FirstRows(names)
