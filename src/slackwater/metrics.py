@@ -131,6 +131,11 @@ def _counters(found: Iterable[Status]) -> Iterator[Metric]:
         ("bad_rows", "Rows without a usable event time, or undecodable.", lambda c: c.rows_bad),
         ("refused_rows", "Rows of groups beyond max_groups_per_window.", lambda c: c.rows_refused),
         ("lost_rows", "Records gone from the source before they were read.", lambda c: c.rows_lost),
+        (
+            "files_changed",
+            "Files that changed after they were read, and are not read again.",
+            lambda c: c.files_changed,
+        ),
         ("replayed_letters", "Dead letters that were applied after all.", lambda c: c.replayed),
         ("overflows", "Results that did not fit their type and came out as NULL (on_overflow).", lambda c: c.overflows),
         ("rows_in", "Rows read.", lambda c: c.rows_in),

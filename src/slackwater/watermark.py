@@ -13,14 +13,27 @@ All sources idle, with `idle_close_ms` = ▒▒▒▒▒▒ (opt-in): the waterm
                                 │  ┌─┘  max_i(wm_i) + quiet time, in the steps that were committed
                                 ▲  ▲
                           all idle  quiet for idle_close_ms
+
+A jump, with `max_jump_ms` (opt-in): the newest time is followed over distances of at most that from row to row, and over a
+larger one once `CONFIRMS` rows lie beyond it. It is the end of the span that has the `CONFIRMS`-th newest of all rows read,
+so it depends on which rows were read, not on how they were batched, and it never goes back.
+
+    rows of a source     ●●●●●●●●●●●●●●●●●            ●●      ●     held back until they are 100
+                                        ▲ newest  > max_jump_ms
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 NO_WATERMARK = -(1 << 62)  # before every event time; far enough from the int64 edge to add durations
+
+
+CONFIRMS = 100  # rows beyond a jump, after which it is followed
+Span = tuple[
+    int, int, int
+]  # first and last of event times that lie at most `max_jump_ms` apart, one from the next; how many
 
 
 @dataclass(frozen=True)
@@ -28,7 +41,7 @@ class SourceClock:
     """One source. `max_event_us` is None before the first usable event; `quiet_us` is activity time since its last row.
 
     `partitions`: a connector's partitions, each with a clock of its own; the source's watermark is their minimum, idle
-    ones left out.
+    ones left out. `jump_us`: `max_jump_ms`; `spans`: then the one that ends at the newest time and those held back beyond it.
     """
 
     lateness_us: int
@@ -37,6 +50,43 @@ class SourceClock:
     quiet_us: int = 0
     idle: bool = False
     partitions: Mapping[str, SourceClock] = field(default_factory=dict)
+    jump_us: int | None = None
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def ahead(self) -> tuple[Span, ...]:
+        """What is held back: rows beyond a jump that is not confirmed."""
+        if self.jump_us is None:
+            return ()
+        return self.spans[1:] if is_confirmed(self.spans) else self.spans
+
+    def asks(self, heard: Heard) -> bool:
+        """Whether more than the newest time must be known of these rows: there may be a jump among them."""
+        if self.jump_us is None or heard.max_event_us is None:
+            return False
+        fresh = SourceClock(self.lateness_us, self.idleness_us, jump_us=self.jump_us)
+        parts = any(self.partitions.get(name, fresh).asks(h) for name, h in heard.partitions.items())
+        known = self._known_spans
+        return parts or not is_confirmed(known) or heard.max_event_us > known[0][1] + self.jump_us
+
+    @property
+    def _known_spans(self) -> tuple[Span, ...]:
+        """Its spans; what was the newest time before there was a bound for jumps counts as confirmed."""
+        if self.spans or self.max_event_us is None:
+            return self.spans
+        return ((self.max_event_us, self.max_event_us, CONFIRMS),)
+
+    def followed(self, heard: Heard) -> SourceClock:
+        """With the newest time of these rows, as far as it is believed."""
+        if heard.max_event_us is None:
+            return self
+        if self.jump_us is None:
+            newest = heard.max_event_us if self.max_event_us is None else max(self.max_event_us, heard.max_event_us)
+            return replace(self, max_event_us=newest, spans=())
+        found = heard.spans or ((heard.max_event_us, heard.max_event_us, 1),)
+        spans = merged((*self._known_spans, *found), self.jump_us)
+        times = [t for t in (self.max_event_us, spans[0][1] if is_confirmed(spans) else None) if t is not None]
+        return replace(self, max_event_us=max(times, default=None), spans=spans)
 
     @property
     def watermark_us(self) -> int:
@@ -82,6 +132,30 @@ class Heard:
     rows: int
     max_event_us: int | None
     partitions: Mapping[str, Heard] = field(default_factory=dict)
+    spans: tuple[Span, ...] = ()  # of the newest rows, where a clock `asks` for them
+
+
+def merged(spans: Iterable[Span], jump_us: int) -> tuple[Span, ...]:
+    """Spans joined where they are at most `jump_us` apart, from the one that holds the `CONFIRMS`-th newest row on."""
+    found: list[Span] = []
+    for low, high, count in sorted(spans):
+        if found and low - found[-1][1] <= jump_us:
+            first, last, before = found[-1]
+            found[-1] = (first, max(last, high), min(before + count, CONFIRMS))
+        else:
+            found.append((low, high, min(count, CONFIRMS)))
+    beyond = 0
+    for place in reversed(range(len(found))):
+        beyond += found[place][2]
+        if beyond >= CONFIRMS:
+            low, high, _ = found[place]
+            return ((low, high, CONFIRMS), *found[place + 1 :])
+    return tuple(found)
+
+
+def is_confirmed(spans: Sequence[Span]) -> bool:
+    """Whether the first of them is believed: as many rows were read as it takes."""
+    return bool(spans) and spans[0][2] >= CONFIRMS
 
 
 def listen(clock: SourceClock, heard: Heard, quiet_us: int) -> SourceClock:
@@ -89,7 +163,7 @@ def listen(clock: SourceClock, heard: Heard, quiet_us: int) -> SourceClock:
 
     `quiet_us` is the activity time since the last fold: time in which the engine asked and found nothing.
     """
-    fresh = SourceClock(clock.lateness_us, clock.idleness_us)
+    fresh = SourceClock(clock.lateness_us, clock.idleness_us, jump_us=clock.jump_us)
     silent = Heard(0, None)
     partitions = {
         name: listen(clock.partitions.get(name, fresh), heard.partitions.get(name, silent), quiet_us)
@@ -99,8 +173,7 @@ def listen(clock: SourceClock, heard: Heard, quiet_us: int) -> SourceClock:
         quiet = clock.quiet_us + quiet_us
         idle = clock.idle or quiet >= clock.idleness_us
         return replace(clock, quiet_us=quiet, idle=idle, partitions=partitions)
-    times = [t for t in (clock.max_event_us, heard.max_event_us) if t is not None]
-    return replace(clock, max_event_us=max(times, default=None), quiet_us=0, idle=False, partitions=partitions)
+    return replace(clock.followed(heard), quiet_us=0, idle=False, partitions=partitions)
 
 
 def global_watermark(previous: int, clocks: Sequence[SourceClock]) -> int:

@@ -5,6 +5,7 @@ Each pipeline runs over the file as one epoch, and over the file split into twel
 
 from __future__ import annotations
 
+import datetime as dt
 import gzip
 import json
 import os
@@ -213,6 +214,32 @@ def test_a_poisoned_clock_is_told_plainly(
     assert "late rows dropped (watermark 2015-11-" in said.err
     assert "most rows came late: the newest event time read is 2015-" in said.out
     assert "a clock in the input may be wrong" in said.out
+    log = " ".join(said.err.split())
+    assert "epoch 1: most rows come late" in log
+    assert 'source "events" has brought 2015-' in log
+    assert f"read from {tmp_path}/in/" in log
+
+
+@pytest.mark.parametrize("cut", ["whole", "split"])
+@pytest.mark.usefixtures("spark")
+def test_a_poisoned_clock_is_held_back_by_max_jump_ms(
+    shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cut: str
+) -> None:
+    """No row is late, however the file is cut; the hours of the right rows are right, the wrong dates have windows of their own."""
+    file = shared_data / "wikiticker-bad-clock.json.gz"
+    if cut == "whole":
+        path = config("wiki-hourly", tmp_path, str(file))
+    else:
+        split(file, tmp_path / "in", 0)
+        path = config("wiki-hourly", tmp_path, f"{tmp_path}/in/*", "max_files_per_trigger = 1")
+    path.write_text(path.read_text().replace('duration_ms = "1h"', 'duration_ms = "1h"\nmax_jump_ms = "1h"'))
+    assert slackwater(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
+    said = capsys.readouterr()
+    assert "39,244 used, 0 late, 0 refused, 0 bad" in said.out
+    assert 'source "events" jumps from 2015-09-1' in " ".join(said.err.split())
+    counts = result(tmp_path).sort("window_start")
+    hour = counts.filter(pl.col("window_start").dt.date() == dt.date(2015, 9, 12))
+    assert hour["n"].sum() > 39_190
 
 
 DAY_US, MINUTE_US = 86_400_000_000, 60_000_000

@@ -99,7 +99,7 @@ def test_what_is_said() -> None:
 def test_letters_of_sources_that_take_no_rows(source: str, why: str) -> None:
     letters = pl.DataFrame({"source": [source]})
     with pytest.raises(StartError, match=why):
-        again.frames(None, [FrameSource("web", None)], letters, with_file=False)  # type: ignore[arg-type]
+        again.frames(None, [FrameSource("web", None)], letters)  # type: ignore[arg-type]
 
 
 def everything(letters: object) -> object:

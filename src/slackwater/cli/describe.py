@@ -16,7 +16,7 @@ def check_file(file: Path, connect: bool = False) -> None:
     """Print one line for a good config; raise ConfigError for any other, or StartError for what `connect` does not find."""
     pipeline = toml.load(file)
     if connect:
-        from slackwater.engine.connect import problems
+        from slackwater.engine.connect import notes, problems
 
         found = problems(pipeline)
         if found:
@@ -25,7 +25,7 @@ def check_file(file: Path, connect: bool = False) -> None:
     if pipeline.stages:
         what = f"{what}, then {_described(pipeline.last).replace('over 1 source', 'over what it emits')}"
     print(f"{file}: ok — {what}, {plan.state_text(pipeline)}")
-    for line in plan.build(pipeline).notes:
+    for line in (*plan.build(pipeline).notes, *(notes(pipeline) if connect else ())):
         print(f"{file}: note: {line}")
 
 

@@ -14,6 +14,7 @@ from slackwater.config import toml
 from slackwater.engine.fold import iso
 from slackwater.engine.why import Clock, Need, OfKey, Open, Why, why
 from slackwater.errors import StartError
+from slackwater.sources.changed import text as changed_text
 
 PARTITIONS = 4  # that are named in one line
 
@@ -60,6 +61,8 @@ def lines(w: Why, file: str) -> Iterator[str]:
     yield from table(
         [["source", "newest event", "lateness", "watermark", "when it was committed"], *map(_row, w.clocks)]
     )
+    for source, told in w.changed_files.items():
+        yield changed_text(source, list(told["last"]), int(told["count"]))
     yield ""
     yield from _waiting(w, file) if w.kind == "join" else _following(w)
     if w.key is not None:

@@ -127,7 +127,11 @@ def check_event_time(values: Values) -> Iterator[Problem]:
                 f"missing; {which} reads files, which have no event time of their own: name a column or an expression",
             )
     if processing and not undecided:
-        for key, given in (("event_time_column", named), ("event_time_unit", step.event_time_unit is not None)):
+        for key, given in (
+            ("event_time_column", named),
+            ("event_time_unit", step.event_time_unit is not None),
+            ("event_time_zone", step.event_time_zone is not None),
+        ):
             if given:
                 yield (
                     f"{step.AT}.{key}",

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from slackwater.config.spec import Kind, Problem, Spec, Values, choice, duration, show_duration, text
+from slackwater.config.spec import Kind, MismatchError, Problem, Spec, Values, choice, duration, show_duration, text
+
+
+def zone(value: Any) -> str:
+    """The name of a time zone, as the IANA database has it."""
+    from zoneinfo import available_timezones
+
+    name = text(value)
+    known = available_timezones()
+    if known and name not in known:
+        # of hundreds of names the nearest one helps, a list of all does not
+        close = next((k for k in known if k.casefold() == name.casefold()), None) or next(
+            iter(difflib.get_close_matches(name, known, n=1)), None
+        )
+        hint = f'; did you mean "{close}"?' if close else ""
+        raise MismatchError(f'the IANA name of a time zone, as in "Europe/Berlin" or "UTC"{hint}')
+    return name
+
 
 TIMES: Mapping[str, Kind] = {
     "event_time_column": text,
     "event_time_unit": choice("s", "ms", "us", "ns"),
+    "event_time_zone": zone,
     "time_mode": choice("event", "processing"),
     "lateness_ms": duration(0),
     "source_idleness_ms": duration(1),
     "idle_close_ms": duration(1),
     "max_future_ms": duration(0),
+    "max_jump_ms": duration(1),
 }
 RECOVERY = choice("at_least_once", "persisted", "kafka_eos")
 
@@ -25,11 +45,13 @@ class Step(Spec):
     kind: str
     event_time_column: str = "_event_ts"
     event_time_unit: str | None = None
+    event_time_zone: str | None = None
     time_mode: str = "event"
     lateness_ms: int = 0
     source_idleness_ms: int = 60_000
     idle_close_ms: int | None = None
-    max_future_ms: int = 86_400_000
+    max_future_ms: int = 3_600_000
+    max_jump_ms: int | None = None
     late_data: str = "drop"
     allowed_lateness_ms: int | None = None
     on_state_cap: str = "fail"
@@ -43,6 +65,11 @@ class Step(Spec):
             yield (
                 "allowed_lateness_ms",
                 'needs late_data = "reopen"; to wait longer for late rows raise lateness_ms',
+            )
+        if "max_jump_ms" in values and values.get("time_mode") == "processing":
+            yield (
+                "max_jump_ms",
+                'given with time_mode = "processing", where the clock is the event time; remove one of them',
             )
         close, idleness = values.get("idle_close_ms"), values.get("source_idleness_ms", 60_000)
         if close is not None and "source_idleness_ms" not in wrong and close < idleness:

@@ -26,6 +26,7 @@ def judge(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestOutco
 def tell(pipeline: Pipeline, before: Manifest, epoch: int, batch: Batch, outcome: IngestOutcome) -> None:
     """Log what an epoch did not use."""
     _log_lost(pipeline, epoch, batch)
+    _log_units(pipeline, epoch, outcome)
     _log_late(pipeline, before, epoch, outcome)
     _log_join(pipeline, epoch, outcome)
     tell_overflows(pipeline, epoch, outcome.reports)
@@ -55,7 +56,7 @@ def _judge_bad_rows(pipeline: Pipeline, before: Manifest, epoch: int, outcome: I
         if rows >= 1000 and usable == 0:
             raise StartError(
                 f'{pipeline.name}: source "{name}": none of its first {rows} rows has a usable event time; '
-                f'check event_time_column "{step.event_time_column}" and event_time_unit'
+                + (stats.unit_hint or f'check event_time_column "{step.event_time_column}" and event_time_unit')
             )
         if not stats.bad:
             continue
@@ -64,6 +65,7 @@ def _judge_bad_rows(pipeline: Pipeline, before: Manifest, epoch: int, outcome: I
             f"{stats.future} more than {step.max_future_ms} ms in the future, "
             + (f"{stats.outside} with an {OUTSIDE}, " if stats.outside else "")
             + f'{stats.bad - stats.undecodable - stats.future - stats.outside} without a usable event time in "{step.event_time_column}")'
+            + (f"; {stats.unit_hint}" if stats.unit_hint else "")
         )
         sample = "; ".join(outcome.bad_samples.get(name, ()))
         if pipeline.transform.on_error == "fail":
@@ -112,6 +114,19 @@ def _log_lost(pipeline: Pipeline, epoch: int, batch: Batch) -> None:
             name,
             lost,
         )
+
+
+def _log_units(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
+    for name, stats in outcome.sources.items():
+        if stats.unit_hint and not stats.bad and stats.max_event_us is not None:  # else it stands with the bad rows
+            log.warning(
+                '%s: epoch %d: source "%s": its first rows have event times up to %s, far from now; %s',
+                pipeline.name,
+                epoch,
+                name,
+                fold.iso(stats.max_event_us),
+                stats.unit_hint,
+            )
 
 
 def _log_late(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestOutcome) -> None:

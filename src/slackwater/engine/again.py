@@ -26,10 +26,8 @@ _TAKEN = ["source", "reason", "key", "value", "topic", "partition", "offset", "h
 _HEADERS = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 
 
-def frames(
-    session: SparkSession, sources: Sequence[AnySource], letters: pl.DataFrame, with_file: bool
-) -> Mapping[str, DataFrame]:
-    """The rows of letters per source, with `__letter`, and `__file` if that is asked for. Raises StartError for letters of a source that cannot take them."""
+def frames(session: SparkSession, sources: Sequence[AnySource], letters: pl.DataFrame) -> Mapping[str, DataFrame]:
+    """The rows of letters per source, with `__letter`, and `__file` of files. Raises StartError for letters of a source that cannot take them."""
     found: dict[str, DataFrame] = {}
     known = {s.name: s for s in sources}
     for name, some in letters.group_by("source", maintain_order=True):
@@ -48,8 +46,7 @@ def frames(
         if isinstance(source, KafkaSource):
             found[source.name] = source.decode(_as_records(records), [LETTER])
         else:
-            rows = _of_files(source, records)
-            found[source.name] = rows if with_file else rows.drop(FILE)
+            found[source.name] = _of_files(source, records)
     return found
 
 
@@ -73,7 +70,7 @@ def _of_files(source: FilesSource, records: DataFrame) -> DataFrame:
     from pyspark.sql.types import StringType, StructField, StructType
 
     form, options = source.spec.format, dict(source.spec.options)
-    whole = StructType([*source.schema.fields, StructField(CORRUPT, StringType())])
+    whole = StructType([*source.times.as_read.fields, StructField(CORRUPT, StringType())])
     columns = [f"_p.{quote(f.name)}" for f in source.schema.fields]
     kept = [f"file AS {FILE}", LETTER]
     text = F.col("value").cast("string")
@@ -83,7 +80,7 @@ def _of_files(source: FilesSource, records: DataFrame) -> DataFrame:
     reading: dict[str, Any] = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
     parse = F.from_json(text, whole, reading) if form == "json" else F.from_csv(text, _ddl(whole), reading)
     raw = records.where("reason = 'undecodable'").withColumn("_p", parse)
-    return raw.selectExpr(*columns, f"_p.{CORRUPT}", *kept).unionByName(
+    return source.times.convert(raw.selectExpr(*columns, f"_p.{CORRUPT}", *kept)).unionByName(
         decoded.selectExpr(*columns, f"CAST(NULL AS STRING) AS {CORRUPT}", *kept)
     )
 

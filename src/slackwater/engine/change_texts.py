@@ -51,6 +51,10 @@ _COLUMNS = "results have other columns from the next start on; a table must have
 BY_KEY: Mapping[str, Text] = {
     "event_time_column": _same("rows from the next start on bring their time so; windows there are stay"),
     "event_time_unit": _same("rows from the next start on bring their time so; windows there are stay"),
+    "event_time_zone": _same("rows from the next start on bring their time so; windows there are stay"),
+    "max_jump_ms": _same(
+        "what the sources bring from the next start on is followed by it; the watermark stays where it is"
+    ),
     "time_mode": _same("rows from the next start on bring their time so; windows there are stay"),
     "lateness_ms": _lateness,
     "source_idleness_ms": _same("quiet times that were counted go on by it"),

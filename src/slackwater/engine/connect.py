@@ -38,6 +38,35 @@ def problems(pipeline: Pipeline) -> list[str]:
     return found
 
 
+def notes(pipeline: Pipeline) -> list[str]:
+    """What is worth knowing beside problems: files that changed after the state has read them."""
+    from slackwater.engine.parts import store_of
+    from slackwater.sources import changed
+
+    if pipeline.state_store is None or not pipeline.state_store.durable:
+        return []
+    store = store_of(pipeline)
+    found: list[str] = []
+    try:
+        with store.peek() as snapshot:
+            for spec in pipeline.sources if snapshot is not None else ():
+                record = snapshot.manifest.sources.get(spec.name) if snapshot else None
+                offsets = (record.offsets if record else None) or {}
+                told = offsets.get("changed", {})
+                names, count = list(told.get("last", [])), int(told.get("count", 0))
+                if pipeline.state_store.kind == "files" and "segments" in offsets:
+                    known = changed.ReadFiles()
+                    known.add(files.recall(store, offsets))
+                    new = known.changed(None)
+                    names += [files.local_name(e.path) for e in new]
+                    count += len(new)
+                if count:
+                    found.append(changed.text(spec.name, names[-files.CHANGES_SHOWN :], count))
+    finally:
+        store.close()
+    return found
+
+
 def _source(spec: Source, connection: Connection) -> None:
     if connection.kind == "files":
         files.check_exists(spec)

@@ -19,6 +19,7 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine import account, bounds, carry, changes, fold, outbox, recover
+from slackwater.engine.far_dates import FarDates
 from slackwater.engine.faults import Faults, NoFaults
 from slackwater.engine.protocol import Engine, IngestOutcome
 from slackwater.engine.stage import Following, Stage
@@ -69,6 +70,7 @@ class Driver:
         # not checkpointed: quiet times of ticks that were not worth a commit
         self._clocks: dict[str, SourceClock] = {}
         self._uncommitted_us = 0
+        self._far_dates = FarDates(pipeline)
         # checkpointed
         self.state: Manifest
 
@@ -155,13 +157,19 @@ class Driver:
     def _committed_clocks(self) -> dict[str, SourceClock]:
         return fold.clocks(self.pipeline, self.state)
 
-    def anchor(self, offsets: Mapping[str, Mapping[str, Any]]) -> None:
-        """Commit where sources begin that were never read: what "latest" means is decided once."""
+    def anchor(self, offsets: Mapping[str, Mapping[str, Any]], files_changed: int = 0) -> None:
+        """Commit where sources begin that were never read: what "latest" means is decided once.
+
+        Or what they say about files that changed after they were read, and how many these are.
+        """
         sources = {
             name: record.model_copy(update={"offsets": offsets[name]}) if name in offsets else record
             for name, record in self.state.sources.items()
         }
         update = {"epoch": self.state.epoch + 1, "sources": sources, "output": (), "letters": (), "emitted": 0}
+        if files_changed:
+            before = self.state.counters
+            update["counters"] = {**before, "files_changed": before.get("files_changed", 0) + files_changed}
         self._settle()
         self._commit(self.state.model_copy(update={**update, "committed_us": self.hooks.clock_us()}))
         self._load_clocks()
@@ -211,10 +219,13 @@ class Driver:
             overtaken = {n: c.overtaken_partitions(self.state.watermark_us) for n, c in self._clocks.items()}
             outcome = self.stage.read(self.state, batch, tasks, clock, {n: p for n, p in overtaken.items() if p})
         account.tell(self.pipeline, self.state, epoch, batch, outcome)
+        self._far_dates.judged(self.state, self._clocks, epoch, outcome)
         clocks, watermark = self._clocks, self.state.watermark_us
         if batch.replayed is None:
+            outcome = fold.with_spans(outcome, clocks)
             clocks = {n: listen(c, fold.heard(outcome.sources.get(n)), quiet_us) for n, c in self._clocks.items()}
             watermark = self._silent(global_watermark(watermark, list(clocks.values())), clocks)
+            self._far_dates.followed(clocks, epoch, outcome)
         ingested = fold.ingested(self.state, epoch, batch, outcome, clocks, watermark)
         if batch.replayed is not None:
             ingested = fold.with_replayed(ingested, batch.replayed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine.protocol import IngestOutcome, SourceStats
@@ -25,7 +25,19 @@ SIDES = ("left", "right")
 
 
 def heard(stats: SourceStats | None) -> Heard:
-    return NOTHING if stats is None else Heard(stats.rows, stats.max_event_us, stats.partitions)
+    return NOTHING if stats is None else Heard(stats.rows, stats.max_event_us, stats.partitions, stats.spans)
+
+
+def with_spans(outcome: IngestOutcome, clocks: Mapping[str, SourceClock]) -> IngestOutcome:
+    """What was delivered, with more of its event times where a clock asks for them."""
+    found = dict(outcome.sources)
+    for name, stats in outcome.sources.items():
+        jump = clocks[name].jump_us
+        if jump is not None and clocks[name].asks(heard(stats)):
+            spans = outcome.spans(name, jump)
+            parts = {p: replace(h, spans=spans.get(p, ())) for p, h in stats.partitions.items()}
+            found[name] = replace(stats, spans=spans.get("", ()), partitions=parts)
+    return replace(outcome, sources=found)
 
 
 def counters(manifest: Manifest) -> Counters:
@@ -50,6 +62,7 @@ def clocks(pipeline: Pipeline, manifest: Manifest) -> dict[str, SourceClock]:
         s.name: manifest.sources.get(s.name, SourceRecord()).clock(
             waits + 1000 * (step.lateness_ms if s.lateness_ms is None else s.lateness_ms),
             1000 * step.source_idleness_ms,
+            None if step.max_jump_ms is None else 1000 * step.max_jump_ms,
         )
         for s in pipeline.sources
     }
@@ -145,12 +158,14 @@ def _source(
         quiet_us=clock.quiet_us,
         idle=clock.idle,
         partitions={
-            name: PartitionRecord(max_event_us=p.max_event_us, quiet_us=p.quiet_us, idle=p.idle)
+            name: PartitionRecord(max_event_us=p.max_event_us, quiet_us=p.quiet_us, idle=p.idle, spans=p.spans)
             for name, p in clock.partitions.items()
         },
         rows=before.rows + stats.rows,
         usable=before.usable + stats.usable,
         offsets=before.offsets if offsets is None else offsets,
+        spans=clock.spans,
+        newest_at=before.newest_at if clock.max_event_us != stats.max_event_us else stats.place or before.newest_at,
     )
 
 

@@ -16,6 +16,7 @@ from slackwater.engine.letters import ORIGIN, ORIGIN_TYPE
 from slackwater.engine.prepare import end_sql, event_time_sql
 from slackwater.errors import StartError
 from slackwater.sources.base import CORRUPT, reason
+from slackwater.sources.times import UTC
 from slackwater.windows.aggregations import quote
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ def time_expression(
             f"there are: {', '.join(columns)}"
         ) from None
     type_ = Field("t", field.dataType.simpleString())
-    return event_time_sql(expression, type_, step.event_time_unit, f'{where}: event_time_column "{text}"')
+    zone = step.event_time_zone or UTC
+    return event_time_sql(expression, type_, step.event_time_unit, f'{where}: event_time_column "{text}"', zone)
 
 
 def run_sql(

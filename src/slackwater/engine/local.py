@@ -25,7 +25,7 @@ from slackwater.engine.task import EmitReport, ShardTask
 from slackwater.joins.logic import JoinLogic
 from slackwater.joins.slots import Slots
 from slackwater.sources.base import Batch
-from slackwater.watermark import Heard
+from slackwater.watermark import CONFIRMS, Heard, Span
 from slackwater.windows import panes
 from slackwater.windows.aggregations import Input, normalised
 from slackwater.windows.logic import Int64s, Logic
@@ -39,7 +39,7 @@ class LocalEngine:
     logic: Step
     sources: Sequence[str]
     keeps_late: bool = False  # late rows become letters
-    max_future_ms: int = 86_400_000  # as the window or join has it
+    max_future_ms: int = 3_600_000  # as the window or join has it
 
     @property
     def windows(self) -> Logic:
@@ -81,19 +81,20 @@ class LocalEngine:
                 origins.append(_origins(name, usable, source if tagged else None))
         if not prepared:
             return IngestOutcome((), stats)
+        spans = _Spans(frames, latest)
         every = pl.concat(prepared)
         owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
         mine = [(t, owner == t.shard) for t in tasks]
         if not self.keeps_late:
-            return IngestOutcome([steps.ingest(t, every.filter(m)) for t, m in mine], stats)
+            return IngestOutcome([steps.ingest(t, every.filter(m)) for t, m in mine], stats, spans=spans)
         origin = pl.concat(origins)
         if isinstance(self.logic, JoinLogic) or self.logic.is_session:
             reports = [steps.ingest(t, every.filter(m), origin[ORIGIN].filter(m)) for t, m in mine]
-            return IngestOutcome(reports, stats)
+            return IngestOutcome(reports, stats, spans=spans)
         reports = [steps.ingest(t, every.filter(m)) for t, m in mine]
         late = origin.filter(pl.col("__start") < late_before(tasks[0].windows, tasks[0].watermark))
         staged = [shard.stage_late(tasks[0], shard.with_idle(tasks[0], late))] if late.height else []
-        return IngestOutcome(reports, stats, staged=staged)
+        return IngestOutcome(reports, stats, staged=staged, spans=spans)
 
     def _prepared(self, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
         if isinstance(self.logic, JoinLogic):
@@ -127,6 +128,30 @@ class LocalEngine:
 
     def count_groups(self, tasks: Sequence[ShardTask], windows: list[int]) -> Mapping[int, int]:
         return sum((Counter(shard.count_groups(t, windows)) for t in tasks), Counter())
+
+
+@dataclass(frozen=True)
+class _Spans:
+    """The event times of a batch's newest rows, as an epoch's clocks may ask for them."""
+
+    frames: Mapping[str, pl.DataFrame]
+    latest: int
+
+    def __call__(self, source: str, jump_us: int) -> Mapping[str, tuple[Span, ...]]:
+        rows = self.frames[source].filter(pl.col("ts") <= self.latest)
+        named = rows["__partition"].unique().to_list() if "__partition" in rows.columns else []
+        return {"": _newest(rows, jump_us)} | {
+            p: _newest(rows.filter(pl.col("__partition") == p), jump_us) for p in named
+        }
+
+
+def _newest(rows: pl.DataFrame, jump_us: int) -> tuple[Span, ...]:
+    times = pl.col("ts")
+    buckets = rows.group_by(times.floordiv(max(jump_us, 1)).alias("b")).agg(
+        times.min().alias("low"), times.max().alias("high"), times.len().alias("n")
+    )
+    newest = buckets.sort("b", descending=True).head(CONFIRMS)
+    return tuple(newest.select("low", "high", "n").iter_rows())
 
 
 def _heard(rows: pl.DataFrame, usable: pl.DataFrame, partition: str) -> Heard:

@@ -32,6 +32,7 @@ from slackwater.sources.cloud import CloudReader, kinesis_options, pubsub_option
 from slackwater.sources.kafka import Broker, KafkaSource, named, sample
 from slackwater.sources.payload import avro_payload, json_payload, raw_payload
 from slackwater.sources.streams import AnySource, FrameSource
+from slackwater.sources.times import UTC
 from slackwater.state.files import FilesStore, InMemoryStore
 from slackwater.state.protocol import StateStore
 from slackwater.targets.base import LETTER, Table, Target
@@ -55,10 +56,10 @@ def source_of(session: SparkSession, pipeline: Pipeline, index: int, known: str 
         return FrameSource(spec.name, spec.dataframe)
     if connection.kind == "files":
         files.check_exists(spec)
-        return files.FilesSource(spec, files.schema_of(session, spec, known))
+        return files.FilesSource(spec, files.schema_of(session, spec, known), _zone(pipeline))
     if isinstance(connection, KafkaConnection):
         return _kafka(session, pipeline, spec, connection, known)
-    return _connector(session, spec, connection, known)
+    return _connector(session, pipeline, spec, connection, known)
 
 
 def _kafka(
@@ -72,11 +73,14 @@ def _kafka(
         payload = avro_payload(session, spec, connection.schema_registry, named(query))
     else:
         payload = json_payload(session, spec, known, lambda: sample(session, spec, connection))
+        payload = replace(payload, zone=_zone(pipeline))
     used = "_headers" in (pipeline.transform.sql_of(spec.name) or "_headers") or pipeline.dead_letter is not None
     return KafkaSource(spec, broker, payload, f"slackwater-{pipeline.name}-{spec.name}", used)
 
 
-def _connector(session: SparkSession, spec: Source, connection: Connection, known: str | None) -> FrameSource:
+def _connector(
+    session: SparkSession, pipeline: Pipeline, spec: Source, connection: Connection, known: str | None
+) -> FrameSource:
     """A source through a connector for Spark that cannot seek."""
     most: dict[str, Any] = {}
     if isinstance(connection, RabbitMQConnection):
@@ -104,8 +108,12 @@ def _connector(session: SparkSession, spec: Source, connection: Connection, know
     if spec.payload_format == "raw":
         payload = raw_payload(body)
     else:
-        payload = replace(json_payload(session, spec, known, list), body=body)
+        payload = replace(json_payload(session, spec, known, list), body=body, zone=_zone(pipeline))
     return FrameSource(spec.name, frame, lambda rows: payload.decode(rows, [*meta, f"{quote(body)} AS _value"]))
+
+
+def _zone(pipeline: Pipeline) -> str:
+    return pipeline.transform.step.event_time_zone or UTC
 
 
 def _options(connection: Connection) -> dict[str, str]:

@@ -8,6 +8,7 @@ from slackwater.engine.letters import ORIGIN
 from slackwater.errors import StartError
 from slackwater.joins.logic import JoinLogic
 from slackwater.joins.slots import Slots
+from slackwater.sources import times
 from slackwater.windows.aggregations import normalised_sql, quote
 from slackwater.windows.logic import Logic
 from slackwater.windows.panes import pane_us
@@ -15,15 +16,18 @@ from slackwater.windows.panes import pane_us
 _PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}
 
 
-def event_time_sql(expression: str, field: Field, unit: str | None, where: str) -> str:
-    """A TIMESTAMP from the event-time expression; NULL where it cannot be read. Raises StartError for a type that is no time."""
+def event_time_sql(expression: str, field: Field, unit: str | None, where: str, zone: str = times.UTC) -> str:
+    """A TIMESTAMP from the event-time expression; NULL where it cannot be read. `zone`: of clock readings without one.
+
+    Raises StartError for a type that is no time.
+    """
     value = f"({expression})"
     if field.type == "timestamp":
         return value
     if field.type in ("timestamp_ntz", "date"):
-        return f"CAST({value} AS TIMESTAMP)"
+        return times.in_zone(f"CAST({value} AS TIMESTAMP)", zone)
     if field.type == "string":
-        return f"try_cast({value} AS TIMESTAMP)"
+        return times.timestamp_sql(value, zone)
     if field.base in schema.INTEGERS:
         if unit is None:
             raise StartError(f'{where} is {field.type}; set event_time_unit to "s", "ms", "us" or "ns"')

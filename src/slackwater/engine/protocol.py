@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ import polars as pl
 
 from slackwater.engine.task import EmitReport, IngestReport, ShardTask, StagedLetters
 from slackwater.sources.base import Batch
-from slackwater.watermark import Heard
+from slackwater.watermark import Heard, Span
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,9 @@ class SourceStats:
     future: int = 0
     partitions: Mapping[str, Heard] = field(default_factory=dict)  # every partition there is
     outside: int = 0  # with a time outside of the years 1 to 9999
+    spans: tuple[Span, ...] = ()  # of its newest rows, where they were asked for
+    place: str | None = None  # where the row with the largest time is, for people
+    unit_hint: str | None = None  # of the first rows: the unit that was meant
 
     @property
     def bad(self) -> int:
@@ -36,6 +39,8 @@ class IngestOutcome:
     sources: Mapping[str, SourceStats]
     bad_samples: Mapping[str, Sequence[str]] = field(default_factory=dict)
     staged: Sequence[StagedLetters] = ()  # dead letters, beside those that the shards report
+    # the event times of a source's newest rows, for a bound of jumps (µs): of all ("") and of each partition
+    spans: Callable[[str, int], Mapping[str, tuple[Span, ...]]] = lambda source, jump_us: {}
 
     @property
     def letters(self) -> list[StagedLetters]:

@@ -31,6 +31,8 @@ from slackwater.engine.steps import Step
 from slackwater.errors import EpochError, LockHeldError, SlackwaterError, StartError
 from slackwater.sources import files
 from slackwater.sources.base import Batch, reason
+from slackwater.sources.changed import AT_ONCE, ReadFiles
+from slackwater.sources.changed import text as changed_text
 from slackwater.sources.kafka import KafkaSource
 from slackwater.sources.lookups import Lookups
 from slackwater.sources.streams import Streams
@@ -124,6 +126,7 @@ class _Run:
         self._turn = threading.Lock()  # epochs and ticks, one at a time
         self._failure: BaseException | None = None
         self._stopping = False
+        self._read_files: dict[str, ReadFiles] = {}
         self._epoch = -1  # the epoch of the batch in progress
         self._idle_since = self._rows_at = time.monotonic()
         self._asked = False  # whether the sources were asked at all: a query takes its time to begin
@@ -165,6 +168,9 @@ class _Run:
                 self._watch(query)
             finally:
                 self._end(query)
+            if self.available_now:
+                self._tell_changed(None)
+                self.engine.tell_missing()
             if flush and not self.stop.is_set():
                 self.driver.flush()
             return self.last
@@ -200,7 +206,7 @@ class _Run:
             self._prepare(latest)
 
             def rows(some: pl.DataFrame) -> Mapping[str, DataFrame]:
-                return again.frames(self.session, self.streams.sources, some, self.pipeline.carries_origin)
+                return again.frames(self.session, self.streams.sources, some)
 
             letters = dlq.newest(self.pipeline, dlq.Wanted())  # with those that this start published
             return replay.replay(self.driver, choose(letters), rows, dry, limit)
@@ -246,7 +252,7 @@ class _Run:
         for line in plan.size_warnings(self.pipeline.last.transform.step):
             self.notice("warning", line)
         sql = carrying(self.pipeline, self.session, sources)
-        engine = SparkEngine(
+        self.engine = engine = SparkEngine(
             self.session, self.pipeline, logic, times, lookups.refresh, sql, ends(self.pipeline, self.session, sources)
         )
         hooks = Hooks(lambda: time.time_ns() // 1000, self._on_status, self.notice, faults.from_environment())
@@ -290,11 +296,42 @@ class _Run:
             writer = writer.trigger(processingTime=f"{self.pipeline.trigger_interval_ms} milliseconds")
         if self.available_now:
             self._progress = (0, self._files_to_come())
+        for source in self._file_sources:
+            self._read_files[source.name] = ReadFiles()
+            self._remember_files(source, all_of_them=True)
+        self._tell_changed(None)
         self._idle_since = self._rows_at = time.monotonic()
         query = writer.start()
         if not (self.available_now or self.pipeline.trigger_interval_ms):
             self._pace = pace.of_query(query)
         return query
+
+    @property
+    def _file_sources(self) -> list[files.FilesSource]:
+        return [s for s in self.streams.sources if isinstance(s, files.FilesSource)]
+
+    def _remember_files(self, source: files.FilesSource, all_of_them: bool = False) -> None:
+        """Know the files that the latest commit has read."""
+        offsets = self.driver.state.sources[source.name].offsets or {}
+        names = offsets.get("segments", [])
+        entries = files.recall(self.store, {"segments": names if all_of_them else names[-1:]})
+        self._read_files[source.name].add(entries)
+
+    def _tell_changed(self, limit: int | None = AT_ONCE) -> None:
+        """Say, count and commit which files changed after they were read."""
+        offsets, count = {}, 0
+        for source in self._file_sources:
+            found = self._read_files[source.name].changed(limit)
+            if found:
+                names = [files.local_name(e.path) for e in found[: files.CHANGES_SHOWN]]
+                log.warning("%s: %s", self.pipeline.name, changed_text(source.name, names, len(found)))
+                state, count = self.driver.state, count + len(found)
+                before = state.sources[source.name].offsets
+                offsets[source.name] = files.note_changes(self.store, state.epoch + 1, before, found)
+        if offsets:
+            self.driver.anchor(offsets, count)
+            if self._report:
+                self._report(self.driver.recovered())
 
     def _anchor(self) -> None:
         """Commit what "latest" means for Kafka sources that were never read, before anything else is."""
@@ -335,6 +372,10 @@ class _Run:
                     self._progress = (self._progress[0] + (batch.files or 0), self._progress[1])
                 if batch.payload:
                     self.driver.run_batch(batch, quiet)
+                    for source in self._file_sources:
+                        if source.name in batch.offsets:
+                            self._remember_files(source)
+                    self._tell_changed()
                     self._advertise(batch)
                     self.driver.hooks.faults.hit("checkpoint.before", self.driver.state.epoch)
             except BaseException as error:
@@ -372,6 +413,7 @@ class _Run:
                     if not nothing or self._idle_since != since:
                         continue  # the sources are being asked, or rows came meanwhile
                     self.driver.tick(int(quiet * 1e6))
+                    self._tell_changed()
                     self._idle_since = self._idle_since + quiet if every else now
                     self._pace.quiet_for(time.monotonic() - self._rows_at)
                 except BaseException:

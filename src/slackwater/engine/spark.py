@@ -7,6 +7,7 @@ files of the batch ─▶ event time ─▶ SQL, lookups ─▶ input columns �
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections import Counter
@@ -18,8 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater import errors
 from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.source import declared_columns
+from slackwater.core import schema
 from slackwater.core.time import EARLIEST_US, LATEST_US
 from slackwater.engine import inspect, prepare, shard, steps
+from slackwater.engine.first_rows import ROWS, FirstRows, missing_text, unit_hint
 from slackwater.engine.letters import ORIGIN, OUTSIDE, letter_columns, numbered_origin, origin_column
 from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.steps import Step
@@ -28,9 +32,10 @@ from slackwater.errors import EpochError, SlackwaterError
 from slackwater.joins.logic import JoinLogic
 from slackwater.sources.base import CORRUPT, Batch, reason
 from slackwater.sources.files import local_name
+from slackwater.sources.names import names_in
 from slackwater.state.protocol import ShardState
 from slackwater.targets.base import LETTER
-from slackwater.watermark import Heard
+from slackwater.watermark import CONFIRMS, Heard, Span
 from slackwater.windows import panes
 from slackwater.windows.aggregations import quote
 from slackwater.windows.logic import Logic
@@ -39,6 +44,8 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("slackwater")
 
 Task = Callable[["pa.Table"], str]
 _FILE = "__file"  # hidden: the file that a row was read from
@@ -70,6 +77,11 @@ class SparkEngine:
     refresh: Callable[[], None] = field(default=lambda: None)
     sql: Mapping[str, str] = field(default_factory=dict)
     end: str | None = None
+    # the first rows of each source: what was seen, the number that its event time is, what the latest epoch said, its rows
+    _looks: dict[str, FirstRows] = field(default_factory=dict)
+    _numbers: dict[str, tuple[str, str] | None] = field(default_factory=dict)
+    _seen: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _names: dict[str, DataFrame] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """User-defined aggregations go to the workers by value, with the tasks: a worker need not find their module."""
@@ -91,6 +103,7 @@ class SparkEngine:
         plan each epoch would be compiled and warmed up anew. A task that ran in vain left files that no commit names.
         """
         self.refresh()
+        self._begin_looks(batch.payload)
         latest = clock_us + self.pipeline.transform.step.max_future_ms * 1000
         tagged = 0 in tasks[0].idle_sources  # a single source that was idle: its late rows are told apart
         read = self._read(batch, clock_us, None, idle, tagged)
@@ -98,7 +111,91 @@ class SparkEngine:
         if any(s.max_event_us is not None and s.max_event_us > latest for s in outcome.sources.values()):
             read = self._read(batch, clock_us, latest, idle, tagged)
             outcome = self._ingest(read, batch, tasks)
+        outcome = self._looked(outcome, batch, clock_us)
         return self._with_letters(read, outcome, tasks)
+
+    # -- first rows ----------------------------------------------------------------------------------------------
+
+    def _begin_looks(self, frames: Mapping[str, DataFrame]) -> None:
+        """Look at the first rows of each source: at the columns that its schema declares, and at its times as numbers."""
+        for spec in self.pipeline.sources:
+            if spec.name in frames and spec.name not in self._looks:
+                own = resolve(spec.connection, self.pipeline.connections)
+                again = own is not None and own.kind in (
+                    "files",
+                    "kafka",
+                )  # these can be read once more, for their names
+                declared = declared_columns(spec.schema_) if spec.schema_ and again else []
+                there = {c.casefold(): c for c in frames[spec.name].columns}
+                names = [there[c.casefold()] for c in declared if c.casefold() in there]
+                self._looks[spec.name] = FirstRows(names)
+                self._numbers[spec.name] = self._number(spec.name, frames[spec.name])
+
+    def _number(self, name: str, frame: DataFrame) -> tuple[str, str] | None:
+        """The type of the event time and its number, as SQL over the timed rows; None where there is none."""
+        step, text = self.pipeline.transform.step, self.pipeline.transform.step.event_time_column
+        if self.times.get(name) == inspect.CLOCK or step.time_mode == "processing":
+            return None
+        expression = quote(text) if text in frame.columns else text
+        try:
+            kind = frame.selectExpr(f"{expression} AS t").schema.fields[0].dataType.simpleString()
+        except Exception:
+            return None  # told at the start
+        if kind == "timestamp" or text == "_event_ts":
+            return "timestamp", "unix_micros(_event_ts) div 1000000L"
+        if kind == "string":
+            return "string", f"try_cast({expression} AS BIGINT)"
+        return ("integer", f"CAST({expression} AS BIGINT)") if kind in schema.INTEGERS else None
+
+    def _look_at(self, name: str) -> list[Any]:
+        """What is asked of the first rows."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        look, number = self._looks.get(name), self._numbers.get(name)
+        if look is None or not look.looks:
+            return []
+        found = [F.count(F.col(quote(c))).alias(f"__value{i}") for i, c in enumerate(look.columns)]
+        if number is not None:
+            found.append(F.expr(f"percentile_approx({number[1]}, 0.5)").alias("__number"))
+        return found
+
+    def _looked(self, outcome: IngestOutcome, batch: Batch, clock_us: int) -> IngestOutcome:
+        """After an epoch's rows were read: what they say about the schema is told, about the unit it goes into the outcome."""
+        sources = dict(outcome.sources)
+        for name, stats in outcome.sources.items():
+            look, seen, number = self._looks.get(name), self._seen.pop(name, None), self._numbers.get(name)
+            if look is None or seen is None or not look.looks:
+                continue
+            look.saw(stats.rows, {c: seen.get(f"__value{i}") or 0 for i, c in enumerate(look.columns)})
+            if number is not None:
+                unit = self.pipeline.transform.step.event_time_unit
+                hint = unit_hint(seen.get("__number"), unit, number[0], clock_us)
+                if hint is not None and (stats.bad or not look.unit_told):
+                    sources[name] = replace(stats, unit_hint=hint)
+                    look.unit_told = True
+            if look.missing and not look.is_told:
+                self._names[name] = batch.payload[name]
+            if not look.looks:
+                self.tell_missing(name)
+        return replace(outcome, sources=sources)
+
+    def tell_missing(self, *names: str) -> None:
+        """Warn of columns of the schema that none of the first rows has; of all sources at the end of the input."""
+        for name in names or tuple(self._looks):
+            look, frame = self._looks[name], self._names.pop(name, None)
+            if frame is None or look.is_told or not look.rows:
+                continue
+            look.is_told = True
+            spec = next(s for s in self.pipeline.sources if s.name == name)
+            try:
+                there = names_in(self.session, frame, spec.format, spec.options)
+            except Exception as error:
+                log.debug("the names in the data of %s cannot be read: %s", name, error)
+                there = []
+            for column in look.missing:
+                if column not in there:  # else it is there, and NULL
+                    line = missing_text(name, column, min(look.rows, ROWS), there)
+                    log.warning("%s: %s", self.pipeline.name, line)
 
     def _read(
         self, batch: Batch, clock_us: int, latest: int | None, idle: Mapping[str, Sequence[str]], tagged: bool
@@ -117,7 +214,8 @@ class SparkEngine:
         before = self._origins_before(tasks[0].watermark) if self.pipeline.carries_origin else None
         for name, timed in read.timed.items():
             observed[name] = Observation()
-            statistics = _statistics(list(batch.partitions.get(name, {})), usable_only=False)
+            statistics = _statistics(list(batch.partitions.get(name, {})), False, timed.columns)
+            statistics += self._look_at(name)
             for tag, out in self._outputs(read, name, timed.observe(observed[name], *statistics)):
                 parts.append(out.selectExpr(*self._columns(name, tag, before)))
         lifted = self._lift(reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
@@ -127,10 +225,16 @@ class SparkEngine:
         for name, observation in observed.items():
             found: Mapping[str, Any] = observation.get
             counts = batch.partitions.get(name, {})
+            self._seen[name] = dict(found)
             if found["bad"]:
-                found = read.timed[name].agg(*_statistics(list(counts), usable_only=True)).collect()[0].asDict()
+                again = _statistics(list(counts), True, read.timed[name].columns)
+                found = read.timed[name].agg(*again).collect()[0].asDict()
             stats[name] = _stats_of(found, counts)
-        return IngestOutcome([IngestReport.model_validate_json(r) for r in reports], stats)
+
+        def spans(source: str, jump_us: int) -> Mapping[str, tuple[Span, ...]]:
+            return _spans(read.timed[source], jump_us, bool(batch.partitions.get(source)))
+
+        return IngestOutcome([IngestReport.model_validate_json(r) for r in reports], stats, spans=spans)
 
     def _origins_before(self, watermark: int) -> int | None:
         """Rows before this time (µs) may be late, and take along where they came from; None where others find that out."""
@@ -159,6 +263,8 @@ class SparkEngine:
             bytes_of = {c: kind for c, kind in rows.dtypes if c not in (_FILE, CORRUPT)}
             file = _FILE if _FILE in rows.columns else "NULL"
             rows = rows.selectExpr(*map(quote, plain), origin_column(bytes_of, name, file))
+        else:
+            rows = rows.drop(_FILE)
         found: list[tuple[int | None, DataFrame]] = []
         for tag, some in _by_idleness(rows, names.index(name), len(names), read.split[name]):
             if self.pipeline.transform.sql_of(name) is not None:
@@ -262,7 +368,7 @@ class SparkEngine:
         bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN NOT {sane} THEN {why}{future} END AS __bad"
         kept = [quote(c) for c in frame.columns if c != "_event_ts"]
         of_file = name in self._files and _FILE not in frame.columns  # read again, it brings the name
-        file = [f"_metadata.file_path AS {_FILE}"] if self.pipeline.carries_origin and of_file else []
+        file = [f"_metadata.file_path AS {_FILE}"] if of_file else []
         return frame.selectExpr(*kept, *file, f"{time} AS _event_ts", bad)
 
     @property
@@ -335,14 +441,22 @@ def _by_idleness(rows: DataFrame, index: int, sources: int, idle: Sequence[str])
     return [(index, rows.where(f"NOT {of_idle}")), (sources + index, rows.where(of_idle))]
 
 
-def _statistics(partitions: Sequence[str], usable_only: bool) -> list[Any]:
-    """What is told of a source's rows. While no row is bad the few aggregates do that need not look at `__bad`."""
+def _statistics(partitions: Sequence[str], usable_only: bool, columns: Sequence[str]) -> list[Any]:
+    """What is told of a source's rows. While no row is bad the few aggregates do that need not look at `__bad`.
+
+    `columns` that say where a row is from tell it of the newest one.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     event_us = F.expr(
         "CASE WHEN __bad IS NULL THEN unix_micros(_event_ts) END" if usable_only else "unix_micros(_event_ts)"
     )
     found = [F.count(F.lit(1)).alias("rows"), F.count("__bad").alias("bad"), F.max(event_us).alias("newest")]
+    place = next(
+        (p for c, p in (("_offset", "struct(_topic, _partition, _offset)"), (_FILE, _FILE)) if c in columns), None
+    )
+    if place is not None:
+        found.append(F.max_by(F.expr(place), event_us).alias("place"))
     if usable_only:
         found += [F.count(F.when(F.col("__bad") == why, 1)).alias(why) for why in ("undecodable", "future", OUTSIDE)]
     for number, partition in enumerate(partitions):
@@ -361,8 +475,33 @@ def _stats_of(found: Mapping[str, Any], partitions: Mapping[str, int]) -> Source
         found.get("undecodable") or 0,
         found.get("future") or 0,
         {name: Heard(rows, found[f"newest{n}"]) for n, (name, rows) in enumerate(partitions.items())},
-        found.get(OUTSIDE) or 0,
+        outside=found.get(OUTSIDE) or 0,
+        place=_place_of(found.get("place")),
     )
+
+
+def _place_of(found: Any) -> str | None:
+    """Where a row was read, for people."""
+    if found is None or isinstance(found, str):
+        return None if found is None else local_name(found)
+    return f"{found['_topic']}-{found['_partition']} at offset {found['_offset']}"
+
+
+def _spans(timed: DataFrame, jump_us: int, partitioned: bool) -> dict[str, tuple[Span, ...]]:
+    """The event times of the newest rows, in stretches shorter than `jump_us`: of each partition, and of all."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    by = "concat(_topic, '-', _partition)" if partitioned else "''"
+    times = timed.where("__bad IS NULL").selectExpr(f"{by} AS p", "unix_micros(_event_ts) AS t")
+    stretches = times.groupBy("p", F.expr(f"t - pmod(t, {jump_us}L)").alias("b")).agg(
+        F.min("t").alias("low"), F.max("t").alias("high"), F.count("*").alias("n")
+    )
+    nth = stretches.selectExpr("*", "row_number() OVER (PARTITION BY p ORDER BY b DESC) AS nth")
+    found: dict[str, list[Span]] = {}
+    for row in nth.where(f"nth <= {CONFIRMS}").collect():
+        for name in {row["p"], ""}:
+            found.setdefault(name, []).append((row["low"], row["high"], row["n"]))
+    return {name: tuple(spans) for name, spans in found.items()}
 
 
 # -- what runs in the workers ------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ class Counters:
     rows_bad: int = 0
     rows_refused: int = 0
     rows_lost: int = 0  # gone from the source before they were read (on_data_loss = "skip")
+    files_changed: int = 0  # after they were read, which happens once
     late_windows: int = 0
     replayed: int = 0  # dead letters that were applied after all; their rows stay counted as what they were
     overflows: int = 0  # results that did not fit their type and came out as NULL (on_overflow = "null")

@@ -7,7 +7,7 @@ newest event ── lateness ──▶ watermark of each source ── minimum �
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
@@ -118,6 +118,7 @@ class Why:
     key: OfKey | None
     sides: tuple[Side, ...] = ()
     then_us: int | None = None
+    changed_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # per source: how many, the last ones
 
 
 def why(pipeline: Pipeline, store: StateStore, now_us: int, key: Sequence[str] = ()) -> Why:
@@ -184,6 +185,11 @@ class _Look:
             key=of_key,
             sides=sides,
             then_us=None if m.then is None else _known(m.then.watermark_us),
+            changed_files={
+                n: s.offsets["changed"]
+                for n, s in m.sources.items()
+                if s.offsets and isinstance(s.offsets.get("segments"), list) and "changed" in s.offsets
+            },
         )
 
     def _sides(self, join: JoinLogic) -> tuple[Side, ...]:

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 from slackwater.config.source import Source
 from slackwater.errors import EpochError, StartError
 from slackwater.sources.base import CORRUPT, SourceBatch, checkpoint_line, reason
+from slackwater.sources.times import UTC, TextTimes, zone_of
 from slackwater.state.protocol import SourceRecord, StateStore
 
 if TYPE_CHECKING:
@@ -24,22 +25,42 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 MERGE_AT = 64  # offset files before they are rewritten as one
+CHANGES_SHOWN = 3  # names of changed files that a state keeps for people
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file as Spark's file source lists it; `path` is a URI, `timestamp` its modification time in ms."""
+    """One file as it was read; `path` is a URI, `timestamp` its modification time in ms, `size` in bytes where it is known."""
 
     path: str
     timestamp: int
+    size: int | None = None
+
+    @property
+    def now(self) -> FileEntry | None:
+        """The file as it is now; None where it is gone, or lies on no disk of this machine."""
+        if not self.path.startswith("file:"):
+            return None
+        try:
+            found = Path(local_name(self.path)).stat()
+        except OSError:
+            return None
+        return FileEntry(self.path, found.st_mtime_ns // 1_000_000, found.st_size)
+
+    def differs(self, now: FileEntry) -> bool:
+        """Whether it is another file now. States of earlier versions know no sizes."""
+        return self.timestamp != now.timestamp or (
+            self.size is not None and now.size is not None and self.size != now.size
+        )
 
 
 @dataclass(frozen=True)
 class FilesSource:
-    """A files source with its schema."""
+    """A files source with its schema. `zone`: of times in text that have none, where its reader's options do not say."""
 
     spec: Source
     schema: StructType
+    zone: str = UTC
 
     @property
     def name(self) -> str:
@@ -79,6 +100,7 @@ class FilesSource:
         entries = batch_files(checkpoint, index, number)
         if not entries:
             return None
+        entries = [entry.now or entry for entry in entries]  # just before they are read
         offsets = remember(store, epoch, record.offsets, entries)
         return SourceBatch(self.read(session, entries), offsets, files=len(entries))
 
@@ -95,7 +117,17 @@ class FilesSource:
 
     def read(self, session: SparkSession, files: Sequence[FileEntry]) -> DataFrame:
         """The rows of these files; with a column for undecodable records where the format can have them."""
-        return reader(session, self.spec.format or "", self.schema, self.spec.options).load([f.path for f in files])
+        form, paths = self.spec.format or "", [f.path for f in files]
+        if form not in ("json", "csv"):
+            return reader(session, form, self.schema, self.spec.options).load(paths)
+        times = self.times
+        return times.convert(reader(session, form, times.as_read, self.spec.options).load(paths))
+
+    @property
+    def times(self) -> TextTimes:
+        """Its schema, of whose times the reader of JSON and CSV gives the text."""
+        options = self.spec.options
+        return TextTimes(self.schema, self.spec.format or "", zone_of(options, self.zone), options)
 
 
 def located(query: str) -> str:
@@ -213,14 +245,26 @@ def remember(
     if len(names) >= MERGE_AT:
         entries = [*recall(store, before), *entries]
         names = []
-    name = store.stage_list(epoch, [json.dumps([e.path, e.timestamp]) for e in entries])
-    return {"segments": [*names, name], "count": count}
+    name = store.stage_list(epoch, [json.dumps([e.path, e.timestamp, e.size]) for e in entries])
+    return {**(before or {}), "segments": [*names, name], "count": count}
+
+
+def note_changes(
+    store: StateStore, epoch: int, before: Mapping[str, Any] | None, files: Sequence[FileEntry]
+) -> dict[str, Any]:
+    """Offsets that know these files, which were read, as they are now: what changed is told and counted once."""
+    told = (before or {}).get("changed", {})
+    names = [*told.get("last", []), *(local_name(e.path) for e in files)]
+    count = int((before or {}).get("count", 0))
+    changed = {"count": int(told.get("count", 0)) + len(files), "last": names[-CHANGES_SHOWN:]}
+    return {**remember(store, epoch, before, files), "count": count, "changed": changed}
 
 
 def recall(store: StateStore, offsets: Mapping[str, Any] | None) -> list[FileEntry]:
     """Every file that is part of the state."""
     lines = [line for name in (offsets or {}).get("segments", []) for line in store.read_list(name)]
-    return [FileEntry(*json.loads(line)) for line in lines]
+    entries = (FileEntry(*json.loads(line)) for line in lines)
+    return list({e.path: e for e in entries}.values())  # one that changed is listed again, as it was then
 
 
 def local_name(uri: str) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slackwater.config.source import Lookup
 from slackwater.errors import StartError
 from slackwater.sources.base import reason
 from slackwater.sources.files import located
+from slackwater.sources.times import TextTimes, zone_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,7 +54,14 @@ class Lookups:
 
     def _read(self, name: str, spec: Lookup) -> None:
         read = self.session.read.format(spec.format).options(**spec.options)
-        frame = (read.schema(spec.schema_) if spec.schema_ else read).load(located(spec.query))
+        if spec.schema_ and spec.format in ("json", "csv"):
+            from pyspark.sql.types import StructType
+
+            schema: Any = StructType.fromDDL(spec.schema_)
+            times = TextTimes(schema, spec.format, zone_of(spec.options, None), spec.options)
+            frame = times.convert(read.schema(times.as_read).load(located(spec.query)))
+        else:
+            frame = (read.schema(spec.schema_) if spec.schema_ else read).load(located(spec.query))
         # a copy of its own: the files may be replaced or go away while the old version is still in use
         frame = frame.localCheckpoint(eager=True)
         frame.createOrReplaceTempView(name)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from slackwater.config.source import Source
 from slackwater.errors import StartError
 from slackwater.sources.base import CORRUPT, reason
+from slackwater.sources.times import UTC, TextTimes
 from slackwater.windows.aggregations import quote
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _MARK = "_slackwater_decoded"
 
 @dataclass(frozen=True)
 class Payload:
-    """How values become columns. `schema`: these columns, without `_corrupt_record`."""
+    """How values become columns. `schema`: these columns, without `_corrupt_record`; `zone`: of times in JSON that have none."""
 
     schema: StructType
     kind: str
@@ -49,6 +50,7 @@ class Payload:
         default_factory=dict
     )  # writer's schema (JSON) by registry id; None: the only one
     reader: str = ""  # Avro: the schema that rows are brought to, with the mark
+    zone: str = UTC
 
     def decode(self, records: DataFrame, meta: Sequence[str]) -> DataFrame:
         """Records with the payload's columns, those of `meta` (SQL), and `_corrupt_record`: NULL where all went well."""
@@ -57,17 +59,22 @@ class Payload:
         parsed = records.withColumn("_p", self._json() if self.kind == "json" else self._avro())
         failed = "_p IS NULL OR " + (f"_p.{CORRUPT} IS NOT NULL" if self.kind == "json" else f"_p.{_MARK} IS NULL")
         text = f"coalesce(try_validate_utf8(CAST({self.body} AS STRING)), hex({self.body}))"
-        return parsed.selectExpr(
+        found = parsed.selectExpr(
             *(f"_p.{quote(f.name)}" for f in self.schema.fields),
             *meta,
             f"CASE WHEN {self.body} IS NULL THEN 'no value' WHEN {failed} THEN {text} END AS {CORRUPT}",
         )
+        return self._times.convert(found) if self.kind == "json" else found
+
+    @property
+    def _times(self) -> TextTimes:
+        return TextTimes(self.schema, "json", self.zone, {})
 
     def _json(self) -> Any:
         from pyspark.sql import functions as F  # noqa: N812
         from pyspark.sql.types import StringType, StructField, StructType
 
-        wanted = StructType([*self.schema.fields, StructField(CORRUPT, StringType())])
+        wanted = StructType([*self._times.as_read.fields, StructField(CORRUPT, StringType())])
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
         return F.from_json(F.col(self.body).cast("string"), wanted, options)
 

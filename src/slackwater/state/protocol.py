@@ -102,6 +102,7 @@ class PartitionRecord(Record):
     max_event_us: Time | None = None
     quiet_us: Amount = 0
     idle: bool = False
+    spans: tuple[tuple[Time, Time, Amount], ...] = ()
 
 
 class SourceRecord(Record):
@@ -114,13 +115,18 @@ class SourceRecord(Record):
     rows: Amount = 0
     usable: Amount = 0
     offsets: Annotated[Mapping[str, Any] | None, AfterValidator(_offsets)] = None
+    spans: tuple[tuple[Time, Time, Amount], ...] = ()  # with `max_jump_ms`, see `watermark`
+    newest_at: str | None = None  # where the row with the newest event time was read, for people
 
-    def clock(self, lateness_us: int, idleness_us: int) -> SourceClock:
+    def clock(self, lateness_us: int, idleness_us: int, jump_us: int | None = None) -> SourceClock:
         partitions = {
-            name: SourceClock(lateness_us, idleness_us, p.max_event_us, p.quiet_us, p.idle)
+            name: SourceClock(
+                lateness_us, idleness_us, p.max_event_us, p.quiet_us, p.idle, jump_us=jump_us, spans=p.spans
+            )
             for name, p in self.partitions.items()
         }
-        return SourceClock(lateness_us, idleness_us, self.max_event_us, self.quiet_us, self.idle, partitions)
+        own = (lateness_us, idleness_us, self.max_event_us, self.quiet_us, self.idle, partitions)
+        return SourceClock(*own, jump_us=jump_us, spans=self.spans)
 
 
 class BatchId(Record):

@@ -154,7 +154,7 @@ def test_the_example_loads_as_it_stands_with_its_defaults() -> None:
     )
     assert (j.bounds_ms, j.lateness_ms, j.late_data, j.event_time) == ((-300_000, 300_000), 10_000, "drop", "later")
     assert (j.left_prefix, j.right_prefix, j.max_rows_per_key, j.on_state_cap) == ("left_", "right_", 100_000, "fail")
-    assert (j.time_mode, j.max_future_ms, j.idle_close_ms) == ("event", 86_400_000, None)
+    assert (j.time_mode, j.max_future_ms, j.idle_close_ms) == ("event", 3_600_000, None)
 
 
 def test_python_builds_the_same() -> None:
@@ -184,6 +184,8 @@ def test_nothing_given_is_lost_on_the_way_through_toml() -> None:
         "upper_ms": 7,
         "event_time_column": "ts",
         "event_time_unit": "ms",
+        "event_time_zone": "Europe/Berlin",
+        "max_jump_ms": "2h",
         "lateness_ms": "3s",
         "source_idleness_ms": 1,
         "idle_close_ms": "1s",

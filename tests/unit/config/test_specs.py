@@ -182,7 +182,7 @@ def test_the_example_loads_as_it_stands_with_its_defaults() -> None:
     p = sw.loads(ISSUE, env={})
     w = p.transform.window
     assert (w.kind, w.gap_ms, w.max_session_duration_ms, w.group_by) == ("session", 30_000, 7_200_000, ("user_id",))
-    assert (w.max_future_ms, w.emit, w.offset_ms, w.emit_metadata) == (86_400_000, "on_close", 0, False)
+    assert (w.max_future_ms, w.emit, w.offset_ms, w.emit_metadata) == (3_600_000, "on_close", 0, False)
     assert (w.aggregations[1].mode, w.aggregations[1].hll_precision) == ("approximate", 14)
     assert (p.trigger_interval_ms, p.idle_pause_ms) == (0, 500)
     assert p.transform.lookups["users"].format == "parquet"

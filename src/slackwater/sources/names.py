@@ -1,0 +1,30 @@
+"""Which names the data of a source has, whatever its schema says: from the first rows of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_ROWS = 1000
+_NAMES = 1000
+
+
+def names_in(session: SparkSession, frame: DataFrame, form: str | None, options: Mapping[str, str]) -> list[str]:
+    """The keys of JSON objects, the header of CSV, the columns of Parquet; none where the data has no names."""
+    if "_value" in frame.columns:
+        return _keys(frame.limit(_ROWS).selectExpr("CAST(_value AS STRING) AS value"))
+    files = frame.inputFiles()[:1]
+    lower = {k.lower(): v.lower() for k, v in options.items()}
+    if not files or form == "text" or (form == "csv" and lower.get("header") != "true"):
+        return []
+    if form == "json" and lower.get("multiline") != "true":
+        return _keys(session.read.text(files).limit(_ROWS))
+    return session.read.format(form or "").options(**options).load(files).columns
+
+
+def _keys(texts: DataFrame) -> list[str]:
+    keys = texts.selectExpr("explode(json_object_keys(value)) AS name").distinct().limit(_NAMES)
+    return [row["name"] for row in keys.collect()]

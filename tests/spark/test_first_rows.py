@@ -1,0 +1,156 @@
+"""What the first rows say about a schema and a unit, and what is said of files that change after they were read."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.conftest import Runner
+
+import slackwater as sw
+from slackwater.engine.why import why
+from slackwater.errors import BadRowError, StartError
+from slackwater.metrics import Metrics
+from slackwater.state.files import FilesStore
+
+pytestmark = pytest.mark.spark
+
+THEN_S = 1_709_287_200  # 2024-03-01T10:00:00Z
+
+
+def window(**more: Any) -> sw.Window:
+    given = {
+        "kind": "tumbling",
+        "duration_ms": "1h",
+        "max_groups_per_window": 9,
+        "group_by": ["user"],
+        "event_time_column": "ts",
+    }
+    return sw.Window(**{**given, "aggregations": [sw.Aggregation(agg="count", as_="n")], **more})
+
+
+def said(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
+    return [r.getMessage() for r in caplog.records if word in r.getMessage()]
+
+
+def rows(scale: int, n: int = 30, **more: Any) -> list[dict[str, Any]]:
+    return [{"user": "a", "ts": (THEN_S + k) * scale, **more} for k in range(n)]
+
+
+# -- columns that the data does not have -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [30, 2500])
+def test_a_column_that_no_row_has_is_told_with_the_names_that_are_there(
+    runner: Runner, caplog: pytest.LogCaptureFixture, count: int
+) -> None:
+    """After the first 1,000 rows, or at the end of an input that has fewer; once. What is there and NULL is no finding."""
+    found = [{"User_ID": "a", "ts": THEN_S + k, "url": None} for k in range(count)]
+    for n in range(0, count, 800):
+        runner.write(f"{n:04}.jsonl", found[n : n + 800])
+    source = runner.source("user_id STRING, url STRING, ts BIGINT, referer STRING", max_files_per_trigger=1)
+    with caplog.at_level(logging.WARNING, "slackwater"):
+        runner.run(source=source, window=window(group_by=["user_id"], event_time_unit="s"))
+    first, second = said(caplog, "is in none of its first")
+    assert 'source "events": the column "user_id"' in first
+    assert first.endswith('there are: User_ID, ts, url; did you mean "User_ID"?')
+    assert f"first {min(count, 1000):,} rows" in first
+    assert '"referer"' in second
+    assert "did you mean" not in second
+
+
+def test_a_column_that_a_parquet_file_does_not_have_is_told(runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
+    (runner.home / "in").mkdir()
+    pl.DataFrame({"usr": ["a"] * 5, "ts": [THEN_S + k for k in range(5)]}).write_parquet(
+        runner.home / "in" / "0.parquet"
+    )
+    source = sw.Source(
+        name="events",
+        connection=sw.FilesConnection(),
+        query=str(runner.home / "in"),
+        format="parquet",
+        schema="user STRING, ts BIGINT",
+    )
+    with caplog.at_level(logging.WARNING, "slackwater"):
+        runner.run(source=source, window=window(event_time_unit="s"))
+    (line,) = said(caplog, "is in none of its first")
+    assert line.endswith('there are: ts, usr; did you mean "usr"?')
+
+
+# -- units -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "meant", "scale"), [("ms", "s", 1), ("s", "ms", 10**3), ("s", "ns", 10**9), ("us", "us", 10**6)]
+)
+def test_a_wrong_unit_is_told_with_the_right_one(
+    runner: Runner, caplog: pytest.LogCaptureFixture, given: str, meant: str, scale: int
+) -> None:
+    """Too fine gives times before 1990, which is a warning; too coarse gives the far future or none: bad rows.
+
+    All pairs are in tests/unit/test_first_looks.py.
+    """
+    runner.write("0.jsonl", [{"user": "a", "ts": 0}, *rows(scale)])
+    source, how = runner.source("user STRING, ts BIGINT"), window(event_time_unit=given)
+    if given == "s" and meant != "s":
+        with pytest.raises(BadRowError, match=f'did you mean event_time_unit = "{meant}"'):
+            runner.run(source=source, window=how)
+        return
+    with caplog.at_level(logging.WARNING, "slackwater"):
+        runner.run(source=source, window=how)
+    lines = said(caplog, "did you mean event_time_unit")
+    assert len(lines) == (given != meant)
+    assert all(line.endswith(f'did you mean event_time_unit = "{meant}"?') for line in lines)
+
+
+def test_a_thousand_rows_without_a_time_name_the_unit(runner: Runner) -> None:
+    runner.write("0.jsonl", rows(1000, 1200))
+    with pytest.raises(StartError, match=r'none of its first 1200 rows .* did you mean event_time_unit = "ms"'):
+        runner.run(source=runner.source("user STRING, ts BIGINT"), window=window(event_time_unit="s"), on_error="drop")
+
+
+# -- files that change -------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_changes_after_it_was_read_is_told_and_counted_once(
+    runner: Runner, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grows, same = runner.write("0.jsonl", rows(1)), runner.write("1 b.jsonl", rows(1))
+    replaced = runner.write("2.jsonl", rows(1))
+    given: dict[str, Any] = {
+        "source": runner.source("user STRING, ts BIGINT"),
+        "window": window(event_time_unit="s"),
+        "flush": False,
+    }
+    runner.run(**given)
+    assert runner.statuses[-1].counters.files_changed == 0
+    with grows.open("a") as more:
+        more.write(json.dumps({"user": "b", "ts": THEN_S}) + "\n")
+    when = replaced.stat().st_mtime
+    replaced.write_text(replaced.read_text() + "\n")
+    os.utime(replaced, (when, when))
+    with caplog.at_level(logging.WARNING, "slackwater"):
+        runner.run(**given)
+        runner.run(**given)
+    (line,) = said(caplog, "changed after")
+    assert 'source "events": 2 files changed after they were read, and are not read again:' in line
+    assert str(grows) in line
+    assert str(replaced) in line
+    assert str(same) not in line
+    assert runner.statuses[-1].counters.files_changed == 2
+    metrics = Metrics()
+    metrics.update(runner.statuses[-1])
+    assert metrics.registry.get_sample_value("slackwater_streaming_files_changed_total", {"pipeline": "test"}) == 2
+    pipeline = sw.pipeline(
+        name="test",
+        source=given["source"],
+        window=given["window"],
+        target=sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "out")),
+        state_store=sw.StateStore(kind="files", path=str(runner.home / "state")),
+    )
+    found = why(pipeline, FilesStore(str(runner.home / "state"), "test"), 0)
+    assert found.changed_files["events"]["count"] == 2

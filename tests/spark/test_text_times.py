@@ -1,0 +1,166 @@
+"""Which texts are times: as text, as TIMESTAMP that JSON and CSV readers make, nested, in batches, letters read again.
+
+text in the file     10:15    T10:15:00Z    2024    2024-03    2024-03-01    2024-03-01T10:15:00Z
+is                   ········ bad, with a reason ··········    midnight      itself
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import Runner
+from tests.spark.test_engine import us
+
+import slackwater as sw
+from slackwater.core.schema import Field
+from slackwater.engine import dlq
+from slackwater.engine.prepare import event_time_sql
+from slackwater.engine.run import replay
+from slackwater.sources.payload import Payload
+
+pytestmark = pytest.mark.spark
+
+NO_TIMES = [
+    "10:15",
+    "T10:15:00Z",
+    "2024",
+    "2024-03",
+    "1:15-08:00",
+    "10:15:00-08:00",
+    "20240301",
+    "now",
+    "",
+    "1709287200x",
+    "02024",
+]
+TIMES = {
+    "2024-03-01": "2024-03-01T00:00:00Z",
+    " 2024-3-1 ": "2024-03-01T00:00:00Z",
+    "2024-03-01 10:15": "2024-03-01T10:15:00Z",
+    "2024-03-01T10": "2024-03-01T10:00:00Z",
+    "2024-03-01T10:15:30.123456789Z": "2024-03-01T10:15:30.123456Z",
+    "2024-03-01T10:15:30+0200": "2024-03-01T08:15:30Z",
+    "2024-03-01T10:15:30+02": "2024-03-01T08:15:30Z",
+    "2024-03-01 10:15:30 Europe/Berlin": "2024-03-01T09:15:30Z",
+}
+NAIVE = ("2024-03-01", " 2024-3-1 ", "2024-03-01 10:15", "2024-03-01T10")
+
+
+def window(**more: Any) -> sw.Window:
+    given = {
+        "kind": "tumbling",
+        "duration_ms": "1d",
+        "max_groups_per_window": 9,
+        "group_by": ["user"],
+        "event_time_column": "ts",
+    }
+    return sw.Window(**{**given, "aggregations": [sw.Aggregation(agg="count", as_="n")], **more})
+
+
+def read(spark: Any, texts: list[str], zone: str = "UTC") -> list[int | None]:
+    """Texts as the column of the event time."""
+    frame = spark.createDataFrame([(i, t) for i, t in enumerate(texts)], "i INT, t STRING")
+    sql = event_time_sql("t", Field("t", "string"), None, "", zone)
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    return [r["us"] for r in frame.selectExpr("i", f"unix_micros({sql}) AS us").sort("i").collect()]
+
+
+def payload(spark: Any, texts: list[Any], ddl: str = "t TIMESTAMP", zone: str = "UTC") -> list[tuple[Any, bool]]:
+    """The same in JSON, in a column of a type of time: the value, and whether the row can be used."""
+    from pyspark.sql.types import StructType
+
+    bodies = [(i, json.dumps({"t": t}).encode()) for i, t in enumerate(texts)]
+    found = Payload(StructType.fromDDL(ddl), "json", zone=zone).decode(
+        spark.createDataFrame(bodies, "i INT, value BINARY"), ["i"]
+    )
+    of = "unix_micros(t)" if ddl == "t TIMESTAMP" else "to_json(struct(t))"
+    return [
+        (r["v"], r["c"] is None)
+        for r in found.selectExpr("i", f"{of} AS v", "_corrupt_record AS c").sort("i").collect()
+    ]
+
+
+def test_a_text_is_a_time_iff_it_has_year_month_and_day(spark: Any) -> None:
+    assert read(spark, NO_TIMES) == [None] * len(NO_TIMES)
+    assert read(spark, list(TIMES)) == [us(t) for t in TIMES.values()]
+
+
+def test_the_same_for_a_json_column_of_type_timestamp(spark: Any) -> None:
+    assert payload(spark, NO_TIMES) == [(None, False)] * len(NO_TIMES)
+    assert payload(spark, list(TIMES)) == [(us(t), True) for t in TIMES.values()]
+    assert payload(spark, [None, 1709287200, 2024]) == [(None, True), (1709287200000000, True), (None, False)]
+
+
+def test_dates_local_times_and_nested_ones_follow_the_rule(spark: Any) -> None:
+    for ddl in ("t DATE", "t TIMESTAMP_NTZ", "t STRUCT<a: TIMESTAMP>", "t ARRAY<DATE>", "t MAP<STRING, TIMESTAMP>"):
+
+        def put(text: str, ddl: str = ddl) -> Any:
+            return {"a": text} if "STRUCT" in ddl or "MAP" in ddl else [None, text] if "ARRAY" in ddl else text
+
+        found = payload(spark, [put("2024"), put("10:15"), put("2024-03-01"), None], ddl)
+        assert [usable for _, usable in found] == [False, False, True, True], ddl
+        assert "2024-03-01" in found[2][0], ddl
+
+
+def test_a_text_without_a_zone_is_of_event_time_zone(spark: Any) -> None:
+    """Berlin is an hour ahead of UTC in March, two in July; texts with a zone stay what they are."""
+    hour = 3_600_000_000
+    expected = [us(t) - (hour if text in NAIVE else 0) for text, t in TIMES.items()]
+    assert read(spark, list(TIMES), "Europe/Berlin") == expected
+    assert [v for v, _ in payload(spark, list(TIMES), zone="Europe/Berlin")] == expected
+    assert read(spark, ["2024-07-01 12:00:00"], "Europe/Berlin") == [us("2024-07-01T10:00:00Z")]
+    assert read(spark, NO_TIMES, "Europe/Berlin") == [None] * len(NO_TIMES)
+
+
+@pytest.mark.parametrize("form", ["json", "csv"])
+@pytest.mark.parametrize("kind", ["STRING", "TIMESTAMP", "DATE"])
+def test_rows_without_a_date_become_letters_and_stay_letters(runner: Runner, form: str, kind: str) -> None:
+    """Read as text and as a time, from JSON and CSV; a replay judges them as before, whatever day it is."""
+    texts = ["2024-03-01T09:00:00Z", "10:15", "2024", "T10:15:00Z", "2024-03-01T10:15:00Z", "2024-03-03"]
+    folder = runner.home / "in"
+    folder.mkdir()
+    lines = [json.dumps({"user": "a", "ts": t}) if form == "json" else f"a;{t}" for t in texts]
+    (folder / "0.txt").write_text("\n".join(lines) + "\n")
+    given: dict[str, Any] = {
+        "source": sw.Source(
+            name="events",
+            connection=sw.FilesConnection(),
+            query=str(folder),
+            format=form,
+            schema=f"user STRING, ts {kind}",
+            options={"sep": ";"} if form == "csv" else {},
+        ),
+        "window": window(),
+        "on_error": "dlq",
+        "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
+    }
+    found = runner.run(**given)
+    assert found["n"].to_list() == [2, 1]
+    last = runner.statuses[-1].counters
+    assert (last.rows_bad, last.rows_late, last.rows_used) == (3, 0, 3)
+    where = {k: v for k, v in given.items() if k != "target_path"}
+    pipeline = sw.pipeline(
+        name="test",
+        **where,
+        target=sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "out")),
+        state_store=sw.StateStore(kind="files", path=str(runner.home / "state")),
+    )
+    letters = dlq.newest(pipeline, dlq.Wanted())
+    assert sorted(json.loads(v)["ts"] if v[:1] == b"{" else v.decode().split(";")[1] for v in letters["value"]) == [
+        "10:15",
+        "2024",
+        "T10:15:00Z",
+    ]
+    again = replay(pipeline, lambda letters: letters, spark=runner.spark)
+    assert sum(again.left.values()) == 3
+    assert runner.output()["n"].sum() == 3
+
+
+def test_a_batch_gives_the_same(spark: Any, tmp_path: Path) -> None:
+    rows = spark.createDataFrame([("a", t) for t in ["10:15", "2024", "2024-03-01 00:30:00"]], "user STRING, ts STRING")
+    found = sw.batch(rows, window(event_time_zone="Europe/Berlin"), on_error="drop").collect()
+    assert [(r["window_start"].replace(tzinfo=None), r["n"]) for r in found] == [(dt.datetime(2024, 2, 29), 1)]

@@ -1,0 +1,42 @@
+"""`event_time_zone` and `max_jump_ms`, as `check` judges them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import slackwater as sw
+from slackwater.errors import ConfigError
+
+
+def window(**more: Any) -> sw.Window:
+    shape: dict[str, Any] = {"kind": "tumbling", "duration_ms": "1m", "max_groups_per_window": 1}
+    return sw.Window(**shape, aggregations=[sw.Aggregation(agg="count", as_="n")], **more)
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("Europe/Berln", '; did you mean "Europe/Berlin"?'),
+        ("europe/berlin", '; did you mean "Europe/Berlin"?'),
+        ("+02:00", '"UTC"'),
+    ],
+)
+def test_a_zone_has_a_name_of_the_iana_database(given: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        window(event_time_zone=given)
+    (line,) = raised.value.problems
+    assert line.startswith(f'Window: event_time_zone: found "{given}", expected the IANA name of a time zone')
+    assert hint in line
+
+
+def test_good_keys_are_kept() -> None:
+    found = window(event_time_zone="America/New_York", max_jump_ms="2h")
+    assert (found.event_time_zone, found.max_jump_ms) == ("America/New_York", 7_200_000)
+    assert (window().event_time_zone, window().max_jump_ms, window().max_future_ms) == (None, None, 3_600_000)
+
+
+def test_a_clock_neither_jumps_nor_has_a_zone() -> None:
+    with pytest.raises(ConfigError, match='max_jump_ms: given with time_mode = "processing"'):
+        window(max_jump_ms="1h", time_mode="processing")

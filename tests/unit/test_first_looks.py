@@ -1,0 +1,102 @@
+"""Units and names as the first rows tell them; files that change after they were read, 100,000 of them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from pathlib import Path
+
+import pytest
+
+from slackwater.engine.first_rows import FirstRows, missing_text, unit_hint
+from slackwater.sources.changed import AT_ONCE, ReadFiles, text
+from slackwater.sources.files import FileEntry, note_changes, recall, remember
+from slackwater.state.files import FilesStore
+
+NOW = int(dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp() * 1e6)
+PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+@pytest.mark.parametrize("given", PER_S)
+@pytest.mark.parametrize("meant", PER_S)
+def test_every_pair_of_units(given: str, meant: str) -> None:
+    number = int(dt.datetime(2024, 3, 1, tzinfo=dt.UTC).timestamp()) * PER_S[meant]
+    expected = None if given == meant else f'did you mean event_time_unit = "{meant}"?'
+    assert unit_hint(number, given, "integer", NOW) == expected
+
+
+def test_times_that_no_unit_explains_are_left_alone() -> None:
+    assert unit_hint(5, "s", "integer", NOW) is None
+    assert unit_hint(None, "s", "integer", NOW) is None
+    assert unit_hint(1_709_287_200, None, "timestamp", NOW) is None
+    assert 'BIGINT and event_time_unit = "ms"' in (unit_hint(1_709_287_200_000, None, "timestamp", NOW) or "")
+    assert 'BIGINT and event_time_unit = "s"' in (unit_hint(1_709_287_200, None, "string", NOW) or "")
+
+
+def test_a_name_is_found_whatever_its_case() -> None:
+    assert missing_text("s", "user_id", 7, ["b", "User_ID"]).endswith('there are: User_ID, b; did you mean "User_ID"?')
+    assert "did you mean" not in missing_text("s", "user_id", 7, ["x"])
+    look = FirstRows(["a", "b"])
+    look.saw(600, {"a": 1, "b": 0})
+    assert look.looks
+    look.saw(600, {"a": 0, "b": 0})
+    assert (look.looks, look.missing) == (False, ["b"])
+
+
+def entry(path: Path) -> FileEntry:
+    found = FileEntry(path.as_uri(), 0).now
+    assert found is not None
+    return found
+
+
+def test_a_change_is_found_once_by_size_or_by_time(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{n} ä.json" for n in range(3)]
+    for path in paths:
+        path.write_text("x")
+        os.utime(path, (1000, 1000))
+    known = ReadFiles()
+    known.add(entry(p) for p in paths)
+    assert known.changed() == []
+    paths[0].write_text("xy")
+    os.utime(paths[0], (1000, 1000))  # its time is as it was
+    os.utime(paths[1], (2000, 2000))
+    paths[2].unlink()
+    assert sorted(e.path for e in known.changed(None)) == sorted(p.as_uri() for p in paths[:2])
+    assert known.changed(None) == []
+    old = ReadFiles()
+    old.add([FileEntry(paths[0].as_uri(), 1_000_000)])  # of a state that knew no sizes
+    assert old.changed() == []
+
+
+def test_a_look_takes_a_few_files_and_goes_round(tmp_path: Path) -> None:
+    path = tmp_path / "grows.json"
+    path.write_text("x")
+    known = ReadFiles()
+    known.add([entry(path)])
+    known.add(FileEntry(f"file:///nowhere/{n}", n) for n in range(100_000))
+    path.write_text("xyz")
+    looks, left = 0, len(known.entries)
+    while not known.changed():
+        looks += 1
+        assert len(known._left) == left - AT_ONCE * looks
+    assert looks == 100_001 // AT_ONCE
+
+
+def test_changes_are_part_of_the_offsets_and_old_lists_are_read(tmp_path: Path) -> None:
+    store = FilesStore(str(tmp_path), "p")
+    store.open()
+    name = store.stage_list(0, ['["file:///a", 1]', '["file:///b", 2]'])
+    before = {"segments": [name], "count": 2}
+    after = note_changes(store, 1, before, [FileEntry("file:///a", 9, 4)])
+    assert recall(store, after) == [FileEntry("file:///a", 9, 4), FileEntry("file:///b", 2)]
+    assert (after["count"], after["changed"]) == (2, {"count": 1, "last": ["/a"]})
+    later = remember(store, 2, after, [FileEntry("file:///c", 3, 1)])
+    assert (later["count"], later["changed"]) == (3, {"count": 1, "last": ["/a"]})
+    store.close()
+
+
+def test_what_is_said_of_changed_files() -> None:
+    assert 'source "s": 1 file changed after it was read, and is not read again: /a;' in text("s", ["/a"], 1)
+    assert "5 files changed after they were read, and are not read again: /a, /b and 3 more;" in text(
+        "s", ["/a", "/b"], 5
+    )
