@@ -124,7 +124,7 @@ def test_counters_continue_after_a_restart() -> None:
     name = 'slackwater_streaming_rows_in_total{pipeline="clicks"}'
     assert (before[name], after[name]) == (1000, 1100)
     totals = [s for s in before if s.split("{")[0].endswith("_total") and "state_groups" not in s]
-    assert len(totals) == 16
+    assert len(totals) == 17
     assert all(after[s] >= before[s] for s in totals)
 
 
