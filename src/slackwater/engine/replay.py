@@ -19,9 +19,10 @@ import numpy as np
 import polars as pl
 
 from slackwater.core.hashing import key_hash
+from slackwater.engine import fitting
 from slackwater.engine.corrections import Corrections
 from slackwater.engine.driver import Driver
-from slackwater.engine.letters import BAD_GAP, LATE, ORIGIN_FIELDS
+from slackwater.engine.letters import BAD_GAP, LATE, ORIGIN_FIELDS, UNPUBLISHED
 from slackwater.errors import StartError
 from slackwater.sources.base import Batch
 from slackwater.targets.base import LETTER, Readable
@@ -38,6 +39,9 @@ _ORIGIN = [f.name for f in ORIGIN_FIELDS]
 
 GONE = "no row with its event time comes out of the SQL any more"
 NO_GAP = "rows without a usable gap are known behind the SQL only, which may have made several of one; send them again"
+UNFIT = "rows that the target or the state cannot hold are known behind the SQL only; correct them and send them again"
+RESULT = "results that their target did not take, set aside by outbox set-aside; they are no rows of a source"
+_LEFT = {BAD_GAP: NO_GAP, **dict.fromkeys(fitting.REASONS, UNFIT), UNPUBLISHED: RESULT}
 UNCLEAR = "the SQL makes several rows of it, and which of them were late is not known"
 
 
@@ -165,7 +169,8 @@ def _rows(
         pl.col("windows_missed").first().fill_null(1).cast(pl.Int64).alias("__missed"),
     )
     groups = groups.with_row_index("__group").with_columns(pl.col("__group").cast(pl.Int64))
-    again = driver.engine.again(payload(letters.unique("__letter", keep="first")), driver.hooks.clock_us())
+    once = payload(letters.unique("__letter", keep="first"))
+    again = driver.engine.again(once, driver.hooks.clock_us(), driver.stage.capacity)
     rows = again.join(groups, on=["__letter", "__ts"])
     seen = rows.group_by("__group").agg(pl.len().alias("__rows"), pl.col("__kh").n_unique().alias("__keys"))
     groups = groups.join(seen, on="__group", how="left").with_columns(pl.col("__rows", "__keys").fill_null(0))
@@ -216,8 +221,8 @@ def replay(
     """Apply letters that were not applied before, the oldest first, at most `limit`; `dry`: only find out."""
     todo, before = pending(driver, letters)
     todo = _first(todo, limit)
-    is_late, no_gap = pl.col("reason") == LATE, pl.col("reason") == BAD_GAP
-    bad = bad_rows(driver, todo.filter(~is_late & ~no_gap), payload, dry)
+    is_late, kept = pl.col("reason") == LATE, pl.col("reason").replace_strict(_LEFT, default=None)
+    bad = bad_rows(driver, todo.filter(~is_late & kept.is_null()), payload, dry)
     late = late_rows(driver, todo.filter(is_late), payload, dry)
-    skipped = Counter({NO_GAP: n} if (n := todo.filter(no_gap).height) else {})
+    skipped = Counter(todo.select(kept.alias("why"))["why"].drop_nulls().to_list())
     return replace(late, applied=bad.applied + late.applied, left=bad.left + late.left + skipped, before=before)
