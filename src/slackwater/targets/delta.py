@@ -169,18 +169,24 @@ class DeltaTarget:
         source = self._cast(both, delta)
         if gone is not None:
             flags = pa.array([False] * rows.height + [True] * gone.height, pa.bool_())
-            source = source.append_column(_GONE, flags)
+            source = source.append_column(self._gone, flags)
         merge = delta.merge(source, self._predicate(both), source_alias="s", target_alias="t", commit_properties=marker)
         if gone is None:
             merge.when_matched_update(columns).when_not_matched_insert(columns).execute()
             return
-        is_gone = f"s.{_quoted(_GONE)}"
+        is_gone = f"s.{_quoted(self._gone)}"
         (
             merge.when_matched_delete(is_gone)
             .when_matched_update(columns)
             .when_not_matched_insert(columns, f"NOT {is_gone}")
             .execute()
         )
+
+    @property
+    def _gone(self) -> str:
+        """The column that tells superseded rows apart, under a name that no other has."""
+        names = {f.name for f in self._table.fields}
+        return next(name for n in range(len(names) + 1) if (name := f"{_GONE}{n or ''}") not in names)
 
     def _predicate(self, rows: pl.DataFrame) -> str:
         identity = [_quoted(name) for name in self._table.identity or ()]
