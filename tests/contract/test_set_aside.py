@@ -128,13 +128,12 @@ def stuck(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Path:
     run.epoch((0, "first"), (1 * S, "fine"), (1 * S, "wrong"))
     with psycopg.connect(url) as db:
         db.execute("ALTER TABLE out ADD CHECK (k <> 'wrong')")
-    run.epoch((2 * S, "next"))  # closes the second window
     with pytest.raises(
         PublishError,
-        match=r"did not take epoch 2 \(.*check constraint.*\); the epoch is committed, .*; if it never can be, see: slackwater outbox show$",
+        match=r"did not take epoch 1 \(.*check constraint.*\); the epoch is committed, .*; if it never can be, see: slackwater outbox show$",
     ):
-        run.epoch((3 * S, "later"), (60 * S, "later"))
-    assert run.driver.state.epoch == 2
+        run.epoch((3 * S, "next"), (60 * S, "later"))
+    assert run.driver.state.epoch == 1
     run.stop()
     return file
 
@@ -142,27 +141,27 @@ def stuck(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Path:
 def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     stuck: Path, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    with pytest.raises(PublishError, match="did not take epoch 2"):
+    with pytest.raises(PublishError, match="did not take epoch 1"):
         Started(stuck)
     before = table(url)
     assert ask(monkeypatch, "show", stuck) == 0
     shown = capsys.readouterr().out
-    assert "p: epoch 2 was committed at" in shown
+    assert "p: epoch 1 was committed at" in shown
     assert '"k":"wrong"' in shown
-    assert f"slackwater outbox set-aside {stuck} 2" in shown
-    assert ask(monkeypatch, "set-aside", stuck, 1) != 0
-    assert "epoch 1 does not wait to be published; the one that does is 2" in capsys.readouterr().err
-    assert ask(monkeypatch, "set-aside", stuck, 2) == 0
-    assert "epoch 2 is set aside in the dead letters" in capsys.readouterr().out
+    assert f"slackwater outbox set-aside {stuck} 1" in shown
+    assert ask(monkeypatch, "set-aside", stuck, 7) != 0
+    assert "epoch 7 does not wait to be published; the one that does is 1" in capsys.readouterr().err
+    assert ask(monkeypatch, "set-aside", stuck, 1) == 0
+    assert "epoch 1 is set aside in the dead letters" in capsys.readouterr().out
     kept = dlq.newest(toml.load(stuck), dlq.Wanted())
     assert set(kept["reason"]) == {"not published"}
-    assert set(kept["epoch"]) == {2}
+    assert set(kept["epoch"]) == {1}
     names = [bytes(v).decode() for v in kept["value"]]
     assert any("wrong" in n for n in names)
     assert ask(monkeypatch, "show", stuck) == 0
     assert "nothing waits" in capsys.readouterr().out
     # repeated it changes nothing
-    assert ask(monkeypatch, "set-aside", stuck, 2) != 0
+    assert ask(monkeypatch, "set-aside", stuck, 1) != 0
     assert "no epoch waits to be published" in capsys.readouterr().err
     run = Started(stuck)
     run.epoch((120 * S, "z"))
@@ -181,10 +180,10 @@ def test_into_a_directory(
 ) -> None:
     text = stuck.read_text().split("[dead_letter]")[0]
     stuck.write_text(text.replace('"dlq"', '"drop"'))
-    assert ask(monkeypatch, "set-aside", stuck, 2) != 0
+    assert ask(monkeypatch, "set-aside", stuck, 1) != 0
     assert "the config has no [dead_letter]; add one, or name a directory for them: --to DIR" in capsys.readouterr().err
-    assert ask(monkeypatch, "set-aside", stuck, 2, "--to", tmp_path / "kept") == 0
-    rows = pl.read_parquet(tmp_path / "kept" / "p-000000002-rows.parquet")
+    assert ask(monkeypatch, "set-aside", stuck, 1, "--to", tmp_path / "kept") == 0
+    rows = pl.read_parquet(tmp_path / "kept" / "p-000000001-rows.parquet")
     assert "wrong" in rows["k"].to_list()
     Started(stuck).stop()
 
@@ -196,7 +195,7 @@ def test_a_runner_keeps_its_epochs(
     store.open()
     try:
         assert ask(monkeypatch, "show", stuck) == 0  # takes no lock
-        assert ask(monkeypatch, "set-aside", stuck, 2) != 0
+        assert ask(monkeypatch, "set-aside", stuck, 1) != 0
         assert "already running" in capsys.readouterr().err
     finally:
         store.close()
@@ -206,10 +205,10 @@ def test_a_crash_between_the_letters_and_the_note_doubles_nothing(stuck: Path, m
     from slackwater.engine import set_aside
 
     pipeline = toml.load(stuck)
-    with set_aside.held(pipeline, 2) as (store, manifest):
+    with set_aside.held(pipeline, 1) as (store, manifest):
         rows = set_aside._rows(store, manifest)
         set_aside._to_letters(pipeline, manifest, rows, None)
-    assert ask(monkeypatch, "set-aside", stuck, 2) == 0
+    assert ask(monkeypatch, "set-aside", stuck, 1) == 0
     assert dlq.newest(pipeline, dlq.Wanted()).height == rows.height
 
 
@@ -219,7 +218,7 @@ def test_once_the_table_takes_it_a_start_publishes_it(stuck: Path, url: str) -> 
     run = Started(stuck)
     run.driver.flush()
     run.stop()
-    assert [k for k, _ in table(url)] == ["first", "fine", "wrong", "next", "later", "later"]
+    assert [k for k, _ in table(url)] == ["first", "fine", "wrong", "next", "later"]
 
 
 def test_nothing_waits_where_there_is_no_state(
