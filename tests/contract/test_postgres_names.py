@@ -222,6 +222,15 @@ def test_a_former_second_stage_gives_its_name_to_the_pipeline_that_is_called_so(
     assert staged(url, "orders", 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
 
 
+def test_what_a_deleted_record_leaves_goes_when_its_pipeline_begins_anew(url: str) -> None:
+    staged(url, "orders", 20, 21)
+    as_before(url, "orders", 2)
+    with psycopg.connect(url) as db:
+        db.execute("DELETE FROM slackwater_pipelines")
+    assert staged(url, "orders", 30, flush=True) == [(30, 1)]
+    assert not [n for n in relations(url) if "orders.2" in n]
+
+
 def test_rebuilding_a_state_with_former_names_takes_all_of_it(url: str) -> None:
     staged(url, "orders", 20, 21)
     as_before(url, "orders", 2)

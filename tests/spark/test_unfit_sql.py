@@ -52,7 +52,7 @@ def test_what_postgres_cannot_hold_is_a_letter_and_the_rest_goes_on(runner: Runn
     runner.write("0.jsonl", ROWS)
     runner.run(
         source=runner.source("id BIGINT, k STRING, s STRING, t BIGINT"),
-        sql=SQL,
+        transform_sql=SQL,
         window=WINDOWS[kind],
         on_error="dlq",
         target=sw.Target(connection=sw.PostgresConnection(url=url), table="out"),

@@ -295,6 +295,9 @@ class PostgresStore:
     def _begin(self, t: Tables, statements: Sequence[str]) -> None:
         """The table of a state that begins, in the place of what a start that failed left."""
         with self._db.transaction():
+            there = postgres_owned.located(self._db, self.tables, t.stage + 1)
+            if t.stage in there.former:  # of a state whose record was deleted
+                postgres_owned.drop(self._db, there.of(t.stage), "windows", "staged", "state")
             postgres_owned.drop(self._db, t, "windows", "staged", "state")
             for statement in statements:
                 self._db.execute(statement)
