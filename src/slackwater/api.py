@@ -116,6 +116,7 @@ def run_streaming_pipeline(
     on_notice: Callable[[str, str], None] | None = None,
     stop: threading.Event | None = None,
     rebuild: Mapping[str, Any] | None = None,
+    former_output: str | None = None,
     **settings: Any,
 ) -> Status | None:
     """Build a pipeline from keyword arguments (see `pipeline`) and run it (see `slackwater.run`).
@@ -133,6 +134,7 @@ def run_streaming_pipeline(
         on_notice=on_notice,
         stop=stop,
         rebuild=rebuild,
+        former_output=former_output,
     )
 
 

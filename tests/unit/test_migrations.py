@@ -103,9 +103,9 @@ def test_two_steps_are_taken_one_after_the_other(monkeypatch: pytest.MonkeyPatch
     tables = [Tables("public", "p", stage) for stage in (0, 1)]
     assert statements(1, tables) == [
         'ALTER TABLE IF EXISTS "public"."slackwater_state_p" ALTER COLUMN state_version SET DEFAULT 2',
-        'ALTER TABLE IF EXISTS "public"."slackwater_state_p.2" ALTER COLUMN state_version SET DEFAULT 2',
+        'ALTER TABLE IF EXISTS "public"."slackwater_state_p#2" ALTER COLUMN state_version SET DEFAULT 2',
         'ALTER "public"."slackwater_state_p"',
-        'ALTER "public"."slackwater_state_p.2"',
+        'ALTER "public"."slackwater_state_p#2"',
     ]
     assert statements(3, tables) == []
 

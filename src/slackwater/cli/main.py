@@ -100,11 +100,32 @@ def run(
             help='With --rebuild: earliest, latest, or JSON per source, as {"clicks": "latest"}.',
         ),
     ] = None,
+    put_aside_output: Annotated[
+        bool,
+        typer.Option(
+            "--put-aside-output",
+            help="Where a state begins: move the files that another state of this pipeline left in the target.",
+        ),
+    ] = False,
+    keep_output: Annotated[
+        bool, typer.Option("--keep-output", help="Where a state begins: add rows beside those that another state left.")
+    ] = False,
 ) -> None:
     """Run a pipeline until it is stopped (Ctrl-C), or until its input ends (--available-now)."""
     from slackwater.cli.runner import run_file
 
-    run_file(file, available_now, flush, metrics_port, metrics_host, status_every, rebuild, begin)
+    run_file(
+        file,
+        available_now,
+        flush,
+        metrics_port,
+        metrics_host,
+        status_every,
+        rebuild,
+        begin,
+        put_aside_output,
+        keep_output,
+    )
 
 
 app.add_typer(state, name="state")
@@ -150,6 +171,46 @@ def dlq_replay(
     from slackwater.cli.dlq_replay import replay_file
 
     replay_file(file, reason, epoch, limit, dry_run)
+
+
+outbox = typer.Typer(
+    help="Look at an epoch that was committed and is not published; try again, or set it aside.", no_args_is_help=True
+)
+app.add_typer(outbox, name="outbox")
+Epoch = Annotated[int, typer.Argument(metavar="EPOCH", min=0, help="The epoch that outbox show names.")]
+
+
+@outbox.command("show")
+def outbox_show(
+    file: File, limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many rows.")] = 10
+) -> None:
+    """Which epoch waits to be published, and what it holds. Takes no lock."""
+    from slackwater.cli.outbox import show_file
+
+    show_file(file, limit)
+
+
+@outbox.command("retry")
+def outbox_retry(file: File, epoch: Epoch) -> None:
+    """Publish the epoch, as the next start would, and stop without reading anything."""
+    from slackwater.cli.outbox import retry_file
+
+    retry_file(file, epoch)
+
+
+@outbox.command("set-aside")
+def outbox_set_aside(
+    file: File,
+    epoch: Epoch,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="DIR", help="Keep them in Parquet files here, not in the dead letters."),
+    ] = None,
+) -> None:
+    """Keep the rows of an epoch that its target never takes in the dead letters, and let the next start go on after it."""
+    from slackwater.cli.outbox import set_aside_file
+
+    set_aside_file(file, epoch, to)
 
 
 @app.command()

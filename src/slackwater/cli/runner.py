@@ -30,16 +30,25 @@ def run_file(
     status_every: float = 1.0,
     rebuild: bool = False,
     begin: str | None = None,
+    put_aside_output: bool = False,
+    keep_output: bool = False,
 ) -> None:
     """Load, check and run; print a summary on standard output. Raises SlackwaterError."""
     check_run_flags(available_now, flush)
     if begin is not None and not rebuild:
         raise ConfigError(["--from: needs --rebuild: a state that is there knows where its sources go on; add it"])
+    if put_aside_output and keep_output:
+        raise ConfigError(
+            ["--put-aside-output and --keep-output: what a former state left is moved or stays; choose one"]
+        )
+    former = "aside" if put_aside_output else "keep" if keep_output else None
     pipeline = toml.load(file)
     view = views.choose(status_every)
     try:
         over = begins.parse(begin) if rebuild else None
-        status = run_pipeline(pipeline, view, available_now, flush, metrics_port, metrics_host, rebuild=over)
+        status = run_pipeline(
+            pipeline, view, available_now, flush, metrics_port, metrics_host, rebuild=over, former_output=former
+        )
     finally:
         view.close()
     print(summary(status, pipeline.name, target_text(pipeline)))
@@ -54,6 +63,7 @@ def run_pipeline(
     metrics_host: str = "127.0.0.1",
     stop: threading.Event | None = None,
     rebuild: Mapping[str, Any] | None = None,
+    former_output: str | None = None,
 ) -> Status | None:
     """Run with a view, and metrics if a port is given. A signal sets `stop`, and the run ends after its epoch."""
     from slackwater.engine import run as engine
@@ -71,6 +81,7 @@ def run_pipeline(
 
     stop = stop or threading.Event()
     more: dict[str, Any] = {} if rebuild is None else {"rebuild": rebuild}
+    more |= {} if former_output is None else {"former_output": former_output}
     with _signals(stop, view):
         try:
             return engine.run(

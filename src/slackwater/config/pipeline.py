@@ -19,6 +19,7 @@ from slackwater.config.checks import (
     resolve,
 )
 from slackwater.config.connection import Connection, all_connections
+from slackwater.config.held_names import check_held_names
 from slackwater.config.join import Join
 from slackwater.config.join_checks import check_join, check_only_added, check_stages
 from slackwater.config.source import Lookup, Source
@@ -243,6 +244,7 @@ class Pipeline(Spec):
         yield from check_corrections(last)
         yield from check_standalone(last)
         yield from check_only_added(last)
+        yield from check_held_names(last, values.get("connections", {}))
 
 
 def check_run_flags(available_now: bool, flush: bool) -> None:

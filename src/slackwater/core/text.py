@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import polars as pl
@@ -24,7 +25,7 @@ def json_text(value: pl.Expr, kind: pl.DataType, binary: str = "hex") -> pl.Expr
     if isinstance(kind, pl.Struct):
         parts: list[pl.Expr] = []
         for field in kind.fields:
-            parts += [pl.lit(("," if parts else "{") + f'"{field.name}":')]
+            parts += [pl.lit(("," if parts else "{") + json.dumps(field.name, ensure_ascii=False) + ":")]
             parts += [json_text(value.struct.field(field.name), field.dtype, binary)]  # type: ignore[arg-type]
         return pl.when(value.is_null()).then(pl.lit("null")).otherwise(pl.concat_str(*parts, pl.lit("}")))
     encoded = _encoded(_simple(value, kind, binary))

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.engine import fold
+from slackwater.engine import fitting, fold
 from slackwater.engine.letters import LATE, OUTSIDE
 from slackwater.engine.protocol import IngestOutcome
 from slackwater.engine.task import EmitReport, IngestReport
@@ -71,6 +71,16 @@ def _judge_bad_rows(pipeline: Pipeline, before: Manifest, epoch: int, outcome: I
         if pipeline.transform.on_error == "fail":
             raise BadRowError(
                 f'{what}: {sample}; correct the input, or set on_error = "drop" in [transform] to count and drop such rows, or "dlq" to keep them'
+            )
+        log.warning("%s %s: %s", what, _fate(pipeline), sample)
+    for found in outcome.unfit:
+        why = "; ".join(f"{n}: {fitting.REASONS[reason]}" for reason, n in sorted(found.reasons.items()))
+        what = f'{pipeline.name}: epoch {epoch}: source "{found.source}": {found.rows} bad rows ({why})'
+        sample = "; ".join(found.samples)
+        if pipeline.transform.on_error == "fail":
+            raise BadRowError(
+                f'{what}: {sample}; correct the input or the SQL, or set on_error = "drop" in [transform] to count and drop such '
+                'rows, or "dlq" to keep them'
             )
         log.warning("%s %s: %s", what, _fate(pipeline), sample)
     bad = sum(r.bad for r in outcome.reports)

@@ -30,6 +30,7 @@ from slackwater.config.connection import FilesConnection, KafkaConnection
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.target import Target as TargetSpec
 from slackwater.config.window import Window, allowed_ms
+from slackwater.core.capacity import capacity_of
 from slackwater.engine.fold import iso
 from slackwater.engine.parts import target_of
 from slackwater.engine.run import _Run
@@ -215,7 +216,7 @@ class Within:
 
     def __post_init__(self) -> None:
         self.guarantee, self.upserts = self.target.guarantee, self.target.upserts
-        self.description = self.target.description
+        self.description, self.capacity = self.target.description, capacity_of(self.target)
 
     def open(self) -> None:
         self.target.open()

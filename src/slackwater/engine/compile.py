@@ -59,6 +59,12 @@ def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> 
             aggs.append(Agg(spec, column, found, window.group_by))
         except StartError as error:
             problems.append(f"{pipeline}: {error}")
+    held = {name: a.name for a in aggs for name in a.accumulators}
+    problems += [
+        f'{pipeline}: transform.window.group_by: "{k}" is what the state calls a part of aggregation "{held[k]}"; rename one'
+        for k in window.group_by
+        if k in held
+    ]
     if problems:
         raise StartError("\n".join(problems))
     return Logic(pipeline, window, tuple(k for k in keys if k is not None), tuple(aggs))

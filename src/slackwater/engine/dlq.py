@@ -234,7 +234,8 @@ def letter_of(key: bytes | None, value: bytes | None, headers: Sequence[tuple[st
     own = [{"key": k, "value": None if v is None else base64.b64encode(v).decode()} for k, v in headers[:ours]]
     fields = {f.name: f for f in LETTER}
     row = {n: _parsed(known[h], fields[n].type) for n, h in LETTER_HEADERS.items() if h in known}
-    row["pipeline"] = known.get("slackwater-pipeline", "").removesuffix("-letters") or None
+    writer = known.get("slackwater-pipeline", "").removesuffix("-letters-aside")
+    row["pipeline"] = writer.removesuffix("-letters") or None
     row["epoch"] = int(known["slackwater-epoch"]) if "slackwater-epoch" in known else None
     return {**row, "key": key, "value": value, "headers": json.dumps(own) if own else None}
 

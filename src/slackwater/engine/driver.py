@@ -18,16 +18,18 @@ from typing import Any, cast
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.core.capacity import capacity_of
 from slackwater.engine import account, bounds, carry, changes, fold, outbox, recover
 from slackwater.engine.far_dates import FarDates
 from slackwater.engine.faults import Faults, NoFaults
+from slackwater.engine.letters import holding
 from slackwater.engine.protocol import Engine, IngestOutcome
 from slackwater.engine.stage import Following, Stage
 from slackwater.engine.status import Status
 from slackwater.engine.steps import Step
 from slackwater.engine.task import EmitReport, ShardTask
 from slackwater.engine.unstaged import Unstaged
-from slackwater.errors import StartError
+from slackwater.errors import PublishError, StartError
 from slackwater.sources.base import Batch, Replayed
 from slackwater.state.protocol import Joining, Manifest, Publish, StateStore
 from slackwater.targets.base import Target
@@ -66,7 +68,10 @@ class Driver:
         # configuration
         self.pipeline, self.logic, self.store, self.target = pipeline, logic, store, target
         self.engine, self.hooks, self.letters = engine, hooks, letters
-        self.stage, self.then = Stage(pipeline, logic, store, engine, hooks.faults.in_worker), then
+        both = capacity_of(store) & capacity_of(target)
+        of_first = both if then is None else capacity_of(store)
+        self.stage = Stage(pipeline, logic, store, engine, hooks.faults.in_worker, capacity=of_first)
+        self.then = None if then is None else replace(then, stage=replace(then.stage, capacity=both))
         # not checkpointed: quiet times of ticks that were not worth a commit
         self._clocks: dict[str, SourceClock] = {}
         self._uncommitted_us = 0
@@ -415,8 +420,15 @@ class Driver:
         self.store.note_published(manifest.epoch)
 
     def _write(self, manifest: Manifest) -> None:
+        try:
+            self._write_all(manifest)
+        except PublishError as error:
+            raise PublishError(f"{error}; if it never can be, see: slackwater outbox show") from error
+
+    def _write_all(self, manifest: Manifest) -> None:
         if manifest.letters and self.letters is not None:
-            self.letters.publish(manifest.epoch, pl.concat([self.store.output(o) for o in manifest.letters]))
+            letters = pl.concat([self.store.output(o) for o in manifest.letters])
+            self.letters.publish(manifest.epoch, holding(letters, capacity_of(self.letters).times))
         if manifest.output:
             self.target.publish(manifest.epoch, *self._output(manifest))
 

@@ -101,6 +101,7 @@ def ingested(
             sides.setdefault(name, Counter()).update(side.model_dump(exclude={"crowd"}))
     for stats in outcome.sources.values():
         totals.update(rows_in=stats.rows, rows_bad=stats.bad)
+    totals.update(rows_bad=sum(u.rows for u in outcome.unfit))
     reasons: Counter[str] = Counter(before.counters.get("emitted", {}))
     for r in outcome.reports:
         reasons.update(r.reasons)

@@ -8,7 +8,7 @@ the row's columns, remembers where it came from:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import polars as pl
@@ -22,6 +22,7 @@ from slackwater.windows.logic import Int64s, Logic
 
 LATE, BAD_GAP = "late", "no gap"
 OUTSIDE = "event time outside of the years 1 to 9999"
+UNPUBLISHED = "not published"  # a result that its target did not take, see `engine.set_aside`
 ORIGIN = "_origin"
 WINDOWS_SHOWN = 100  # starts of missed windows that a letter lists
 
@@ -40,6 +41,42 @@ def letter_columns(columns: Mapping[str, str], pipeline: str, source: str, epoch
         "event_time": f"CASE WHEN __bad <> '{OUTSIDE}' THEN _event_ts END",  # what no target can hold
     }
     return [f"CAST({found.get(f.name, 'NULL')} AS {f.type}) AS {quote(f.name)}" for f in LETTER]
+
+
+def unfit_columns(columns: Sequence[str], pipeline: str, source: str, epoch: int) -> list[str]:
+    """Spark SQL over rows that came out of the SQL with `__unfit`: the columns of their letters, in order.
+
+    Their bytes are those of the source where `_origin` came along, else the row as JSON.
+    """
+    plain = [c for c in columns if c not in (ORIGIN, "__unfit", "__bad", CORRUPT) and not _is_meta(c)]
+    row = f"to_json(struct({', '.join(map(quote, plain))}), {_times()})"
+    found = {"source": _text(source), "value": f"CAST({row} AS BINARY)"}
+    if ORIGIN in columns:
+        found = {f.name: f"{ORIGIN}.{quote(f.name)}" for f in ORIGIN_FIELDS}
+    found |= {"reason": "__unfit", "pipeline": _text(pipeline), "epoch": f"{epoch}L", "event_time": "_event_ts"}
+    return [f"CAST({found.get(f.name, 'NULL')} AS {f.type}) AS {quote(f.name)}" for f in LETTER]
+
+
+def unfit_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFrame:
+    """The same of frames: `__unfit`, `__start` (event time, µs) and `_origin`."""
+    known = {
+        "reason": pl.col("__unfit"),
+        "pipeline": pl.lit(pipeline),
+        "epoch": pl.lit(epoch),
+        "event_time": _moment(pl.col("__start")),
+    }
+    found = {**{f.name: pl.col(ORIGIN).struct.field(f.name) for f in ORIGIN_FIELDS}, **known}
+    return rows.select(found.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
+
+
+def holding(letters: pl.DataFrame, times: tuple[int, int] | None) -> pl.DataFrame:
+    """Letters as their target can hold them: a time that it cannot hold is NULL, the row's bytes still have it."""
+    if times is None:
+        return letters
+    return letters.with_columns(
+        pl.when(pl.col(c).dt.timestamp("us").is_between(*times)).then(pl.col(c)).alias(c)
+        for c in ("event_time", "watermark")
+    )
 
 
 def origin_column(columns: Mapping[str, str], source: str, file: str = "NULL") -> str:

@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from slackwater.core.capacity import ANYTHING, Capacity
 from slackwater.core.hashing import key_hash, shard_of, spark_xxhash64
 from slackwater.core.schema import Field
 from slackwater.core.time import EARLIEST_US, LATEST_US
-from slackwater.engine import shard, steps
-from slackwater.engine.letters import ORIGIN, ORIGIN_FIELDS
-from slackwater.engine.protocol import IngestOutcome, SourceStats
+from slackwater.engine import fitting, shard, steps
+from slackwater.engine.letters import ORIGIN, ORIGIN_FIELDS, unfit_letters
+from slackwater.engine.protocol import IngestOutcome, SourceStats, Unfit
 from slackwater.engine.steps import Step
-from slackwater.engine.task import EmitReport, ShardTask
+from slackwater.engine.task import EmitReport, ShardTask, StagedLetters
 from slackwater.joins.logic import JoinLogic
 from slackwater.joins.slots import Slots
 from slackwater.sources.base import Batch
@@ -56,6 +57,7 @@ class LocalEngine:
         prepared: list[pl.DataFrame] = []
         tagged = len(self.sources) > 1 or any(idle.values()) or 0 in tasks[0].idle_sources
         origins: list[pl.DataFrame] = []
+        unfit, staged = list[Unfit](), list[StagedLetters]()
         for index, name in enumerate(self.sources):
             rows, listed = frames.get(name), batch.partitions.get(name, {})
             if rows is None or rows.is_empty():
@@ -73,6 +75,7 @@ class LocalEngine:
                 outside=int((~sane).sum()),
                 partitions={p: _heard(rows, usable, p) for p in listed},
             )
+            usable = self._fitting(name, usable, tasks[0], unfit, staged)
             source = np.full(usable.height, index)
             if idle.get(name) and listed:
                 source += len(self.sources) * usable["__partition"].is_in(list(idle[name])).to_numpy()
@@ -80,21 +83,42 @@ class LocalEngine:
             if self.keeps_late:
                 origins.append(_origins(name, usable, source if tagged else None))
         if not prepared:
-            return IngestOutcome((), stats)
+            return IngestOutcome((), stats, unfit=unfit, staged=staged)
         spans = _Spans(frames, latest)
         every = pl.concat(prepared)
         owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
         mine = [(t, owner == t.shard) for t in tasks]
         if not self.keeps_late:
-            return IngestOutcome([steps.ingest(t, every.filter(m)) for t, m in mine], stats, spans=spans)
+            return IngestOutcome(
+                [steps.ingest(t, every.filter(m)) for t, m in mine], stats, unfit=unfit, staged=staged, spans=spans
+            )
         origin = pl.concat(origins)
         if isinstance(self.logic, JoinLogic) or self.logic.is_session:
             reports = [steps.ingest(t, every.filter(m), origin[ORIGIN].filter(m)) for t, m in mine]
-            return IngestOutcome(reports, stats, spans=spans)
+            return IngestOutcome(reports, stats, unfit=unfit, staged=staged, spans=spans)
         reports = [steps.ingest(t, every.filter(m)) for t, m in mine]
         late = origin.filter(pl.col("__start") < late_before(tasks[0].windows, tasks[0].watermark))
-        staged = [shard.stage_late(tasks[0], shard.with_idle(tasks[0], late))] if late.height else []
-        return IngestOutcome(reports, stats, staged=staged, spans=spans)
+        staged += [shard.stage_late(tasks[0], shard.with_idle(tasks[0], late))] if late.height else []
+        return IngestOutcome(reports, stats, unfit=unfit, staged=staged, spans=spans)
+
+    def _fitting(
+        self, source: str, rows: pl.DataFrame, task: ShardTask, unfit: list[Unfit], staged: list[StagedLetters]
+    ) -> pl.DataFrame:
+        """The rows that can be held; what cannot is noted, and its letters staged where they are kept."""
+        which = 0 if isinstance(self.logic, Logic) or source == self.logic.left.source else 1
+        why = fitting.unfit(self.logic, which, task.capacity, rows)
+        if why is None or not why.len() - why.null_count():
+            return rows
+        bad = rows.with_columns(why).filter(why.is_not_null())
+        counts = dict(bad[fitting.UNFIT].value_counts().iter_rows())
+        row = pl.struct(pl.exclude(fitting.UNFIT)).struct.json_encode().alias("row")
+        samples = [f"{why}: {text[:300]}" for why, text in bad.head(3).select(fitting.UNFIT, row).iter_rows()]
+        unfit.append(Unfit(source, counts, samples))
+        if task.keeps_bad:
+            origins = _origins(source, bad.drop(fitting.UNFIT), None).with_columns(bad[fitting.UNFIT])
+            letters = unfit_letters(origins, task.state.epoch, self.logic.pipeline)
+            staged.append(StagedLetters(output=task.state.stage_output(letters), reasons=counts))
+        return rows.filter(why.is_null())
 
     def _prepared(self, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
         if isinstance(self.logic, JoinLogic):
@@ -104,11 +128,13 @@ class LocalEngine:
     def payload(self, rows: pl.DataFrame) -> pl.DataFrame:
         return rows.with_columns(rows["_event_ts"].dt.timestamp("us").alias("ts")).drop("_event_ts")
 
-    def again(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+    def again(self, payload: Mapping[str, Any], clock_us: int, capacity: Capacity = ANYTHING) -> pl.DataFrame:
         latest = clock_us + self.max_future_ms * 1000
         found = []
         for frame in payload.values():
             rows = frame.filter(pl.col("ts").is_between(EARLIEST_US, min(latest, LATEST_US)))
+            why = fitting.unfit(self.logic, 0, capacity, rows)
+            rows = rows if why is None else rows.filter(why.is_null())
             lifted = self.windows.lift_rows(_inputs(self.windows, rows)).with_columns(rows["__letter"])
             found.append(lifted.drop_nulls("__end") if self.windows.dynamic else lifted)
         return pl.concat(found)

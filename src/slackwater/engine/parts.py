@@ -245,6 +245,13 @@ def letters_of(pipeline: Pipeline, state_id: str = "") -> Target | None:
     return _target(pipeline.dead_letter, pipeline, Table(f"{pipeline.name}-letters", LETTER, None, state_id))
 
 
+def aside_of(pipeline: Pipeline, state_id: str = "") -> Target | None:
+    """Where rows go that are set aside: to the dead letters, with a marker of their own."""
+    if pipeline.dead_letter is None:
+        return None
+    return _target(pipeline.dead_letter, pipeline, Table(f"{pipeline.name}-letters-aside", LETTER, None, state_id))
+
+
 def _target(spec: TargetSpec, pipeline: Pipeline, table: Table) -> Target:
     connection = resolve(spec.connection, pipeline.connections)
     if isinstance(connection, PostgresConnection):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import polars as pl
 
+from slackwater.core.capacity import ANYTHING, Capacity
 from slackwater.engine.task import EmitReport, IngestReport, ShardTask, StagedLetters
 from slackwater.sources.base import Batch
 from slackwater.watermark import Heard, Span
@@ -33,11 +34,24 @@ class SourceStats:
         return self.rows - self.usable
 
 
+class Unfit(NamedTuple):
+    """Rows of a source that come out of the SQL and cannot be held, see `engine.fitting`: how many for which reason, a few in words."""
+
+    source: str
+    reasons: Mapping[str, int]
+    samples: Sequence[str]
+
+    @property
+    def rows(self) -> int:
+        return sum(self.reasons.values())
+
+
 @dataclass(frozen=True)
 class IngestOutcome:
     reports: Sequence[IngestReport]
     sources: Mapping[str, SourceStats]
     bad_samples: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    unfit: Sequence[Unfit] = ()
     staged: Sequence[StagedLetters] = ()  # dead letters, beside those that the shards report
     # the event times of a source's newest rows, for a bound of jumps (µs): of all ("") and of each partition
     spans: Callable[[str, int], Mapping[str, tuple[Span, ...]]] = lambda source, jump_us: {}
@@ -59,10 +73,11 @@ class Engine(Protocol):
         """Rows that another stage emitted (its output columns, `_event_ts` among them), as a batch brings them."""
         ...
 
-    def again(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+    def again(self, payload: Mapping[str, Any], clock_us: int, capacity: Capacity = ANYTHING) -> pl.DataFrame:
         """Rows of dead letters once more through event time and SQL; they come with `__letter`, a number.
 
-        Gives `__letter`, `__kh`, `__ts`, keys and accumulators per row that comes out; bad rows do not.
+        Gives `__letter`, `__kh`, `__ts`, keys and accumulators per row that comes out; bad rows do not, nor what is beyond
+        `capacity`.
         """
         ...
 

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from slackwater.engine import fitting
 from slackwater.engine.corrections import Corrections
 from slackwater.engine.driver import Driver
-from slackwater.engine.letters import BAD_GAP, LATE, ORIGIN_FIELDS
+from slackwater.engine.letters import BAD_GAP, LATE, ORIGIN_FIELDS, UNPUBLISHED
 from slackwater.engine.tries import Ledger, applied_lines
 from slackwater.errors import StartError
 from slackwater.sources.base import Batch, Replayed
@@ -37,6 +38,9 @@ GONE = "no row with its event time comes out of the SQL any more"
 NO_ROW = "its source gives no row for it"
 DROPPED = 'it is late by now, and late_data = "drop" would drop it; set late_data = "dlq" and replay again'
 NO_GAP = "rows without a usable gap are known behind the SQL only, which may have made several of one; send them again"
+UNFIT = "rows that the target or the state cannot hold are known behind the SQL only; correct them and send them again"
+RESULT = "results that their target did not take, set aside by outbox set-aside; they are no rows of a source"
+_LEFT = {BAD_GAP: NO_GAP, **dict.fromkeys(fitting.REASONS, UNFIT), UNPUBLISHED: RESULT}
 UNCLEAR = "the SQL makes several rows of it, and which of them were late is not known"
 
 
@@ -248,7 +252,8 @@ def _rows(
         pl.col("windows_missed").first().fill_null(1).cast(pl.Int64).alias("__missed"),
     )
     groups = groups.with_row_index("__group").with_columns(pl.col("__group").cast(pl.Int64))
-    again = driver.engine.again(payload(letters.unique("__letter", keep="first")), driver.hooks.clock_us())
+    once = payload(letters.unique("__letter", keep="first"))
+    again = driver.engine.again(once, driver.hooks.clock_us(), driver.stage.capacity)
     rows = again.join(groups, on=["__letter", "__ts"])
     seen = rows.group_by("__group").agg(pl.len().alias("__rows"), pl.col("__kh").n_unique().alias("__keys"))
     groups = groups.join(seen, on="__group", how="left").with_columns(pl.col("__rows", "__keys").fill_null(0))
@@ -299,13 +304,13 @@ def replay(
     """Apply letters that were not applied before, the oldest first, at most `limit`; `dry`: only find out."""
     todo, before = pending(letters, _ledger(driver))
     todo = _first(todo, limit)
-    is_late, no_gap = pl.col("reason") == LATE, pl.col("reason") == BAD_GAP
+    is_late, kept = pl.col("reason") == LATE, pl.col("reason").replace_strict(_LEFT, default=None)
     if not todo.filter(is_late).is_empty():
         check_late(driver)
-    bad = bad_rows(driver, todo.filter(~is_late & ~no_gap), payload, dry)
+    bad = bad_rows(driver, todo.filter(~is_late & kept.is_null()), payload, dry)
     late = late_rows(driver, todo.filter(is_late), payload, dry)
-    unclear = todo.filter(no_gap)
-    skipped = Counter({NO_GAP: unclear.height} if unclear.height else {})
+    unclear = todo.filter(kept.is_not_null())
+    skipped = Counter(unclear.select(kept.alias("why"))["why"].to_list())
     if unclear.height and not dry:
         driver.note(_replayed(driver, unclear.clear(), unclear))
     left = bad.left + late.left + skipped

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater import plan
 from slackwater.config.pipeline import Pipeline, check_run_flags
-from slackwater.engine import begins, border, faults, pace, recover, session, tell
+from slackwater.engine import begins, border, faults, former, pace, recover, session, tell
 from slackwater.engine.driver import Driver, Hooks
 from slackwater.engine.parts import (
     bind,
@@ -28,7 +28,7 @@ from slackwater.engine.parts import (
 from slackwater.engine.spark import SparkEngine, warm_up
 from slackwater.engine.status import Status
 from slackwater.engine.steps import Step
-from slackwater.errors import EpochError, LockHeldError, SlackwaterError, StartError
+from slackwater.errors import ConfigError, EpochError, LockHeldError, SlackwaterError, StartError
 from slackwater.sources import files
 from slackwater.sources.base import Batch, reason
 from slackwater.sources.changed import AT_ONCE, ReadFiles
@@ -59,22 +59,29 @@ def run(
     on_notice: Callable[[str, str], None] | None = None,
     stop: threading.Event | None = None,
     rebuild: Mapping[str, Any] | None = None,
+    former_output: str | None = None,
 ) -> Status | None:
     """Run a pipeline until its input ends (`available_now`), `stop` is set, or it fails.
 
     `flush`: at the end close all open windows. `rebuild`: put the state aside and start over, with each source (by name, "*"
     for all) at "earliest", "latest" or these offsets; `{}`: where the config says. Returns the last status (None if nothing was committed). Raises
     SlackwaterError; what was committed stays, and the next run goes on from there.
+
+    `former_output`: where a state begins and its target, which only adds rows, holds those of another state of the pipeline:
+    "aside" moves its files away, "keep" adds to what is there; None refuses.
     """
     check_run_flags(available_now, flush)
+    if former_output not in (None, *former.CHOICES):
+        raise ConfigError([f'former_output: "{former_output}" is no choice; expected "aside" or "keep"'])
     if rebuild:
         pipeline = begins.stated(pipeline, rebuild)
     began, stop = time.monotonic(), stop or threading.Event()
     if on_notice is not None:
-        return _Run(pipeline, available_now, spark, on_status, on_notice, stop).told(flush, rebuild)
+        return _Run(pipeline, available_now, spark, on_status, on_notice, stop).told(flush, rebuild, former_output)
     with tell.heard() as notice:
         lines = tell.Lines()
-        last = _Run(pipeline, available_now, spark, on_status or lines.status, notice, stop).told(flush, rebuild)
+        one = _Run(pipeline, available_now, spark, on_status or lines.status, notice, stop)
+        last = one.told(flush, rebuild, former_output)
         lines.close()
         notice("info", tell.end(pipeline, last, time.monotonic() - began))
         return last
@@ -101,6 +108,23 @@ def replay(
     one = _Run(pipeline, True, spark, None, on_notice or tell.notice, threading.Event())
     with one.border():
         return one.replay(choose, limit, dry)
+
+
+def republish(
+    pipeline: Pipeline,
+    epoch: int,
+    *,
+    spark: SparkSession | None = None,
+    on_notice: Callable[[str, str], None] | None = None,
+) -> None:
+    """Publish this epoch, which was committed and is not out yet, and stop. Raises SlackwaterError; PublishError if it fails again."""
+    from slackwater.engine import set_aside
+
+    with set_aside.held(pipeline, epoch):
+        pass  # says so before Spark starts
+    one = _Run(pipeline, True, spark, None, on_notice or tell.notice, threading.Event())
+    with one.border():
+        one.republish(epoch)
 
 
 class _Run:
@@ -137,10 +161,10 @@ class _Run:
         self.letters: Target | None = None
         self._spark = spark
 
-    def told(self, flush: bool, rebuild: Mapping[str, Any] | None) -> Status | None:
+    def told(self, flush: bool, rebuild: Mapping[str, Any] | None, former_output: str | None) -> Status | None:
         """`go`, with errors of ours only."""
         with self.border():
-            return self.go(flush, rebuild)
+            return self.go(flush, rebuild, former_output)
 
     def border(self) -> AbstractContextManager[None]:
         return border.errors(self.pipeline.name, lambda: self._base, self._committed)
@@ -150,17 +174,26 @@ class _Run:
         driver = getattr(self, "driver", None)
         return tell.committed(getattr(driver, "state", self._latest))
 
-    def go(self, flush: bool, rebuild: Mapping[str, Any] | None = None) -> Status | None:
+    def go(
+        self, flush: bool, rebuild: Mapping[str, Any] | None = None, former_output: str | None = None
+    ) -> Status | None:
         for line in plan.warnings(self.pipeline):
             self.notice("warning", line)
         latest = None
         if rebuild is None:
             latest = self.store.open()
         else:
+            self._check_former(former_output)  # before anything is put aside
             self._over()
         self._stated = bool(rebuild)
         try:
             self.notice("info", tell.start(self.pipeline, latest))
+            if latest is None:
+                if rebuild is None:
+                    self._check_former(former_output)
+                if former_output == former.ASIDE:
+                    for line in former.put_aside(self.pipeline):
+                        self.notice("warning", line)
             if not self._prepare(latest):
                 return None
             query = self._start()
@@ -176,6 +209,22 @@ class _Run:
             return self.last
         finally:
             self._close()
+
+    def republish(self, epoch: int) -> None:
+        from slackwater.engine import set_aside
+
+        latest = self.store.open()
+        try:
+            if latest is not None:
+                set_aside.check(self.pipeline, latest, self.store.published(), epoch)
+            self._prepare(latest)
+        finally:
+            self._close()
+
+    def _check_former(self, choice: str | None) -> None:
+        """Say what of another state stays in the target; refuse if nobody decided about it."""
+        for line in former.check(self.pipeline, choice):
+            self.notice("warning", line)
 
     def _over(self) -> None:
         """Begin anew; nothing is deleted."""

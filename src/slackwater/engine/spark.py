@@ -21,11 +21,12 @@ from slackwater import errors
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import declared_columns
 from slackwater.core import schema
+from slackwater.core.capacity import ANYTHING, Capacity
 from slackwater.core.time import EARLIEST_US, LATEST_US
-from slackwater.engine import inspect, prepare, shard, steps
+from slackwater.engine import fitting, inspect, prepare, shard, steps
 from slackwater.engine.first_rows import ROWS, FirstRows, missing_text, unit_hint
-from slackwater.engine.letters import ORIGIN, OUTSIDE, letter_columns, numbered_origin, origin_column
-from slackwater.engine.protocol import IngestOutcome, SourceStats
+from slackwater.engine.letters import ORIGIN, OUTSIDE, letter_columns, numbered_origin, origin_column, unfit_columns
+from slackwater.engine.protocol import IngestOutcome, SourceStats, Unfit
 from slackwater.engine.steps import Step
 from slackwater.engine.task import EmitReport, IngestReport, ShardTask, StagedLetters
 from slackwater.errors import EpochError, SlackwaterError
@@ -212,11 +213,15 @@ class SparkEngine:
         observed: dict[str, Any] = {}
         parts: list[DataFrame] = []
         before = self._origins_before(tasks[0].watermark) if self.pipeline.carries_origin else None
+        unfit: dict[str, list[Observation]] = {}
         for name, timed in read.timed.items():
             observed[name] = Observation()
             statistics = _statistics(list(batch.partitions.get(name, {})), False, timed.columns)
             statistics += self._look_at(name)
             for tag, out in self._outputs(read, name, timed.observe(observed[name], *statistics)):
+                if (marked := self._marked(name, out, tasks[0])) is not None:
+                    unfit.setdefault(name, []).append(Observation())
+                    out = marked.observe(unfit[name][-1], _count_unfit()).where(f"{fitting.UNFIT} IS NULL")
                 parts.append(out.selectExpr(*self._columns(name, tag, before)))
         lifted = self._lift(reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
         owner = lifted.selectExpr("*", f"{prepare.shard_sql(len(tasks))} AS __shard")
@@ -230,11 +235,54 @@ class SparkEngine:
                 again = _statistics(list(counts), True, read.timed[name].columns)
                 found = read.timed[name].agg(*again).collect()[0].asDict()
             stats[name] = _stats_of(found, counts)
+        counts_of = {name: sum(o.get["unfit"] or 0 for o in seen) for name, seen in unfit.items()}
 
         def spans(source: str, jump_us: int) -> Mapping[str, tuple[Span, ...]]:
             return _spans(read.timed[source], jump_us, bool(batch.partitions.get(source)))
 
-        return IngestOutcome([IngestReport.model_validate_json(r) for r in reports], stats, spans=spans)
+        return IngestOutcome(
+            [IngestReport.model_validate_json(r) for r in reports],
+            stats,
+            unfit=[Unfit(name, {"": n}, ()) for name, n in counts_of.items() if n],
+            spans=spans,
+        )
+
+    def _marked(self, name: str, out: DataFrame, task: ShardTask) -> DataFrame | None:
+        """Rows that came out of the SQL, with why they cannot be held; None where all can."""
+        which = 0 if isinstance(self.logic, Logic) or name == self.logic.left.source else 1
+        why = fitting.unfit_sql(self.logic, which, task.capacity)
+        return None if why is None else out.selectExpr("*", f"{why} AS {fitting.UNFIT}")
+
+    def _unfit(self, read: _Read, outcome: IngestOutcome, task: ShardTask) -> tuple[list[Unfit], list[StagedLetters]]:
+        """Look at the rows again that cannot be held: why, a few of them in words, and their letters."""
+        found, staged = [], list[StagedLetters]()
+        for seen in outcome.unfit:
+            marked = [
+                m
+                for _, out in self._outputs(read, seen.source, read.timed[seen.source])
+                if (m := self._marked(seen.source, out, task)) is not None
+            ]
+            parts = [m.where(f"{fitting.UNFIT} IS NOT NULL") for m in marked]
+            reasons: Counter[str] = Counter()
+            samples: list[str] = []
+            for rows in parts:
+                reasons.update({r[0]: r[1] for r in rows.groupBy(fitting.UNFIT).count().collect()})
+                row = (
+                    f"to_json(struct({', '.join(quote(c) for c in rows.columns if c not in (fitting.UNFIT, ORIGIN))}))"
+                )
+                samples += [f"{r[0]}: {r[1][:300]}" for r in rows.selectExpr(fitting.UNFIT, row).limit(3).collect()]
+                if self.pipeline.transform.on_error == "dlq":
+                    columns = unfit_columns(rows.columns, self.pipeline.name, seen.source, task.state.epoch)
+                    letters = _run(rows.selectExpr(*columns), [f.name for f in LETTER], _letters_task(task.state))
+                    staged += [StagedLetters.model_validate_json(one) for one in letters]
+            if sum(reasons.values()) != seen.rows:
+                raise EpochError(
+                    f'{self.pipeline.name}: source "{seen.source}": {seen.rows} rows that cannot be held, and '
+                    f"{sum(reasons.values())} when they were read again: the input was not the same; nothing of this epoch was "
+                    "committed, the next start repeats it"
+                )
+            found.append(Unfit(seen.source, reasons, samples[:3]))
+        return found, staged
 
     def _origins_before(self, watermark: int) -> int | None:
         """Rows before this time (µs) may be late, and take along where they came from; None where others find that out."""
@@ -278,7 +326,7 @@ class SparkEngine:
 
         return self.session.createDataFrame(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))
 
-    def again(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+    def again(self, payload: Mapping[str, Any], clock_us: int, capacity: Capacity = ANYTHING) -> pl.DataFrame:
         """Rows of dead letters, few enough for this process. Their number comes through the SQL as a part of `_origin`."""
         import polars as pl
 
@@ -291,6 +339,8 @@ class SparkEngine:
             rows = rows.selectExpr(*plain, numbered_origin(LETTER_NUMBER))
             out = inspect.run_sql(self.session, self.pipeline, name, rows, self.sql.get(name))
             columns = prepare.row_columns(self.windows, None, end=self.end)
+            why = fitting.unfit_sql(self.windows, 0, capacity)
+            out = out if why is None else out.where(f"({why}) IS NULL")
             parts.append(out.selectExpr(*columns, f"{ORIGIN}.offset AS {LETTER_NUMBER}"))
         try:
             found = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), parts).toArrow())
@@ -333,7 +383,8 @@ class SparkEngine:
         if self._keeps_late and folded and any(r.late or r.partly_late for r in outcome.reports):
             staged += self._stage_late(read, tasks[0])
         samples = {name: self._bad_samples(read.timed[name]) for name in bad}
-        return replace(outcome, bad_samples=samples, staged=staged)
+        unfit, letters = self._unfit(read, outcome, tasks[0]) if outcome.unfit else ((), [])
+        return replace(outcome, bad_samples=samples, unfit=unfit, staged=[*staged, *letters])
 
     def _stage_bad(self, name: str, timed: DataFrame, state: ShardState) -> list[StagedLetters]:
         bad = timed.where("__bad IS NOT NULL")
@@ -464,6 +515,12 @@ def _statistics(partitions: Sequence[str], usable_only: bool, columns: Sequence[
         here = (F.col("_partition") == int(part)) & (F.col("_topic") == topic)
         found.append(F.max(F.when(here, event_us)).alias(f"newest{number}"))
     return found
+
+
+def _count_unfit() -> Any:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.count(fitting.UNFIT).alias("unfit")
 
 
 def _stats_of(found: Mapping[str, Any], partitions: Mapping[str, int]) -> SourceStats:

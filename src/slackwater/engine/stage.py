@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.core.capacity import ANYTHING, Capacity
 from slackwater.engine import account, bounds, fold
 from slackwater.engine.protocol import Engine, IngestOutcome
 from slackwater.engine.steps import Step, is_due, touched
@@ -31,6 +32,7 @@ class Stage:
     engine: Engine
     in_worker: Callable[[int], Callable[[str], None] | None]
     number: int = 0
+    capacity: Capacity = ANYTHING  # of the state, and of the target where its results go
 
     def tasks(self, state: Manifest, clocks: Mapping[str, SourceClock]) -> list[ShardTask]:
         """The work of the next epoch; `clocks`: of the sources, quiet times that are not committed among them."""
@@ -55,6 +57,7 @@ class Stage:
                 pane_groups={p: g[shard] for p, g in state.panes.items()} if cap is not None else None,
                 late=late,
                 keeps_bad=self.pipeline.transform.on_error == "dlq",
+                capacity=self.capacity,
                 hit=self.in_worker(epoch),
             )
             for shard, metas in enumerate(state.segments)

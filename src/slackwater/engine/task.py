@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
+from slackwater.core.capacity import ANYTHING, Capacity
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.protocol import OutputMeta, Record, SegmentMeta, ShardState
 from slackwater.windows.logic import Logic
@@ -38,6 +39,7 @@ class ShardTask:
     telling: bool = False  # emit = "updates": open windows that were changed are emitted now
     late: LateLetters | None = None  # late rows become letters
     keeps_bad: bool = False  # so do rows that bring no usable gap
+    capacity: Capacity = ANYTHING  # what the target and the state can hold of a row
     hit: Callable[[str], None] | None = None  # called before and after staging: see engine.faults
 
     @property

@@ -3,7 +3,7 @@
     slackwater_pipelines          one row per pipeline: epoch, watermark, the whole record as JSON
     slackwater_offsets            one row per (pipeline, source, partition): where reading goes on, its watermark
     slackwater_outputs, …_lists   staged output and long offsets, until published or superseded
-    slackwater_state_<pipeline>   one row per (group key, open window); columns typed as in the input
+    slackwater_state_<pipeline>   one row per (group key, open window); columns typed as in the input; of a later stage …#2
     slackwater_staged_<pipeline>  what workers COPY during an epoch; unlogged, empty between epochs
 
 Workers COPY into the staged table on connections of their own; the driver's transaction checks the expected epoch, moves
@@ -30,9 +30,10 @@ import psycopg
 import pyarrow as pa
 from psycopg import errors
 
+from slackwater.core.capacity import YEARS, Capacity
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.joins.logic import JoinLogic
-from slackwater.state import migrations, sql
+from slackwater.state import migrations, postgres_owned, sql
 from slackwater.state.postgres_commit import Commit, lists
 from slackwater.state.postgres_join import JoinTable
 from slackwater.state.postgres_peek import exists, latest, lock_holder, lock_key, peek, written
@@ -59,6 +60,24 @@ def _told(method: Callable[..., T]) -> Callable[..., T]:
             raise EpochError(f"state store {self._place}: {sql.reason(error)}; start again once it is there") from None
 
     return told
+
+
+class _RefusedError(Exception):
+    """The target, which is in the same transaction, did not take the rows."""
+
+
+def _refusing(publish: Publish) -> Publish:
+    """Tells apart what the target refuses from what fails in the state, and from a connection that is lost."""
+
+    def publishing(db: psycopg.Connection[Any]) -> None:
+        try:
+            publish(db)
+        except psycopg.Error as error:
+            if db.closed or isinstance(error, errors.AdminShutdown):
+                raise
+            raise _RefusedError(sql.reason(error)) from error
+
+    return publishing
 
 
 class PostgresStore:
@@ -120,12 +139,24 @@ class PostgresStore:
             stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S%fZ")
             aside = f"{self._pipeline}.before-{stamp}"
             with self._db.transaction():
-                for statement in self.tables.renamed(aside):
-                    self._db.execute(statement, (aside, self._pipeline) if "%s" in statement else None)
+                self._put_aside(aside)
             return f'"{aside}" {self._place}'
         except psycopg.Error as error:
             self.close()
             raise StateError(f"state store {self._place}: {sql.reason(error)}") from None
+
+    def _put_aside(self, aside: str) -> None:
+        """Give all that the pipeline has in this schema to another name, and nothing that is not its own."""
+        t = self.tables
+        for shared in (t.pipelines, t.offsets, t.outputs, t.lists):
+            self._db.execute(
+                f"UPDATE {shared} SET pipeline_name = %s WHERE pipeline_name = %s", (aside, self._pipeline)
+            )
+        found = postgres_owned.located(self._db, t, len(postgres_owned.STAGES))
+        for stage in postgres_owned.STAGES:
+            new = replace(t, pipeline=aside, stage=stage)
+            if postgres_owned.is_free(self._db, found.of(stage)):
+                postgres_owned.rename(self._db, found.of(stage), new)
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
         return peek(self._url, self.tables, self._place, epoch)
@@ -153,6 +184,11 @@ class PostgresStore:
                 return lock_holder(db, self.tables)
         except psycopg.Error as error:
             raise StateError(f"state store {self._place}: {sql.reason(error)}") from None
+
+    @property
+    def capacity(self) -> Capacity:
+        """No U+0000 in text, and times that its clients can read."""
+        return Capacity(False, YEARS, state=True)
 
     @property
     def url(self) -> str:
@@ -208,7 +244,8 @@ class PostgresStore:
         assert found is not None
         manifest, _, version = found
         with self._db.transaction():
-            for statement in migrations.statements(version, [self._of(n) for n in range(len(manifest.stages))]):
+            there = postgres_owned.located(self._db, self.tables, len(manifest.stages))
+            for statement in migrations.statements(version, [there.of(n) for n in range(len(manifest.stages))]):
                 self._db.execute(statement)
             for table, columns, values in (
                 (self.tables.pipelines, "state_version = %s, record = %s", [FORMAT, manifest.model_dump_json()]),
@@ -217,48 +254,68 @@ class PostgresStore:
                 self._db.execute(f"UPDATE {table} SET {columns} WHERE pipeline_name = %s", [*values, self._pipeline])
         self._version = FORMAT
 
-    def _of(self, stage: int) -> Tables:
-        return replace(self.tables, stage=stage)
-
     def prepare(self, logic: Logic | JoinLogic, stage: int = 0) -> None:
         self._migrate()
-        self._stages[stage], t = logic, replace(self.tables, stage=stage)
+        t = self.tables.of(stage)
+        if isinstance(logic, JoinLogic):
+            JoinTable(t, logic).check(f"pipeline {self._pipeline}: state store")
+        else:
+            sql.check_names(list(t.columns(logic).values()), f"pipeline {self._pipeline}: state store")
+        if self._epoch >= 0:
+            self._rename(stage)
+        self._stages[stage] = logic
         if isinstance(logic, JoinLogic):
             self._prepare_join(JoinTable(t, logic))
             return
-        sql.check_names(list(t.columns(logic).values()), f"pipeline {self._pipeline}: state store")
         self._altering.pop(stage, None)
         if self._epoch >= 0:
             self._must_exist(t.state)
             if t.complete_state(logic):
                 self._db.execute(t.complete_state(logic))
             self._altering[stage] = t.alter_state(logic, sql.columns_of(self._db, t.state))
+            postgres_owned.ours(self._db, t, "windows")
         else:
-            self._db.execute(f"DROP VIEW IF EXISTS {t.windows}")
-            self._db.execute(f"DROP TABLE IF EXISTS {t.state}, {t.staged}")
-            self._db.execute(t.create_state(logic))
-            self._db.execute(f"CREATE INDEX ON {t.state} (closes_at)")
-        self._db.execute(f"DROP TABLE IF EXISTS {t.staged}")
-        self._db.execute(t.create_staged(logic))
+            self._begin(t, [t.create_state(logic), t.create_index()])
+        self._make_staged(t, t.create_staged(logic))
         self._db.execute(
             f"DELETE FROM {t.outputs} WHERE pipeline_name = %s AND epoch > %s", (self._pipeline, self._epoch)
         )
         if not self._altering.get(stage):  # else the commit that changes the table makes it anew
-            self._db.execute(f"DROP VIEW IF EXISTS {t.windows}")
-            self._db.execute(t.create_view(logic))
+            with self._db.transaction():
+                postgres_owned.drop(self._db, t, "windows")
+                self._db.execute(t.create_view(logic))
+                postgres_owned.sign(self._db, t, "windows")
+
+    def _rename(self, stage: int) -> None:
+        """The state of a stage under its name of today, with its comment; raises StateError if it is somebody else's."""
+        with self._db.transaction():
+            there = postgres_owned.located(self._db, self.tables, stage + 1)
+            postgres_owned.rename(self._db, there.of(stage), self.tables.of(stage))
+
+    def _begin(self, t: Tables, statements: Sequence[str]) -> None:
+        """The table of a state that begins, in the place of what a start that failed left."""
+        with self._db.transaction():
+            there = postgres_owned.located(self._db, self.tables, t.stage + 1)
+            if t.stage in there.former:  # of a state whose record was deleted
+                postgres_owned.drop(self._db, there.of(t.stage), "windows", "staged", "state")
+            postgres_owned.drop(self._db, t, "windows", "staged", "state")
+            for statement in statements:
+                self._db.execute(statement)
+            postgres_owned.sign(self._db, t, "state")
+
+    def _make_staged(self, t: Tables, statement: str) -> None:
+        with self._db.transaction():
+            postgres_owned.drop(self._db, t, "staged")
+            self._db.execute(statement)
+            postgres_owned.sign(self._db, t, "staged")
 
     def _prepare_join(self, table: JoinTable) -> None:
-        table.check(f"pipeline {self._pipeline}: state store")
         t = table.tables
         if self._epoch >= 0:
             self._must_exist(t.state)
         else:
-            self._db.execute(f"DROP VIEW IF EXISTS {t.windows}")
-            self._db.execute(f"DROP TABLE IF EXISTS {t.state}, {t.staged}")
-            for statement in table.create():
-                self._db.execute(statement)
-        self._db.execute(f"DROP TABLE IF EXISTS {t.staged}")
-        self._db.execute(table.create_staged())
+            self._begin(t, table.create())
+        self._make_staged(t, table.create_staged())
         self._db.execute(
             f"DELETE FROM {t.outputs} WHERE pipeline_name = %s AND epoch > %s", (self._pipeline, self._epoch)
         )
@@ -281,9 +338,7 @@ class PostgresStore:
         """Take the state away, and give the lock back; after `prepare`."""
         with self._db.transaction():
             for stage in self._stages:
-                t = replace(self.tables, stage=stage)
-                self._db.execute(f"DROP VIEW IF EXISTS {t.windows}")
-                self._db.execute(f"DROP TABLE IF EXISTS {t.state}, {t.staged}")
+                postgres_owned.drop(self._db, self.tables.of(stage), "windows", "staged", "state")
             for table in (self.tables.outputs, self.tables.lists, self.tables.offsets, self.tables.pipelines):
                 self._db.execute(f"DELETE FROM {table} WHERE pipeline_name = %s", (self._pipeline,))
         shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
@@ -304,7 +359,12 @@ class PostgresStore:
 
     @_told
     def output(self, meta: OutputMeta) -> pl.DataFrame:
-        row = self._db.execute(f"SELECT data FROM {self.tables.outputs} WHERE token = %s", (meta.file,)).fetchone()
+        query = f"SELECT data FROM {self.tables.outputs} WHERE token = %s"
+        if self._connection is None:  # looked at from beside a runner
+            with sql.lent(self._url, "state store") as db:
+                row = db.execute(query, (meta.file,)).fetchone()
+        else:
+            row = self._db.execute(query, (meta.file,)).fetchone()
         if row is None:
             raise StateError(
                 f"staged output {meta.file} is missing in {self.tables.outputs} {self._place}; restore it from a backup"
@@ -340,7 +400,13 @@ class PostgresStore:
         commit_id = uuid.uuid4()
         try:
             self._migrate()
-            done = self._transact(manifest, publish, commit_id)
+            try:
+                done = self._transact(manifest, publish, commit_id)
+            except _RefusedError as refused:
+                # the epoch itself is sound: it waits for the target, as it would in a database of its own
+                log.warning("%s: the target refused epoch %d: %s", self._pipeline, manifest.epoch, refused)
+                publish = None
+                done = self._transact(manifest, publish, commit_id)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             if not self._db.closed and not isinstance(error, errors.AdminShutdown):
                 raise EpochError(f"epoch {manifest.epoch} was not committed: {sql.reason(error)}") from None
@@ -384,7 +450,8 @@ class PostgresStore:
     def _transact(self, manifest: Manifest, publish: Publish | None, commit_id: uuid.UUID) -> Manifest:
         stages = [self._stages[n] for n in sorted(self._stages)]
         altering = [statement for n in sorted(self._altering) for statement in self._altering[n]]
-        done = Commit(self._db, self.tables, stages, self._place, altering).run(manifest, publish, commit_id)
+        given = None if publish is None else _refusing(publish)
+        done = Commit(self._db, self.tables, stages, self._place, altering).run(manifest, given, commit_id)
         self._altering.clear()
         return done
 

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from slackwater.errors import LockHeldError, StateError
-from slackwater.state import migrations, sql
+from slackwater.state import migrations, postgres_owned, sql
 from slackwater.state.fork import forked, lists_of, taken
 from slackwater.state.postgres_peek import exists, latest, lock_holder, lock_key
 from slackwater.state.postgres_tables import Tables
@@ -57,9 +57,10 @@ def _fork(db: psycopg.Connection[Any], old: Tables, new: Tables, epoch: int | No
     if manifest.staged and published < manifest.epoch:
         return None
     stages = range(len(manifest.stages))
+    there = postgres_owned.located(db, old, len(stages))
     for stage in stages:
-        _copy_table(db, replace(old, stage=stage), replace(new, stage=stage))
-    for statement in migrations.statements(version, [replace(new, stage=stage) for stage in stages]):
+        _copy_table(db, there.of(stage), new.of(stage))
+    for statement in migrations.statements(version, [new.of(stage) for stage in stages]):
         db.execute(statement)
     named = {token: uuid.uuid4().hex for token in lists_of(manifest)}
     _copy_lists(db, new, named)
@@ -89,8 +90,7 @@ def _copy_table(db: psycopg.Connection[Any], old: Tables, new: Tables) -> None:
     """The table of a stage with its indexes and rows. What lies under the new name without a state is of a start that failed."""
     if not exists(db, old.state):
         raise StateError(f"table {old.state} is missing; restore it from a backup")
-    db.execute(f"DROP VIEW IF EXISTS {new.windows}")
-    db.execute(f"DROP TABLE IF EXISTS {new.state}, {new.staged}")
+    postgres_owned.drop(db, new, "windows", "staged", "state")
     settings = db.execute(
         "SELECT array_to_string(reloptions, ', ') FROM pg_class WHERE oid = to_regclass(%s)", (old.state,)
     ).fetchone()
@@ -105,6 +105,8 @@ def _copy_table(db: psycopg.Connection[Any], old: Tables, new: Tables) -> None:
     ).fetchall()
     names = sql.quoted([row[0] for row in columns])
     db.execute(f"INSERT INTO {new.state} ({names}) SELECT {names} FROM {old.state}")
+    postgres_owned.name_indexes(db, new)
+    postgres_owned.sign(db, new, "state")
 
 
 def _copy_lists(db: psycopg.Connection[Any], new: Tables, named: Mapping[str, str]) -> None:

@@ -84,8 +84,8 @@ class JoinTable:
         return [
             f"CREATE TABLE {self.state} (pipeline_name text NOT NULL DEFAULT '{name}', {columns}, state_version integer NOT NULL"
             f" DEFAULT {FORMAT}, epoch bigint NOT NULL, updated_at timestamptz NOT NULL DEFAULT now(),"
-            f" PRIMARY KEY ({', '.join(PLACE)}))",
-            f"CREATE INDEX ON {self.state} (side, event_time)",
+            f" CONSTRAINT {sql.quote(self.tables.name_of('state', 'pkey'))} PRIMARY KEY ({', '.join(PLACE)}))",
+            f"CREATE INDEX {sql.quote(self.tables.name_of('state', 'due'))} ON {self.state} (side, event_time)",
         ]
 
     def create_staged(self) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -16,7 +15,7 @@ import xxhash
 from pydantic import ValidationError
 
 from slackwater.errors import StateError
-from slackwater.state import migrations, sql
+from slackwater.state import migrations, postgres_owned, sql
 from slackwater.state.postgres_shard import PostgresReader, PostgresShard
 from slackwater.state.postgres_tables import Tables
 from slackwater.state.protocol import Manifest, Snapshot, Written, misfit, not_kept
@@ -82,9 +81,10 @@ def peek(url: str, tables: Tables, place: str, epoch: int | None = None) -> Iter
             exported = db.execute("SELECT pg_export_snapshot()").fetchone()
             assert exported is not None
             stages = manifest.stages
+            there = postgres_owned.located(db, tables, len(stages))
 
             def reader(shard: int, logic: Logic, stage: int) -> PostgresReader:
-                of, metas = replace(tables, stage=stage), stages[stage].segments[shard]
+                of, metas = there.of(stage), stages[stage].segments[shard]
                 return PostgresShard(url, of, shard, manifest.shards, manifest.epoch, metas, exported[0]).reader(logic)
 
             def listed(name: str) -> list[str]:
@@ -107,7 +107,7 @@ def lock_holder(db: psycopg.Connection[Any], tables: Tables) -> str | None:
     """Who holds a pipeline's lock; None for nobody."""
     row = db.execute(
         "SELECT application_name FROM pg_locks LEFT JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND granted"
-        " AND ((classid::bigint << 32) | objid::bigint) = %s AND pg_locks.database = (SELECT oid FROM pg_database WHERE"
+        " AND objsubid = 1 AND ((classid::bigint << 32) | objid::bigint) = %s AND pg_locks.database = (SELECT oid FROM pg_database WHERE"
         " datname = current_database())",
         (lock_key(tables),),
     ).fetchone()

@@ -24,6 +24,8 @@ from slackwater.state.protocol import OutputMeta, SegmentMeta
 from slackwater.windows.family import family
 from slackwater.windows.logic import DEAD, LOOSE, LOOSE_TOLD, SETTLED, TOLD, Int64s, Logic, Visit
 
+_PLACE = "__ordinal"  # hidden: the place of a row in its unit
+
 
 @dataclass(frozen=True)
 class PostgresShard:
@@ -52,10 +54,12 @@ class PostgresShard:
         token = uuid.uuid4().hex
         versions = pl.concat([_numbered(rows.filter(pl.col("__kind") != DEAD)), _gone(rows, before)])
         names = self.tables.columns(logic)
-        frame = versions.with_columns(
-            pl.lit(token).alias("token"),
-            *(pl.col(c).cast(pl.Datetime("us")).dt.replace_time_zone("UTC") for c in TIMES),
-        ).rename(names)
+        # named at last: the names that the table has of its own may be those of keys in the rows
+        frame = (
+            versions.with_columns(pl.col(c).cast(pl.Datetime("us")).dt.replace_time_zone("UTC") for c in TIMES)
+            .rename({**names, _PLACE: "ordinal"})
+            .with_columns(pl.lit(token).alias("token"))
+        )
         try:
             with sql.arrow_cursor(self.url) as cursor:
                 sql.append(cursor, self.tables.schema, self.tables.name_of("staged"), frame)
@@ -113,7 +117,7 @@ def _numbered(rows: pl.DataFrame) -> pl.DataFrame:
     place = np.arange(len(unit))
     first = np.flatnonzero(np.diff(unit, prepend=unit[:1] - 1))
     return rows.with_columns(
-        pl.Series("ordinal", place - np.repeat(first, np.diff(first, append=len(unit))), dtype=pl.Int32)
+        pl.Series(_PLACE, place - np.repeat(first, np.diff(first, append=len(unit))), dtype=pl.Int32)
     )
 
 
@@ -122,8 +126,8 @@ def _gone(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFrame:
     if before.is_empty():
         return _numbered(rows.clear())
     old = _numbered(before.filter(pl.col("__h").is_in(rows["__h"].unique().implode())))
-    new = _numbered(rows.filter(pl.col("__kind") != DEAD)).select("__h", "ordinal")
-    return old.join(new, on=["__h", "ordinal"], how="anti").with_columns(pl.lit(DEAD, pl.Int8).alias("__kind"))
+    new = _numbered(rows.filter(pl.col("__kind") != DEAD)).select("__h", _PLACE)
+    return old.join(new, on=["__h", _PLACE], how="anti").with_columns(pl.lit(DEAD, pl.Int8).alias("__kind"))
 
 
 @dataclass(frozen=True)
@@ -185,12 +189,12 @@ class PostgresReader:
             parts.append(f"SELECT {columns} FROM {table} r WHERE kind <> {DEAD} AND {picked}{later}")
         try:
             with sql.arrow_cursor(self.state.url, self.state.snapshot) as cursor:
-                frame = sql.fetch(cursor, " UNION ALL ".join(parts), {**logic.state_schema, "ordinal": pl.Int32()})
+                frame = sql.fetch(cursor, " UNION ALL ".join(parts), {**logic.state_schema, _PLACE: pl.Int32()})
         except ConnectionError as error:
             raise EpochError(f"state could not be read: {error}") from None
         if logic.revises:  # rows written while windows were not revised
             frame = frame.with_columns(pl.col("__rev").fill_null(0), pl.col("__out").fill_null([]))
-        return frame.sort("__h", "ordinal").drop("ordinal")
+        return frame.sort("__h", _PLACE).drop(_PLACE)
 
 
 def collapsed(metas: Sequence[SegmentMeta], size: int) -> tuple[SegmentMeta, ...]:

@@ -28,13 +28,20 @@ _OWN = ("pipeline_name", "ordinal", "state_version", "epoch", "updated_at")
 _RESERVED = {*_READABLE.values(), *_OWN, "token"}
 
 
+MARK = "#"  # no pipeline's name holds it: what stands behind it is ours
+
+
 @dataclass(frozen=True)
 class Tables:
-    """The names of a pipeline's tables, as SQL, and their columns. `stage`: tables of a later stage bear its number."""
+    """The names of a pipeline's tables, as SQL, and their columns. `stage`: tables of a later stage bear its number.
+
+    `former`: the stages whose tables still bear the names that earlier versions gave them; a start renames these.
+    """
 
     schema: str
     pipeline: str
     stage: int = 0
+    former: frozenset[int] = frozenset()
 
     def _named(self, name: str) -> str:
         return f"{sql.quote(self.schema)}.{sql.quote(name)}"
@@ -67,20 +74,45 @@ class Tables:
     def windows(self) -> str:
         return self._named(self.name_of("windows"))
 
-    def name_of(self, what: str) -> str:
-        """`slackwater_state_<pipeline>`; a long pipeline name is cut and made unique by its hash."""
+    def name_of(self, what: str, index: str = "") -> str:
+        """`slackwater_state_<pipeline>`, of a later stage `…#2`, of an index `…#pkey`.
+
+        Two pipelines never have one name: what stands behind `#` is no part of theirs. A long name is cut, and made unique
+        by its hash.
+        """
+        if self.stage in self.former and not index:
+            return self._former_name_of(what)
+        tail = (f"{MARK}{self.stage + 1}" if self.stage else "") + (f"{MARK}{index}" if index else "")
+        name = f"slackwater_{what}_{self.pipeline}"
+        room = sql.NAME_BYTES - len(tail)
+        if len(name) > room:
+            name = f"{name[: room - 17]}{MARK}{xxhash.xxh64_hexdigest(self.pipeline.encode())}"
+        return name + tail
+
+    def _former_name_of(self, what: str) -> str:
+        """The name before stages were set apart from pipelines: that of `orders`' second stage could be that of `orders.2`."""
         pipeline = f"{self.pipeline}.{self.stage + 1}" if self.stage else self.pipeline
         name = f"slackwater_{what}_{pipeline}"
-        if len(name) <= 63:
+        if len(name) <= sql.NAME_BYTES:
             return name
         return f"{name[:46]}_{xxhash.xxh64_hexdigest(pipeline.encode())}"
 
+    def of(self, stage: int) -> Tables:
+        return replace(self, stage=stage)
+
+    def comment(self, what: str) -> str:
+        """What the comment on a table of ours says: whose it is."""
+        return f'Slackwater: {what} of pipeline "{self.pipeline}", stage {self.stage + 1}'
+
     def columns(self, logic: Logic) -> dict[str, str]:
         """Column of a state row -> column of the table."""
-        taken = _RESERVED
+        taken = set(_RESERVED)
 
         def free(name: str, prefix: str) -> str:
-            return f"{prefix}.{name}" if name in taken else name
+            while name in taken:
+                name = f"{prefix}.{name}"
+            taken.add(name)
+            return name
 
         keys = {k: free(k, "key") for k in logic.key_names}
         accumulators = {a: free(a, "acc") for a in logic.accumulators}
@@ -104,18 +136,6 @@ class Tables:
                 token text PRIMARY KEY, pipeline_name text NOT NULL, epoch bigint NOT NULL, lines text NOT NULL)""",
         ]
 
-    def renamed(self, pipeline: str) -> list[str]:
-        """Statements that give all that a pipeline has in this schema to another name (parameters: that name, its own)."""
-        found = []
-        for shared in (self.pipelines, self.offsets, self.outputs, self.lists):
-            found.append(f"UPDATE {shared} SET pipeline_name = %s WHERE pipeline_name = %s")
-        for stage in range(2):
-            mine, other = replace(self, stage=stage), replace(self, pipeline=pipeline, stage=stage)
-            found.append(f"DROP VIEW IF EXISTS {mine.windows}")
-            found.append(f"DROP TABLE IF EXISTS {mine.staged}")
-            found.append(f"ALTER TABLE IF EXISTS {mine.state} RENAME TO {sql.quote(other.name_of('state'))}")
-        return found
-
     def types(self, logic: Logic) -> dict[str, str]:
         """Column of the table -> its type, without those that every state has."""
         types = {name: sql.sql_type_of(dtype) for name, dtype in logic.state_schema.items()}
@@ -128,8 +148,13 @@ class Tables:
         return (
             f"CREATE TABLE {self.state} (pipeline_name text NOT NULL DEFAULT '{name}', {columns}, ordinal integer NOT NULL,"
             f" state_version integer NOT NULL DEFAULT {FORMAT}, epoch bigint NOT NULL, updated_at timestamptz NOT NULL"
-            " DEFAULT now(), PRIMARY KEY (unit, ordinal)) WITH (fillfactor = 80)"
+            f" DEFAULT now(), CONSTRAINT {sql.quote(self.name_of('state', 'pkey'))} PRIMARY KEY (unit, ordinal))"
+            " WITH (fillfactor = 80)"
         )
+
+    def create_index(self) -> str:
+        """What finds the rows that are due."""
+        return f"CREATE INDEX {sql.quote(self.name_of('state', 'due'))} ON {self.state} (closes_at)"
 
     def complete_state(self, logic: Logic) -> str:
         """Give a table that was made for windows without revisions the columns of these."""
@@ -149,7 +174,13 @@ class Tables:
         if not added and not dropped:
             return []
         alter = f"ALTER TABLE {self.state} {', '.join([*added, *dropped])}"
-        return [f"DROP VIEW IF EXISTS {self.windows}", alter, self.create_view(logic)]
+        view = self.comment("windows").replace("'", "''")
+        return [
+            f"DROP VIEW IF EXISTS {self.windows}",
+            alter,
+            self.create_view(logic),
+            f"COMMENT ON VIEW {self.windows} IS '{view}'",
+        ]
 
     def create_staged(self, logic: Logic) -> str:
         columns = ", ".join(f"{sql.quote(c)} {t}" for c, t in self.types(logic).items())

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     import psycopg
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_NAME_BYTES = 63  # Postgres cuts longer identifiers, and two could become one
+NAME_BYTES = 63  # Postgres cuts longer identifiers, and two could become one
+INDEX_BYTES = 2704  # the most that an entry of a B-tree can take
 # UTC; and a server that notices soon when this process or its machine is gone: the lock goes with the connection
 _SESSION = (
     "-c timezone=UTC -c client_min_messages=warning -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5"
@@ -96,9 +97,9 @@ def quoted(names: Sequence[str]) -> str:
 def check_names(names: Sequence[str], where: str) -> None:
     """Raise StartError for a name that Postgres cannot hold."""
     for name in names:
-        if len(name.encode()) > _NAME_BYTES or "\0" in name:
+        if len(name.encode()) > NAME_BYTES or "\0" in name:
             raise StartError(
-                f'{where}: column "{name}" has a name of {len(name.encode())} bytes, Postgres holds {_NAME_BYTES}; '
+                f'{where}: column "{name}" has a name of {len(name.encode())} bytes, Postgres holds {NAME_BYTES}; '
                 "choose a shorter name"
             )
 
@@ -165,26 +166,31 @@ def connect(url: str, what: str, seconds: int = 10) -> psycopg.Connection[Any]:
     """A connection in autocommit mode, in UTC. Raises StartError, one line without secrets; `what` names its use."""
     import psycopg
 
+    from slackwater.state.sql_cursor import Cursor, NamedCursor
+
     if _parsed(url) is None:
         raise StartError(
             f"{what}: the url is not valid; expected postgresql://user:password@host:5432/database, with characters such as "
             "/ and @ in a password written as %2F and %40"
         )
     try:
-        return psycopg.connect(
+        connection = psycopg.connect(
             url,
             autocommit=True,
+            cursor_factory=Cursor,
             connect_timeout=seconds,
             keepalives_idle=10,
             keepalives_interval=5,
             keepalives_count=3,
-            application_name=f"slackwater process {os.getpid()} on {socket.gethostname()}"[:_NAME_BYTES],
+            application_name=f"slackwater process {os.getpid()} on {socket.gethostname()}"[:NAME_BYTES],
             options=_SESSION,
         )
     except psycopg.Error as error:
         raise StartError(
             f"{what}: Postgres at {address(url)} cannot be reached ({reason(error)}); check the url and that it runs"
         ) from None
+    connection.server_cursor_factory = NamedCursor
+    return connection
 
 
 def copy_frame(connection: psycopg.Connection[Any], table: str, frame: pl.DataFrame) -> None:

@@ -26,7 +26,10 @@ class Table:
 
 
 class Target(Protocol):
-    """Takes the staged output of one epoch. Publishing an epoch again, or an older one, must change nothing."""
+    """Takes the staged output of one epoch. Publishing an epoch again, or an older one, must change nothing.
+
+    One that cannot hold every value has a `capacity` (see `core.capacity`): rows beyond it are bad rows, before the commit.
+    """
 
     guarantee: str  # "exactly once" or "at least once"
     upserts: (

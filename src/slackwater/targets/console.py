@@ -6,6 +6,7 @@ import sys
 
 import polars as pl
 
+from slackwater.core.capacity import ANYTHING
 from slackwater.targets.files import json_columns
 
 
@@ -13,6 +14,7 @@ class ConsoleTarget:
     guarantee = "at least once"
     upserts = False
     description = "the console"
+    capacity = ANYTHING
 
     def open(self) -> None:
         return

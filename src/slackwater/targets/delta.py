@@ -19,11 +19,13 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_d
 from deltalake.exceptions import DeltaError
 from deltalake.schema import ArrayType, StructType
 
+from slackwater.core.capacity import YEARS, Capacity
 from slackwater.core.schema import arrow_schema
 from slackwater.errors import PublishError, StartError
 from slackwater.targets.base import Table
 
 _GONE = "__gone"
+_LOOKED_AT = 100  # commits: a table may have other writers too
 _SPARK_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
 _DATAFUSION = {  # the types whose smallest and largest values the log keeps for every file
     "tinyint": "Int8",
@@ -56,6 +58,11 @@ class DeltaTarget:
         self._delta: DeltaTable | None = None
         self.description = f"Delta table {path}"
 
+    @property
+    def capacity(self) -> Capacity:
+        """The years that Spark writes and reads."""
+        return Capacity(times=YEARS)
+
     def open(self) -> None:
         """Create the table if it is absent, else compare its columns with those of the pipeline."""
         try:
@@ -77,6 +84,22 @@ class DeltaTarget:
     def close(self) -> None:
         self._delta = None
 
+    def former(self) -> str | None:
+        """What another state of this writer left in the table, in words; commits say since when they say it whose they are."""
+        try:
+            if not DeltaTable.is_deltatable(self._path, self._options):
+                return None
+            commits = DeltaTable(self._path, storage_options=self._options).history(_LOOKED_AT)
+        except Exception as error:  # the library has no base class
+            raise StartError(
+                f"{self.description} cannot be opened ({self._reason(error)}); check the path and the storage options"
+            ) from error
+        mine = [c for c in commits if c.get("slackwater_writer") == self._table.writer]
+        if not mine or mine[0].get("slackwater_state") == self._table.state:
+            return None
+        epoch = mine[0].get("slackwater_epoch")
+        return f'rows of another state of "{self._table.writer}" in {self.description}, up to epoch {epoch}'
+
     def last_epoch(self) -> int:
         """The last published epoch, -1 for none."""
         delta = self._current()
@@ -88,7 +111,11 @@ class DeltaTarget:
             delta = self._current()
             if epoch <= self.last_epoch():
                 return
-            marker = CommitProperties(app_transactions=[Transaction(self._app, epoch)])
+            told = {"writer": self._table.writer, "state": self._table.state, "epoch": str(epoch)}
+            marker = CommitProperties(
+                app_transactions=[Transaction(self._app, epoch)],
+                custom_metadata={f"slackwater_{k}": v for k, v in told.items()},
+            )
             if self._mode == "append":
                 write_deltalake(delta, self._cast(rows, delta), mode="append", commit_properties=marker)
                 return
@@ -142,18 +169,24 @@ class DeltaTarget:
         source = self._cast(both, delta)
         if gone is not None:
             flags = pa.array([False] * rows.height + [True] * gone.height, pa.bool_())
-            source = source.append_column(_GONE, flags)
+            source = source.append_column(self._gone, flags)
         merge = delta.merge(source, self._predicate(both), source_alias="s", target_alias="t", commit_properties=marker)
         if gone is None:
             merge.when_matched_update(columns).when_not_matched_insert(columns).execute()
             return
-        is_gone = f"s.{_quoted(_GONE)}"
+        is_gone = f"s.{_quoted(self._gone)}"
         (
             merge.when_matched_delete(is_gone)
             .when_matched_update(columns)
             .when_not_matched_insert(columns, f"NOT {is_gone}")
             .execute()
         )
+
+    @property
+    def _gone(self) -> str:
+        """The column that tells superseded rows apart, under a name that no other has."""
+        names = {f.name for f in self._table.fields}
+        return next(name for n in range(len(names) + 1) if (name := f"{_GONE}{n or ''}") not in names)
 
     def _predicate(self, rows: pl.DataFrame) -> str:
         identity = [_quoted(name) for name in self._table.identity or ()]

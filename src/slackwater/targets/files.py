@@ -7,17 +7,20 @@ out/sessions/
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pyarrow.parquet as pq
 
+from slackwater.core.capacity import ANYTHING, YEARS, Capacity
 from slackwater.core.schema import arrow_schema
 from slackwater.core.text import TIME, json_text, nested, within
-from slackwater.errors import PublishError
+from slackwater.errors import PublishError, StartError
 from slackwater.targets.base import Table
 
 _TIME = f"{TIME}Z"
@@ -33,6 +36,11 @@ class FilesTarget:
         self._dir, self._format, self._table = Path(path), form, table
         self._marker = self._dir / "_slackwater" / f"{table.writer}.json"
         self.description = f'{form} files in "{path}"'
+
+    @property
+    def capacity(self) -> Capacity:
+        """Text writes times with four digits of a year; Parquet holds any."""
+        return ANYTHING if self._format == "parquet" else Capacity(times=YEARS)
 
     def open(self) -> None:
         return
@@ -55,6 +63,41 @@ class FilesTarget:
             raise PublishError(
                 f"marker {self._marker} is damaged; delete it if the epochs in {self._dir} are complete up to the last commit"
             ) from None
+
+    def _files(self) -> list[Path]:
+        """The files of this writer, of whatever state."""
+        ending = "jsonl" if self._format == "json" else self._format
+        named = re.compile(rf"{re.escape(self._table.writer)}-([0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
+        try:
+            return sorted(p for p in self._dir.iterdir() if named.fullmatch(p.name))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def former(self) -> str | None:
+        """What another state of this writer left here, in words."""
+        files, marker = self._files(), self._read_marker()
+        if not files or (self._table.state and marker.get("state") == self._table.state):
+            return None
+        of = f'{len(files):,} {"file" if len(files) == 1 else "files"} of another state of "{self._table.writer}" in "{self._dir}"'
+        return f"{of}, up to epoch {marker['epoch']}" if marker["epoch"] >= 0 else of
+
+    def put_aside(self) -> str | None:
+        """Move them to a directory that readers of this one ignore, the marker last; returns which, None if there are none."""
+        files = self._files()
+        if not files:
+            return None
+        stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S%fZ")
+        aside = self._marker.parent / f"before-{stamp}"
+        try:
+            aside.mkdir(parents=True)
+            for path in (*files, *([self._marker] if self._marker.exists() else [])):
+                path.replace(aside / path.name)
+        except OSError as error:
+            raise StartError(
+                f"target directory {self._dir}: files of the former state could not be put aside in {aside} ({error.strerror}); "
+                "what was moved is there; check the rights, then repeat this"
+            ) from None
+        return f'"{aside}"'
 
     def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
         try:

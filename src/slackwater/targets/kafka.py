@@ -31,6 +31,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
+from slackwater.core.capacity import YEARS, Capacity
 from slackwater.errors import FencedError, PublishError, StartError
 from slackwater.targets.base import LETTER, Table
 from slackwater.targets.kafka_rows import KafkaRows, LetterRows, Messages
@@ -40,6 +41,7 @@ EPOCHS_TOPIC = "_slackwater_epochs"
 _EXACTLY_ONCE, _AT_LEAST_ONCE = "exactly_once", "at_least_once"
 _SECRETS = ("password", "secret", "token", "jaas", ".key", "credential")
 _FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
+_KEY_BYTES = 500_000  # a message is 1 MB at most, by default, and has its key in its value too
 _CLEANING_SECONDS = 10  # how often a broker looks for transactions past their timeout
 
 
@@ -79,6 +81,11 @@ class KafkaTarget:
         self._brokers = self._config.get("bootstrap.servers", "")
         self.guarantee = "exactly once" if self._exactly_once else "at least once"
         self.description = f'Kafka topic "{topic}" on {self._brokers}'
+
+    @property
+    def capacity(self) -> Capacity:
+        """JSON has times with four digits of a year, in the key too; a key alone must not be more than a message may be."""
+        return Capacity(times=YEARS, key_bytes=_KEY_BYTES if self._table.identity else None)
 
     def open(self) -> None:
         """Reach the brokers, find the topic; under exactly_once end what an earlier process left and read the marker."""

@@ -16,6 +16,7 @@ from typing import Any
 import polars as pl
 import psycopg
 
+from slackwater.core.capacity import YEARS, Capacity
 from slackwater.errors import PublishError, StartError
 from slackwater.state import sql
 from slackwater.targets.base import Table
@@ -45,6 +46,11 @@ class PostgresTarget:
         self.upserts = given.identity is not None
         self._connection: psycopg.Connection[Any] | None = None
 
+    @property
+    def capacity(self) -> Capacity:
+        """No U+0000 in text, times that its clients can read, and identities that fit into an entry of a B-tree."""
+        return Capacity(False, YEARS, sql.INDEX_BYTES if self._given.identity else None)
+
     def open(self) -> None:
         sql.check_names([f.name for f in self._given.fields], f"target {self._schema}.{self._name}")
         self._connection = db = sql.connect(self.url, f"target {self._schema}.{self._name}")
@@ -73,6 +79,23 @@ class PostgresTarget:
         identity = self._given.identity
         unique = "" if identity is None else f", UNIQUE NULLS NOT DISTINCT ({sql.quoted(identity)})"
         db.execute(f"CREATE TABLE {self._table} ({columns}{unique})")
+
+    def former(self) -> str | None:
+        """What another state of this writer left in the table, in words."""
+        with sql.connect(self.url, f"target {self._schema}.{self._name}") as db:
+            try:
+                row = db.execute(
+                    f"SELECT m.epoch FROM {self._marker} m WHERE m.writer = %s AND m.table_name = %s AND m.state <> %s"
+                    f" AND EXISTS (SELECT FROM {self._table})",
+                    (self._given.writer, f"{self._schema}.{self._name}", self._given.state),
+                ).fetchone()
+            except psycopg.errors.UndefinedTable:
+                return None
+            except psycopg.Error as error:
+                raise StartError(f"{self.description}: {sql.reason(error)}; check the role's rights on it") from None
+        if row is None:
+            return None
+        return f'rows of another state of "{self._given.writer}" in {self.description}, up to epoch {row[0]}'
 
     def problems(self) -> list[str]:
         """What stands in the way of `open`, one line each, without changing anything."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import psycopg
 
 from slackwater.errors import StartError, StateError
-from slackwater.state import sql
+from slackwater.state import postgres_owned, sql
 from slackwater.state.files import FilesStore, offset_files
 from slackwater.state.postgres import PostgresStore
 from slackwater.state.protocol import Manifest, StateStore
@@ -188,8 +188,8 @@ def forecast(commits: Sequence[Manifest]) -> Forecast | None:
 def _of_tables(store: PostgresStore, latest: Manifest, found: Sizes) -> None:
     try:
         with closing(sql.connect(store.url, "state store")) as db:
-            t, found.kept = store.tables, [latest.epoch]
-            stages = [replace(t, stage=n) for n in range(len(latest.stages))]
+            t, found.kept = postgres_owned.located(db, store.tables, len(latest.stages)), [latest.epoch]
+            stages = [t.of(n) for n in range(len(latest.stages))]
             for number, stage in enumerate(stages):
                 of_shard = dict(
                     db.execute(

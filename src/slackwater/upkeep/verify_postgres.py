@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -21,7 +21,7 @@ from slackwater.engine.described import as_emitted, step_in
 from slackwater.engine.steps import Step
 from slackwater.errors import EpochError, SlackwaterError, StateError
 from slackwater.joins.logic import JoinLogic
-from slackwater.state import sql
+from slackwater.state import postgres_owned, sql
 from slackwater.state.postgres import PostgresStore
 from slackwater.state.postgres_commit import lists, offsets_of
 from slackwater.state.postgres_join import JoinTable
@@ -110,7 +110,7 @@ class _Check:
 
     def stage(self, manifest: Manifest, number: int) -> None:
         """The table of a stage."""
-        table = replace(self.tables, stage=number)
+        table = self.tables.of(number)
         if self.one("SELECT to_regclass(%s)::text", table.state) is None:
             self.tell(table.state, "is missing")
             return
@@ -216,6 +216,7 @@ def verify_postgres(store: PostgresStore) -> Report:
             report.epochs = (manifest.epoch,)
             check.record(manifest, published)
             check.put_aside(manifest, published)
+            check.tables = postgres_owned.located(db, tables, len(manifest.stages))
             for number, stage in enumerate(manifest.stages):
                 check.stage(stage.model_copy(update={"epoch": manifest.epoch}), number)
             report.sound = None if report.problems else manifest.epoch

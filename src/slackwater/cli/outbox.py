@@ -1,0 +1,54 @@
+"""`outbox`: an epoch that was committed and is not published: look at it, try again, or set it aside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slackwater.cli import view as views
+from slackwater.cli.dlq import plain
+from slackwater.cli.text import plural
+from slackwater.config import toml
+
+
+def show_file(file: Path, limit: int) -> None:
+    """Print which epoch waits, and some of its rows."""
+    from slackwater.engine import fold, set_aside
+    from slackwater.targets.kafka_rows import json_objects
+
+    pipeline = toml.load(file)
+    found = set_aside.waiting(pipeline, limit)
+    if found is None:
+        print(f"{pipeline.name}: nothing waits: all that was committed is published")
+        return
+    print(
+        f"{pipeline.name}: epoch {found.epoch} was committed at {fold.iso(found.committed_us)} and is not published: "
+        f"{plural(found.rows.height, 'row')}, {plural(found.letters, 'dead letter')}"
+    )
+    for row in json_objects(found.rows.head(limit)):
+        print(f"  {plain(row.decode(errors='replace'))}")
+    if found.rows.height > limit:
+        print(f"  and {plural(found.rows.height - limit, 'row')} more; --limit shows more of them")
+    print(f"try again:    slackwater outbox retry {file} {found.epoch}")
+    print(f"or set aside: slackwater outbox set-aside {file} {found.epoch}")
+
+
+def retry_file(file: Path, epoch: int) -> None:
+    """Publish the epoch as a start does, and read nothing."""
+    from slackwater.engine.run import republish
+
+    pipeline = toml.load(file)
+    view = views.choose(0)
+    try:
+        republish(pipeline, epoch, on_notice=view.notice)
+    finally:
+        view.close()
+    print(f"{pipeline.name}: epoch {epoch} is published")
+
+
+def set_aside_file(file: Path, epoch: int, to: Path | None) -> None:
+    """Keep the rows of the epoch elsewhere, so that the next start goes on after it."""
+    from slackwater.engine.set_aside import set_aside
+
+    pipeline = toml.load(file)
+    place = set_aside(pipeline, epoch, to)
+    print(f"{pipeline.name}: epoch {epoch} is set aside in {place}; the next start goes on after it")

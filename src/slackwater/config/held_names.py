@@ -1,0 +1,111 @@
+"""Names that a target or a store cannot hold, found in a config alone: each system has rules of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from slackwater.config.connection import Connection
+from slackwater.config.spec import Problem, Values, show
+
+if TYPE_CHECKING:
+    from slackwater.config.target import StateStore, Target
+    from slackwater.config.window import Window
+
+POSTGRES_BYTES = 63  # longer identifiers are cut, and two could become one
+_RESERVED = re.compile(r"slackwater_(state|staged|windows)_.*|slackwater_(pipelines|offsets|outputs|lists|targets)")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_AVRO = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DELTA = set(" ,;{}()\n\t=")
+
+
+def check_held_names(values: Values, known: Mapping[str, Any]) -> Iterator[Problem]:
+    """One line for each name that the system it is meant for refuses, cuts, or has a use of its own for."""
+    window: Window | None = values["transform"].window if values.get("transform") is not None else None
+    store: StateStore | None = values.get("state_store")
+    if store is not None and store.kind == "postgres":
+        if "schema" not in store._wrong and store.schema_:
+            yield from _of_postgres("state_store.schema", "the schema", store.schema_)
+        if window is not None:
+            yield from _columns(window, "the state is in Postgres", state=True)
+    for at in ("target", "dead_letter"):
+        target: Target | None = values.get(at)
+        if target is None or target.connection is None:
+            continue
+        found = target.connection if isinstance(target.connection, Connection) else known.get(str(target.connection))
+        if found is None:
+            continue
+        if found.kind == "postgres" and target.table and "table" not in target._wrong:
+            schema, _, name = target.table.rpartition(".")
+            for part, what in ((schema, "the schema"), (name, "the table")):
+                if part or part is name:
+                    yield from _of_postgres(f"{at}.table", what, part)
+            if _RESERVED.fullmatch(name):
+                yield (
+                    f"{at}.table",
+                    f"found {show(target.table)}, a name that Slackwater gives tables of its own; choose another",
+                )
+        if (
+            found.kind == "kafka"
+            and target.topic
+            and "topic" not in target._wrong
+            and (not _TOPIC.fullmatch(target.topic) or target.topic in (".", ".."))
+        ):
+            yield f"{at}.topic", f'found {show(target.topic)}; a topic is up to 249 letters, digits, ".", "_" and "-"'
+        if target.path and "\0" in target.path:
+            yield f"{at}.path", "holds U+0000, which no file name can"
+        if at == "target" and window is not None:
+            yield from _output(window, found.kind, target)
+
+
+def _output(window: Window, kind: str, target: Target) -> Iterator[Problem]:
+    if kind == "postgres":
+        yield from _columns(window, "the target is a Postgres table", state=False)
+    for at, name in _names(window):
+        if kind == "delta" and (odd := sorted(_DELTA & set(name))):
+            shown = ", ".join(show(c) for c in odd)
+            yield at, f"found {show(name)}; a column of a Delta table cannot have {shown}; choose another name"
+        if kind == "kafka" and target.value_format == "avro" and not _AVRO.fullmatch(name):
+            yield (
+                at,
+                f"found {show(name)}; a field of Avro is letters, digits and _, not a digit first; choose another name",
+            )
+
+
+def _names(window: Window) -> Iterator[tuple[str, str]]:
+    """The names that become columns, and where they are written."""
+    if not {"group_by", "kind"} & window._wrong:
+        yield from ((f"{window.AT}.group_by", k) for k in window.group_by)
+    for n, agg in enumerate(window.aggregations if "aggregations" not in window._wrong else ()):
+        if isinstance(agg.as_, str):
+            yield f"{window.AT}.aggregations[{n}].as", agg.as_
+
+
+def _columns(window: Window, why: str, state: bool) -> Iterator[Problem]:
+    for at, name in _names(window):
+        most = POSTGRES_BYTES - (2 if state and at.endswith(".as") else 0)  # its parts have a name behind a dot
+        size = len(name.encode("utf-8", "surrogatepass"))
+        if size > most:
+            yield (
+                at,
+                f"found {show(name)} of {size} bytes; {why}, whose columns have names of {most} at most; choose a shorter one",
+            )
+        elif "\0" in name or not name:
+            yield (
+                at,
+                f"found {show(name)}; {why}, whose columns are called by one character at least and none is U+0000",
+            )
+
+
+def _of_postgres(at: str, what: str, name: str) -> Iterator[Problem]:
+    size = len(name.encode("utf-8", "surrogatepass"))
+    if size > POSTGRES_BYTES:
+        yield (
+            at,
+            f"{what} {show(name)} has a name of {size} bytes, Postgres holds {POSTGRES_BYTES}; choose a shorter one",
+        )
+    elif not name or "\0" in name:
+        yield at, f"{what} is called {show(name)}; Postgres needs one character at least and takes no U+0000"
+    elif what == "the schema" and name.startswith("pg_"):
+        yield at, f"{what} {show(name)} begins with pg_, which Postgres keeps for itself; choose another name"

@@ -1,0 +1,42 @@
+"""What a target or a store can hold of a row's values: asked before a commit, since what is committed must be writable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# the first and last µs of the years 1 to 9999: what ISO 8601 writes with four digits, and Python's calendar has
+YEARS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """`zero`: text may hold U+0000, and bytes that are no UTF-8. `times`: in µs UTC, both inclusive; None: any.
+
+    `key_bytes`: the most that the columns which tell rows apart may take together. `state`: also what is kept to work out
+    results, and not written itself, must be held.
+    """
+
+    zero: bool = True
+    times: tuple[int, int] | None = None
+    key_bytes: int | None = None
+    state: bool = False
+
+    def __and__(self, other: Capacity) -> Capacity:
+        """What both can hold."""
+        times = [t for t in (self.times, other.times) if t is not None]
+        sizes = [n for n in (self.key_bytes, other.key_bytes) if n is not None]
+        return Capacity(
+            self.zero and other.zero,
+            (max(t[0] for t in times), min(t[1] for t in times)) if times else None,
+            min(sizes, default=None),
+            self.state or other.state,
+        )
+
+
+ANYTHING = Capacity()
+
+
+def capacity_of(place: object) -> Capacity:
+    """What a target or store says that it can hold; one that says nothing can hold anything."""
+    found = getattr(place, "capacity", ANYTHING)
+    return found if isinstance(found, Capacity) else ANYTHING

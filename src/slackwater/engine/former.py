@@ -1,0 +1,94 @@
+"""What another state of the same pipeline left in a target that only adds rows: a start over would write all of it once more.
+
+state removed, or --rebuild ─▶ a new state ─▶ is there output of a former one? ─┬─ refuse, and name it
+                                                                                ├─ put aside (files), then begin
+                                                                                └─ keep: rows are added beside it
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from slackwater.config.connection import DeltaConnection, PostgresConnection
+from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.target import Target
+from slackwater.errors import StartError
+from slackwater.targets.base import Table
+from slackwater.targets.files import FilesTarget
+
+ASIDE, KEEP = "aside", "keep"
+CHOICES = (ASIDE, KEEP)
+
+
+class Former(Protocol):
+    """A target that can tell what another state left in it."""
+
+    def former(self) -> str | None:
+        """In words: as in `12 files of another state of "orders" in "out", up to epoch 11`; None for nothing."""
+        ...
+
+
+def found(pipeline: Pipeline) -> list[tuple[str, Former]]:
+    """The places of a pipeline in which a new state would add rows to those of a former one, with what to ask of each."""
+    places: list[tuple[str, Former]] = []
+    for name, spec, writer in (
+        ("target", pipeline.target, pipeline.name),
+        ("dead_letter", pipeline.dead_letter, f"{pipeline.name}-letters"),
+    ):
+        if spec is not None and (place := _place(pipeline, spec, writer, name == "target")) is not None:
+            places.append((name, place))
+    return places
+
+
+def _place(pipeline: Pipeline, spec: Target, writer: str, results: bool) -> Former | None:
+    connection = resolve(spec.connection, pipeline.connections)
+    kind = connection.kind if connection is not None else ""
+    if results and spec.upserts(kind, pipeline.last.transform.step):
+        return None  # rows are replaced
+    table = Table(writer, (), None)
+    if isinstance(connection, PostgresConnection):
+        from slackwater.targets.postgres import PostgresTarget
+
+        return PostgresTarget(connection.url, spec.table or "", table)
+    if isinstance(connection, DeltaConnection):
+        from slackwater.targets.delta import DeltaTarget
+
+        return DeltaTarget(spec.path or "", "append", table, connection.options)
+    if kind == "files" and spec.path is not None:
+        return FilesTarget(Path(spec.path), spec.format or "parquet", table)
+    return None
+
+
+def check(pipeline: Pipeline, choice: str | None) -> list[str]:
+    """Before a state begins: what is kept beside its output, in words. Raises StartError if nobody decided about it."""
+    told = []
+    remembers = pipeline.state_store is not None and pipeline.state_store.kind != "in_memory"
+    for name, place in found(pipeline):
+        if (what := place.former()) is None or (choice == ASIDE and isinstance(place, FilesTarget)):
+            continue
+        # letters are a log, and without a state every run begins anew
+        if choice == KEEP or name == "dead_letter" or not remembers:
+            told.append(f"{name}: {what}; rows are added beside them")
+            continue
+        offer = (
+            "put them aside with --put-aside-output"
+            if isinstance(place, FilesTarget)
+            else "empty it, or name another place"
+        )
+        raise StartError(
+            f"{pipeline.name}: {name} holds {what}: the state that wrote them is not the one of this start, which begins with "
+            f"none and would write every row beside them once more; {offer}, or add to them with --keep-output; nothing was changed"
+        )
+    return told
+
+
+def put_aside(pipeline: Pipeline) -> list[str]:
+    """Move what former states left in directories; where it is now, in words. With the runner's lock held."""
+    moved = []
+    for name, place in found(pipeline):
+        if isinstance(place, FilesTarget) and (where := place.put_aside()) is not None:
+            moved.append(
+                f"{name}: the files of the former state are now in {where}; remove them when nobody needs them"
+            )
+    return moved

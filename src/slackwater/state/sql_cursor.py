@@ -1,0 +1,34 @@
+"""Cursors for which a `%` in a quoted name is a character of that name, and a placeholder only outside of quotes.
+
+SELECT "rate%" FROM "100%s"."t" WHERE k = %s       one placeholder
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Self
+
+import psycopg
+
+_QUOTED = re.compile(r'"(?:[^"]|"")*"|\'(?:[^\']|\'\')*\'')
+
+
+def doubled(query: Any) -> Any:
+    """A query as psycopg wants it where it has parameters."""
+    if not isinstance(query, str) or "%" not in query:
+        return query
+    return _QUOTED.sub(lambda found: found[0].replace("%", "%%"), query)
+
+
+class Cursor(psycopg.Cursor[Any]):
+    def execute(self, query: Any, params: Any = None, **more: Any) -> Self:
+        return super().execute(query if params is None else doubled(query), params, **more)
+
+    def executemany(self, query: Any, params_seq: Iterable[Any], **more: Any) -> None:
+        super().executemany(doubled(query), params_seq, **more)
+
+
+class NamedCursor(psycopg.ServerCursor[Any]):
+    def execute(self, query: Any, params: Any = None, **more: Any) -> Self:
+        return super().execute(query if params is None else doubled(query), params, **more)

@@ -1,0 +1,341 @@
+"""Names in the Postgres store, on a real server: pipelines whose names come close, tables of others, names that are odd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from tests.fixtures.states import make
+from tests.fixtures.states.make import HERE, KINDS
+
+from slackwater.config.join import Join
+from slackwater.config.window import Aggregation, Window
+from slackwater.errors import SlackwaterError, StateError
+from slackwater.state import sql
+from slackwater.state.fork import fork
+from slackwater.state.postgres import PostgresStore
+from slackwater.state.postgres_tables import Tables
+from slackwater.state.sql_cursor import doubled
+from slackwater.testing.kit import Rows, run_local
+from slackwater.upkeep.verify import verify
+
+COUNT = (Aggregation(agg="count", as_="n"),)
+HOUR = 3_600_000
+WINDOW = Window(
+    kind="tumbling", duration_ms=1000, group_by=["k"], lateness_ms=HOUR, max_groups_per_window=100, aggregations=COUNT
+)
+JOIN = Join(
+    kind="inner",
+    left_source="a",
+    right_source="b",
+    left_keys=["k"],
+    right_keys=["k"],
+    time_window_ms=10,
+    lateness_ms=HOUR,
+)
+THEN = Window(kind="tumbling", duration_ms=1000, group_by=["left_k"], max_groups_per_window=100, aggregations=COUNT)
+NAMES = (
+    "orders",
+    "orders.2",
+    "orders_pkey",
+    "orders_closes_at_idx",
+    "Orders",
+    "orders.2.2",
+    "o" * 46,
+    "o" * 47,
+    "o" * 60,
+)
+
+
+@pytest.fixture
+def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+    yield postgres.database(f"names_{abs(hash(request.node.name)):x}")
+
+
+def plain(url: str, name: str, *seconds: int, flush: bool = False) -> list[tuple[int, int]]:
+    """One epoch of a window over these seconds; what came out."""
+    rows = Rows({"a": [{"ts": 1_000_000 * s, "k": "u"} for s in seconds]})
+    found = run_local(
+        WINDOW,
+        [rows] if seconds else [],
+        {"k": "string"},
+        store=lambda: PostgresStore(url, "public", name),
+        flush=flush,
+    )
+    return sorted((r["window_start"] // 1_000_000, r["n"]) for r in found.rows)
+
+
+def staged(url: str, name: str, *seconds: int, flush: bool = False) -> list[tuple[int, int]]:
+    """The same of a join with a window behind it."""
+    rows = {s: [{"ts": 1_000_000 * t, "k": "u"} for t in seconds] for s in "ab"}
+    store: Callable[[], Any] = lambda: PostgresStore(url, "public", name)  # noqa: E731
+    script = [Rows(rows)] if seconds else []
+    found = run_local(JOIN, script, {"k": "string"}, sources=("a", "b"), then=THEN, flush=flush, store=store)
+    return sorted((r["window_start"] // 1_000_000, r["n"]) for r in found.rows)
+
+
+def wrong(store: PostgresStore) -> list[str]:
+    """What is wrong with a state, but for the name that the kit gives all pipelines."""
+    return [str(p) for p in verify(store).problems if "its record is of 'law'" not in str(p)]
+
+
+def relations(url: str, kinds: str = "rvi") -> dict[str, str]:
+    """Name -> kind of all that is in the schema, but for what all pipelines share."""
+    with psycopg.connect(url) as db:
+        return dict(
+            db.execute(
+                "SELECT relname::text, relkind::text FROM pg_class WHERE relnamespace = 'public'::regnamespace"
+                " AND relkind::text = ANY(%s) AND relname ~ '^slackwater_(state|staged|windows)'",
+                (list(kinds),),
+            ).fetchall()
+        )
+
+
+def test_a_pipeline_in_stages_and_one_named_like_its_second_stage_leave_each_other_alone(url: str) -> None:
+    assert plain(url, "orders.2", 0, 1, 2) == []
+    assert staged(url, "orders", 20, 21) == []
+    assert plain(url, "orders.2", 3, flush=True) == [(s, 1) for s in range(4)]
+    assert staged(url, "orders", 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
+
+
+def test_no_two_names_are_equal_whatever_the_pipelines_are_called(url: str) -> None:
+    made: dict[str, tuple[str, int]] = {}
+    for name in NAMES:
+        for stage in range(3):
+            t = Tables("public", name, stage)
+            found = [t.name_of(w) for w in ("state", "staged", "windows")]
+            found += [t.name_of("state", i) for i in ("pkey", "due")]
+            for one in found:
+                assert len(one.encode()) <= 63
+                assert made.setdefault(one, (name, stage)) == (name, stage)
+    # what a long name is cut to is nobody's name
+    cut = Tables("public", "o" * 60).name_of("state").removeprefix("slackwater_state_")
+    assert "#" in cut
+    for name in NAMES:
+        plain(url, name, 0)
+    before = relations(url)
+    assert set(before) <= set(made)  # the names that Postgres would choose for indexes are none of ours
+    for name in NAMES:
+        assert plain(url, name, 1, flush=True) == [(0, 1), (1, 1)], name
+    assert relations(url) == before
+
+
+@pytest.mark.parametrize("how", ["rebuild", "remove"])
+def test_starting_over_and_removing_touch_only_the_pipelines_own(url: str, how: str) -> None:
+    for name in NAMES:
+        plain(url, name, 0)
+    before = relations(url, "rv")
+    store = PostgresStore(url, "public", "orders")
+    if how == "rebuild":
+        store.start_over()
+        store.close()
+    else:
+        store.open()
+        run_local(WINDOW, [], {"k": "string"}, store=lambda: store, flush=False)
+        store.open()
+        from tests.contract.test_store_postgres import LOGIC
+
+        store._stages[0] = LOGIC
+        store.remove()
+    gone = {n for n in before if n.endswith("_orders")}
+    assert len(gone) == 3
+    assert {n for n in relations(url, "rv") if ".before-" not in n} == set(before) - gone
+    for name in NAMES[1:]:
+        assert plain(url, name, 1, flush=True) == [(0, 1), (1, 1)], name
+
+
+def test_a_state_put_aside_is_whole_under_its_new_name(url: str) -> None:
+    staged(url, "orders", 20, 21)
+    store = PostgresStore(url, "public", "orders")
+    aside = str(store.start_over()).split('"')[1]
+    store.close()
+    assert wrong(PostgresStore(url, "public", aside)) == []
+    assert staged(url, "orders", 30, flush=True) == [(30, 1)]
+    assert staged(url, aside, 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
+
+
+@pytest.mark.parametrize(
+    ("made", "owner"),
+    [
+        ("CREATE TABLE slackwater_state_mine (x int)", "somebody else, as it has no pipeline_name"),
+        ("CREATE TABLE slackwater_state_mine (pipeline_name text DEFAULT 'theirs')", 'pipeline "theirs"'),
+        ("CREATE TABLE slackwater_staged_mine (x int)", "somebody else, as it holds no staged rows"),
+        ("CREATE VIEW slackwater_windows_mine AS SELECT 1 AS x", "somebody else, as it does not read"),
+        ("CREATE TABLE t (x int); CREATE INDEX slackwater_state_mine ON t (x)", "something else: an index"),
+        (
+            "CREATE TABLE slackwater_state_mine (x int); COMMENT ON TABLE slackwater_state_mine IS"
+            " 'Slackwater: state of pipeline \"theirs\", stage 2'",
+            'pipeline "theirs", stage 2',
+        ),
+    ],
+)
+def test_what_belongs_to_somebody_else_is_neither_dropped_nor_used(url: str, made: str, owner: str) -> None:
+    with psycopg.connect(url) as db:
+        db.execute(made)  # type: ignore[arg-type]
+    before = relations(url)
+    with pytest.raises(
+        StateError, match=rf"slackwater_\w+_mine\" belongs to {owner}.*nothing was changed; start that pip"
+    ):
+        plain(url, "mine", 0)
+    assert relations(url) == before
+
+
+def as_before(url: str, name: str, stages: int) -> None:
+    """Names as earlier versions gave them: without comments, indexes named by Postgres."""
+    with psycopg.connect(url) as db:
+        for stage in range(stages):
+            new, old = Tables("public", name, stage), Tables("public", name, stage, former=frozenset({stage}))
+            for what, kind in (("windows", "VIEW"), ("staged", "TABLE"), ("state", "TABLE")):
+                if db.execute("SELECT to_regclass(%s)", (sql.quote(new.name_of(what)),)).fetchone() == (None,):
+                    continue
+                db.execute(f"COMMENT ON {kind} {sql.quote(new.name_of(what))} IS NULL")  # type: ignore[arg-type]
+                if new.name_of(what) != old.name_of(what):
+                    db.execute(f"ALTER {kind} {sql.quote(new.name_of(what))} RENAME TO {sql.quote(old.name_of(what))}")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["orders", "o" * 60])
+def test_former_names_are_read_as_they_are_and_renamed_by_the_next_start(url: str, name: str) -> None:
+    staged(url, name, 20, 21)
+    today = relations(url)
+    as_before(url, name, 2)
+    assert set(relations(url)) != set(today)
+    store = PostgresStore(url, "public", name)
+    with store.peek() as found:
+        assert found is not None
+    assert wrong(store) == []  # reads every row
+    copy = fork(store, "copy")
+    assert copy is not None
+    assert staged(url, "copy", 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
+    assert staged(url, name, 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
+    assert {n for n in relations(url) if "copy" not in n} == set(today)
+
+
+def test_a_former_second_stage_gives_its_name_to_the_pipeline_that_is_called_so(url: str) -> None:
+    staged(url, "orders", 20, 21)
+    as_before(url, "orders", 2)
+    with pytest.raises(StateError, match=r'"slackwater_\w+_orders\.2" belongs to pipeline "orders"'):
+        plain(url, "orders.2", 0)
+    staged(url, "orders")
+    assert plain(url, "orders.2", 0, flush=True) == [(0, 1)]
+    assert staged(url, "orders", 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
+
+
+def test_what_a_deleted_record_leaves_goes_when_its_pipeline_begins_anew(url: str) -> None:
+    staged(url, "orders", 20, 21)
+    as_before(url, "orders", 2)
+    with psycopg.connect(url) as db:
+        db.execute("DELETE FROM slackwater_pipelines")
+    assert staged(url, "orders", 30, flush=True) == [(30, 1)]
+    assert not [n for n in relations(url) if "orders.2" in n]
+
+
+def test_rebuilding_a_state_with_former_names_takes_all_of_it(url: str) -> None:
+    staged(url, "orders", 20, 21)
+    as_before(url, "orders", 2)
+    store = PostgresStore(url, "public", "orders")
+    aside = str(store.start_over()).split('"')[1]
+    store.close()
+    assert {n for n in relations(url, "rv") if ".before-" not in n} == set()
+    assert staged(url, aside, 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_state_that_an_earlier_version_wrote_gets_todays_names(url: str, number: int) -> None:
+    with psycopg.connect(url) as db:
+        db.execute((HERE / f"format-{number}" / "postgres.sql").read_text())  # type: ignore[arg-type]
+    kind = KINDS["chained"]
+    store = lambda: PostgresStore(url, "chained", make.NAME)  # noqa: E731
+    assert wrong(store()) == []
+    make.run(kind, store, kind.story[kind.half :], kind.clock_us, flush=True)
+    with psycopg.connect(url) as db:
+        found = db.execute(
+            "SELECT relname::text FROM pg_class WHERE relnamespace = 'chained'::regnamespace AND relkind IN ('r', 'v', 'i')"
+            " AND relname ~ 'law' ORDER BY 1"
+        ).fetchall()
+    assert {r[0] for r in found} == {
+        *(f"slackwater_{w}_law" for w in ("state", "staged")),
+        *(f"slackwater_{w}_law#2" for w in ("state", "staged", "windows")),
+        *(f"slackwater_state_law{s}#{i}" for s in ("", "#2") for i in ("pkey", "due")),
+    }
+    assert wrong(store()) == []
+
+
+HOSTILE = (
+    "token", "ordinal", "unit", "kind", "key_hash", "epoch", "pipeline_name", "state_version", "updated_at", "closes_at", "revision",
+    "rate%", "100%s", "%(x)s", "%%", 'a"b', "a'b", "a;b", "a'); DROP TABLE precious; --", 'a"); DROP TABLE precious; --', "a b", "a\\b",
+    "ä€\U0001f600", "a.b", "{x}", "$1", ":x", "?", "CamelCase", "select", "x" * 50, "n.v", "key.token", "acc.n", "\x01\x1b[2J", "\n", " ",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["key", "two keys", "value", "aggregation", "schema", "source", "join key"])
+def test_hostile_names_are_names_in_the_state(url: str, where: str) -> None:
+    """The rows that come out are those of the same run in files: reopened sessions, a restart, a fork, all columns read back."""
+    with psycopg.connect(url) as db:
+        db.execute("CREATE TABLE precious (x int)")
+    script = [
+        Rows({s: [{"ts": t, "k": "u", "v": t} for t in ts] for s in ("a", "b")})
+        for ts in ([0, 25_000], [12_000, 2_000_000], [5_000, 20_000])
+    ]
+    for number, odd in enumerate(HOSTILE):
+        key = [odd] if where in ("key", "join key") else [odd, "token", "key.token"] if where == "two keys" else ["k"]
+        key = list(dict.fromkeys(key))
+        name, source = ("n", "v") if where != "aggregation" else (odd, "v")
+        source = odd if where == "value" else source
+        if where == "aggregation" and odd in ("k",):
+            continue
+        sources = (odd, "b") if where == "source" else ("a", "b")
+        if where == "join key":
+            step: Any = Join(
+                kind="full", left_source="a", right_source="b", left_keys=key, right_keys=key, time_window_ms=10
+            )
+        else:
+            aggregations = (Aggregation(agg="count", as_=name), Aggregation(agg="max", column=source, as_="most"))
+            step = Window(
+                kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=key, late_data="reopen", allowed_lateness_ms=1000,
+                aggregations=aggregations,
+            )  # fmt: skip
+        schema = {**dict.fromkeys(key, "string"), **({} if where == "join key" else {source: "bigint"})}
+        items = [
+            Rows({s: [{"ts": r["ts"], **dict.fromkeys(key, "u"), **({source: r["ts"]} if where != "join key" else {})} for r in item.rows["a"]] for s in sources})
+            for item in script
+        ]  # fmt: skip
+        space = f"s{number}{odd}" if where == "schema" else "public"
+        made = lambda space=space, number=number: PostgresStore(url, space, f"p{number}")  # noqa: E731
+        assert (
+            run_local(step, items, schema, sources, store=made, upserts=where != "join key").rows
+            == run_local(step, items, schema, sources, upserts=where != "join key").rows
+        ), odd
+        assert wrong(made()) == [], odd
+        assert fork(made(), f"p{number}-2") is not None, odd
+    with psycopg.connect(url) as db:
+        assert db.execute("SELECT count(*) FROM precious").fetchone() == (0,)
+
+
+def test_names_that_postgres_cannot_hold_are_refused_in_one_line(url: str) -> None:
+    for odd in ("x" * 64, "€" * 22, "a\0b"):
+        window = WINDOW.model_copy(update={"group_by": (odd,)})
+        with pytest.raises(SlackwaterError, match="Postgres") as refused:
+            run_local(
+                window,
+                [Rows({"a": [{"ts": 0, odd: "u"}]})],
+                {odd: "string"},
+                store=lambda: PostgresStore(url, "public", "p"),
+            )
+        assert "\n" not in str(refused.value)
+
+
+def test_a_key_named_like_a_part_of_an_aggregation_is_refused(url: str) -> None:
+    window = WINDOW.model_copy(update={"group_by": ("n.n",)})
+    with pytest.raises(
+        SlackwaterError, match=r'group_by: "n\.n" is what the state calls a part of aggregation "n"; rename one'
+    ):
+        run_local(window, [], {"n.n": "string"})
+
+
+def test_a_percent_sign_in_quotes_is_no_placeholder() -> None:
+    query = """SELECT "a%", "b""%s" FROM "%(x)s" WHERE c = %s AND d = 'x%%''"%' AND "e" = %s"""
+    expected = """SELECT "a%%", "b""%%s" FROM "%%(x)s" WHERE c = %s AND d = 'x%%%%''"%%' AND "e" = %s"""
+    assert doubled(query) == expected
+    assert doubled("SELECT 1") == "SELECT 1"

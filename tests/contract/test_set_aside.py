@@ -1,0 +1,229 @@
+"""An epoch that was committed and that its target never takes: a way out that loses nothing, by the command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psycopg
+import pytest
+
+from slackwater.cli.main import main
+from slackwater.config import toml
+from slackwater.core.schema import Field
+from slackwater.engine import compile as compiling
+from slackwater.engine import dlq
+from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.local import LocalEngine
+from slackwater.engine.parts import letters_of, store_of, target_of
+from slackwater.errors import PublishError
+from slackwater.sources.base import Batch
+
+S = 1_000_000
+
+
+@pytest.fixture
+def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+    yield postgres.database(f"aside_{abs(hash(request.node.name)):x}")
+
+
+def config(home: Path, url: str, state: str, letters: bool = True) -> Path:
+    """A pipeline into a table; state in files, or in the database of the table."""
+    kept = (
+        f'kind = "files"\npath = "{home}/state"'
+        if state == "files"
+        else f'kind = "postgres"\nurl = "{url}"\npath = "{home}/state"'
+    )
+    file = home / "p.toml"
+    file.write_text(
+        f"""
+name = "p"
+[connections.lake]
+kind = "files"
+[connections.db]
+kind = "postgres"
+url = "{url}"
+[[sources]]
+name = "a"
+connection = "lake"
+query = "{home}/in"
+format = "json"
+schema = "ts BIGINT, k STRING"
+[transform]
+on_error = "{"dlq" if letters else "drop"}"
+[transform.window]
+kind = "tumbling"
+duration_ms = 1000
+event_time_column = "ts"
+event_time_unit = "us"
+group_by = ["k"]
+max_groups_per_window = 100
+aggregations = [{{agg = "count", as = "n"}}]
+[target]
+connection = "db"
+table = "public.out"
+[state_store]
+{kept}
+"""
+        + (f'[dead_letter]\nconnection = "lake"\npath = "{home}/letters"\n' if letters else "")
+    )
+    return file
+
+
+class Started:
+    """The pipeline of a config on the engine in this process, its other parts as the command line makes them."""
+
+    def __init__(self, file: Path) -> None:
+        self.pipeline = toml.load(file)
+        logic = compiling.compile_window(self.pipeline, {"k": Field("k", "string")})
+        self.store = store_of(self.pipeline)
+        latest = self.store.open()
+        state = latest.state_id if latest else "s1"
+        self.target, self.letters = target_of(self.pipeline, logic, state), letters_of(self.pipeline, state)
+        self.target.open()
+        self.driver = Driver(
+            self.pipeline,
+            logic,
+            self.store,
+            self.target,
+            LocalEngine(logic, ["a"]),
+            Hooks(lambda: 4 * 10**15),
+            self.letters,
+        )
+        try:
+            self.driver.start(latest, 1, {}, state)
+        except BaseException:
+            self.stop()
+            raise
+
+    def epoch(self, *rows: tuple[int, str]) -> None:
+        frame = pl.DataFrame(rows, schema={"ts": pl.Int64, "k": pl.String}, orient="row")
+        self.driver.run_batch(Batch(None, {}, {"a": frame}), 0)
+
+    def stop(self) -> None:
+        self.store.close()
+        self.target.close()
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> int:
+    monkeypatch.setattr(sys, "argv", ["slackwater", "outbox", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def table(url: str) -> list[tuple[str, int]]:
+    with psycopg.connect(url) as db:
+        return db.execute("SELECT k, n FROM out ORDER BY window_start, k").fetchall()
+
+
+@pytest.fixture(params=["files", "postgres"])
+def stuck(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Path:
+    """A pipeline whose epoch 1 the table refuses for good: two rows, one of which breaks a rule of the table's owner."""
+    file = config(tmp_path, url, request.param)
+    run = Started(file)
+    run.epoch((0, "first"), (1 * S, "fine"), (1 * S, "wrong"))
+    with psycopg.connect(url) as db:
+        db.execute("ALTER TABLE out ADD CHECK (k <> 'wrong')")
+    with pytest.raises(
+        PublishError,
+        match=r"did not take epoch 1 \(.*check constraint.*\); the epoch is committed, .*; if it never can be, see: slackwater outbox show$",
+    ):
+        run.epoch((3 * S, "next"), (60 * S, "later"))
+    assert run.driver.state.epoch == 1
+    run.stop()
+    return file
+
+
+def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
+    stuck: Path, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(PublishError, match="did not take epoch 1"):
+        Started(stuck)
+    before = table(url)
+    assert ask(monkeypatch, "show", stuck) == 0
+    shown = capsys.readouterr().out
+    assert "p: epoch 1 was committed at" in shown
+    assert '"k":"wrong"' in shown
+    assert f"slackwater outbox set-aside {stuck} 1" in shown
+    assert ask(monkeypatch, "set-aside", stuck, 7) != 0
+    assert "epoch 7 does not wait to be published; the one that does is 1" in capsys.readouterr().err
+    assert ask(monkeypatch, "set-aside", stuck, 1) == 0
+    assert "epoch 1 is set aside in the dead letters" in capsys.readouterr().out
+    kept = dlq.newest(toml.load(stuck), dlq.Wanted())
+    assert set(kept["reason"]) == {"not published"}
+    assert set(kept["epoch"]) == {1}
+    names = [bytes(v).decode() for v in kept["value"]]
+    assert any("wrong" in n for n in names)
+    assert ask(monkeypatch, "show", stuck) == 0
+    assert "nothing waits" in capsys.readouterr().out
+    # repeated it changes nothing
+    assert ask(monkeypatch, "set-aside", stuck, 1) != 0
+    assert "no epoch waits to be published" in capsys.readouterr().err
+    run = Started(stuck)
+    run.epoch((120 * S, "z"))
+    run.driver.flush()
+    run.stop()
+    after = table(url)
+    assert after[: len(before)] == before
+    every = [*(k for k, _ in after), *(n for n in names)]
+    for name in ("first", "fine", "wrong", "next", "later", "z"):
+        assert any(name in e for e in every), name
+    assert len(dlq.newest(toml.load(stuck), dlq.Wanted())) == kept.height
+
+
+def test_into_a_directory(
+    stuck: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = stuck.read_text().split("[dead_letter]")[0]
+    stuck.write_text(text.replace('"dlq"', '"drop"'))
+    assert ask(monkeypatch, "set-aside", stuck, 1) != 0
+    assert "the config has no [dead_letter]; add one, or name a directory for them: --to DIR" in capsys.readouterr().err
+    assert ask(monkeypatch, "set-aside", stuck, 1, "--to", tmp_path / "kept") == 0
+    rows = pl.read_parquet(tmp_path / "kept" / "p-000000001-rows.parquet")
+    assert "wrong" in rows["k"].to_list()
+    Started(stuck).stop()
+
+
+def test_a_runner_keeps_its_epochs(
+    stuck: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = store_of(toml.load(stuck))
+    store.open()
+    try:
+        assert ask(monkeypatch, "show", stuck) == 0  # takes no lock
+        assert ask(monkeypatch, "set-aside", stuck, 1) != 0
+        assert "already running" in capsys.readouterr().err
+    finally:
+        store.close()
+
+
+def test_a_crash_between_the_letters_and_the_note_doubles_nothing(stuck: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from slackwater.engine import set_aside
+
+    pipeline = toml.load(stuck)
+    with set_aside.held(pipeline, 1) as (store, manifest):
+        rows = set_aside._rows(store, manifest)
+        set_aside._to_letters(pipeline, manifest, rows, None)
+    assert ask(monkeypatch, "set-aside", stuck, 1) == 0
+    assert dlq.newest(pipeline, dlq.Wanted()).height == rows.height
+
+
+def test_once_the_table_takes_it_a_start_publishes_it(stuck: Path, url: str) -> None:
+    with psycopg.connect(url) as db:
+        db.execute("ALTER TABLE out DROP CONSTRAINT out_k_check")
+    run = Started(stuck)
+    run.driver.flush()
+    run.stop()
+    assert [k for k, _ in table(url)] == ["first", "fine", "wrong", "next", "later"]
+
+
+def test_nothing_waits_where_there_is_no_state(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config(tmp_path, url, "files")
+    assert ask(monkeypatch, "show", file) != 0
+    assert "there is no state yet" in capsys.readouterr().err

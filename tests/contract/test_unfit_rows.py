@@ -1,0 +1,253 @@
+"""Rows that a target or a state cannot hold are bad rows before the commit: in process, with real targets and stores."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psycopg
+import pytest
+
+from slackwater.config.join import Join
+from slackwater.config.window import Aggregation, Window
+from slackwater.core.capacity import YEARS, Capacity
+from slackwater.core.schema import Field
+from slackwater.engine import compile as compiling
+from slackwater.engine import fitting
+from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.local import LocalEngine
+from slackwater.errors import BadRowError
+from slackwater.sources.base import Batch
+from slackwater.state.files import FilesStore
+from slackwater.state.postgres import PostgresStore
+from slackwater.targets.base import LETTER, Table
+from slackwater.targets.delta import DeltaTarget
+from slackwater.targets.files import FilesTarget
+from slackwater.targets.postgres import PostgresTarget
+from slackwater.testing.kit import pipeline_for
+
+SCHEMA = {"k": "string", "s": "string", "at": "timestamp", "n": "bigint"}
+WINDOW = Window(
+    kind="tumbling", duration_ms=1000, group_by=["k"], max_groups_per_window=100, lateness_ms=0,
+    aggregations=[
+        Aggregation(agg="count", as_="n"), Aggregation(agg="max", column="s", as_="m"), Aggregation(agg="max", column="at", as_="last"),
+        Aggregation(agg="top_k", column="s", k=2, max_distinct_values_per_group=9, as_="top"),
+    ],
+)  # fmt: skip
+SESSION = WINDOW.model_copy(
+    update={
+        "kind": "session",
+        "duration_ms": None,
+        "gap_ms": 10,
+        "max_session_duration_ms": 1000,
+        "max_groups_per_window": None,
+    }
+)
+JOIN = Join(kind="full", left_source="a", right_source="a2", left_keys=["k"], right_keys=["k"], time_window_ms=10)
+OK = {"ts": 10**12, "k": "ok", "s": "v", "at": 0, "n": 1}
+POISON = {
+    "U+0000 in the key": ({"k": "a\0b"}, fitting.ZERO),
+    "U+0000 in a value": ({"s": "x\0y"}, fitting.ZERO),
+    "year -3000": ({"ts": -157_000_000_000_000_000}, fitting.RANGE),
+    "year -290000": ({"ts": -(2**63) + 10}, fitting.RANGE),
+    "a window that begins before year 1": ({"ts": YEARS[0] + 5}, fitting.RANGE),
+    "a time in a value": ({"at": -157_000_000_000_000_000}, fitting.RANGE),
+    "a large key": ({"k": "".join(uuid.uuid4().hex for _ in range(100))}, fitting.KEY),
+    "a key of one letter, large": ({"k": "x" * 1_000_000}, fitting.KEY),
+}
+FINE = [
+    {"k": "\ufffe\uffff\U0010ffff", "s": "\x1b[2J\r\n\t\\.\n"}, {"k": "\\.", "s": "\\N"}, {"k": "\\N", "s": '"'}, {"k": "", "s": ""},
+    {"k": None, "s": None}, {"k": "k" * 2600, "s": "y" * 100_000}, {"k": "\\u0000"}, {"at": None},
+]  # fmt: skip
+PLACES = ("files, postgres", "postgres, postgres", "postgres, csv")
+
+
+@pytest.fixture
+def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+    yield postgres.database(f"unfit_{abs(hash(request.node.name)):x}")
+
+
+def frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
+    types = {"ts": pl.Int64(), "k": pl.String(), "s": pl.String(), "at": pl.Int64(), "n": pl.Int64()}
+    found = pl.DataFrame([{**OK, **r} for r in rows], schema=types)
+    return found.with_columns(pl.from_epoch("at", time_unit="us").dt.replace_time_zone("UTC"))
+
+
+class Runner:
+    """A pipeline whose parts are real: `epoch` runs one, `start` starts anew on the same state."""
+
+    def __init__(self, url: str, home: Path, place: str, step: Window | Join = WINDOW, on_error: str = "dlq") -> None:
+        self.url, self.home, self.place, self.step = url, home, place, step
+        home.mkdir()
+        self.schema = f"t{uuid.uuid4().hex[:8]}"
+        sources = ("a", "a2") if isinstance(step, Join) else ("a",)
+        self.pipeline = pipeline_for(step, sources, on_error=on_error, upserts="csv" not in place)
+        fields = {n: Field(n, t) for n, t in SCHEMA.items()}
+        self.logic: Any = (
+            compiling.compile_join(self.pipeline, (fields, fields))
+            if isinstance(step, Join)
+            else compiling.compile_window(self.pipeline, fields)
+        )
+        self.sources = sources
+        self.letters = FilesTarget(home / "letters", "parquet", Table("law-letters", LETTER, None, "s"))
+        self.start()
+
+    def start(self) -> None:
+        into = Table("law", tuple(self.logic.output), None if isinstance(self.step, Join) else self.logic.identity, "s")
+        self.target: Any = (
+            FilesTarget(self.home / "out", "csv", into)
+            if "csv" in self.place
+            else PostgresTarget(self.url, f"{self.schema}.out", into)
+        )
+        self.target.open()
+        in_files = self.place.startswith("files")
+        store: Any = (
+            FilesStore(self.home / "state", "law")
+            if in_files
+            else PostgresStore(self.url, self.schema, "law", tempfile.mkdtemp(dir=self.home))
+        )
+        engine = LocalEngine(self.logic, self.sources, self.pipeline.carries_origin)
+        self.driver = Driver(
+            self.pipeline, self.logic, store, self.target, engine, Hooks(lambda: 4 * 10**15), self.letters
+        )
+        self.driver.start(store.open(), 1, {}, "s")
+
+    def stop(self) -> None:
+        self.driver.store.close()
+        self.target.close()
+
+    def epoch(self, *rows: dict[str, Any]) -> None:
+        self.driver.run_batch(Batch(None, {}, dict.fromkeys(self.sources, frame(list(rows)))), 0)
+
+    @property
+    def counters(self) -> dict[str, Any]:
+        return dict(self.driver.state.counters)
+
+    def kept(self) -> pl.DataFrame:
+        found = sorted((self.home / "letters").glob("*.parquet"))
+        return pl.concat([pl.read_parquet(f) for f in found]) if found else pl.DataFrame(schema={"reason": pl.String})
+
+
+@pytest.fixture
+def runner(url: str, tmp_path: Path) -> Iterator[Callable[..., Runner]]:
+    made: list[Runner] = []
+
+    def make(place: str, **more: Any) -> Runner:
+        made.append(Runner(url, tmp_path / str(len(made)), place, **more))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_row_that_cannot_be_held_is_a_bad_row_and_the_others_go_on(runner: Callable[..., Runner], place: str) -> None:
+    for step in (WINDOW, SESSION):
+        for name, (poison, reason) in POISON.items():
+            if reason == fitting.KEY and place == "postgres, csv":
+                continue  # neither has an index over keys
+            run = runner(place, step=step)
+            run.epoch({}, poison, poison)
+            assert run.counters["rows_bad"] == 2, name
+            assert run.counters["rows_used"] == 1, name
+            assert run.counters["letters"] == {reason: 2}, name
+            run.stop()
+            run.start()  # what was committed could be published, and can be read
+            run.epoch({"ts": 10**12 + 10_000_000})
+            run.driver.flush()
+            assert run.counters["rows_bad"] == 2, name
+            letters = run.kept()
+            assert letters["reason"].to_list() == [reason, reason], name
+            assert letters["value"].null_count() == 0
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_rows_that_look_alike_are_used(runner: Callable[..., Runner], place: str) -> None:
+    run = runner(place, step=SESSION)
+    run.epoch(*FINE)
+    run.epoch({"ts": 10**12 + 10_000_000})
+    run.driver.flush()
+    assert run.counters.get("rows_bad", 0) == 0
+    assert run.counters["rows_used"] == len(FINE) + 1
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_rows_of_a_join_too(runner: Callable[..., Runner], place: str) -> None:
+    for name, (poison, reason) in POISON.items():
+        if reason == fitting.KEY:
+            continue  # joined rows have no key of their own
+        run = runner(place, step=JOIN)
+        run.epoch({}, poison)
+        assert run.counters["rows_bad"] == 2, name  # one a side
+        run.driver.flush()
+        run.stop()
+        run.start()
+
+
+def test_on_error_decides(runner: Callable[..., Runner]) -> None:
+    run = runner("files, postgres", on_error="fail")
+    with pytest.raises(
+        BadRowError,
+        match=r'source "a": 1 bad rows \(1: a text holds U\+0000 .*\): U\+0000: .*; correct the input or the SQL, or set on_error',
+    ):
+        run.epoch({}, {"k": "a\0"})
+    assert run.driver.state.epoch == -1
+    dropping = runner("files, postgres", on_error="drop")
+    dropping.epoch({}, {"k": "a\0"})
+    assert dropping.counters["rows_bad"] == 1
+    assert dropping.kept().is_empty()
+
+
+def test_what_only_counts_may_hold_anything(runner: Callable[..., Runner]) -> None:
+    """A number that is worked out of texts can be written, and is not kept as text."""
+    counted = [Aggregation(agg="count", column="s", as_="n"), Aggregation(agg="count_distinct", column="s", as_="d")]
+    run = runner("postgres, postgres", step=WINDOW.model_copy(update={"aggregations": tuple(counted)}))
+    run.epoch({"s": "x\0y"})
+    run.driver.flush()
+    assert run.counters.get("rows_bad", 0) == 0
+    with psycopg.connect(run.url) as db:
+        assert db.execute(f"SELECT n, d FROM {run.schema}.out").fetchall() == [(1, 1)]
+
+
+def test_targets_that_can_hold_it_get_it(tmp_path: Path) -> None:
+    fields = (Field("k", "string"), Field("at", "timestamp"))
+    into = Table("law", fields, ("k",), "s")
+    assert FilesTarget(tmp_path / "p", "parquet", into).capacity == Capacity()
+    assert FilesTarget(tmp_path / "c", "csv", into).capacity == Capacity(times=YEARS)
+    assert DeltaTarget(str(tmp_path / "d"), "merge", into).capacity.zero
+    # the edges of what is said to fit, written and read back
+    edges = pl.DataFrame({"k": ["a\0b", "c"], "at": YEARS}, schema_overrides={"at": pl.Datetime("us", "UTC")})
+    delta = DeltaTarget(str(tmp_path / "d"), "merge", into)
+    delta.open()
+    delta.publish(0, edges)
+    delta.publish(1, edges)
+    from deltalake import DeltaTable
+
+    back = pl.from_arrow(DeltaTable(str(tmp_path / "d")).to_pyarrow_table())
+    assert isinstance(back, pl.DataFrame)
+    assert sorted(back["k"].to_list()) == ["a\0b", "c"]
+    for form in ("parquet", "csv", "json"):
+        files = FilesTarget(tmp_path / form, form, into)
+        files.publish(0, edges)
+
+
+def test_a_letter_whose_time_its_table_cannot_hold_is_kept(url: str) -> None:
+    from slackwater.engine.letters import holding
+
+    letters = PostgresTarget(url, "public.letters", Table("law-letters", LETTER, None, "s"))
+    letters.open()
+    row = dict.fromkeys(f.name for f in LETTER) | {"reason": "late", "pipeline": "law", "epoch": 3, "value": b"{}"}
+    given = pl.DataFrame(
+        [row], schema={f.name: f.polars for f in LETTER if f.name not in ("event_time", "watermark")} | {}
+    )
+    far = pl.Series("event_time", [-157_000_000_000_000_000], dtype=pl.Datetime("us", "UTC"))
+    given = given.with_columns(far, far.alias("watermark")).select(f.name for f in LETTER)
+    letters.publish(3, holding(given, letters.capacity.times))
+    with psycopg.connect(url) as db:
+        assert db.execute("SELECT reason, event_time FROM letters").fetchall() == [("late", None)]
+    letters.close()

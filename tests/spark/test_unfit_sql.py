@@ -1,0 +1,103 @@
+"""Rows that Postgres cannot hold, on Spark: found behind the SQL, before the shuffle, in the same words as in process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import polars as pl
+import psycopg
+import pytest
+from tests.conftest import Runner
+
+import slackwater as sw
+from slackwater.engine import fitting
+from slackwater.errors import BadRowError
+
+pytestmark = pytest.mark.spark
+
+ROWS = [
+    {"id": 1, "k": "ok", "s": "v", "t": 0},
+    {"id": 2, "k": "a\0b", "s": "v", "t": 0},
+    {"id": 3, "k": "ok", "s": "x\0y", "t": 0},
+    {"id": 4, "k": "\\u0000", "s": "\\\\u0000", "t": 0},
+    {"id": 5, "k": "x" * 5000, "s": "v", "t": 0},
+    {"id": 6, "k": "ok", "s": "v", "t": -62_200_000_000},  # year 0
+    {"id": 7, "k": "ok", "s": "bytes", "t": 0},
+    {"id": 8, "k": None, "s": None, "t": 0},
+]
+BAD = {fitting.ZERO: 3, fitting.KEY: 1, fitting.RANGE: 1}
+# one text is made by the SQL: bytes that are no UTF-8
+SQL = "SELECT id, k, CASE WHEN s = 'bytes' THEN CAST(X'ff41' AS STRING) ELSE s END AS s, _event_ts FROM source"
+AGGREGATIONS = [
+    sw.Aggregation(agg="count", as_="n"),
+    sw.Aggregation(agg="max", column="s", as_="m"),
+    sw.Aggregation(agg="sum", column="id", as_="ids"),
+]
+WINDOWS = {
+    "tumbling": sw.Window(
+        kind="tumbling", duration_ms=1000, event_time_column="t", event_time_unit="s", group_by=["k"],
+        max_groups_per_window=100, aggregations=AGGREGATIONS,
+    ),
+    "session": sw.Window(
+        kind="session", gap_ms=1000, max_session_duration_ms=60_000, event_time_column="t", event_time_unit="s", group_by=["k"],
+        aggregations=AGGREGATIONS, late_data="dlq",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_what_postgres_cannot_hold_is_a_letter_and_the_rest_goes_on(runner: Runner, postgres: Any, kind: str) -> None:
+    url = postgres.database(f"unfit_{kind}")
+    runner.write("0.jsonl", ROWS)
+    runner.run(
+        source=runner.source("id BIGINT, k STRING, s STRING, t BIGINT"),
+        transform_sql=SQL,
+        window=WINDOWS[kind],
+        on_error="dlq",
+        target=sw.Target(connection=sw.PostgresConnection(url=url), table="out"),
+        target_path=None,
+        dead_letter=sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
+    )
+    letters = pl.concat([pl.read_parquet(p) for p in (runner.home / "letters").glob("*.parquet")])
+    assert Counter(letters["reason"].to_list()) == BAD
+    assert letters["value"].null_count() == 0
+    assert set(letters["source"]) == {"events"}
+    counters = runner.statuses[-1].counters
+    assert counters.rows_bad == 5
+    assert counters.rows_used == 3
+    with psycopg.connect(url) as db:
+        assert sorted(db.execute("SELECT k, n, ids FROM out").fetchall(), key=str) == sorted(
+            [("ok", 1, 1), ("\\u0000", 1, 4), (None, 1, 8)], key=str
+        )
+
+
+def test_on_error_fail_says_what_and_commits_nothing(runner: Runner, postgres: Any) -> None:
+    url = postgres.database("unfit_fail")
+    runner.write("0.jsonl", ROWS[:2])
+    with pytest.raises(BadRowError, match=r'source "events": 1 bad row.*1: a text holds U\+0000.*"k":"a\\u0000b"'):
+        runner.run(
+            source=runner.source("id BIGINT, k STRING, s STRING, t BIGINT"),
+            window=WINDOWS["tumbling"],
+            target=sw.Target(connection=sw.PostgresConnection(url=url), table="out"),
+            target_path=None,
+        )
+
+
+def test_a_second_start_without_the_state_is_refused_and_put_aside(runner: Runner) -> None:
+    from slackwater.errors import StartError
+
+    runner.write("0.jsonl", ROWS[:1])
+    given: dict[str, Any] = {
+        "source": runner.source("id BIGINT, k STRING, s STRING, t BIGINT"),
+        "window": WINDOWS["tumbling"],
+    }
+    once = runner.run(**given)
+    assert runner.run(**given).equals(once)  # the state knows what it wrote
+    (runner.home / "state").rename(runner.home / "gone")
+    with pytest.raises(StartError, match=r'target holds . files? of another state of "test"'):
+        runner.run(**given)
+    with pytest.raises(StartError, match="--put-aside-output"):
+        runner.run(**given, rebuild={})
+    assert runner.run(**given, former_output="aside").equals(once)
+    assert runner.run(**given, rebuild={}, former_output="keep").height == 2 * once.height

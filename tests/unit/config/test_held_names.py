@@ -1,0 +1,86 @@
+"""Names that a system cannot hold are refused by the config alone, in one line each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slackwater.config.toml import loads
+from slackwater.errors import ConfigError
+
+
+def config(
+    key: str = "k", name: str = "n", target: str = 'connection = "db"\ntable = "out"', state: str = "", schema: str = ""
+) -> str:
+    def text(value: str) -> str:
+        return '"' + "".join(c if c.isprintable() and c not in '"\\' else f"\\u{ord(c):04x}" for c in value) + '"'
+
+    kept = (
+        f'[state_store]\nkind = "postgres"\nurl = "postgresql://h/d"\n{f"schema = {text(schema)}" if schema else ""}'
+        if state
+        else ""
+    )
+    return f"""
+name = "p"
+[connections]
+lake = {{kind = "files"}}
+db = {{kind = "postgres", url = "postgresql://h/d"}}
+delta = {{kind = "delta"}}
+kafka = {{kind = "kafka", bootstrap_servers = "h:9092"}}
+[[sources]]
+name = "a"
+connection = "lake"
+query = "in"
+format = "json"
+[transform.window]
+kind = "tumbling"
+duration_ms = 1000
+event_time_column = "ts"
+group_by = [{text(key)}]
+max_groups_per_window = 100
+aggregations = [{{agg = "count", as = {text(name)}}}]
+[target]
+{target}
+{kept}
+"""
+
+
+AVRO = 'connection = "kafka"\ntopic = "t"\nvalue_format = "avro"'
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"key": "x" * 64}, "transform.window.group_by: found .* of 64 bytes; the target is a Postgres table"),
+        ({"key": "€" * 22}, "of 66 bytes"),
+        ({"name": "x" * 64}, r"aggregations\[0\].as: found .* of 64 bytes"),
+        ({"name": "x" * 62, "state": "db"}, "the state is in Postgres, whose columns have names of 61 at most"),
+        ({"key": "a\0b"}, "none is U\\+0000"),
+        ({"schema": "x" * 64, "state": "db"}, "state_store.schema: the schema .* has a name of 64 bytes, Postgres holds 63"),
+        ({"schema": "pg_mine", "state": "db"}, "begins with pg_"),
+        ({"target": f'connection = "db"\ntable = "{"t" * 64}"'}, "target.table: the table .* has a name of 64 bytes"),
+        ({"target": 'connection = "db"\ntable = "public."'}, "the table is called \"\""),
+        ({"target": 'connection = "db"\ntable = "public.slackwater_state_p"'}, "a name that Slackwater gives tables of its own"),
+        ({"target": 'connection = "kafka"\ntopic = "a b"'}, "a topic is up to 249 letters"),
+        ({"target": 'connection = "delta"\npath = "t"', "key": "a b"}, "a column of a Delta table cannot have \" \""),
+        ({"target": AVRO, "key": "a.b"}, "a field of Avro is letters"),
+        ({"target": 'connection = "lake"\npath = "a\\u0000"'}, "U\\+0000"),
+    ],
+)  # fmt: skip
+def test_a_name_that_cannot_be_held(given: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line) as refused:
+        loads(config(**given), env={})
+    assert len(refused.value.problems) == 1, refused.value.problems
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"key": "x" * 63}, {"key": 'a"b%s\'; --'}, {"key": "token", "state": "db"}, {"name": "100%", "state": "db", "schema": 'odd" %s'},
+        {"target": 'connection = "db"\ntable = "My Schema.odd name"'}, {"target": 'connection = "kafka"\ntopic = "a.b_c-9"', "key": "a b"},
+        {"target": 'connection = "delta"\npath = "t"', "key": "a.b"}, {"target": 'connection = "lake"\npath = "o"', "key": "x" * 300},
+    ],
+)  # fmt: skip
+def test_a_name_that_can(given: dict[str, Any]) -> None:
+    loads(config(**given), env={})

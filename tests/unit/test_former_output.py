@@ -1,0 +1,166 @@
+"""A state that begins where another one of the same pipeline has written: told by name, refused, put aside or kept."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from slackwater.cli.main import main
+from slackwater.config import toml
+from slackwater.core.schema import Field
+from slackwater.engine import former
+from slackwater.engine.run import run
+from slackwater.errors import ConfigError, StartError
+from slackwater.targets.base import Table
+from slackwater.targets.delta import DeltaTarget
+from slackwater.targets.files import FilesTarget
+
+FIELDS = (Field("k", "string"),)
+ROWS = pl.DataFrame({"k": ["a"]})
+
+
+def config(home: Path, target: str = "", state: bool = True, letters: bool = False) -> Path:
+    (home / "in").mkdir(exist_ok=True)
+    file = home / "p.toml"
+    file.write_text(
+        f"""
+name = "p"
+[connections.lake]
+kind = "files"
+[connections.table]
+kind = "delta"
+[[sources]]
+name = "a"
+connection = "lake"
+query = "{home}/in"
+format = "json"
+schema = "ts TIMESTAMP, k STRING"
+{"[transform]" + chr(10) + 'on_error = "dlq"' if letters else ""}
+[transform.window]
+kind = "tumbling"
+duration_ms = 1000
+event_time_column = "ts"
+group_by = ["k"]
+max_groups_per_window = 100
+aggregations = [{{agg = "count", as = "n"}}]
+[target]
+{target or f'connection = "lake"{chr(10)}path = "{home}/out"'}
+"""
+        + (f'[state_store]\nkind = "files"\npath = "{home}/state"\n' if state else "")
+        + (f'[dead_letter]\nconnection = "lake"\npath = "{home}/letters"\n' if letters else "")
+    )
+    return file
+
+
+def left(
+    home: Path,
+    *epochs: int,
+    writer: str = "p",
+    state: str = "00ff00ff00ff00ff",
+    form: str = "parquet",
+    folder: str = "out",
+) -> None:
+    target = FilesTarget(home / folder, form, Table(writer, FIELDS, None, state))
+    for epoch in epochs:
+        target.publish(epoch, ROWS)
+
+
+@pytest.mark.parametrize("rebuild", [None, {}])
+def test_a_start_refuses_before_anything_is_changed(tmp_path: Path, rebuild: dict[str, str] | None) -> None:
+    left(tmp_path, 3, 4, 7)
+    pipeline = toml.load(config(tmp_path))
+    before = sorted(p for p in tmp_path.rglob("*") if "state" not in p.parts)
+    with pytest.raises(
+        StartError,
+        match=r'^p: target holds 3 files of another state of "p" in ".*out", up to epoch 7: .*; put them aside with '
+        r"--put-aside-output, or add to them with --keep-output; nothing was changed$",
+    ):
+        run(pipeline, available_now=True, rebuild=rebuild)
+    assert sorted(p for p in tmp_path.rglob("*") if "state" not in p.parts) == before
+    assert not list((tmp_path).glob("state/p*before*"))
+
+
+def test_files_without_a_marker_are_told_too(tmp_path: Path) -> None:
+    left(tmp_path, 3)
+    (tmp_path / "out" / "_slackwater" / "p.json").unlink()
+    with pytest.raises(StartError, match=r'1 file of another state of "p" in "[^,]*": the state'):
+        former.check(toml.load(config(tmp_path)), None)
+
+
+def test_what_is_not_of_this_pipeline_is_left_alone(tmp_path: Path) -> None:
+    left(tmp_path, 1, writer="q")
+    left(tmp_path, 1, writer="p-q")
+    left(tmp_path, 1, writer="p-letters")
+    (tmp_path / "out" / "p-notes.parquet").write_bytes(b"")
+    pipeline = toml.load(config(tmp_path))
+    assert former.check(pipeline, None) == []
+    assert former.put_aside(pipeline) == []
+    left(tmp_path, 5)
+    assert len(former.put_aside(pipeline)) == 1
+    assert sorted(p.name for p in (tmp_path / "out").glob("*.parquet")) == [
+        "p-letters-000000001.parquet", "p-notes.parquet", "p-q-000000001.parquet", "q-000000001.parquet",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "json"])
+def test_put_aside_loses_nothing_and_the_next_state_begins_clean(tmp_path: Path, form: str) -> None:
+    left(tmp_path, 3, 4, form=form)
+    left(tmp_path, 0, state="abcdef0123456789", form=form)  # beside them, by --keep-output
+    pipeline = toml.load(config(tmp_path, f'connection = "lake"\npath = "{tmp_path}/out"\nformat = "{form}"'))
+    (line,) = former.put_aside(pipeline)
+    aside = Path(line.split('"')[1])
+    assert len([p for p in aside.iterdir() if p.suffix != ".json"]) == 3
+    assert (aside / "p.json").exists()
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["_slackwater"]
+    assert former.check(pipeline, None) == []
+
+
+def test_kept_output_is_told(tmp_path: Path) -> None:
+    left(tmp_path, 3)
+    pipeline = toml.load(config(tmp_path))
+    (line,) = former.check(pipeline, "keep")
+    assert "1 file of another state" in line
+    assert "rows are added beside them" in line
+    left(tmp_path, 0, state="0123456789abcdef")
+    assert len(list((tmp_path / "out").glob("*.parquet"))) == 2
+
+
+def test_without_a_state_and_of_letters_it_is_told_and_not_refused(tmp_path: Path) -> None:
+    left(tmp_path, 3)
+    assert len(former.check(toml.load(config(tmp_path, state=False)), None)) == 1
+    (tmp_path / "b").mkdir()
+    left(tmp_path / "b", 3, writer="p-letters", folder="letters")
+    (line,) = former.check(toml.load(config(tmp_path / "b", letters=True)), None)
+    assert line.startswith("dead_letter: 1 file of another state")
+    assert len(former.put_aside(toml.load(tmp_path / "b" / "p.toml"))) == 1
+
+
+def test_a_delta_table_that_is_only_added_to(tmp_path: Path) -> None:
+    path = str(tmp_path / "lake")
+    old = DeltaTarget(path, "append", Table("p", FIELDS, None, "old"))
+    old.open()
+    old.publish(6, ROWS)
+    pipeline = toml.load(config(tmp_path, f'connection = "table"\npath = "{path}"\nmode = "append"'))
+    for choice in (None, "aside"):
+        with pytest.raises(
+            StartError,
+            match=r'rows of another state of "p" in Delta table .*, up to epoch 6: .*; empty it, or name another place',
+        ):
+            former.check(pipeline, choice)
+    assert len(former.check(pipeline, "keep")) == 1
+    merging = toml.load(config(tmp_path, f'connection = "table"\npath = "{path}"\nmode = "merge"'))
+    assert former.check(merging, None) == []  # rows are replaced
+
+
+def test_one_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    file = config(tmp_path)
+    with pytest.raises(ConfigError, match='former_output: "x" is no choice; expected "aside" or "keep"'):
+        run(toml.load(file), available_now=True, former_output="x")
+    monkeypatch.setattr(sys, "argv", ["slackwater", "run", str(file), "--put-aside-output", "--keep-output"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "choose one" in capsys.readouterr().err

@@ -1,0 +1,168 @@
+"""`slackwater outbox` over files: an epoch whose directory is taken by a file waits, is shown, and is set aside whole."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from slackwater.cli.main import main
+from slackwater.config import toml
+from slackwater.core.schema import Field
+from slackwater.engine import compile as compiling
+from slackwater.engine import dlq
+from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.local import LocalEngine
+from slackwater.engine.parts import letters_of, store_of, target_of
+from slackwater.errors import PublishError
+from slackwater.sources.base import Batch
+
+S = 1_000_000
+
+
+def config(home: Path) -> Path:
+    file = home / "p.toml"
+    file.write_text(
+        f"""
+name = "p"
+[connections.lake]
+kind = "files"
+[[sources]]
+name = "a"
+connection = "lake"
+query = "{home}/in"
+format = "json"
+schema = "ts TIMESTAMP, k STRING"
+[transform]
+on_error = "dlq"
+[transform.window]
+kind = "tumbling"
+duration_ms = 1000
+event_time_column = "ts"
+group_by = ["k"]
+max_groups_per_window = 100
+aggregations = [{{agg = "count", as = "n"}}]
+[target]
+connection = "lake"
+path = "{home}/out"
+[dead_letter]
+connection = "lake"
+path = "{home}/letters"
+[state_store]
+kind = "files"
+path = "{home}/state"
+"""
+    )
+    return file
+
+
+def started(file: Path) -> Driver:
+    pipeline = toml.load(file)
+    logic = compiling.compile_window(pipeline, {"k": Field("k", "string")})
+    store = store_of(pipeline)
+    latest, state = store.open(), "00ff00ff00ff00ff"
+    parts = (target_of(pipeline, logic, state), LocalEngine(logic, ["a"]), Hooks(lambda: 4 * 10**15))
+    driver = Driver(pipeline, logic, store, *parts, letters_of(pipeline, state))
+    try:
+        driver.start(latest, 1, {}, state)
+    except BaseException:
+        store.close()
+        raise
+    return driver
+
+
+def epoch(driver: Driver, *rows: tuple[int, str]) -> None:
+    frame = pl.DataFrame(rows, schema={"ts": pl.Int64, "k": pl.String}, orient="row")
+    driver.run_batch(Batch(None, {}, {"a": frame}), 0)
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> int:
+    monkeypatch.setattr(sys, "argv", ["slackwater", "outbox", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def stuck(tmp_path: Path) -> Path:
+    file = config(tmp_path)
+    (tmp_path / "out").write_text("in the way")
+    driver = started(file)
+    with pytest.raises(
+        PublishError,
+        match=r"did not take epoch 0 \(.*next start publishes it; if it never can be, see: slackwater outbox show$",
+    ):
+        epoch(driver, (0, "a"), (1, "b"), (60 * S, "c"))
+    driver.store.close()
+    return file
+
+
+def test_show_and_set_aside(
+    stuck: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(PublishError):
+        started(stuck)
+    assert ask(monkeypatch, "show", stuck, "--limit", 1) == 0
+    shown = capsys.readouterr().out
+    assert "p: epoch 0 was committed at" in shown
+    assert "2 rows, 0 dead letters" in shown
+    assert "and 1 row more" in shown
+    assert ask(monkeypatch, "set-aside", stuck, 7) != 0
+    assert "epoch 7 does not wait to be published; the one that does is 0" in capsys.readouterr().err
+    assert ask(monkeypatch, "set-aside", stuck, 0) == 0
+    assert "the next start goes on after it" in capsys.readouterr().out
+    kept = dlq.newest(toml.load(stuck), dlq.Wanted())
+    assert set(kept["reason"]) == {"not published"}
+    assert sorted(json.loads(v)["k"] for v in kept["value"]) == ["a", "b"]
+    assert ask(monkeypatch, "show", stuck) == 0
+    assert "nothing waits" in capsys.readouterr().out
+    assert ask(monkeypatch, "set-aside", stuck, 0) != 0
+    assert "no epoch waits to be published" in capsys.readouterr().err
+    (tmp_path / "out").unlink()
+    driver = started(stuck)
+    epoch(driver, (120 * S, "d"))
+    driver.flush()
+    driver.store.close()
+    assert sorted(pl.concat(map(pl.read_parquet, (tmp_path / "out").glob("*.parquet")))["k"]) == ["c", "d"]
+
+
+def test_into_a_directory(stuck: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ask(monkeypatch, "set-aside", stuck, 0, "--to", tmp_path / "kept") == 0
+    rows = pl.read_parquet(tmp_path / "kept" / "p-000000000-rows.parquet")
+    assert sorted(rows["k"]) == ["a", "b"]
+    (tmp_path / "out").unlink()
+    started(stuck).store.close()
+
+
+def test_a_runner_keeps_its_epochs(
+    stuck: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = store_of(toml.load(stuck))
+    store.open()
+    try:
+        assert ask(monkeypatch, "show", stuck) == 0
+        assert ask(monkeypatch, "set-aside", stuck, 0) != 0
+        assert "already running" in capsys.readouterr().err
+    finally:
+        store.close()
+
+
+def test_repeated_after_a_crash_it_doubles_nothing(stuck: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from slackwater.engine import set_aside
+
+    pipeline = toml.load(stuck)
+    with set_aside.held(pipeline, 0) as (store, manifest):
+        set_aside._to_letters(pipeline, manifest, set_aside._rows(store, manifest), None)
+    assert ask(monkeypatch, "set-aside", stuck, 0) == 0
+    assert dlq.newest(pipeline, dlq.Wanted()).height == 2
+
+
+def test_without_a_state_nothing_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(monkeypatch, "show", config(tmp_path)) != 0
+    assert "there is no state yet" in capsys.readouterr().err

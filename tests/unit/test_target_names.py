@@ -1,0 +1,67 @@
+"""Column names of all sorts in every target that needs no server: what is written is read back under its name."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from deltalake import DeltaTable
+
+from slackwater.core.schema import Field
+from slackwater.core.text import json_text
+from slackwater.targets.base import Table
+from slackwater.targets.console import ConsoleTarget
+from slackwater.targets.delta import DeltaTarget
+from slackwater.targets.files import FilesTarget
+from slackwater.targets.kafka_rows import KafkaRows
+
+HOSTILE = (
+    "token", "select", "CamelCase", "rate%", "%(x)s", 'a"b', "a'b", "a'); DROP TABLE x; --", "a\\b", "ä€\U0001f600", "a.b", "$1", "?",
+    "x" * 300, "__gone", "s", "t", "a`b", "\x01\x1b[2J", "-", "a:b", "#",
+)  # fmt: skip
+SPACED = ("a b", "a;b", "a,b", "a\nb", "{x}", "a=b", "\t", " ")  # Delta has no use for these
+
+
+def frame(odd: str) -> tuple[Table, pl.DataFrame]:
+    fields = (Field(odd, "string"), Field("n", "bigint"))
+    return Table("p", fields, (odd,), "s"), pl.DataFrame({odd: ["u", None, 'v"%s'], "n": [1, 2, 3]})
+
+
+@pytest.mark.parametrize("odd", [*HOSTILE, *SPACED])
+def test_files_console_and_messages(odd: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, rows = frame(odd)
+    for form in ("parquet", "csv", "json"):
+        FilesTarget(tmp_path, form, table).publish({"parquet": 0, "csv": 1, "json": 2}[form], rows)
+    assert pl.read_parquet(tmp_path / "p-000000000.parquet").equals(rows)
+    with (tmp_path / "p-000000001.csv").open(newline="") as file:
+        assert next(csv.reader(file)) == rows.columns
+    assert pl.read_ndjson(tmp_path / "p-000000002.jsonl").equals(rows)
+    ConsoleTarget().publish(0, rows)
+    assert "epoch 0: 3 rows" in capsys.readouterr().out
+    messages = list(KafkaRows(table).messages(rows))
+    assert [json.loads(value or b"") for _, value, _ in messages] == rows.to_dicts()
+    assert [json.loads(key or b"") for key, _, _ in messages] == rows.select(odd).to_dicts()
+    tombstones = list(KafkaRows(table).tombstones(rows.select(odd)))
+    assert [k for k, _, _ in tombstones] == [k for k, _, _ in messages]
+
+
+@pytest.mark.parametrize("odd", HOSTILE)
+def test_delta(odd: str, tmp_path: Path) -> None:
+    table, rows = frame(odd)
+    target = DeltaTarget(str(tmp_path / "d"), "merge", table)
+    target.open()
+    target.publish(0, rows)
+    target.publish(1, rows.with_columns(n=pl.col("n") + 10)[:2], rows.select(odd)[2:])
+    found = pl.from_arrow(DeltaTable(str(tmp_path / "d")).to_pyarrow_table())
+    assert isinstance(found, pl.DataFrame)
+    assert found.sort("n").rows() == [("u", 11), (None, 12)]
+
+
+@pytest.mark.parametrize("odd", [*HOSTILE, *SPACED])
+def test_members_of_structs_in_json(odd: str) -> None:
+    rows = pl.DataFrame({"v": [{odd: 1}, {odd: None}]}, schema={"v": pl.Struct({odd: pl.Int64})})
+    text = rows.select(json_text(pl.col("v"), rows.schema["v"]).alias("v"))["v"].to_list()
+    assert [json.loads(t) for t in text] == [{odd: 1}, {odd: None}]
