@@ -119,7 +119,7 @@ def test_a_thousand_rows_without_a_time_name_the_unit(runner: Runner) -> None:
 def test_a_file_that_changes_after_it_was_read_is_told_and_counted_once(
     runner: Runner, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    grows, same = runner.write("0.jsonl", rows(1)), runner.write("1 b.jsonl", rows(1))
+    grows, same = runner.write("0.jsonl", rows(1)), runner.write("1.jsonl", rows(1))
     replaced = runner.write("2.jsonl", rows(1))
     given: dict[str, Any] = {
         "source": runner.source("user STRING, ts BIGINT"),
