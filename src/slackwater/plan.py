@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from slackwater.config.aggregation import QUANTILE_K, Aggregation
 from slackwater.config.connection import Connection, PostgresConnection
 from slackwater.config.join import SIDES, Join
+from slackwater.config.paths import local
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
 from slackwater.config.target import Target
@@ -259,8 +261,13 @@ def state_text(pipeline: Pipeline) -> str:
     if store is None or store.kind == "in_memory":
         return "state in memory, gone with the process"
     if store.kind == "files":
-        return f'state in files at "{store.path}"'
+        return f'state in files at "{_place(store.path)}"'
     return f'state in Postgres, schema "{store.schema_}"'
+
+
+def _place(path: str | None) -> str:
+    """A directory as seen from anywhere."""
+    return str(Path(path).absolute()) if path and local(path) and not path.startswith("file:") else str(path)
 
 
 def _publish(pipeline: Pipeline) -> Stage:
@@ -273,8 +280,8 @@ def target_text(pipeline: Pipeline) -> str:
     """The target, for people: where results are."""
     t, kind = pipeline.target, kind_of(pipeline.target, pipeline)
     return {
-        "files": f'"{t.path}"',
-        "delta": f'Delta table "{t.path}"',
+        "files": f'"{_place(t.path)}"',
+        "delta": f'Delta table "{_place(t.path)}"',
         "postgres": f"Postgres table {t.table}",
         "kafka": f"Kafka topic {t.topic}",
     }.get(kind, "the console")
@@ -284,9 +291,9 @@ def _target(t: Target, pipeline: Pipeline) -> str:
     kind = kind_of(t, pipeline)
     adds = pipeline.last.transform.join is not None or t is not pipeline.target  # pairs and letters have no identity
     if kind == "files":
-        return f'{t.format or "parquet"} files in "{t.path}", one per epoch'
+        return f'{t.format or "parquet"} files in "{_place(t.path)}", one per epoch'
     if kind == "delta":
-        return f'Delta table "{t.path}", {"append" if adds else t.mode or "merge"}'
+        return f'Delta table "{_place(t.path)}", {"append" if adds else t.mode or "merge"}'
     if kind == "postgres":
         within = ", within the commit" if joins(pipeline) and t is pipeline.target else ""
         return f"{'insert' if adds else 'upsert'} into Postgres table {t.table}{within}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -98,6 +98,25 @@ class Aggregation(Spec):
     k: int | None = None
     columns: Mapping[str, str] = Field(default_factory=dict)
     options: Mapping[str, Any] = Field(default_factory=dict)
+
+    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+
+        def __init__(
+            self,
+            *,
+            agg: str | Aggregator | type[Aggregator],
+            column: str | None = None,
+            as_: str,
+            by: str | None = None,
+            mode: str | None = None,
+            max_distinct_values_per_group: int | None = None,
+            max_values_per_group: int | None = None,
+            hll_precision: int = 14,
+            quantile: float | None = None,
+            k: int | None = None,
+            columns: Mapping[str, str] = ...,
+            options: Mapping[str, Any] = ...,
+        ) -> None: ...
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "agg": _agg,

@@ -8,11 +8,12 @@ not fit. Polars is imported for that only.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from slackwater.config.spec import near
 
 if TYPE_CHECKING:
     import polars as pl
@@ -104,9 +105,7 @@ def _imported(path: str) -> Any:
         raise UnfitError("agg", f'module "{module_name}" cannot be imported ({_line(error)}); {advice}') from None
     for name in names.split("."):
         if not hasattr(found, name):
-            near = difflib.get_close_matches(name, dir(found), n=1)
-            hint = f'; did you mean "{near[0]}"?' if near else ""
-            raise UnfitError("agg", f'module "{module_name}" has no "{names}"{hint}')
+            raise UnfitError("agg", f'module "{module_name}" has no "{names}"{near(name, dir(found))}')
         found = getattr(found, name)
     return found
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from slackwater.config.aggregation import AGGREGATES, Aggregation
 from slackwater.config.spec import (
+    Duration,
     Interpolated,
     Kind,
     Problem,
@@ -68,6 +69,38 @@ class Window(Step):
     window_start_column: str = "window_start"
     window_end_column: str = "window_end"
     aggregations: tuple[Aggregation, ...] = ()
+
+    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+
+        def __init__(
+            self,
+            *,
+            kind: str,
+            duration_ms: Duration | None = None,
+            hop_ms: Duration | None = None,
+            offset_ms: Duration = 0,
+            gap_ms: Duration | None = None,
+            max_session_duration_ms: Duration | None = None,
+            group_by: Sequence[str] = (),
+            emit: str = "on_close",
+            emit_interval_ms: Duration = 0,
+            emit_metadata: bool = False,
+            max_groups_per_window: int | None = None,
+            window_start_column: str = "window_start",
+            window_end_column: str = "window_end",
+            aggregations: Sequence[Aggregation] = (),
+            event_time_column: str = "_event_ts",
+            event_time_unit: str | None = None,
+            time_mode: str = "event",
+            lateness_ms: Duration = 0,
+            source_idleness_ms: Duration = 60_000,
+            idle_close_ms: Duration | None = None,
+            max_future_ms: Duration = 86_400_000,
+            late_data: str = "drop",
+            allowed_lateness_ms: Duration | None = None,
+            on_state_cap: str = "fail",
+            crash_recovery: str | None = None,
+        ) -> None: ...
 
     AT: ClassVar[str] = "transform.window"
     KINDS: ClassVar[Mapping[str, Kind]] = {

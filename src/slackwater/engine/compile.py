@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 
 from slackwater.config.join import output_names
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import injected
-from slackwater.config.spec import nearest
+from slackwater.config.spec import near, nearest
 from slackwater.config.step import allowed_ms
 from slackwater.config.window import Window
 from slackwater.core.schema import INTEGERS, Field
@@ -33,10 +32,8 @@ def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> 
     def find(name: str, where: str) -> Field | None:
         field = columns.get(name)
         if field is None:
-            near = difflib.get_close_matches(name, columns, n=1)
-            hint = f'; did you mean "{near[0]}"?' if near else ""
             problems.append(
-                f'{pipeline}: {where}: column "{name}" does not come out of the SQL{hint}; there are: {", ".join(columns)}'
+                f'{pipeline}: {where}: column "{name}" does not come out of the SQL{near(name, columns)}; there are: {", ".join(columns)}'
             )
         elif not field.supported:
             problems.append(

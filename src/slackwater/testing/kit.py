@@ -18,6 +18,7 @@ from typing import Any
 
 import polars as pl
 
+from slackwater.config.connection import DeltaConnection, FilesConnection
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline, Stage, Transform
 from slackwater.config.source import Source
@@ -215,7 +216,7 @@ def pipeline_for(
         stages=None if then is None else stages,
         # the kit's own replaces rows, or adds them, as this one would
         target=Target(connection="table", path="out", mode="merge" if upserts else "append"),
-        connections={"table": {"kind": "delta"}, "lake": {"kind": "files"}},
+        connections={"table": DeltaConnection(), "lake": FilesConnection()},
         dead_letter=letters,
         state_store=StateStore(kind="files", path="state"),
     )
