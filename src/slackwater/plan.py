@@ -18,8 +18,10 @@ from slackwater.config.source import Source
 from slackwater.config.target import Target
 from slackwater.config.window import Window, allowed_ms
 from slackwater.core.time import duration_text
+from slackwater.core.words import plural
 
 GIB = 1 << 30
+DEFAULT_GIB = 16
 ROW_BYTES = 48  # the hidden columns of a state row
 KEY_BYTES = 24  # assumed per key column
 SKETCH_BYTES = 1024  # an HLL sketch of about 250 distinct values; it grows to 4 bytes * 2^hll_precision
@@ -94,7 +96,7 @@ def _read(pipeline: Pipeline) -> Stage:
     return Stage(
         "read",
         "Spark",
-        f"read {len(pipeline.sources)} source{'s' if len(pipeline.sources) > 1 else ''}",
+        f"read {plural(len(pipeline.sources), 'source')}",
         tuple(lines),
     )
 
@@ -360,12 +362,15 @@ def _accumulator_bytes(a: Aggregation) -> int:
 
 
 def size_warnings(step: Window | Join) -> tuple[str, ...]:
-    """A warning if the projected state of a window is above 1 GiB."""
+    """A warning if the projected state of a window is above 1 GiB; at the default bound, which is there for safety, if it is far above."""
     size = 0 if isinstance(step, Join) else projected_bytes(step)
     if isinstance(step, Join) or size <= GIB:
         return ()
+    nobody_chose_it = step.max_groups_per_window == step.implied().get("max_groups_per_window")
+    if nobody_chose_it and size <= DEFAULT_GIB * GIB:
+        return ()
     return (
-        f"the state may grow to {size / GIB:.1f} GiB at max_groups_per_window = {step.max_groups_per_window}; "
+        f"the state may grow to {size / GIB:.1f} GiB at max_groups_per_window = {step.max_groups_per_window:,}; "
         "lower it, shorten the window, or make room for it",
     )
 

@@ -125,6 +125,15 @@ class Window(Step):
         "aggregations": many(Aggregation, "a list of aggregations ([[transform.window.aggregations]])"),
     }
     OLD: ClassVar[Mapping[str, str]] = {"width_ms": "duration_ms"}
+    MEANT: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("output_mode", "outputMode"), "emit"),
+        **dict.fromkeys(("size_ms", "length_ms", "window_ms", "window_size_ms", "width", "duration"), "duration_ms"),
+        **dict.fromkeys(("slide_ms", "slide_duration_ms", "slide", "every_ms", "hop"), "hop_ms"),
+        **dict.fromkeys(("timeout_ms", "inactivity_ms", "gap_duration_ms", "gap"), "gap_ms"),
+        **dict.fromkeys(("keys", "key", "key_by", "partition_by"), "group_by"),
+        **dict.fromkeys(("watermark", "watermark_ms", "watermark_delay_ms", "lateness"), "lateness_ms"),
+        **dict.fromkeys(("timestamp_column", "time_column", "event_time", "timestamp"), "event_time_column"),
+    }
     REQUIRED: ClassVar[tuple[str, ...]] = ("kind",)
 
     @classmethod
@@ -135,6 +144,11 @@ class Window(Step):
             if data.get(key) == "complete":
                 del data[key]
                 problems.append(f'{where}{key}: {_NO_COMPLETE}; remove it (emit = "on_close" is the default)')
+        for key in ("output_mode", "outputMode", "mode"):
+            emit = {"update": "updates", "append": "on_close"}.get(str(data.get(key)).casefold())
+            if emit is not None:
+                del data[key]
+                problems.append(f'{where}{key}: unknown key; did you mean emit = "{emit}"?')
         values, wrong = super().read(data, file, at, problems)
         if values.get("kind") == "session":
             values.setdefault("max_groups_per_window", 1_000_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.core.words import duration, plural
 from slackwater.engine import fold
 from slackwater.engine.letters import LATE
 from slackwater.engine.protocol import IngestOutcome
@@ -35,15 +36,15 @@ def _judge_bad_rows(pipeline: Pipeline, before: Manifest, epoch: int, outcome: I
         rows, usable = known.rows + stats.rows, known.usable + stats.usable
         if rows >= 1000 and usable == 0:
             raise StartError(
-                f'{pipeline.name}: source "{name}": none of its first {rows} rows has a usable event time; '
+                f'{pipeline.name}: source "{name}": none of its first {plural(rows, "row")} has a usable event time; '
                 f'check event_time_column "{step.event_time_column}" and event_time_unit'
             )
         if not stats.bad:
             continue
         what = (
-            f'{pipeline.name}: epoch {epoch}: source "{name}": {stats.bad} bad rows ({stats.undecodable} undecodable, '
-            f"{stats.future} more than {step.max_future_ms} ms in the future, "
-            f'{stats.bad - stats.undecodable - stats.future} without a usable event time in "{step.event_time_column}")'
+            f'{pipeline.name}: epoch {epoch}: source "{name}": {plural(stats.bad, "bad row")} ({stats.undecodable:,} undecodable, '
+            f"{stats.future:,} more than {duration(step.max_future_ms)} in the future, "
+            f'{stats.bad - stats.undecodable - stats.future:,} without a usable event time in "{step.event_time_column}")'
         )
         sample = "; ".join(outcome.bad_samples.get(name, ()))
         if pipeline.transform.on_error == "fail":
@@ -56,8 +57,8 @@ def _judge_bad_rows(pipeline: Pipeline, before: Manifest, epoch: int, outcome: I
         window = pipeline.transform.window
         assert window is not None  # rows of a join bring no gap
         what = (
-            f"{pipeline.name}: epoch {epoch}: {bad} bad rows: gap_ms ({window.gap_ms}) is NULL, not positive or not below "
-            f"max_session_duration_ms ({window.max_session_duration_ms} ms)"
+            f"{pipeline.name}: epoch {epoch}: {plural(bad, 'bad row')}: gap_ms ({window.gap_ms}) is NULL, not positive or not below "
+            f"max_session_duration_ms ({duration(window.max_session_duration_ms or 0)})"
         )
         sample = "; ".join([fold.late_text(s) for r in outcome.reports for s in r.bad_sample][:3])
         if pipeline.transform.on_error == "fail":
@@ -78,7 +79,7 @@ def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> No
     letters = sum(staged.reasons.get(LATE, 0) for staged in outcome.letters)
     if pipeline.keeps_late and late != letters:
         raise EpochError(
-            f"{pipeline.name}: epoch {epoch}: {late} late rows and {letters} letters: the input was not the same when it "
+            f"{pipeline.name}: epoch {epoch}: {plural(late, 'late row')} and {plural(letters, 'letter')}: the input was not the same when it "
             "was read again; nothing of this epoch was committed, the next start repeats it"
         )
 
@@ -86,11 +87,11 @@ def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> No
 def _log_lost(pipeline: Pipeline, epoch: int, batch: Batch) -> None:
     for name, lost in batch.lost.items():
         log.warning(
-            '%s: epoch %d: source "%s": %d records were gone before they were read',
+            '%s: epoch %d: source "%s": %s gone before they were read',
             pipeline.name,
             epoch,
             name,
-            lost,
+            plural(lost, "record was", "records were"),
         )
 
 
@@ -100,10 +101,10 @@ def _log_late(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestO
     if late or (partly and kept):
         sample = [s for r in outcome.reports for s in r.late_sample][:3]
         log.warning(
-            "%s: epoch %d: %d late rows %s (watermark %s)%s",
+            "%s: epoch %d: %s %s (watermark %s)%s",
             pipeline.name,
             epoch,
-            late + partly if kept else late,
+            plural(late + partly if kept else late, "late row"),
             f"sent to the dead letters{f', {partly} of them late for some windows only' if partly else ''}"
             if kept
             else "emitted by themselves"
@@ -116,10 +117,10 @@ def _log_late(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestO
     if refused:
         window = pipeline.transform.window
         log.warning(
-            "%s: epoch %d: %d rows of new groups refused: max_groups_per_window = %s is reached",
+            "%s: epoch %d: %s of new groups refused: max_groups_per_window = %s is reached",
             pipeline.name,
             epoch,
-            refused,
+            plural(refused, "row"),
             window.max_groups_per_window if window else None,
         )
 
@@ -131,10 +132,10 @@ def _log_join(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
         most = join.max_rows_per_key if join else 0
         for crowd in (r.crowd for r in reports if r.crowd):
             log.warning(
-                '%s: epoch %d: %d rows of the %s side ("%s") wait for partners with %s; max_rows_per_key is %d',
+                '%s: epoch %d: %s of the %s side ("%s") wait for partners with %s; max_rows_per_key is %d',
                 pipeline.name,
                 epoch,
-                crowd[0],
+                plural(crowd[0], "row"),
                 name,
                 source,
                 crowd[1],
@@ -149,5 +150,11 @@ def _log_join(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
         ):
             if count:
                 log.warning(
-                    '%s: epoch %d: %d rows of the %s side ("%s") %s', pipeline.name, epoch, count, name, source, what
+                    '%s: epoch %d: %s of the %s side ("%s") %s',
+                    pipeline.name,
+                    epoch,
+                    plural(count, "row"),
+                    name,
+                    source,
+                    what,
                 )

@@ -25,6 +25,7 @@ from slackwater.config.step import allowed_ms
 from slackwater.config.target import Target
 from slackwater.config.window import Window
 from slackwater.core.schema import Field
+from slackwater.core.words import plural
 from slackwater.engine import carry, recover
 from slackwater.engine.change_texts import BY_KEY, columns_text, emission_text, moved
 from slackwater.engine.steps import Step
@@ -291,7 +292,7 @@ class _Stage:
         }
         for key, how in why.items():
             if wrote.get(key) != now[key]:
-                yield self.change(key, wrote.get(key), now[key], REBUILD, f"{how} ({self.rows:,} rows)")
+                yield self.change(key, wrote.get(key), now[key], REBUILD, f"{how} ({plural(self.rows, 'row')})")
         described = self.manifest.described.get("join")
         old = None if described is None else Join.draft(dict(described), "state", "", [])
         yield from self._settings(new, old)
@@ -349,7 +350,7 @@ def _around(pipeline: Pipeline, manifest: Manifest, shards: int | None) -> Itera
             yield Change(f'source "{source.name}"', None, as_written(source.query or "given"), COMPATIBLE, how)
     for name in known.keys() - {s.name for s in pipeline.sources}:
         how = "its clock and where it goes on are forgotten; what was read of it stays in the windows"
-        yield Change(f'source "{name}"', f"{known[name].rows:,} rows", None, COMPATIBLE, how)
+        yield Change(f'source "{name}"', plural(known[name].rows, "row"), None, COMPATIBLE, how)
     store = pipeline.state_store
     wanted = shards or (store.shards if store else None)
     if wanted is not None and wanted != manifest.shards:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from slackwater.config.join import output_names
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import injected
-from slackwater.config.spec import near, nearest
+from slackwater.config.spec import nearest
 from slackwater.config.step import allowed_ms
 from slackwater.config.window import Window
 from slackwater.core.schema import INTEGERS, Field
@@ -33,7 +33,7 @@ def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> 
         field = columns.get(name)
         if field is None:
             problems.append(
-                f'{pipeline}: {where}: column "{name}" does not come out of the SQL{near(name, columns)}; there are: {", ".join(columns)}'
+                f'{pipeline}: {where}: column "{name}" does not come out of the SQL{nearest(name, columns)}'
             )
         elif not field.supported:
             problems.append(
@@ -75,8 +75,7 @@ def compile_join(pipeline: Pipeline, columns: tuple[Mapping[str, Field], Mapping
                 side.append(known[name])
                 continue
             problems.append(
-                f'{where}.{which}_keys: column "{name}" does not come out of the {which} side{nearest(name, known)}; '
-                f"there are: {', '.join(known)}"
+                f'{where}.{which}_keys: column "{name}" does not come out of the {which} side{nearest(name, known)}'
             )
     if not problems:
         for one, other in zip(*keys, strict=True):

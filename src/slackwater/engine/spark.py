@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater import errors
 from slackwater.config.pipeline import Pipeline, resolve
-from slackwater.engine import inspect, prepare, shard, steps
+from slackwater.engine import inspect, prepare, shard, steps, undecodable
 from slackwater.engine.letters import ORIGIN, letter_columns, numbered_origin, origin_column
 from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.steps import Step
@@ -212,7 +212,7 @@ class SparkEngine:
         folded = isinstance(self.logic, Logic) and not self.logic.is_session
         if self._keeps_late and folded and any(r.late or r.partly_late for r in outcome.reports):
             staged += self._stage_late(read, tasks[0])
-        samples = {name: self._bad_samples(read.timed[name]) for name in bad}
+        samples = {name: self._bad_samples(name, read.timed[name]) for name in bad}
         return replace(outcome, bad_samples=samples, staged=staged)
 
     def _stage_bad(self, name: str, timed: DataFrame, state: ShardState) -> list[StagedLetters]:
@@ -267,7 +267,7 @@ class SparkEngine:
         groups = [quote(c) for c in prepare.group_columns(logic, tagged)]
         return rows.selectExpr(*prepare.pane_columns(logic)).groupBy(*groups).agg(*aggregates)
 
-    def _bad_samples(self, timed: DataFrame) -> list[str]:
+    def _bad_samples(self, name: str, timed: DataFrame) -> list[str]:
         """A few bad rows in words: why, the row as JSON, and its file where there is one."""
         columns = [c for c in timed.columns if c not in ("__bad", "_event_ts") and not c.startswith("_")]
         columns += [CORRUPT] if CORRUPT in timed.columns else []
@@ -278,9 +278,15 @@ class SparkEngine:
             if "_offset" in timed.columns
             else "input_file_name()"
         )
-        found = bad.selectExpr("__bad", f"to_json(struct({row})) AS row", f"{place} AS place").limit(3).collect()
+        text = CORRUPT if CORRUPT in timed.columns else "CAST(NULL AS STRING)"
+        parts = (f"left(to_json(struct({row})), 300) AS row", f"left({text}, 300) AS text", f"length({text}) AS length")
+        found = bad.selectExpr("__bad", *parts, f"{place} AS place").limit(3).collect()
+        spec = undecodable.source_of(self.pipeline, name)
         return [
-            f"{r['__bad']}: {r['row'][:300]}" + (f" in {local_name(r['place'])}" if r["place"] else "") for r in found
+            f"{r['__bad']}: {r['row']}"
+            + (f" in {local_name(r['place'])}" if r["place"] else "")
+            + (undecodable.why(spec, r["text"], r["length"]) if spec and r["__bad"] == "undecodable" else "")
+            for r in found
         ]
 
     # -- windows out ---------------------------------------------------------------------------------------------
