@@ -17,9 +17,8 @@ def check_file(file: Path, connect: bool = False) -> None:
     """Print one line for a good config; raise ConfigError for any other, or StartError for what `connect` does not find."""
     pipeline, problems = toml.draft(file)
     checked = sql_check.check_draft(pipeline) if problems else sql_check.check(pipeline)
-    problems += [f"{file}: {line}" for line in checked.problems]
-    if not problems:
-        problems = [f"{file}: {line}" for line in places.unwritable(pipeline)]
+    paths = () if problems else places.unwritable(pipeline)
+    problems += [f"{file}: {line}" for line in (*checked.problems, *paths)]
     if problems:
         raise ConfigError(problems)
     places.check_former(pipeline)
