@@ -279,7 +279,11 @@ class SparkEngine:
             else "input_file_name()"
         )
         text = CORRUPT if CORRUPT in timed.columns else "CAST(NULL AS STRING)"
-        parts = (f"left(to_json(struct({row})), 300) AS row", f"left({text}, 300) AS text", f"length({text}) AS length")
+        parts = (
+            f"substring(to_json(struct({row})), 1, 300) AS row",
+            f"substring({text}, 1, 300) AS text",
+            f"length({text}) AS length",
+        )
         found = bad.selectExpr("__bad", *parts, f"{place} AS place").limit(3).collect()
         spec = undecodable.source_of(self.pipeline, name)
         return [
