@@ -80,9 +80,10 @@ def pipeline(
         problems.append(f"{name}: sources: give either sources = [...] or source = ...")
     if problems:
         raise ConfigError(problems)
-    if source is not None and not isinstance(source, Source):
+    every: Sequence[Source] = sources or ()
+    if source is not None:
         settings = {_OPTIONS_OF_SOURCE[k]: v for k, v in source_settings.items()}
-        source = Source(connection=source, query=source_query, **settings)
+        every = (source if isinstance(source, Source) else Source(connection=source, query=source_query, **settings),)
     if not isinstance(target, Target):
         target = Target(
             connection=target, path=target_path, format=target_format, table=target_table, topic=target_topic
@@ -90,7 +91,7 @@ def pipeline(
     return Pipeline(
         name=name,
         connections=dict(connections or {}),
-        sources=tuple(sources) if sources is not None else (source,),
+        sources=tuple(every),
         transform=Transform(sql=transform_sql, on_error=on_error, window=window, join=join, lookups=dict(lookups or {}))
         if stages is None or window is not None or join is not None
         else None,

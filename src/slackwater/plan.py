@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from slackwater.config.aggregation import QUANTILE_K, Aggregation
 from slackwater.config.connection import Connection, PostgresConnection
 from slackwater.config.join import SIDES, Join
+from slackwater.config.paths import local
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
 from slackwater.config.target import Target
 from slackwater.config.window import Window, allowed_ms
 from slackwater.core.time import duration_text
+from slackwater.core.words import plural
 
 GIB = 1 << 30
+DEFAULT_GIB = 16
 ROW_BYTES = 48  # the hidden columns of a state row
 KEY_BYTES = 24  # assumed per key column
 SKETCH_BYTES = 1024  # an HLL sketch of about 250 distinct values; it grows to 4 bytes * 2^hll_precision
@@ -92,7 +96,7 @@ def _read(pipeline: Pipeline) -> Stage:
     return Stage(
         "read",
         "Spark",
-        f"read {len(pipeline.sources)} source{'s' if len(pipeline.sources) > 1 else ''}",
+        f"read {plural(len(pipeline.sources), 'source')}",
         tuple(lines),
     )
 
@@ -259,8 +263,13 @@ def state_text(pipeline: Pipeline) -> str:
     if store is None or store.kind == "in_memory":
         return "state in memory, gone with the process"
     if store.kind == "files":
-        return f'state in files at "{store.path}"'
+        return f'state in files at "{_place(store.path)}"'
     return f'state in Postgres, schema "{store.schema_}"'
+
+
+def _place(path: str | None) -> str:
+    """A directory as seen from anywhere."""
+    return str(Path(path).absolute()) if path and local(path) and not path.startswith("file:") else str(path)
 
 
 def _publish(pipeline: Pipeline) -> Stage:
@@ -273,8 +282,8 @@ def target_text(pipeline: Pipeline) -> str:
     """The target, for people: where results are."""
     t, kind = pipeline.target, kind_of(pipeline.target, pipeline)
     return {
-        "files": f'"{t.path}"',
-        "delta": f'Delta table "{t.path}"',
+        "files": f'"{_place(t.path)}"',
+        "delta": f'Delta table "{_place(t.path)}"',
         "postgres": f"Postgres table {t.table}",
         "kafka": f"Kafka topic {t.topic}",
     }.get(kind, "the console")
@@ -284,9 +293,9 @@ def _target(t: Target, pipeline: Pipeline) -> str:
     kind = kind_of(t, pipeline)
     adds = pipeline.last.transform.join is not None or t is not pipeline.target  # pairs and letters have no identity
     if kind == "files":
-        return f'{t.format or "parquet"} files in "{t.path}", one per epoch'
+        return f'{t.format or "parquet"} files in "{_place(t.path)}", one per epoch'
     if kind == "delta":
-        return f'Delta table "{t.path}", {"append" if adds else t.mode or "merge"}'
+        return f'Delta table "{_place(t.path)}", {"append" if adds else t.mode or "merge"}'
     if kind == "postgres":
         within = ", within the commit" if joins(pipeline) and t is pipeline.target else ""
         return f"{'insert' if adds else 'upsert'} into Postgres table {t.table}{within}"
@@ -353,12 +362,15 @@ def _accumulator_bytes(a: Aggregation) -> int:
 
 
 def size_warnings(step: Window | Join) -> tuple[str, ...]:
-    """A warning if the projected state of a window is above 1 GiB."""
+    """A warning if the projected state of a window is above 1 GiB; at the default bound, which is there for safety, if it is far above."""
     size = 0 if isinstance(step, Join) else projected_bytes(step)
     if isinstance(step, Join) or size <= GIB:
         return ()
+    nobody_chose_it = step.max_groups_per_window == step.implied().get("max_groups_per_window")
+    if nobody_chose_it and size <= DEFAULT_GIB * GIB:
+        return ()
     return (
-        f"the state may grow to {size / GIB:.1f} GiB at max_groups_per_window = {step.max_groups_per_window}; "
+        f"the state may grow to {size / GIB:.1f} GiB at max_groups_per_window = {step.max_groups_per_window:,}; "
         "lower it, shorten the window, or make room for it",
     )
 

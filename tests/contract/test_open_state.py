@@ -183,7 +183,7 @@ def test_which_state_is_meant(place: Place) -> None:
     other = place.store("other")
     other.open()
     if isinstance(other, PostgresStore):
-        with pytest.raises(StartError, match='"othr" has no state there; expected one of law; there are: law'):
+        with pytest.raises(StartError, match='"othr" has no state there; there are: law'):
             sw.open_state(place.where, "othr")
         return
     with pytest.raises(StartError, match="several pipelines have their state there: law, other; name one of them"):
@@ -321,7 +321,7 @@ def test_commands(place: Place, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert json.loads(line)["_last_event"] == "1970-01-01T00:06:31Z"
     assert say("get", place.where, "user=nobody") == ["no open or retained window"]
     assert say("get", place.where, "usr=k") == [
-        '1 error: law: --key: "usr" is not a key of this window; did you mean "user"?'
+        '1 error: law: key: "usr" is not a key of this window; did you mean "user"?'
     ]
     assert say("get", place.where, "user=k", "--at", "77")[0].startswith("1 error: epoch 77 is not kept; there is")
 

@@ -160,7 +160,7 @@ path = "{state}"
     ("offsets", "message"),
     [
         (["{"], "--offsets: found {, which is not JSON (Expecting property name"),
-        (["event=latest"], '--offsets: the state has no source "event"; did you mean "events"?; there are: events, old'),
+        (["event=latest"], '--offsets: the state has no source "event"; did you mean "events"?'),
         (["old=earliest", "old=earliest"], '--offsets: source "old" is given twice'),
         (["old=latest"], '--offsets: source "old": it reads files, which have no order to go on at; expected "earliest"'),
         (['{"old": {"t": {"0": 1}}}'], '--offsets: source "old": it reads files'),
@@ -173,7 +173,7 @@ path = "{state}"
         (['{"events": {"clicks": {"0": true}}}'], "clicks-0: found true, expected an offset"),
         (['{"events": {"clicks": {"0": "42"}}}'], 'clicks-0: found "42", expected an offset'),
         (['{"events": {"clicks": {"2": 1}}}'], 'topic "clicks" has no partition 2; there are: 0, 1'),
-        (['{"events": {"click": {"0": 1}}}'], 'it does not read a topic "click"; did you mean "clicks"?; there are: clicks, more'),
+        (['{"events": {"click": {"0": 1}}}'], 'it does not read a topic "click"; did you mean "clicks"?'),
         (["events=2026-03-01T12:00:00Z"], "a broker is to be asked where that is; give the pipeline's TOML file as WHERE"),
     ],
 )  # fmt: skip

@@ -70,5 +70,5 @@ def test_a_directory_that_does_not_take_it(tmp_path: Path) -> None:
 
 def test_the_console_shows_rows_and_says_that_it_is_at_least_once(capsys: pytest.CaptureFixture[str]) -> None:
     ConsoleTarget().publish(7, rows(5))
-    assert "epoch 7: 1 rows" in capsys.readouterr().out
+    assert "epoch 7: 1 row\n" in capsys.readouterr().out
     assert ConsoleTarget.guarantee == "at least once"

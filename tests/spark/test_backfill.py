@@ -172,7 +172,7 @@ def test_what_reaches_out_is_written_if_asked_for(runner: Runner) -> None:
 
 def test_bad_rows_are_judged_as_ever(runner: Runner) -> None:
     runner.write("0.jsonl", [{"user": "a", "amount": 1, "ts": iso(600)}, {"user": "a", "amount": 1}])
-    with pytest.raises(BadRowError, match="1 bad rows"):
+    with pytest.raises(BadRowError, match="1 bad row"):
         filled(runner, pipeline(runner, "tumbling"))
     dropping = pipeline(runner, "tumbling", on_error="drop", state_store=None)
     found = filled(runner, dropping)

@@ -235,9 +235,7 @@ def test_a_streaming_dataframe_and_lookups(runner: Runner) -> None:
 def test_bad_rows_fail_or_are_dropped_and_counted(runner: Runner) -> None:
     path = runner.write("0.jsonl", [*events(0, 10), {"user": "a", "i": 1, "ts": "2999-01-01T00:00:00Z"}, {"user": "x"}])
     path.write_text(path.read_text() + '{"user": "broken", "i": "many", "ts": "2024-03-01T00:00:00Z"}\n')
-    with pytest.raises(
-        BadRowError, match="3 bad rows \\(1 undecodable, 1 more than 86400000 ms in the future, 1 without"
-    ):
+    with pytest.raises(BadRowError, match="3 bad rows \\(1 undecodable, 1 more than 1 day in the future, 1 without"):
         runner.run(source=runner.source(SIMPLE), window=simple())
     found = runner.run(source=runner.source(SIMPLE), window=simple(), on_error="drop")
     assert found["n"].to_list() == [2]
@@ -286,8 +284,7 @@ def test_a_second_runner_and_a_changed_window_are_refused(runner: Runner) -> Non
     [
         (
             {"window": simple(group_by=["usr"])},
-            'test: transform.window.group_by: column "usr" does not come out of the SQL; did you mean "user"?; '
-            "there are: user, i, ts, _event_ts",
+            'test: transform.window.group_by: column "usr" does not come out of the SQL; did you mean "user"?',
         ),
         (
             {"window": simple(event_time_column="tss")},

@@ -95,11 +95,15 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 
 
 def test_check_of_a_good_file_is_one_line(slackwater: Command) -> None:
-    expected = 'p.toml: ok — session window over 1 source, 2 aggregations, state in files at "state"\n'
+    Path("in").mkdir()
+    expected = (
+        f'p.toml: ok — session window over 1 source, 2 aggregations, state in files at "{Path.cwd() / "state"}"\n'
+    )
     assert slackwater("check", write(GOOD)) == Said(0, expected, "")
 
 
 def test_check_notes_what_a_user_should_know(slackwater: Command) -> None:
+    Path("in").mkdir()
     said = slackwater("check", write(TUMBLING))
     assert (said.code, said.err) == (0, "")
     first, second = said.out.splitlines()
@@ -148,7 +152,7 @@ def test_explain_tells_what_letters_of_late_rows_cost(slackwater: Command, base:
     said = slackwater("explain", write(late))
     assert said.code == 0
     assert f"late rows: dlq, one letter for each; their bytes are {how}" in said.out
-    assert 'dead letters: parquet files in "letters", one per epoch' in said.out
+    assert f'dead letters: parquet files in "{Path.cwd() / "letters"}", one per epoch' in said.out
 
 
 def test_explain_walks_the_stages_of_the_plan(slackwater: Command) -> None:

@@ -147,7 +147,7 @@ def test_the_plan_tells_guarantee_and_size() -> None:
     assert [line for line in found.stages[1].lines if "idle" in line] == [idle]
     assert f"{idle}; after 5m without any the watermark runs on" in plan.build(closing).stages[1].lines
     large = toml.loads(counting.replace('gap_ms = "30s"', 'gap_ms = "30s"\nmax_groups_per_window = 50000000'))
-    assert "the state may grow to 7.5 GiB at max_groups_per_window = 50000000" in plan.build(large).notes[0]
+    assert "the state may grow to 7.5 GiB at max_groups_per_window = 50,000,000" in plan.build(large).notes[0]
     in_memory = toml.loads(counting.replace('kind = "files"\npath = "state"', 'kind = "in_memory"'))
     assert plan.build(in_memory).notes[0].startswith("STATE IS IN MEMORY: it is lost when the process ends")
     assert plan.build(in_memory).guarantee.startswith("exactly once while the process lives")

@@ -391,7 +391,7 @@ def test_a_config_that_will_be_carried_out_shows_the_state_as_it_is(say: Say) ->
     ("given", "message"),
     [
         ("usr=u1", '--key: "usr" is not a key of this window; did you mean "user"?'),
-        ("zzz", '--key: "zzz" is not a key of this window; expected one of n, user'),
+        ("zzz", '--key: found "zzz", expected the name of the column too: user=zzz,n=…'),
         ("user=u1", '--key: "n" is missing; expected user=…,n=…'),
         ("user=u1,n=x", '--key: n: found "x", expected a value of type bigint'),
     ],

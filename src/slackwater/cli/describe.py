@@ -6,27 +6,41 @@ from pathlib import Path
 
 from slackwater import plan
 from slackwater.cli.text import plural, size
-from slackwater.config import toml
+from slackwater.config import sql_check, toml
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
-from slackwater.errors import StartError
+from slackwater.engine import places
+from slackwater.errors import ConfigError, StartError
 
 
 def check_file(file: Path, connect: bool = False) -> None:
     """Print one line for a good config; raise ConfigError for any other, or StartError for what `connect` does not find."""
-    pipeline = toml.load(file)
+    pipeline, problems = toml.draft(file)
+    checked = sql_check.check_draft(pipeline) if problems else sql_check.check(pipeline)
+    paths = () if problems else places.unwritable(pipeline)
+    problems += [f"{file}: {line}" for line in (*checked.problems, *paths)]
+    if problems:
+        raise ConfigError(problems)
+    places.check_former(pipeline)
+    notes = list(plan.build(pipeline).notes)
     if connect:
-        from slackwater.engine.connect import notes, problems
+        from slackwater.engine import connect as connecting
 
-        found = problems(pipeline)
+        found = connecting.problems(pipeline)
+        notes += connecting.notes(pipeline)
         if found:
             raise StartError("\n".join(f"{pipeline.name}: {line.removeprefix(f'{pipeline.name}: ')}" for line in found))
     what = _described(pipeline)
     if pipeline.stages:
         what = f"{what}, then {_described(pipeline.last).replace('over 1 source', 'over what it emits')}"
     print(f"{file}: ok — {what}, {plan.state_text(pipeline)}")
-    for line in (*plan.build(pipeline).notes, *(notes(pipeline) if connect else ())):
+    for line in notes:
         print(f"{file}: note: {line}")
+    if not connect:
+        for line in places.absent(pipeline):
+            print(f"{file}: note: {line}; a run does not start without it")
+    for line in checked.unchecked:
+        print(f"{file}: not checked: {line}")
 
 
 def _described(pipeline: Pipeline) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from slackwater.cli.state import Name, Schema, Where, state
+from slackwater.core.words import plural
 from slackwater.errors import ConfigError, SlackwaterError
 
 app = typer.Typer(
@@ -332,8 +333,7 @@ def main() -> None:
         app()
     except ConfigError as error:
         print(error, file=sys.stderr)
-        count = len(error.problems)
-        print(f"{count} problem{'s' if count > 1 else ''}", file=sys.stderr)
+        print(plural(len(error.problems), "problem"), file=sys.stderr)
         sys.exit(2)
     except SlackwaterError as error:
         if os.environ.get("SLACKWATER_DEBUG"):

@@ -14,11 +14,13 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.engine import changes
 from slackwater.engine.changes import Comparison
 from slackwater.engine.parts import store_of
+from slackwater.engine.places import check_former
 
 
 def plan_file(file: Path, as_json: bool) -> None:
     """Print each difference with its verdict, and their sum; exit code 1 if a start would refuse. Raises SlackwaterError."""
     pipeline = toml.load(file)
+    check_former(pipeline)
     found = _compared(pipeline)
     if as_json:
         print(json.dumps(_object(pipeline, found)))

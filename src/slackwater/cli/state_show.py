@@ -96,7 +96,10 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
     for number, stage in enumerate(m.stages):
         name = f"stage {number + 1} " if m.then else ""
         lines += [
-            [f"{name}step", ", ".join(f"{k} {v}" for k, v in stage.fingerprint.items() if v not in (None, {}, []))],
+            [
+                f"{name}step",
+                "; ".join(f"{k} {_words(v)}" for k, v in stage.fingerprint.items() if v not in (None, {}, [])),
+            ],
             [f"{name}watermark", _time(stage.watermark_us) or "none yet"],
             [
                 f"{name}state",
@@ -112,6 +115,13 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
         offsets = "Spark's checkpoint" if s.offsets is None else _brief(s.offsets)
         sources.append([name, f"{s.rows:,}", newest, "yes" if s.idle else "no", offsets])
     print("\n".join(table(sources)))
+
+
+def _words(value: Any) -> str:
+    """A part of a fingerprint, for people."""
+    if isinstance(value, dict):
+        return ", ".join(f"{k}: {_words(v)}" for k, v in value.items())
+    return ", ".join(map(_words, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _brief(offsets: Any, most: int = 160) -> str:

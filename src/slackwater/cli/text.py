@@ -9,11 +9,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from slackwater.core.words import plural as plural
 from slackwater.engine.status import SourceStatus, Status
-
-
-def plural(count: int, word: str) -> str:
-    return f"{count:,} {word}" + ("" if count == 1 else "s")
 
 
 def program() -> str:
@@ -85,7 +82,7 @@ def summary(status: Status | None, pipeline: str, where: str) -> str:
         )
     keyless = sum(side.get("keyless", 0) for side in c.sides.values())
     lines = [
-        f"{pipeline}: epoch {status.epoch}, {c.rows_in:,} rows in",
+        f"{pipeline}: epoch {status.epoch}, {plural(c.rows_in, 'row')} in",
         f"  {c.rows_used:,} used, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad"
         + (f", {keyless:,} without a key" if keyless else "")
         + (
@@ -93,7 +90,7 @@ def summary(status: Status | None, pipeline: str, where: str) -> str:
             if c.rows_in - c.rows_bad != c.rows_sql
             else ""
         ),
-        f"  {c.rows_emitted:,} {what} emitted ({emitted}), {left}; results in {where}",
+        f"  {plural(c.rows_emitted, what.removesuffix('s'))} emitted ({emitted}), {left}; results in {where}",
     ]
     if c.letters:
         reasons = ", ".join(f"{n:,} {reason}" for reason, n in sorted(c.letters.items()))

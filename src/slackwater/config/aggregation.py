@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -19,6 +19,28 @@ ROWS_ONLY = ("approx_quantile", "top_k", "collect_list")  # no SQL makes them sm
 QUANTILE_K = 200  # a rank error of 1.33 %
 _PATH = 'or the import path of a class ("package.module:Class")'
 _aggregate = choice(*AGGREGATES)
+_MEANT = {  # what other systems call them
+    **dict.fromkeys(("median", "p50"), '"approx_quantile" with quantile = 0.5'),
+    **dict.fromkeys(
+        ("quantile", "percentile", "approx_percentile", "percentile_approx", "p90", "p95", "p99"),
+        '"approx_quantile" with a quantile, as in 0.95',
+    ),
+    **dict.fromkeys(("mean", "average"), '"avg"'),
+    **dict.fromkeys(("std", "stdev", "stddev_samp"), '"stddev"'),
+    **dict.fromkeys(("variance", "var_samp"), '"var"'),
+    **dict.fromkeys(("approx_count_distinct", "nunique", "distinct", "unique"), '"count_distinct"'),
+    **dict.fromkeys(("array_agg", "list", "collect"), '"collect_list"'),
+    **dict.fromkeys(("mode", "topk", "most_common"), '"top_k"'),
+    "set": '"collect_set"',
+    "argmin": '"min_by"',
+    "argmax": '"max_by"',
+    "total": '"sum"',
+    "latest": '"last"',
+    "arg_min": '"min_by"',
+    "arg_max": '"max_by"',
+    "earliest": '"first"',
+    "any_value": '"first"',
+}
 
 _BELONGS = {
     "mode": ("count_distinct",),
@@ -57,6 +79,8 @@ def _agg(value: Any) -> Any:
         return _aggregate(value)
     except MismatchError as mismatch:
         wanted, mark, hint = str(mismatch).partition(";")
+        if isinstance(value, str) and (meant := _MEANT.get(value.casefold())):
+            mark, hint = ";", f" did you mean {meant}?"
         raise MismatchError(f"{wanted} {_PATH}{mark}{hint}") from None
 
 
@@ -101,6 +125,25 @@ class Aggregation(Spec):
     k: int | None = None
     columns: Mapping[str, str] = Field(default_factory=dict)
     options: Mapping[str, Any] = Field(default_factory=dict)
+
+    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+
+        def __init__(
+            self,
+            *,
+            agg: str | Aggregator | type[Aggregator],
+            column: str | None = None,
+            as_: str,
+            by: str | None = None,
+            mode: str | None = None,
+            max_distinct_values_per_group: int | None = None,
+            max_values_per_group: int | None = None,
+            hll_precision: int = 14,
+            quantile: float | None = None,
+            k: int | None = None,
+            columns: Mapping[str, str] = ...,
+            options: Mapping[str, Any] = ...,
+        ) -> None: ...
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "agg": _agg,

@@ -8,7 +8,6 @@ not fit. Polars is imported for that only.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
 import sys
@@ -16,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from slackwater.config.spec import near
 
 if TYPE_CHECKING:
     import polars as pl
@@ -124,9 +125,7 @@ def _imported(path: str) -> Any:
         raise UnfitError("agg", f'module "{module_name}" cannot be imported ({_line(error)}); {advice}') from None
     for name in names.split("."):
         if not hasattr(found, name):
-            near = difflib.get_close_matches(name, dir(found), n=1)
-            hint = f'; did you mean "{near[0]}"?' if near else ""
-            raise UnfitError("agg", f'module "{module_name}" has no "{names}"{hint}')
+            raise UnfitError("agg", f'module "{module_name}" has no "{names}"{near(name, dir(found))}')
         found = getattr(found, name)
     return found
 

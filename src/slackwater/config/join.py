@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from slackwater.config.spec import (
+    Duration,
     Kind,
     MismatchError,
     Problem,
@@ -70,6 +71,40 @@ class Join(Step):
     right_prefix: str = "right_"
     event_time: str = "later"
     max_rows_per_key: int = 100_000
+
+    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+
+        def __init__(
+            self,
+            *,
+            kind: str,
+            left_source: str,
+            right_source: str,
+            left_keys: Sequence[str],
+            right_keys: Sequence[str],
+            time_window_ms: Duration | None = None,
+            lower_ms: Duration | None = None,
+            upper_ms: Duration | None = None,
+            left_sql: str | None = None,
+            right_sql: str | None = None,
+            output_left_columns: Sequence[str] | None = None,
+            output_right_columns: Sequence[str] | None = None,
+            left_prefix: str = "left_",
+            right_prefix: str = "right_",
+            event_time: str = "later",
+            max_rows_per_key: int = 100_000,
+            event_time_column: str = "_event_ts",
+            event_time_unit: str | None = None,
+            time_mode: str = "event",
+            lateness_ms: Duration = 0,
+            source_idleness_ms: Duration = 60_000,
+            idle_close_ms: Duration | None = None,
+            max_future_ms: Duration = 86_400_000,
+            late_data: str = "drop",
+            allowed_lateness_ms: Duration | None = None,
+            on_state_cap: str = "fail",
+            crash_recovery: str | None = None,
+        ) -> None: ...
 
     AT: ClassVar[str] = "transform.join"
     KINDS: ClassVar[Mapping[str, Kind]] = {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import Field
 
@@ -24,6 +24,7 @@ from slackwater.config.join import Join
 from slackwater.config.join_checks import check_join, check_only_added, check_stages
 from slackwater.config.source import Lookup, Source
 from slackwater.config.spec import (
+    Duration,
     Kind,
     MismatchError,
     NestedError,
@@ -70,6 +71,18 @@ class Transform(Spec):
     window: Window | None = None
     join: Join | None = None
     lookups: Mapping[str, Lookup] = Field(default_factory=dict)
+
+    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+
+        def __init__(
+            self,
+            *,
+            sql: str | None = None,
+            on_error: str = "fail",
+            window: Window | None = None,
+            join: Join | None = None,
+            lookups: Mapping[str, Lookup] = ...,
+        ) -> None: ...
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "sql": text,
@@ -119,6 +132,19 @@ class Stage(Transform):
 
     name: str
 
+    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+
+        def __init__(
+            self,
+            *,
+            name: str,
+            sql: str | None = None,
+            on_error: str = "fail",
+            window: Window | None = None,
+            join: Join | None = None,
+            lookups: Mapping[str, Lookup] = ...,
+        ) -> None: ...
+
     AT: ClassVar[str] = "stages"
     KINDS: ClassVar[Mapping[str, Kind]] = {"name": text, **Transform.KINDS}
     REQUIRED: ClassVar[tuple[str, ...]] = ("name",)
@@ -151,6 +177,24 @@ class Pipeline(Spec):
     spark: Mapping[str, str] = Field(default_factory=dict)
     trigger_interval_ms: int = 0
     idle_pause_ms: int = 500
+
+    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+
+        def __init__(
+            self,
+            *,
+            name: str,
+            connections: Mapping[str, Connection] = ...,
+            sources: Sequence[Source],
+            transform: Transform | None = None,
+            stages: Sequence[Stage] | None = None,
+            target: Target,
+            state_store: StateStore | None = None,
+            dead_letter: Target | None = None,
+            spark: Mapping[str, str | float] = ...,
+            trigger_interval_ms: Duration = 0,
+            idle_pause_ms: Duration = 500,
+        ) -> None: ...
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "name": text,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from slackwater.config import ddl
 from slackwater.config.connection import Connection, connection_or_name
 from slackwater.config.spec import (
+    Duration,
     Interpolated,
     Kind,
     MismatchError,
@@ -110,6 +112,29 @@ class Source(Spec):
     lateness_ms: int | None = None
     dataframe: Any = Field(default=None, exclude=True)
 
+    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+
+        def __init__(
+            self,
+            *,
+            name: str = "",
+            connection: str | Connection | None = None,
+            query: str | None = None,
+            format: str | None = None,
+            schema: str | None = None,
+            options: Mapping[str, str | float] = ...,
+            max_files_per_trigger: int | None = None,
+            payload_format: str | None = None,
+            avro_schema_file: str | None = None,
+            starting_offsets: str | Mapping[str, Mapping[str, int]] | None = None,
+            max_offsets_per_trigger: int | None = None,
+            on_data_loss: str | None = None,
+            commit_group: str | None = None,
+            max_messages_per_trigger: int | None = None,
+            lateness_ms: Duration | None = None,
+            dataframe: Any = None,
+        ) -> None: ...
+
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "name": text,
         "connection": connection_or_name,
@@ -206,6 +231,16 @@ class Source(Spec):
 
 
 def _check_schema(schema: str) -> Iterator[Problem]:
+    try:
+        ddl.columns(schema)
+    except ddl.DdlError as error:
+        yield (
+            "schema",
+            'is no schema that Spark reads; expected "name TYPE, name TYPE, …"'
+            if isinstance(schema, Interpolated)
+            else str(error),
+        )
+        return
     columns = [c.casefold() for c in declared_columns(schema)]
     twice = next((c for c in columns if columns.count(c) > 1), None)
     if twice is not None:
@@ -222,6 +257,19 @@ class Lookup(Spec):
     schema_: str | None = Field(default=None, alias="schema")
     options: Mapping[str, str] = Field(default_factory=dict)
     refresh_interval_ms: int = 60_000
+
+    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+
+        def __init__(
+            self,
+            *,
+            connection: str | Connection,
+            query: str,
+            format: str | None = None,
+            schema: str | None = None,
+            options: Mapping[str, str | float] = ...,
+            refresh_interval_ms: Duration = 60_000,
+        ) -> None: ...
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "connection": connection_or_name,

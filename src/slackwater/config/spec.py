@@ -18,6 +18,7 @@ from slackwater.core.time import duration_ms, duration_text
 from slackwater.errors import ConfigError
 
 Values = dict[str, Any]
+Duration = int | str  # milliseconds, or as people write them: "30s"
 Problem = tuple[str, str]  # (key, what is wrong with it)
 
 
@@ -136,9 +137,7 @@ def flag(value: Any) -> bool:
 def choice(*options: str) -> Kind:
     def check(value: Any) -> str:
         if not isinstance(value, str) or value not in options:
-            like = difflib.get_close_matches(str(value), options, n=1)
-            hint = f'; did you mean "{like[0]}"?' if like else ""
-            raise MismatchError(" or ".join(f'"{o}"' for o in options) + hint)
+            raise MismatchError(" or ".join(f'"{o}"' for o in options) + near(str(value), options))
         return value
 
     return check
@@ -212,13 +211,17 @@ def anything(value: Any) -> Any:
     return value
 
 
+def near(word: str, known: Iterable[str]) -> str:
+    """`; did you mean "x"?` with the known word that is nearest, whatever its case; empty if none is near."""
+    words = {name.casefold(): name for name in reversed(list(known))}
+    found = difflib.get_close_matches(word.casefold(), words, n=1)
+    return f'; did you mean "{words[found[0]]}"?' if found else ""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean "x"?`, or the known words if none is near."""
+    """The same, or the known words if none is near."""
     words = sorted(known)
-    found = difflib.get_close_matches(word, words, n=1)
-    if found:
-        return f'; did you mean "{found[0]}"?'
-    return f"; expected one of {', '.join(words)}" if words else ""
+    return near(word, words) or (f"; expected one of {', '.join(words)}" if words else "")
 
 
 def _below(line: str) -> str:

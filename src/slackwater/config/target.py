@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from slackwater.config.connection import Connection, connection_or_name
-from slackwater.config.spec import Kind, Problem, Spec, Values, choice, duration, show, text, texts, whole
+from slackwater.config.spec import Duration, Kind, Problem, Spec, Values, choice, duration, show, text, texts, whole
 from slackwater.config.step import Step
 from slackwater.config.window import Window
 
@@ -25,6 +25,22 @@ class Target(Spec):
     delivery: str | None = None
     value_format: str | None = None
     key_columns: tuple[str, ...] | None = None
+
+    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+
+        def __init__(
+            self,
+            *,
+            connection: str | Connection,
+            path: str | None = None,
+            format: str | None = None,
+            table: str | None = None,
+            topic: str | None = None,
+            mode: str | None = None,
+            delivery: str | None = None,
+            value_format: str | None = None,
+            key_columns: Sequence[str] | None = None,
+        ) -> None: ...
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "connection": connection_or_name,
@@ -101,6 +117,19 @@ class StateStore(Spec):
     schema_: str = Field(default="public", alias="schema")
     checkpoint_interval_ms: int = 60_000
     shards: int | None = None
+
+    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+
+        def __init__(
+            self,
+            *,
+            kind: str,
+            path: str | None = None,
+            url: str | None = None,
+            schema: str = "public",
+            checkpoint_interval_ms: Duration = 60_000,
+            shards: int | None = None,
+        ) -> None: ...
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "kind": choice("files", "postgres", "in_memory"),

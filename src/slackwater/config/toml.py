@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.config.connection import Connection
+from slackwater.config.paths import Anchored, anchored
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec import Interpolated, InterpolatedDuration, Spec, Unset, show_key
 from slackwater.errors import ConfigError
@@ -19,7 +20,18 @@ _VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}")  # "$${" stands
 
 
 def load(path: str | Path, env: Mapping[str, str] | None = None) -> Pipeline:
-    """Read a pipeline from a TOML file. Raises ConfigError with every mistake, one line each."""
+    """Read a pipeline from a TOML file, whose relative paths begin at the file's own folder.
+
+    Raises ConfigError with every mistake, one line each.
+    """
+    pipeline, problems = draft(path, env)
+    if problems:
+        raise ConfigError(problems)
+    return pipeline
+
+
+def draft(path: str | Path, env: Mapping[str, str] | None = None) -> tuple[Pipeline, list[str]]:
+    """The same, with its mistakes; what could be read of a wrong file, for the checks that need it. Raises ConfigError."""
     file = str(path)
     try:
         content = Path(path).read_text(encoding="utf-8-sig")
@@ -27,11 +39,19 @@ def load(path: str | Path, env: Mapping[str, str] | None = None) -> Pipeline:
         raise ConfigError([f"{file}: cannot be read ({error.strerror}); expected a TOML file"]) from None
     except UnicodeDecodeError:
         raise ConfigError([f"{file}: is not UTF-8 text; expected a TOML file"]) from None
-    return loads(content, file, env)
+    pipeline, problems = _draft(content, file, env)
+    return (pipeline if problems else anchored(pipeline, Path(path).resolve().parent)), problems
 
 
 def loads(content: str, file: str = "<string>", env: Mapping[str, str] | None = None) -> Pipeline:
-    """The same, from text; `file` is the name that errors show."""
+    """The same from text, whose relative paths begin at the working directory; `file` is the name that errors show."""
+    pipeline, problems = _draft(content, file, env)
+    if problems:
+        raise ConfigError(problems)
+    return pipeline
+
+
+def _draft(content: str, file: str, env: Mapping[str, str] | None) -> tuple[Pipeline, list[str]]:
     try:
         data = tomllib.loads(content)
     except RecursionError:
@@ -43,10 +63,7 @@ def loads(content: str, file: str = "<string>", env: Mapping[str, str] | None = 
         raise ConfigError([f"{file}: {key}: is nested more than {DEPTH} levels deep; no key of a pipeline is"])
     problems: list[str] = []
     data = _interpolate(data, os.environ if env is None else env, file, "", problems)
-    pipeline = Pipeline.build(data, file, "", problems)
-    if pipeline is None or problems:
-        raise ConfigError(problems)
-    return pipeline
+    return Pipeline.draft(data, file, "", problems), problems
 
 
 def _too_deep(data: Mapping[str, Any]) -> str | None:
@@ -143,6 +160,8 @@ def _value(value: Any, inline: bool = False) -> Any:
         return [_value(v) for v in value]
     if isinstance(value, Interpolated | InterpolatedDuration):
         return _text(value.raw)
+    if isinstance(value, Anchored):
+        value = value.written
     return _text(value.replace("${", "$${")) if isinstance(value, str) else value
 
 

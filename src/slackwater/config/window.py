@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from slackwater.config.aggregation import AGGREGATES, Aggregation
 from slackwater.config.spec import (
+    Duration,
     Interpolated,
     Kind,
     Problem,
@@ -69,6 +70,38 @@ class Window(Step):
     window_end_column: str = "window_end"
     aggregations: tuple[Aggregation, ...] = ()
 
+    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+
+        def __init__(
+            self,
+            *,
+            kind: str,
+            duration_ms: Duration | None = None,
+            hop_ms: Duration | None = None,
+            offset_ms: Duration = 0,
+            gap_ms: Duration | None = None,
+            max_session_duration_ms: Duration | None = None,
+            group_by: Sequence[str] = (),
+            emit: str = "on_close",
+            emit_interval_ms: Duration = 0,
+            emit_metadata: bool = False,
+            max_groups_per_window: int | None = None,
+            window_start_column: str = "window_start",
+            window_end_column: str = "window_end",
+            aggregations: Sequence[Aggregation] = (),
+            event_time_column: str = "_event_ts",
+            event_time_unit: str | None = None,
+            time_mode: str = "event",
+            lateness_ms: Duration = 0,
+            source_idleness_ms: Duration = 60_000,
+            idle_close_ms: Duration | None = None,
+            max_future_ms: Duration = 86_400_000,
+            late_data: str = "drop",
+            allowed_lateness_ms: Duration | None = None,
+            on_state_cap: str = "fail",
+            crash_recovery: str | None = None,
+        ) -> None: ...
+
     AT: ClassVar[str] = "transform.window"
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "kind": choice(*KINDS_OF_WINDOW),
@@ -92,6 +125,15 @@ class Window(Step):
         "aggregations": many(Aggregation, "a list of aggregations ([[transform.window.aggregations]])"),
     }
     OLD: ClassVar[Mapping[str, str]] = {"width_ms": "duration_ms"}
+    MEANT: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("output_mode", "outputMode"), "emit"),
+        **dict.fromkeys(("size_ms", "length_ms", "window_ms", "window_size_ms", "width", "duration"), "duration_ms"),
+        **dict.fromkeys(("slide_ms", "slide_duration_ms", "slide", "every_ms", "hop"), "hop_ms"),
+        **dict.fromkeys(("timeout_ms", "inactivity_ms", "gap_duration_ms", "gap"), "gap_ms"),
+        **dict.fromkeys(("keys", "key", "key_by", "partition_by"), "group_by"),
+        **dict.fromkeys(("watermark", "watermark_ms", "watermark_delay_ms", "lateness"), "lateness_ms"),
+        **dict.fromkeys(("timestamp_column", "time_column", "event_time", "timestamp"), "event_time_column"),
+    }
     REQUIRED: ClassVar[tuple[str, ...]] = ("kind",)
 
     @classmethod
@@ -102,6 +144,11 @@ class Window(Step):
             if data.get(key) == "complete":
                 del data[key]
                 problems.append(f'{where}{key}: {_NO_COMPLETE}; remove it (emit = "on_close" is the default)')
+        for key in ("output_mode", "outputMode", "mode"):
+            emit = {"update": "updates", "append": "on_close"}.get(str(data.get(key)).casefold())
+            if emit is not None:
+                del data[key]
+                problems.append(f'{where}{key}: unknown key; did you mean emit = "{emit}"?')
         values, wrong = super().read(data, file, at, problems)
         if values.get("kind") == "session":
             values.setdefault("max_groups_per_window", 1_000_000)

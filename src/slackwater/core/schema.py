@@ -118,6 +118,19 @@ class Field:
         return pl.Decimal(*self.decimal) if self.base == "decimal" else _SIMPLE[self.type][1]
 
 
+def sql_type(kind: pl.DataType) -> str:
+    """The name of a Polars type as Spark spells it."""
+    if isinstance(kind, pl.Map):
+        return f"map<{sql_type(kind.key)},{sql_type(kind.value)}>"  # type: ignore[arg-type]  # instances, as of a frame
+    if isinstance(kind, pl.List):
+        return f"array<{sql_type(kind.inner)}>"  # type: ignore[arg-type]
+    if isinstance(kind, pl.Struct):
+        return f"struct<{','.join(f'{f.name}:{sql_type(f.dtype)}' for f in kind.fields)}>"  # type: ignore[arg-type]
+    if isinstance(kind, pl.Decimal):
+        return f"decimal({kind.precision},{kind.scale})"
+    return next((name for name, (_, dtype) in _SIMPLE.items() if dtype == kind), str(kind).lower())
+
+
 def _parts(text: str) -> Iterator[str]:
     """The text cut at the commas that are not inside brackets."""
     depth = begin = 0

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.core.words import duration, plural
 from slackwater.engine import fitting, fold
 from slackwater.engine.letters import LATE, OUTSIDE
 from slackwater.engine.protocol import IngestOutcome
@@ -55,16 +56,16 @@ def _judge_bad_rows(pipeline: Pipeline, before: Manifest, epoch: int, outcome: I
         rows, usable = known.rows + stats.rows, known.usable + stats.usable
         if rows >= 1000 and usable == 0:
             raise StartError(
-                f'{pipeline.name}: source "{name}": none of its first {rows} rows has a usable event time; '
+                f'{pipeline.name}: source "{name}": none of its first {plural(rows, "row")} has a usable event time; '
                 + (stats.unit_hint or f'check event_time_column "{step.event_time_column}" and event_time_unit')
             )
         if not stats.bad:
             continue
         what = (
-            f'{pipeline.name}: epoch {epoch}: source "{name}": {stats.bad} bad rows ({stats.undecodable} undecodable, '
-            f"{stats.future} more than {step.max_future_ms} ms in the future, "
-            + (f"{stats.outside} with an {OUTSIDE}, " if stats.outside else "")
-            + f'{stats.bad - stats.undecodable - stats.future - stats.outside} without a usable event time in "{step.event_time_column}")'
+            f'{pipeline.name}: epoch {epoch}: source "{name}": {plural(stats.bad, "bad row")} ({stats.undecodable:,} undecodable, '
+            f"{stats.future:,} more than {duration(step.max_future_ms)} in the future, "
+            + (f"{stats.outside:,} with an {OUTSIDE}, " if stats.outside else "")
+            + f'{stats.bad - stats.undecodable - stats.future - stats.outside:,} without a usable event time in "{step.event_time_column}")'
             + (f"; {stats.unit_hint}" if stats.unit_hint else "")
         )
         sample = "; ".join(outcome.bad_samples.get(name, ()))
@@ -75,7 +76,7 @@ def _judge_bad_rows(pipeline: Pipeline, before: Manifest, epoch: int, outcome: I
         log.warning("%s %s: %s", what, _fate(pipeline), sample)
     for found in outcome.unfit:
         why = "; ".join(f"{n}: {fitting.REASONS[reason]}" for reason, n in sorted(found.reasons.items()))
-        what = f'{pipeline.name}: epoch {epoch}: source "{found.source}": {found.rows} bad rows ({why})'
+        what = f'{pipeline.name}: epoch {epoch}: source "{found.source}": {plural(found.rows, "bad row")} ({why})'
         sample = "; ".join(found.samples)
         if pipeline.transform.on_error == "fail":
             raise BadRowError(
@@ -88,8 +89,8 @@ def _judge_bad_rows(pipeline: Pipeline, before: Manifest, epoch: int, outcome: I
         window = pipeline.transform.window
         assert window is not None  # rows of a join bring no gap
         what = (
-            f"{pipeline.name}: epoch {epoch}: {bad} bad rows: gap_ms ({window.gap_ms}) is NULL, not positive or not below "
-            f"max_session_duration_ms ({window.max_session_duration_ms} ms)"
+            f"{pipeline.name}: epoch {epoch}: {plural(bad, 'bad row')}: gap_ms ({window.gap_ms}) is NULL, not positive or not below "
+            f"max_session_duration_ms ({duration(window.max_session_duration_ms or 0)})"
         )
         sample = "; ".join([fold.late_text(s) for r in outcome.reports for s in r.bad_sample][:3])
         if pipeline.transform.on_error == "fail":
@@ -110,7 +111,7 @@ def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> No
     letters = sum(staged.reasons.get(LATE, 0) for staged in outcome.letters)
     if pipeline.keeps_late and late != letters:
         raise EpochError(
-            f"{pipeline.name}: epoch {epoch}: {late} late rows and {letters} letters: the input was not the same when it "
+            f"{pipeline.name}: epoch {epoch}: {plural(late, 'late row')} and {plural(letters, 'letter')}: the input was not the same when it "
             "was read again; nothing of this epoch was committed, the next start repeats it"
         )
 
@@ -118,11 +119,11 @@ def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> No
 def _log_lost(pipeline: Pipeline, epoch: int, batch: Batch) -> None:
     for name, lost in batch.lost.items():
         log.warning(
-            '%s: epoch %d: source "%s": %d records were gone before they were read',
+            '%s: epoch %d: source "%s": %s gone before they were read',
             pipeline.name,
             epoch,
             name,
-            lost,
+            plural(lost, "record was", "records were"),
         )
 
 
@@ -145,10 +146,10 @@ def _log_late(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestO
     if late or (partly and kept):
         sample = [s for r in outcome.reports for s in r.late_sample][:3]
         log.warning(
-            "%s: epoch %d: %d late rows %s (watermark %s)%s",
+            "%s: epoch %d: %s %s (watermark %s)%s",
             pipeline.name,
             epoch,
-            late + partly if kept else late,
+            plural(late + partly if kept else late, "late row"),
             f"sent to the dead letters{f', {partly} of them late for some windows only' if partly else ''}"
             if kept
             else "emitted by themselves"
@@ -161,10 +162,10 @@ def _log_late(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestO
     if refused:
         window = pipeline.transform.window
         log.warning(
-            "%s: epoch %d: %d rows of new groups refused: max_groups_per_window = %s is reached",
+            "%s: epoch %d: %s of new groups refused: max_groups_per_window = %s is reached",
             pipeline.name,
             epoch,
-            refused,
+            plural(refused, "row"),
             window.max_groups_per_window if window else None,
         )
 
@@ -176,10 +177,10 @@ def _log_join(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
         most = join.max_rows_per_key if join else 0
         for crowd in (r.crowd for r in reports if r.crowd):
             log.warning(
-                '%s: epoch %d: %d rows of the %s side ("%s") wait for partners with %s; max_rows_per_key is %d',
+                '%s: epoch %d: %s of the %s side ("%s") wait for partners with %s; max_rows_per_key is %d',
                 pipeline.name,
                 epoch,
-                crowd[0],
+                plural(crowd[0], "row"),
                 name,
                 source,
                 crowd[1],
@@ -194,5 +195,11 @@ def _log_join(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
         ):
             if count:
                 log.warning(
-                    '%s: epoch %d: %d rows of the %s side ("%s") %s', pipeline.name, epoch, count, name, source, what
+                    '%s: epoch %d: %s of the %s side ("%s") %s',
+                    pipeline.name,
+                    epoch,
+                    plural(count, "row"),
+                    name,
+                    source,
+                    what,
                 )

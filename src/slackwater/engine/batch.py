@@ -22,6 +22,7 @@ from slackwater.config.source import Source
 from slackwater.config.target import StateStore, Target
 from slackwater.config.window import Window
 from slackwater.core.schema import Field, arrow_schema
+from slackwater.core.words import plural
 from slackwater.engine import border, parts, session
 from slackwater.engine.fold import late_text
 from slackwater.engine.spark import SparkEngine, lifted
@@ -277,7 +278,7 @@ def _refuse(logic: Logic, bad: pl.DataFrame) -> None:
         late_text({k: plain(v) for k, v in s.items()}) for s in late_sample(bad, logic.key_names, "__ts")
     )
     raise BadRowError(
-        f"{logic.pipeline}: {bad.height} bad rows in a shard: gap_ms ({logic.window.gap_ms}) is NULL, not positive or not "
+        f"{logic.pipeline}: {plural(bad.height, 'bad row')} in a shard: gap_ms ({logic.window.gap_ms}) is NULL, not positive or not "
         f'below max_session_duration_ms: {sample}; correct the expression, or give on_error="drop" to leave such rows out'
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from slackwater.core.words import plural
 from slackwater.engine import fold
 from slackwater.engine.protocol import Engine
 from slackwater.engine.steps import Step
@@ -41,7 +42,7 @@ def check(logic: Step, engine: Engine, before: Manifest, after: Manifest, tasks:
     if logic.is_session:
         if sum(after.groups) > bound:
             raise CapExceededError(
-                f"{logic.pipeline}: {sum(after.groups)} keys have open sessions, max_groups_per_window is {bound}; raise it, "
+                f"{logic.pipeline}: {plural(sum(after.groups), 'key has open sessions', 'keys have open sessions')}, max_groups_per_window is {bound}; raise it, "
                 'or set on_state_cap = "drop_new_groups"; nothing of this epoch was committed'
             )
         return

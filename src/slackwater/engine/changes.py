@@ -17,6 +17,7 @@ from typing import Any
 from slackwater.config.aggregation import Aggregation
 from slackwater.config.aggregator import UnfitError
 from slackwater.config.join import Join
+from slackwater.config.paths import as_written
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec import show_duration
 from slackwater.config.step import Step as Spec
@@ -24,6 +25,7 @@ from slackwater.config.step import allowed_ms
 from slackwater.config.target import Target
 from slackwater.config.window import Window
 from slackwater.core.schema import Field
+from slackwater.core.words import plural
 from slackwater.engine import carry, recover
 from slackwater.engine.change_texts import BY_KEY, columns_text, emission_text, moved
 from slackwater.engine.steps import Step
@@ -297,7 +299,7 @@ class _Stage:
         }
         for key, how in why.items():
             if wrote.get(key) != now[key]:
-                yield self.change(key, wrote.get(key), now[key], REBUILD, f"{how} ({self.rows:,} rows)")
+                yield self.change(key, wrote.get(key), now[key], REBUILD, f"{how} ({plural(self.rows, 'row')})")
         described = self.manifest.described.get("join")
         old = None if described is None else Join.draft(dict(described), "state", "", [])
         yield from self._settings(new, old)
@@ -352,10 +354,10 @@ def _around(pipeline: Pipeline, manifest: Manifest, shards: int | None) -> Itera
     for source in pipeline.sources:
         if known and source.name not in known:
             how = "it is read from its own beginning (starting_offsets), and holds the watermark until it is heard or counts as idle"
-            yield Change(f'source "{source.name}"', None, source.query or "given", COMPATIBLE, how)
+            yield Change(f'source "{source.name}"', None, as_written(source.query or "given"), COMPATIBLE, how)
     for name in known.keys() - {s.name for s in pipeline.sources}:
         how = "its clock and where it goes on are forgotten; what was read of it stays in the windows"
-        yield Change(f'source "{name}"', f"{known[name].rows:,} rows", None, COMPATIBLE, how)
+        yield Change(f'source "{name}"', plural(known[name].rows, "row"), None, COMPATIBLE, how)
     store = pipeline.state_store
     wanted = shards or (store.shards if store else None)
     if wanted is not None and wanted != manifest.shards:
@@ -387,7 +389,7 @@ def _texts(pipeline: Pipeline, manifest: Manifest, prefix: str) -> Iterator[Chan
 
 def place(target: Target | None) -> list[str | None] | None:
     """Where a target writes, as a commit names it."""
-    return None if target is None else [target.path, target.table, target.topic]
+    return None if target is None else [target.path and as_written(target.path), target.table, target.topic]
 
 
 def _name(parts: Sequence[str | None] | None) -> str | None:

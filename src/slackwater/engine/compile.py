@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 
 from slackwater.config.join import output_names
@@ -33,10 +32,8 @@ def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> 
     def find(name: str, where: str) -> Field | None:
         field = columns.get(name)
         if field is None:
-            near = difflib.get_close_matches(name, columns, n=1)
-            hint = f'; did you mean "{near[0]}"?' if near else ""
             problems.append(
-                f'{pipeline}: {where}: column "{name}" does not come out of the SQL{hint}; there are: {", ".join(columns)}'
+                f'{pipeline}: {where}: column "{name}" does not come out of the SQL{nearest(name, columns)}'
             )
         elif not field.supported:
             problems.append(
@@ -84,8 +81,7 @@ def compile_join(pipeline: Pipeline, columns: tuple[Mapping[str, Field], Mapping
                 side.append(known[name])
                 continue
             problems.append(
-                f'{where}.{which}_keys: column "{name}" does not come out of the {which} side{nearest(name, known)}; '
-                f"there are: {', '.join(known)}"
+                f'{where}.{which}_keys: column "{name}" does not come out of the {which} side{nearest(name, known)}'
             )
     if not problems:
         for one, other in zip(*keys, strict=True):

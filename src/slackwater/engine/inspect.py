@@ -6,6 +6,7 @@ The SQL pre-stage must be row-wise: what it says about a row may depend on that 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -96,12 +97,17 @@ def time_expression(
         field = empty(session, frame).selectExpr(f"{expression} AS t").schema.fields[0]
     except Exception as error:
         raise StartError(
-            f'{where}: event_time_column "{text}" is neither a column nor a valid expression ({reason(error)}); '
+            f'{where}: event_time_column "{text}" is neither a column nor a valid expression ({_fact(error)}); '
             f"there are: {', '.join(columns)}"
         ) from None
     type_ = Field("t", field.dataType.simpleString())
     zone = step.event_time_zone or UTC
     return event_time_sql(expression, type_, step.event_time_unit, f'{where}: event_time_column "{text}"', zone)
+
+
+def _fact(error: Exception) -> str:
+    """What an error says without its list of names, where all names are told behind it."""
+    return re.sub(r"\s*Did you mean one of the following\?.*$", "", reason(error))
 
 
 def run_sql(
@@ -125,7 +131,7 @@ def check_sql(session: SparkSession, pipeline: Pipeline, source: str, frame: Dat
     try:
         out = run_sql(session, pipeline, source, rows)
     except Exception as error:
-        raise StartError(f"{where}: {reason(error)}; there are: {', '.join(rows.columns)}") from None
+        raise StartError(f"{where}: {_fact(error)}; there are: {', '.join(rows.columns)}") from None
     found = forbidden(out)
     if found:
         raise StartError(
@@ -158,7 +164,7 @@ def end_expression(pipeline: Pipeline, session: SparkSession, source: str, frame
         type_ = out.selectExpr(f"({window.gap_ms}) AS g").schema.fields[0].dataType.simpleString()
     except Exception as error:
         raise StartError(
-            f"{where} is neither a duration nor a valid expression over the row ({reason(error)}); there are: {', '.join(out.columns)}"
+            f"{where} is neither a duration nor a valid expression over the row ({_fact(error)}); there are: {', '.join(out.columns)}"
         ) from None
     return end_sql(f"({window.gap_ms})", Field("g", type_), window.max_session_duration_ms or 0, where)
 

@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from slackwater.core.hashing import shard_of
+from slackwater.core.words import plural
 from slackwater.engine.letters import LATE, ORIGIN, late_letters
 from slackwater.engine.task import EmitReport, IngestReport, ShardTask, SideReport, StagedLetters, plain
 from slackwater.errors import CapExceededError
@@ -60,7 +61,7 @@ def ingest(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None
         done = step.ingest(logic, new, task.state.buffers(logic), task.watermark, epoch, outbox.take)
     except step.TooManyError as error:
         raise CapExceededError(
-            f"{logic.pipeline}: {error.rows:,} rows of the {error.side.name} side wait for partners with {error.key}, "
+            f"{logic.pipeline}: {plural(error.rows, 'row')} of the {error.side.name} side wait for partners with {error.key}, "
             f'max_rows_per_key is {logic.max_rows_per_key:,}; raise it, or set on_state_cap = "drop_oldest"; nothing of this '
             "epoch was committed"
         ) from None

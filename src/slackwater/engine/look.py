@@ -75,22 +75,27 @@ def logic_in(manifest: Manifest) -> Logic:
 # -- one key ---------------------------------------------------------------------------------------------------------
 
 
-def key_of(logic: Logic, given: Sequence[str]) -> pl.DataFrame:
-    """One row with the key columns, from texts `name=value` (several with commas; a name alone: NULL). Raises StartError."""
+def key_of(logic: Logic, given: Sequence[str], what: str = "key") -> pl.DataFrame:
+    """One row with the key columns, from texts `name=value` (several with commas; a name alone: NULL), which `what` gave. Raises StartError."""
     names = logic.key_names
     if not names:
-        raise StartError(f"{logic.pipeline}: --key: this window has no group_by, so there are no keys; leave it out")
+        raise StartError(f"{logic.pipeline}: {what}: this window has no group_by, so there are no keys; leave it out")
     following = ",(?=(?:" + "|".join(map(re.escape, names)) + ")(?:=|,|$))"
     found: dict[str, str | None] = {}
     for part in (p for text in given for p in re.split(following, text)):
         name, is_value, value = part.partition("=")
         if name not in names:
-            raise StartError(f'{logic.pipeline}: --key: "{name}" is not a key of this window{nearest(name, names)}')
+            if not is_value:  # a value alone
+                form = ",".join(f"{n}={name if i == 0 else '…'}" for i, n in enumerate(names))
+                raise StartError(
+                    f'{logic.pipeline}: {what}: found "{name}", expected the name of the column too: {form}'
+                )
+            raise StartError(f'{logic.pipeline}: {what}: "{name}" is not a key of this window{nearest(name, names)}')
         found[name] = value if is_value else None
     missing = [n for n in names if n not in found]
     if missing:
         raise StartError(
-            f'{logic.pipeline}: --key: "{missing[0]}" is missing; expected {",".join(f"{n}=…" for n in names)}'
+            f'{logic.pipeline}: {what}: "{missing[0]}" is missing; expected {",".join(f"{n}=…" for n in names)}'
         )
     return key_frame(logic, {k.name: _value(logic, k, found[k.name]) for k in logic.keys})
 

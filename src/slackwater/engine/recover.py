@@ -9,6 +9,7 @@ from typing import Any
 import xxhash
 
 from slackwater.config.data import as_data
+from slackwater.config.paths import as_written
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.step import Step
 from slackwater.config.window import Window
@@ -70,7 +71,7 @@ def sql_hashes(pipeline: Pipeline) -> dict[str, str]:
 
 def query_hashes(pipeline: Pipeline) -> dict[str, str]:
     """Hashes of what each source of one stage reads; "" for a DataFrame."""
-    return {f'source "{s.name}" query': _hash(s.query) for s in pipeline.sources}
+    return {f'source "{s.name}" query': _hash(s.query and as_written(s.query)) for s in pipeline.sources}
 
 
 def _hash(text: str | None) -> str:

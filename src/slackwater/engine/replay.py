@@ -172,7 +172,7 @@ def _without_late(driver: Driver, judged: _Judged, payload: Payload) -> _Judged:
     logic, watermark = driver.windows, driver.state.watermark_us
     before = watermark if logic.is_session else late_before(logic, watermark)
     read, numbers = _numbered(judged.good)
-    rows = driver.engine.again(payload(read), driver.hooks.clock_us())
+    rows = driver.engine.again(payload(read), driver.hooks.clock_us(), driver.stage.capacity)
     late = numbers.join(rows.filter(pl.col("__ts") < before).select("__letter").unique(), on="__letter", how="semi")
     late, place = late.select("epoch", "__id").unique(), ["epoch", "__id"]
     left = judged.good.join(late, on=place, how="semi", maintain_order="left").with_columns(

@@ -96,9 +96,7 @@ def _wanted(given: Sequence[str], names: Sequence[str]) -> list[tuple[str, Wante
     for text in given:
         for name, wanted in _read(text, names).items():
             if name not in names:
-                raise StartError(
-                    f'--offsets: the state has no source "{name}"{nearest(name, names)}; there are: {", ".join(names)}'
-                )
+                raise StartError(f'--offsets: the state has no source "{name}"{nearest(name, names)}')
             if name in found:
                 raise StartError(f'--offsets: source "{name}" is given twice')
             found[name] = wanted if isinstance(wanted, Mapping) else _word(name, wanted)
@@ -196,9 +194,7 @@ def _checked(where: str, given: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 def _check_known(where: str, given: Mapping[str, Mapping[str, int]], known: Mapping[str, Mapping[str, Any]]) -> None:
     for topic, parts in given.items():
         if topic not in known:
-            raise StartError(
-                f'{where}: it does not read a topic "{topic}"{nearest(topic, list(known))}; there are: {", ".join(sorted(known))}'
-            )
+            raise StartError(f'{where}: it does not read a topic "{topic}"{nearest(topic, list(known))}')
         for part in parts:
             if part not in known[topic]:
                 there = ", ".join(sorted(known[topic], key=int))

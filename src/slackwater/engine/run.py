@@ -25,6 +25,7 @@ from slackwater.engine.parts import (
     store_of,
     target_of,
 )
+from slackwater.engine.places import check_former
 from slackwater.engine.spark import SparkEngine, warm_up
 from slackwater.engine.status import Status
 from slackwater.engine.steps import Step
@@ -179,6 +180,7 @@ class _Run:
     ) -> Status | None:
         for line in plan.warnings(self.pipeline):
             self.notice("warning", line)
+        check_former(self.pipeline)
         latest = None
         if rebuild is None:
             latest = self.store.open()

@@ -23,7 +23,7 @@ from slackwater.config.source import declared_columns
 from slackwater.core import schema
 from slackwater.core.capacity import ANYTHING, Capacity
 from slackwater.core.time import EARLIEST_US, LATEST_US
-from slackwater.engine import fitting, inspect, prepare, shard, steps
+from slackwater.engine import fitting, inspect, prepare, shard, steps, undecodable
 from slackwater.engine.first_rows import ROWS, FirstRows, missing_text, unit_hint
 from slackwater.engine.letters import ORIGIN, OUTSIDE, letter_columns, numbered_origin, origin_column, unfit_columns
 from slackwater.engine.protocol import IngestOutcome, SourceStats, Unfit
@@ -382,7 +382,7 @@ class SparkEngine:
         folded = isinstance(self.logic, Logic) and not self.logic.is_session
         if self._keeps_late and folded and any(r.late or r.partly_late for r in outcome.reports):
             staged += self._stage_late(read, tasks[0])
-        samples = {name: self._bad_samples(read.timed[name]) for name in bad}
+        samples = {name: self._bad_samples(name, read.timed[name]) for name in bad}
         unfit, letters = self._unfit(read, outcome, tasks[0]) if outcome.unfit else ((), [])
         return replace(outcome, bad_samples=samples, unfit=unfit, staged=[*staged, *letters])
 
@@ -440,7 +440,7 @@ class SparkEngine:
         groups = [quote(c) for c in prepare.group_columns(logic, tagged)]
         return rows.selectExpr(*prepare.pane_columns(logic)).groupBy(*groups).agg(*aggregates)
 
-    def _bad_samples(self, timed: DataFrame) -> list[str]:
+    def _bad_samples(self, name: str, timed: DataFrame) -> list[str]:
         """A few bad rows in words: why, the row as JSON, and its file where there is one."""
         columns = [c for c in timed.columns if c not in ("__bad", "_event_ts") and not c.startswith("_")]
         columns += [CORRUPT] if CORRUPT in timed.columns else []
@@ -451,9 +451,19 @@ class SparkEngine:
             if "_offset" in timed.columns
             else "input_file_name()"
         )
-        found = bad.selectExpr("__bad", f"to_json(struct({row})) AS row", f"{place} AS place").limit(3).collect()
+        text = CORRUPT if CORRUPT in timed.columns else "CAST(NULL AS STRING)"
+        parts = (
+            f"substring(to_json(struct({row})), 1, 300) AS row",
+            f"substring({text}, 1, 300) AS text",
+            f"length({text}) AS length",
+        )
+        found = bad.selectExpr("__bad", *parts, f"{place} AS place").limit(3).collect()
+        spec = undecodable.source_of(self.pipeline, name)
         return [
-            f"{r['__bad']}: {r['row'][:300]}" + (f" in {local_name(r['place'])}" if r["place"] else "") for r in found
+            f"{r['__bad']}: {r['row']}"
+            + (f" in {local_name(r['place'])}" if r["place"] else "")
+            + (undecodable.why(spec, r["text"], r["length"]) if spec and r["__bad"] == "undecodable" else "")
+            for r in found
         ]
 
     # -- windows out ---------------------------------------------------------------------------------------------

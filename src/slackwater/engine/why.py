@@ -223,7 +223,7 @@ class _Look:
 
     def _of_key(self, given: Sequence[str]) -> OfKey:
         logic, watermark = self.logic, self.manifest.watermark_us
-        key = look.key_of(logic, given)
+        key = look.key_of(logic, given, "--key")
         rows = look.rows_of(self.snapshot, logic, key)
         found = look.open_windows(logic, rows, watermark)
         floor, before = None, None

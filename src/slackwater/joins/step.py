@@ -16,6 +16,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from slackwater.core.arrays import Int64s, distinct, heads, member
+from slackwater.core.words import plural
 from slackwater.joins.buffer import Buffers, Change, Changes, places
 from slackwater.joins.logic import LEFT, RIGHT, JoinLogic, Side
 from slackwater.joins.match import Run, flagged, order, pairs, stretches
@@ -68,7 +69,7 @@ class TooManyError(Exception):
     """A key has more rows than allowed: (side, rows, key in words)."""
 
     def __init__(self, side: Side, rows: int, key: str) -> None:
-        super().__init__(f"{rows} rows of {key}")
+        super().__init__(f"{plural(rows, 'row')} of {key}")
         self.side, self.rows, self.key = side, rows, key
 
 

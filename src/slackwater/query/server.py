@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 import polars as pl
 import pyarrow as pa
 
+from slackwater.core.schema import sql_type
 from slackwater.errors import SlackwaterError, StartError, StateError
 from slackwater.query.text import json_lines
 from slackwater.query.view import StateView, arrow
@@ -125,7 +126,7 @@ def _about(view: StateView, given: Query) -> dict[str, Any]:
         "epoch": manifest.epoch,
         "epochs": view.epochs(),
         "watermark_us": None if watermark <= NO_WATERMARK else watermark,
-        "columns": {name: str(kind) for name, kind in view.columns.items()},
+        "columns": {name: sql_type(kind) for name, kind in view.columns.items()},
         "paths": list(_ANSWERS),
     }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spec import nearest
+from slackwater.config.spec import near
 from slackwater.errors import StartError
 from slackwater.state.files import FilesStore
 from slackwater.state.protocol import StateStore
@@ -102,5 +102,5 @@ def _chosen(place: str, name: str | None, there: Sequence[str]) -> str:
     if name is None:
         raise StartError(f"{place}: several pipelines have their state there: {listed}; name one of them")
     if name not in there:
-        raise StartError(f'{place}: "{name}" has no state there{nearest(name, there)}; there are: {listed}')
+        raise StartError(f'{place}: "{name}" has no state there{near(name, there) or f"; there are: {listed}"}')
     return name

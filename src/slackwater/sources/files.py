@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from slackwater.config.paths import as_written
 from slackwater.config.source import Source
 from slackwater.errors import EpochError, StartError
 from slackwater.sources.base import CORRUPT, SourceBatch, checkpoint_line, reason
@@ -76,7 +77,7 @@ class FilesSource:
         return reader.options(**options).load(_as_glob(located(self.spec.query or "")))
 
     def signature(self) -> dict[str, Any]:
-        return {"name": self.name, "query": self.spec.query, "format": self.spec.format}
+        return {"name": self.name, "query": as_written(self.spec.query or ""), "format": self.spec.format}
 
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
         """List the files that were read as those of batch 0."""

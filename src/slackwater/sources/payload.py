@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.source import Source
+from slackwater.core.words import plural
 from slackwater.errors import StartError
 from slackwater.sources.base import CORRUPT, reason
 from slackwater.sources.times import UTC, TextTimes
@@ -127,7 +128,7 @@ def json_payload(session: SparkSession, spec: Source, known: str | None, sample:
     fields = [f for f in schema.fields if f.name != CORRUPT]
     if not fields:
         raise StartError(
-            f'source "{spec.name}": no schema is declared and the first {len(texts)} records are no JSON objects; declare it, '
+            f'source "{spec.name}": no schema is declared and the first {plural(len(texts), "record is no JSON object", "records are no JSON objects")}; declare it, '
             'or set payload_format = "raw"'
         )
     return Payload(StructType(fields), "json")

@@ -7,6 +7,7 @@ import sys
 import polars as pl
 
 from slackwater.core.capacity import ANYTHING
+from slackwater.core.words import plural
 from slackwater.targets.files import json_columns
 
 
@@ -26,5 +27,5 @@ class ConsoleTarget:
         with pl.Config(
             tbl_rows=20, tbl_cols=-1, tbl_hide_dataframe_shape=True, fmt_str_lengths=40, tbl_width_chars=160
         ):
-            sys.stdout.write(f"epoch {epoch}: {rows.height} rows\n{json_columns(rows)}\n")
+            sys.stdout.write(f"epoch {epoch}: {plural(rows.height, 'row')}\n{json_columns(rows)}\n")
         sys.stdout.flush()

@@ -18,6 +18,7 @@ from typing import Any
 
 import polars as pl
 
+from slackwater.config.connection import DeltaConnection, FilesConnection, KafkaConnection
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline, Stage, Transform
 from slackwater.config.source import Source
@@ -196,7 +197,7 @@ class _Faults:
         return lambda step: self.hit(step, epoch)
 
 
-_TOPIC = {"kind": "kafka", "bootstrap_servers": "none"}
+_TOPIC = KafkaConnection(bootstrap_servers="none")
 
 
 def _described_as(step: Window | Join, upserts: bool) -> Target:
@@ -230,7 +231,7 @@ def pipeline_for(
         stages=None if then is None else stages,
         # the kit's own replaces rows, or adds them, as this one would
         target=_described_as(step if then is None else then, upserts),
-        connections={"table": {"kind": "delta"}, "lake": {"kind": "files"}, "topic": _TOPIC},
+        connections={"table": DeltaConnection(), "lake": FilesConnection(), "topic": _TOPIC},
         dead_letter=letters,
         state_store=StateStore(kind="files", path="state"),
     )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from slackwater.core.arrays import Int64s
 from slackwater.core.hashing import key_hash, mix, shard_of
 from slackwater.core.schema import Field
+from slackwater.core.words import plural
 from slackwater.engine import recover
 from slackwater.joins.buffer import places
 from slackwater.joins.logic import JoinLogic, Side
@@ -79,13 +80,13 @@ def counted(logic: Logic, rows: pl.DataFrame, manifest: Manifest, shard: int) ->
         wanted = (manifest.groups[shard], manifest.windows[shard])
         if found != wanted:
             yield (
-                f"{found[0]:,} keys with {found[1]:,} open intervals, the commit says {wanted[0]:,} with {wanted[1]:,}"
+                f"{plural(found[0], 'key')} with {plural(found[1], 'open interval')}, the commit says {wanted[0]:,} with {wanted[1]:,}"
             )
         return
     there = dict(rows["__start"].value_counts().iter_rows())
     for start, groups in manifest.panes.items():
         if there.get(start, 0) != groups[shard]:
-            yield f"{there.get(start, 0):,} keys in the pane at {start} µs, the commit says {groups[shard]:,}"
+            yield f"{plural(there.get(start, 0), 'key')} in the pane at {start} µs, the commit says {groups[shard]:,}"
 
 
 def of_side(logic: JoinLogic, kind: str, rows: pl.DataFrame, shard: int, shards: int) -> Iterator[str]:

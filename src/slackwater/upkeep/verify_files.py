@@ -17,6 +17,7 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 
+from slackwater.core.words import plural
 from slackwater.engine.described import as_emitted, step_in
 from slackwater.engine.steps import Step
 from slackwater.errors import SlackwaterError, StateError
@@ -157,7 +158,7 @@ class _Check:
         try:
             table = open_arrow(self.home / meta.file)
             if table.num_rows != meta.rows:
-                yield f"holds {table.num_rows:,} rows, the commit says {meta.rows:,}"
+                yield f"holds {plural(table.num_rows, 'row')}, the commit says {meta.rows:,}"
                 return
             if step is None:
                 return
@@ -214,7 +215,7 @@ class _Check:
             self.tell(path, _fact(str(error)), (epoch,))
             return
         if count != meta.rows:
-            self.tell(path, f"holds {count:,} rows, the commit says {meta.rows:,}", (epoch,))
+            self.tell(path, f"holds {plural(count, 'row')}, the commit says {meta.rows:,}", (epoch,))
 
     def lists(self) -> None:
         """Lists of offsets and of letters that were applied; a list's name ends with its checksum."""

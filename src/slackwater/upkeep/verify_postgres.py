@@ -17,6 +17,7 @@ import polars as pl
 import psycopg
 import pyarrow as pa
 
+from slackwater.core.words import plural
 from slackwater.engine.described import as_emitted, step_in
 from slackwater.engine.steps import Step
 from slackwater.errors import EpochError, SlackwaterError, StateError
@@ -99,7 +100,7 @@ class _Check:
                 )
                 continue
             if count != meta.rows:
-                self.tell(place, f"holds {count:,} rows, the record says {meta.rows:,}")
+                self.tell(place, f"holds {plural(count, 'row')}, the record says {meta.rows:,}")
         for name in (
             *(n for s in manifest.sources.values() for n in lists(s.offsets)),
             *manifest.replayed,
@@ -122,7 +123,7 @@ class _Check:
             manifest.epoch,
         )
         if alien:
-            self.tell(table.state, f"{alien:,} rows of another pipeline, or of an epoch after {manifest.epoch}")
+            self.tell(table.state, f"{plural(alien, 'row')} of another pipeline, or of an epoch after {manifest.epoch}")
         try:
             step = step_in(manifest)
         except SlackwaterError:
@@ -169,7 +170,7 @@ class _Check:
                     yield from rows.of_side(step, side.name, frame, shard, manifest.shards)
                     said = sum(m.rows for m in metas if m.kind == side.name)
                     if exact and frame.height != said:
-                        yield f"{frame.height:,} rows of the {side.name} side in shard {shard}, the record says {said:,}"
+                        yield f"{plural(frame.height, 'row')} of the {side.name} side in shard {shard}, the record says {said:,}"
                 continue
             frame = state.reader(step).scan()
             self.report.rows += frame.height

@@ -1,0 +1,246 @@
+"""Schemas as Spark spells them: `name TYPE [NOT NULL] [COMMENT '…'], …`, read exactly as its parser reads them.
+
+Types come out as Spark prints them (`decimal(10,2)`, `array<int>`), so that they are the types a run would see.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from slackwater.config.spec import near
+
+_SIMPLE = {
+    **{name: name for name in ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string")},
+    **{name: name for name in ("binary", "date", "timestamp", "timestamp_ntz", "variant", "void")},
+    "byte": "tinyint",
+    "short": "smallint",
+    "integer": "int",
+    "long": "bigint",
+    "real": "float",
+    "timestamp_ltz": "timestamp",
+}
+_OTHERS = {  # types of other systems -> Spark's
+    **dict.fromkeys(("text", "str", "varchar2", "nvarchar", "uuid", "json", "jsonb"), "STRING"),
+    "bool": "BOOLEAN",
+    "datetime": "TIMESTAMP",
+    "timestamptz": "TIMESTAMP",
+    "number": "DECIMAL(38,0)",
+    "int8": "BIGINT",
+    "int64": "BIGINT",
+    "int4": "INT",
+    "int32": "INT",
+    "int2": "SMALLINT",
+    "int16": "SMALLINT",
+    "float64": "DOUBLE",
+    "float32": "FLOAT",
+    "bytes": "BINARY",
+    "bytea": "BINARY",
+    "list": "ARRAY<…>",
+}
+_PARAMETERS = ("decimal", "dec", "numeric", "char", "character", "varchar", "time", "interval", "geometry", "geography")
+_NAMES = (*_SIMPLE, *_PARAMETERS, "array", "map", "struct")
+_UNITS = ("year", "years", "month", "months", "day", "days", "hour", "hours", "minute", "minutes", "second", "seconds")
+_TOKEN = re.compile(
+    r"(?P<gap>\s+|--[^\n]*|/\*.*?\*/)|`(?P<quoted>(?:[^`]|``)*)`|(?P<word>[A-Za-z0-9_]+)"
+    r"|(?P<text>'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\")|(?P<mark>.)",
+    re.DOTALL,
+)
+
+
+class DdlError(Exception):
+    """What is wrong with a schema, as the end of a line: `"STRNG" is no type; did you mean "STRING"?`."""
+
+
+def columns(ddl: str) -> dict[str, str]:
+    """The columns of a schema and their types, in order. Raises DdlError for what Spark does not read as one."""
+    reader = _Reader(_tokens(ddl))
+    if reader.at_end():
+        return {}
+    found = dict(reader.members(None))
+    if not reader.at_end():
+        raise DdlError(f"{reader.shown()} is not expected {reader.after()}; {_FORM}")
+    return found
+
+
+def type_of(text: str) -> str | None:
+    """The name of a type as Spark prints it; None where this is none."""
+    try:
+        reader = _Reader(_tokens(text))
+        found = reader.type("")
+        return found if reader.at_end() else None
+    except DdlError:
+        return None
+
+
+_FORM = 'expected "name TYPE, name TYPE, …"'
+_TYPES = (
+    "; expected STRING, INT, BIGINT, DOUBLE, DECIMAL(10,2), BOOLEAN, DATE, TIMESTAMP, ARRAY<…>, MAP<…>, STRUCT<…>, …"
+)
+
+
+@dataclass(frozen=True)
+class _Token:
+    kind: str
+    text: str
+
+    @property
+    def word(self) -> str:
+        return self.text.lower() if self.kind == "word" else ""
+
+
+_END = _Token("end", "")
+
+
+def _tokens(ddl: str) -> list[_Token]:
+    found = []
+    for match in _TOKEN.finditer(ddl):
+        kind = match.lastgroup or "quoted"
+        if kind != "gap":
+            found.append(_Token(kind, match[kind].replace("``", "`") if kind == "quoted" else match[kind]))
+    return found
+
+
+@dataclass
+class _Reader:
+    """Recursive descent over the tokens of a schema."""
+
+    tokens: list[_Token]
+    at: int = 0
+    path: list[str] = field(default_factory=list)
+
+    def at_end(self) -> bool:
+        return self.at >= len(self.tokens)
+
+    def peek(self, further: int = 0) -> _Token:
+        at = self.at + further
+        return self.tokens[at] if at < len(self.tokens) else _END
+
+    def shown(self) -> str:
+        return "the end" if self.at_end() else f'"{self.peek().text}"'
+
+    def after(self) -> str:
+        return f'after "{self.tokens[self.at - 1].text}"' if self.at else "at the beginning"
+
+    def take(self, *texts: str) -> bool:
+        """Whether the next token is one of these, which is then passed."""
+        token = self.peek()
+        if token.kind in ("word", "mark") and token.text.lower() in texts:
+            self.at += 1
+            return True
+        return False
+
+    def need(self, mark: str, what: str) -> None:
+        if not self.take(mark):
+            raise DdlError(f'{what} needs "{mark}" {self.after()}, found {self.shown()}')
+
+    def number(self, what: str, most: int) -> int:
+        token = self.peek()
+        if not token.text.isdecimal() or int(token.text[:6]) > most:
+            raise DdlError(f"{what}: found {self.shown()}, expected a whole number of at most {most}")
+        self.at += 1
+        return int(token.text)
+
+    def members(self, closing: str | None) -> list[tuple[str, str]]:
+        """Columns, or the fields of a struct, up to the end or to `closing`."""
+        found: list[tuple[str, str]] = []
+        while True:
+            name = self.name()
+            self.take(":")
+            type_ = self.type(name)
+            if self.peek().word == "not" and self.peek(1).word == "null":
+                self.at += 2
+            if self.peek().word == "comment" and self.peek(1).kind == "text":
+                self.at += 2
+            found.append((name, type_))
+            if not self.take(","):
+                return found
+            if self.at_end() and closing is None:
+                raise DdlError(f'ends with ","; {_FORM}')
+
+    def name(self) -> str:
+        token = self.peek()
+        if token.kind not in ("word", "quoted") or token.text.isdecimal():
+            raise DdlError(f"{self.shown()} is not expected {self.after()}; {_FORM}")
+        self.at += 1
+        if self.peek().kind == "mark" and self.peek().text not in "<>(),:":
+            odd = self.peek().text
+            raise DdlError(
+                f'"{odd}" after "{token.text}" cannot stand in a name; quote it with backticks, as in `a{odd}b`'
+            )
+        return token.text
+
+    def type(self, column: str) -> str:
+        token = self.peek()
+        of = f' of "{column}"' if column else ""
+        if token.kind != "word":
+            what = f'column "{column}" has' if column else f"{self.shown()} is"
+            raise DdlError(f"{what} no type; {_FORM}")
+        self.at += 1
+        word = token.word
+        if word in _SIMPLE:
+            if word == "timestamp" and self._zone():
+                return "timestamp_ntz"
+            if self.peek().text == "(":
+                raise DdlError(f'"{token.text}"{of} takes no length; remove the parentheses')
+            if word == "string" and self.peek().word == "collate":
+                self.at += 2
+                return "string collated"
+            return _SIMPLE[word]
+        if word in ("array", "map", "struct"):
+            return self._nested(word, f'"{token.text}"{of}')
+        if word in _PARAMETERS:
+            return self._with_parameters(word, f'"{token.text}"{of}')
+        meant = _OTHERS.get(word)
+        hint = f'; did you mean "{meant}"?' if meant else near(token.text.upper(), [n.upper() for n in _NAMES])
+        raise DdlError(f'"{token.text}"{of} is no type of Spark{hint}')
+
+    def _zone(self) -> bool:
+        words = [self.peek(i).word for i in range(3)]
+        if words == ["without", "time", "zone"]:
+            self.at += 3
+            return True
+        return False
+
+    def _nested(self, word: str, what: str) -> str:
+        self.need("<", what)
+        if word == "struct":
+            if self.take(">"):
+                return "struct<>"
+            inner = ",".join(f"{name}:{type_}" for name, type_ in self.members(">"))
+        elif word == "array":
+            inner = self.type("")
+        else:
+            key = self.type("")
+            self.need(",", what)
+            inner = f"{key},{self.type('')}"
+        self.need(">", what)
+        return f"{word}<{inner}>"
+
+    def _with_parameters(self, word: str, what: str) -> str:
+        if word in ("decimal", "dec", "numeric"):
+            precision, scale = 10, 0
+            if self.take("("):
+                precision = self.number(what, 38)
+                scale = self.number(what, precision) if self.take(",") else 0
+                self.need(")", what)
+            return f"decimal({precision},{scale})"
+        if word == "interval":
+            if self.take(*_UNITS) and self.take("to"):
+                self.take(*_UNITS)
+            return "interval"
+        if word == "time":
+            precision = 6
+            if self.take("("):
+                precision = self.number(what, 6)
+                self.need(")", what)
+            self._zone()
+            return f"time({precision})"
+        self.need("(", what)
+        inner = self.peek().text  # a length, or a reference system
+        self.at += 1
+        self.need(")", what)
+        return f"{'char' if word == 'character' else word}({inner})"
+
+
+__all__ = ["DdlError", "columns", "type_of"]

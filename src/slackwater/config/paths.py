@@ -1,0 +1,94 @@
+"""Where relative paths begin: for a config from a file at the file's own folder, wherever a command is called from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Any, Self, TypeVar
+
+from slackwater.config.checks import resolve
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.source import Lookup, Source
+from slackwater.config.spec import Interpolated
+from slackwater.config.target import StateStore, Target
+
+_S = TypeVar("_S", Source, Lookup, Target, StateStore)
+
+
+class Anchored(str):
+    """An absolute path that a config writes relative to its own folder; `written` is how."""
+
+    written: str
+
+    def __new__(cls, value: str, written: str) -> Self:
+        self = super().__new__(cls, value)
+        self.written = written
+        return self
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]  # two arguments, for copy and pickle
+        return str(self), self.written
+
+
+class InterpolatedPath(Interpolated):
+    """The same for a path that came from the environment; `written` is its value there."""
+
+    written: str
+
+
+def as_written(path: str) -> str:
+    """A path as the config has it."""
+    return path.written if isinstance(path, Anchored | InterpolatedPath) else path
+
+
+def local(path: str) -> bool:
+    """Whether it names a place on this machine, not in an object store."""
+    return "://" not in path or path.startswith("file:")
+
+
+def anchored(pipeline: Pipeline, folder: PurePath) -> Pipeline:
+    """The pipeline with its relative paths made absolute: they begin at `folder`."""
+
+    def at(spec: _S, *keys: str) -> _S:
+        found = {key: _at(folder, value) for key in keys if (value := getattr(spec, key)) is not None}
+        return spec.model_copy(update=found) if found else spec
+
+    def source(spec: Source) -> Source:
+        files = spec.dataframe is None and (c := resolve(spec.connection, pipeline.connections)) and c.kind == "files"
+        return at(spec, *(("query",) if files else ()), "avro_schema_file")
+
+    transform = pipeline.transform.model_copy(
+        update={"lookups": {name: at(lookup, "query") for name, lookup in pipeline.transform.lookups.items()}}
+    )
+    store, letters = pipeline.state_store, pipeline.dead_letter
+    return pipeline.model_copy(
+        update={
+            "sources": tuple(map(source, pipeline.sources)),
+            "transform": transform,
+            "stages": (transform, *pipeline.stages[1:]) if pipeline.stages else (),
+            "target": at(pipeline.target, "path"),
+            "dead_letter": None if letters is None else at(letters, "path"),
+            "state_store": None if store is None else at(store, "path"),
+        }
+    )
+
+
+def _at(folder: PurePath, path: str) -> str:
+    if "://" in path or path.startswith("file:") or PurePath(path).is_absolute():
+        return path
+    absolute = str(folder / path)
+    if not isinstance(path, Interpolated):
+        return Anchored(absolute, path)
+    found = InterpolatedPath(absolute, path.raw)
+    found.written = str(path)
+    return found
+
+
+def places(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
+    """The directories that a run writes to, with the keys that name them; local ones only."""
+    given: list[tuple[str, Any]] = [("state_store.path", pipeline.state_store and pipeline.state_store.path)]
+    for key, target in (("target", pipeline.target), ("dead_letter", pipeline.dead_letter)):
+        given.append((f"{key}.path", target and target.path))
+    yield from ((key, path) for key, path in given if path and local(path))
+
+
+__all__ = ["Anchored", "anchored", "as_written", "local", "places"]

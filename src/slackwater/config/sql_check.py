@@ -1,0 +1,411 @@
+"""What a config's SQL, keys and columns say against its schemas, found without Spark and without files.
+
+declared schema ──▶ event time ──▶ SQL (sql_query) ──▶ gap, keys, columns of the aggregations, sides of a join ──▶ next stage
+
+It is on the safe side: what it reports, a start refuses as well; what it cannot know it lists as not checked, with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slackwater.config import ddl
+from slackwater.config.aggregation import Aggregation
+from slackwater.config.aggregator import UnfitError
+from slackwater.config.checks import resolve
+from slackwater.config.join import SIDES, Join, output_names
+from slackwater.config.pipeline import Pipeline, Stage
+from slackwater.config.source import Lookup, Source, injected
+from slackwater.config.spec import Interpolated, nearest, show
+from slackwater.config.sql_query import UNKNOWN, Columns, Findings, expression, query
+from slackwater.config.window import Window
+from slackwater.errors import StartError
+
+EVENT_TIME, ORIGIN = "_event_ts", "_origin"
+INTEGERS = ("tinyint", "smallint", "int", "bigint")
+NUMBERS = (*INTEGERS, "float", "double", "decimal")
+SCALARS = (*NUMBERS, "boolean", "string", "binary", "date", "timestamp", "timestamp_ntz")
+_NO_KEYS = ("array", "map", "struct", "variant", "interval", "void")  # types that are no scalars, for certain
+_NEEDS_NUMBER = ("sum", "avg", "var", "stddev", "approx_quantile")
+_OTHER_SQL = (
+    "caseSensitive",
+    "timestampType",
+    "ansi.",
+    "legacy.",
+    "extensions",
+    "catalog",
+    "defaultCatalog",
+    "parser.",
+)
+
+
+@dataclass
+class Checked:
+    """`problems`: lines `key: fact`; `unchecked`: lines `key: why it was not checked`."""
+
+    problems: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+
+    def add(self, key: str, line: str) -> None:
+        if f"{key}: {line}" not in self.problems:
+            self.problems.append(f"{key}: {line}")
+
+    def skip(self, key: str, line: str) -> None:
+        if f"{key}: {line}" not in self.unchecked:
+            self.unchecked.append(f"{key}: {line}")
+
+
+def check(pipeline: Pipeline) -> Checked:
+    """Everything that is decidable about a pipeline whose config is valid otherwise."""
+    found = Checked()
+    changed = [k for k in pipeline.spark if k.startswith(tuple(f"spark.sql.{other}" for other in _OTHER_SQL))]
+    if changed:
+        found.skip("transform", f'SQL and columns, as [spark] sets "{changed[0]}", which changes what SQL means')
+        return found
+    first = _Step(pipeline, pipeline.stages[0].AT + "[0]" if pipeline.stages else "transform", found)
+    given = {source.name: _columns(pipeline, i, source, found) for i, source in enumerate(pipeline.sources)}
+    out = first.check(given)
+    if pipeline.stages and out is not None:
+        own = pipeline.last
+        _Step(own, f"{Stage.AT}[1]", found).check({own.sources[0].name: out})
+    return found
+
+
+def check_draft(pipeline: Pipeline) -> Checked:
+    """The same of a draft: what could be read of a config that is wrong itself. Parts that were reported are left out."""
+    transform = pipeline.transform
+    usable = pipeline.sources and transform is not None and not transform._wrong & {"sql", "lookups"}
+    if not usable or pipeline.stages or {"connections", "spark"} & pipeline._wrong or transform.window is None:
+        return Checked()  # the SQL of joins and of several stages when their parts are right
+    window = transform.window
+    wrong = set(window._wrong)
+    if {"event_time_column", "time_mode", "event_time_unit"} & wrong:
+        wrong |= {"event_time_column"}
+    fields = Window.model_fields
+    aggregations = tuple(a for a in window.aggregations or () if not a._wrong)
+    defaults = {k: fields[k].get_default() for k in wrong if k in fields and not fields[k].is_required()}
+    given = window.model_copy(update={**defaults, "aggregations": aggregations})
+    if "event_time_column" in wrong:
+        given = given.model_copy(update={"time_mode": "processing"})
+    sources = tuple(s if not s._wrong else s.model_copy(update={"schema_": None}) for s in pipeline.sources)
+    if not all(isinstance(s.name, str) for s in sources) or window.kind is None:
+        return Checked()
+    step = transform.model_copy(update={"window": given, "on_error": transform.on_error or "fail"})
+    return check(pipeline.model_copy(update={"transform": step, "sources": sources}))
+
+
+# -- what a source's rows have ---------------------------------------------------------------------------------------
+
+
+def _columns(pipeline: Pipeline, index: int, source: Source, found: Checked) -> Columns:
+    """The columns of a source's rows, as far as the config tells; those that its connector adds included."""
+    connection = resolve(source.connection, pipeline.connections) if source.connection is not None else None
+    kind = connection.kind if connection is not None else None
+    key = f"sources[{index}]"
+    if kind is None:
+        found.skip(f"{key}.dataframe", "its columns are known at the start")
+        return UNKNOWN
+    more = dict.fromkeys(injected(kind))
+    if kind != "files":
+        more[EVENT_TIME] = "timestamp"
+        if source.payload_format in ("avro", "raw"):
+            if source.payload_format == "raw" and kind == "kafka":
+                return Columns({"value": None, **more}, True)
+            found.skip(
+                f"{key}.payload_format", f"the columns of {show(source.payload_format)} payloads are known at the start"
+            )
+            return UNKNOWN
+    for name, type_ in ddl.columns(source.schema_).items() if source.schema_ is not None else ():
+        if re.search(r"\b(var)?char\(", type_):
+            found.add(
+                f"{key}.schema", f'column "{name}" is {type_.upper()}, which Spark has in tables only; write STRING'
+            )
+    declared = _declared(source)
+    if declared is None:
+        found.skip(f"{key}.schema", "none is declared, so the columns are known when the first rows are read")
+        return UNKNOWN
+    return Columns({**declared, **more}, True)
+
+
+def _declared(spec: Source | Lookup) -> dict[str, str | None] | None:
+    if spec.schema_ is None:
+        return {"value": "string"} if spec.format == "text" else None
+    found = ddl.columns(spec.schema_)
+    return {name: _settled(type_) for name, type_ in found.items() if name != "_corrupt_record"}
+
+
+def _settled(type_: str) -> str | None:
+    """A type as a DataFrame's schema has it; None where that may differ."""
+    return None if type_.startswith(("char", "varchar", "string collated", "time(", "interval", "geo")) else type_
+
+
+# -- one stage -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Step:
+    """A window or a join with the SQL before it, as `pipeline` describes it; `at` is where the config does."""
+
+    pipeline: Pipeline
+    at: str
+    found: Checked
+
+    def check(self, given: Mapping[str, Columns]) -> Columns | None:
+        """Check all of it against the columns of its sources; the columns that a join emits, None for a window."""
+        transform = self.pipeline.transform
+        step = transform.step
+        tables = {}
+        for name, lookup in transform.lookups.items():
+            declared = _declared(lookup)
+            tables[name] = UNKNOWN if declared is None else Columns(declared, True)
+        for name, columns in tables.items():
+            if not columns.closed and any(transform.sql_of(s) for s in given):
+                self.found.skip(
+                    f"{self.at}.lookups.{name}.schema", "none is declared, so its columns are known at the start"
+                )
+        outputs = {}
+        for source, columns in given.items():
+            self._event_time(source, columns)
+            outputs[source] = self._sql(source, columns, tables)
+        if isinstance(step, Join):
+            return self._join(step, outputs)
+        for out in outputs.values():
+            self._gap(step, out)
+        self._window(step, next(iter(outputs.values())))
+        self._same(step, outputs)
+        return None
+
+    @property
+    def _kind(self) -> str:
+        return "join" if self.pipeline.transform.join is not None else "window"
+
+    def _of(self, source: str) -> str:
+        """Which source is spoken of, where there are several."""
+        return f'source "{source}": ' if len(self.pipeline.sources) > 1 else ""
+
+    # -- event time ----------------------------------------------------------------------------------------------
+
+    def _event_time(self, source: str, columns: Columns) -> None:
+        step = self.pipeline.transform.step
+        text = step.event_time_column
+        key, of = f"{self.at}.{self._kind}.event_time_column", self._of(source)
+        if step.time_mode == "processing" or text == EVENT_TIME:
+            type_ = columns.types.get(EVENT_TIME)
+        elif text in columns.types:
+            type_ = columns.types[text]
+        else:
+            own = Findings()
+            type_ = expression(text, columns, own)
+            shown = show(text)
+            for line in own.problems:
+                self.found.add(key, f"{of}{line}" if line.startswith("column") else f"{of}{shown} {line}")
+            for line in own.unsure:
+                self.found.skip(key, f"{shown}: {line}")
+            if own.problems or own.unsure:
+                return
+            if type_ is None and columns.closed:
+                self.found.skip(key, f"{shown}: whether it is a time, its type is known at the start")
+        if type_ is not None and step.time_mode != "processing":
+            for wrong, fact in _no_time(type_, step.event_time_unit):
+                self.found.add(f"{self.at}.{self._kind}.{wrong}", f"{of}{show(text)} {fact}")
+
+    # -- SQL -----------------------------------------------------------------------------------------------------
+
+    def _sql(self, source: str, columns: Columns, tables: Mapping[str, Columns]) -> Columns:
+        transform = self.pipeline.transform
+        sql = transform.sql_of(source)
+        carried = self.pipeline.carries_origin and sql is not None and re.search(rf"\b{ORIGIN}\b", sql, re.IGNORECASE)
+        timed = Columns(
+            {**columns.types, EVENT_TIME: "timestamp", **({ORIGIN: None} if carried else {})}, columns.closed
+        )
+        if sql is None:
+            return timed
+        key = self._sql_key(source)
+        own = Findings()
+        names = [s.name for s in self.pipeline.sources]
+        out = query(sql, {**tables, "source": timed}, own, names)
+        of = self._of(source)
+        secret = isinstance(sql, Interpolated)
+        for line in own.problems:
+            self.found.add(key, f"{of}{line}" if not secret else f"{of}{re.sub(r' near .*', '', line)}")
+        for table in own.assumed:
+            self.found.skip(
+                key, f'"{table}" is neither source nor a lookup; Spark looks for it in its catalog at the start'
+            )
+        for line in own.unsure:
+            self.found.skip(key, f"{line}; Spark judges it at the start")
+        if own.beyond:
+            advice = "" if self._kind == "join" else f", and describe aggregation in [{self.at}.window]"
+            self.found.add(
+                key,
+                f"must be row-wise, it uses {', '.join(sorted(own.beyond))}; filter, project and join lookups there{advice}",
+            )
+        out = Columns(
+            {name: type_ for name, type_ in out.types.items() if not (carried and name == ORIGIN)}, out.closed
+        )
+        if EVENT_TIME not in out.types:
+            if out.closed:
+                self.found.add(
+                    key,
+                    f'{of}does not select "{EVENT_TIME}", the event time; add it to the SELECT; it selects: {", ".join(out.types)}',
+                )
+        elif out.types[EVENT_TIME] not in (None, "timestamp"):
+            self.found.add(
+                key, f'{of}selects "{EVENT_TIME}" as {out.types[EVENT_TIME]}, expected timestamp; select it unchanged'
+            )
+        return out
+
+    def _sql_key(self, source: str) -> str:
+        join = self.pipeline.transform.join
+        if join is None:
+            return f"{self.at}.sql"
+        return f"{self.at}.join.{'left' if source == join.left_source else 'right'}_sql"
+
+    # -- a window ------------------------------------------------------------------------------------------------
+
+    def _gap(self, window: Window, out: Columns) -> None:
+        if not isinstance(window.gap_ms, str):
+            return
+        key, own = f"{self.at}.window.gap_ms", Findings()
+        type_ = expression(window.gap_ms, out, own)
+        shown = show(window.gap_ms)
+        for line in own.problems:
+            self.found.add(
+                key,
+                f'{shown} is neither a duration ("30s", "5m", "2h" or milliseconds) nor an expression over the row: {line}',
+            )
+        if own.unsure or (not own.problems and not out.closed):
+            why = own.unsure[0] if own.unsure else "the columns are known at the start"
+            self.found.skip(key, f"{shown} is no duration and is read as SQL over the row: {why}")
+        if type_ is not None and not own.problems:
+            base = _base(type_)
+            if base not in (*NUMBERS, "string"):
+                self.found.add(
+                    key, f'{shown} is {type_}; expected milliseconds, an interval, or text such as "5 minutes"'
+                )
+
+    def _find(self, name: str, out: Columns, key: str) -> str | None:
+        """The type of a column that keys and aggregations name; reported if it is not there or no scalar."""
+        if name not in out.types:
+            if out.closed:
+                self.found.add(key, f"column {show(name)} does not come out of the SQL{nearest(name, out.types)}")
+            return None
+        type_ = out.types[name]
+        if type_ is not None and _base(type_) in _NO_KEYS:
+            self.found.add(key, f"column {show(name)} has type {type_}; expected a scalar type, cast it in the SQL")
+            return None
+        return type_
+
+    def _window(self, window: Window, out: Columns) -> None:
+        at = f"{self.at}.window"
+        if not out.closed and not any(line.startswith(f"{self.at}.sql:") for line in self.found.problems):
+            named = [*window.group_by, *(name for a in window.aggregations for _, name in _read(a))]
+            unknown = [name for name in dict.fromkeys(named) if name not in out.types]
+            if unknown:
+                self.found.skip(
+                    at, f"whether {', '.join(map(show, unknown))} come{'s' if len(unknown) == 1 else ''} out of the SQL"
+                )
+        for name in window.group_by:
+            self._find(name, out, f"{at}.group_by")
+        for i, aggregation in enumerate(window.aggregations):
+            for key, name in _read(aggregation):
+                type_ = self._find(name, out, f"{at}.aggregations[{i}].{key}")
+                if (
+                    key == "column"
+                    and aggregation.agg in _NEEDS_NUMBER
+                    and type_ is not None
+                    and _base(type_) not in NUMBERS
+                ):
+                    self.found.add(
+                        f"{at}.aggregations[{i}].column",
+                        f"{aggregation.agg} needs a number, column {show(name)} is {type_}; cast it in the SQL",
+                    )
+
+    def _same(self, window: Window, outputs: Mapping[str, Columns]) -> None:
+        """With several sources, the columns that the window uses must have one type everywhere."""
+        (first, expected), *others = outputs.items()
+        needed = [*window.group_by, *(name for a in window.aggregations for _, name in _read(a))]
+        for source, columns in others:
+            for name in dict.fromkeys(needed):
+                if not (expected.closed and columns.closed) or name not in expected.types:
+                    continue
+                a, b = expected.types[name], columns.types.get(name)
+                if name not in columns.types or (a is not None and b is not None and a != b):
+                    self.found.add(
+                        f"{self.at}.window",
+                        f'column {show(name)} is {a or "there"} in source "{first}" and {b or "missing"} in source "{source}"; '
+                        "expected the same columns from every source: cast or rename in the SQL",
+                    )
+
+    # -- a join --------------------------------------------------------------------------------------------------
+
+    def _join(self, join: Join, outputs: Mapping[str, Columns]) -> Columns:
+        at = f"{self.at}.join"
+        sides = [outputs[source] for source in join.sources]
+        keys: list[list[str | None]] = [[], []]
+        for i, (side, names) in enumerate(zip(SIDES, (join.left_keys, join.right_keys), strict=True)):
+            for name in names:
+                if name not in sides[i].types and sides[i].closed:
+                    self.found.add(
+                        f"{at}.{side}_keys",
+                        f"column {show(name)} does not come out of the {side} side{nearest(name, sides[i].types)}",
+                    )
+                keys[i].append(sides[i].types.get(name))
+        for i, (a, b) in enumerate(zip(*keys, strict=True)):
+            if a is None or b is None:
+                continue
+            pair = f"{show(join.left_keys[i])} of the left side is {a}, {show(join.right_keys[i])} of the right side is {b}"
+            if _base(a) in _NO_KEYS or _base(b) in _NO_KEYS:
+                self.found.add(at, f"keys: {pair}; expected scalar types, cast them in left_sql and right_sql")
+            elif a != b and not (a in INTEGERS and b in INTEGERS):
+                self.found.add(
+                    at, f"keys: {pair}; cast one of them in left_sql or right_sql, so that both have one type"
+                )
+        if not all(side.closed for side in sides):
+            return UNKNOWN
+        hidden = [self._injected(source) for source in join.sources]
+        try:
+            chosen = output_names(join, list(sides[0].types), list(sides[1].types), (hidden[0], hidden[1]))
+        except StartError as error:
+            for line in str(error).splitlines():
+                key, _, fact = line.removeprefix(Join.AT).partition(": ")
+                self.found.add(f"{at}{key}", fact)
+            return UNKNOWN
+        types = {
+            out: side.types[name] for side, names in zip(sides, chosen, strict=True) for name, out in names.items()
+        }
+        return Columns({**types, EVENT_TIME: "timestamp"}, True)
+
+    def _injected(self, source: str) -> Sequence[str]:
+        spec = next(s for s in self.pipeline.sources if s.name == source)
+        connection = resolve(spec.connection, self.pipeline.connections) if spec.connection is not None else None
+        return injected(connection.kind if connection is not None else None)
+
+
+def _base(type_: str) -> str:
+    return type_.partition("(")[0].partition("<")[0]
+
+
+def _no_time(type_: str, unit: str | None) -> Iterator[tuple[str, str]]:
+    if type_ in INTEGERS:
+        if unit is None:
+            yield "event_time_unit", f'is {type_}; set event_time_unit to "s", "ms", "us" or "ns"'
+    elif type_ not in ("timestamp", "timestamp_ntz", "date", "string"):
+        yield "event_time_column", f"is {type_}; expected a timestamp, a date, an ISO-8601 string or an integer"
+
+
+def _read(aggregation: Aggregation) -> Iterator[tuple[str, str]]:
+    """The columns that an aggregation reads, with the keys that name them."""
+    if aggregation.column:
+        yield "column", aggregation.column
+    try:
+        further = aggregation.further_columns()
+    except UnfitError:
+        return
+    for name in further:
+        yield "by" if aggregation.builtin else "columns", name
+
+
+__all__ = ["Checked", "check", "check_draft"]

@@ -1,0 +1,64 @@
+"""What `check` says without Spark, Spark says as well: the cases of tests/support/sql_cases.py, bound as a start binds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+from tests.support.sql_cases import ACCEPTED, REFUSED, pipeline
+from tests.unit.config.test_sql_check import DDL, NO_DDL
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.engine import parts
+from slackwater.engine.session import private
+from slackwater.errors import StartError
+from slackwater.sources.lookups import Lookups
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def bind(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Binds a pipeline's event time, SQL, keys and aggregations to its columns, as a start does."""
+    home = tmp_path_factory.mktemp("cases")
+    for name in ("in", "b", "users"):
+        (home / name).mkdir()
+    (home / "users" / "0.jsonl").write_text('{"id": "u1", "segment": "s", "score": 1.0}\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        session = private(spark, 2)
+        Lookups(session, pipeline().transform.lookups, lambda line: None).load()
+
+        def start(spec: Pipeline) -> None:
+            sources = [parts.source_of(session, spec, i, None) for i in range(len(spec.sources))]
+            parts.bind(spec, session, sources)
+            parts.ends(spec, session, sources)
+
+        yield start
+
+
+@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: " ".join(case.values())[:80] or "as it is")
+def test_spark_accepts(bind: Any, case: dict[str, str]) -> None:
+    bind(pipeline(**case))
+
+
+@pytest.mark.parametrize(
+    ("case", "key", "said"), REFUSED, ids=lambda x: " ".join(x.values())[:80] if isinstance(x, dict) else ""
+)
+def test_spark_refuses(bind: Any, case: dict[str, str], key: str, said: str) -> None:
+    with pytest.raises((StartError, Py4JJavaError)) as raised:  # Spark tells CHAR as an error of its own
+        bind(pipeline(**case))
+    assert str(raised.value)
+
+
+def test_schemas(spark: Any) -> None:
+    from pyspark.sql.types import StructType
+
+    assert spark is not None
+    for text, columns in DDL.items():
+        parsed: Any = StructType.fromDDL(text)
+        assert {f.name: f.dataType.simpleString() for f in parsed.fields} == columns, text
+    for text in NO_DDL:
+        with pytest.raises(Exception):  # noqa: B017 — whatever Spark raises
+            StructType.fromDDL(text)

@@ -1,0 +1,225 @@
+"""Configs that Spark accepts and configs that it refuses: what `check` says of them is held against it.
+
+One pipeline with places to change; a case is the places that it changes.
+"""
+
+from __future__ import annotations
+
+from slackwater.config import toml
+from slackwater.config.pipeline import Pipeline
+
+TOML = """name = "cases"
+[connections.lake]
+kind = "files"
+{spark}
+[[sources]]
+name = "events"
+connection = "lake"
+query = "in/*.jsonl"
+format = "json"
+{schema}
+{more_sources}
+[transform]
+{sql}
+[transform.lookups.users]
+connection = "lake"
+query = "users/*.jsonl"
+format = "json"
+schema = "id STRING, segment STRING, score DOUBLE"
+[transform.window]
+kind = "{kind}"
+{length}
+event_time_column = "{time}"
+{unit}
+group_by = [{keys}]
+max_groups_per_window = 1000
+[[transform.window.aggregations]]
+agg = "count"
+as = "n"
+[[transform.window.aggregations]]
+{aggregation}
+as = "a"
+[target]
+connection = "lake"
+path = "out"
+[state_store]
+kind = "in_memory"
+"""
+SCHEMA = (
+    "user_id STRING, amount DECIMAL(10,2), n BIGINT, ts TIMESTAMP, at STRING, tags ARRAY<STRING>, "
+    "place STRUCT<city: STRING, zip: INT>, m MAP<STRING, INT>, `odd name` INT, flag BOOLEAN, day DATE, idle_ms INT"
+)
+PLACES = {
+    "spark": "",
+    "schema": f'schema = "{SCHEMA}"',
+    "more_sources": "",
+    "sql": 'sql = "SELECT user_id, amount, n, _event_ts FROM source"',
+    "kind": "session",
+    "length": 'gap_ms = "30s"\nmax_session_duration_ms = "1h"',
+    "time": "ts",
+    "unit": "",
+    "keys": '"user_id"',
+    "aggregation": 'agg = "sum"\ncolumn = "amount"',
+}
+
+
+def config(**changed: str) -> str:
+    if "query" in changed:
+        changed["sql"] = f'sql = """{changed.pop("query")}"""'
+    return TOML.format(**{**PLACES, **changed})
+
+
+def pipeline(**changed: str) -> Pipeline:
+    return toml.loads(config(**changed), "p.toml")
+
+
+_ALL = "user_id, amount, n, _event_ts"
+GAP = 'gap_ms = "{}"\nmax_session_duration_ms = "1h"'
+
+ACCEPTED: list[dict[str, str]] = [
+    {},
+    {"sql": ""},
+    {"query": "SELECT * FROM source"},
+    {"query": "SELECT s.* FROM source s"},
+    {"query": "SELECT * EXCEPT (tags, place) FROM source WHERE flag"},
+    {"query": f"FROM source SELECT {_ALL}"},
+    {"query": f"select {_ALL} from SOURCE where upper(USER_ID) <> 'A' or n between 1 and 3 -- a comment"},
+    {"query": f"SELECT {_ALL} FROM source;"},
+    {"query": "SELECT user_id, amount * 2 AS amount, amount + 1 AS more, more * 2 AS twice, _event_ts FROM source"},
+    {"query": "SELECT upper(user_id) AS user_id, CAST(n AS DOUBLE) AS amount, _event_ts FROM source"},
+    {"query": "SELECT user_id, n::double AS amount, _event_ts FROM source"},
+    {"query": "SELECT user_id, CAST(amount AS DOUBLE), _event_ts FROM source"},
+    {"query": "SELECT user_id, `odd name` AS amount, source.place.city, _event_ts FROM source"},
+    {"query": "SELECT place.city AS user_id, place.zip AS amount, m['a'], m.a, tags[0], _event_ts FROM source"},
+    {"query": "SELECT place.city, place.zip AS amount, _event_ts FROM source", "keys": '"city"'},
+    {"query": "SELECT place.*, _event_ts, amount FROM source", "keys": '"city"'},
+    {"query": f"SELECT {_ALL}, transform(tags, t -> concat(t, user_id)) AS tags FROM source"},
+    {"query": f"SELECT {_ALL}, exists(tags, t -> t = user_id) AS b, filter(tags, (t, i) -> i > n) AS f FROM source"},
+    {"query": f"SELECT {_ALL}, aggregate(tags, 0, (acc, t) -> acc + length(t)) AS s FROM source"},
+    {"query": "SELECT user_id, tag, amount, _event_ts FROM source LATERAL VIEW explode(tags) t AS tag"},
+    {"query": "SELECT user_id, explode(tags) AS tag, amount, _event_ts FROM source", "keys": '"user_id", "tag"'},
+    {"query": "SELECT explode(tags), user_id, amount, _event_ts FROM source", "keys": '"col"'},
+    {"query": "SELECT user_id, explode(m) AS (k, v), amount, _event_ts FROM source", "keys": '"k"'},
+    {"query": "SELECT inline(array(place)), amount, _event_ts FROM source", "keys": '"zip"'},
+    {"query": "SELECT stack(2, user_id, at) AS user_id, amount, _event_ts FROM source"},
+    {"query": f"WITH a AS (SELECT * FROM source WHERE n > 1), b AS (SELECT * FROM a) SELECT {_ALL} FROM b"},
+    {"query": f"SELECT {_ALL} FROM (SELECT * FROM source WHERE n > 1) AS s"},
+    {"query": "SELECT q.u AS user_id, q.a AS amount, q.t AS _event_ts FROM (SELECT user_id, amount, _event_ts FROM source) q(u, a, t)"},
+    {"query": f"SELECT {_ALL} FROM source WHERE n > 1 UNION ALL SELECT {_ALL} FROM source WHERE n < 1"},
+    {"query": f"SELECT {_ALL}, segment FROM source LEFT JOIN users ON user_id = id", "keys": '"segment"'},
+    {"query": "SELECT s.user_id, u.segment, u.score AS amount, s._event_ts FROM source AS s JOIN users AS u ON s.user_id = u.id"},
+    {"query": f"SELECT /*+ BROADCAST(users) */ {_ALL} FROM source LEFT SEMI JOIN users ON user_id = id"},
+    {"query": f"SELECT {_ALL} FROM source LEFT ANTI JOIN users u ON user_id = u.id"},
+    {"query": "SELECT id, amount, _event_ts FROM source JOIN (SELECT id, id AS user_id FROM users) USING (user_id)", "keys": '"id"'},
+    {"query": f"SELECT {_ALL} FROM source, users WHERE user_id = id"},
+    {"query": f"SELECT {_ALL}, CASE WHEN n > 1 THEN 'a' ELSE 'b' END AS c, n DIV 2 AS d, n % 2 AS e FROM source"},
+    {"query": f"SELECT {_ALL}, timestampadd(HOUR, 1, ts) AS t, dateadd(DAY, 1, day) AS u, datediff(DAY, ts, ts) AS v FROM source"},
+    {"query": f"SELECT {_ALL}, date_trunc('hour', ts) AS t, extract(HOUR FROM ts) AS h, INTERVAL '1' DAY AS i FROM source"},
+    {"query": f"SELECT {_ALL}, from_json(at, 'a INT').a AS j, get_json_object(at, '$.x') AS g, at RLIKE 'a+' AS r FROM source"},
+    {"query": f"SELECT {_ALL}, named_struct('a', n).a AS s, struct(n AS b).b AS t, coalesce(at, user_id) AS c FROM source"},
+    {"query": f"SELECT {_ALL}, greatest(n, 1) AS g, nvl2(at, 1, 2) AS h, if(flag, 1, 2) AS i, xxhash64(user_id) AS x FROM source"},
+    {"query": f"SELECT {_ALL}, date '2024-01-01' AS d, try_cast(at AS INT) AS i FROM source"},
+    {"query": f"SELECT {_ALL}, substring(at FROM 1 FOR 2) AS s, trim(BOTH ' ' FROM at) AS t, position('a' IN at) AS p FROM source"},
+    {"query": f"SELECT {_ALL} FROM source |> WHERE n > 1"},
+    {"query": f"SELECT {_ALL} FROM source DISTRIBUTE BY user_id"},
+    {"query": f"SELECT {_ALL} FROM source WHERE user_id IN ('a', 'b') AND NOT flag AND at LIKE 'a%' AND ts IS NOT NULL"},
+    {"query": f"SELECT {_ALL}, current_user() AS u, version() AS v FROM source"},
+    {"query": "TABLE source"},
+    {"query": "SELECT user_id AS `a b`, amount, _event_ts FROM source", "keys": '"a b"'},
+    {"query": "SELECT USER_ID, amount, _event_ts FROM source", "keys": '"USER_ID"'},
+    {"query": "SELECT ts AS _event_ts, user_id, amount FROM source"},
+    {"query": "SELECT CAST(at AS TIMESTAMP) AS _event_ts, user_id, amount FROM source"},
+    {"query": "SELECT to_timestamp(at, 'yyyy') AS _event_ts, user_id, amount FROM source"},
+    {"time": "at"},
+    {"time": "day"},
+    {"time": "n", "unit": 'event_time_unit = "ms"'},
+    {"time": "to_timestamp(at)"},
+    {"time": "to_timestamp(at, 'yyyy-MM-dd')"},
+    {"time": "TS"},
+    {"time": "CAST(`odd name` AS BIGINT)", "unit": 'event_time_unit = "s"'},
+    {"time": "n div 1000", "unit": 'event_time_unit = "s"'},
+    {"query": "SELECT *, n * 1000 AS gap FROM source", "length": GAP.format("gap")},
+    {"query": "SELECT * FROM source", "length": GAP.format("CASE WHEN flag THEN 1000 ELSE idle_ms END")},
+    {"query": "SELECT * FROM source", "length": GAP.format("concat(idle_ms, ' minutes')")},
+    {"query": "SELECT * FROM source", "length": GAP.format("make_interval(0, 0, 0, 0, 0, idle_ms)")},
+    {"query": "SELECT * FROM source", "length": GAP.format("INTERVAL 30 SECONDS")},
+    {"query": "SELECT * FROM source", "aggregation": 'agg = "max_by"\ncolumn = "at"\nby = "ts"'},
+    {"query": "SELECT * FROM source", "aggregation": 'agg = "count_distinct"\ncolumn = "flag"', "keys": '"day", "odd name"'},
+    {"schema": 'schema = "user_id: string, amount: double, ts: timestamp, n: long"'},
+    {"schema": "schema = \"user_id STRING NOT NULL COMMENT 'who, if known', amount REAL, ts TIMESTAMP_LTZ, n INT\""},
+    {"schema": 'schema = "user_id STRING COLLATE UTF8_LCASE, amount DOUBLE, ts TIMESTAMP_NTZ, n VARIANT"', "query": "SELECT 'a' AS user_id, amount, _event_ts FROM source"},
+]  # fmt: skip
+
+# what changes, the key that is reported, what of the line
+REFUSED: list[tuple[dict[str, str], str, str]] = [
+    ({"query": "SELECT user_id, x, amount, _event_ts FROM source, LATERAL explode(tags) AS t(x)"}, "transform.sql", "a lateral subquery"),
+    ({"schema": 'schema = "user_id CHAR(3), amount DOUBLE, ts TIMESTAMP, n INT"'}, "sources[0].schema", "write STRING"),
+    ({"query": f"SELCT {_ALL} FROM source"}, "transform.sql", 'did you mean "SELECT"?'),
+    ({"query": f"SELECT {_ALL} FORM source"}, "transform.sql", 'did you mean "FROM"?'),
+    ({"query": f"SELECT {_ALL} FROM source WEHRE n > 1"}, "transform.sql", 'did you mean "WHERE"?'),
+    ({"query": "SELECT user_id amount n, _event_ts FROM source"}, "transform.sql", "is no valid SQL"),
+    ({"query": f"SELECT {_ALL}, FROM source"}, "transform.sql", "a comma too many"),
+    ({"query": f"SELECT {_ALL} FROM source WHERE (n > 1"}, "transform.sql", '"(" that is not closed'),
+    ({"query": f"SELECT {_ALL} FROM source WHERE n > 1)"}, "transform.sql", '")" too many'),
+    ({"query": f"SELECT {_ALL} FROM source WHERE user_id = 'a"}, "transform.sql", "quote"),
+    ({"query": f"SELECT {_ALL} FROM source; SELECT 1"}, "transform.sql", "2 statements"),
+    ({"query": "UPDATE source SET n = 1"}, "transform.sql", 'begins with "UPDATE"'),
+    ({"query": "SELECT usr_id AS user_id, amount, _event_ts FROM source"}, "transform.sql", 'did you mean "user_id"?'),
+    ({"query": f"SELECT {_ALL} FROM source WHERE upper(stat) = 'a'"}, "transform.sql", 'column "stat" is not there'),
+    ({"query": f"SELECT {_ALL}, s.user_idd AS x FROM source s"}, "transform.sql", 's.user_idd" is not there; did you mean "user_id"?'),
+    ({"query": f"SELECT {_ALL}, u.segmnt FROM source LEFT JOIN users u ON user_id = id"}, "transform.sql", 'did you mean "segment"?'),
+    ({"query": f"SELECT {_ALL} FROM source LEFT JOIN users ON user_id = uid"}, "transform.sql", 'column "uid" is not there'),
+    ({"query": f"SELECT {_ALL} FROM source LEFT JOIN user ON user_id = id"}, "transform.sql", 'did you mean "users"?'),
+    ({"query": f"SELECT {_ALL} FROM sources"}, "transform.sql", 'did you mean "source"?'),
+    ({"query": f"SELECT {_ALL} FROM events"}, "transform.sql", "the name of a source; in the SQL its rows are called source"),
+    ({"query": "SELECT source.user_id, amount, _event_ts FROM source s"}, "transform.sql", "source.user_id"),
+    ({"query": "SELECT x.* FROM source s"}, "transform.sql", '"x.*"'),
+    ({"query": f"SELECT {_ALL} FROM source JOIN (SELECT id AS user_id FROM users) u ON true"}, "transform.sql", "ambiguous"),
+    ({"query": f"SELECT {_ALL}, uper(at) AS x FROM source"}, "transform.sql", 'did you mean "upper"?'),
+    ({"query": f"SELECT later AS x, n AS later, {_ALL} FROM source"}, "transform.sql", 'column "later"'),
+    ({"query": f"SELECT {_ALL}, n AS x FROM source WHERE x > 1"}, "transform.sql", 'column "x"'),
+    ({"query": f"WITH a AS (SELECT nope FROM source) SELECT {_ALL} FROM source"}, "transform.sql", 'column "nope"'),
+    ({"query": "SELECT user_id, amount FROM source"}, "transform.sql", 'does not select "_event_ts"'),
+    ({"query": "SELECT user_id, upper(at), amount FROM source"}, "transform.sql", 'does not select "_event_ts"'),
+    ({"query": "SELECT user_id, amount, at AS _event_ts FROM source"}, "transform.sql", '"_event_ts" as string'),
+    ({"query": "SELECT user_id, amount, CAST(ts AS DATE) AS _event_ts FROM source"}, "transform.sql", '"_event_ts" as date'),
+    ({"query": "SELECT user_id, sum(amount) AS amount, max(_event_ts) AS _event_ts FROM source GROUP BY user_id"}, "transform.sql", "an aggregate"),
+    ({"query": "SELECT user_id, amount, first(_event_ts) AS _event_ts FROM source GROUP BY ALL"}, "transform.sql", "an aggregate"),
+    ({"query": f"SELECT DISTINCT {_ALL} FROM source"}, "transform.sql", "DISTINCT"),
+    ({"query": f"SELECT {_ALL} FROM source ORDER BY n LIMIT 3"}, "transform.sql", "LIMIT, ORDER BY"),
+    ({"query": f"SELECT {_ALL} FROM source UNION SELECT {_ALL} FROM source"}, "transform.sql", "DISTINCT"),
+    ({"query": f"SELECT {_ALL} FROM source EXCEPT SELECT {_ALL} FROM source"}, "transform.sql", "EXCEPT"),
+    ({"query": f"SELECT {_ALL}, row_number() OVER (PARTITION BY n ORDER BY n) AS r FROM source"}, "transform.sql", "a window function"),
+    ({"query": f"SELECT {_ALL} FROM source WHERE user_id IN (SELECT id FROM users)"}, "transform.sql", "a subquery"),
+    ({"query": f"SELECT {_ALL} FROM source WHERE EXISTS (SELECT 1 FROM users WHERE id = user_id)"}, "transform.sql", "a subquery"),
+    ({"query": f"SELECT {_ALL}, (SELECT max(score) FROM users) AS s FROM source"}, "transform.sql", "a subquery"),
+    ({"query": f"SELECT {_ALL}, rand() AS r FROM source"}, "transform.sql", "rand()"),
+    ({"query": f"SELECT {_ALL}, current_timestamp() AS r FROM source"}, "transform.sql", "current_timestamp()"),
+    ({"query": f"SELECT {_ALL}, now() AS r, uuid() AS u FROM source"}, "transform.sql", "now(), uuid()"),
+    ({"query": f"SELECT {_ALL}, current_date AS r FROM source"}, "transform.sql", "current_date()"),
+    ({"query": f"SELECT {_ALL} FROM source RIGHT JOIN users ON user_id = id"}, "transform.sql", "RIGHT OUTER JOIN"),
+    ({"query": f"WITH a AS (SELECT DISTINCT * FROM users) SELECT {_ALL} FROM source LEFT JOIN a ON user_id = id"}, "transform.sql", "DISTINCT"),
+    ({"query": f"SELECT {_ALL} FROM source TABLESAMPLE (10 PERCENT)"}, "transform.sql", "TABLESAMPLE"),
+    ({"keys": '"usr_id"'}, "transform.window.group_by", 'did you mean "user_id"?'),
+    ({"keys": '"User_ID"'}, "transform.window.group_by", 'did you mean "user_id"?'),
+    ({"query": "SELECT * FROM source", "keys": '"tags"'}, "transform.window.group_by", "array<string>"),
+    ({"sql": "", "keys": '"place"'}, "transform.window.group_by", "struct<city:string,zip:int>"),
+    ({"aggregation": 'agg = "sum"\ncolumn = "amont"'}, "transform.window.aggregations[1].column", 'did you mean "amount"?'),
+    ({"aggregation": 'agg = "sum"\ncolumn = "user_id"'}, "transform.window.aggregations[1].column", "sum needs a number"),
+    ({"aggregation": 'agg = "min_by"\ncolumn = "n"\nby = "ts"'}, "transform.window.aggregations[1].by", 'column "ts" does not come out'),
+    ({"time": "tss"}, "transform.window.event_time_column", 'did you mean "ts"?'),
+    ({"time": "n"}, "transform.window.event_time_unit", "is bigint; set event_time_unit"),
+    ({"time": "amount"}, "transform.window.event_time_column", "is decimal(10,2); expected a timestamp"),
+    ({"time": "CAST(at AS DOUBLE)"}, "transform.window.event_time_column", "is double"),
+    ({"time": "to_timestamp(att)"}, "transform.window.event_time_column", 'did you mean "at"?'),
+    ({"time": "to_timestamp(at"}, "transform.window.event_time_column", "not closed"),
+    ({"length": GAP.format("thirty seconds")}, "transform.window.gap_ms", "neither a duration"),
+    ({"length": GAP.format("idel_ms"), "query": "SELECT * FROM source"}, "transform.window.gap_ms", 'did you mean "idle_ms"?'),
+    ({"length": GAP.format("idle_ms")}, "transform.window.gap_ms", 'column "idle_ms" is not there'),
+    ({"length": GAP.format("flag"), "query": "SELECT * FROM source"}, "transform.window.gap_ms", "is boolean"),
+    (
+        {"more_sources": '[[sources]]\nname = "other"\nconnection = "lake"\nquery = "b/*.jsonl"\nformat = "json"\nschema = "user_id INT, amount DECIMAL(10,2), n BIGINT, ts TIMESTAMP"'},
+        "transform.window",
+        'column "user_id" is string in source "events" and int in source "other"',
+    ),
+]  # fmt: skip

@@ -1,0 +1,222 @@
+"""`check` without Spark: it says nothing of what Spark accepts, and names each mistake with its key.
+
+That Spark agrees is proved in tests/spark/test_check_agrees.py, over the same cases.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.support.sql_cases import ACCEPTED, REFUSED, config, pipeline
+
+from slackwater.config import ddl, sql_check, toml
+from slackwater.core import schema
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: " ".join(case.values())[:80] or "as it is")
+def test_what_spark_accepts_is_never_refused(case: dict[str, str]) -> None:
+    assert sql_check.check(pipeline(**case)).problems == []
+
+
+@pytest.mark.parametrize(
+    ("case", "key", "said"), REFUSED, ids=lambda x: " ".join(x.values())[:80] if isinstance(x, dict) else ""
+)
+def test_every_mistake_is_told_with_its_key(case: dict[str, str], key: str, said: str) -> None:
+    problems = sql_check.check(pipeline(**case)).problems
+    assert [line for line in problems if line.startswith(f"{key}: ") and said in line], problems
+    assert all("\n" not in line for line in problems)
+
+
+def test_all_mistakes_at_once() -> None:
+    case = {
+        "query": "SELECT usr_id, amount FROM source",
+        "keys": '"user"',
+        "time": "n",
+        "aggregation": 'agg = "sum"\ncolumn = "x"',
+    }
+    keys = [line.partition(": ")[0] for line in sql_check.check(pipeline(**case)).problems]
+    assert keys == [
+        "transform.window.event_time_unit",
+        "transform.sql",
+        "transform.sql",
+        "transform.window.group_by",
+        "transform.window.aggregations[1].column",
+    ]
+
+
+def test_mistakes_of_both_kinds_are_told_together() -> None:
+    """Those of the config itself, and those that its schema shows."""
+    text = config(query="SELECT usr_id AS user_id, amount, _event_ts FROM source").replace(
+        "max_groups_per_window = 1000", "max_groups = 1"
+    )
+    data: list[str] = []
+    import tomllib
+
+    draft = toml.Pipeline.draft(tomllib.loads(text), "p.toml", "", data)
+    assert [line for line in data if "max_groups" in line]
+    assert [line for line in sql_check.check_draft(draft).problems if 'did you mean "user_id"?' in line]
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ({"schema": ""}, "sources[0].schema: none is declared"),
+        ({"schema": "", "sql": "", "length": 'gap_ms = "silence"\nmax_session_duration_ms = "1h"'}, 'transform.window.gap_ms: "silence" is no duration and is read as SQL'),
+        ({"query": "SELECT user_id, amount, _event_ts FROM source JOIN dim ON true"}, '"dim" is neither source nor a lookup'),
+        ({"query": "SELECT user_id, amount, _event_ts FROM source JOIN lake.dim ON true"}, 'table "lake.dim" is of a catalog'),
+        ({"time": "n + 1", "unit": 'event_time_unit = "s"'}, "its type is known at the start"),
+        ({"spark": '[spark]\n"spark.sql.caseSensitive" = true'}, 'as [spark] sets "spark.sql.caseSensitive"'),
+        ({"query": "SELECT a:b.c AS user_id, amount, _event_ts FROM source"}, "is not understood here"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_known_is_said(case: dict[str, str], said: str) -> None:
+    found = sql_check.check(pipeline(**case))
+    assert found.problems == []
+    assert [line for line in found.unchecked if said in line], found.unchecked
+
+
+def test_every_pipeline_of_the_pages_is_right() -> None:
+    names = re.findall(
+        r"\$\{(\w+)\}", "".join(p.read_text() for p in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    )
+    env = dict.fromkeys(names, "postgresql://h/d")
+    seen = 0
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for text in re.findall(r"^```toml\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
+            if "[target]" in text and re.search(r"^name = ", text, re.MULTILINE) and 'agg = "shop:' not in text:
+                assert sql_check.check(toml.loads(text, page.name, env)).problems == [], page.name
+                seen += 1
+    assert seen >= 2
+
+
+JOIN = """name = "paid"
+[connections.bus]
+kind = "kafka"
+bootstrap_servers = "b:9092"
+[connections.lake]
+kind = "files"
+[[sources]]
+name = "orders"
+connection = "bus"
+query = "orders"
+schema = "id BIGINT, shop STRING, total DOUBLE"
+[[sources]]
+name = "payments"
+connection = "bus"
+query = "payments"
+schema = "order_id INT, amount DOUBLE, note STRUCT<a: INT>"
+[[stages]]
+name = "paid"
+[stages.join]
+kind = "inner"
+left_source = "orders"
+right_source = "payments"
+left_keys = ["id"]
+right_keys = ["order_id"]
+time_window_ms = "5m"
+right_sql = "SELECT order_id, amount, _event_ts FROM source WHERE _offset >= 0"
+[[stages]]
+name = "counts"
+sql = "SELECT left_shop AS shop, right_amount, _event_ts FROM source"
+[stages.window]
+kind = "tumbling"
+duration_ms = "1m"
+group_by = ["shop"]
+max_groups_per_window = 10
+[[stages.window.aggregations]]
+agg = "sum"
+column = "right_amount"
+as = "revenue"
+[target]
+connection = "lake"
+path = "out"
+[state_store]
+kind = "in_memory"
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("id BIGINT", "id BIGINT", None),
+        ('left_keys = ["id"]', 'left_keys = ["idd"]', 'stages[0].join.left_keys: column "idd" does not come out of the left side; did you mean "id"?'),
+        ('right_keys = ["order_id"]', 'right_keys = ["amount"]', 'stages[0].join: keys: "id" of the left side is bigint, "amount" of the right side is double'),
+        ("SELECT order_id, amount,", "SELECT order_id, amuont,", 'stages[0].join.right_sql: source "payments": column "amuont" is not there; did you mean "amount"?'),
+        ('"SELECT order_id, amount, _event_ts', '"SELECT order_id, amount', 'stages[0].join.right_sql: source "payments": does not select "_event_ts"'),
+        ("left_shop AS shop", "shop", 'stages[1].sql: column "shop" is not there; did you mean "left_shop"?'),
+        ('group_by = ["shop"]', 'group_by = ["shops"]', 'stages[1].window.group_by: column "shops" does not come out of the SQL; did you mean "shop"?'),
+        ('column = "right_amount"', 'column = "shop"', "stages[1].window.aggregations[0].column: sum needs a number"),
+        ('time_window_ms = "5m"', 'time_window_ms = "5m"\noutput_left_columns = ["shopp"]', 'stages[0].join.output_left_columns: column "shopp" does not come out of the left side'),
+    ],
+)  # fmt: skip
+def test_joins_and_stages(old: str, new: str, said: str | None) -> None:
+    found = sql_check.check(toml.loads(JOIN.replace(old, new), "p.toml"))
+    if said is None:
+        assert (found.problems, found.unchecked) == ([], [])
+    else:
+        assert [line for line in found.problems if line.startswith(said)], found.problems
+
+
+def test_scalar_types_are_those_of_the_state() -> None:
+    assert set(sql_check.SCALARS) == {*schema._SIMPLE, "decimal"}
+    assert schema.NUMBERS == sql_check.NUMBERS
+
+
+DDL = {  # as Spark's own parser says (tests/spark/test_check_agrees.py)
+    "a STRING": {"a": "string"},
+    "a: string, b:int": {"a": "string", "b": "int"},
+    "a STRING NOT NULL COMMENT 'x, y'": {"a": "string"},
+    "`a-b` string, `c``d` INT, 1a LONG": {"a-b": "string", "c`d": "int", "1a": "bigint"},
+    "a decimal, b DEC(5), c numeric( 5 , 2 )": {"a": "decimal(10,0)", "b": "decimal(5,0)", "c": "decimal(5,2)"},
+    "a byte, b short, c long, d real, e integer": {"a": "tinyint", "b": "smallint", "c": "bigint", "d": "float", "e": "int"},
+    "a array<struct<x: int NOT NULL COMMENT 'y', z map<string,array<int>>>>": {"a": "array<struct<x:int,z:map<string,array<int>>>>"},
+    "a TIMESTAMP_LTZ, b TIMESTAMP_NTZ, c TIMESTAMP WITHOUT TIME ZONE": {"a": "timestamp", "b": "timestamp_ntz", "c": "timestamp_ntz"},
+    "select int, from string, where int": {"select": "int", "from": "string", "where": "int"},
+    "a int -- note\n, b /* x */ int": {"a": "int", "b": "int"},
+    "a VARIANT, b VOID, c BINARY": {"a": "variant", "b": "void", "c": "binary"},
+}  # fmt: skip
+NO_DDL = [
+    *("a STRNG", "a string,", "a-b string", "a.b string", "ä string", "a decimal(50,2)", "a decimal(5,9)", "a char"),
+    *("a NULL", "a ARRAY<STRING", "a array", "a int DEFAULT 3", "a int b string", "a", "a int;", "1 int", "a text"),
+    *(
+        "a datetime",
+        "a int(11)",
+        "a bigint unsigned",
+        "a TIMESTAMP WITH TIME ZONE",
+        "a string(3)",
+        "a double precision",
+    ),
+    *(
+        "a json",
+        "a 'int'",
+        "a int NULL",
+        "a bool",
+        '"a" int',
+        "a map<int>",
+        "a struct<int>",
+        ", a int",
+        "a int,, b int",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "columns"), DDL.items())
+def test_schemas_are_read_as_spark_reads_them(text: str, columns: dict[str, str]) -> None:
+    assert ddl.columns(text) == columns
+
+
+@pytest.mark.parametrize("text", NO_DDL)
+def test_what_is_no_schema_is_refused(text: str) -> None:
+    with pytest.raises(ddl.DdlError, match=r".+"):
+        ddl.columns(text)
+
+
+def test_a_secret_schema_is_not_shown() -> None:
+    text = config(schema='schema = "${SCHEMA}"')
+    with pytest.raises(Exception, match="is no schema that Spark reads") as raised:
+        toml.loads(text, "p.toml", {"SCHEMA": "hidden STRNG"})
+    assert "STRNG" not in str(raised.value)

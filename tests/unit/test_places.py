@@ -1,0 +1,181 @@
+"""Where relative paths begin, and that nobody begins a second state beside the first without a word."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import slackwater as sw
+from slackwater.cli.main import main
+from slackwater.config.paths import as_written
+from slackwater.engine import places
+from slackwater.errors import StartError
+
+CONFIG = """name = "clicks"
+[connections.lake]
+kind = "files"
+[[sources]]
+connection = "lake"
+query = "in/*.jsonl"
+format = "json"
+schema = "user STRING, ts TIMESTAMP"
+[transform.lookups.users]
+connection = "lake"
+query = "users/*.json"
+[transform.window]
+kind = "session"
+gap_ms = "30s"
+max_session_duration_ms = "1h"
+event_time_column = "ts"
+late_data = "dlq"
+group_by = ["user"]
+[[transform.window.aggregations]]
+agg = "count"
+as = "n"
+[target]
+connection = "lake"
+path = "out"
+[dead_letter]
+connection = "lake"
+path = "letters"
+[state_store]
+kind = "files"
+path = "${STATE}"
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a config, and a working directory elsewhere."""
+    monkeypatch.setenv("STATE", "state")
+    for name in ("conf", "conf/in", "elsewhere"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "conf" / "p.toml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return tmp_path
+
+
+def loaded(home: Path) -> sw.Pipeline:
+    return sw.load(home / "conf" / "p.toml")
+
+
+def test_paths_begin_at_the_folder_of_the_config(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def paths(pipeline: sw.Pipeline) -> list[str]:
+        assert pipeline.dead_letter is not None and pipeline.state_store is not None
+        (source,), lookup = pipeline.sources, pipeline.transform.lookups["users"]
+        found = (source.query, lookup.query, pipeline.target.path, pipeline.dead_letter.path, pipeline.state_store.path)
+        return [str(path) for path in found]
+
+    conf = home / "conf"
+    expected = [str(conf / name) for name in ("in/*.jsonl", "users/*.json", "out", "letters", "state")]
+    assert paths(loaded(home)) == expected
+    assert paths(sw.load("../conf/p.toml")) == expected
+    monkeypatch.chdir(conf)
+    assert paths(sw.load("p.toml")) == expected
+
+
+def test_a_source_keeps_its_name_and_the_file_its_spelling(home: Path) -> None:
+    pipeline = loaded(home)
+    assert pipeline.sources[0].name == "in/*.jsonl"  # states know it by this name
+    written = sw.to_toml(pipeline)
+    assert 'path = "out"' in written and 'path = "${STATE}"' in written and str(home) not in written
+    (home / "conf" / "copy.toml").write_text(written)
+    assert sw.load(home / "conf" / "copy.toml") == pipeline
+    assert as_written(str(pipeline.target.path)) == str(home / "conf" / "out")
+    assert as_written(pipeline.target.path or "") == "out"
+
+
+@pytest.mark.parametrize("path", ["/data/in", "s3://bucket/in", "file:/data/in"])
+def test_absolute_paths_and_addresses_stay(home: Path, path: str) -> None:
+    (home / "conf" / "p.toml").write_text(
+        CONFIG.replace("in/*.jsonl", path).replace('path = "out"', f'path = "{path}"')
+    )
+    pipeline = loaded(home)
+    assert (pipeline.sources[0].query, pipeline.target.path) == (path, path)
+
+
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["slackwater", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+@pytest.mark.parametrize("name", ["run", "plan", "check"])
+def test_a_state_at_the_working_directory_is_told(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Where paths began before lies a state of this pipeline, and none where they begin now."""
+    (home / "elsewhere" / "state" / "clicks" / "manifests").mkdir(parents=True)
+    (home / "elsewhere" / "state" / "clicks" / "manifests" / "000000000.json").write_text("{}")
+    (home / "elsewhere" / "out" / "_slackwater").mkdir(parents=True)
+    (home / "elsewhere" / "out" / "_slackwater" / "clicks.json").write_text("{}")
+    code, out, err = command(monkeypatch, capsys, name, str(home / "conf" / "p.toml"))
+    assert (code, out) == (1, "")
+    for place in (
+        home / "elsewhere" / "state",
+        home / "conf" / "state",
+        home / "elsewhere" / "out",
+        home / "conf" / "out",
+    ):
+        assert f'"{place}"' in err
+    assert f"mv '{home / 'elsewhere' / 'state'}' '{home / 'conf' / 'state'}'" in err and err.count("\n") == 1
+
+
+def test_it_is_told_once(home: Path) -> None:
+    for place in ("elsewhere", "conf"):
+        (home / place / "state" / "clicks" / "manifests").mkdir(parents=True)
+        (home / place / "state" / "clicks" / "manifests" / "000000000.json").write_text("{}")
+    places.check_former(loaded(home))  # there is one where paths begin now
+    for file in (home / "conf" / "state").rglob("*.json"):
+        file.unlink()
+    with pytest.raises(StartError, match="relative paths begin at the folder of the config"):
+        places.check_former(loaded(home))
+
+
+def test_what_lies_there_of_others_is_no_matter(home: Path) -> None:
+    (home / "elsewhere" / "out").mkdir()
+    (home / "elsewhere" / "out" / "report.pdf").write_text("x")
+    (home / "elsewhere" / "state" / "other" / "manifests").mkdir(parents=True)
+    (home / "elsewhere" / "state" / "other" / "manifests" / "000000000.json").write_text("{}")
+    places.check_former(loaded(home))
+
+
+def test_check_says_absolute_paths_and_what_is_not_there(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "conf" / "in").rmdir()
+    monkeypatch.setenv("STATE", "s")
+    code, out, err = command(monkeypatch, capsys, "check", str(home / "conf" / "p.toml"))
+    assert (code, err) == (0, "")
+    assert f'note: sources[0].query: "{home / "conf" / "in"}" is not there' in out
+
+
+def test_a_path_that_cannot_be_written_is_a_mistake(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "conf" / "out").write_text("a file")
+    (home / "conf" / "p.toml").write_text(CONFIG.replace('path = "letters"', 'path = "out/letters"'))
+    code, out, err = command(monkeypatch, capsys, "check", str(home / "conf" / "p.toml"))
+    assert (code, out) == (2, "")
+    file = home / "conf" / "p.toml"
+    assert err.splitlines() == [
+        f'{file}: target.path: "{home / "conf" / "out"}" is a file; expected a directory, or one that can be created',
+        f'{file}: dead_letter.path: "{home / "conf" / "out" / "letters"}" lies below a file; expected a directory, or one that can be created',
+        "2 problems",
+    ]
+
+
+def test_a_directory_without_the_right_to_write(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the system says it: whoever runs this test may write anywhere."""
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != home / "conf")
+    lines = list(places.unwritable(loaded(home)))
+    assert len(lines) == 3
+    assert f'target.path: "{home / "conf" / "out"}" cannot be created (Permission denied)' in lines[1]
+    assert "${STATE}" in lines[0] and str(home / "conf" / "state") not in lines[0]

@@ -1,0 +1,98 @@
+"""The Python of the README and of examples/ under type checkers as users have them: without our mypy plugin, and in editors."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import slackwater as sw
+
+ROOT = Path(__file__).resolve().parents[2]
+WRONG = """
+import slackwater as sw
+
+sw.Window(kind="session", gap_ms=b"30m")
+sw.Aggregation(agg="count")
+sw.Source(nmae="events")
+"""
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The README's Python, what pages build with it, the examples, and a file that is wrong; nothing that is ours beside them."""
+    home = tmp_path_factory.mktemp("user")
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert blocks
+    for i, text in enumerate(blocks):
+        (home / f"readme_{i}.py").write_text(text)
+    for path in (ROOT / "examples").glob("*.py"):
+        (home / path.name).write_text(path.read_text())
+    (home / "wrong.py").write_text(WRONG)
+    (home / "mypy.ini").write_text("[mypy]\nstrict = true\n")
+    return home
+
+
+def checked(home: Path, *command: str) -> str:
+    said = subprocess.run([sys.executable, "-m", *command], cwd=home, capture_output=True, text=True, timeout=300)
+    return said.stdout + said.stderr
+
+
+def right(home: Path) -> list[str]:
+    return sorted(p.name for p in home.glob("*.py") if p.name != "wrong.py")
+
+
+def test_mypy_takes_the_readme_and_the_examples(sources: Path) -> None:
+    said = checked(sources, "mypy", "--config-file", "mypy.ini", "--cache-dir", ".cache", *right(sources))
+    assert said.startswith("Success: no issues found"), said
+
+
+def test_mypy_still_finds_mistakes(sources: Path) -> None:
+    said = checked(sources, "mypy", "--config-file", "mypy.ini", "--cache-dir", ".cache", "wrong.py")
+    assert re.findall(r"^wrong.py:(\d+): error", said, re.MULTILINE) == ["4", "5", "6"], said
+
+
+def test_pyright_takes_them_too(sources: Path) -> None:
+    said = checked(sources, "pyright", "--pythonpath", sys.executable, *right(sources))
+    assert "0 errors" in said, said
+    said = checked(sources, "pyright", "--pythonpath", sys.executable, "wrong.py")
+    assert set(re.findall(r"wrong.py:(\d+):\d+ - error", said)) == {"4", "5", "6"}, said
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        sw.Aggregation,
+        sw.Window,
+        sw.Join,
+        sw.Source,
+        sw.Lookup,
+        sw.Target,
+        sw.StateStore,
+        sw.Transform,
+        sw.Stage,
+        sw.Pipeline,
+    ],
+)
+def test_the_signatures_name_every_key_and_its_default(cls: type[sw.Window]) -> None:
+    module = importlib.import_module(cls.__module__)
+    tree = ast.parse(Path(str(module.__file__)).read_text())
+    (body,) = [n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == cls.__name__]
+    (block,) = [n for n in body if isinstance(n, ast.If)]
+    (init,) = [n for n in block.body if isinstance(n, ast.FunctionDef)]
+    given = dict(zip([a.arg for a in init.args.kwonlyargs], init.args.kw_defaults, strict=True))
+    names = {"as": "as_"}
+    assert set(given) == {names.get(key, key) for key in cls.KINDS}
+    for name, default in given.items():
+        attribute = "schema_" if name == "schema" else name
+        field = cls.model_fields[attribute]
+        if default is None:
+            assert field.is_required() or name == "as_", name
+        elif isinstance(default, ast.Constant) and default.value is not ... and not field.is_required():
+            value = field.get_default(call_default_factory=True)
+            assert default.value == value or (default.value is None and not value), name

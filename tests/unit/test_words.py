@@ -1,0 +1,181 @@
+"""What people read: numbers with their nouns, lengths of time, types, one hint for one mistake."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import slackwater as sw
+from slackwater import plan
+from slackwater.cli.state_show import _words
+from slackwater.config.source import Source
+from slackwater.config.spec import near
+from slackwater.core.schema import Field, sql_type
+from slackwater.core.words import duration, plural
+from slackwater.engine import undecodable
+from slackwater.engine.compile import bind_window
+from slackwater.errors import ConfigError, StartError
+from slackwater.testing.kit import Rows, run_local
+
+SRC = Path(__file__).resolve().parents[2] / "src" / "slackwater"
+
+
+def test_counts_have_their_nouns() -> None:
+    assert [plural(n, "bad row") for n in (0, 1, 2, 1000)] == [
+        "0 bad rows",
+        "1 bad row",
+        "2 bad rows",
+        "1,000 bad rows",
+    ]
+    assert plural(1, "record was", "records were") == "1 record was"
+    assert plural(2, "record was", "records were") == "2 records were"
+
+
+def test_no_count_is_written_with_a_fixed_plural() -> None:
+    """A family of texts: `{n} rows` says "1 rows" one day. Bounds, names and what is never one are left."""
+    fixed = re.compile(
+        r"\{[^{}]*\} (?:bad |late |dead )?(?:rows|letters|windows|records|files|epochs|sources|keys|commits|problems)\b|%d (?:\w+ )?(?:rows|records)\b"
+    )
+    names = (
+        "{s.",
+        "{t.",
+        "{form}",
+        "{spec.",
+        "{window.kind}",
+        "{side}",
+        "{alone}",
+        "kinds)}",
+        "status.files_total",
+        "rows={status",
+    )
+    bounds = ("{times} sources", "{join.max_rows_per_key:,} rows")
+    found = []
+    for path in SRC.rglob("*.py"):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if fixed.search(line) and not any(known in line for known in (*names, *bounds)):
+                found.append(f"{path.relative_to(SRC)}:{number}: {line.strip()}")
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("ms", "said"),
+    [
+        (86_400_000, "1 day"),
+        (172_800_000, "2 days"),
+        (3_600_000, "1 hour"),
+        (90_000, "90 seconds"),
+        (1500, "1,500 ms"),
+        (0, "0 ms"),
+    ],
+)
+def test_lengths_of_time_are_said_as_people_do(ms: int, said: str) -> None:
+    assert duration(ms) == said
+
+
+WINDOW = {
+    "kind": "session",
+    "gap_ms": "30s",
+    "max_session_duration_ms": "1h",
+    "group_by": ["user"],
+    "event_time_column": "ts",
+}
+COUNT = [sw.Aggregation(agg="count", as_="n")]
+
+
+def test_one_bad_row_is_a_row_and_a_day_a_day(caplog: pytest.LogCaptureFixture) -> None:
+    window = sw.Window(**WINDOW, aggregations=COUNT)  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING, "slackwater"):
+        run_local(window, [Rows({"a": [{"ts": 0, "user": "a"}, {"ts": None, "user": "a"}]})], {"user": "string"})
+    assert "1 bad row (0 undecodable, 0 more than 1 day in the future, 1 without" in caplog.text
+
+
+def test_the_first_pipeline_warns_of_nothing() -> None:
+    """The default bound of a session is there for safety; nobody chose it."""
+    window = sw.Window(
+        **WINDOW, aggregations=[*COUNT, sw.Aggregation(agg="count_distinct", column="page", as_="pages")]
+    )  # type: ignore[arg-type]
+    assert plan.projected_bytes(window) > plan.GIB
+    assert plan.size_warnings(window) == ()
+    chosen = sw.Window(**WINDOW, max_groups_per_window=2_000_000, aggregations=window.aggregations)  # type: ignore[arg-type]
+    (line,) = plan.size_warnings(chosen)
+    assert "4.1 GiB at max_groups_per_window = 2,000,000" in line
+
+
+def test_types_are_those_of_sql() -> None:
+    names = (
+        "bigint",
+        "string",
+        "timestamp",
+        "decimal(10,2)",
+        "array<int>",
+        "struct<a:double,b:array<date>>",
+        "map<string,int>",
+    )
+    assert [sql_type(Field("c", name).polars) for name in names] == list(names)
+    assert sql_type(pl.UInt32()) == "uint32"
+
+
+def test_a_fingerprint_is_not_shown_as_python() -> None:
+    said = _words({"keys": ["user string"], "aggs": {"n": "count *", "m": ["a", 1]}})
+    assert said == "keys: user string, aggs: n: count *, m: a, 1"
+
+
+@pytest.mark.parametrize(
+    ("agg", "meant"),
+    [
+        ("median", '"approx_quantile" with quantile = 0.5'),
+        ("mean", '"avg"'),
+        ("p95", '"approx_quantile"'),
+        ("stdev", '"stddev"'),
+        ("sm", '"sum"'),
+    ],
+)
+def test_aggregations_of_other_systems(agg: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean {meant}") as raised:
+        sw.Aggregation(agg=agg, column="x", as_="m")
+    assert str(raised.value).count("did you mean") == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "meant"),
+    [
+        *(
+            ("output_mode", "update", 'emit = "updates"'),
+            ("outputMode", "append", 'emit = "on_close"'),
+            ("output_mode", "x", '"emit"'),
+        ),
+        *(("keys", ["a"], '"group_by"'), ("watermark", "1m", '"lateness_ms"'), ("slide", "1m", '"hop_ms"')),
+    ],
+)
+def test_keys_of_other_systems(key: str, value: object, meant: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"{key}: unknown key; did you mean {meant}?")):
+        sw.Window(**{**WINDOW, key: value}, aggregations=COUNT)  # type: ignore[arg-type]
+
+
+def test_a_hint_does_not_look_at_case_and_comes_once() -> None:
+    assert near("User_ID", ["user_id", "ts"]) == '; did you mean "user_id"?'
+    assert near("zzz", ["user_id"]) == ""
+    columns = {"user_id": Field("user_id", "string"), "n": Field("n", "int")}
+    for name, hint in (("User_ID", 'did you mean "user_id"?'), ("zzz", "expected one of n, user_id")):
+        with pytest.raises(StartError) as raised:
+            bind_window("p", sw.Window(**{**WINDOW, "group_by": [name]}, aggregations=COUNT), columns)  # type: ignore[arg-type]
+        assert str(raised.value).endswith(hint) and "there are" not in str(raised.value)
+
+
+def test_why_a_record_is_undecodable() -> None:
+    made = {"name": "s", "connection": "lake", "query": "in", "schema": "user STRING, ts TIMESTAMP"}
+    csv, json = Source(**made, format="csv"), Source(**made, format="json")  # type: ignore[arg-type]
+    assert 'set options = { header = "true" }' in undecodable.why(csv, "user,ts", 7)
+    assert undecodable.why(csv, "u1,yesterday", 12) == ""
+    assert undecodable.why(Source(**made, format="csv", options={"header": "true"}), "user,ts", 7) == ""  # type: ignore[arg-type]
+    assert 'set options = { header = "true" }' in undecodable.why(
+        Source(**made, format="csv", options={"sep": ";"}), "User;TS", 7
+    )  # type: ignore[arg-type]
+    assert "30 MB long" in undecodable.why(json, "{", 30_000_000) and "20,000,000" in undecodable.why(
+        json, "{", 30_000_000
+    )
+    assert undecodable.why(json, "{", 300) == ""
