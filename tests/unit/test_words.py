@@ -90,7 +90,7 @@ def test_one_bad_row_is_a_row_and_a_day_a_day(caplog: pytest.LogCaptureFixture) 
     window = sw.Window(**WINDOW, aggregations=COUNT)  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING, "slackwater"):
         run_local(window, [Rows({"a": [{"ts": 0, "user": "a"}, {"ts": None, "user": "a"}]})], {"user": "string"})
-    assert "1 bad row (0 undecodable, 0 more than 1 day in the future, 1 without" in caplog.text
+    assert "1 bad row (0 undecodable, 0 more than 1 hour in the future, 1 without" in caplog.text
 
 
 def test_the_first_pipeline_warns_of_nothing() -> None:

@@ -135,6 +135,7 @@ class Aggregation(Spec):
             column: str | None = None,
             as_: str,
             by: str | None = None,
+            on_overflow: str = "fail",
             mode: str | None = None,
             max_distinct_values_per_group: int | None = None,
             max_values_per_group: int | None = None,

@@ -78,7 +78,7 @@ class FarDates:
                 jump = self.pipeline.transform.step.max_jump_ms or 0
                 log.warning(
                     '%s: epoch %d: source "%s" jumps from %s to %s%s, by more than max_jump_ms (%s): held back from its '
-                    "watermark are %d of the %d rows after which it is followed; the rows themselves are used",
+                    "watermark until it is followed after %d rows, of which %d came; all of them are used",
                     self.pipeline.name,
                     epoch,
                     name,
@@ -86,6 +86,6 @@ class FarDates:
                     iso(newest),
                     place,
                     show_duration(jump),
-                    sum(count for _, _, count in ahead),
                     CONFIRMS,
+                    sum(count for _, _, count in ahead),
                 )
