@@ -130,7 +130,8 @@ def rename(db: psycopg.Connection[Any], tables: Tables, new: Tables) -> None:
     Raises StateError if one of the names is somebody else's.
     """
     there = ours(db, tables, "state")
-    drop(db, tables, "windows", "staged")
+    if tables.name_of("state") != new.name_of("state"):  # else the view stays until its table changes
+        drop(db, tables, "windows", "staged")
     if there is None:
         return
     if tables.name_of("state") != new.name_of("state"):
