@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from slackwater.cli.state import Name, Schema, Where, state
-from slackwater.errors import ConfigError, SlackwaterError
+from slackwater.errors import ConfigError, ExhaustedError, SlackwaterError
 
 app = typer.Typer(
     help="Windows, sessions and stream joins for Apache Spark.",
@@ -18,6 +18,14 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-host",
+        metavar="NAME",
+        help="A name that clients may call this server by, beside localhost and numbers.",
+    ),
+]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline as TOML.")]
 
 
@@ -86,6 +94,7 @@ def run(
         int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics; 0: a free port.")
     ] = None,
     metrics_host: Annotated[str, typer.Option(help="Address to bind the metrics to.")] = "127.0.0.1",
+    allow_host: AllowHost = None,
     status_every: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="At most one status line per so many seconds.")
     ] = 1.0,
@@ -104,7 +113,7 @@ def run(
     """Run a pipeline until it is stopped (Ctrl-C), or until its input ends (--available-now)."""
     from slackwater.cli.runner import run_file
 
-    run_file(file, available_now, flush, metrics_port, metrics_host, status_every, rebuild, begin)
+    run_file(file, available_now, flush, metrics_port, metrics_host, status_every, rebuild, begin, allow_host or [])
 
 
 app.add_typer(state, name="state")
@@ -173,11 +182,12 @@ def serve(
     schema: Schema = "public",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free port.")] = 8085,
     host: Annotated[str, typer.Option(help="Address to bind to.")] = "127.0.0.1",
+    allow_host: AllowHost = None,
 ) -> None:
     """Answer questions about the open windows over HTTP, in JSON and Arrow; read only."""
     from slackwater.cli.serve import serve_state
 
-    serve_state(where, pipeline, schema, host, port)
+    serve_state(where, pipeline, schema, host, port, allow_host or [])
 
 
 @app.command()
@@ -262,6 +272,9 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("SLACKWATER_DEBUG"):
             raise
+        if exhausted := ExhaustedError.of(error):
+            print(f"error: {exhausted}", file=sys.stderr)
+            sys.exit(1)
         text = (str(error).strip().splitlines() or [""])[0]
         print(
             f"internal error: {type(error).__name__}: {text}; run again with SLACKWATER_DEBUG=1 for the stack trace",

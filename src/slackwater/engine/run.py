@@ -27,7 +27,7 @@ from slackwater.engine.parts import (
 from slackwater.engine.spark import SparkEngine, warm_up
 from slackwater.engine.status import Status
 from slackwater.engine.steps import Step
-from slackwater.errors import EpochError, LockHeldError, SlackwaterError, StartError
+from slackwater.errors import EpochError, ExhaustedError, LockHeldError, SlackwaterError, StartError
 from slackwater.sources import files
 from slackwater.sources.base import Batch, reason
 from slackwater.sources.kafka import KafkaSource
@@ -340,6 +340,8 @@ class _Run:
         if isinstance(self._failure, SlackwaterError):
             raise self._failure
         if self._failure is not None:
+            if exhausted := ExhaustedError.of(self._failure):
+                raise exhausted from None
             committed = self.driver.state.epoch >= self._epoch
             what = (
                 "was committed, and publishing it failed; the next start publishes it"
