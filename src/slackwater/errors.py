@@ -21,9 +21,17 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 
+from slackwater.secrets import masked
+
 
 class SlackwaterError(Exception):
-    """Base of all errors raised on purpose; the command line shows its message and no stack trace."""
+    """Base of all errors raised on purpose; the command line shows its message and no stack trace.
+
+    A message never holds a secret that is known (see `slackwater.secrets`), whoever's text it quotes.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(masked(a) if isinstance(a, str) else a for a in args))
 
 
 class ConfigError(SlackwaterError):
@@ -33,7 +41,7 @@ class ConfigError(SlackwaterError):
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
-        self.problems: tuple[str, ...] = tuple(problems)
+        self.problems: tuple[str, ...] = tuple(map(masked, problems))
         super().__init__("\n".join(self.problems))
 
 

@@ -10,6 +10,7 @@ from slackwater.config import toml
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import StartError
+from slackwater.secrets import masked
 
 
 def check_file(file: Path, connect: bool = False) -> None:
@@ -24,9 +25,9 @@ def check_file(file: Path, connect: bool = False) -> None:
     what = _described(pipeline)
     if pipeline.stages:
         what = f"{what}, then {_described(pipeline.last).replace('over 1 source', 'over what it emits')}"
-    print(f"{file}: ok — {what}, {plan.state_text(pipeline)}")
+    print(masked(f"{file}: ok — {what}, {plan.state_text(pipeline)}"))
     for line in plan.build(pipeline).notes:
-        print(f"{file}: note: {line}")
+        print(masked(f"{file}: note: {line}"))
 
 
 def _described(pipeline: Pipeline) -> str:
@@ -43,9 +44,9 @@ def explain_file(file: Path) -> None:
     found = plan.build(pipeline)
     print(f"{pipeline.name}\n")
     for stage in found.stages:
-        print(f"  {stage.name:<11}{stage.where:<8}{stage.title}")
+        print(masked(f"  {stage.name:<11}{stage.where:<8}{stage.title}"))
         for line in stage.lines:
-            print(f"  {'':<19}{line}")
+            print(masked(f"  {'':<19}{line}"))
     print(f"\n  delivery   {found.guarantee}")
     kept: list[str] = []
     for own in (pipeline, *([pipeline.last] if pipeline.stages else [])):

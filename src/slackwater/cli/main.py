@@ -11,6 +11,7 @@ import typer
 
 from slackwater.cli.state import Name, Schema, Where, state
 from slackwater.errors import ConfigError, ExhaustedError, SlackwaterError
+from slackwater.secrets import masked, remember_url
 
 app = typer.Typer(
     help="Windows, sessions and stream joins for Apache Spark.",
@@ -257,6 +258,8 @@ def demo_kafka(
 
 def main() -> None:
     """Entry point: exit code 0; 2 for a wrong config or command line, 1 for what failed, 70 for a bug of ours."""
+    for given in sys.argv[1:]:
+        remember_url(given)
     try:
         app()
     except ConfigError as error:
@@ -275,7 +278,7 @@ def main() -> None:
         if exhausted := ExhaustedError.of(error):
             print(f"error: {exhausted}", file=sys.stderr)
             sys.exit(1)
-        text = (str(error).strip().splitlines() or [""])[0]
+        text = masked((str(error).strip().splitlines() or [""])[0])
         print(
             f"internal error: {type(error).__name__}: {text}; run again with SLACKWATER_DEBUG=1 for the stack trace",
             file=sys.stderr,

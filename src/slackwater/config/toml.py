@@ -13,6 +13,7 @@ from slackwater.config.connection import Connection
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec import Interpolated, InterpolatedDuration, Spec, Unset, show_key
 from slackwater.errors import ConfigError
+from slackwater.secrets import remember
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}")  # "$${" stands for "${" itself
 
@@ -59,7 +60,10 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, at: str, problem
         if match[1] is None:
             return "${"
         used.append(match[1])
-        return env.get(match[1], "")
+        found = env.get(match[1], "")
+        if at != "name" and not at.endswith((".name", ".kind")):
+            remember(found, match[0])
+        return found
 
     result = _VARIABLE.sub(replace, value)
     missing = [name for name in dict.fromkeys(used) if name not in env]

@@ -28,6 +28,7 @@ from slackwater.engine.spark import SparkEngine, warm_up
 from slackwater.engine.status import Status
 from slackwater.engine.steps import Step
 from slackwater.errors import EpochError, ExhaustedError, LockHeldError, SlackwaterError, StartError
+from slackwater.secrets import any_known, masked
 from slackwater.sources import files
 from slackwater.sources.base import Batch, reason
 from slackwater.sources.kafka import KafkaSource
@@ -109,7 +110,8 @@ class _Run:
         notice: Callable[[str, str], None],
         stop: threading.Event,
     ) -> None:
-        self.pipeline, self.available_now, self.notice, self.stop = pipeline, available_now, notice, stop
+        self.pipeline, self.available_now, self.stop = pipeline, available_now, stop
+        self._notice = notice
         self.last: Status | None = None
         self._report = on_status
         self._progress: tuple[int, int] | None = None
@@ -123,6 +125,9 @@ class _Run:
         self.target: Target | None = None
         self.letters: Target | None = None
         self._spark = spark
+
+    def notice(self, level: str, line: str) -> None:
+        self._notice(level, masked(line))
 
     def go(self, flush: bool, rebuild: Mapping[str, Any] | None = None) -> Status | None:
         for line in plan.warnings(self.pipeline):
@@ -348,11 +353,11 @@ class _Run:
                 if committed
                 else "was not committed"
             )
-            raise EpochError(
-                f"{self.pipeline.name}: epoch {self._epoch} {what}: {reason(self._failure)}"
-            ) from self._failure
+            raise EpochError(f"{self.pipeline.name}: epoch {self._epoch} {what}: {reason(self._failure)}") from _shown(
+                self._failure
+            )
         if failed is not None and not self.stop.is_set():
-            raise EpochError(f"{self.pipeline.name}: the query failed: {reason(failed)}") from failed
+            raise EpochError(f"{self.pipeline.name}: the query failed: {reason(failed)}") from _shown(failed)
 
     def _on_status(self, status: Status) -> None:
         from dataclasses import replace
@@ -362,6 +367,11 @@ class _Run:
         self.last = status
         if self._report:
             self._report(status)
+
+
+def _shown(cause: BaseException) -> BaseException | None:
+    """An error of Spark as the cause of ours: it quotes the SQL, so it is left out where that may hold a secret."""
+    return None if any_known() else cause
 
 
 class _StoppedError(Exception):
