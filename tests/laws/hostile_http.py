@@ -122,8 +122,8 @@ def drawn(rng: random.Random) -> str:
 
 
 def request(rng: random.Random) -> bytes:
-    lines = [f"{rng.choice(METHODS)} {drawn(rng)} HTTP/{rng.choice(['1.1', '1.1', '1.1', '1.0', '2.0', '9', ''])}"]
-    lines += [f"Host: {rng.choice(HOSTS) if rng.random() < 0.15 else 'localhost'}"] * rng.choice([1, 1, 1, 1, 0, 2])
+    lines = [f"{rng.choice(METHODS)} {drawn(rng)} HTTP/{rng.choice([*['1.1'] * 20, '1.0', '2.0', '9', ''])}"]
+    lines += [f"Host: {rng.choice(HOSTS) if rng.random() < 0.15 else 'localhost'}"] * rng.choice([*[1] * 20, 0, 2])
     lines += rng.sample(EXTRA, rng.choice([0, 0, 0, 0, 1, 2]))
     lines += ["Connection: close", "", rng.choice([*[""] * 8, "hello", "0\r\n\r\n", "GET / HTTP/1.1\r\n\r\n"])]
     whole = "\r\n".join(lines)

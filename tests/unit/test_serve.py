@@ -323,6 +323,27 @@ def test_what_is_no_http_is_refused_and_closed(served: HttpServer, junk: bytes) 
     assert get(served, "/")[0] == 200
 
 
+def test_a_client_that_closes_its_side_is_answered(view: StateView, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, free = threading.Event(), threading.Event()
+
+    def slow(view: StateView, given: Any) -> dict[str, Any]:
+        asked.set()
+        assert free.wait(30)
+        return {"was": "slow"}
+
+    monkeypatch.setattr(server, "_ANSWERS", {"/slow": slow})
+    running = server.serve(view, 0)
+    try:
+        with connected(running, ASKED.replace(b"/ ", b"/slow ", 1)) as client:
+            assert asked.wait(30)
+            client.shutdown(socket.SHUT_WR)
+            free.set()
+            found = b"".join(iter(lambda: client.recv(4096), b""))
+    finally:
+        running.stop()
+    assert found.endswith(b'{"was": "slow"}')
+
+
 def test_a_long_path_is_refused(served: HttpServer) -> None:
     assert get(served, "/?a=" + "x" * 9000)[0] == 414
 

@@ -28,6 +28,7 @@ class _Bounded(H11Protocol):
     wait_s: float
     _timer: asyncio.TimerHandle | None = None
     _since = 0.0  # when it began to wait
+    _said_all = False
     _unread = 0  # bytes that its client had not taken when it was last looked at
 
     # -- how many ------------------------------------------------------------------------------------------------
@@ -52,6 +53,13 @@ class _Bounded(H11Protocol):
     def on_response_complete(self) -> None:
         self._wait()
         super().on_response_complete()
+        if self._said_all and not self.answering:
+            self.transport.close()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks for it; uvicorn lets it close
+        """A client that only says that it asks nothing more (`nc` does) still gets its answer."""
+        self._said_all = True
+        return self.answering
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
