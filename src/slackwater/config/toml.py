@@ -17,6 +17,25 @@ from slackwater.secrets import remember
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}")  # "$${" stands for "${" itself
 
+_NAMES = frozenset(  # keys of names that tables, directories and answers show: they are no secrets
+    [
+        "name",
+        "kind",
+        "format",
+        "schema",
+        "group_by",
+        "agg",
+        "as",
+        "column",
+        "columns",
+        "by",
+        "event_time_column",
+        "left_keys",
+        "right_keys",
+        "key_columns",
+    ]
+)
+
 
 def load(path: str | Path, env: Mapping[str, str] | None = None) -> Pipeline:
     """Read a pipeline from a TOML file. Raises ConfigError with every mistake, one line each."""
@@ -61,7 +80,7 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, at: str, problem
             return "${"
         used.append(match[1])
         found = env.get(match[1], "")
-        if at != "name" and not at.endswith((".name", ".kind")):
+        if re.sub(r"\[\d+\]$", "", at.rpartition(".")[2]) not in _NAMES:
             remember(found, match[0])
         return found
 
