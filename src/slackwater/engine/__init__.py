@@ -17,4 +17,9 @@ class _Masked(logging.Filter):
         return True
 
 
-logging.getLogger("slackwater").addFilter(_Masked())
+for _name in (
+    "slackwater",
+    "py4j.clientserver",
+    "py4j.java_gateway",
+):  # these log what a batch raised, with Spark's words
+    logging.getLogger(_name).addFilter(_Masked())

@@ -70,7 +70,12 @@ def run(
     if rebuild:
         pipeline = begins.stated(pipeline, rebuild)
     one = _Run(pipeline, available_now, spark, on_status, on_notice or _log_notice, stop or threading.Event())
-    return one.go(flush, rebuild)
+    try:
+        return one.go(flush, rebuild)
+    except SlackwaterError as error:
+        if any_known():
+            raise error from None  # what caused it quotes values, and a stack trace would print it
+        raise
 
 
 def replay(
