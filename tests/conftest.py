@@ -28,6 +28,15 @@ def log_level() -> Iterator[None]:
     log.setLevel(level)
 
 
+@pytest.fixture(autouse=True)
+def secrets_of_this_test() -> Iterator[None]:
+    """What one test gave as a secret is an ordinary word in the next."""
+    from slackwater import secrets
+
+    yield
+    secrets.forget()
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
     """The one Spark session: two cores, quiet, UTC."""

@@ -9,6 +9,7 @@
     ├── CapExceededError     a bound of the state was hit under on_state_cap = "fail"
     ├── ValueRangeError      a result does not fit its type
     ├── FencedError          another runner committed: this one must stop
+    ├── ExhaustedError       this process may open no further file: no file is damaged
     ├── PublishError         the target refused the committed output; the next start publishes it
     ├── SparkEndedError      Spark's process is gone (killed, out of memory)
     └── EpochError           an epoch failed while it ran (user SQL, unreadable input, a missing service)
@@ -18,11 +19,20 @@ Each message says the fact, what was expected against what was found, and what t
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
+
+from slackwater.secrets import masked
 
 
 class SlackwaterError(Exception):
-    """Base of all errors raised on purpose; the command line shows its message and no stack trace."""
+    """Base of all errors raised on purpose; the command line shows its message and no stack trace.
+
+    A message never holds a secret that is known (see `slackwater.secrets`), whoever's text it quotes.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(masked(a) if isinstance(a, str) else a for a in args))
 
 
 class ConfigError(SlackwaterError):
@@ -32,7 +42,7 @@ class ConfigError(SlackwaterError):
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
-        self.problems: tuple[str, ...] = tuple(problems)
+        self.problems: tuple[str, ...] = tuple(map(masked, problems))
         super().__init__("\n".join(self.problems))
 
 
@@ -62,6 +72,21 @@ class ValueRangeError(SlackwaterError):
 
 class FencedError(SlackwaterError):
     """The store holds an epoch this runner did not write: another runner took over."""
+
+
+class ExhaustedError(SlackwaterError):
+    """This process, or the machine, has no descriptor left. `of` tells it from what is wrong with a file."""
+
+    @staticmethod
+    def of(error: BaseException) -> ExhaustedError | None:
+        """What an error says, if it says that; else None."""
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            return None
+        whose = "this process" if error.errno == errno.EMFILE else "this machine"
+        return ExhaustedError(
+            f"{whose} has too many files and connections open ({error.strerror or 'none is left'}); what is on the disk is not "
+            "damaged: close what holds them, or allow more with ulimit -n, and start again"
+        )
 
 
 class PublishError(SlackwaterError):

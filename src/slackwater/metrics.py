@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_asgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from slackwater.engine.status import Status
-from slackwater.errors import StartError
 
+if TYPE_CHECKING:
+    from slackwater.web.server import HttpServer
+
+CONNECTIONS = 16  # at a time: they are descriptors of the runner
 PREFIX = "slackwater_streaming_"
 _REASONS = {"session": ("close", "flush", "cap"), "join": ("match", "unmatched")}
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -165,18 +168,9 @@ def _counters(found: Iterable[Status]) -> Iterator[Metric]:
     yield letters
 
 
-def serve(metrics: Metrics, port: int, host: str = "127.0.0.1") -> tuple[Any, int]:
-    """Serve `/metrics`; port 0 takes a free one. Returns the server (`shut` stops it) and its port."""
-    try:
-        server, _ = start_http_server(port, addr=host, registry=metrics.registry)
-    except OSError as error:
-        raise StartError(
-            f"metrics cannot be served on {host}:{port} ({error.strerror}); choose another --metrics-port"
-        ) from error
-    return server, int(server.server_port)
+def serve(metrics: Metrics, port: int, host: str = "127.0.0.1", names: Sequence[str] = ()) -> HttpServer:
+    """Serve `/metrics` until `stop` is called; port 0 takes a free one. `names`: see `web.guard`. Raises StartError."""
+    from slackwater.web.server import start
 
-
-def shut(server: Any) -> None:
-    """Stop a server of `serve` and free its port."""
-    server.shutdown()
-    server.server_close()
+    app = make_asgi_app(metrics.registry)
+    return start(app, port, host, what="metrics", option="--metrics-port", names=names, most=CONNECTIONS)

@@ -166,7 +166,7 @@ def test_a_join_has_no_windows(place: Place) -> None:
         (lambda v: v.fetch(3), "key: user: found 3, expected a value of type string"),
         (lambda v: v.fetch({"usr": "k"}), "key: found the columns usr, expected user"),
         (lambda v: v.scan("nn > 1"), 'where: unable to find column "nn"'),
-        (lambda v: v.scan("n >"), "where: unable to parse .* expected a condition in SQL"),
+        (lambda v: v.scan("n >"), 'where: "n >" cannot be read .* expected a condition in SQL'),
         (lambda v: v.find_sessions("k", "noon"), 'earliest_end: found "noon", expected a time such as'),
     ],
 )
@@ -334,11 +334,10 @@ def test_a_key_of_two_columns_over_http(place: Place) -> None:
         server = serve(view, 0)
         try:
             for key in ("key=user=k&key=v=2", "key=v=2&key=user=k", "key=user=k,v=2"):
-                with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/fetch?{key}") as answer:
+                with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/fetch?{key}") as answer:
                     assert [(r["user"], r["v"]) for r in json.loads(answer.read())] == [("k", 2)], key
         finally:
-            server.shutdown()
-            server.server_close()
+            server.stop()
 
 
 def test_over_http(place: Place) -> None:
@@ -348,7 +347,7 @@ def test_over_http(place: Place) -> None:
         try:
 
             def get(path: str, **headers: str) -> bytes:
-                url = f"http://127.0.0.1:{server.server_port}{path}"
+                url = f"http://127.0.0.1:{server.port}{path}"
                 with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
                     found: bytes = answer.read()
                     return found
@@ -373,17 +372,16 @@ def test_over_http(place: Place) -> None:
                 ("/fetch?key=usr=c", 400, '"usr" is not a key of this window'),
                 ("/fetch?kee=user=c", 400, '"kee" is not known here; there are: key, at, format'),
                 ("/scan?limit=many", 400, 'limit: found "many", expected a whole number'),
-                ("/scan?limit=-1", 400, 'limit: found "-1", expected 0 or more'),
+                ("/scan?limit=-1", 400, 'limit: found "-1", expected a whole number from 0 to'),
                 ("/scan?at=9", 503, "epoch 9 is not kept"),
             ):
                 with pytest.raises(HTTPError) as refused:
                     get(path)
                 assert refused.value.code == status
                 assert message in json.loads(refused.value.read())["error"]
-            with pytest.raises(HTTPError, match="501"):
-                urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/scan", data=b"x")
+            with pytest.raises(HTTPError, match="405"):
+                urllib.request.urlopen(f"http://127.0.0.1:{server.port}/scan", data=b"x")
             with pytest.raises(StartError, match=r"the state cannot be served on 127\.0\.0\.1:.*choose another --port"):
-                serve(view, server.server_port)
+                serve(view, server.port)
         finally:
-            server.shutdown()
-            server.server_close()
+            server.stop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -13,7 +12,8 @@ from prometheus_client import generate_latest
 
 from slackwater.engine.status import Counters, SourceStatus, Status
 from slackwater.errors import StartError
-from slackwater.metrics import Metrics, serve, shut
+from slackwater.metrics import Metrics, serve
+from slackwater.web.server import HttpServer
 
 COUNTERS = Counters(
     rows_in=1000,
@@ -140,38 +140,36 @@ def test_two_pipelines_keep_apart() -> None:
 
 
 @pytest.fixture
-def served() -> Iterator[tuple[Any, int]]:
+def served() -> Iterator[HttpServer]:
     metrics = Metrics()
     metrics.update(STATUS)
-    server, port = serve(metrics, 0)
-    yield server, port
-    shut(server)
+    server = serve(metrics, 0)
+    yield server
+    server.stop()
 
 
-def test_the_server_is_bound_to_loopback_and_answers(served: tuple[Any, int]) -> None:
-    server, port = served
-    assert server.server_address == ("127.0.0.1", port)
-    with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+def test_the_server_is_bound_to_loopback_and_answers(served: HttpServer) -> None:
+    assert served.address == "127.0.0.1"
+    with urlopen(f"http://127.0.0.1:{served.port}/metrics") as answer:
         assert 'slackwater_streaming_rows_in_total{pipeline="clicks"} 1000.0' in answer.read().decode()
 
 
 def test_another_address_only_when_told() -> None:
-    server, _ = serve(Metrics(), 0, "0.0.0.0")
-    assert server.server_address[0] == "0.0.0.0"
-    shut(server)
+    server = serve(Metrics(), 0, "0.0.0.0")
+    assert server.address == "0.0.0.0"
+    server.stop()
 
 
-def test_a_port_in_use_is_one_line(served: tuple[Any, int]) -> None:
-    _, port = served
+def test_a_port_in_use_is_one_line(served: HttpServer) -> None:
     with pytest.raises(
         StartError,
-        match=rf"^metrics cannot be served on 127\.0\.0\.1:{port} \(Address already in use\); choose another --metrics-port$",
+        match=rf"^metrics cannot be served on 127\.0\.0\.1:{served.port} \(Address already in use\); choose another --metrics-port$",
     ):
-        serve(Metrics(), port)
+        serve(Metrics(), served.port)
 
 
-def test_shut_frees_the_port() -> None:
-    server, port = serve(Metrics(), 0)
-    shut(server)
+def test_stop_frees_the_port() -> None:
+    server = serve(Metrics(), 0)
+    server.stop()
     with socket.socket() as probe, pytest.raises(ConnectionRefusedError):
-        probe.connect(("127.0.0.1", port))
+        probe.connect(("127.0.0.1", server.port))

@@ -11,6 +11,7 @@ from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine import places
 from slackwater.errors import ConfigError, StartError
+from slackwater.secrets import masked
 
 
 def check_file(file: Path, connect: bool = False) -> None:
@@ -33,14 +34,14 @@ def check_file(file: Path, connect: bool = False) -> None:
     what = _described(pipeline)
     if pipeline.stages:
         what = f"{what}, then {_described(pipeline.last).replace('over 1 source', 'over what it emits')}"
-    print(f"{file}: ok — {what}, {plan.state_text(pipeline)}")
+    print(masked(f"{file}: ok — {what}, {plan.state_text(pipeline)}"))
     for line in notes:
-        print(f"{file}: note: {line}")
+        print(masked(f"{file}: note: {line}"))
     if not connect:
         for line in places.absent(pipeline):
-            print(f"{file}: note: {line}; a run does not start without it")
+            print(masked(f"{file}: note: {line}; a run does not start without it"))
     for line in checked.unchecked:
-        print(f"{file}: not checked: {line}")
+        print(masked(f"{file}: not checked: {line}"))
 
 
 def _described(pipeline: Pipeline) -> str:
@@ -57,9 +58,9 @@ def explain_file(file: Path) -> None:
     found = plan.build(pipeline)
     print(f"{pipeline.name}\n")
     for stage in found.stages:
-        print(f"  {stage.name:<11}{stage.where:<8}{stage.title}")
+        print(masked(f"  {stage.name:<11}{stage.where:<8}{stage.title}"))
         for line in stage.lines:
-            print(f"  {'':<19}{line}")
+            print(masked(f"  {'':<19}{line}"))
     print(f"\n  delivery   {found.guarantee}")
     kept: list[str] = []
     for own in (pipeline, *([pipeline.last] if pipeline.stages else [])):

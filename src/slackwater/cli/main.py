@@ -11,7 +11,8 @@ import typer
 
 from slackwater.cli.state import Name, Schema, Where, state
 from slackwater.core.words import plural
-from slackwater.errors import ConfigError, SlackwaterError
+from slackwater.errors import ConfigError, ExhaustedError, SlackwaterError
+from slackwater.secrets import masked, remember_url
 
 app = typer.Typer(
     help="Windows, sessions and stream joins for Apache Spark.",
@@ -19,6 +20,14 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-host",
+        metavar="NAME",
+        help="A name that clients may call this server by, beside localhost and numbers.",
+    ),
+]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline as TOML.")]
 
 
@@ -87,6 +96,7 @@ def run(
         int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics; 0: a free port.")
     ] = None,
     metrics_host: Annotated[str, typer.Option(help="Address to bind the metrics to.")] = "127.0.0.1",
+    allow_host: AllowHost = None,
     status_every: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="At most one status line per so many seconds.")
     ] = 1.0,
@@ -126,6 +136,7 @@ def run(
         begin,
         put_aside_output,
         keep_output,
+        allow_host or [],
     )
 
 
@@ -252,11 +263,12 @@ def serve(
     schema: Schema = "public",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free port.")] = 8085,
     host: Annotated[str, typer.Option(help="Address to bind to.")] = "127.0.0.1",
+    allow_host: AllowHost = None,
 ) -> None:
     """Answer questions about the open windows over HTTP, in JSON and Arrow; read only."""
     from slackwater.cli.serve import serve_state
 
-    serve_state(where, pipeline, schema, host, port)
+    serve_state(where, pipeline, schema, host, port, allow_host or [])
 
 
 @app.command()
@@ -329,6 +341,8 @@ def demo_kafka(
 
 def main() -> None:
     """Entry point: exit code 0; 2 for a wrong config or command line, 1 for what failed, 70 for a bug of ours."""
+    for given in sys.argv[1:]:
+        remember_url(given)
     try:
         app()
     except ConfigError as error:
@@ -345,10 +359,13 @@ def main() -> None:
             raise
         from slackwater.engine.border import of_service
 
-        if line := of_service(error):
-            print(f"error: {line}", file=sys.stderr)
+        if exhausted := ExhaustedError.of(error):
+            print(f"error: {exhausted}", file=sys.stderr)
             sys.exit(1)
-        text = (str(error).strip().splitlines() or [""])[0]
+        if line := of_service(error):
+            print(f"error: {masked(line)}", file=sys.stderr)
+            sys.exit(1)
+        text = masked((str(error).strip().splitlines() or [""])[0])
         print(
             f"internal error: {type(error).__name__}: {text}; run again with SLACKWATER_DEBUG=1 for the stack trace",
             file=sys.stderr,

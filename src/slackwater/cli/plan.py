@@ -15,6 +15,7 @@ from slackwater.engine import changes
 from slackwater.engine.changes import Comparison
 from slackwater.engine.parts import store_of
 from slackwater.engine.places import check_former
+from slackwater.secrets import masked
 
 
 def plan_file(file: Path, as_json: bool) -> None:
@@ -23,12 +24,12 @@ def plan_file(file: Path, as_json: bool) -> None:
     check_former(pipeline)
     found = _compared(pipeline)
     if as_json:
-        print(json.dumps(_object(pipeline, found)))
+        print(masked(json.dumps(_object(pipeline, found))))
     elif found is None:
         print(f"{pipeline.name}: {_without(pipeline)}")
     else:
         for change in found.changes:
-            print(f"{change.verdict:<11} {change.line}")
+            print(masked(f"{change.verdict:<11} {change.line}"))
         print(f"{pipeline.name}: {found.sum.replace('FILE', str(file))}")
     if found is not None and not found.startable:
         raise typer.Exit(1)

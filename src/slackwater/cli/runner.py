@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -32,6 +32,7 @@ def run_file(
     begin: str | None = None,
     put_aside_output: bool = False,
     keep_output: bool = False,
+    names: Sequence[str] = (),
 ) -> None:
     """Load, check and run; print a summary on standard output. Raises SlackwaterError."""
     check_run_flags(available_now, flush)
@@ -47,7 +48,15 @@ def run_file(
     try:
         over = begins.parse(begin) if rebuild else None
         status = run_pipeline(
-            pipeline, view, available_now, flush, metrics_port, metrics_host, rebuild=over, former_output=former
+            pipeline,
+            view,
+            available_now,
+            flush,
+            metrics_port,
+            metrics_host,
+            rebuild=over,
+            former_output=former,
+            names=names,
         )
     finally:
         view.close()
@@ -64,16 +73,17 @@ def run_pipeline(
     stop: threading.Event | None = None,
     rebuild: Mapping[str, Any] | None = None,
     former_output: str | None = None,
+    names: Sequence[str] = (),
 ) -> Status | None:
     """Run with a view, and metrics if a port is given. A signal sets `stop`, and the run ends after its epoch."""
     from slackwater.engine import run as engine
-    from slackwater.metrics import Metrics, serve, shut
+    from slackwater.metrics import Metrics, serve
 
     metrics = Metrics()
     server = None
     if metrics_port is not None:
-        server, port = serve(metrics, metrics_port, metrics_host)
-        view.notice("info", f"metrics at http://{metrics_host}:{port}/metrics")
+        server = serve(metrics, metrics_port, metrics_host, names)
+        view.notice("info", f"metrics at http://{metrics_host}:{server.port}/metrics")
 
     def on_status(status: Status) -> None:
         metrics.update(status)
@@ -95,7 +105,7 @@ def run_pipeline(
             )
         finally:
             if server is not None:
-                shut(server)
+                server.stop()
 
 
 @contextmanager

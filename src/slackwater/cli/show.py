@@ -16,6 +16,7 @@ import typer
 from slackwater.cli.dlq import plain
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
+from slackwater.core.words import plural
 from slackwater.errors import StartError
 from slackwater.query import text
 from slackwater.query.published import in_order, published
@@ -87,7 +88,7 @@ class _Printer:
         print("\n".join(lines), flush=True)
         if more and not self._json:
             newest = "the newest" if self._start else "the last"
-            print(f"({newest} {frame.height:,} rows; more with --limit)", file=sys.stderr)
+            print(f"({newest} {plural(frame.height, 'row')}; more with --limit)", file=sys.stderr)
 
     def _table(self, frame: pl.DataFrame) -> Iterator[str]:
         numbers = [t.is_numeric() for t in frame.schema.values()]

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from slackwater import secrets
 from slackwater.config.spec import (
     Kind,
     MismatchError,
@@ -26,6 +27,10 @@ _options = settings('a table of settings ({ "security.protocol" = "SSL" })')
 
 class Connection(Spec):
     """Base of all connections. `READS`: rows can be read from it; `WRITES`: results can go there."""
+
+    def __init__(self, **data: Any) -> None:
+        _remember(data)
+        super().__init__(**data)
 
     kind: str
     READS: ClassVar[bool] = True
@@ -173,6 +178,15 @@ CONNECTIONS: Mapping[str, type[Connection]] = {
 _EXPECTED = " or ".join(show(kind) for kind in CONNECTIONS)
 
 
+def _remember(given: Mapping[str, Any]) -> None:
+    """What must not be shown of a connection, also of one that is wrong."""
+    for value in given.values():
+        if isinstance(value, str):
+            secrets.remember_url(value)
+        elif isinstance(value, Mapping):
+            secrets.remember_settings(value)
+
+
 def connection(value: Any) -> Connection:
     """A connection from a table or an object. Raises MismatchError, or NestedError (draft None) for its keys."""
     if isinstance(value, Connection):
@@ -188,6 +202,7 @@ def connection(value: Any) -> Connection:
         advice = nearest(kind, CONNECTIONS) if isinstance(kind, str) else f", expected {_EXPECTED}"
         raise NestedError([f": kind: found {show(kind)}{advice}"], None)
     problems: list[str] = []
+    _remember(value)
     built = CONNECTIONS[kind].build(value, "", "", problems)
     if built is None:
         raise NestedError(problems, None)

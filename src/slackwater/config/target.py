@@ -11,6 +11,7 @@ from slackwater.config.connection import Connection, connection_or_name
 from slackwater.config.spec import Duration, Kind, Problem, Spec, Values, choice, duration, show, text, texts, whole
 from slackwater.config.step import Step
 from slackwater.config.window import Window
+from slackwater.secrets import remember_url
 
 
 class Target(Spec):
@@ -153,6 +154,8 @@ class StateStore(Spec):
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         kind = values.get("kind")
+        if isinstance(values.get("url"), str):
+            remember_url(values["url"])
         if kind == "files" and "path" not in values and "path" not in wrong:
             yield "path", 'missing; a files store needs a directory, as in "state"'
         if kind == "postgres" and "url" not in values and "url" not in wrong:

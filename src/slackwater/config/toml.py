@@ -14,9 +14,29 @@ from slackwater.config.paths import Anchored, anchored
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec import Interpolated, InterpolatedDuration, Spec, Unset, show_key
 from slackwater.errors import ConfigError
+from slackwater.secrets import remember
 
 DEPTH = 32  # levels of tables and lists; a pipeline needs six
 _VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}")  # "$${" stands for "${" itself
+
+_NAMES = frozenset(  # keys of names that tables, directories and answers show: they are no secrets
+    [
+        "name",
+        "kind",
+        "format",
+        "schema",
+        "group_by",
+        "agg",
+        "as",
+        "column",
+        "columns",
+        "by",
+        "event_time_column",
+        "left_keys",
+        "right_keys",
+        "key_columns",
+    ]
+)
 
 
 def load(path: str | Path, env: Mapping[str, str] | None = None) -> Pipeline:
@@ -94,7 +114,10 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, at: str, problem
         if match[1] is None:
             return "${"
         used.append(match[1])
-        return env.get(match[1], "")
+        found = env.get(match[1], "")
+        if re.sub(r"\[\d+\]$", "", at.rpartition(".")[2]) not in _NAMES:
+            remember(found, match[0])
+        return found
 
     result = _VARIABLE.sub(replace, value)
     missing = [name for name in dict.fromkeys(used) if name not in env]

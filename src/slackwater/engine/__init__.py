@@ -1,0 +1,25 @@
+"""Epochs: what is read, folded, committed and published. Its log lines hold no secret that is known."""
+
+from __future__ import annotations
+
+import logging
+
+from slackwater.secrets import masked
+
+
+class _Masked(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if (shown := masked(text)) != text:
+            record.msg, record.args = shown, ()
+        if record.exc_info and not record.exc_text:
+            record.exc_text = masked(logging.Formatter().formatException(record.exc_info))
+        return True
+
+
+for _name in (
+    "slackwater",
+    "py4j.clientserver",
+    "py4j.java_gateway",
+):  # these log what a batch raised, with Spark's words
+    logging.getLogger(_name).addFilter(_Masked())

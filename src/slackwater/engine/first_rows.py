@@ -9,6 +9,8 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from slackwater.core.words import plural
+
 ROWS = 1000  # so many are looked at
 _SHOWN = 30  # names that are listed
 _1990_US = 631_152_000_000_000
@@ -52,7 +54,7 @@ def missing_text(source: str, column: str, rows: int, names: Iterable[str]) -> s
     more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
     there = f"; there are: {', '.join(known[:_SHOWN])}{more}" if known else ""
     return (
-        f'source "{source}": the column "{column}" of its schema is in none of its first {rows:,} rows, so it is NULL in '
+        f'source "{source}": the column "{column}" of its schema is in none of its first {plural(rows, "row")}, so it is NULL in '
         f"all of them{there}{hint}"
     )
 

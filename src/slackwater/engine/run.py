@@ -29,7 +29,8 @@ from slackwater.engine.places import check_former
 from slackwater.engine.spark import SparkEngine, warm_up
 from slackwater.engine.status import Status
 from slackwater.engine.steps import Step
-from slackwater.errors import ConfigError, EpochError, LockHeldError, SlackwaterError, StartError
+from slackwater.errors import ConfigError, EpochError, ExhaustedError, LockHeldError, SlackwaterError, StartError
+from slackwater.secrets import any_known, masked
 from slackwater.sources import files
 from slackwater.sources.base import Batch, reason
 from slackwater.sources.changed import AT_ONCE, ReadFiles
@@ -84,7 +85,7 @@ def run(
         one = _Run(pipeline, available_now, spark, on_status or lines.status, notice, stop)
         last = one.told(flush, rebuild, former_output)
         lines.close()
-        notice("info", tell.end(pipeline, last, time.monotonic() - began))
+        notice("info", masked(tell.end(pipeline, last, time.monotonic() - began)))
         return last
 
 
@@ -140,7 +141,8 @@ class _Run:
         notice: Callable[[str, str], None],
         stop: threading.Event,
     ) -> None:
-        self.pipeline, self.available_now, self.notice, self.stop = pipeline, available_now, notice, stop
+        self.pipeline, self.available_now, self.stop = pipeline, available_now, stop
+        self._notice = notice
         self.last: Status | None = None
         self.driver: Driver  # from `_prepare` on
         self._base: SparkSession | None = None  # Spark, once it is up
@@ -161,6 +163,9 @@ class _Run:
         self.target: Target | None = None
         self.letters: Target | None = None
         self._spark = spark
+
+    def notice(self, level: str, line: str) -> None:
+        self._notice(level, masked(line))
 
     def told(self, flush: bool, rebuild: Mapping[str, Any] | None, former_output: str | None) -> Status | None:
         """`go`, with errors of ours only."""
@@ -485,17 +490,19 @@ class _Run:
         if isinstance(self._failure, SlackwaterError):
             raise self._failure
         if self._failure is not None:
+            if exhausted := ExhaustedError.of(self._failure):
+                raise exhausted from None
             committed = self.driver.state.epoch >= self._epoch
             what = (
                 "was committed, and publishing it failed; the next start publishes it"
                 if committed
                 else "was not committed"
             )
-            raise EpochError(
-                f"{self.pipeline.name}: epoch {self._epoch} {what}: {reason(self._failure)}"
-            ) from self._failure
+            raise EpochError(f"{self.pipeline.name}: epoch {self._epoch} {what}: {reason(self._failure)}") from _shown(
+                self._failure
+            )
         if failed is not None and not self.stop.is_set():
-            raise EpochError(f"{self.pipeline.name}: the query failed: {reason(failed)}") from failed
+            raise EpochError(f"{self.pipeline.name}: the query failed: {reason(failed)}") from _shown(failed)
 
     def _on_status(self, status: Status) -> None:
         from dataclasses import replace
@@ -511,6 +518,11 @@ def _has_nothing(query: StreamingQuery) -> bool:
     """Whether the query has asked its sources, and had nothing: not while it begins, looks, or plans a batch."""
     status = query.status
     return str(status["message"]).startswith("Waiting") and not status["isDataAvailable"]
+
+
+def _shown(cause: BaseException) -> BaseException | None:
+    """An error of Spark as the cause of ours: it quotes the SQL, so it is left out where that may hold a secret."""
+    return None if any_known() else cause
 
 
 class _StoppedError(Exception):

@@ -17,6 +17,7 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.capacity import capacity_of
+from slackwater.core.words import plural
 from slackwater.engine.letters import UNPUBLISHED, holding
 from slackwater.engine.parts import aside_of, letters_of, store_of
 from slackwater.errors import StartError
@@ -69,7 +70,13 @@ def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
             raise StartError(
                 f"{pipeline.name}: epoch {epoch} is set aside in {place} and could not be noted; repeat this"
             )
-    log.warning("%s: epoch %d was set aside: %d rows are now in %s", pipeline.name, epoch, rows.height, place)
+    log.warning(
+        "%s: epoch %d was set aside: %s now in %s",
+        pipeline.name,
+        epoch,
+        plural(rows.height, "row is", "rows are"),
+        place,
+    )
     return place
 
 

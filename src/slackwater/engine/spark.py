@@ -23,6 +23,7 @@ from slackwater.config.source import declared_columns
 from slackwater.core import schema
 from slackwater.core.capacity import ANYTHING, Capacity
 from slackwater.core.time import EARLIEST_US, LATEST_US
+from slackwater.core.words import plural
 from slackwater.engine import fitting, inspect, prepare, shard, steps, undecodable
 from slackwater.engine.first_rows import ROWS, FirstRows, missing_text, unit_hint
 from slackwater.engine.letters import ORIGIN, OUTSIDE, letter_columns, numbered_origin, origin_column, unfit_columns
@@ -277,7 +278,7 @@ class SparkEngine:
                     staged += [StagedLetters.model_validate_json(one) for one in letters]
             if sum(reasons.values()) != seen.rows:
                 raise EpochError(
-                    f'{self.pipeline.name}: source "{seen.source}": {seen.rows} rows that cannot be held, and '
+                    f'{self.pipeline.name}: source "{seen.source}": {plural(seen.rows, "row")} that cannot be held, and '
                     f"{sum(reasons.values())} when they were read again: the input was not the same; nothing of this epoch was "
                     "committed, the next start repeats it"
                 )

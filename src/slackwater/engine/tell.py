@@ -22,6 +22,7 @@ from typing import Any
 from slackwater import plan
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
+from slackwater.core.words import plural
 from slackwater.engine import begins
 from slackwater.engine.status import Status
 from slackwater.state.protocol import Manifest
@@ -67,7 +68,7 @@ def _from(pipeline: Pipeline, source: Source, latest: Manifest | None) -> str:
     if record is None or (record.offsets is None and not record.rows):
         return begins.place(pipeline, source)
     if record.offsets is None:
-        return f"after {record.rows:,} rows"
+        return f"after {plural(record.rows, 'row')}"
     if "segments" in record.offsets:
         count = int(record.offsets.get("count", 0))
         return f"after {count:,} file{'' if count == 1 else 's'}"

@@ -6,114 +6,178 @@
     GET /scan?where=events>100&limit=1000                    windows of all keys
 
 With each: `at=EPOCH` for an earlier commit. Arrow comes for `Accept: application/vnd.apache.arrow.stream` or `format=arrow`.
+
+Questions run on a few threads, each of one commit, and each within bounds: of time, of rows, of bytes of its answer, and of
+what a `where` may hold (`query/condition.py`). `routes` mounts in any ASGI application.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-import threading
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 import polars as pl
 import pyarrow as pa
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
+from slackwater.config.spec import show
 from slackwater.core.schema import sql_type
-from slackwater.errors import SlackwaterError, StartError, StateError
+from slackwater.errors import ExhaustedError, SlackwaterError, StartError, StateError
 from slackwater.query.text import json_lines
 from slackwater.query.view import StateView, arrow
 from slackwater.watermark import NO_WATERMARK
+from slackwater.web.server import LOOPBACK, HttpServer, start
 
 log = logging.getLogger("slackwater")
 
 ARROW = "application/vnd.apache.arrow.stream"
 LIMIT = 1000  # windows that a scan answers with, unless it is told
+MOST_ROWS = 100_000  # of an answer
+MOST_BYTES = 64 * 1024 * 1024  # of an answer
+QUESTION_S = 10.0  # for a scan
+AT_ONCE = 4  # questions that are looked into
+WAITING = 64  # questions beside them
 Query = Mapping[str, str]
 
 
-def serve(view: StateView, port: int, host: str = "127.0.0.1") -> ThreadingHTTPServer:
-    """Answer questions in threads until `shutdown` is called; port 0 takes a free one. Raises StartError."""
-    handler = type("Handler", (_Handler,), {"view": view, "lock": threading.Lock()})
+def serve(view: StateView, port: int, host: str = LOOPBACK, names: Sequence[str] = ()) -> HttpServer:
+    """Answer questions in threads until `stop` is called; port 0 takes a free one. `names`: see `web.guard`. Raises StartError."""
+    return start(application(view), port, host, what="the state", option="--port", names=names)
+
+
+def application(view: StateView) -> Starlette:
+    """The endpoint as an ASGI application."""
+    app = Starlette(routes=routes(view), exception_handlers={HTTPException: _refused})
+    app.router.redirect_slashes = False
+    return app
+
+
+def routes(view: StateView) -> list[Route]:
+    """Its routes, for an application of one's own."""
+    asked = _Questions(view)
+    return [Route(path, asked.endpoint(answer), methods=["GET"]) for path, answer in _ANSWERS.items()]
+
+
+class _TooLargeError(StartError):
+    """The answer to a question does not fit the bounds."""
+
+
+class _Questions:
+    """Questions to one view: a few at a time, some more that wait, the rest refused."""
+
+    def __init__(self, view: StateView) -> None:
+        self.view = view
+        self._threads = ThreadPoolExecutor(AT_ONCE, "question")
+        self._open = 0
+
+    def endpoint(self, answer: Callable[[StateView, Query], Any]) -> Callable[[Request], Any]:
+        async def asked(request: Request) -> Response:
+            if self._open >= AT_ONCE + WAITING:
+                return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, f"{self._open} questions are open; ask again later")
+            self._open += 1
+            try:
+                wants_arrow = ARROW in request.headers.get("accept", "")
+                query = request.url.query
+                return await asyncio.get_running_loop().run_in_executor(
+                    self._threads, _answered, answer, self.view, query, wants_arrow
+                )
+            finally:
+                self._open -= 1
+
+        return asked
+
+
+def _answered(answer: Callable[[StateView, Query], Any], view: StateView, query: str, wants_arrow: bool) -> Response:
+    """The answer to a question, or why there is none. Nothing is raised."""
     try:
-        server = ThreadingHTTPServer((host, port), handler)
-    except OSError as error:
-        raise StartError(
-            f"the state cannot be served on {host}:{port} ({error.strerror}); choose another --port"
-        ) from None
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
-
-
-class _Handler(BaseHTTPRequestHandler):
-    view: StateView
-    lock: threading.Lock  # one question at a time: each is short, and the view keeps its files open between them
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        url = urlsplit(self.path)
-        every = parse_qs(url.query, keep_blank_values=True)
-        given = {name: ",".join(values) if name == "key" else values[-1] for name, values in every.items()}
-        answer = _ANSWERS.get(url.path)
-        if answer is None:
-            self._refuse(HTTPStatus.NOT_FOUND, f"there is no {url.path}; there are: {', '.join(_ANSWERS)}")
-            return
-        try:
-            with self.lock:
-                found = answer(self.view, given)
-        except StateError as error:
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
-        except SlackwaterError as error:
-            self._refuse(HTTPStatus.BAD_REQUEST, str(error))
-        else:
-            self._answer(found, given)
-
-    def _answer(self, found: pl.DataFrame | dict[str, Any], given: Query) -> None:
+        given = _given(query)
+        found = answer(view, given)
         if isinstance(found, dict):
-            self._send(HTTPStatus.OK, "application/json", json.dumps(found, ensure_ascii=False).encode())
-        elif given.get("format") == "arrow" or ARROW in self.headers.get("Accept", ""):
-            sink = pa.BufferOutputStream()
-            table = arrow(found)
-            with pa.ipc.new_stream(sink, table.schema) as writer:
-                writer.write_table(table)
-            self._send(HTTPStatus.OK, ARROW, sink.getvalue().to_pybytes())
-        else:
-            rows = ",".join(json_lines(found))
-            self._send(HTTPStatus.OK, "application/json", f"[{rows}]".encode())
+            return _json(HTTPStatus.OK, json.dumps(found, ensure_ascii=False).encode(errors="replace"))
+        return _rows(found, wants_arrow or given.get("format") == "arrow")
+    except _TooLargeError as error:
+        return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error))
+    except (StateError, ExhaustedError) as error:
+        return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+    except SlackwaterError as error:
+        return _refusal(HTTPStatus.BAD_REQUEST, str(error))
+    except BaseException as error:  # a panic of Polars is no Exception
+        log.exception("a question failed")
+        return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, f"internal error: {type(error).__name__}; the log has more")
 
-    def _refuse(self, status: HTTPStatus, line: str) -> None:
-        self._send(status, "application/json", json.dumps({"error": line}, ensure_ascii=False).encode())
 
-    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+def _given(query: str) -> dict[str, str]:
+    try:
+        every = parse_qs(query, keep_blank_values=True, max_num_fields=50, errors="strict")
+    except ValueError:
+        raise StartError("the query string has more than 50 parts, or is not UTF-8") from None
+    return {name: ",".join(values) if name == "key" else values[-1] for name, values in every.items()}
 
-    def log_message(self, format: str, *args: Any) -> None:
-        log.debug("%s " + format, self.address_string(), *args)
+
+def _rows(found: pl.DataFrame, as_arrow: bool) -> Response:
+    if found.height > MOST_ROWS:
+        raise _TooLargeError(f"the answer has {found.height} windows; at most {MOST_ROWS} are sent: ask for fewer")
+    if found.estimated_size() > MOST_BYTES:
+        raise _too_large()
+    if as_arrow:
+        sink = pa.BufferOutputStream()
+        table = arrow(found)
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        return Response(sink.getvalue().to_pybytes(), media_type=ARROW)
+    lines, size = [], 0
+    for line in json_lines(found):
+        lines.append(line.encode(errors="replace"))
+        size += len(lines[-1]) + 1
+        if size > MOST_BYTES:
+            raise _too_large()
+    return _json(HTTPStatus.OK, b"[" + b",".join(lines) + b"]")
+
+
+def _too_large() -> StartError:
+    return _TooLargeError(f"the answer is larger than {MOST_BYTES >> 20} MiB; ask for fewer windows")
+
+
+def _json(status: HTTPStatus, body: bytes) -> Response:
+    return Response(body, status, media_type="application/json")
+
+
+def _refusal(status: HTTPStatus, line: str) -> Response:
+    return _json(status, json.dumps({"error": line}, ensure_ascii=False).encode(errors="replace"))
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return _refusal(HTTPStatus.NOT_FOUND, f"there is no {request.url.path[:200]}; there are: {', '.join(_ANSWERS)}")
+    return _refusal(HTTPStatus(error.status_code), error.detail)
 
 
 def _known(given: Query, *names: str) -> None:
     unknown = [n for n in given if n not in (*names, "at", "format")]
     if unknown:
-        raise StartError(f'"{unknown[0]}" is not known here; there are: {", ".join((*names, "at", "format"))}')
+        raise StartError(f"{show(unknown[0])} is not known here; there are: {', '.join((*names, 'at', 'format'))}")
 
 
 def _at(view: StateView, given: Query) -> StateView:
     return view.as_of(_number(given, "at")) if "at" in given else view
 
 
-def _number(given: Query, name: str) -> int:
-    try:
-        return int(given[name])
-    except ValueError:
-        raise StartError(f'{name}: found "{given[name]}", expected a whole number') from None
+def _number(given: Query, name: str, most: int = 10**18) -> int:
+    if not re.fullmatch("[0-9]{1,19}", given[name]) or int(given[name]) > most:
+        raise StartError(f"{name}: found {show(given[name])}, expected a whole number from 0 to {most}")
+    return int(given[name])
 
 
 def _about(view: StateView, given: Query) -> dict[str, Any]:
@@ -148,10 +212,8 @@ def _find(view: StateView, given: Query) -> pl.DataFrame:
 
 def _scan(view: StateView, given: Query) -> pl.DataFrame:
     _known(given, "where", "limit")
-    limit = _number(given, "limit") if "limit" in given else LIMIT
-    if limit < 0:
-        raise StartError(f'limit: found "{limit}", expected 0 or more')
-    return _at(view, given).scan(given.get("where"), limit)
+    limit = _number(given, "limit", MOST_ROWS) if "limit" in given else LIMIT
+    return _at(view, given).scan(given.get("where"), limit, timeout_s=QUESTION_S)
 
 
 _ANSWERS: Mapping[str, Callable[[StateView, Query], Any]] = {
@@ -160,4 +222,4 @@ _ANSWERS: Mapping[str, Callable[[StateView, Query], Any]] = {
     "/find-sessions": _find,
     "/scan": _scan,
 }
-__all__ = ["ARROW", "LIMIT", "serve"]
+__all__ = ["ARROW", "LIMIT", "application", "routes", "serve"]

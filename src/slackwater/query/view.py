@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import datetime as dt
 import operator
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,6 +25,7 @@ import polars as pl
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine import look
 from slackwater.errors import StartError, StateError
+from slackwater.query.condition import chosen, condition
 from slackwater.query.where import store_at
 from slackwater.query.windows import standing
 from slackwater.state.files import FilesStore
@@ -49,12 +52,13 @@ class StateView:
 
     The columns are those of the target, with the values as they would come out if no row came any more, and
     `_status` (open | retained), `_closes_at` (TIMESTAMP, the watermark that closes it), `_last_event` (sessions: TIMESTAMP)
-    and `_epoch` (BIGINT, the commit). Windows that are gone from the state are in the target alone.
+    and `_epoch` (BIGINT, the commit). Windows that are gone from the state are in the target alone. Threads may ask at once.
     """
 
     def __init__(self, store: StateStore, epoch: int | None = None) -> None:
         self._store, self._epoch = store, epoch
         self._held: tuple[Snapshot, ExitStack, Logic] | None = None
+        self._opening = threading.Lock()
 
     # -- questions -----------------------------------------------------------------------------------------------
 
@@ -88,20 +92,34 @@ class StateView:
                 found = found.filter(pl.col(logic.window.window_start_column).dt.timestamp("us") <= high)
             return found
 
-    def scan(self, where: str | pl.Expr | None = None, limit: int | None = None) -> pl.DataFrame:
+    def scan(
+        self, where: str | pl.Expr | None = None, limit: int | None = None, *, timeout_s: float | None = None
+    ) -> pl.DataFrame:
         """The windows of all keys, in order of (start, key).
 
-        `where`: a condition over the columns, a Polars expression or SQL, as in "events > 100 AND _status = 'open'";
-        `limit`: at most so many. The state is read shard by shard, and kept as far as the condition holds.
+        `where`: a condition over the columns, a Polars expression or SQL, as in "events > 100 AND _status = 'open'" (see
+        `slackwater.query.condition` for what it may hold); `limit`: at most so many. The state is read shard by shard, and kept
+        as far as the condition holds. Raises StartError, also if that takes longer than `timeout_s`.
         """
         limit = None if limit is None else _whole(limit, "limit", 0)
+        if where is not None and not isinstance(where, str | pl.Expr):
+            raise StartError(f"where: found the {type(where).__name__} {where!r}, expected SQL or a Polars expression")
+        ends = None if timeout_s is None else time.monotonic() + timeout_s
         with self._looking() as (snapshot, logic):
-            condition = _condition(where)
-            found = [
-                self._chosen(_answer(snapshot, logic, rows), condition) for rows in _shards(snapshot, logic, self.stage)
-            ]
-            everything = logic.sorted_output(pl.concat(found))
-            return everything if limit is None else everything.head(limit)
+            nothing = _answer(snapshot, logic, logic.empty_state())
+            wanted = condition(where, nothing.columns) if isinstance(where, str) else where
+            kept = [nothing]
+            for rows in _shards(snapshot, logic, self.stage):
+                found = _answer(snapshot, logic, rows)
+                for part in [found] if wanted is None else chosen(found, wanted):
+                    kept.append(part)
+                    if ends is not None and time.monotonic() > ends:
+                        raise StartError(
+                            f"where: the answer takes longer than {timeout_s:g} seconds; ask for the windows of one key"
+                        )
+                if limit is not None:
+                    kept = [logic.sorted_output(pl.concat(kept)).head(limit)]
+            return logic.sorted_output(pl.concat(kept))
 
     def as_of(self, epoch: int) -> StateView:
         """The view of an earlier commit, while the store keeps it (see `epochs`). Raises StateError otherwise."""
@@ -144,10 +162,14 @@ class StateView:
                 snapshot = _there(found)
                 yield snapshot, look.logic_in(snapshot.manifest.stages[self.stage])
             return
-        held = self._held
-        if held is None or (self._epoch is None and self._store.epochs()[-1:] != [held[0].manifest.epoch]):
-            held = self._opened()
-        yield held[0], held[2]
+        with self._opening:
+            held = self._held
+            if held is None or (self._epoch is None and self._store.epochs()[-1:] != [held[0].manifest.epoch]):
+                held = self._opened()
+        yield (
+            held[0],
+            held[2],
+        )  # also if another thread puts a later commit in its place: files stay while they are used
 
     def _opened(self) -> tuple[Snapshot, ExitStack, Logic]:
         with ExitStack() as stack:
@@ -160,15 +182,6 @@ class StateView:
     def _of_key(self, snapshot: Snapshot, logic: Logic, key: Any) -> pl.DataFrame:
         rows = look.rows_of(snapshot, logic, _key(logic, key), self.stage)
         return logic.sorted_output(_answer(snapshot, logic, rows))
-
-    def _chosen(self, frame: pl.DataFrame, condition: pl.Expr | None) -> pl.DataFrame:
-        if condition is None:
-            return frame
-        try:
-            return frame.filter(condition)
-        except pl.exceptions.PolarsError as error:
-            text = str(error).splitlines()[0]
-            raise StartError(f"where: {text}; there are: {', '.join(frame.columns)}") from None
 
     def close(self) -> None:
         """Let go of the files that are open; the view can still be used."""
@@ -244,17 +257,6 @@ def _whole(value: int, name: str, least: int) -> int:
     if number < least:
         raise StartError(f"{name}: found {value!r}, expected a whole number of at least {max(least, 0)}")
     return min(number, (1 << 63) - 1)
-
-
-def _condition(where: str | pl.Expr | None) -> pl.Expr | None:
-    if where is not None and not isinstance(where, str | pl.Expr):
-        raise StartError(f"where: found the {type(where).__name__} {where!r}, expected SQL or a Polars expression")
-    if not isinstance(where, str):
-        return where
-    try:
-        return pl.sql_expr(where)
-    except pl.exceptions.PolarsError as error:
-        raise StartError(f"where: {str(error).splitlines()[0]}; expected a condition in SQL") from None
 
 
 def arrow(frame: pl.DataFrame) -> pa.Table:

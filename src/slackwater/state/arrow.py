@@ -10,7 +10,8 @@ import polars as pl
 import pyarrow as pa
 import xxhash
 
-from slackwater.errors import EpochError, StateError
+from slackwater.core.words import plural
+from slackwater.errors import EpochError, ExhaustedError, StateError
 
 
 def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
@@ -54,7 +55,7 @@ def write_synced(path: Path, content: Any) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise EpochError(
+        raise ExhaustedError.of(error) or EpochError(
             f"state file {path} cannot be written ({error.strerror}); the epoch was not committed: make room and start again"
         ) from None
 
@@ -81,6 +82,8 @@ def wrong_in(path: Path, expected: str, size: int | None = None) -> str:
                 return "is truncated" if content.size < size else "is longer than what was written"
             return "" if checksum(content) == expected else "does not hold what was written"
     except (OSError, pa.ArrowException) as error:
+        if exhausted := ExhaustedError.of(error):
+            raise exhausted from None
         return "is missing" if not path.exists() else f"cannot be read ({type(error).__name__})"
 
 
@@ -95,7 +98,7 @@ def open_arrow(path: Path) -> pa.Table:
         with pa.memory_map(str(path)) as source:
             return pa.ipc.open_file(source).read_all()
     except (OSError, pa.ArrowException) as error:
-        raise StateError(
+        raise ExhaustedError.of(error) or StateError(
             f"state file {path} cannot be read ({type(error).__name__}); restore it from a copy of the state directory"
         ) from error
 
@@ -105,7 +108,7 @@ def opened(path: Path, rows: int) -> pa.Table:
     table = open_arrow(path)
     if table.num_rows != rows:
         raise StateError(
-            f"state file {path} holds {table.num_rows:,} rows, the commit says {rows:,}; restore both from a copy of the state "
+            f"state file {path} holds {plural(table.num_rows, 'row')}, the commit says {rows:,}; restore both from a copy of the state "
             "directory"
         )
     return table

@@ -31,7 +31,7 @@ from typing import TextIO
 import polars as pl
 from pydantic import ValidationError
 
-from slackwater.errors import EpochError, FencedError, LockHeldError, StateError
+from slackwater.errors import EpochError, ExhaustedError, FencedError, LockHeldError, StateError
 from slackwater.joins.logic import JoinLogic
 from slackwater.state import migrations
 from slackwater.state.arrow import checksum, opened, read_arrow, verify, write_synced
@@ -74,10 +74,13 @@ class FilesStore:
             for name in ("manifests", "segments", "outputs", "checkpoint"):
                 (self._dir / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StateError(
+            raise ExhaustedError.of(error) or StateError(
                 f"state directory {self.root} cannot be created ({error.strerror}); expected a writable directory"
             ) from error
-        self._take_lock()
+        try:
+            self._take_lock()
+        except OSError as error:
+            raise ExhaustedError.of(error) or error from None
 
     def _found(self) -> Manifest | None:
         """The latest commit, if it is what the rest of the directory says it is."""
@@ -187,7 +190,9 @@ class FilesStore:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise StateError(f"lock {path} cannot be looked at ({error.strerror}); check who may read it") from error
+            raise ExhaustedError.of(error) or StateError(
+                f"lock {path} cannot be looked at ({error.strerror}); check who may read it"
+            ) from error
         return None
 
     @contextmanager
@@ -233,7 +238,10 @@ class FilesStore:
         )
 
     def epochs(self) -> list[int]:
-        found = (self._dir / "manifests").glob("*.json")
+        try:
+            found = list((self._dir / "manifests").glob("*.json"))
+        except OSError as error:
+            raise ExhaustedError.of(error) or error from None
         return sorted(int(p.stem) for p in found if re.fullmatch("[0-9]{9,18}", p.stem))
 
     def _path(self, epoch: int) -> Path:
@@ -268,7 +276,7 @@ class FilesStore:
             data = json.loads(text)
             version = int(data["format"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise StateError(
+            raise ExhaustedError.of(error) or StateError(
                 f"manifest {path} is damaged or unreadable; restore it from a copy of the directory"
             ) from error
         if digest != checksum(text.encode()):
@@ -338,7 +346,7 @@ class FilesStore:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise EpochError(
+            raise ExhaustedError.of(error) or EpochError(
                 f"epoch {manifest.epoch} was not committed: a file in {self._dir} cannot be written ({error.strerror}); "
                 "make room and start again"
             ) from None
@@ -365,7 +373,9 @@ class FilesStore:
         except FileNotFoundError:
             return -1
         except OSError as error:
-            raise StateError(f"{path} cannot be read ({error.strerror}); check who may read it") from error
+            raise ExhaustedError.of(error) or StateError(
+                f"{path} cannot be read ({error.strerror}); check who may read it"
+            ) from error
         found = re.fullmatch("([0-9]{1,18})(?: ([0-9a-f]{16}))?", text.strip())  # earlier versions wrote no checksum
         if found is None or found[2] not in (None, checksum(found[1].encode())):
             raise StateError(

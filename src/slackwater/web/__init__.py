@@ -1,0 +1,1 @@
+"""The one HTTP server of this process: bounded connections for any ASGI application; knows neither states nor pipelines."""

@@ -1,0 +1,108 @@
+"""HTTP/1.1 connections that are bounded in number, in size and in time; the parser and the protocol are uvicorn's and h11's.
+
+connected ──▶ waits for a request ──▶ is answered ──▶ waits again        each wait ends after WAIT_S,
+              the oldest one goes      the answer is   (keep-alive)      an answer that nobody reads too
+              if there are too many    the app's care
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+WAIT_S = 10.0  # for a whole request, and for a reader of an answer to read on
+HEAD_BYTES = 16 * 1024  # of a request line with its headers
+
+
+def bounded(most: int, wait_s: float = WAIT_S) -> type[H11Protocol]:
+    """The protocol of a server with at most so many connections."""
+    return type("Bounded", (_Bounded,), {"most": most, "wait_s": wait_s})
+
+
+class _Bounded(H11Protocol):
+    most: int
+    wait_s: float
+    _timer: asyncio.TimerHandle | None = None
+    _since = 0.0  # when it began to wait
+    _said_all = False
+    _unread = 0  # bytes that its client had not taken when it was last looked at
+
+    # -- how many ------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+        if len(self.connections) <= self.most:
+            return
+        waiting = [c for c in self.connections if isinstance(c, _Bounded) and c is not self and not c.answering]
+        if waiting:  # whoever holds connections without asking anything does not keep out those who ask
+            min(waiting, key=lambda c: c._since).transport.abort()
+        else:
+            self._refuse(503, f"all {self.most} connections are in use; ask again later")
+
+    @property
+    def answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    # -- how long ------------------------------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        self._wait()
+        super().on_response_complete()
+        if self._said_all and not self.answering:
+            self.transport.close()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks for it; uvicorn lets it close
+        """A client that only says that it asks nothing more (`nc` does) still gets its answer."""
+        self._said_all = True
+        return self.answering
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Uvicorn's own end of a wait would let a client that reads nothing stay; `_look` ends both."""
+
+    def _wait(self) -> None:
+        self._since = self.loop.time()
+        self._look_later()
+
+    def _look_later(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._unread = self.transport.get_write_buffer_size()
+        self._timer = self.loop.call_later(self.wait_s, self._look)
+
+    def _look(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        stuck = unread > 0 and unread >= self._unread > 0
+        if stuck or not (unread or self.answering):
+            self.transport.abort()
+        else:
+            self._look_later()
+
+    # -- what is no HTTP -----------------------------------------------------------------------------------------
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, f"not a valid HTTP request, or one of more than {HEAD_BYTES // 1024} KiB")
+
+    def _refuse(self, status: int, line: str) -> None:
+        body = json.dumps({"error": line}).encode()
+        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
+        events: list[Any] = [
+            h11.Response(status_code=status, headers=headers),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ]
+        try:
+            for event in events:
+                self.transport.write(self.conn.send(event) or b"")
+        except h11.LocalProtocolError:  # the answer to a former request is on its way
+            self.transport.abort()
+        self.transport.close()

@@ -1,0 +1,77 @@
+"""What every request must fulfil before an application sees it: a host that is ours, a method that only reads, no body.
+
+A page of the web can make a browser ask a port on loopback, under a name that it lets point there (DNS rebinding): the
+browser then sends that name as `Host`. A number is nobody's name, so numbers are always ours.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+READS = ("GET", "HEAD")
+HEAD_BYTES = 16 * 1024  # of all headers
+TARGET_BYTES = 8 * 1024  # of a path with its query
+
+
+class Guard:
+    """Refuses what is not for us, else asks `app`. `names`: of this server, beside `localhost` and numbers."""
+
+    def __init__(self, app: Application, names: Sequence[str], option: str) -> None:
+        self.app, self.option = app, option
+        self.names = {"localhost", *(n.lower().rstrip(".") for n in names)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        if wrong := self._wrong(scope):
+            await _refuse(send, *wrong)
+            return
+        await self.app(scope, receive, send)
+
+    def _wrong(self, scope: Scope) -> tuple[int, str] | None:
+        headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
+        if sum(len(name) + len(value) + 4 for name, value in headers) > HEAD_BYTES:
+            return 431, f"the headers are longer than {HEAD_BYTES // 1024} KiB"
+        hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
+        if len(hosts) > 1 or any(not self._ours(host) for host in hosts):
+            shown = ascii(", ".join(hosts)[:80])
+            return 421, f"Host {shown} is not this server; ask by its number, or allow the name with {self.option}"
+        if scope["method"] not in READS:
+            return 405, f"{scope['method'][:20]} is not answered; only GET is: nothing can be changed here"
+        if any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers
+        ):
+            return 400, "a GET with a body is not answered; ask with the query string alone"
+        if len(scope["raw_path"]) + len(scope["query_string"]) > TARGET_BYTES:
+            return 414, f"the path with its query is longer than {TARGET_BYTES // 1024} KiB"
+        return None
+
+    def _ours(self, host: str) -> bool:
+        name, bracket, _ = host.partition("]") if host.startswith("[") else (host.partition(":")[0], "", "")
+        if bracket:
+            name = name.removeprefix("[")
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return name.lower().rstrip(".") in self.names
+        return True
+
+
+async def _refuse(send: Send, status: int, line: str) -> None:
+    body = json.dumps({"error": line}).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

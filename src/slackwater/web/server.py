@@ -1,0 +1,95 @@
+"""A server in a thread of its own, for an ASGI application: what is asked is bounded by `connections` and `guard`."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Sequence
+
+import uvicorn
+
+from slackwater.errors import StartError
+from slackwater.web.connections import HEAD_BYTES, WAIT_S, bounded
+from slackwater.web.guard import Application, Guard
+
+LOOPBACK = "127.0.0.1"
+
+
+class HttpServer:
+    """A server that runs until `stop`; `address` and `port` are where it listens."""
+
+    def __init__(self, server: uvicorn.Server, listening: socket.socket) -> None:
+        self._server, self._socket = server, listening
+        self.address: str = listening.getsockname()[0]
+        self.port: int = listening.getsockname()[1]
+        self._thread = threading.Thread(
+            target=server.run, kwargs={"sockets": [listening]}, name=f"http-{self.port}", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Answer what was asked, and free the port."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+
+def start(
+    app: Application,
+    port: int,
+    host: str = LOOPBACK,
+    *,
+    what: str,
+    option: str,
+    names: Sequence[str] = (),
+    most: int = 128,
+    wait_s: float = WAIT_S,
+) -> HttpServer:
+    """Serve an application; port 0 takes a free one.
+
+    `most`: connections at a time. `names`: further names of this server (see `guard`), which `--allow-host` gives. `what` is
+    served and `option` gives its port, for the errors. Raises StartError.
+    """
+    listening = _listening(host, port, what, option)
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would tell of every invalid request
+    config = uvicorn.Config(
+        Guard(app, (host, *names), "--allow-host"),
+        http=bounded(most, wait_s),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=HEAD_BYTES,
+        timeout_graceful_shutdown=2,
+        backlog=most,  # asyncio accepts so many before it asks us about the first
+    )
+    return HttpServer(uvicorn.Server(config), listening)
+
+
+def _listening(host: str, port: int, what: str, option: str) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, protocol)
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise _not_served(host, port, what, option, error) from None
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(128)
+    except OSError as error:
+        listening.close()
+        raise _not_served(host, port, what, option, error) from None
+    return listening
+
+
+def _not_served(host: str, port: int, what: str, option: str, error: Exception) -> StartError:
+    said = getattr(error, "strerror", None) or str(error)
+    return StartError(f"{what} cannot be served on {host}:{port} ({said}); choose another {option}")
+
+
+__all__ = ["LOOPBACK", "HttpServer", "start"]

@@ -1,0 +1,102 @@
+"""Hostile input of every kind, by the thousand: it is answered rightly, or refused in one line by an error of ours.
+
+    python -m tests.laws.hostile --cases 20000 --seed 1          # prints each kind's finds with the seed
+    python -m tests.laws.hostile --kind where --only 4711        # one case again
+
+A kind draws one case from a seed and judges it: no foreign exception, no panic, no hang, no wrong row, no silence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import multiprocessing
+import os
+import random
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+
+from tests.laws import hostile_http, hostile_names, hostile_states, hostile_toml, hostile_values, hostile_where, seeds
+
+HANG_S = 60.0
+Kind = Callable[
+    [random.Random], str
+]  # draws, judges, says what became of it: "answered", "refused: …"; raises AssertionError
+KINDS: Mapping[str, tuple[Kind, int]] = {  # and its share of the cases
+    "where": (hostile_where.case, 8),
+    "http": (hostile_http.case, 5),
+    "toml": (hostile_toml.case, 4),
+    "names": (hostile_names.case, 1),
+    "values": (hostile_values.case, 1),
+    "states": (hostile_states.case, 1),
+}
+
+
+def found(kind: str, seed: int) -> tuple[str, str]:
+    """What became of one case: a word, and for a defect the story of it."""
+    rng = random.Random(f"{kind} {seed}")
+    faulthandler.dump_traceback_later(HANG_S, exit=True)
+    began = time.monotonic()
+    try:
+        word = KINDS[kind][0](rng)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        text = (str(error).strip().splitlines() or [""])[0][:300]
+        where = f"{last.filename.rpartition('/')[2]}:{last.lineno}"
+        return "DEFECT", f"--kind {kind} --only {seed}: {type(error).__name__}: {text} ({where})"
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    if (took := time.monotonic() - began) > HANG_S / 3:
+        return "DEFECT", f"--kind {kind} --only {seed}: took {took:.0f} s"
+    return word, ""
+
+
+def _several(work: tuple[str, list[int]]) -> tuple[str, Counter[str], list[str]]:
+    kind, numbers = work
+    seeds.quiet()
+    results = [found(kind, n) for n in numbers]
+    return kind, Counter(word for word, _ in results), [story for _, story in results if story]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kind", choices=[*KINDS])
+    parser.add_argument("--only", type=int)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    given = parser.parse_args()
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    if given.only is not None:
+        word, story = found(given.kind or "where", given.only)
+        print(word, story)
+        return bool(story)
+    shares = {k: s for k, (_, s) in KINDS.items() if given.kind in (None, k)}
+    work: list[tuple[str, list[int]]] = []
+    for kind, share in shares.items():
+        numbers = list(range(given.seed, given.seed + given.cases * share // sum(shares.values())))
+        work += [(kind, numbers[i : i + 50]) for i in range(0, len(numbers), 50)]
+    began, words, stories = time.monotonic(), {k: Counter[str]() for k in shares}, list[str]()
+    with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn"), seeds.prepared) as pool:
+        for kind, counted, told in pool.map(_several, work):
+            words[kind] += counted
+            stories += told
+            for story in told:
+                print(story, flush=True)
+    for kind, counts in words.items():
+        print(f"{kind:<8}", ", ".join(f"{count} {word}" for word, count in counts.most_common()))
+    print(
+        f"{sum(sum(c.values()) for c in words.values())} cases, {len(stories)} defects, {time.monotonic() - began:.0f} s"
+    )
+    gc.collect()
+    return bool(stories)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,156 @@
+"""Requests to a real server: well-formed questions with hostile parts, and bytes that are no HTTP. It answers, or closes, and goes on."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import http.client
+import json
+import random
+import re
+import shutil
+import socket
+import tempfile
+from urllib.parse import quote
+
+from tests.laws import hostile_where
+from tests.laws import hostile_words as words
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.query.server import serve
+from slackwater.query.view import StateView
+from slackwater.state.files import FilesStore
+from slackwater.testing.kit import Rows, run_local
+
+STATUSES = {200, 400, 404, 405, 413, 414, 421, 431, 503}
+METHODS = ("GET", "GET", "GET", "GET", "HEAD", "POST", "get", "TRACE", "CONNECT", "\0", "")
+HOSTS = (
+    "localhost",
+    "127.0.0.1:80",
+    "[::1]",
+    "evil.example",
+    "",
+    "localhost, evil",
+    "a" * 300,
+    "127.0.0.1.nip.io",
+    "[",
+    "]",
+    "\xff",
+)
+EXTRA = (
+    *(
+        "Content-Length: 5",
+        "Content-Length: -1",
+        "Content-Length: 9999999999999999999999",
+        "Transfer-Encoding: chunked",
+        "Expect: 100-continue",
+    ),
+    *(
+        "Transfer-Encoding: gzip, chunked",
+        "Upgrade: websocket\r\nConnection: Upgrade",
+        "X: " + "y" * 20_000,
+        "Accept: " + "a/b," * 500,
+    ),
+    *(
+        "Connection: close",
+        "Host: localhost",
+        "Range: bytes=0-1",
+        "X",
+        ": y",
+        " x: y",
+        "X: a\r\n folded",
+        "Accept: application/vnd.apache.arrow.stream",
+    ),
+)
+
+
+@functools.cache
+def port() -> int:
+    """A server over a state of fifty sessions, as long as this process lives."""
+    home = tempfile.mkdtemp(prefix="slackwater-hostile-")
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    window = Window(
+        kind="session",
+        gap_ms=1000,
+        max_session_duration_ms=100_000,
+        group_by=["k"],
+        aggregations=[Aggregation(agg="count", as_="n")],
+    )
+    rows = Rows({"a": [{"ts": i * 5_000_000, "k": f"u{i}"} for i in range(50)]})
+    run_local(window, [rows], {"k": "string"}, lateness_ms={"a": 86_400_000}, state_dir=home, flush=False)
+    return serve(StateView(FilesStore(home, "law")), 0).port
+
+
+def asked(path: str) -> tuple[int, bytes]:
+    client = http.client.HTTPConnection("127.0.0.1", port(), timeout=30)
+    try:
+        client.request("GET", path)
+        answer = client.getresponse()
+        return answer.status, answer.read()
+    finally:
+        client.close()
+
+
+def drawn(rng: random.Random) -> str:
+    """A path with a query."""
+    if rng.random() < 0.4:
+        return rng.choice(
+            [
+                f"/scan?where={quote(hostile_where.typed(rng).replace('x', 'n').replace('yes', 'n > 1'))}",
+                f"/fetch?key=k={quote(words.text(rng)[:300])}",
+                f"/find-sessions?key=k=u1&earliest_end={rng.randrange(-(10**6), 10**6)}",
+                f"/scan?limit={rng.randrange(60)}&format=arrow",
+            ]
+        )
+    names = ("where", "limit", "at", "key", "format", "earliest_end", "latest_start", "nosuch", "")
+    parts = []
+    for _ in range(rng.choice([0, 1, 1, 2, 3, 70])):
+        name = rng.choice(names)
+        if name == "where":
+            value = hostile_where.drawn(rng, 3)
+        elif name == "key":
+            value = rng.choice(["k=u1", "k", "", "k=u1,k=u2", "nosuch=1", f"k={words.text(rng)[:300]}"])
+        else:
+            value = rng.choice(
+                [str(rng.choice(words.NUMBERS))[:500], words.text(rng)[:300], "0", "5", "2024-01-01T00:00:00Z"]
+            )
+        parts.append(f"{name}={quote(value) if rng.random() < 0.9 else value}")
+    path = rng.choice(
+        ["/", "/scan", "/scan", "/fetch", "/find-sessions", "/scan/", "//", "/../..", "/%00", "*", "http://evil/scan"]
+    )
+    return f"{path}?{'&'.join(parts)}" if parts else path
+
+
+def request(rng: random.Random) -> bytes:
+    lines = [f"{rng.choice(METHODS)} {drawn(rng)} HTTP/{rng.choice([*['1.1'] * 20, '1.0', '2.0', '9', ''])}"]
+    lines += [f"Host: {rng.choice(HOSTS) if rng.random() < 0.15 else 'localhost'}"] * rng.choice([*[1] * 20, 0, 2])
+    lines += rng.sample(EXTRA, rng.choice([0, 0, 0, 0, 1, 2]))
+    lines += ["Connection: close", "", rng.choice([*[""] * 8, "hello", "0\r\n\r\n", "GET / HTTP/1.1\r\n\r\n"])]
+    whole = "\r\n".join(lines)
+    return (words.damaged(rng, whole) if rng.random() < 0.15 else whole).encode("utf-8", "replace")
+
+
+def case(rng: random.Random) -> str:
+    sent, found = request(rng), b""
+    with socket.create_connection(("127.0.0.1", port()), timeout=30) as client:
+        try:
+            client.sendall(sent)
+            client.shutdown(socket.SHUT_WR)
+            while part := client.recv(65536):
+                found += part
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+    status, body = asked("/fetch?key=k=u49")
+    assert status == 200, "the next question is not answered"
+    assert [r["k"] for r in json.loads(body)] == ["u49"], f"the next answer is wrong: {body[:200]!r}"
+    if not found:
+        return "closed"
+    head, _, body = found.partition(b"\r\n\r\n")
+    match = re.match(rb"HTTP/1\.1 (\d{3}) ", head)
+    assert match, f"no HTTP: {head[:100]!r}"
+    code = int(match[1])
+    assert code in STATUSES or code == 100, f"status {code}: {body[:300]!r} to {sent[:300]!r}"
+    if code >= 400 and body and not sent.startswith(b"HEAD"):
+        error = json.loads(body.split(b"HTTP/1.1")[0])["error"]
+        assert error and "\n" not in error.strip(), error
+    return "answered" if code == 200 else f"refused {code}"

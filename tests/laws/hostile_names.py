@@ -1,0 +1,57 @@
+"""Names of pipelines, keys and aggregations that break things: the run and the questions give what plain names give, or refuse."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import polars as pl
+from tests.laws import hostile_words as words
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.errors import SlackwaterError
+from slackwater.query.view import StateView
+from slackwater.state.files import FilesStore
+from slackwater.testing.kit import Rows, run_local
+from slackwater.upkeep.verify import verify
+
+S = 1_000_000
+
+
+def case(rng: random.Random) -> str:
+    key, other = (words.text(rng)[:300] if rng.random() < 0.9 else "k" for _ in range(2))
+    other = "v" if other == key else other
+    count, total = (words.text(rng)[:300] if rng.random() < 0.5 else name for name in ("n", "total"))
+    rows = [{"ts": rng.randrange(60) * S, key: rng.choice("abc"), other: rng.randrange(5)} for _ in range(20)]
+    expected = Counter(str(r[key]) for r in rows)
+    shape = rng.choice(
+        [
+            {"kind": "tumbling", "duration_ms": 100_000},
+            {"kind": "session", "gap_ms": 90_000, "max_session_duration_ms": 200_000},
+        ]
+    )
+    with tempfile.TemporaryDirectory() as home:
+        try:
+            aggregations = [Aggregation(agg="count", as_=count), Aggregation(agg="sum", column=other, as_=total)]
+            window = Window(
+                group_by=[key], aggregations=aggregations, max_groups_per_window=100, lateness_ms=100_000, **shape
+            )
+            schema = {key: "string", other: "bigint"}
+            result = run_local(window, [Rows({"a": rows})], schema, state_dir=home, flush=False)
+            store = FilesStore(Path(home), "law")
+            assert not verify(store).problems
+            with StateView(store) as view:
+                found = view.scan()
+                quoted = '"' + key.replace('"', '""') + '"'
+                one = view.scan(f"{quoted} = 'a'")
+                by_key = view.fetch({key: "a"})
+        except SlackwaterError as error:
+            words.one_line(error)
+            return "refused"
+    assert not result.rows
+    assert dict(zip(found[key].to_list(), found[count].to_list(), strict=True)) == dict(expected), "wrong counts"
+    assert one.equals(found.filter(pl.col(key) == "a")), "a where finds other rows"
+    assert by_key.equals(one), "fetch finds other rows"
+    return "answered"

@@ -1,0 +1,81 @@
+"""Values of rows that break things: every row is in a window, late, bad or refused, and counted; sums are what they are."""
+
+from __future__ import annotations
+
+import random
+
+from tests.laws import hostile_words as words
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.errors import SlackwaterError
+from slackwater.testing.kit import Crash, Rows, run_local
+
+TIMES = (
+    0,
+    1,
+    -1,
+    -(10**15),
+    10**15,
+    4 * 10**15,
+    -62135596800_000_000,
+    253402300799_999_999,
+    2**63 - 1,
+    -(2**63),
+    2**62,
+)
+FLOATS = (0.0, -0.0, 1.5, float("nan"), float("inf"), float("-inf"), 5e-324, 1.7976931348623157e308, None)
+SCHEMA = {"k": "string", "v": "bigint", "x": "double"}
+
+
+def drawn(rng: random.Random) -> dict[str, object]:
+    usual = rng.random() < 0.7
+    return {
+        "ts": rng.randrange(100) * 1_000_000 if usual else rng.choice(TIMES),
+        "k": rng.choice([None, words.text(rng)[:200], "a", "b"]),
+        "v": rng.choice([0, 1, -1, 2**31, None, 2**62, -(2**63), 2**63 - 1])
+        if rng.random() < 0.2
+        else rng.randrange(9),
+        "x": rng.choice(FLOATS),
+    }
+
+
+def case(rng: random.Random) -> str:
+    rows = [drawn(rng) for _ in range(rng.randint(1, 25))]
+    cut = rng.randint(0, len(rows))
+    script = [Rows({"a": part}) for part in (rows[:cut], rows[cut:]) if part]
+    shape = rng.choice(
+        [
+            {"kind": "tumbling", "duration_ms": 10_000},
+            {"kind": "hopping", "duration_ms": 10_000, "hop_ms": 5000},
+            {"kind": "session", "gap_ms": 5000, "max_session_duration_ms": 20_000},
+        ]
+    )
+    aggregations = [
+        Aggregation(agg="count", as_="n"),
+        Aggregation(agg=rng.choice(["sum", "min", "max", "avg"]), column="v", as_="v"),
+        Aggregation(agg=rng.choice(["sum", "min", "max", "avg", "stddev"]), column="x", as_="x"),
+    ]
+    late = rng.choice([{}, {"lateness_ms": 10**12}, {"late_data": "reopen", "allowed_lateness_ms": 50_000}])
+    window = Window(group_by=["k"], aggregations=aggregations, max_groups_per_window=1000, **shape, **late)
+    try:
+        result = run_local(window, script, SCHEMA)
+        again = (
+            run_local(window, [*script[:1], Crash("commit.before"), *script[1:]], SCHEMA)
+            if rng.random() < 0.3
+            else result
+        )
+    except SlackwaterError as error:
+        words.one_line(error)
+        return "refused"
+    c = result.counters
+    assert c.rows_in == len(rows), f"{c.rows_in} rows in, {len(rows)} given"
+    assert c.rows_sql == c.rows_used + c.rows_late + c.rows_refused, f"rows vanish: {c}"
+    assert c.rows_in == c.rows_sql + c.rows_bad, f"rows vanish: {c}"
+    if window.kind != "hopping" and window.late_data == "drop":
+        assert sum(int(r["n"]) for r in result.rows) == c.rows_used, "windows do not hold what was used"
+    assert _sorted(result.rows) == _sorted(again.rows), "another answer after a crash"
+    return "answered"
+
+
+def _sorted(rows: list[dict[str, object]]) -> list[str]:
+    return sorted(str({k: v for k, v in r.items() if not k.startswith("_")}) for r in rows)

@@ -1,0 +1,174 @@
+"""Conditions drawn from a grammar, and damaged ones: refused, or answered as Polars alone would answer the same text."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+
+import polars as pl
+from tests.laws import hostile_words as words
+
+from slackwater.errors import StartError
+from slackwater.query.condition import chosen, condition
+
+FRAME = pl.DataFrame(
+    {
+        "k": ["a", "B", None, "a'b", "", "ä"],
+        "n": [1, -2, 3, None, 2**62, 0],
+        "x": [1.5, float("nan"), float("inf"), None, -0.0, 1e300],
+        "yes": [True, False, None, True, True, False],
+        "window_start": [dt.datetime(2024, 1, 1) + dt.timedelta(hours=h) for h in range(6)],
+        "select": [1, 2, 3, 4, 5, 6],
+    }
+)
+ATOMS = (
+    "n",
+    "x",
+    "k",
+    "yes",
+    '"select"',
+    "1",
+    "0",
+    "-1",
+    "2.5",
+    "'a'",
+    "''",
+    "'a''b'",
+    "true",
+    "NULL",
+    "window_start",
+    "nn",
+    "*",
+    "9" * 30,
+)
+BINARY = (
+    "AND",
+    "OR",
+    "=",
+    "<>",
+    "<",
+    ">=",
+    "+",
+    "-",
+    "*",
+    "/",
+    "%",
+    "LIKE",
+    "ILIKE",
+    "IS NOT",
+    "IS",
+    "||",
+    "~",
+    "<=>",
+    ",",
+    "^",
+    "->",
+)
+FORMS = (
+    *(
+        "({})",
+        "NOT {}",
+        "-{}",
+        "({}) IS NULL",
+        "({}) IN (1, 2)",
+        "({}) NOT IN ('a')",
+        "({}) BETWEEN 0 AND 5",
+        "CAST({} AS DOUBLE)",
+    ),
+    *(
+        "({})::text",
+        "CAST({} AS INT)",
+        "CASE WHEN {} THEN 1 ELSE 0 END",
+        "ABS({})",
+        "LENGTH({})",
+        "LOWER({})",
+        "COALESCE({}, 1)",
+    ),
+    *(
+        "ROUND({}, 2)",
+        "ROUND({}, 2000000000)",
+        "LPAD({}, 2000000000, 'y')",
+        "REPEAT({}, 2000000000)",
+        "COUNT({})",
+        "({}, {})",
+    ),
+    *(
+        "NULLIF({}, 0)",
+        "STARTS_WITH({}, 'a')",
+        "EXISTS (SELECT {})",
+        "ARRAY[{}]",
+        "INTERVAL {}",
+        "{} OVER ()",
+        "CEIL({})",
+        "FLOOR({})",
+    ),
+)
+
+
+def drawn(rng: random.Random, depth: int) -> str:
+    if depth <= 0 or rng.random() < 0.15:
+        return rng.choice(ATOMS)
+    if rng.random() < 0.5:
+        return f"{drawn(rng, depth - 1)} {rng.choice(BINARY)} {drawn(rng, depth - 1)}"
+    return rng.choice(FORMS).replace("{}", drawn(rng, depth - 1))
+
+
+def typed(rng: random.Random) -> str:
+    """A condition whose parts fit each other."""
+    numbers = (
+        "n",
+        "x",
+        "1",
+        "0",
+        "ABS(n)",
+        "n + 1",
+        "-n",
+        "x * 2",
+        "COALESCE(n, 0)",
+        "ROUND(x, 1)",
+        "LENGTH(k)",
+        '"select" % 2',
+        "CAST(n AS DOUBLE)",
+    )
+    tests = (
+        lambda: f"{rng.choice(numbers)} {rng.choice(['=', '<>', '<', '<=', '>', '>='])} {rng.choice(numbers)}",
+        lambda: f"k {rng.choice(['=', 'LIKE', 'ILIKE', '<'])} '{rng.choice(['a', '%', 'A%', '_', ''])}'",
+        lambda: rng.choice(
+            ["yes", "k IS NULL", "n IN (1, 3)", "n NOT IN (1)", "STARTS_WITH(k, 'a')", "n BETWEEN 0 AND 3"]
+        ),
+        lambda: f"CASE WHEN {rng.choice(numbers)} > 1 THEN yes ELSE false END",
+    )
+    parts = [f"{rng.choice(['', 'NOT '])}({rng.choice(tests)()})" for _ in range(rng.choice([1, 1, 2, 4, 15]))]
+    return "".join(f"{' ' * bool(i)}{rng.choice(['AND ', 'OR ']) if i else ''}{part}" for i, part in enumerate(parts))
+
+
+def chained(rng: random.Random) -> str:
+    """One thing very often, side by side or within itself."""
+    count = rng.choice([10, 29, 31, 100, 199, 1000])
+    if rng.random() < 0.5:
+        return f" {rng.choice(BINARY)} ".join([rng.choice(ATOMS)] * count)
+    form, found = rng.choice(FORMS[:16]), "n"
+    for _ in range(min(count, 200)):
+        found = form.replace("{}", found, 1).replace("{}", "1")
+    return found + rng.choice(["", " > 1", " AND yes"])
+
+
+def case(rng: random.Random) -> str:
+    draw = rng.random()
+    where = drawn(rng, rng.choice([1, 2, 2, 3, 5])) if draw < 0.6 else chained(rng) if draw < 0.75 else ""
+    if draw < 0.3:
+        where = typed(rng)
+    if draw >= 0.75:
+        where = words.damaged(rng, drawn(rng, 3))
+    try:
+        found = pl.concat(chosen(FRAME, condition(where, FRAME.columns)))
+    except StartError as error:
+        words.one_line(error)
+        assert str(error).startswith("where: "), error
+        return "refused"
+    try:
+        alone = FRAME.filter(pl.sql_expr(where))
+    except pl.exceptions.PolarsError:
+        return "answered, and not by Polars alone"
+    assert found.equals(alone), f"{where!r}: {found.height} rows, Polars alone finds {alone.height}"
+    return "answered"

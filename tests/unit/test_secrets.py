@@ -1,0 +1,133 @@
+"""A value from the environment, or a password, is in no text that leaves; what is shown in its place is its name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import slackwater as sw
+from slackwater import secrets
+from slackwater.cli.main import main
+from slackwater.config.toml import loads
+from slackwater.errors import ConfigError, StartError
+
+TOML = """
+name = "p"
+[connections.lake]
+kind = "files"
+[[sources]]
+name = "clicks"
+connection = "lake"
+query = "in/*.jsonl"
+format = "json"
+schema = "user STRING, token STRING, ts TIMESTAMP"
+[transform]
+sql = "SELECT user, _event_ts FROM source WHERE token = '${API_TOKEN}'"
+[transform.window]
+kind = "session"
+gap_ms = "2s"
+max_session_duration_ms = "1h"
+event_time_column = "ts"
+group_by = ["user"]
+[[transform.window.aggregations]]
+agg = "count"
+as = "n"
+[target]
+connection = "lake"
+path = "out"
+[state_store]
+kind = "files"
+path = "state"
+"""
+SECRET = "s3cr3t-t0ken-value"
+
+
+@pytest.fixture(autouse=True)
+def nothing_known() -> Iterator[None]:
+    secrets.forget()
+    yield
+    secrets.forget()
+
+
+@pytest.mark.parametrize("command", [["explain"], ["check"], ["plan"], ["plan", "--json"], ["why"]])
+def test_commands_show_the_name(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("API_TOKEN", SECRET)
+    Path("p.toml").write_text(TOML)
+    monkeypatch.setattr("sys.argv", ["slackwater", command[0], "p.toml", *command[1:]])
+    with pytest.raises(SystemExit):
+        main()
+    said = "".join(capsys.readouterr())
+    assert SECRET not in said
+    if command == ["explain"]:
+        assert "WHERE token = '${API_TOKEN}'" in said
+
+
+def test_errors_and_log_lines_that_quote_the_sql(caplog: pytest.LogCaptureFixture) -> None:
+    from slackwater.engine import driver  # noqa: F401  # with it the log's filter
+
+    loads(TOML, env={"API_TOKEN": SECRET})
+    quoted = f"[PARSE_SYNTAX_ERROR] near '{SECRET}'"
+    assert str(StartError(quoted)) == "[PARSE_SYNTAX_ERROR] near '${API_TOKEN}'"
+    assert ConfigError([quoted]).problems == ("[PARSE_SYNTAX_ERROR] near '${API_TOKEN}'",)
+    with caplog.at_level(logging.INFO, "slackwater"):
+        logging.getLogger("slackwater").info("it said: %s", quoted)
+        try:
+            raise ValueError(quoted)
+        except ValueError:
+            logging.getLogger("slackwater").exception("failed")
+    assert SECRET not in caplog.text
+    assert "it said: [PARSE_SYNTAX_ERROR] near '${API_TOKEN}'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql://u:S3cr3tPassw0rd@h/db", "S3cr3tPassw0rd"),
+        ("postgresql://u:S3cr3t/Passw0rd@h/db", "S3cr3t/Passw0rd S3cr3t Passw0rd@h"),
+        ("postgresql://u:S3cr3t@Passw0rd@h/db", "S3cr3t@Passw0rd S3cr3t Passw0rd@h"),
+        ("postgresql+psycopg://u:S3cr3tPassw0rd@h/db", "S3cr3tPassw0rd"),
+        ("postgresql://h/db?user=u&password=S3cr3tPassw0rd&x=1", "S3cr3tPassw0rd"),
+        ("host=h password=S3cr3tPassw0rd user=u", "S3cr3tPassw0rd"),
+        ("host=h password='S3cr3t Passw0rd' user=u", "S3cr3t Passw0rd"),
+        ("postgresql://u:S3cr3t%50assw0rd@h/db", "S3cr3tPassw0rd"),
+    ],
+)
+def test_the_password_of_an_address_is_known_by_itself(url: str, said: str) -> None:
+    sw.PostgresConnection(url=url)
+    shown = secrets.masked(f"authentication failed: {said} in {url}")
+    assert "S3cr3t" not in shown
+    assert "assw0rd" not in shown
+
+
+def test_settings_whose_name_says_so() -> None:
+    options = {"kafka.sasl.jaas.config": "x password='S3cr3tPassw0rd';", "kafka.ssl.key.password": "An0therOne!"}
+    sw.KafkaConnection(bootstrap_servers="broker:9092", options={**options, "kafka.client.id": "not-a-secret"})
+    shown = secrets.masked(f"{options} S3cr3tPassw0rd An0therOne! not-a-secret broker:9092")
+    assert "S3cr3t" not in shown
+    assert "An0ther" not in shown
+    assert "not-a-secret broker:9092" in shown
+
+
+@pytest.mark.parametrize("value", ["", "5", "30s", "1000", "true", "dev", "127.0.0.1:9092"])
+def test_what_is_in_every_other_line_is_no_secret(value: str) -> None:
+    secrets.remember(value, "${X}")
+    assert secrets.masked(f"epoch 5 of 1000, {value}") == f"epoch 5 of 1000, {value}"
+
+
+def test_a_short_value_is_replaced_where_it_stands_alone() -> None:
+    secrets.remember("hush", "${X}")
+    assert secrets.masked("hush, hushed 'hush' brushhush") == "${X}, hushed '${X}' brushhush"
+
+
+def test_the_longer_value_goes_first_and_the_name_of_a_pipeline_is_no_secret() -> None:
+    secrets.remember("abcdefgh", "${A}")
+    secrets.remember("abcdefghijkl", "${B}")
+    assert secrets.masked("abcdefghijkl abcdefgh") == "${B} ${A}"
+    loads(TOML.replace('name = "p"', 'name = "${TEAM}-clicks"'), env={"API_TOKEN": SECRET, "TEAM": "payments"})
+    assert secrets.masked("payments-clicks") == "payments-clicks"

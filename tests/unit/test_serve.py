@@ -1,0 +1,498 @@
+"""What one client of the HTTP ports can do to the others: nothing. Bounds on questions, connections, hosts and answers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import polars as pl
+import pytest
+
+import slackwater as sw
+from slackwater import metrics
+from slackwater.errors import StartError
+from slackwater.query import condition, server
+from slackwater.query.view import StateView
+from slackwater.state.files import FilesStore
+from slackwater.testing.kit import Rows, run_local
+from slackwater.web.server import HttpServer, start
+
+WINDOW = sw.Window(
+    kind="session",
+    gap_ms=1000,
+    max_session_duration_ms=100_000,
+    group_by=["k"],
+    aggregations=[sw.Aggregation(agg="count", as_="n")],
+)
+
+
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StateView]:
+    home = tmp_path_factory.mktemp("state")
+    rows = Rows({"a": [{"ts": i * 5_000_000, "k": f"u{i}"} for i in range(50)]})
+    run_local(WINDOW, [rows], {"k": "string"}, lateness_ms={"a": 86_400_000}, state_dir=str(home), flush=False)
+    with StateView(FilesStore(home, "law")) as found:
+        yield found
+
+
+@pytest.fixture
+def served(view: StateView) -> Iterator[HttpServer]:
+    running = server.serve(view, 0, names=["state.example"])
+    yield running
+    running.stop()
+
+
+def get(at: HttpServer, path: str, **headers: str) -> tuple[int, Any]:
+    client = http.client.HTTPConnection("127.0.0.1", at.port, timeout=30)
+    client.request("GET", path, headers=headers)
+    answer = client.getresponse()
+    content = answer.read()
+    client.close()
+    return answer.status, json.loads(content)
+
+
+def asked(at: HttpServer, where: str) -> tuple[int, Any]:
+    return get(at, f"/scan?where={quote(where)}")
+
+
+def raw(at: HttpServer, sent: bytes, whole: bool = False) -> bytes:
+    """What comes back, up to the end of the connection if `whole`, else the first part."""
+    with socket.create_connection(("127.0.0.1", at.port), timeout=30) as client:
+        client.sendall(sent)
+        found = b""
+        while part := client.recv(65536):
+            found += part
+            if not whole:
+                break
+    return found
+
+
+# -- what a `where` may hold -------------------------------------------------------------------------------------------
+
+BOMBS = {
+    "a long sum": "n > " + "+".join(["1"] * 10_000),
+    "many alternatives": " OR ".join(["n>1"] * 8000),
+    "brackets": "(" * 1900 + "n" + ")" * 1900,
+    "short brackets": "(" * 150 + "n" + ")" * 150,
+    "NOT NOT": "NOT " * 350 + "n>1",
+    "minus minus": "n > " + "- " * 350 + "1",
+    "casts": "n" + "::int" * 180 + " > 1",
+    "CASE": "CASE WHEN n>1 THEN " * 60 + "true" + " ELSE false END" * 60,
+    "functions": "ABS(" * 180 + "n" + ")" * 180 + " > 1",
+    "LPAD": "LENGTH(LPAD(k, 2000000000, 'y')) > 1",
+    "REPEAT": "LENGTH(REPEAT('a', 2000000000)) > 1",
+    "regex": "k ~ '(a{1000}){1000}'",
+    "subquery": "n IN (SELECT 1)",
+    "rows of one": "UNNEST(ARRAY[1,2,3]) > 1",
+    "aggregate": "COUNT(*) > 1",
+    "order": "ROW_NUMBER() OVER (ORDER BY n) = 1",
+    "interval": "window_start > INTERVAL 'x'",
+    "format": "STRPTIME(k, '%Q') > 1",
+    "two": "k, n",
+    "statement": "n>1; DROP TABLE x",
+    "command": "DROP TABLE x",
+    "star": "*",
+    "nothing": "",
+    "NUL": "\0",
+    "half": "n > 1 AND",
+    "a quote": "k = 'x",
+    "digits": "n > " + "9" * 3000,
+    "text": "'x'",
+    "cast of text": "CAST(k AS INT) > 1",
+    "another table": "x.k = 'u1'",
+    "no column": "nn > 1",
+    "no function": "foo(n)",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_condition_that_is_none_is_refused_in_one_line(served: HttpServer, bomb: str) -> None:
+    status, answer = asked(served, BOMBS[bomb])
+    assert status in ((400, 414) if len(quote(BOMBS[bomb])) > 8000 else (400,))
+    said = r"(where: |the path with its query is longer|not a valid HTTP request, or one of more)[^\n]+"
+    assert re.fullmatch(said, answer["error"]), answer
+    assert asked(served, "n = 1") == (200, get(served, "/scan")[1]), "and the next question is answered"
+
+
+@pytest.mark.parametrize("bomb", ["a long sum", "casts", "LPAD", "subquery"])
+def test_the_view_and_the_command_line_have_the_same_bounds(view: StateView, bomb: str) -> None:
+    with pytest.raises(StartError, match=r"^where: "):
+        view.scan(BOMBS[bomb])
+
+
+CONDITIONS = {
+    "n > 1 AND k = 'b'": 1,
+    "NOT (n > 1 OR k IS NULL)": 1,
+    "n IN (1, 3)": 2,
+    "n NOT IN (1, 3)": 1,
+    "k LIKE 'a%'": 1,
+    "k ILIKE 'B%'": 1,
+    "k IS NOT NULL": 2,
+    "n BETWEEN 2 AND 3": 2,
+    "n + 1 = 3 OR n * 2 = 2 OR n - 1 = 9 OR n / 2 = 9 OR n % 7 = 6": 2,
+    "-n < -2": 1,
+    "CASE WHEN n > 2 THEN true ELSE false END": 1,
+    "COALESCE(k, 'z') = 'z'": 1,
+    "ABS(-n) = 1": 1,
+    "LENGTH(k) = 1": 2,
+    "UPPER(k) = 'A' OR LOWER(k) = 'b'": 2,
+    "STARTS_WITH(k, 'a') OR ENDS_WITH(k, 'b')": 2,
+    "CEIL(x) = 2 AND FLOOR(x) = 1": 1,
+    "ROUND(x) = 2 OR ROUND(x, 1) = 1.5": 1,
+    "NULLIF(n, 1) IS NULL": 1,
+    "CAST(n AS DOUBLE) > 1.5 AND n::text = '2'": 1,
+    "w::date = DATE '2024-01-02'": 3,
+    '"Upper case" AND "Upper case" IS TRUE': 3,
+    " OR ".join(["n = 1"] * 90): 1,
+}
+
+
+@pytest.mark.parametrize("where", CONDITIONS)
+def test_what_is_allowed_means_what_it_means_to_polars(where: str) -> None:
+    data = {
+        "k": ["a", "b", None],
+        "n": [1, 2, 3],
+        "x": [1.5, -2.25, None],
+        "Upper case": [True] * 3,
+        "w": ["2024-01-02"] * 3,
+    }
+    frame = pl.DataFrame(data).with_columns(pl.col("w").str.to_datetime("%Y-%m-%d"))
+    found = pl.concat(condition.chosen(frame, condition.condition(where, frame.columns)))
+    assert found.height == CONDITIONS[where]
+    assert found.equals(frame.filter(pl.sql_expr(where)))
+
+
+# -- what an answer may cost -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", ["9" * 23, "-1", "many", "1_0", "１", "", "1e3", "9" * 5000, "100001"])
+def test_a_limit_is_a_number_within_bounds(served: HttpServer, limit: str) -> None:
+    status, answer = get(served, f"/scan?limit={quote(limit)}")
+    assert status == 400
+    assert re.fullmatch(r'limit: found "[^\n]{0,80}", expected a whole number from 0 to 100000', answer["error"])
+
+
+@pytest.mark.parametrize("path", ["/scan?at=" + "9" * 20, "/?" + "&".join("at=0" for _ in range(60)), "/?at=%ff"])
+def test_other_malformed_questions(served: HttpServer, path: str) -> None:
+    assert get(served, path)[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "status", "message"),
+    [
+        ("MOST_ROWS", 10, 413, "the answer has 50 windows; at most 10 are sent: ask for fewer"),
+        ("MOST_BYTES", 500, 413, "the answer is larger than 0 MiB; ask for fewer windows"),
+        ("QUESTION_S", 0.0, 400, "where: the answer takes longer than 0 seconds; ask for the windows of one key"),
+    ],
+)
+def test_an_answer_has_bounds(
+    served: HttpServer, monkeypatch: pytest.MonkeyPatch, bound: str, value: float, status: int, message: str
+) -> None:
+    monkeypatch.setattr(server, bound, value)
+    assert get(served, "/scan") == (status, {"error": message})
+
+
+def test_a_slow_question_does_not_keep_others_waiting(view: StateView, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, free = threading.Event(), threading.Event()
+
+    def slow(view: StateView, given: Any) -> dict[str, Any]:
+        begun.set()
+        assert free.wait(30)
+        return {"was": "slow"}
+
+    monkeypatch.setattr(server, "_ANSWERS", {**server._ANSWERS, "/slow": slow})
+    running = server.serve(view, 0)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(get(running, "/slow")))
+    thread.start()
+    try:
+        assert begun.wait(30)
+        assert get(running, "/scan?limit=1")[0] == 200
+        assert not found
+    finally:
+        free.set()
+        thread.join()
+        running.stop()
+    assert found == [(200, {"was": "slow"})]
+
+
+def test_a_hundred_at_once_are_all_answered(served: HttpServer) -> None:
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(get(served, "/scan?limit=1")[0])) for _ in range(100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 100
+    assert set(found) <= {200, 503}
+    assert found.count(200) >= server.AT_ONCE
+
+
+def test_a_bug_is_one_line_and_ends_nothing(view: StateView, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(view: StateView, given: Any) -> dict[str, Any]:
+        raise pl.exceptions.PanicException("out of luck\nand more")
+
+    monkeypatch.setattr(server, "_ANSWERS", {**server._ANSWERS, "/bug": wrong})
+    running = server.serve(view, 0)
+    try:
+        assert get(running, "/bug") == (500, {"error": "internal error: PanicException; the log has more"})
+        assert get(running, "/")[0] == 200
+    finally:
+        running.stop()
+
+
+# -- who may ask -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def counters() -> Iterator[HttpServer]:
+    running = metrics.serve(metrics.Metrics(), 0)
+    yield running
+    running.stop()
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "evil.example:80", "", "localhost.evil", "[x]"]
+)
+@pytest.mark.parametrize("which", ["served", "counters"])
+def test_another_host_is_refused(request: pytest.FixtureRequest, which: str, host: str) -> None:
+    """A page of the web that points its name at loopback reads nothing."""
+    status, answer = get(request.getfixturevalue(which), "/metrics", Host=host)
+    assert status == 421
+    assert "ask by its number, or allow the name with --allow-host" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost:8085", "[::1]:80", "10.0.0.7", "LOCALHOST", "state.example:80"]
+)
+def test_a_number_and_a_name_that_is_allowed_are_answered(served: HttpServer, host: str) -> None:
+    assert get(served, "/", Host=host)[0] == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "get", "X" * 100])
+def test_only_reading_is_answered(served: HttpServer, method: str) -> None:
+    found = raw(served, f"{method} / HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(), whole=True)
+    assert found.startswith(b"HTTP/1.1 405 ")
+    assert b"only GET is" in found
+
+
+SECOND = b"GET /fetch?key=k=u49 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        b"Content-Length: %d\r\n\r\n" % len(SECOND) + SECOND,
+        b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(SECOND) + SECOND + b"\r\n0\r\n\r\n",
+        b"Content-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + SECOND,
+        b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd" + SECOND,
+        b"Content-Length: -1\r\n\r\n" + SECOND,
+    ],
+)
+def test_a_body_is_not_a_second_question(served: HttpServer, more: bytes) -> None:
+    found = raw(served, b"GET / HTTP/1.1\r\nHost: localhost\r\n" + more, whole=True)
+    assert found.startswith(b"HTTP/1.1 400 ")
+    assert found.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"\x00\xff\x00\xff\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+        b"GET /?" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 10_000 + b"\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_refused_and_closed(served: HttpServer, junk: bytes) -> None:
+    try:
+        found = raw(served, junk)
+    except (ConnectionResetError, BrokenPipeError):  # it was closed before it had read everything
+        found = b"HTTP/1.1 4"
+    assert found.startswith(b"HTTP/1.1 4")
+    assert get(served, "/")[0] == 200
+
+
+def test_a_client_that_closes_its_side_is_answered(view: StateView, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, free = threading.Event(), threading.Event()
+
+    def slow(view: StateView, given: Any) -> dict[str, Any]:
+        asked.set()
+        assert free.wait(30)
+        return {"was": "slow"}
+
+    monkeypatch.setattr(server, "_ANSWERS", {"/slow": slow})
+    running = server.serve(view, 0)
+    try:
+        with connected(running, ASKED.replace(b"/ ", b"/slow ", 1)) as client:
+            assert asked.wait(30)
+            client.shutdown(socket.SHUT_WR)
+            free.set()
+            found = b"".join(iter(lambda: client.recv(4096), b""))
+    finally:
+        running.stop()
+    assert found.endswith(b'{"was": "slow"}')
+
+
+def test_a_long_path_is_refused(served: HttpServer) -> None:
+    assert get(served, "/?a=" + "x" * 9000)[0] == 414
+
+
+def test_no_path_leads_out(served: HttpServer) -> None:
+    for path in ("//../../../etc/passwd", "/%2e%2e/", "/fetch/", "/fetch/../"):
+        assert get(served, path)[0] == 404
+    assert raw(served, b"GET http://evil/fetch?key=k=u49 HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(
+        b"HTTP/1.1 404 "
+    )
+
+
+# -- who holds a connection --------------------------------------------------------------------------------------------
+
+
+def connected(at: HttpServer, sent: bytes = b"GET / HTTP/1.1\r\n") -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", at.port), timeout=30)
+    client.sendall(sent)
+    return client
+
+
+async def _hello(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"{}"})
+
+
+def small(app: Any = _hello, **given: Any) -> HttpServer:
+    return start(app, 0, what="a test", option="--port", **given)
+
+
+def ended(client: socket.socket) -> bool:
+    """Wait for the other side to close a connection; what it still says is read."""
+    with client:
+        try:
+            while client.recv(4096):
+                pass
+        except ConnectionResetError:
+            pass
+    return True
+
+
+ASKED = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTT", ASKED[:-2], ASKED, ASKED + ASKED[:10]])
+def test_a_client_that_asks_nothing_more_is_cut_off(sent: bytes) -> None:
+    running = small(wait_s=0.2)
+    try:
+        assert ended(connected(running, sent))
+    finally:
+        running.stop()
+
+
+def test_idle_connections_do_not_keep_out_who_asks() -> None:
+    running = small(most=4)
+    held = []
+    try:
+        for _ in range(8):
+            held.append(connected(running))
+        assert get(running, "/") == (200, {})
+    finally:
+        for client in held:
+            client.close()
+        running.stop()
+
+
+def test_an_answer_that_nobody_reads_ends() -> None:
+    gone = threading.Event()
+
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(1000):
+            await send({"type": "http.response.body", "body": b"x" * 100_000, "more_body": True})
+        await receive()
+        gone.set()
+
+    running = small(large, wait_s=0.2)
+    try:
+        with connected(running, ASKED):
+            assert gone.wait(30)
+    finally:
+        running.stop()
+
+
+IDLE = """
+import resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+from slackwater import metrics
+from slackwater.testing.kit import Rows, run_local
+import slackwater as sw
+server = metrics.serve(metrics.Metrics(), 0)
+print(server.port, flush=True)
+sys.stdin.readline()
+window = sw.Window(kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["k"],
+    aggregations=[sw.Aggregation(agg="count", as_="n")])
+print(len(run_local(window, [Rows({"a": [{"ts": 0, "k": "u"}]})], {"k": "string"}, state_dir=sys.argv[1]).rows))
+"""
+
+
+def test_idle_connections_to_the_metrics_leave_the_runner_its_files(tmp_path: Any) -> None:
+    """300 connections to a process that may have 256 files open; then it runs a pipeline."""
+    with subprocess.Popen(
+        [sys.executable, "-c", IDLE, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as runner:
+        assert runner.stdout is not None
+        port = int(runner.stdout.readline())
+        held = []
+        for _ in range(300):
+            held.append(socket.socket())
+            held[-1].setblocking(False)
+            held[-1].connect_ex(("127.0.0.1", port))
+        said, _ = runner.communicate("go on\n", timeout=60)
+        for client in held:
+            client.close()
+    assert (runner.returncode, said) == (0, "1\n")
+
+
+EXHAUSTED = """
+import resource, sys
+import slackwater as sw
+from slackwater.testing.kit import Rows, run_local
+window = sw.Window(kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["k"],
+    aggregations=[sw.Aggregation(agg="count", as_="n")])
+def run():
+    run_local(window, [Rows({"a": [{"ts": 0, "k": "u"}]})], {"k": "string"}, state_dir=sys.argv[1], flush=False)
+run()
+with sw.open_state(sys.argv[1]) as view:
+    view.scan()
+resource.setrlimit(resource.RLIMIT_NOFILE, (60, 256))
+held = []
+try:
+    while True:
+        held.append(open("/dev/null"))
+except OSError:
+    pass
+for what in (run, lambda: sw.open_state(sys.argv[1] + "/law").scan()):
+    try:
+        what()
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_no_descriptor_left_is_not_told_as_damage(tmp_path: Any) -> None:
+    said = subprocess.run([sys.executable, "-c", EXHAUSTED, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    lines = said.stdout.splitlines()
+    assert len(lines) == 2, said.stderr
+    for line in lines:
+        assert line.startswith(
+            "ExhaustedError this process has too many files and connections open (Too many open files)"
+        )
+        assert "not damaged" in line
