@@ -35,6 +35,9 @@ _NAMES = frozenset(  # keys of names that tables, directories and answers show: 
         "left_keys",
         "right_keys",
         "key_columns",
+        "path",  # where something lies must be readable
+        "table",
+        "bootstrap_servers",
     ]
 )
 

@@ -78,7 +78,7 @@ class FarDates:
                 jump = self.pipeline.transform.step.max_jump_ms or 0
                 log.warning(
                     '%s: epoch %d: source "%s" jumps from %s to %s%s, by more than max_jump_ms (%s): held back from its '
-                    "watermark until it is followed after %d rows, of which %d came; all of them are used",
+                    "watermark until it is followed by %d, of which %d came; they are used",
                     self.pipeline.name,
                     epoch,
                     name,

@@ -33,6 +33,7 @@ from starlette.routing import Route
 
 from slackwater.config.spec import show
 from slackwater.core.schema import sql_type
+from slackwater.core.words import plural
 from slackwater.errors import ExhaustedError, SlackwaterError, StartError, StateError
 from slackwater.query.text import json_lines
 from slackwater.query.view import StateView, arrow
@@ -127,7 +128,9 @@ def _given(query: str) -> dict[str, str]:
 
 def _rows(found: pl.DataFrame, as_arrow: bool) -> Response:
     if found.height > MOST_ROWS:
-        raise _TooLargeError(f"the answer has {found.height} windows; at most {MOST_ROWS} are sent: ask for fewer")
+        raise _TooLargeError(
+            f"the answer has {plural(found.height, 'window')}; at most {MOST_ROWS} are sent: ask for fewer"
+        )
     if found.estimated_size() > MOST_BYTES:
         raise _too_large()
     if as_arrow:

@@ -77,10 +77,7 @@ class FilesStore:
             raise ExhaustedError.of(error) or StateError(
                 f"state directory {self.root} cannot be created ({error.strerror}); expected a writable directory"
             ) from error
-        try:
-            self._take_lock()
-        except OSError as error:
-            raise ExhaustedError.of(error) or error from None
+        self._take_lock()
 
     def _found(self) -> Manifest | None:
         """The latest commit, if it is what the rest of the directory says it is."""
@@ -173,7 +170,9 @@ class FilesStore:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         except OSError as error:
             what = "is a symbolic link" if path.is_symlink() else f"cannot be opened ({error.strerror})"
-            raise StateError(f"lock {path} {what}; expected a file that may be written: remove it") from None
+            raise ExhaustedError.of(error) or StateError(
+                f"lock {path} {what}; expected a file that may be written: remove it"
+            ) from None
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise StateError(f"lock {path} is no file; remove it")
