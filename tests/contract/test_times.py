@@ -44,7 +44,7 @@ def test_rows_outside_of_the_years_1_to_9999_are_bad(kind: str, late: str, caplo
     with caplog.at_level(logging.WARNING, "slackwater"):
         found = run_local(
             window(kind, late_data=late, max_future_ms=10**13, **more),
-            [rows(*ends, 5 * S), rows(90 * S), rows(*ends, EARLIEST_US)],
+            [rows(*ends, 5 * S), rows(90 * S), rows(*ends, EARLIEST_US + S)],
             {"k": "string"},
             upserts=late != "standalone",
         )
@@ -53,6 +53,22 @@ def test_rows_outside_of_the_years_1_to_9999_are_bad(kind: str, late: str, caplo
     assert found.counters.rows_used + found.counters.rows_late == 3
     told = [r.getMessage() for r in caplog.records if "bad rows" in r.getMessage()]
     assert "5 with an event time outside of the years 1 to 9999" in told[0]
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_row_whose_window_would_leave_the_years_is_bad(kind: str) -> None:
+    """Nobody could write the window's start, or its end: no calendar has a year 0, and ISO 8601 no year 10000."""
+    published: list[dict[str, Any]] = []
+    script = [
+        rows(EARLIEST_US, EARLIEST_US + S // 2, EARLIEST_US + S - 1, EARLIEST_US + S, LATEST_US - 100 * S, LATEST_US)
+    ]
+    given = window(kind, max_future_ms=3 * 10**14)
+    found = run_local(
+        given, script, {"k": "string"}, on_publish=lambda rows: published.extend(rows.to_dicts()), flush=True
+    )
+    assert found.counters.rows_bad == (1 if kind == "session" else 4)
+    assert found.counters.rows_used == 6 - found.counters.rows_bad
+    assert published
 
 
 def test_a_pipeline_that_fails_on_bad_rows_says_why() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 from typing import Any
 
 import polars as pl
@@ -15,6 +16,7 @@ import slackwater as sw
 from slackwater.engine.why import why
 from slackwater.errors import BadRowError, StartError
 from slackwater.metrics import Metrics
+from slackwater.sources.files import FilesSource, local_name
 from slackwater.state.files import FilesStore
 
 pytestmark = pytest.mark.spark
@@ -109,7 +111,7 @@ def test_a_wrong_unit_is_told_with_the_right_one(
 
 def test_a_thousand_rows_without_a_time_name_the_unit(runner: Runner) -> None:
     runner.write("0.jsonl", rows(1000, 1200))
-    with pytest.raises(StartError, match=r'none of its first 1200 rows .* did you mean event_time_unit = "ms"'):
+    with pytest.raises(StartError, match=r'none of its first 1,200 rows .* did you mean event_time_unit = "ms"'):
         runner.run(source=runner.source("user STRING, ts BIGINT"), window=window(event_time_unit="s"), on_error="drop")
 
 
@@ -154,3 +156,54 @@ def test_a_file_that_changes_after_it_was_read_is_told_and_counted_once(
     )
     found = why(pipeline, FilesStore(str(runner.home / "state"), "test"), 0)
     assert found.changed_files["events"]["count"] == 2
+
+
+# -- names of files ----------------------------------------------------------------------------------------------------
+
+NAMES = ["a b", "a%20b", "100%", "h#1", "q?", "[x]", "x", "{a,b}", "ä名", "st*r", "back\\slash", "a;b,c+d&e=f"]
+
+
+@pytest.mark.parametrize("form", ["json", "parquet"])
+def test_a_file_is_read_once_whatever_its_name(runner: Runner, form: str) -> None:
+    """Spark lists names percent-encoded, and its readers take patterns: no name may stand for another, in a folder that looks
+    like a pattern too. A restart without the checkpoint, and a list of a backfill, know the same files."""
+    from pyspark.sql.types import StructType
+
+    folder = runner.home / "in [1] #2 %41"
+    folder.mkdir()
+
+    def write(name: str, user: str) -> None:
+        frame = pl.DataFrame({"user": [user], "ts": [THEN_S]})
+        path = folder / f"{name}.{form}"
+        frame.write_ndjson(path) if form == "json" else frame.write_parquet(path)
+
+    for name in NAMES:
+        write(name, name)
+    query = str(folder / f"*.{form}")
+    source = sw.Source(
+        name="events", connection=sw.FilesConnection(), query=query, format=form, schema="user STRING, ts BIGINT",
+        max_files_per_trigger=5,
+    )  # fmt: skip
+    given = {
+        "source": source,
+        "window": window(event_time_unit="s", lateness_ms="2h", max_groups_per_window=99),
+        "flush": False,
+    }
+    runner.run(**given)
+    listed = FilesSource(source, StructType.fromDDL("user STRING, ts BIGINT")).listed(runner.spark)
+    assert sorted(local_name(e.path) for e in listed) == sorted(str(folder / f"{n}.{form}") for n in NAMES)
+    assert all(e.now is not None for e in listed)
+    shutil.rmtree(runner.home / "state" / "test" / "checkpoint")
+    write("y z", "y z")
+    found = runner.run(**given | {"flush": True})
+    assert sorted(found["user"].to_list()) == sorted([*NAMES, "y z"])
+    assert found["n"].to_list() == [1] * (len(NAMES) + 1)
+
+
+def test_one_file_is_read_whose_name_looks_like_a_pattern(runner: Runner) -> None:
+    for name in ("report [1].jsonl", "report 1.jsonl"):
+        runner.write(name, rows(1, 1, at=name))
+    source = runner.source("user STRING, ts BIGINT, at STRING")
+    source = source.model_copy(update={"query": str(runner.home / "in" / "report [1].jsonl")})
+    found = runner.run(source=source, window=window(event_time_unit="s", group_by=["at"]))
+    assert found["at"].to_list() == ["report [1].jsonl"]

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +20,16 @@ from slackwater.errors import BadRowError, EpochError, SparkEndedError
 
 
 @pytest.fixture(autouse=True)
-def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As in a fresh process: without the filters that hide lines while an error is on its way; what was there comes back."""
     monkeypatch.delenv("SLACKWATER_DEBUG", raising=False)
+    loggers = [logging.getLogger(), *(logging.getLogger(name) for name in border._BRIDGE)]
+    before = [(logger, list(logger.filters)) for logger in loggers]
+    for logger, filters in before:
+        logger.filters[:] = [f for f in filters if not isinstance(f, border._Hide)]
+    yield
+    for logger, filters in before:
+        logger.filters[:] = filters
 
 
 def caught(error: Exception, session: Any = None, committed: str = "") -> Exception:

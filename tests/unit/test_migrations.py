@@ -114,6 +114,8 @@ def test_two_steps_are_taken_one_after_the_other(monkeypatch: pytest.MonkeyPatch
     ("version", "message"),
     [
         (FORMAT + 1, f"state of x has format {FORMAT + 1}, this version reads formats 1 to {FORMAT}; install a newer"),
+        (-(10**23), f"state of x has format {-(10**23)}, this version reads formats 1 to {FORMAT}; no migration"),
+        (10**23, f"state of x has format {10**23}, this version reads formats 1 to {FORMAT}; install a newer"),
         (0, f"state of x has format 0, this version reads formats 1 to {FORMAT}; no migration from it is registered"),
     ],
 )

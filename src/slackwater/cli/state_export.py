@@ -34,7 +34,9 @@ def export_state(
         raise StartError(f"{out}: cannot be written ({error.strerror})") from None
     finally:
         aside.unlink(missing_ok=True)
-    told = int(found["_epoch"][0]) if found.height else manifest.epoch  # a runner may have gone on in between
+    told = (
+        int(found[found.columns[-1]][0]) if found.height else manifest.epoch
+    )  # its last column; a runner may have gone on
     print(f"{plural(found.height, 'window')} of {manifest.pipeline} as of epoch {told}, in {out}")
 
 

@@ -19,6 +19,7 @@ from slackwater.config.spec import (
     Values,
     choice,
     duration,
+    misnamed,
     nearest,
     show,
     show_duration,
@@ -280,6 +281,8 @@ def _collisions(prefixes: Sequence[str], columns: Sequence[Sequence[str]]) -> It
     for side, prefix, names in zip(SIDES, prefixes, columns, strict=True):
         for name in dict.fromkeys(names):
             of = f"{show(name)} of the {side} side"
+            if problem := misnamed(f"{prefix}{name}"):
+                yield f"{side}_prefix", f"{of}: {problem}"
             other = taken.setdefault(f"{prefix}{name}".casefold(), of)
             if other != of:
                 line = f"{of} comes out as {show(prefix + name)}, which is already the name of {other}; "

@@ -108,6 +108,7 @@ class NestedError(ConfigError):
 
 Kind = Callable[[Any], Any]
 _MOST = 2**63 - 1
+HIDDEN = "__"  # how the names of columns begin that frames have beside those of the user
 _TEN_THOUSAND_YEARS_MS = 315_576_000_000_000  # in microseconds it still fits 64 bits
 
 
@@ -115,6 +116,17 @@ def text(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise MismatchError("a non-empty string")
     return value
+
+
+def misnamed(name: str) -> str | None:
+    """Why no column may have this name; None if one may."""
+    if "\0" in name:
+        return f"found {show(name)}; U+0000 is in no name of a column: rename it in the SQL"
+    if (
+        name.startswith(HIDDEN) and name != HIDDEN
+    ):  # which stands for no aggregation at all in the state of a config with none
+        return f"found {show(name)}; names that begin with {HIDDEN} are Slackwater's own: rename the column in the SQL"
+    return None
 
 
 def whole(minimum: int, maximum: int | None = None) -> Kind:

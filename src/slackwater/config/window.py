@@ -17,6 +17,7 @@ from slackwater.config.spec import (
     duration,
     flag,
     many,
+    misnamed,
     show,
     show_duration,
     text,
@@ -275,6 +276,12 @@ class Window(Step):
         if not aggregations and "aggregations" not in wrong:
             yield "aggregations", "missing; a window needs at least one aggregation ([[transform.window.aggregations]])"
         taken = {**dict.fromkeys(names, "a key"), **taken}
+        named = [("window_start_column", start), ("window_end_column", end), *(("group_by", name) for name in group_by)]
+        named += [(f"aggregations[{i}].as", a.as_) for i, a in enumerate(aggregations) if a.as_]
+        named += [(f"aggregations[{i}].column", a.column) for i, a in enumerate(aggregations) if a.column]
+        for key, name in named:
+            if problem := misnamed(name):
+                yield key, problem
         for i, aggregation in enumerate(aggregations):
             if not aggregation.as_:
                 continue

@@ -38,7 +38,9 @@ def _side(manifest: Manifest, which: int) -> Side:
     return side(which, SIDES[which], keys, columns, (), int(low), int(high), allowed, outer)
 
 
-def _field(text: str) -> Field:
+def _field(text: object) -> Field:
+    if not isinstance(text, str):
+        raise TypeError("no column")
     name, _, type_ = text.rpartition(" ")
     return Field(name, type_)
 

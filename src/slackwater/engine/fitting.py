@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from slackwater.core.capacity import Capacity
+from slackwater.core.capacity import YEARS, Capacity
 from slackwater.core.schema import Field
 from slackwater.engine.steps import Step
 from slackwater.joins.logic import JoinLogic
@@ -106,6 +106,14 @@ def _textual(kind: pl.DataType) -> bool:
     if isinstance(kind, pl.Struct):
         return any(_textual(f.dtype) for f in kind.fields)  # type: ignore[arg-type]
     return kind == pl.String or kind.is_temporal()
+
+
+def usable(logic: Step) -> tuple[int, int]:
+    """The event times (µs, inclusive) of which all windows begin, end and are final in the years 1 to 9999."""
+    if isinstance(logic, JoinLogic):
+        return YEARS
+    longest = max(logic.cap_us, logic.duration_us)
+    return YEARS[0] + logic.duration_us, YEARS[1] - longest - logic.reach_us - logic.allowed_us
 
 
 def _reach(logic: Step) -> int:

@@ -17,7 +17,6 @@ import polars as pl
 from slackwater.core.capacity import ANYTHING, Capacity
 from slackwater.core.hashing import key_hash, shard_of, spark_xxhash64
 from slackwater.core.schema import Field
-from slackwater.core.time import EARLIEST_US, LATEST_US
 from slackwater.engine import fitting, shard, steps
 from slackwater.engine.letters import ORIGIN, ORIGIN_FIELDS, unfit_letters
 from slackwater.engine.protocol import IngestOutcome, SourceStats, Unfit
@@ -64,7 +63,7 @@ class LocalEngine:
                 if listed:
                     stats[name] = SourceStats(partitions=dict.fromkeys(listed, Heard(0, None)))
                 continue
-            sane = rows["ts"].is_between(EARLIEST_US, LATEST_US)
+            sane = rows["ts"].is_between(*fitting.usable(self.logic))
             usable = rows.filter(sane & (rows["ts"] <= latest))  # also without those that have no time
             newest = usable["ts"].max()
             stats[name] = SourceStats(
@@ -132,7 +131,8 @@ class LocalEngine:
         latest = clock_us + self.max_future_ms * 1000
         found = []
         for frame in payload.values():
-            rows = frame.filter(pl.col("ts").is_between(EARLIEST_US, min(latest, LATEST_US)))
+            first, last = fitting.usable(self.logic)
+            rows = frame.filter(pl.col("ts").is_between(first, min(latest, last)))
             why = fitting.unfit(self.logic, 0, capacity, rows)
             rows = rows if why is None else rows.filter(why.is_null())
             lifted = self.windows.lift_rows(_inputs(self.windows, rows)).with_columns(rows["__letter"])

@@ -22,7 +22,6 @@ from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import declared_columns
 from slackwater.core import schema
 from slackwater.core.capacity import ANYTHING, Capacity
-from slackwater.core.time import EARLIEST_US, LATEST_US
 from slackwater.core.words import plural
 from slackwater.engine import fitting, inspect, prepare, shard, steps, undecodable
 from slackwater.engine.first_rows import ROWS, FirstRows, missing_text, unit_hint
@@ -415,7 +414,8 @@ class SparkEngine:
             every = ", ".join(quote(c) for c in frame.columns if c != CORRUPT)
             undecodable = f"{CORRUPT} IS NOT NULL AND to_json(struct({every})) IS NOT NULL"
         future = "" if latest is None else f" WHEN unix_micros({time}) > {latest}L THEN 'future'"
-        sane = f"coalesce(unix_micros({time}) BETWEEN {EARLIEST_US}L AND {LATEST_US}L, false)"
+        first, last = fitting.usable(self.logic)
+        sane = f"coalesce(unix_micros({time}) BETWEEN {first}L AND {last}L, false)"
         why = f"CASE WHEN ({time}) IS NULL THEN 'no event time' ELSE '{OUTSIDE}' END"
         bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN NOT {sane} THEN {why}{future} END AS __bad"
         kept = [quote(c) for c in frame.columns if c != "_event_ts"]

@@ -27,7 +27,7 @@ from slackwater.engine import look
 from slackwater.errors import StartError, StateError
 from slackwater.query.condition import chosen, condition
 from slackwater.query.where import store_at
-from slackwater.query.windows import standing
+from slackwater.query.windows import own_names, standing
 from slackwater.state.files import FilesStore
 from slackwater.state.protocol import Manifest, Snapshot, StateStore
 from slackwater.windows.logic import Logic
@@ -52,7 +52,8 @@ class StateView:
 
     The columns are those of the target, with the values as they would come out if no row came any more, and
     `_status` (open | retained), `_closes_at` (TIMESTAMP, the watermark that closes it), `_last_event` (sessions: TIMESTAMP)
-    and `_epoch` (BIGINT, the commit). Windows that are gone from the state are in the target alone. Threads may ask at once.
+    and `_epoch` (BIGINT, the commit), with one more `_` where a column of the target has that name. Windows that are gone
+    from the state are in the target alone. Threads may ask at once.
     """
 
     def __init__(self, store: StateStore, epoch: int | None = None) -> None:
@@ -87,7 +88,7 @@ class StateView:
                 raise StartError(f"{logic.pipeline}: find_sessions: the windows are {logic.window.kind}, not sessions")
             found = self._of_key(snapshot, logic, key)
             if low is not None:
-                found = found.filter(pl.col("_last_event").dt.timestamp("us") >= low)
+                found = found.filter(pl.col(own_names(logic)["_last_event"]).dt.timestamp("us") >= low)
             if high is not None:
                 found = found.filter(pl.col(logic.window.window_start_column).dt.timestamp("us") <= high)
             return found

@@ -25,13 +25,14 @@ from slackwater.windows.logic import (
 )
 
 TIMES = pl.Datetime("us", "UTC")
+OWN = ("_status", "_closes_at", "_last_event", "_epoch")
 
 
 def standing(logic: Logic, rows: pl.DataFrame, watermark: int, epoch: int) -> pl.DataFrame:
     """The windows that whole units of state rows make, as they would come out if no row came any more.
 
     Columns: those of the output (without the metadata of emission), `_status`, `_closes_at`, `_last_event` (sessions),
-    `_epoch`.
+    `_epoch`, each under the name that `own_names` gives it.
     """
     found = _sessions(logic, rows, watermark) if logic.is_session else _panes(logic, rows, watermark)
     closes = found["__closes"].to_numpy()
@@ -42,12 +43,21 @@ def standing(logic: Logic, rows: pl.DataFrame, watermark: int, epoch: int) -> pl
     output = logic.output_frame(Emitted(found, nothing, nothing))
     hidden = {"__reason", *(f.name for f in METADATA if logic.window.emit_metadata)}
     columns = [c for c in output.get_columns() if c.name not in hidden]
-    columns.append(pl.Series("_status", np.where(closes > watermark, "open", "retained"), dtype=pl.String))
-    columns.append(found["__closes"].cast(TIMES).alias("_closes_at"))
+    own = own_names(logic)
+    columns.append(pl.Series(own["_status"], np.where(closes > watermark, "open", "retained"), dtype=pl.String))
+    columns.append(found["__closes"].cast(TIMES).alias(own["_closes_at"]))
     if logic.is_session:
-        columns.append(found["__last"].cast(TIMES).alias("_last_event"))
-    columns.append(pl.Series("_epoch", np.full(found.height, epoch), dtype=pl.Int64))
+        columns.append(found["__last"].cast(TIMES).alias(own["_last_event"]))
+    columns.append(pl.Series(own["_epoch"], np.full(found.height, epoch), dtype=pl.Int64))
     return pl.DataFrame(columns)
+
+
+def own_names(logic: Logic) -> dict[str, str]:
+    """What the columns are called that answers have beside those of the output: with one more `_` for one that is taken."""
+    window = logic.window
+    of_user = {n.casefold() for n in (*logic.key_names, *(str(a.as_) for a in window.aggregations))}
+    of_user |= {window.window_start_column.casefold(), window.window_end_column.casefold()}
+    return {name: f"_{name}" if name in of_user else name for name in OWN}
 
 
 def _panes(logic: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:

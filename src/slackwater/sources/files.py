@@ -8,6 +8,7 @@ their names in the state store. `seek` writes them into a fresh checkpoint: a lo
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +110,8 @@ class FilesSource:
         """All files that are there now, in the order in which a stream reads them."""
         try:
             found = session.read.format("binaryFile").load(located(self.spec.query or ""))
-            rows = found.selectExpr("path", "CAST(unix_millis(modificationTime) AS BIGINT) AS at").collect()
+            at = "CAST(unix_millis(modificationTime) AS BIGINT) AS at"
+            rows = found.selectExpr("_metadata.file_path AS path", at).collect()
         except Exception as error:
             if "PATH_NOT_FOUND" in str(error):
                 return []
@@ -118,7 +120,7 @@ class FilesSource:
 
     def read(self, session: SparkSession, files: Sequence[FileEntry]) -> DataFrame:
         """The rows of these files; with a column for undecodable records where the format can have them."""
-        form, paths = self.spec.format or "", [f.path for f in files]
+        form, paths = self.spec.format or "", [readable(f.path) for f in files]
         if form not in ("json", "csv"):
             return reader(session, form, self.schema, self.spec.options).load(paths)
         times = self.times
@@ -132,8 +134,34 @@ class FilesSource:
 
 
 def located(query: str) -> str:
-    """A relative path as seen from this process: Spark's own process may have started elsewhere."""
-    return query if "://" in query or query.startswith(("/", "file:")) else str(Path.cwd() / query)
+    """A query as Spark takes it: from the root on, as Spark's own process may have started elsewhere. What is there by its
+    name is meant by it, whatever the name holds; the rest may be a pattern."""
+    if "://" in query or query.startswith("file:"):
+        return query
+    path = Path.cwd() / query
+    there = _there(path)
+    return str(Path(literal(str(there)), *path.parts[len(there.parts) :]))
+
+
+def _there(path: Path) -> Path:
+    """As much of a path as is there by that name. A star is always a pattern."""
+    there = Path(path.anchor)
+    for part in path.parts[1:]:
+        if "*" in part or not (there / part).exists():
+            break
+        there /= part
+    return there
+
+
+def literal(path: str) -> str:
+    """A path as a pattern that matches it only."""
+    return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
+
+
+def readable(uri: str) -> str:
+    """A file of Spark's list as its readers take it: they want no percent signs for what a URI cannot hold, and read patterns."""
+    scheme, colon, rest = uri.partition(":")
+    return f"{scheme}{colon}{literal(unquote(rest))}"
 
 
 def _as_glob(query: str) -> str:
@@ -189,7 +217,8 @@ def check_exists(spec: Source) -> None:
     query = spec.query or ""
     if "://" in query:
         return
-    plain = Path(*_before_glob(Path(query)))
+    there = _there(Path.cwd() / query)
+    plain = there / Path(*_before_glob((Path.cwd() / query).relative_to(there)))
     if not plain.exists():
         raise StartError(
             f'source "{spec.name}": there is no "{plain}"; expected the directory or files of query = "{query}"'

@@ -274,7 +274,7 @@ class FilesStore:
             text, _, digest = path.read_text().rstrip("\n").rpartition("\n")
             data = json.loads(text)
             version = int(data["format"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
             raise ExhaustedError.of(error) or StateError(
                 f"manifest {path} is damaged or unreadable; restore it from a copy of the directory"
             ) from error

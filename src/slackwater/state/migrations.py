@@ -116,8 +116,8 @@ FORMAT = max(STEPS) + 1
 
 def route(version: int, what: str) -> list[int]:
     """The formats whose steps lead from `version` to today's; `what` it is of. Raises StateError if there is no way."""
-    found = list(range(version, FORMAT))
-    if version > FORMAT or any(v not in STEPS for v in found):
+    found = list(range(max(version, 0), FORMAT))  # the number may be anything: a manifest may lie
+    if not 0 < version <= FORMAT or any(v not in STEPS for v in found):
         raise StateError(
             f"{what} has format {version}, this version reads formats {min(STEPS)} to {FORMAT}; "
             + ("install a newer version of slackwater" if version > FORMAT else "no migration from it is registered")
