@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from tests.laws import hostile
 
-CASES = {"where": 150, "http": 60}
+from slackwater.query.windows import OWN
+
+CASES = {"where": 100, "http": 40, "toml": 60, "names": 12, "values": 12}
 
 
 @pytest.mark.parametrize("kind", CASES)
@@ -17,8 +20,8 @@ def test_hostile_input_is_answered_rightly_or_refused(kind: str) -> None:
         word, story = hostile.found(kind, seed)
         assert not story
         words.add(word)
-    assert "answered" in words, "some of it is valid"
-    assert len(words) > 1, "and some is not"
+    assert words & {"answered", "read"}, "some of it is valid"
+    assert len(words) > 1 or kind == "values", "and some is not"
 
 
 def test_a_defect_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,3 +32,24 @@ def test_a_defect_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     word, story = hostile.found("where", 7)
     assert word == "DEFECT"
     assert story.startswith("--kind where --only 7: KeyError")
+
+
+ANY = (-(2**63), 2**63 - 1)
+BROKEN: tuple[
+    tuple[str, str, Any, range], ...
+] = (  # a kind, a guard, what stands in its place, and cases that it is for
+    ("names", "slackwater.config.window.misnamed", lambda name: None, range(59, 60)),
+    ("names", "slackwater.query.windows.own_names", lambda logic: {n: n for n in OWN}, range(62, 63)),
+    ("values", "slackwater.engine.fitting.usable", lambda logic: ANY, range(40)),
+    ("toml", "slackwater.config.toml._too_deep", lambda data: None, range(120)),
+    ("where", "tests.laws.hostile_where.chosen", lambda frame, wanted: [frame.filter(~wanted)], range(40)),
+)
+
+
+@pytest.mark.parametrize(("kind", "guard", "instead", "cases"), BROKEN, ids=lambda v: v if isinstance(v, str) else "")
+def test_a_guard_that_is_gone_is_found(
+    kind: str, guard: str, instead: Any, cases: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A judge that cannot fail would find nothing here either."""
+    monkeypatch.setattr(guard, instead)
+    assert any(hostile.found(kind, seed)[0] == "DEFECT" for seed in cases)

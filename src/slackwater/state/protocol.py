@@ -31,7 +31,6 @@ from slackwater.windows.logic import Int64s, Logic, Visit
 Time = Annotated[int, Field(ge=-(1 << 62), le=1 << 62)]  # microseconds; all infinities are within
 Amount = Annotated[int, Field(ge=0, lt=1 << 63)]
 Name = Annotated[str, Field(pattern=r"^$|^([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)]  # of a file or row
-_DEPTH = 32  # of what describes a step; aggregations have options of their own
 Id = Annotated[str, Field(pattern=r"^[\w-]*$", max_length=64)]
 
 
@@ -55,23 +54,17 @@ def _offsets(found: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     return found
 
 
-def _bounded(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What describes a step: as deep as one is, and its numbers are such as the engine counts with."""
-
-    def check(value: object, depth: int) -> None:
-        if isinstance(value, int) and abs(value) > 1 << 62:
-            raise ValueError("a number is too large")
-        if depth > _DEPTH:
-            raise ValueError("it is nested too deeply")
-        for part in value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ():
-            check(part, depth + 1)
-
-    check(found, 0)
+def _fingerprint(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What tells one step from another; its bounds are times that the engine counts with."""
+    for value in found.values():
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(number, int) and abs(number) > 1 << 62:
+                raise ValueError("a number is too large")
     return found
 
 
 def _described(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    columns = _bounded(found).get("columns", {})
+    columns = found.get("columns", {})
     if not isinstance(columns, Mapping) or not all(isinstance(type_, str) for type_ in columns.values()):
         raise ValueError("columns are no names with types")
     return found
@@ -166,7 +159,7 @@ class Manifest(Record):
     pipeline: str
     state_id: Id = ""  # of the state's first start: targets tell a state that was started over by it
     epoch: Annotated[int, Field(ge=-1, lt=10**18)]
-    fingerprint: Annotated[Mapping[str, Any], AfterValidator(_bounded)]
+    fingerprint: Annotated[Mapping[str, Any], AfterValidator(_fingerprint)]
     emission: Annotated[Mapping[str, Any], AfterValidator(_emission)] = Field(
         default_factory=dict
     )  # how it was emitted, as far as the state shows it
