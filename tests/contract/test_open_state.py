@@ -385,3 +385,19 @@ def test_over_http(place: Place) -> None:
                 serve(view, server.port)
         finally:
             server.stop()
+
+
+@pytest.mark.parametrize("name", ["_status", "_Status", "_epoch", "_last_event", "_closes_at"])
+def test_a_column_of_the_user_may_be_called_as_one_of_the_answer(name: str, tmp_path: Path) -> None:
+    """That of the answer then has one more `_`; a run is not refused for what only a question adds."""
+    window = SESSION.model_copy(update={"group_by": (name,)})
+    rows = [{"ts": t * S, name: "a", "v": 1} for t in (0, 10)]
+    run_local(window, [Rows({"a": rows})], {name: "string", "v": "bigint"}, flush=False, state_dir=str(tmp_path))
+    with StateView(FilesStore(tmp_path, "law")) as view:
+        found = view.scan()
+        assert found[name].to_list() == ["a", "a"]
+        assert f"_{name.casefold()}" in found.columns
+        assert found.columns[-1].endswith("_epoch")
+        assert view.fetch("a").equals(found)
+        assert view.find_sessions("a", 5 * S).height == 1
+        assert view.scan(f"\"{name}\" = 'a'").height == 2

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import slackwater as sw
 from slackwater.engine.first_rows import FirstRows, missing_text, unit_hint
+from slackwater.errors import StartError
 from slackwater.sources.changed import AT_ONCE, ReadFiles, text
-from slackwater.sources.files import FileEntry, note_changes, recall, remember
+from slackwater.sources.files import FileEntry, check_exists, located, note_changes, readable, recall, remember
 from slackwater.state.files import FilesStore
 
 NOW = int(dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp() * 1e6)
@@ -100,3 +102,35 @@ def test_what_is_said_of_changed_files() -> None:
     assert "5 files changed after they were read, and are not read again: /a, /b and 3 more;" in text(
         "s", ["/a", "/b"], 5
     )
+
+
+# -- names of files ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("uri", "path"),
+    [
+        ("file:///in/a%20b.json", "file:///in/a b.json"),
+        ("file:///in/a%2520b.json", "file:///in/a%20b.json"),
+        ("file:///in/%5Bx%5D%3F%23.json", r"file:///in/\[x\]\?#.json"),
+        ("s3a://bucket/st*r%7B1,2%7D/ä%5C.json", r"s3a://bucket/st\*r\{1,2\}/ä\\.json"),
+    ],
+)
+def test_a_listed_file_is_read_by_its_name(uri: str, path: str) -> None:
+    assert readable(uri) == path
+
+
+def test_what_is_there_by_its_name_is_no_pattern(tmp_path: Path) -> None:
+    """A folder such as `in [1]`, or one file; the rest of a query may be a pattern, and a star always is."""
+    folder = tmp_path / "in [1]"
+    folder.mkdir()
+    (folder / "{a}.json").touch()
+    escaped = rf"{tmp_path}/in \[1\]"
+    assert located(str(folder)) == escaped
+    assert located(str(folder / "[ab]*.json")) == f"{escaped}/[ab]*.json"
+    assert located(str(folder / "{a}.json")) == rf"{escaped}/\{{a\}}.json"
+    assert located(str(tmp_path / "in*")) == str(tmp_path / "in*")
+    assert located("s3a://bucket/[a]/*") == "s3a://bucket/[a]/*"
+    source = sw.Source(name="a", connection=sw.FilesConnection(), query=str(folder / "sub" / "*.json"), format="json")
+    with pytest.raises(StartError, match=r"there is no .*in \[1\]/sub"):
+        check_exists(source)

@@ -91,11 +91,8 @@ def _columns(window: Window, why: str, state: bool) -> Iterator[Problem]:
                 at,
                 f"found {show(name)} of {size} bytes; {why}, whose columns have names of {most} at most; choose a shorter one",
             )
-        elif "\0" in name or not name:
-            yield (
-                at,
-                f"found {show(name)}; {why}, whose columns are called by one character at least and none is U+0000",
-            )
+        elif not name:
+            yield at, f"found {show(name)}; {why}, whose columns are called by one character at least"
 
 
 def _of_postgres(at: str, what: str, name: str) -> Iterator[Problem]:
