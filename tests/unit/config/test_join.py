@@ -345,7 +345,7 @@ def test_names_that_the_columns_do_not_allow_stop_the_start(given: dict[str, Any
     ("name", "line"), [("__reason", "begin with __ are Slackwater's own"), ("a\0", r"U\+0000 is in no")]
 )
 def test_names_of_results_that_no_column_may_have_stop_the_start(name: str, line: str) -> None:
-    with pytest.raises(StartError, match=f"right_prefix: .* of the right side: found .*{line}"):
+    with pytest.raises((ConfigError, StartError), match=f"right_prefix: .* of the right side: found .*{line}"):
         output_names(join(left_prefix="l_", right_prefix="", output_right_columns=[name]), LEFT, [*RIGHT, name])
 
 
