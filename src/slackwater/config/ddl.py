@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from slackwater.config.spec import near
+from slackwater.config.spec import near, show
 
 _SIMPLE = {
     **{name: name for name in ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string")},
@@ -174,7 +174,7 @@ class _Reader:
         token = self.peek()
         of = f' of "{column}"' if column else ""
         if token.kind != "word":
-            what = f'column "{column}" has' if column else f"{self.shown()} is"
+            what = f"column {show(column)} has" if column else f"{self.shown()} is"
             raise DdlError(f"{what} no type; {_FORM}")
         self.at += 1
         word = token.word
