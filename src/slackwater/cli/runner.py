@@ -16,6 +16,7 @@ from slackwater.cli.text import summary
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline, check_run_flags
 from slackwater.engine import begins, session
+from slackwater.engine.observer import Observer
 from slackwater.engine.status import Status
 from slackwater.errors import ConfigError
 from slackwater.plan import target_text
@@ -74,31 +75,29 @@ def run_pipeline(
     rebuild: Mapping[str, Any] | None = None,
     former_output: str | None = None,
     names: Sequence[str] = (),
+    observers: Sequence[Observer] = (),
 ) -> Status | None:
     """Run with a view, and metrics if a port is given. A signal sets `stop`, and the run ends after its epoch."""
     from slackwater.engine import run as engine
     from slackwater.metrics import Metrics, serve
 
-    metrics = Metrics()
-    server = None
+    server, watching = None, list(observers)
     if metrics_port is not None:
+        watching.append(metrics := Metrics())
         server = serve(metrics, metrics_port, metrics_host, names)
         view.notice("info", f"metrics at http://{metrics_host}:{server.port}/metrics")
-
-    def on_status(status: Status) -> None:
-        metrics.update(status)
-        view.status(status)
 
     stop = stop or threading.Event()
     more: dict[str, Any] = {} if rebuild is None else {"rebuild": rebuild}
     more |= {} if former_output is None else {"former_output": former_output}
+    more |= {"observers": watching} if watching else {}
     with _signals(stop, view):
         try:
             return engine.run(
                 pipeline,
                 available_now=available_now,
                 flush=flush,
-                on_status=on_status,
+                on_status=view.status,
                 on_notice=view.notice,
                 stop=stop,
                 **more,
