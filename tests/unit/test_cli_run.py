@@ -244,6 +244,23 @@ def test_metrics_are_served_during_the_run_and_gone_after_it(
         urlopen(seen[0])
 
 
+def test_other_systems_are_told_of_the_run(
+    config: Path, engine: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[str] = []
+
+    def run(pipeline: Any, *, observers: Any, **rest: Any) -> Status:
+        given.extend(type(one).__name__ for one in observers)
+        return STATUS
+
+    engine(run)
+    monkeypatch.setenv("OPENLINEAGE_CONFIG", str(config.parent / "lineage.yml"))
+    (config.parent / "lineage.yml").write_text('{"transport": {"type": "noop"}}')
+    run_file(config, False, False, None, "127.0.0.1", otel=True, openlineage=True)
+    assert given == ["OpenTelemetry", "OpenLineage"]
+    assert "OpenTelemetry metrics to http://localhost:4318/v1/metrics every 60 s" in capsys.readouterr().err
+
+
 def test_nothing_said_while_spark_starts_is_lost(config: Path) -> None:
     """The engine sends descriptor 2 to a file for that time: it is Java's."""
     body = "import os; saved = os.dup(2); os.dup2(os.open(os.devnull, os.O_WRONLY), 2); on_notice('info', 'said'); os.dup2(saved, 2)"

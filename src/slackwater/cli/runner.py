@@ -34,6 +34,8 @@ def run_file(
     put_aside_output: bool = False,
     keep_output: bool = False,
     names: Sequence[str] = (),
+    otel: bool = False,
+    openlineage: bool = False,
 ) -> None:
     """Load, check and run; print a summary on standard output. Raises SlackwaterError."""
     check_run_flags(available_now, flush)
@@ -58,10 +60,19 @@ def run_file(
             rebuild=over,
             former_output=former,
             names=names,
+            observers=_senders(view, otel, openlineage),
         )
     finally:
         view.close()
     print(summary(status, pipeline.name, target_text(pipeline)))
+
+
+def _senders(view: views.View, otel: bool, openlineage: bool) -> list[Observer]:
+    """Those that tell other systems of the run. Raises StartError for a missing extra."""
+    from slackwater import observe
+
+    wanted = [make for make, on in ((observe.open_telemetry, otel), (observe.open_lineage, openlineage)) if on]
+    return [make(view.notice) for make in wanted]
 
 
 def run_pipeline(
