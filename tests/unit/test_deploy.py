@@ -113,6 +113,12 @@ def test_every_metric_is_on_the_dashboard(real: dict[str, set[str]]) -> None:
     assert set(real) - shown == {"up"}
 
 
+def test_every_metric_is_in_the_docs(real: dict[str, set[str]]) -> None:
+    page = (ROOT / "docs/operations.md").read_text()
+    names = {n.removeprefix(PREFIX) for n in real if not n.endswith(("_bucket", "_count", "_sum")) and n != "up"}
+    assert {n for n in names if not re.search(rf"`{n}[`{{]", page)} == set()
+
+
 # -- the dashboard -----------------------------------------------------------------------------------------------------
 
 
