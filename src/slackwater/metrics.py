@@ -1,20 +1,24 @@
 """Prometheus metrics, built from the latest status of each pipeline.
 
 Counters are the cumulative ones of the commit, so they continue across restarts. The histogram of epoch phases is of
-this process. Everything is labelled `pipeline`.
+this process. What waits to be published is known from the beginning of a run, before there is any status. Everything is
+labelled `pipeline`.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, make_asgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from slackwater.config.pipeline import Pipeline
+from slackwater.engine.observer import Observer, Waiting
 from slackwater.engine.status import Status
 
 if TYPE_CHECKING:
@@ -26,16 +30,36 @@ _REASONS = {"session": ("close", "flush", "cap"), "join": ("match", "unmatched")
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
-class Metrics(Collector):
-    """`update` with each status; a registry of its own, without the process's default metrics."""
+class Metrics(Collector, Observer):
+    """An observer of runs, or `update` it with each status; a registry of its own, without the process's default metrics.
 
-    def __init__(self) -> None:
+    `clock`: Unix time.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._pipeline = ""  # whose run is observed
+        self._started: dict[str, float] = {}
+        self._waiting: dict[str, float | None] = {}  # since when, of an epoch that is not published
         self.registry = CollectorRegistry(auto_describe=False)
         self._latest: dict[str, Status] = {}
         self._lag: dict[str, float] = {}
         self._phases: dict[tuple[str, str], tuple[list[int], float]] = {}
         self._lock = threading.Lock()
         self.registry.register(self)
+
+    def begun(self, pipeline: Pipeline) -> None:
+        with self._lock:
+            self._pipeline = pipeline.name
+            self._started[pipeline.name] = self._clock()
+            self._waiting[pipeline.name] = None
+
+    def waiting(self, epoch: Waiting | None) -> None:
+        with self._lock:
+            self._waiting[self._pipeline] = None if epoch is None else epoch.committed_us / 1e6
+
+    def status(self, status: Status) -> None:
+        self.update(status)
 
     def update(self, status: Status) -> None:
         with self._lock:
@@ -50,10 +74,27 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         with self._lock:
             found = list(self._latest.values())
+            yield from self._of_the_run()
             yield from _gauges(found, self._lag)
             yield from _counters(found)
             yield from _joins(found)
             yield self._histogram()
+
+    def _of_the_run(self) -> Iterator[Metric]:
+        """What is known without a status."""
+        started = GaugeMetricFamily(
+            f"{PREFIX}started_seconds", "Unix time at which this process began to run it.", labels=["pipeline"]
+        )
+        for pipeline, at in self._started.items():
+            started.add_metric([pipeline], at)
+        unpublished = GaugeMetricFamily(
+            f"{PREFIX}unpublished_seconds",
+            "How long ago an epoch was committed that has not reached its target; 0 if none waits.",
+            labels=["pipeline"],
+        )
+        for pipeline, since in self._waiting.items():
+            unpublished.add_metric([pipeline], 0.0 if since is None else max(self._clock() - since, 0.0))
+        yield from (started, unpublished)
 
     def _histogram(self) -> Metric:
         family = HistogramMetricFamily(
@@ -70,6 +111,7 @@ class Metrics(Collector):
 
 def _gauges(found: Iterable[Status], lag: dict[str, float]) -> Iterator[Metric]:
     for name, about, value in (
+        ("epoch", "Number of the latest commit.", lambda s: s.epoch),
         ("windows_active", "Open windows.", lambda s: s.windows_active),
         ("state_groups_total", "Groups in the state: keys with open sessions, or (key, pane).", lambda s: s.groups),
         ("state_bytes", "Size of the state's files.", lambda s: s.state_bytes),

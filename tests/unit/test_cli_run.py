@@ -210,6 +210,7 @@ def test_run_hands_the_flags_on_and_prints_a_summary(
     engine(run)
     run_file(config, True, True, 0, "127.0.0.1")
     said = capsys.readouterr()
+    assert [type(one).__name__ for one in given.pop("observers")] == ["Metrics"]
     assert given == {"available_now": True, "flush": True, "name": "user-sessions", "stopped": False}
     assert said.out.startswith("user-sessions: epoch 7, 1,000 rows in\n")
     lines = said.err.splitlines()
@@ -228,8 +229,9 @@ def test_metrics_are_served_during_the_run_and_gone_after_it(
 
     seen: list[str] = []
 
-    def run(pipeline: Any, *, on_status: Any, **rest: Any) -> Status:
-        on_status(STATUS)
+    def run(pipeline: Any, *, observers: Any, **rest: Any) -> Status:
+        for one in observers:
+            one.status(STATUS)
         seen.append(capsys.readouterr().err.split("metrics at ")[1].split()[0])
         with urlopen(seen[0]) as answer:
             seen.append(answer.read().decode())
@@ -240,6 +242,23 @@ def test_metrics_are_served_during_the_run_and_gone_after_it(
     assert 'slackwater_streaming_rows_in_total{pipeline="clicks"} 1000.0' in seen[1]
     with pytest.raises(URLError):
         urlopen(seen[0])
+
+
+def test_other_systems_are_told_of_the_run(
+    config: Path, engine: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[str] = []
+
+    def run(pipeline: Any, *, observers: Any, **rest: Any) -> Status:
+        given.extend(type(one).__name__ for one in observers)
+        return STATUS
+
+    engine(run)
+    monkeypatch.setenv("OPENLINEAGE_CONFIG", str(config.parent / "lineage.yml"))
+    (config.parent / "lineage.yml").write_text('{"transport": {"type": "noop"}}')
+    run_file(config, False, False, None, "127.0.0.1", otel=True, openlineage=True)
+    assert given == ["OpenTelemetry", "OpenLineage"]
+    assert "OpenTelemetry metrics to http://localhost:4318/v1/metrics every 60 s" in capsys.readouterr().err
 
 
 def test_nothing_said_while_spark_starts_is_lost(config: Path) -> None:

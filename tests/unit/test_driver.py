@@ -13,6 +13,7 @@ from slackwater.core.schema import Field
 from slackwater.engine.compile import compile_window
 from slackwater.engine.driver import Driver, Hooks
 from slackwater.engine.local import LocalEngine
+from slackwater.engine.observer import Waiting
 from slackwater.errors import PublishError, StartError, StateError
 from slackwater.sources.base import Batch
 from slackwater.state.files import FilesStore
@@ -57,10 +58,11 @@ class Refusing:
         self.epochs.append(epoch)
 
 
-def driver(home: Path, target: Any, window: Window = WINDOW, state_id: str = "s") -> Driver:
+def driver(home: Path, target: Any, window: Window = WINDOW, state_id: str = "s", told: Any = None) -> Driver:
     pipeline = pipeline_for(window, ["a"])
     logic = compile_window(pipeline, FIELDS)
-    made = Driver(pipeline, logic, FilesStore(home, "law"), target, LocalEngine(logic, ["a"]), Hooks(lambda: START_US))
+    hooks = Hooks(lambda: START_US, on_waiting=(lambda epoch: None) if told is None else told.append)
+    made = Driver(pipeline, logic, FilesStore(home, "law"), target, LocalEngine(logic, ["a"]), hooks)
     latest = made.store.open()
     try:
         made.start(latest, 1, {}, latest.state_id if latest else state_id)
@@ -112,6 +114,24 @@ def test_a_commits_time_is_when_it_was_committed(tmp_path: Path) -> None:
     store.close()
     assert latest is not None
     assert latest.committed_us == START_US + 60_000_000
+
+
+def test_an_epoch_that_is_not_published_is_known_to_wait_until_it_is(tmp_path: Path) -> None:
+    target, told = Refusing(), list[Waiting | None]()
+    run = driver(tmp_path, target, told=told)
+    run.run_batch(batch(0, 1000), 0)
+    assert told == []  # nothing is due yet
+    target.down = True
+    with pytest.raises(PublishError):
+        run.run_batch(batch(1, 50_000), 0)
+    run.store.close()
+    waiting = Waiting(1, run.state.committed_us)
+    assert told == [waiting]
+    with pytest.raises(PublishError):
+        driver(tmp_path, target, told=told)  # the next start begins with it
+    target.down = False
+    driver(tmp_path, target, told=told).store.close()
+    assert told == [waiting, waiting, waiting, None]
 
 
 def test_a_config_that_changed_waits_until_the_former_one_published(tmp_path: Path) -> None:

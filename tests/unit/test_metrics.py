@@ -9,7 +9,10 @@ from urllib.request import urlopen
 
 import pytest
 from prometheus_client import generate_latest
+from tests.unit.test_cli import GOOD
 
+from slackwater.config.toml import loads
+from slackwater.engine.observer import Waiting
 from slackwater.engine.status import Counters, SourceStatus, Status
 from slackwater.errors import StartError
 from slackwater.metrics import Metrics, serve
@@ -131,6 +134,22 @@ def test_counters_continue_after_a_restart() -> None:
 def test_the_last_emit_lag_stays_while_nothing_is_emitted() -> None:
     found = shown(STATUS, replace(STATUS, emit_lag_seconds=None))
     assert found['slackwater_streaming_emit_lag_seconds{pipeline="clicks"}'] == 3.5
+
+
+def test_an_epoch_that_waits_is_exposed_before_there_is_a_status() -> None:
+    """The start that publishes it may try for long, or fail again: Spark has to start first."""
+    now = 1000.0
+    metrics = Metrics(clock=lambda: now)
+    name = 'slackwater_streaming_unpublished_seconds{pipeline="user-sessions"}'
+    metrics.begun(loads(GOOD, "p.toml", {}))
+    assert samples(metrics)[name] == 0
+    assert samples(metrics)['slackwater_streaming_started_seconds{pipeline="user-sessions"}'] == 1000
+    metrics.waiting(Waiting(7, 900_000_000))
+    assert samples(metrics)[name] == 100
+    now = 1060.0
+    assert samples(metrics)[name] == 160
+    metrics.waiting(None)
+    assert samples(metrics)[name] == 0
 
 
 def test_two_pipelines_keep_apart() -> None:

@@ -121,6 +121,12 @@ def run(
     keep_output: Annotated[
         bool, typer.Option("--keep-output", help="Where a state begins: add rows beside those that another state left.")
     ] = False,
+    otel: Annotated[
+        bool, typer.Option("--otel", help="Send metrics by OpenTelemetry, to OTEL_EXPORTER_OTLP_ENDPOINT.")
+    ] = False,
+    openlineage: Annotated[
+        bool, typer.Option("--openlineage", help="Send run events of OpenLineage, to OPENLINEAGE_URL.")
+    ] = False,
 ) -> None:
     """Run a pipeline until it is stopped (Ctrl-C), or until its input ends (--available-now)."""
     from slackwater.cli.runner import run_file
@@ -137,6 +143,8 @@ def run(
         put_aside_output,
         keep_output,
         allow_host or [],
+        otel=otel,
+        openlineage=openlineage,
     )
 
 

@@ -16,6 +16,7 @@ from slackwater.cli.text import summary
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline, check_run_flags
 from slackwater.engine import begins, session
+from slackwater.engine.observer import Observer
 from slackwater.engine.status import Status
 from slackwater.errors import ConfigError
 from slackwater.plan import target_text
@@ -33,6 +34,8 @@ def run_file(
     put_aside_output: bool = False,
     keep_output: bool = False,
     names: Sequence[str] = (),
+    otel: bool = False,
+    openlineage: bool = False,
 ) -> None:
     """Load, check and run; print a summary on standard output. Raises SlackwaterError."""
     check_run_flags(available_now, flush)
@@ -57,10 +60,19 @@ def run_file(
             rebuild=over,
             former_output=former,
             names=names,
+            observers=_senders(view, otel, openlineage),
         )
     finally:
         view.close()
     print(summary(status, pipeline.name, target_text(pipeline)))
+
+
+def _senders(view: views.View, otel: bool, openlineage: bool) -> list[Observer]:
+    """Those that tell other systems of the run. Raises StartError for a missing extra."""
+    from slackwater import observe
+
+    wanted = [make for make, on in ((observe.open_telemetry, otel), (observe.open_lineage, openlineage)) if on]
+    return [make(view.notice) for make in wanted]
 
 
 def run_pipeline(
@@ -74,31 +86,29 @@ def run_pipeline(
     rebuild: Mapping[str, Any] | None = None,
     former_output: str | None = None,
     names: Sequence[str] = (),
+    observers: Sequence[Observer] = (),
 ) -> Status | None:
     """Run with a view, and metrics if a port is given. A signal sets `stop`, and the run ends after its epoch."""
     from slackwater.engine import run as engine
     from slackwater.metrics import Metrics, serve
 
-    metrics = Metrics()
-    server = None
+    server, watching = None, list(observers)
     if metrics_port is not None:
+        watching.append(metrics := Metrics())
         server = serve(metrics, metrics_port, metrics_host, names)
         view.notice("info", f"metrics at http://{metrics_host}:{server.port}/metrics")
-
-    def on_status(status: Status) -> None:
-        metrics.update(status)
-        view.status(status)
 
     stop = stop or threading.Event()
     more: dict[str, Any] = {} if rebuild is None else {"rebuild": rebuild}
     more |= {} if former_output is None else {"former_output": former_output}
+    more |= {"observers": watching} if watching else {}
     with _signals(stop, view):
         try:
             return engine.run(
                 pipeline,
                 available_now=available_now,
                 flush=flush,
-                on_status=on_status,
+                on_status=view.status,
                 on_notice=view.notice,
                 stop=stop,
                 **more,

@@ -23,6 +23,7 @@ from slackwater.engine import account, bounds, carry, changes, fold, outbox, rec
 from slackwater.engine.far_dates import FarDates
 from slackwater.engine.faults import Faults, NoFaults
 from slackwater.engine.letters import holding
+from slackwater.engine.observer import Waiting
 from slackwater.engine.protocol import Engine, IngestOutcome
 from slackwater.engine.stage import Following, Stage
 from slackwater.engine.status import Status
@@ -48,6 +49,7 @@ class Hooks:
     clock_us: Callable[[], int]
     on_status: Callable[[Status], None] = lambda status: None
     on_notice: Callable[[str, str], None] = lambda level, line: None
+    on_waiting: Callable[[Waiting | None], None] = lambda epoch: None
     faults: Faults = field(default_factory=NoFaults)
 
 
@@ -380,7 +382,7 @@ class Driver:
                 with timer.phase("write"):
                     self._write(manifest)
             with timer.phase("note"):
-                self.store.note_published(manifest.epoch)
+                self._note_published(manifest.epoch)
         if manifest.epoch % GARBAGE_EVERY == 0:
             self.store.collect_garbage()
         ends = [r.last_end_us for r in reports if r.last_end_us is not None]
@@ -417,9 +419,14 @@ class Driver:
 
     def _publish(self, manifest: Manifest) -> None:
         self._write(manifest)
-        self.store.note_published(manifest.epoch)
+        self._note_published(manifest.epoch)
+
+    def _note_published(self, epoch: int) -> None:
+        self.store.note_published(epoch)
+        self.hooks.on_waiting(None)
 
     def _write(self, manifest: Manifest) -> None:
+        self.hooks.on_waiting(Waiting(manifest.epoch, manifest.committed_us))
         try:
             self._write_all(manifest)
         except PublishError as error:

@@ -6,14 +6,16 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any
 
 from slackwater import plan
 from slackwater.config.pipeline import Pipeline, check_run_flags
+from slackwater.core.schema import Field
 from slackwater.engine import begins, border, faults, former, pace, recover, session, tell
 from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.observer import Columns, Observer, Observers, Waiting
 from slackwater.engine.parts import (
     bind,
     carrying,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     import polars as pl
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
 
     from slackwater.engine.replay import Outcome
 
@@ -62,6 +65,7 @@ def run(
     stop: threading.Event | None = None,
     rebuild: Mapping[str, Any] | None = None,
     former_output: str | None = None,
+    observers: Sequence[Observer] = (),
 ) -> Status | None:
     """Run a pipeline until its input ends (`available_now`), `stop` is set, or it fails.
 
@@ -71,6 +75,8 @@ def run(
 
     `former_output`: where a state begins and its target, which only adds rows, holds those of another state of the pipeline:
     "aside" moves its files away, "keep" adds to what is there; None refuses.
+
+    `observers` hear of the run from its beginning to its end: see `slackwater.observe`.
     """
     check_run_flags(available_now, flush)
     if former_output not in (None, *former.CHOICES):
@@ -79,10 +85,12 @@ def run(
         pipeline = begins.stated(pipeline, rebuild)
     began, stop = time.monotonic(), stop or threading.Event()
     if on_notice is not None:
-        return _Run(pipeline, available_now, spark, on_status, on_notice, stop).told(flush, rebuild, former_output)
+        return _Run(pipeline, available_now, spark, on_status, on_notice, stop, observers).told(
+            flush, rebuild, former_output
+        )
     with tell.heard() as notice:
         lines = tell.Lines()
-        one = _Run(pipeline, available_now, spark, on_status or lines.status, notice, stop)
+        one = _Run(pipeline, available_now, spark, on_status or lines.status, notice, stop, observers)
         last = one.told(flush, rebuild, former_output)
         lines.close()
         notice("info", masked(tell.end(pipeline, last, time.monotonic() - began)))
@@ -140,7 +148,9 @@ class _Run:
         on_status: Callable[[Status], None] | None,
         notice: Callable[[str, str], None],
         stop: threading.Event,
+        observers: Sequence[Observer] = (),
     ) -> None:
+        self._observers = Observers(observers)
         self.pipeline, self.available_now, self.stop = pipeline, available_now, stop
         self._notice = notice
         self.last: Status | None = None
@@ -169,7 +179,7 @@ class _Run:
 
     def told(self, flush: bool, rebuild: Mapping[str, Any] | None, former_output: str | None) -> Status | None:
         """`go`, with errors of ours only."""
-        with self.border():
+        with self._observers.of(self.pipeline), self.border():
             return self.go(flush, rebuild, former_output)
 
     def border(self) -> AbstractContextManager[None]:
@@ -195,6 +205,8 @@ class _Run:
         self._stated = bool(rebuild)
         try:
             self.notice("info", tell.start(self.pipeline, latest))
+            if latest is not None and latest.staged and self.store.published() < latest.epoch:
+                self._observers.waiting(Waiting(latest.epoch, latest.committed_us))
             if latest is None:
                 if rebuild is None:
                     self._check_former(former_output)
@@ -311,10 +323,17 @@ class _Run:
         self.engine = engine = SparkEngine(
             self.session, self.pipeline, logic, times, lookups.refresh, sql, ends(self.pipeline, self.session, sources)
         )
-        hooks = Hooks(lambda: time.time_ns() // 1000, self._on_status, self.notice, faults.from_environment())
+        hooks = Hooks(
+            lambda: time.time_ns() // 1000,
+            self._on_status,
+            self.notice,
+            self._observers.waiting,
+            faults.from_environment(),
+        )
         then = following(self.pipeline, self.session, logic, self.store, hooks.faults)
         state_id = latest.state_id if latest else uuid.uuid4().hex
         results = logic if then is None else then.stage.logic
+        self._observers.described(Columns({s.name: _columns(s.schema) for s in sources}, results.output))
         self.target, self.letters = self._target_of(results, state_id), letters_of(self.pipeline, state_id)
         for place in (self.target, self.letters):
             if place is not None:
@@ -323,8 +342,8 @@ class _Run:
         if self.stop.is_set():
             return False
         self.driver.start(latest, shards, schemas, state_id)
-        if latest is not None and self._report:
-            self._report(self.driver.recovered())
+        if latest is not None:
+            self._tell(self.driver.recovered())
         if self.driver.target.guarantee != "exactly once":
             self.notice("warning", f"delivery to {self.driver.target.description} is {self.driver.target.guarantee}")
         warm.join()
@@ -386,8 +405,7 @@ class _Run:
                 offsets[source.name] = files.note_changes(self.store, state.epoch + 1, before, found)
         if offsets:
             self.driver.anchor(offsets, count)
-            if self._report:
-                self._report(self.driver.recovered())
+            self._tell(self.driver.recovered())
 
     def _anchor(self) -> None:
         """Commit what "latest" means for Kafka sources that were never read, before anything else is."""
@@ -510,8 +528,16 @@ class _Run:
         if self._progress:
             status = replace(status, files_done=self._progress[0], files_total=max(self._progress))
         self.last = status
+        self._tell(status)
+
+    def _tell(self, status: Status) -> None:
         if self._report:
             self._report(status)
+        self._observers.status(status)
+
+
+def _columns(schema: StructType) -> list[Field]:
+    return [Field(f.name, f.dataType.simpleString()) for f in schema.fields]
 
 
 def _has_nothing(query: StreamingQuery) -> bool:

@@ -1,0 +1,88 @@
+"""Who looks on at a run: metrics, lineage. Told what it is, of every commit and of its end; never asked, and never in the way.
+
+begun ─▶ waiting? ─▶ described ─▶ ( waiting ─▶ status )* ─▶ ended
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.core.schema import Field
+from slackwater.engine.status import Status
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that a run reads, by source, and those that it writes."""
+
+    sources: Mapping[str, Sequence[Field]]
+    output: Sequence[Field]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """An epoch that was committed, and whose output has not reached its target yet."""
+
+    epoch: int
+    committed_us: int
+
+
+class Observer:
+    """Override what you want to hear. The methods are called by the thread that runs the epochs: they have to be quick,
+    and what they raise ends the run."""
+
+    def begun(self, pipeline: Pipeline) -> None:
+        """A run begins; Spark is not up yet."""
+
+    def described(self, columns: Columns) -> None:
+        """Schemas and SQL were bound to each other."""
+
+    def waiting(self, epoch: Waiting | None) -> None:
+        """An epoch is about to be published, by the one that committed it or by the next start; None: it is out."""
+
+    def status(self, status: Status) -> None:
+        """After a commit, and once at a start over a state that is there."""
+
+    def ended(self, error: BaseException | None) -> None:
+        """The run is over; also called if it never came to an epoch."""
+
+
+class Observers(Observer):
+    """Several as one."""
+
+    def __init__(self, all_of_them: Sequence[Observer] = ()) -> None:
+        self._all = tuple(all_of_them)
+
+    def begun(self, pipeline: Pipeline) -> None:
+        for one in self._all:
+            one.begun(pipeline)
+
+    def described(self, columns: Columns) -> None:
+        for one in self._all:
+            one.described(columns)
+
+    def waiting(self, epoch: Waiting | None) -> None:
+        for one in self._all:
+            one.waiting(epoch)
+
+    def status(self, status: Status) -> None:
+        for one in self._all:
+            one.status(status)
+
+    def ended(self, error: BaseException | None) -> None:
+        for one in self._all:
+            one.ended(error)
+
+    @contextmanager
+    def of(self, pipeline: Pipeline) -> Iterator[None]:
+        """From the beginning to the end of a run."""
+        self.begun(pipeline)
+        try:
+            yield
+        except BaseException as error:
+            self.ended(error)
+            raise
+        self.ended(None)

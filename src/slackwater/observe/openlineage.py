@@ -1,0 +1,280 @@
+"""Run events of OpenLineage: one run per start, START, then RUNNING with every commit, then COMPLETE or FAIL.
+
+    commits ─▶ folded while an event is on its way ─▶ one event ─▶ the client's transport
+
+Every commit is in exactly one event: commits that come while one is being sent, or within a second of it, share the next, and what
+could not be sent is sent with a later one. Column lineage is left out: it would have to be told through SQL, aggregation and state.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+import attr
+from openlineage.client import OpenLineageClient, event_v2
+from openlineage.client import uuid as uuids
+from openlineage.client.facet_v2 import (
+    error_message_run,
+    input_statistics_input_dataset,
+    job_type_job,
+    output_statistics_output_dataset,
+    processing_engine_run,
+    schema_dataset,
+)
+from openlineage.client.generated.base import RunFacet
+from openlineage.client.transport.console import ConsoleTransport
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.core.schema import Field
+from slackwater.engine.observer import Columns, Observer
+from slackwater.engine.status import Status
+from slackwater.errors import StartError
+from slackwater.observe import datasets
+from slackwater.observe.outage import Outage, reason
+from slackwater.secrets import masked, remember, remember_url
+from slackwater.targets.base import LETTER
+
+PRODUCER = f"urn:slackwater:{version('slackwater')}"
+PAUSE_SECONDS = 1.0  # between two events of one run
+LAST_SECONDS = 5.0  # the last events may take so long
+_LOGGERS = ("urllib3.connectionpool", "openlineage.client.transport.http")
+_NAMESPACE = "OPENLINEAGE_NAMESPACE"
+
+
+@attr.define
+class CommitsRunFacet(RunFacet):
+    """The commits that an event tells of, and the watermark after them (microseconds UTC)."""
+
+    firstEpoch: int  # noqa: N815
+    lastEpoch: int  # noqa: N815
+    watermark: int | None = None
+
+    @staticmethod
+    def _get_schema() -> str:
+        return "urn:slackwater:openlineage:CommitsRunFacet:1"
+
+
+@dataclass
+class _Commits:
+    """What is not told yet."""
+
+    first: int
+    last: int
+    watermark_us: int | None
+    read: dict[str, int] = field(default_factory=dict)
+    written: int = 0
+    letters: int = 0
+
+    def then(self, later: _Commits) -> _Commits:
+        read = {name: self.read.get(name, 0) + later.read.get(name, 0) for name in {**self.read, **later.read}}
+        return _Commits(
+            self.first, later.last, later.watermark_us, read, self.written + later.written, self.letters + later.letters
+        )
+
+
+class OpenLineage(Observer):
+    """Sends from a thread of its own."""
+
+    def __init__(self, notice: Callable[[str, str], None]) -> None:
+        self._client = _client()
+        self._outage = Outage(
+            notice, f"sending lineage events ({self._client.transport.kind})", "the pipeline runs on without"
+        )
+        self._run = event_v2.Run(str(uuids.generate_new_uuid()))
+        self._namespace = os.environ.get(_NAMESPACE) or "slackwater"
+        self._pipeline: Pipeline
+        self._columns = Columns({}, ())
+        self._before: Status | None = None
+        self._commits: _Commits | None = None
+        self._wake, self._begun_at, self._end = threading.Condition(), "", list[event_v2.RunState]()
+        self._error = ""
+        self._hurry = threading.Event()
+        self._thread = threading.Thread(target=self._send_all, name="openlineage", daemon=True)
+        notice("info", f"OpenLineage events by {self._client.transport.kind}, run {self._run.runId}")
+
+    # -- what happens in the run ------------------------------------------------------------------------------------
+
+    def begun(self, pipeline: Pipeline) -> None:
+        self._pipeline, self._begun_at = pipeline, _now()
+        self._thread.start()
+        for name in _LOGGERS:
+            logging.getLogger(name).addFilter(self._by_another)
+
+    def _by_another(self, record: logging.LogRecord) -> bool:
+        """What HTTP logs at every attempt is told by us, once."""
+        return record.thread != self._thread.ident
+
+    def described(self, columns: Columns) -> None:
+        self._columns = columns
+
+    def status(self, status: Status) -> None:
+        before, self._before = self._before, status
+        if not status.phases:  # a start over a state that is there, or files that changed
+            return
+        told = {} if before is None else {s.name: s.rows for s in before.sources}
+        letters = 0 if before is None else sum(before.counters.letters.values())
+        new = _Commits(
+            status.epoch,
+            status.epoch,
+            status.watermark_us,
+            {s.name: s.rows - told.get(s.name, 0) for s in status.sources},
+            status.emitted,
+            sum(status.counters.letters.values()) - letters,
+        )
+        with self._wake:
+            self._commits = new if self._commits is None else self._commits.then(new)
+            self._wake.notify()
+
+    def ended(self, error: BaseException | None) -> None:
+        self._error = "" if error is None else masked(str(error) or type(error).__name__)
+        with self._wake:
+            self._end.append(event_v2.RunState.COMPLETE if error is None else event_v2.RunState.FAIL)
+            self._wake.notify()
+        self._hurry.set()
+        self._thread.join(0.2 if self._outage.now else LAST_SECONDS)
+        if not self._thread.is_alive():
+            self._client.close(0.2)
+            for name in _LOGGERS:
+                logging.getLogger(name).removeFilter(self._by_another)
+
+    # -- what is sent -----------------------------------------------------------------------------------------------
+
+    def _send_all(self) -> None:
+        started = False
+        while True:
+            started = started or self._sent(event_v2.RunState.START, None, self._begun_at)
+            with self._wake:
+                self._wake.wait_for(lambda: self._commits is not None or self._end)
+                commits, self._commits = self._commits, None
+                end = self._end and not commits
+            if commits is not None and not (started and self._sent(event_v2.RunState.RUNNING, commits)):
+                with self._wake:
+                    self._commits = commits if self._commits is None else commits.then(self._commits)
+            if end or (self._end and self._outage.now):
+                self._sent(self._end[0], self._commits)
+                return
+            self._hurry.wait(PAUSE_SECONDS)
+
+    def _sent(self, state: event_v2.RunState, commits: _Commits | None, at: str = "") -> bool:
+        try:
+            self._client.emit(self._event(state, commits, at or _now()))
+        except Exception as error:
+            self._outage.failed(error)
+            return False
+        self._outage.worked()
+        return True
+
+    def _event(self, state: event_v2.RunState, commits: _Commits | None, at: str) -> event_v2.RunEvent:
+        facets: dict[str, Any] = {
+            "processing_engine": processing_engine_run.ProcessingEngineRunFacet(
+                version("slackwater"), "slackwater", producer=PRODUCER
+            )
+        }
+        if commits is not None:
+            facets["slackwater_commits"] = CommitsRunFacet(
+                commits.first, commits.last, commits.watermark_us, producer=PRODUCER
+            )
+        if state is event_v2.RunState.FAIL:
+            facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(self._error, "PYTHON", producer=PRODUCER)
+        kind = job_type_job.JobTypeJobFacet("STREAMING", "SLACKWATER", "JOB", producer=PRODUCER)
+        return event_v2.RunEvent(
+            eventTime=at,
+            producer=PRODUCER,
+            run=event_v2.Run(self._run.runId, facets),
+            job=event_v2.Job(self._namespace, self._pipeline.name, {"jobType": kind}),
+            eventType=state,
+            inputs=self._inputs(commits),
+            outputs=self._outputs(commits),
+        )
+
+    def _inputs(self, commits: _Commits | None) -> list[event_v2.InputDataset]:
+        found = []
+        for source in self._pipeline.sources:
+            places = datasets.of_source(self._pipeline, source)
+            facets = _schema(self._columns.sources.get(source.name, ()))
+            statistics: dict[str, Any] = {}
+            if commits is not None and len(places) == 1:  # of several topics only the sum is known
+                rows = commits.read.get(source.name, 0)
+                statistics["inputStatistics"] = input_statistics_input_dataset.InputStatisticsInputDatasetFacet(
+                    rowCount=rows, producer=PRODUCER
+                )
+            found += [event_v2.InputDataset(*place, inputFacets=statistics, facets=dict(facets)) for place in places]
+        lookups = {name: lookup for stage in self._stages for name, lookup in stage.items()}
+        for lookup in lookups.values():
+            found += [event_v2.InputDataset(*place) for place in datasets.of_source(self._pipeline, lookup)]
+        return found
+
+    @property
+    def _stages(self) -> Sequence[Mapping[str, Any]]:
+        return (self._pipeline.transform.lookups, self._pipeline.last.transform.lookups)
+
+    def _outputs(self, commits: _Commits | None) -> list[event_v2.OutputDataset]:
+        found = []
+        for target, fields, rows in (
+            (self._pipeline.target, self._columns.output, None if commits is None else commits.written),
+            (self._pipeline.dead_letter, LETTER, None if commits is None else commits.letters),
+        ):
+            place = datasets.of_target(self._pipeline, target)
+            if place is None:
+                continue
+            statistics: dict[str, Any] = {}
+            if rows is not None:
+                statistics["outputStatistics"] = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
+                    rowCount=rows, producer=PRODUCER
+                )
+            found.append(event_v2.OutputDataset(*place, outputFacets=statistics, facets=_schema(fields)))
+        return found
+
+
+def _schema(fields: Sequence[Field]) -> dict[str, Any]:
+    columns = [schema_dataset.SchemaDatasetFacetFields(f.name, f.type) for f in fields]
+    return {"schema": schema_dataset.SchemaDatasetFacet(columns, producer=PRODUCER)} if columns else {}
+
+
+def _client() -> OpenLineageClient:
+    """A client by its own configuration. Raises StartError."""
+    _remember_keys()
+    log = logging.getLogger("openlineage.client.client")
+    log.addFilter(_not_the_console)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            client = OpenLineageClient()
+    except Exception as error:
+        raise StartError(f"--openlineage: the configuration of its client is wrong: {masked(reason(error))}") from None
+    finally:
+        log.removeFilter(_not_the_console)
+    if isinstance(client.transport, ConsoleTransport) and not (client.config.transport or {}).get("type"):
+        raise StartError(
+            "--openlineage: nothing says where events go; set OPENLINEAGE_URL, or OPENLINEAGE_CONFIG to a file with a "
+            "transport (openlineage.yml)"
+        )
+    return client
+
+
+def _remember_keys() -> None:
+    for name, value in os.environ.items():
+        if not name.startswith("OPENLINEAGE"):
+            continue
+        remember_url(value)
+        if any(word in name for word in ("KEY", "AUTH", "TOKEN", "PASSWORD")):
+            remember(value)
+            for part in re.findall(r':\s*"([^"]+)"', value):  # settings as JSON
+                remember(part)
+
+
+def _not_the_console(record: logging.LogRecord) -> bool:
+    return "will print events to console" not in record.getMessage()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()

@@ -1,0 +1,197 @@
+"""The metrics by OpenTelemetry: the same names and numbers as Prometheus gets, sent by the SDK's own OTLP exporter.
+
+Where to, how often and with which headers is said by the SDK's variables: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_HEADERS,
+OTEL_METRIC_EXPORT_INTERVAL, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and the others that it knows.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
+from typing import Any
+from urllib.parse import unquote
+
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData, PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+from prometheus_client.core import Metric
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.engine.observer import Observer, Waiting
+from slackwater.engine.status import Status
+from slackwater.errors import StartError
+from slackwater.metrics import BUCKETS, PREFIX, Metrics
+from slackwater.observe.outage import Outage
+from slackwater.secrets import masked, remember, remember_url
+
+LAST_SECONDS = 3.0  # the last export may take so long
+_INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
+_LOGGER = "opentelemetry.exporter.otlp.proto.http.metric_exporter"
+
+
+class OpenTelemetry(Observer):
+    """Exports on a thread of its own, and once more at the end of the run."""
+
+    def __init__(self, notice: Callable[[str, str], None]) -> None:
+        seconds = _interval()
+        _remember_headers()
+        self._exporter = exporter = _Exporter(notice)
+        self._reader = PeriodicExportingMetricReader(
+            exporter, math.inf
+        )  # its own thread would be started in every fork
+        resource = Resource.create()
+        named = {"service.version": version("slackwater")}
+        if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
+            named["service.name"] = "slackwater"
+        self._provider = MeterProvider([self._reader], resource.merge(Resource(named)), shutdown_on_exit=False)
+        self._meter = self._provider.get_meter("slackwater", version("slackwater"))
+        self._metrics, self._known = Metrics(), set[str]()
+        self._families: dict[str, Metric] = {}
+        self._phases = self._meter.create_histogram(
+            f"{PREFIX}epoch_seconds",
+            "s",
+            "Seconds per phase of an epoch, in this process.",
+            explicit_bucket_boundaries_advisory=BUCKETS,
+        )
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._export, args=(seconds,), name="otel", daemon=True)
+        notice("info", masked(f"OpenTelemetry metrics to {exporter.endpoint} every {seconds:g} s"))
+
+    # -- what happens in the run ------------------------------------------------------------------------------------
+
+    def begun(self, pipeline: Pipeline) -> None:
+        self._metrics.begun(pipeline)
+        self._instruments()
+        self._thread.start()
+
+    def waiting(self, epoch: Waiting | None) -> None:
+        self._metrics.waiting(epoch)
+
+    def status(self, status: Status) -> None:
+        self._metrics.status(status)
+        for phase, seconds in {**status.phases, "total": status.seconds}.items():
+            self._phases.record(seconds, {"pipeline": status.pipeline, "phase": phase})
+        if status.pipeline not in self._known:  # now there are all families that it has
+            self._known.add(status.pipeline)
+            self._instruments()
+
+    def ended(self, error: BaseException | None) -> None:
+        self._stop.set()
+        self._thread.join(0.2 if self._exporter.outage.now else LAST_SECONDS)
+        self._exporter.quit()
+        self._thread.join(0.2)
+        if not self._thread.is_alive():
+            self._provider.shutdown(100)
+
+    # -- what is exported -------------------------------------------------------------------------------------------
+
+    def _instruments(self) -> None:
+        """An instrument for each family that has none yet."""
+        for family in self._metrics.collect():
+            if family.name in self._families or family.type == "histogram":
+                continue
+            self._families[family.name] = family
+            create: Any = self._meter.create_observable_gauge
+            if family.type == "counter":
+                create = self._meter.create_observable_counter
+            create(family.name, [self._observer(family.name)], _unit(family.name), family.documentation)
+
+    def _observer(self, name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observe(options: CallbackOptions) -> Iterator[Observation]:
+            for sample in self._families[name].samples:
+                yield Observation(sample.value, sample.labels)
+
+        return observe
+
+    def _export(self, seconds: float) -> None:
+        last = False
+        while not last:
+            last = self._stop.wait(seconds)
+            self._families |= {f.name: f for f in self._metrics.collect() if f.type != "histogram"}
+            self._reader.collect()
+
+
+class _Exporter(OTLPMetricExporter):
+    """The exporter, whose failures are told by us: it logs several lines at each attempt."""
+
+    def __init__(self, notice: Callable[[str, str], None]) -> None:
+        self._why: object = ""
+        super().__init__()
+        remember_url(self._endpoint)
+        self.endpoint = self._endpoint
+        self.outage = Outage(notice, f"exporting metrics to {self.endpoint}", "the pipeline runs on without")
+        logging.getLogger(_LOGGER).addFilter(_heard)
+
+    def heard(self, record: logging.LogRecord) -> None:
+        """Why it fails, from what it logs: known at the first attempt of several."""
+        given = record.args if isinstance(record.args, tuple) else ()
+        errors = [a for a in given if isinstance(a, BaseException)]
+        if errors or record.msg.startswith("Transient"):
+            self._why = errors[0] if errors else given[0]
+        elif "reason:" in record.msg:
+            self._why = f"HTTP {given[1]} {given[2]}"
+        elif "due to timeout" in record.msg:
+            self._why = self._why or "no answer in time"
+        self._why = self._why or record.getMessage()
+        self.outage.failed(self._why)
+
+    def export(
+        self, metrics_data: MetricsData, timeout_millis: float | None = 10_000, **more: Any
+    ) -> MetricExportResult:
+        self._why, _exporting.by = "", self
+        result = super().export(metrics_data, timeout_millis, **more)
+        if result is MetricExportResult.SUCCESS:
+            self.outage.worked()
+        else:
+            self.outage.failed(self._why or "no answer")
+        return result
+
+    def quit(self) -> None:
+        """End an attempt that is under way."""
+        super().shutdown()
+
+    def shutdown(self, timeout_millis: float = 30_000, **more: Any) -> None:
+        """`quit` was there before."""
+
+
+_exporting = threading.local()  # whose records those of this thread are
+
+
+def _heard(record: logging.LogRecord) -> bool:
+    """A filter of the exporter's logger: what ours log is told by them, what others of this process log passes."""
+    by: _Exporter | None = getattr(_exporting, "by", None)
+    if by is None:
+        return True
+    by.heard(record)
+    return False
+
+
+def _interval() -> float:
+    """Seconds between two exports."""
+    given = os.environ.get(_INTERVAL, "60000")
+    try:
+        found = float(given)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < math.inf:
+        raise StartError(f'{_INTERVAL}: found "{given}", expected milliseconds above 0, as in 60000')
+    return found / 1000
+
+
+def _remember_headers() -> None:
+    """The values of headers are tokens."""
+    for name in ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS"):
+        for pair in os.environ.get(name, "").split(","):
+            value = pair.partition("=")[2].strip()
+            for spelled in (value, unquote(value)):
+                remember(spelled)
+
+
+def _unit(name: str) -> str:
+    return "s" if name.endswith("_seconds") else "By" if name.endswith("_bytes") else ""

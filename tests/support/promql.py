@@ -1,0 +1,193 @@
+"""PromQL over samples that a test has drawn: what a query asks for, and what it would say.
+
+The parser is Prometheus' own grammar. The evaluation knows what our rules use and raises KeyError for anything else; `increase`
+and `rate` do not extrapolate to the edges of their range, as Prometheus does, so a test must not hang on the last percent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import promql_parser as promql
+
+Labels = frozenset[tuple[str, str]]
+Vector = dict[Labels, float]
+LOOKBACK = 300.0
+
+
+def parsed(expression: str) -> Any:
+    """As Grafana would send it, variables filled in. Raises ValueError."""
+    for variable, value in (("$__rate_interval", "5m"), ("$__range", "6h"), ("$pipeline", ".*")):
+        expression = expression.replace(variable, value)
+    return promql.parse(expression)
+
+
+def selectors(node: Any) -> Iterator[Any]:
+    """Every selector of a query."""
+    if isinstance(node, promql.VectorSelector):
+        yield node
+    elif isinstance(node, promql.MatrixSelector | promql.SubqueryExpr):
+        yield node.vector_selector
+    for part in ("expr", "lhs", "rhs", "param"):
+        if getattr(node, part, None) is not None:
+            yield from selectors(getattr(node, part))
+    for part in getattr(node, "args", None) or []:
+        yield from selectors(part)
+
+
+def grouping(node: Any) -> Iterator[str]:
+    """Every label that a query groups or joins by."""
+    modifier = getattr(node, "modifier", None)
+    if modifier is not None:
+        yield from getattr(modifier, "labels", None) or []
+        matching = getattr(modifier, "matching", None)
+        yield from getattr(matching, "labels", None) or []
+    for part in ("expr", "lhs", "rhs", "param"):
+        if getattr(node, part, None) is not None:
+            yield from grouping(getattr(node, part))
+    for part in getattr(node, "args", None) or []:
+        yield from grouping(part)
+
+
+@dataclass
+class Samples:
+    """Series as a scraper keeps them; a series that a scrape does not show ends there."""
+
+    series: dict[tuple[str, Labels], list[tuple[float, float]]] = field(default_factory=dict)
+    seen: dict[tuple[str, Labels], float] = field(default_factory=dict)
+    last: float = 0.0
+
+    def scrape(self, at: float, shown: Iterable[tuple[str, dict[str, str], float]]) -> None:
+        self.last = at
+        for name, labels, value in shown:
+            key = (name, frozenset(labels.items()))
+            self.series.setdefault(key, []).append((at, value))
+            self.seen[key] = at
+
+    def _found(self, selector: Any) -> Iterator[tuple[Labels, list[tuple[float, float]], bool]]:
+        for key, points in self.series.items():
+            if key[0] == selector.name and all(_fits(m, dict(key[1])) for m in selector.matchers.matchers):
+                yield key[1], points, self.seen[key] < self.last
+
+    def value(self, node: Any) -> Vector | float:
+        """The value now: at the last scrape."""
+        return self._value(node)
+
+    def _value(self, node: Any) -> Any:
+        if isinstance(node, promql.NumberLiteral):
+            return node.val
+        if isinstance(node, promql.ParenExpr):
+            return self._value(node.expr)
+        if isinstance(node, promql.VectorSelector):
+            fresh = ((labels, points) for labels, points, gone in self._found(node) if not gone)
+            return {labels: p[-1][1] for labels, p in fresh if p[-1][0] > self.last - LOOKBACK}
+        if isinstance(node, promql.AggregateExpr):
+            return self._aggregate(node)
+        if isinstance(node, promql.Call):
+            return self._call(node)
+        if isinstance(node, promql.BinaryExpr):
+            return _binary(str(node.op), self._value(node.lhs), self._value(node.rhs))
+        raise KeyError(type(node).__name__)
+
+    def _aggregate(self, node: Any) -> Vector:
+        assert str(node.op) == "sum", node.op
+        by, sums = set(node.modifier.labels), Vector()
+        for labels, value in self._value(node.expr).items():
+            group = frozenset(pair for pair in labels if pair[0] in by)
+            sums[group] = sums.get(group, 0.0) + value
+        return sums
+
+    def _call(self, node: Any) -> Any:
+        name = node.func.name
+        if name == "time":
+            return self.last
+        if name == "histogram_quantile":
+            return _quantile(node.args[0].val, self._value(node.args[1]))
+        over = node.args[0]
+        since = self.last - over.range.total_seconds()
+        least, function = _RANGES[name]
+        more = [a.val for a in node.args[1:]]
+        within = (
+            (labels, [p for p in points if p[0] > since]) for labels, points, _ in self._found(over.vector_selector)
+        )
+        return {
+            labels: function(points, over.range.total_seconds(), *more)
+            for labels, points in within
+            if len(points) >= least
+        }
+
+
+def _fits(matcher: Any, labels: dict[str, str]) -> bool:
+    found, op = labels.get(matcher.name, ""), str(matcher.op).rpartition(".")[2]
+    if op in ("Equal", "NotEqual"):
+        return (found == matcher.value) == (op == "Equal")
+    return (re.fullmatch(matcher.value, found) is not None) == (op == "Re")
+
+
+def _increase(points: list[tuple[float, float]], seconds: float) -> float:
+    return sum(b if b < a else b - a for (_, a), (_, b) in itertools.pairwise(points))
+
+
+def _predicted(points: list[tuple[float, float]], seconds: float, ahead: float) -> float:
+    now = points[-1][0]
+    times, values = [t - now for t, _ in points], [v for _, v in points]
+    t, v = sum(times) / len(times), sum(values) / len(values)
+    square = sum((x - t) ** 2 for x in times)
+    slope = sum((x - t) * (y - v) for x, y in zip(times, values, strict=True)) / square
+    return v + slope * (ahead - t)
+
+
+_RANGES: dict[str, tuple[int, Any]] = {  # name -> samples that it needs, what it says of them
+    "increase": (2, _increase),
+    "rate": (2, lambda points, seconds: _increase(points, seconds) / seconds),
+    "delta": (2, lambda points, seconds: points[-1][1] - points[0][1]),
+    "changes": (
+        1,
+        lambda points, seconds: float(sum(a[1] != b[1] for a, b in itertools.pairwise(points))),
+    ),
+    "last_over_time": (1, lambda points, seconds: points[-1][1]),
+    "predict_linear": (2, _predicted),
+}
+_COMPARE = {">": float.__gt__, "<": float.__lt__, "==": float.__eq__}
+_CALCULATE = {
+    "-": float.__sub__,
+    "*": float.__mul__,
+    "/": lambda a, b: a / b if b else (math.nan if not a else math.inf),
+}
+
+
+def _binary(op: str, left: Any, right: Any) -> Any:
+    if op == "and":
+        return {labels: v for labels, v in left.items() if labels in right}
+    if isinstance(left, float | int) and isinstance(right, dict):
+        assert op in _CALCULATE
+        return {labels: _CALCULATE[op](float(left), float(v)) for labels, v in right.items()}
+    others = right if isinstance(right, dict) else dict.fromkeys(left, right)
+    pairs = {labels: (float(v), float(others[labels])) for labels, v in left.items() if labels in others}
+    if op in _COMPARE:
+        return {labels: a for labels, (a, b) in pairs.items() if _COMPARE[op](a, b)}
+    return {labels: _CALCULATE[op](a, b) for labels, (a, b) in pairs.items()}
+
+
+def _quantile(q: float, buckets: Vector) -> Vector:
+    groups: dict[Labels, list[tuple[float, float]]] = {}
+    for labels, count in buckets.items():
+        rest = frozenset(pair for pair in labels if pair[0] != "le")
+        groups.setdefault(rest, []).append((float(dict(labels)["le"]), count))
+    found = {}
+    for labels, edges in groups.items():
+        edges.sort()
+        if not edges[-1][1]:
+            continue
+        rank, low, below = q * edges[-1][1], 0.0, 0.0
+        for edge, count in edges:
+            if count >= rank:
+                found[labels] = low if edge == math.inf else low + (edge - low) * (rank - below) / (count - below)
+                break
+            low, below = edge, count
+    return found

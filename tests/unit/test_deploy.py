@@ -1,0 +1,355 @@
+"""What lies in deploy/: every query asks for metrics and labels that there are, every alert fires when it should and only then."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.support.promql import Samples, grouping, parsed, selectors
+from tests.unit.test_cli import GOOD
+from tests.unit.test_metrics import COUNTERS, STATUS
+from tests.unit.test_pages import anchors
+from typer.main import get_command
+
+from slackwater import plan
+from slackwater.cli.main import app
+from slackwater.config.toml import loads
+from slackwater.config.window import Aggregation, Window
+from slackwater.engine.observer import Waiting
+from slackwater.engine.status import Buffered, Counters, Status
+from slackwater.metrics import PREFIX, Metrics
+from slackwater.testing.kit import Rows, run_local
+
+ROOT = Path(__file__).resolve().parents[2]
+RULES: list[dict[str, Any]] = [
+    rule
+    for group in yaml.safe_load((ROOT / "deploy/prometheus/slackwater-alerts.yml").read_text())["groups"]
+    for rule in group["rules"]
+]
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/slackwater.json").read_text())
+PANELS = [p for p in DASHBOARD["panels"] if p["type"] != "row"]
+QUERIES = [
+    *(pytest.param(r["expr"], id=r["alert"]) for r in RULES),
+    *(
+        pytest.param(t["expr"], id=f"{p['title']}, {t['refId']}".replace(" ", "_"))
+        for p in PANELS
+        for t in p["targets"]
+    ),
+]
+SIDES = {
+    s: dict.fromkeys(("buffered", "late", "null_keys", "matched", "unmatched", "evicted"), 1) for s in ("left", "right")
+}
+JOIN = replace(
+    STATUS,
+    pipeline="pairs",
+    window_kind="join",
+    buffered={"left": Buffered(2), "right": Buffered(3, (50_000, "k=1"))},
+    counters=Counters(sides=SIDES),
+)
+
+
+def exposed(metrics: Metrics) -> Iterator[tuple[str, dict[str, str], float]]:
+    for family in metrics.collect():
+        for sample in family.samples:
+            yield sample.name, dict(sample.labels), sample.value
+
+
+@pytest.fixture(scope="module")
+def real() -> dict[str, set[str]]:
+    """Every metric and its labels, after statuses of windows as they come from an engine, of sessions and of a join."""
+    window = Window(
+        kind="tumbling",
+        duration_ms=1000,
+        event_time_column="ts",
+        group_by=["k"],
+        max_groups_per_window=100,
+        aggregations=[Aggregation(agg="count", as_="n")],
+    )
+    script = [Rows({"a": [{"ts": t, "k": "x"}]}) for t in (0, 5_000_000, 90_000_000)]
+    metrics = Metrics()
+    metrics.begun(loads(GOOD, "p.toml", {}))
+    for status in [*run_local(window, script, schema={"k": "string"}, sources=("a",)).statuses, STATUS, JOIN]:
+        metrics.status(status)
+    found: dict[str, set[str]] = {"up": {"job", "instance"}}
+    for name, labels, _ in exposed(metrics):
+        found.setdefault(name, set()).update(labels)
+    return found
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_every_query_asks_for_metrics_and_labels_that_there_are(query: str, real: dict[str, set[str]]) -> None:
+    tree = parsed(query)
+    asked = list(selectors(tree))
+    assert asked
+    labels = set()
+    for selector in asked:
+        assert selector.name in real, f"{selector.name} is no metric of ours"
+        known = real[selector.name]
+        labels |= known
+        for matcher in selector.matchers.matchers:
+            assert matcher.name in known, f"{selector.name} has no label {matcher.name}"
+    assert set(grouping(tree)) <= labels
+
+
+@pytest.mark.parametrize("broken", ["slackwater_streaming_rows", 'slackwater_streaming_epoch{source="a"}', "sum("])
+def test_a_wrong_query_is_found(broken: str, real: dict[str, set[str]]) -> None:
+    with pytest.raises((AssertionError, ValueError)):
+        test_every_query_asks_for_metrics_and_labels_that_there_are(broken, real)
+
+
+def test_labels_that_are_grouped_and_joined_by_are_seen() -> None:
+    tree = parsed("sum by (pipeline, le) (rate(a[5m])) / on (source) group_left () sum by (side) (b)")
+    assert set(grouping(tree)) == {"pipeline", "le", "source", "side"}
+
+
+def test_every_metric_is_on_the_dashboard(real: dict[str, set[str]]) -> None:
+    shown = {s.name for p in PANELS for t in p["targets"] for s in selectors(parsed(t["expr"]))}
+    assert set(real) - shown == {"up"}
+
+
+def test_every_metric_is_in_the_docs(real: dict[str, set[str]]) -> None:
+    page = (ROOT / "docs/operations.md").read_text()
+    names = {n.removeprefix(PREFIX) for n in real if not n.endswith(("_bucket", "_count", "_sum")) and n != "up"}
+    assert {n for n in names if not re.search(rf"`{n}[`{{]", page)} == set()
+
+
+# -- the dashboard -----------------------------------------------------------------------------------------------------
+
+
+def test_the_dashboard_is_one_that_grafana_imports() -> None:
+    assert DASHBOARD["id"] is None  # else it would replace another
+    assert DASHBOARD["uid"] == "slackwater"
+    ids = [p["id"] for p in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    assert {v["name"] for v in DASHBOARD["templating"]["list"]} == {"datasource", "pipeline"}
+    for panel in PANELS:
+        assert panel["title"] and panel["description"], panel["id"]
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        refs = [t["refId"] for t in panel["targets"]]
+        assert len(set(refs)) == len(refs)
+        for part in (panel, *panel["targets"]):
+            assert part["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        for target in panel["targets"]:
+            assert '{pipeline=~"$pipeline"' in target["expr"]
+            assert "{{pipeline}}" in target["legendFormat"]
+
+
+def test_no_panel_lies_over_another() -> None:
+    taken: dict[tuple[int, int], int] = {}
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        for x in range(at["x"], at["x"] + at["w"]):
+            for y in range(at["y"], at["y"] + at["h"]):
+                assert taken.setdefault((x, y), panel["id"]) == panel["id"]
+
+
+# -- the rules ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[r["alert"] for r in RULES])
+def test_a_rule_says_what_it_is_and_what_to_do(rule: dict[str, Any]) -> None:
+    assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}
+    assert re.fullmatch(r"\d+[mh]", rule["for"])
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    assert set(rule["annotations"]) == {"summary", "description"}
+    page, _, anchor = rule["annotations"]["description"].rpartition("See ")[2].partition("#")
+    assert anchor == rule["alert"].lower()
+    assert anchor in anchors((ROOT / page).read_text())
+
+
+def test_rules_have_names_of_their_own() -> None:
+    assert len({r["alert"] for r in RULES}) == len(RULES)
+
+
+def test_the_commands_that_the_texts_name_are_there() -> None:
+    texts = [r["annotations"]["description"] for r in RULES] + [p["description"] for p in PANELS]
+    named = {m for text in texts for m in re.findall(r"slackwater ([a-z]+(?: [a-z-]+)?) FILE", text)}
+    assert {"why", "outbox show", "dlq list", "state sizes"} <= named
+    for words in named:
+        command: Any = get_command(app)
+        for word in words.split():
+            command = command.commands[word]
+
+
+def test_a_large_state_is_one_that_the_plan_warns_of() -> None:
+    rule = next(r for r in RULES if r["alert"] == "SlackwaterStateLarge")
+    assert rule["expr"] == f"{PREFIX}state_bytes > {plan.DEFAULT_GIB * plan.GIB}"
+
+
+MINUTE = 60.0
+Change = Callable[[int, dict[str, Any]], None]
+
+
+class Simulated:
+    """A pipeline that reads 1,000 rows a minute, 3 minutes behind the clock, scraped every minute."""
+
+    def __init__(self) -> None:
+        self.samples, self.counters = Samples(), dict[str, Any]()
+        self.metrics, self.now = Metrics(clock=lambda: self.now), 1_700_000_000.0
+
+    def run(self, minutes: int, change: Change) -> None:
+        for minute in range(minutes):
+            self.now += MINUTE
+            given: dict[str, Any] = {
+                "rows": 1000,
+                "behind": 180.0,
+                "state_bytes": 1 << 20,
+                "seconds": 0.5,
+                "up": True,
+                "start": minute == 0,
+            }
+            change(minute, given)
+            if given["start"]:
+                self.metrics = Metrics(clock=lambda: self.now)
+                self.metrics.begun(loads(GOOD, "p.toml", {}))
+            self.metrics.waiting(given.get("waiting"))
+            if not given.get("waiting"):
+                self.metrics.status(self.status(minute, given))
+            up = ("up", {"job": "slackwater", "instance": "a"}, float(given["up"]))
+            shown = exposed(self.metrics) if given["up"] else ()
+            at = {"job": "slackwater", "instance": "a"}
+            self.samples.scrape(self.now, [up, *((n, {**labels, **at}, v) for n, labels, v in shown)])
+
+    def status(self, minute: int, given: dict[str, Any]) -> Status:
+        counts = self.counters
+        for name in ("rows_lost", "files_changed", "overflows", "rows_refused", "rows_bad", "late", "evicted"):
+            counts[name] = counts.get(name, 0) + given.get(name, 0)
+        counts["rows_in"] = counts.get("rows_in", 0) + given["rows"]
+        plain = {k: v for k, v in counts.items() if k not in ("late", "evicted")}
+        sides = {"left": {"buffered": 10**6, "evicted": counts["evicted"]}, "right": {"buffered": 10**6}}
+        return replace(
+            JOIN,
+            pipeline="user-sessions",
+            epoch=minute,
+            seconds=given["seconds"],
+            watermark_us=int((self.now - given["behind"]) * 1e6),
+            state_bytes=given["state_bytes"],
+            counters=replace(COUNTERS, **plain, late={"lateness": counts["late"]}, sides=sides),
+        )
+
+
+def fired(minutes: int, change: Change) -> set[str]:
+    """The alerts that are on at any time after the first hour."""
+    run, on = Simulated(), set[str]()
+    pending: dict[str, float] = {}
+    trees = {r["alert"]: parsed(r["expr"]) for r in RULES}
+    hold = {r["alert"]: float(r["for"][:-1]) * (MINUTE if r["for"][-1] == "m" else 60 * MINUTE) for r in RULES}
+
+    def each(minute: int, given: dict[str, Any]) -> None:
+        change(minute, given)
+        if minute < 5:
+            return
+        for name, tree in trees.items():
+            if any(v == v for v in run.samples.value(tree).values()):
+                since = pending.setdefault(name, run.samples.last)
+                if run.samples.last - since >= hold[name]:
+                    on.add(name)
+            else:
+                pending.pop(name, None)
+
+    run.run(minutes, each)
+    return on
+
+
+def slowly(minute: int, given: dict[str, Any]) -> None:
+    """Healthy, and not idle: some rows are late, some bad, publishing takes its time, one restart."""
+    given.update(late=5, rows_bad=5, behind=180.0 + 60 * (minute % 3), start=minute in (0, 60))
+    given["up"] = minute != 60
+
+
+def at_once(**more: Any) -> Change:
+    return lambda minute, given: given.update(more if minute == 40 else {})
+
+
+def always(**more: Any) -> Change:
+    return lambda minute, given: given.update(more if minute > 10 else {})
+
+
+def not_published(minute: int, given: dict[str, Any]) -> None:
+    """The target is away from minute 20 on: a run fails, and a supervisor starts it every other minute, down in between."""
+    if minute >= 20:
+        given.update(
+            waiting=Waiting(20, int((1_700_000_000 + 21 * MINUTE) * 1e6)), start=minute % 2 == 0, up=minute % 2 == 0
+        )
+
+
+def growing(minute: int, given: dict[str, Any]) -> None:
+    given["state_bytes"] = int((2 << 30) + minute * (12 << 20))
+
+
+CASES: dict[str, tuple[int, Change, set[str]]] = {
+    "SlackwaterDown": (60, lambda m, g: g.update(up=m < 30), set()),
+    "SlackwaterRestarts": (60, lambda m, g: g.update(start=m % 5 == 0), set()),
+    "SlackwaterNotPublished": (60, not_published, {"SlackwaterRestarts", "SlackwaterNoRows"}),
+    "SlackwaterLag": (60, lambda m, g: g.update(behind=180 + 60.0 * max(m - 10, 0)), set()),
+    "SlackwaterNoRows": (80, lambda m, g: g.update(rows=0 if m > 20 else 1000), set()),
+    "SlackwaterSlowEpochs": (60, always(seconds=45.0), set()),
+    "SlackwaterLateRows": (60, always(late=20), set()),
+    "SlackwaterBadRows": (60, always(rows_bad=20), set()),
+    "SlackwaterLostRows": (60, at_once(rows_lost=1), set()),
+    "SlackwaterRefusedRows": (60, at_once(rows_refused=1), set()),
+    "SlackwaterJoinEvicted": (60, at_once(evicted=1), set()),
+    "SlackwaterStateLarge": (60, always(state_bytes=17 << 30), {"SlackwaterStateGrows"}),
+    "SlackwaterStateGrows": (120, growing, set()),
+    "SlackwaterOverflows": (60, at_once(overflows=1), set()),
+    "SlackwaterFilesChanged": (60, at_once(files_changed=1), set()),
+}
+
+
+@pytest.mark.parametrize("alert", CASES)
+def test_an_alert_fires_when_it_should(alert: str) -> None:
+    minutes, change, others = CASES[alert]
+    assert fired(minutes, change) - others == {alert}
+
+
+def test_every_alert_is_tried() -> None:
+    assert set(CASES) == {r["alert"] for r in RULES}
+
+
+def test_nothing_fires_while_all_is_well() -> None:
+    assert fired(120, slowly) == set()
+
+
+def test_a_pipeline_that_catches_up_is_not_alerted() -> None:
+    """A day behind after a weekend, and four times as fast as the clock."""
+    assert fired(60, lambda m, g: g.update(behind=86_400.0 - 180.0 * m)) == set()
+
+
+def test_what_was_published_at_last_is_well_again() -> None:
+    def change(minute: int, given: dict[str, Any]) -> None:
+        if 20 <= minute < 22:
+            given["waiting"] = Waiting(20, int((1_700_000_000 + 21 * MINUTE) * 1e6))
+
+    assert fired(60, change) == set()
+
+
+def test_the_arithmetic_is_that_of_prometheus() -> None:
+    """On series whose answers are known."""
+    samples = Samples()
+    for i, value in enumerate([0.0, 10, 20, 5, 15]):
+        samples.scrape(60.0 * i, [("a", {"p": "x"}, value), ("b", {"p": "x"}, 100.0 * i)])
+    key = frozenset({("p", "x")})
+
+    def now(expression: str) -> Any:
+        return samples.value(parsed(expression))
+
+    assert now("increase(a[10m])") == {key: 35}
+    assert now("delta(b[10m])") == {key: 400}
+    assert now("changes(a[10m])") == {key: 4}
+    assert now("predict_linear(b[10m], 60)")[key] == pytest.approx(500)
+    assert now("a / b > 0.03") == {key: 15 / 400}
+    assert now("a > 10 and b < 100") == {}
+    assert now("time() - a") == {key: 225}
+    samples.scrape(300.0, [("b", {"p": "x"}, 1.0)])
+    assert now("a") == {}  # it ended
+    assert now("last_over_time(a[10m])") == {key: 15}
+    for le, count in (("1.0", 10), ("2.0", 30), ("+Inf", 40)):
+        samples.scrape(360.0, [("h", {"le": le}, count)])
+    assert now("histogram_quantile(0.5, h)") == {frozenset(): 1.5}

@@ -1,0 +1,394 @@
+"""Run events of OpenLineage: by the client's own transports, to a file and to a receiver on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openlineage.client import event_v2
+from tests.unit.test_cli import GOOD
+
+from slackwater import observe, secrets
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.source import Source
+from slackwater.config.target import Target
+from slackwater.config.toml import loads
+from slackwater.config.window import Aggregation, Window
+from slackwater.core.schema import Field
+from slackwater.engine.observer import Columns
+from slackwater.engine.status import Status
+from slackwater.errors import EpochError, StartError
+from slackwater.observe import datasets
+from slackwater.targets.base import LETTER
+from slackwater.testing.kit import Rows, pipeline_for, run_local
+
+WINDOW = Window(
+    kind="tumbling",
+    duration_ms=1000,
+    event_time_column="ts",
+    group_by=["k"],
+    max_groups_per_window=100,
+    aggregations=[Aggregation(agg="count", as_="n")],
+)
+COLUMNS = Columns({"a": [Field("k", "string"), Field("ts", "timestamp")]}, [Field("k", "string"), Field("n", "bigint")])
+Event = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)  # no openlineage.yml there
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("slackwater.observe.openlineage.PAUSE_SECONDS", 0.0)
+    for name in [n for n in os.environ if n.startswith("OPENLINEAGE")]:
+        monkeypatch.delenv(name)
+    yield
+    for name in [n for n in os.environ if n.startswith("OPENLINEAGE__")]:
+        del os.environ[name]  # the client sets some from others
+    secrets.forget()
+
+
+@pytest.fixture
+def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Event]]:
+    """What a file transport was given."""
+    path = tmp_path / "events.json"
+    config = {"transport": {"type": "file", "log_file_path": str(path), "append": True}}
+    (tmp_path / "lineage.yml").write_text(json.dumps(config))
+    monkeypatch.setenv("OPENLINEAGE_CONFIG", str(tmp_path / "lineage.yml"))
+    return lambda: [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def lineage(said: list[str], pipeline: Pipeline | None = None) -> Any:
+    made = observe.open_lineage(lambda level, line: said.append(f"{level}: {line}"))
+    made.begun(pipeline or stored())
+    made.described(COLUMNS)
+    return made
+
+
+def stored() -> Pipeline:
+    made = pipeline_for(WINDOW, ["a"])
+    connections = loads(GOOD, "p.toml", {}).connections
+    source = Source(
+        name="a", connection="lake", query="/data/in/*.jsonl", format="json", schema="k STRING, ts TIMESTAMP"
+    )
+    return made.model_copy(
+        update={
+            "connections": connections,
+            "sources": (source,),
+            "target": Target(connection="lake", path="/data/out"),
+            "dead_letter": Target(connection="lake", path="/data/letters"),
+        }
+    )
+
+
+def statuses() -> list[Status]:
+    script = [Rows({"a": [{"ts": t + i, "k": "x"} for i in range(3)]}) for t in (0, 5_000_000, 90_000_000)]
+    return run_local(WINDOW, script, schema={"k": "string"}, sources=("a",)).statuses
+
+
+def rows(found: list[Event], side: str, which: int = 0) -> int:
+    kind = side.removesuffix("s")
+    parts = [e[side][which][f"{kind}Facets"].get(f"{kind}Statistics", {}) for e in found if e[side]]
+    return sum(p.get("rowCount", 0) for p in parts)
+
+
+def test_a_run_is_told_from_its_start_to_its_end(events: Any, said: list[str]) -> None:
+    made, told = lineage(said), statuses()
+    for status in told:
+        made.status(status)
+    made.ended(None)
+    found = events()
+    states = [e["eventType"] for e in found]
+    assert (states[0], states[-1]) == ("START", "COMPLETE")
+    assert set(states[1:-1]) == {"RUNNING"}
+    assert len({e["run"]["runId"] for e in found}) == 1
+    assert {(e["job"]["namespace"], e["job"]["name"]) for e in found} == {("slackwater", told[0].pipeline)}
+    assert found[-1]["job"]["facets"]["jobType"]["processingType"] == "STREAMING"
+    assert [e["eventTime"] for e in found] == sorted(e["eventTime"] for e in found)
+    assert rows(found, "inputs") == 9 == told[-1].counters.rows_in
+    assert rows(found, "outputs") == told[-1].counters.rows_emitted > 0
+    assert [(d["namespace"], d["name"]) for d in found[-1]["inputs"]] == [("file", "/data/in")]
+    assert [(d["namespace"], d["name"]) for d in found[-1]["outputs"]] == [
+        ("file", "/data/out"),
+        ("file", "/data/letters"),
+    ]
+
+
+def test_the_columns_are_those_that_are_read_and_written(events: Any, said: list[str]) -> None:
+    made = lineage(said)
+    made.status(statuses()[0])
+    made.ended(None)
+    last = events()[-1]
+    shown = [
+        [(f["name"], f["type"]) for f in d["facets"]["schema"]["fields"]] for d in [*last["inputs"], *last["outputs"]]
+    ]
+    assert shown == [
+        [("k", "string"), ("ts", "timestamp")],
+        [("k", "string"), ("n", "bigint")],
+        [(f.name, f.type) for f in LETTER],
+    ]
+
+
+def test_every_commit_is_in_exactly_one_event(events: Any, said: list[str]) -> None:
+    made, told = lineage(said), statuses()
+    for status in told:
+        made.status(status)
+    made.ended(None)
+    spans = [e["run"]["facets"]["slackwater_commits"] for e in events() if e["eventType"] == "RUNNING"]
+    covered = Counter(n for s in spans for n in range(s["firstEpoch"], s["lastEpoch"] + 1))
+    assert covered == Counter(s.epoch for s in told)
+    assert spans[-1]["watermark"] == told[-1].watermark_us
+
+
+def test_a_restart_does_not_count_again(events: Any, said: list[str]) -> None:
+    """The state's counters go on; a run tells of its own rows alone."""
+    first = statuses()
+    made = lineage(said)
+    made.status(replace(first[1], phases={}, emitted=0))  # what a start is told of a state that is there
+    for status in first[2:]:
+        made.status(status)
+    made.ended(None)
+    assert rows(events(), "inputs") == 3
+
+
+def test_a_failure_says_why_without_secrets(events: Any, said: list[str]) -> None:
+    secrets.remember("hunter-22-hunter")
+    made = lineage(said)
+    made.ended(EpochError("clicks: epoch 3 was not committed: no login with hunter-22-hunter"))
+    last = events()[-1]
+    assert last["eventType"] == "FAIL"
+    error = last["run"]["facets"]["errorMessage"]
+    assert error["message"] == "clicks: epoch 3 was not committed: no login with ***"
+    assert "stackTrace" not in error
+
+
+def test_events_are_those_of_the_specification(events: Any, said: list[str]) -> None:
+    """The client's classes hold the specification: what was sent fits into them again, and every facet names its schema."""
+    made = lineage(said)
+    for status in statuses():
+        made.status(status)
+    made.ended(StartError("no"))
+    for e in events():
+        assert e["schemaURL"] == "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"
+        assert e["producer"].startswith("urn:slackwater:")
+        event_v2.RunEvent(
+            eventTime=e["eventTime"],
+            run=event_v2.Run(e["run"]["runId"]),
+            job=event_v2.Job(**{k: v for k, v in e["job"].items() if k != "facets"}),
+            eventType=event_v2.RunState(e["eventType"]),
+        )
+        facets = [*e["run"]["facets"].values(), *e["job"]["facets"].values()]
+        for data in [*e["inputs"], *e["outputs"]]:
+            assert set(data) <= {"namespace", "name", "facets", "inputFacets", "outputFacets"}
+            for key in set(data) & {"facets", "inputFacets", "outputFacets"}:
+                facets += data[key].values()
+        assert all(f["_producer"] and f["_schemaURL"] for f in facets)
+
+
+class Receiver(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.status, self.events, self.tries = 200, list[Event](), 0
+        self.came = threading.Condition()
+
+    def wait(self, count: int) -> None:
+        with self.came:
+            goal = self.tries + count
+            assert self.came.wait_for(lambda: self.tries >= goal, 60)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.came:
+            self.server.tries += 1
+            if self.server.status == 200:
+                self.server.events.append({**body, "path": self.path, "auth": self.headers["Authorization"]})
+            self.server.came.notify_all()
+        self.send_response(self.server.status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    server = Receiver()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("OPENLINEAGE_URL", f"http://127.0.0.1:{server.server_port}")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_clients_variables_say_where(receiver: Receiver, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENLINEAGE_API_KEY", "sesame-open-42")
+    monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "shop")
+    made = lineage(said)
+    made.ended(None)
+    assert [e["eventType"] for e in receiver.events] == ["START", "COMPLETE"]
+    assert {e["path"] for e in receiver.events} == {"/api/v1/lineage"}
+    assert {e["auth"] for e in receiver.events} == {"Bearer sesame-open-42"}
+    assert {e["job"]["namespace"] for e in receiver.events} == {"shop"}
+    assert secrets.masked("with sesame-open-42") == "with ***"
+    assert len(said) == 1
+
+
+def test_what_could_not_be_sent_is_sent_later_and_told_once(receiver: Receiver, said: list[str]) -> None:
+    receiver.status = 400
+    made, told = lineage(said), statuses()
+    for status in told[:-1]:
+        made.status(status)
+        receiver.wait(2)
+    receiver.status = 200
+    receiver.wait(2)
+    made.status(told[-1])
+    made.ended(None)
+    found = receiver.events
+    assert [e["eventType"] for e in found if e["eventType"] != "RUNNING"] == ["START", "COMPLETE"]
+    assert found[0]["eventType"] == "START"
+    assert rows(found, "inputs") == told[-1].counters.rows_in
+    assert rows(found, "outputs") == told[-1].counters.rows_emitted
+    assert [line.partition(":")[0] for line in said[1:]] == ["warning", "info"]
+    assert "400 Client Error" in said[1]
+    assert said[2].endswith(" works again")
+
+
+def test_a_backend_that_is_away_stops_nothing(
+    said: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OPENLINEAGE_CONFIG", "away.yml")
+    retry = {"total": 0}
+    config = {"transport": {"type": "http", "url": "http://127.0.0.1:9", "retry": retry}}
+    Path("away.yml").write_text(json.dumps(config))
+    made = observe.open_lineage(lambda level, line: said.append(f"{level}: {line}"))
+    failed, told = threading.Event(), made._outage.failed
+
+    def noted(error: object) -> None:
+        told(error)
+        failed.set()
+
+    made._outage.failed = noted
+    made.begun(stored())
+    for status in statuses():
+        made.status(status)
+    assert failed.wait(60)
+    made.ended(None)
+    assert said[1:] == [
+        "warning: sending lineage events (http) failed: Connection refused; the pipeline runs on without; told only once"
+    ]
+    assert not [r for r in caplog.records if r.name.startswith(("urllib3", "openlineage"))]
+
+
+def test_without_a_transport_it_does_not_start() -> None:
+    with pytest.raises(StartError, match=r"^--openlineage: nothing says where events go; set OPENLINEAGE_URL, or "):
+        observe.open_lineage()
+
+
+def test_a_wrong_configuration_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("openlineage.yml").write_text('{"transport": {"type": "file"}}')
+    with pytest.raises(StartError, match=r"^--openlineage: the configuration of its client is wrong: .*log_file_path"):
+        observe.open_lineage()
+
+
+PLACES = """name = "p"
+[connections.c]
+{connection}
+[[sources]]
+name = "a"
+connection = "c"
+query = "{query}"
+schema = "k STRING, ts TIMESTAMP"
+{more}
+[transform.window]
+kind = "tumbling"
+duration_ms = 1000
+event_time_column = "ts"
+group_by = ["k"]
+max_groups_per_window = 10
+[[transform.window.aggregations]]
+agg = "count"
+as = "n"
+[connections.screen]
+kind = "console"
+[target]
+connection = "screen"
+[state_store]
+kind = "in_memory"
+"""
+
+
+@pytest.mark.parametrize(
+    ("connection", "query", "more", "expected"),
+    [
+        ('kind = "files"', "/data/clicks", 'format = "json"', [("file", "/data/clicks")]),
+        ('kind = "files"', "/data/clicks/day=*/x.json", 'format = "json"', [("file", "/data/clicks")]),
+        ('kind = "files"', "file:///data/clicks", 'format = "json"', [("file", "/data/clicks")]),
+        ('kind = "files"', "s3a://bucket/clicks/*.json", 'format = "json"', [("s3://bucket", "clicks")]),
+        (
+            'kind = "files"',
+            "abfss://box@account.dfs.core.windows.net/clicks",
+            'format = "json"',
+            [("abfss://box@account.dfs.core.windows.net", "clicks")],
+        ),
+        (
+            'kind = "kafka"\nbootstrap_servers = "k1:9092,k2:9092"',
+            "clicks, views",
+            "",
+            [("kafka://k1:9092", "clicks"), ("kafka://k1:9092", "views")],
+        ),
+        (
+            'kind = "rabbitmq"\nurl = "amqp://me:hunter-22@mq/shop"',
+            "orders",
+            "",
+            [("amqp://mq:5672", "shop.orders")],
+        ),
+    ],
+)
+def test_sources_have_the_names_that_others_know_them_by(
+    connection: str, query: str, more: str, expected: list[tuple[str, str]]
+) -> None:
+    made = loads(PLACES.format(connection=connection, query=query, more=more), "p.toml", {})
+    assert datasets.of_source(made, made.sources[0]) == expected
+    assert datasets.of_target(made, made.target) is None  # the console is no place
+
+
+@pytest.mark.parametrize(
+    ("connection", "target", "expected"),
+    [
+        (
+            'kind = "postgres"\nurl = "postgresql://me:hunter-22@db.shop:5433/warehouse"',
+            'table = "sales.sessions"',
+            ("postgres://db.shop:5433", "warehouse.sales.sessions"),
+        ),
+        (
+            'kind = "postgres"\nurl = "host=db dbname=w password=hunter-22"',
+            'table = "t"',
+            ("postgres://db:5432", "w.public.t"),
+        ),
+        ('kind = "kafka"\nbootstrap_servers = "k1:9092"', 'topic = "sessions"', ("kafka://k1:9092", "sessions")),
+        ('kind = "delta"', 'path = "s3://lake/sessions/"', ("s3://lake", "sessions")),
+    ],
+)
+def test_targets_too(connection: str, target: str, expected: tuple[str, str]) -> None:
+    text = PLACES.format(connection='kind = "files"', query="/in", more='format = "json"')
+    text = text.replace('[connections.screen]\nkind = "console"', f"[connections.screen]\n{connection}")
+    made = loads(text.replace('connection = "screen"', f'connection = "screen"\n{target}'), "p.toml", {})
+    assert datasets.of_target(made, made.target) == expected

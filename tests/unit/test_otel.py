@@ -1,0 +1,260 @@
+"""Metrics by OpenTelemetry: a real receiver on loopback decodes what the SDK's exporter sends."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from tests.unit.test_cli import GOOD
+from tests.unit.test_deploy import JOIN, exposed
+from tests.unit.test_metrics import COUNTERS, STATUS
+
+from slackwater import observe, secrets
+from slackwater.config.toml import loads
+from slackwater.engine.observer import Waiting
+from slackwater.errors import StartError
+from slackwater.metrics import BUCKETS, Metrics
+
+Series = dict[tuple[str, frozenset[tuple[str, str]]], Any]
+
+
+class Receiver(ThreadingHTTPServer):
+    """A collector: keeps what it was sent. `status`: what it answers."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.status, self.requests = 200, list[ExportMetricsServiceRequest]()
+        self.headers = list[dict[str, str]]()
+        self.came = threading.Condition()
+
+    def wait(self, count: int) -> None:
+        """Until so many more requests came."""
+        with self.came:
+            goal = len(self.headers) + count
+            assert self.came.wait_for(lambda: len(self.headers) >= goal, 60)
+
+    def latest(self) -> Series:
+        found: Series = {}
+        for scope in self.requests[-1].resource_metrics[0].scope_metrics:
+            for metric in scope.metrics:
+                kind = metric.WhichOneof("data")
+                for point in getattr(metric, kind).data_points:
+                    labels = frozenset((a.key, a.value.string_value) for a in point.attributes)
+                    value = point if kind == "histogram" else point.as_double or float(point.as_int)
+                    found[metric.name, labels] = value
+        return found
+
+    @property
+    def resource(self) -> dict[str, str]:
+        attributes = self.requests[-1].resource_metrics[0].resource.attributes
+        return {a.key: a.value.string_value for a in attributes}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        with self.server.came:
+            self.server.headers.append({"path": self.path, **dict(self.headers)})
+            if self.server.status == 200:
+                request = ExportMetricsServiceRequest()
+                request.ParseFromString(body)
+                self.server.requests.append(request)
+            self.server.came.notify_all()
+        self.send_response(self.server.status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    server = Receiver()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def started(said: list[str]) -> Any:
+    made = observe.open_telemetry(lambda level, line: said.append(f"{level}: {line}"))
+    made.begun(loads(GOOD, "p.toml", {}))
+    return made
+
+
+def test_the_numbers_are_those_of_prometheus(receiver: Receiver, said: list[str]) -> None:
+    metrics = Metrics()
+    metrics.begun(loads(GOOD, "p.toml", {}))
+    made = started(said)
+    for status in (
+        STATUS,
+        replace(JOIN, emit_lag_seconds=1.25),
+        replace(STATUS, counters=replace(COUNTERS, rows_in=1100)),
+    ):
+        metrics.status(status)
+        made.status(status)
+    made.ended(None)
+    found = receiver.latest()
+    expected = {
+        (name.removesuffix("_total") if (name.removesuffix("_total"), labels) in found else name, labels): value
+        for name, labels, value in ((n, frozenset(given.items()), v) for n, given, v in exposed(metrics))
+        if "_epoch_seconds_" not in name and "_started_" not in name
+    }
+    plain = {k: v for k, v in found.items() if "epoch_seconds" not in k[0] and "_started_" not in k[0]}
+    assert plain == expected
+    assert plain["slackwater_streaming_rows_in", frozenset({("pipeline", "clicks")})] == 1100
+    histogram = found["slackwater_streaming_epoch_seconds", frozenset({("pipeline", "clicks"), ("phase", "total")})]
+    assert (histogram.count, histogram.sum, tuple(histogram.explicit_bounds)) == (2, 1.0, BUCKETS)
+    assert histogram.bucket_counts[BUCKETS.index(0.5)] == 2
+    assert receiver.resource["service.name"] == "slackwater"
+    assert [line.split(" to ")[0] for line in said] == ["info: OpenTelemetry metrics"]
+
+
+def test_counters_are_counters_and_gauges_gauges(receiver: Receiver, said: list[str]) -> None:
+    made = started(said)
+    made.status(STATUS)
+    made.ended(None)
+    kinds = {m.name: m for s in receiver.requests[-1].resource_metrics[0].scope_metrics for m in s.metrics}
+    rows = kinds["slackwater_streaming_rows_in"]
+    assert rows.sum.is_monotonic
+    assert rows.sum.aggregation_temporality == 2  # cumulative, as the commit counts
+    assert kinds["slackwater_streaming_state_bytes"].WhichOneof("data") == "gauge"
+    assert kinds["slackwater_streaming_state_bytes"].unit == "By"
+
+
+def test_what_waits_is_exported_before_there_is_a_status(
+    receiver: Receiver, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
+    made = started(said)
+    made.waiting(Waiting(3, 0))
+    receiver.wait(2)
+    name = "slackwater_streaming_unpublished_seconds", frozenset({("pipeline", "user-sessions")})
+    waits = receiver.latest()[name]
+    assert waits == pytest.approx(time.time(), abs=3600)
+    made.waiting(None)
+    made.ended(None)
+    assert receiver.latest()[name] == 0
+
+
+def test_the_sdks_variables_say_where_and_as_what(
+    receiver: Receiver, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = f"http://127.0.0.1:{receiver.server_port}/elsewhere"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", at)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-token=open%20sesame-42")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "shop")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=staging")
+    made = started(said)
+    made.ended(None)
+    assert receiver.headers[-1]["path"] == "/elsewhere"
+    assert receiver.headers[-1]["x-token"] == "open sesame-42"
+    assert receiver.resource["service.name"] == "shop"
+    assert receiver.resource["deployment.environment"] == "staging"
+    assert said == [f"info: OpenTelemetry metrics to {at} every 60 s"]
+    assert "sesame" not in secrets.masked("a line with open sesame-42 and open%20sesame-42")
+
+
+def test_a_collector_that_is_away_stops_nothing(
+    said: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:hunter-22@127.0.0.1:9")  # nobody listens there
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
+    caplog.set_level(logging.DEBUG, "opentelemetry")
+    made = started(said)
+    failed, told = threading.Event(), made._exporter.outage.failed
+
+    def noted(error: object) -> None:
+        told(error)
+        failed.set()
+
+    made._exporter.outage.failed = noted
+    made.status(STATUS)
+    assert failed.wait(60)
+    made.status(STATUS)
+    made.ended(None)
+    assert said[1:] == [
+        "warning: exporting metrics to http://user:***@127.0.0.1:9/v1/metrics failed: Connection refused; "
+        "the pipeline runs on without; told only once"
+    ]
+    assert not caplog.records
+
+
+def test_the_end_does_not_wait_for_a_collector_that_hangs(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the connection and never answers: the run ends without it."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        monkeypatch.setattr("slackwater.observe.otel.LAST_SECONDS", 0.1)
+        made = started(said)
+        made.status(STATUS)
+        made.ended(None)
+        assert made._thread.daemon  # if it is still at it, it ends with the process
+
+
+def test_a_collector_that_fails_is_told_of_once_and_when_it_is_back(
+    receiver: Receiver, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
+    receiver.status = 400
+    made = started(said)
+    receiver.wait(5)  # each of them failed
+    receiver.status = 200
+    receiver.wait(2)
+    made.ended(None)
+    at = f"exporting metrics to http://127.0.0.1:{receiver.server_port}/v1/metrics"
+    assert said[1:] == [
+        f"warning: {at} failed: HTTP 400 Bad Request; the pipeline runs on without; told only once",
+        f"info: {at} works again",
+    ]
+
+
+@pytest.mark.parametrize("given", ["soon", "0", "-5", "inf", "nan"])
+def test_a_wrong_interval_is_one_line(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", given)
+    with pytest.raises(
+        StartError, match=rf'^OTEL_METRIC_EXPORT_INTERVAL: found "{given}", expected milliseconds above 0'
+    ):
+        observe.open_telemetry()
+
+
+@pytest.mark.parametrize(
+    ("make", "module", "option", "extra"),
+    [
+        (observe.open_telemetry, "opentelemetry", "--otel", "otel"),
+        (observe.open_lineage, "openlineage", "--openlineage", "openlineage"),
+    ],
+)
+def test_a_missing_extra_is_one_line(
+    make: Any, module: str, option: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [m for m in sys.modules if m == module or m.startswith((f"{module}.", f"slackwater.observe.{extra}"))]:
+        monkeypatch.delitem(sys.modules, name)
+
+    class Absent:
+        def find_spec(self, name: str, *args: Any) -> None:
+            if name.partition(".")[0] == module:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
+    with pytest.raises(StartError, match=rf"^{option} needs .*; install it: pip install 'slackwater\[{extra}\]'$"):
+        make()
