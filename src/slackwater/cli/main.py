@@ -17,7 +17,6 @@ from slackwater.secrets import masked, remember_url
 app = typer.Typer(
     help="Windows, sessions and stream joins for Apache Spark.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 AllowHost = Annotated[
@@ -62,6 +61,14 @@ def check(
     from slackwater.cli.describe import check_file
 
     check_file(file, connect)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a config, with which editors complete keys and flag mistakes."""
+    from importlib import resources
+
+    sys.stdout.write(resources.files("slackwater.config").joinpath("slackwater.schema.json").read_text("utf-8"))
 
 
 @app.command()
@@ -347,6 +354,8 @@ def main() -> None:
         app()
     except ConfigError as error:
         print(error, file=sys.stderr)
+        for further in error.further:
+            print(further, file=sys.stderr)
         print(plural(len(error.problems), "problem"), file=sys.stderr)
         sys.exit(2)
     except SlackwaterError as error:

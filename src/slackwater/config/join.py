@@ -20,6 +20,7 @@ from slackwater.config.spec import (
     choice,
     duration,
     nearest,
+    shaped,
     show,
     show_duration,
     text,
@@ -43,6 +44,7 @@ HOW = {  # as written -> as meant
 }
 
 
+@shaped(type="string")
 def _prefix(value: Any) -> str:
     if not isinstance(value, str):
         raise MismatchError("a string; it may be empty")

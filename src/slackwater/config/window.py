@@ -17,6 +17,7 @@ from slackwater.config.spec import (
     duration,
     flag,
     many,
+    shaped,
     show,
     show_duration,
     text,
@@ -41,6 +42,7 @@ _KEYS_OF = {
 _fixed_gap = duration(1)
 
 
+@shaped(duration=1, otherwise={"type": "string", "pattern": "^[^0-9+. -]"})
 def _gap(value: Any) -> int | str:
     """A duration, or a SQL expression over the row: text that does not begin as a number does."""
     if isinstance(value, str) and not isinstance(value, Interpolated) and value[:1] not in (*"0123456789-+. ", ""):
