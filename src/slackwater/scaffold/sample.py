@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -99,6 +100,10 @@ def _lines(files: list[Path]) -> Iterator[str]:
 
 
 def _json(path: Path, query: str, lines: list[str]) -> Sample:
+    if next(line for line in lines if line.strip()).lstrip().startswith("["):
+        raise StartError(
+            f"--sample: {path}: is one JSON array; expected one object per line, without commas between them"
+        )
     rows: list[dict[str, Any]] = []
     bad = 0
     for line in lines:
@@ -159,12 +164,10 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
 
 
 def _is_header(row: list[str]) -> bool:
-    """Distinct names, none of which is a number."""
-    return (
-        all(c.strip() and isinstance(cell(c), str) for c in row)
-        and len(set(map(str.casefold, row))) == len(row)
-        and (not any(c[:4].isdigit() and "-" in c for c in row))
-    )
+    """Distinct names, none of which is a number, a flag or a date; one may be empty, as that of an index is."""
+    names = [c.strip() for c in row if c.strip()]
+    plain = all(isinstance(cell(c), str) and not re.match(r"\d{4}-", c) for c in names)
+    return bool(names) and plain and len(set(names)) == len(names)
 
 
 def _names(row: list[str]) -> list[str]:

@@ -36,7 +36,7 @@ def _zone(name: str) -> dt.tzinfo | None:
         return dt.timezone(ahead if sign == "+" else -ahead)
     try:
         return ZoneInfo(name)
-    except (OSError, ValueError):  # no such zone, or no name of one
+    except (OSError, ValueError, KeyError):  # no such zone, or no name of one
         return None
 
 
