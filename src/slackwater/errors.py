@@ -38,8 +38,10 @@ class SlackwaterError(Exception):
 class ConfigError(SlackwaterError):
     """One or more mistakes in the description of a pipeline.
 
-    `problems` holds one line per mistake; `str(error)` joins them with newlines.
+    `problems` holds one line per mistake; `str(error)` joins them with newlines. `further`: lines that help with all of them.
     """
+
+    further: Sequence[str] = ()
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems: tuple[str, ...] = tuple(map(masked, problems))

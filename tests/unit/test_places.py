@@ -168,6 +168,7 @@ def test_a_path_that_cannot_be_written_is_a_mistake(
     assert err.splitlines() == [
         f'{file}: target.path: "{home / "conf" / "out"}" is a file; expected a directory, or one that can be created',
         f'{file}: dead_letter.path: "{home / "conf" / "out" / "letters"}" lies below a file; expected a directory, or one that can be created',
+        "the keys are documented in docs/configuration.md#target-and-dead-letters",
         "2 problems",
     ]
 

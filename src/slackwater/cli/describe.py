@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from slackwater import plan
 from slackwater.cli.text import plural, size
-from slackwater.config import sql_check, toml
+from slackwater.config import documented, sql_check, toml
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine import places
@@ -15,6 +16,27 @@ from slackwater.secrets import masked
 
 
 def check_file(file: Path, connect: bool = False) -> None:
+    """Check a config; what is wrong comes with the places that document its keys. See `_check`."""
+    try:
+        _check(file, connect)
+    except ConfigError as error:
+        places = dict.fromkeys(
+            _place(line.removeprefix(f"{file}: ")) for line in error.problems if _names_key(file, line)
+        )
+        if places:
+            error.further = (f"the keys are documented in {', '.join(places)}",)
+        raise
+
+
+def _names_key(file: Path, line: str) -> bool:
+    return re.match(r"[\w\"-][^ ]*: ", line.removeprefix(f"{file}: ")) is not None
+
+
+def _place(line: str) -> str:
+    return documented.place(line.partition(": ")[0])
+
+
+def _check(file: Path, connect: bool) -> None:
     """Print one line for a good config; raise ConfigError for any other, or StartError for what `connect` does not find."""
     pipeline, problems = toml.draft(file)
     checked = sql_check.check_draft(pipeline) if problems else sql_check.check(pipeline)

@@ -17,7 +17,6 @@ from slackwater.secrets import masked, remember_url
 app = typer.Typer(
     help="Windows, sessions and stream joins for Apache Spark.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 AllowHost = Annotated[
@@ -51,6 +50,35 @@ def root(
 
 
 @app.command()
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The config to write.")] = Path("pipeline.toml"),
+    sample: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--sample",
+            metavar="PATH",
+            help="A file or directory of JSON lines, CSV or Parquet to learn from, .gz too; two of them for a join.",
+        ),
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Where rows come from: files or kafka.")] = None,
+    kind: Annotated[str | None, typer.Option(help="session, tumbling, hopping or join.")] = None,
+    key: Annotated[
+        list[str] | None, typer.Option("--key", metavar="COLUMN", help="Group or join by it; may be repeated.")
+    ] = None,
+    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the event time.")] = None,
+    topic: Annotated[list[str] | None, typer.Option("--topic", help="Of kafka; two of them for a join.")] = None,
+    brokers: Annotated[str, typer.Option(help="Of kafka.")] = "localhost:9092",
+    name: Annotated[str | None, typer.Option(help="The pipeline's name, else the file's.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Write a first config, commented, that passes check; from a sample of the data if there is one."""
+    from slackwater.cli.init import Asked, init_file
+
+    paths, keys, topics = (tuple(given or ()) for given in (sample, key, topic))
+    init_file(Asked(file, source, kind, paths, keys, time, topics, brokers, name, force))  # type: ignore[arg-type]
+
+
+@app.command()
 def check(
     file: File,
     connect: Annotated[
@@ -62,6 +90,14 @@ def check(
     from slackwater.cli.describe import check_file
 
     check_file(file, connect)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a config, with which editors complete keys and flag mistakes."""
+    from importlib import resources
+
+    sys.stdout.write(resources.files("slackwater.config").joinpath("slackwater.schema.json").read_text("utf-8"))
 
 
 @app.command()
@@ -355,6 +391,8 @@ def main() -> None:
         app()
     except ConfigError as error:
         print(error, file=sys.stderr)
+        for further in error.further:
+            print(further, file=sys.stderr)
         print(plural(len(error.problems), "problem"), file=sys.stderr)
         sys.exit(2)
     except SlackwaterError as error:

@@ -9,7 +9,19 @@ from pydantic import Field
 
 from slackwater.config import aggregator as custom
 from slackwater.config.aggregator import Aggregator
-from slackwater.config.spec import Kind, MismatchError, Problem, Spec, Values, choice, nearest, show, text, whole
+from slackwater.config.spec import (
+    Kind,
+    MismatchError,
+    Problem,
+    Spec,
+    Values,
+    choice,
+    nearest,
+    shaped,
+    show,
+    text,
+    whole,
+)
 
 AGGREGATES = (
     *("count", "sum", "min", "max", "avg", "first", "last", "count_distinct"),
@@ -67,6 +79,7 @@ _NEEDS = {
 }
 
 
+@shaped(enum=[*AGGREGATES, "count_col"], otherwise={"type": "string", "pattern": f"^{custom.PATH.pattern}$"})
 def _agg(value: Any) -> Any:
     """A built-in's name, an import path, or in Python an `Aggregator`, as a class or made already."""
     if value == "count_col" or isinstance(value, Aggregator):
@@ -84,18 +97,21 @@ def _agg(value: Any) -> Any:
         raise MismatchError(f"{wanted} {_PATH}{mark}{hint}") from None
 
 
+@shaped(type="number", minimum=0, maximum=1)
 def _share(value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
         raise MismatchError("a number from 0 to 1")
     return float(value)
 
 
+@shaped(type="object", additionalProperties={"type": "string", "minLength": 1})
 def _columns(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping) or not all(isinstance(v, str) and v for v in value.values()):
         raise MismatchError('a table of column names ({ value = "price", weight = "quantity" })')
     return {str(k): v for k, v in value.items()}
 
 
+@shaped(type="object")
 def _options(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise MismatchError("a table of arguments of the class ({ k = 3 })")

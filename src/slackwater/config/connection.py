@@ -17,6 +17,7 @@ from slackwater.config.spec import (
     choice,
     nearest,
     settings,
+    shaped,
     show,
     show_key,
     text,
@@ -209,6 +210,7 @@ def connection(value: Any) -> Connection:
     return built
 
 
+@shaped(of=Connection, named={})
 def all_connections(value: Any) -> dict[str, Connection]:
     """Connections by name. Raises NestedError, whose draft holds None for each that is wrong."""
     if not isinstance(value, Mapping):
@@ -229,6 +231,7 @@ def all_connections(value: Any) -> dict[str, Connection]:
     return {name: made for name, made in found.items() if made is not None}
 
 
+@shaped(type="string", minLength=1)
 def connection_or_name(value: Any) -> Any:
     if isinstance(value, Connection):
         return value

@@ -21,6 +21,7 @@ from slackwater.config.spec import (
     duration,
     misnamed,
     nearest,
+    shaped,
     show,
     show_duration,
     text,
@@ -44,6 +45,7 @@ HOW = {  # as written -> as meant
 }
 
 
+@shaped(type="string")
 def _prefix(value: Any) -> str:
     if not isinstance(value, str):
         raise MismatchError("a string; it may be empty")

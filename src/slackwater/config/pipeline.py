@@ -36,6 +36,7 @@ from slackwater.config.spec import (
     many,
     one,
     settings,
+    shaped,
     show,
     show_key,
     text,
@@ -45,6 +46,7 @@ from slackwater.config.window import Window
 from slackwater.errors import ConfigError
 
 
+@shaped(of=Lookup, named={"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "not": {"pattern": "^[Ss][Oo][Uu][Rr][Cc][Ee]$"}})
 def _lookups(value: Any) -> dict[str, Lookup]:
     if not isinstance(value, Mapping):
         raise MismatchError("a table of lookups ([transform.lookups.<name>])")

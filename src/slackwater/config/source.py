@@ -24,6 +24,7 @@ from slackwater.config.spec import (
     choice,
     duration,
     reader_options,
+    shaped,
     show,
     show_key,
     text,
@@ -47,6 +48,19 @@ FORMATS = ("json", "csv", "parquet", "text")
 PAYLOADS = ("json", "avro", "raw")
 
 
+@shaped(
+    enum=["earliest", "latest"],
+    otherwise={
+        "type": "object",
+        "minProperties": 1,
+        "additionalProperties": {
+            "type": "object",
+            "minProperties": 1,
+            "patternProperties": {"^[0-9]+$": {"type": "integer", "minimum": 0}},
+            "additionalProperties": False,
+        },
+    },
+)
 def offsets(value: Any) -> Any:
     """ "earliest", "latest", or offsets by topic and partition."""
     if value in ("earliest", "latest"):

@@ -10,7 +10,7 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
@@ -107,11 +107,25 @@ class NestedError(ConfigError):
 
 
 Kind = Callable[[Any], Any]
+_K = TypeVar("_K", bound=Kind)
+
+
+def shaped(**keywords: Any) -> Callable[[_K], _K]:
+    """What a JSON Schema says of a kind, beside the kind; of tables `of`: the spec they are (see `json_schema`)."""
+
+    def mark(kind: _K) -> _K:
+        vars(kind)["shape"] = keywords
+        return kind
+
+    return mark
+
+
 _MOST = 2**63 - 1
 HIDDEN = "__"  # how the names of columns begin that frames have beside those of the user
 _TEN_THOUSAND_YEARS_MS = 315_576_000_000_000  # in microseconds it still fits 64 bits
 
 
+@shaped(type="string", minLength=1)
 def text(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise MismatchError("a non-empty string")
@@ -130,6 +144,7 @@ def misnamed(name: str) -> str | None:
 
 
 def whole(minimum: int, maximum: int | None = None) -> Kind:
+    @shaped(type="integer", minimum=minimum, maximum=_MOST if maximum is None else maximum)
     def check(value: Any) -> int:
         most = _MOST if maximum is None else maximum
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= most:
@@ -140,6 +155,7 @@ def whole(minimum: int, maximum: int | None = None) -> Kind:
     return check
 
 
+@shaped(type="boolean")
 def flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise MismatchError("true or false")
@@ -147,6 +163,7 @@ def flag(value: Any) -> bool:
 
 
 def choice(*options: str) -> Kind:
+    @shaped(enum=list(options))
     def check(value: Any) -> str:
         if not isinstance(value, str) or value not in options:
             raise MismatchError(" or ".join(f'"{o}"' for o in options) + near(str(value), options))
@@ -160,6 +177,7 @@ def duration(minimum: int | None = None) -> Kind:
 
     wanted = {1: "a duration greater than 0", 0: "a duration of 0 or more", None: "a duration"}[minimum]
 
+    @shaped(duration=minimum)
     def check(value: Any) -> int:
         try:
             ms = duration_ms(value)
@@ -174,6 +192,7 @@ def duration(minimum: int | None = None) -> Kind:
     return check
 
 
+@shaped(type="array", items={"type": "string", "minLength": 1})
 def texts(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         raise MismatchError(f"a list; write [{show(value)}]")
@@ -185,6 +204,7 @@ def texts(value: Any) -> tuple[str, ...]:
 def settings(wanted: str) -> Kind:
     """The kind of a table whose keys belong to somebody else: Spark, a client, a reader."""
 
+    @shaped(type="object", additionalProperties={"type": ["string", "number", "boolean"]})
     def check(value: Any) -> dict[str, str]:
         if not isinstance(value, Mapping):
             raise MismatchError(wanted)
@@ -219,6 +239,7 @@ def _dotted(key: str, value: Any) -> str:
 reader_options = settings('a table of reader options ({ sep = ",", header = "true" })')
 
 
+@shaped()
 def anything(value: Any) -> Any:
     return value
 
@@ -381,6 +402,7 @@ class Spec(BaseModel):
 def one(cls: type[Spec], wanted: str = "a table") -> Kind:
     """The kind of a nested table."""
 
+    @shaped(of=cls)
     def build(value: Any) -> Any:
         if not isinstance(value, cls | Mapping):
             raise MismatchError(wanted)
@@ -396,6 +418,7 @@ def one(cls: type[Spec], wanted: str = "a table") -> Kind:
 def many(cls: type[Spec], wanted: str) -> Kind:
     """The kind of a list of tables."""
 
+    @shaped(type="array", of=cls)
     def build(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple):
             raise MismatchError(wanted)

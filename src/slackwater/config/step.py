@@ -6,9 +6,21 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from slackwater.config.spec import Kind, MismatchError, Problem, Spec, Values, choice, duration, show_duration, text
+from slackwater.config.spec import (
+    Kind,
+    MismatchError,
+    Problem,
+    Spec,
+    Values,
+    choice,
+    duration,
+    shaped,
+    show_duration,
+    text,
+)
 
 
+@shaped(type="string", minLength=1, examples=["UTC", "Europe/Berlin", "America/New_York"])
 def zone(value: Any) -> str:
     """The name of a time zone, as the IANA database has it."""
     from zoneinfo import available_timezones

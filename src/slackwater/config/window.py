@@ -18,6 +18,7 @@ from slackwater.config.spec import (
     flag,
     many,
     misnamed,
+    shaped,
     show,
     show_duration,
     text,
@@ -42,6 +43,7 @@ _KEYS_OF = {
 _fixed_gap = duration(1)
 
 
+@shaped(duration=1, otherwise={"type": "string", "pattern": "^[^0-9+. -]"})
 def _gap(value: Any) -> int | str:
     """A duration, or a SQL expression over the row: text that does not begin as a number does."""
     if isinstance(value, str) and not isinstance(value, Interpolated) and value[:1] not in (*"0123456789-+. ", ""):

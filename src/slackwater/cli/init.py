@@ -1,0 +1,335 @@
+"""`slackwater init`: a first config, from flags or questions and a sample of the data. It passes `check` as it is written."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+from slackwater.cli.text import plural, program
+from slackwater.config import sql_check, toml
+from slackwater.config.pipeline import LONGEST_NAME
+from slackwater.config.spec import nearest, show
+from slackwater.errors import ConfigError, StartError
+from slackwater.scaffold import propose, write
+from slackwater.scaffold.sample import Sample, read
+from slackwater.scaffold.times import Disorder, TimeColumn, disorder
+
+_SOURCES = ("files", "kafka")
+_TRIES = 8  # keys that are tried, the likeliest first
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the flags say; None where they say nothing."""
+
+    file: Path
+    source: str | None = None
+    kind: str | None = None
+    samples: tuple[Path, ...] = ()
+    keys: tuple[str, ...] = ()
+    time: str | None = None
+    topics: tuple[str, ...] = ()
+    brokers: str = "localhost:9092"
+    name: str | None = None
+    force: bool = False
+
+
+def init_file(asked: Asked) -> None:
+    """Write the config and say what was found; raise StartError, one line, for what cannot be done."""
+    file = asked.file
+    if not file.parent.is_dir():
+        raise StartError(f"{file}: its folder is not there; make it first")
+    if file.is_dir():
+        raise StartError(f"{file}: is a directory; expected the name of a file to write")
+    if file.exists() and not asked.force:
+        raise StartError(f"{file}: is there already; name another file, or overwrite it with --force")
+    asked = _questions(asked) if sys.stdin is not None and sys.stdin.isatty() else asked
+    source, kind = (
+        _of("--source", asked.source or "files", _SOURCES),
+        _of("--kind", asked.kind or "session", write.KINDS),
+    )
+    samples = [read(path) for path in asked.samples]
+    wanted = 2 if kind == "join" else 1
+    if len(samples) > wanted or (samples and len(samples) < wanted):
+        what = "a join has two sides" if kind == "join" else f"a {kind} window reads one source here"
+        raise StartError(f"--sample: found {len(samples)}, expected {wanted}: {what}")
+    if source == "kafka":
+        for sample in samples:
+            if sample.format != "json":
+                raise StartError(
+                    f"--sample: {sample.path}: is {sample.format}; expected JSON lines, as the records of a topic are read"
+                )
+    asked = replace(asked, source=source, kind=kind)
+    content, said = _join(asked, samples) if kind == "join" else _window(asked, samples)
+    try:
+        with file.open("w" if asked.force else "x", encoding="utf-8") as out:
+            out.write(content)
+    except OSError as error:
+        raise StartError(f"{file}: cannot be written ({error.strerror})") from None
+    for line in said:
+        print(line)
+    from slackwater.cli.describe import check_file
+
+    check_file(file)
+    print(
+        f"next: {program()} run {file}"
+        + ("" if source == "kafka" else " --available-now --flush")
+        + f", then {program()} show {file}"
+    )
+
+
+def _of(flag: str, given: str, known: Sequence[str]) -> str:
+    if given not in known:
+        raise StartError(f"{flag}: found {show(given)}{nearest(given, known)}")
+    return given
+
+
+def _questions(asked: Asked) -> Asked:
+    """What the flags leave open, from a person. An empty answer takes what is in brackets."""
+    import typer
+
+    if asked.source is None:
+        asked = replace(asked, source=typer.prompt("Where are the rows: files or kafka?", default="files"))
+    if asked.kind is None:
+        asked = replace(
+            asked, kind=typer.prompt("What is it: session, tumbling, hopping (windows) or join?", default="session")
+        )
+    if not asked.samples:
+        found = []
+        for side in ("left", "right") if asked.kind == "join" else ("",):
+            what = f"A sample of the {side} side" if side else "A sample of the data"
+            answer = typer.prompt(
+                f"{what}: a file or directory of JSON lines, CSV or Parquet (empty: none)",
+                default="",
+                show_default=False,
+            )
+            if not answer:
+                break
+            found.append(Path(answer))
+        asked = replace(asked, samples=tuple(found))
+    return asked
+
+
+def _name(asked: Asked) -> str:
+    stem = asked.name or re.sub(r"[^A-Za-z0-9._-]+", "-", asked.file.stem).strip("-._") or "pipeline"
+    return stem if asked.name else stem[:LONGEST_NAME]
+
+
+def _label(sample: Sample, number: int) -> str:
+    return sample.path.name.split(".")[0] or f"source-{number}"
+
+
+def _time(asked: Asked, sample: Sample) -> TimeColumn | None:
+    """The event time of a sample: the one that was named, else the likeliest."""
+    found = propose.time_columns(sample)
+    if asked.time is None:
+        if found or asked.source == "kafka":
+            return found[0] if found else None
+        raise StartError(
+            f"--sample: {sample.path}: no column of it holds times ({', '.join(list(sample.columns)[:8])}); "
+            "expected texts as 2024-03-01T09:00:00Z or numbers since 1970: name the column with --time"
+        )
+    named = next((t for t in found if t.name == asked.time or t.name == f"CAST({asked.time} AS TIMESTAMP)"), None)
+    if named is not None:
+        return named
+    if asked.time not in sample.columns:
+        raise StartError(
+            f"--time: {show(asked.time)} is no column of {sample.path}{nearest(asked.time, sample.columns)}"
+        )
+    raise StartError(
+        f"--time: {show(asked.time)} of {sample.path} holds no times; expected texts as 2024-03-01T09:00:00Z or numbers since 1970"
+    )
+
+
+def _found(sample: Sample, time: TimeColumn | None, seen: Disorder | None) -> list[str]:
+    """What a sample told, for people."""
+    lines = [
+        f"{sample.path}: {plural(len(sample.rows), 'row')} of {sample.format}, {plural(len(sample.columns), 'column')}"
+    ]
+    if sample.bad:
+        lines.append(f"  {plural(sample.bad, 'line')} cannot be decoded: bad rows")
+    if time is not None:
+        unit = f" in {time.unit} since 1970" if time.unit else ""
+        lines.append(
+            f"  event time: {time.name}{unit}"
+            + (f"; {plural(time.missing, 'row')} without one: bad rows" if time.missing else "")
+        )
+        if not time.zoned:
+            lines.append("  its texts have no zone: they are read as UTC; event_time_zone names another")
+        others = [t.name for t in propose.time_columns(sample) if t.name != time.name]
+        if others:
+            lines.append(f"  other times: {', '.join(others[:4])} (--time)")
+    if seen is not None:
+        lines.append(f"  {write.lateness_note(seen)}")
+    return lines
+
+
+def _key_sets(asked: Asked, sample: Sample, time: TimeColumn | None) -> list[list[str]]:
+    """Keys to try, the likeliest first."""
+    for key in asked.keys:
+        if key not in sample.columns:
+            raise StartError(f"--key: {show(key)} is no column of {sample.path}{nearest(key, sample.columns)}")
+    if asked.keys:
+        return [list(asked.keys)]
+    return [[key.name] for key in propose.keys(sample, time)[:_TRIES]]
+
+
+def _passing(tried: Sequence[str]) -> str:
+    """The first of these configs that `check` accepts. Raises what it says of the first one."""
+    first: list[str] = []
+    for content in tried:
+        try:
+            pipeline = toml.loads(content, "the config")
+            problems = sql_check.check(pipeline).problems
+        except ConfigError as error:
+            problems = list(error.problems)
+        if not problems:
+            return content
+        first = first or problems
+    raise StartError(f"no config came of it: {first[0].removeprefix('the config: ')}")
+
+
+def _drops(sides: Sequence[tuple[Sample, TimeColumn | None]]) -> str:
+    bad = sum(sample.bad + (0 if time is None else time.missing) for sample, time in sides)
+    return f"{plural(bad, 'row')} of the sample {'is' if bad == 1 else 'are'} bad" if bad else ""
+
+
+def _window(asked: Asked, samples: Sequence[Sample]) -> tuple[str, list[str]]:
+    kafka, kind, name = asked.source == "kafka", asked.kind or "session", _name(asked)
+    topic = (asked.topics or ("events",))[0] if kafka else None
+    home = asked.file.parent
+    if not samples:
+        columns = {"user_id": "STRING", "amount": "DOUBLE", **({} if kafka else {"ts": "TIMESTAMP"})}
+        side = write.Side(
+            "events",
+            topic or "data/events/*.jsonl",
+            "json",
+            columns,
+            {},
+            None if kafka else "ts",
+            None,
+            asked.keys or ("user_id",),
+        )
+        if asked.time:
+            side = replace(side, time=asked.time, columns={**columns, asked.time: "TIMESTAMP"})
+        side = replace(
+            side,
+            columns={**dict.fromkeys(side.keys, "STRING"), **side.columns},
+            notes=("an example: put the columns of your rows here",),
+        )
+        wanted = write.Wanted(name, kind, kafka, asked.brokers, 10_000, write.lateness_note(None), measure="amount")
+        return _passing([write.config(wanted, [side])]), []
+    (sample,) = samples
+    time = _time(asked, sample)
+    sample = propose.with_time(sample, time)
+    seen = disorder(time.times_us) if time is not None else None
+    found = [key.name for key in propose.keys(sample, time)]
+    sets = _key_sets(asked, sample, time) or ([] if kind == "session" else [[]])
+    if not sets:
+        raise StartError(
+            f"--sample: {sample.path}: no column of it fits as a key of sessions ({', '.join(list(sample.columns)[:8])}); name one with --key"
+        )
+    length = 300_000
+    if time is not None and len(time.times_us) > 1:
+        whole = max(time.times_us) - min(time.times_us)
+        length = next((ms for ms, most in ((60_000, 7200), (300_000, 86_400)) if whole < most * 1_000_000), 3_600_000)
+    tried = []
+    for keys, measured in product(sets, (True, False)):
+        measure = propose.measure(sample, *keys, time.name if time else "") if measured else None
+        wanted = write.Wanted(
+            name=name,
+            kind=kind,
+            kafka=kafka,
+            brokers=asked.brokers,
+            lateness_ms=10_000 if seen is None else seen.lateness_ms,
+            lateness_note=write.lateness_note(seen),
+            length_ms=length,
+            measure=measure,
+            other_keys=tuple(k for k in found if k not in keys)[:3],
+            drops_bad=_drops([(sample, time)]),
+        )
+        tried.append(write.config(wanted, [write.side_of(sample, home, _label(sample, 1), time, keys, topic)]))
+    return _passing(tried), _found(sample, time, seen)
+
+
+def _join(asked: Asked, samples: Sequence[Sample]) -> tuple[str, list[str]]:
+    kafka, name, home = asked.source == "kafka", _name(asked), asked.file.parent
+    topics = (*asked.topics, *("orders", "payments")[len(asked.topics) :])
+    if not samples:
+        key = asked.keys or ("order_id",)
+        time = asked.time or (None if kafka else "ts")
+        columns = {**dict.fromkeys(key, "STRING"), "amount": "DOUBLE", **({time: "TIMESTAMP"} if time else {})}
+        note = ("an example: put the columns of your rows here",)
+        sides = [
+            write.Side(side, topics[i] if kafka else f"data/{side}/*.jsonl", "json", columns, {}, time, None, key, note)
+            for i, side in enumerate(("orders", "payments"))
+        ]
+        wanted = write.Wanted(name, "join", kafka, asked.brokers, 10_000, write.lateness_note(None))
+        return _passing([write.config(wanted, sides)]), []
+    left, right = samples
+    times = _same_time(asked, left, right)
+    seen = [None if t is None else disorder(t.times_us) for t in times]
+    worst = max((s for s in seen if s is not None), key=lambda s: s.lateness_ms, default=None)
+    left, right = propose.with_time(left, times[0]), propose.with_time(right, times[1])
+    labels = [_label(left, 1), _label(right, 2)]
+    if labels[0] == labels[1]:
+        labels = [f"{labels[0]}_left", f"{labels[1]}_right"]
+    wanted = write.Wanted(
+        name=name,
+        kind="join",
+        kafka=kafka,
+        brokers=asked.brokers,
+        lateness_ms=10_000 if worst is None else worst.lateness_ms,
+        lateness_note=write.lateness_note(worst),
+        drops_bad=_drops([(left, times[0]), (right, times[1])]),
+    )
+    tried = []
+    for lefts, rights in _pairs(asked, left, right, times):
+        given = [(left, labels[0], times[0], lefts), (right, labels[1], times[1], rights)]
+        sides = [
+            write.side_of(sample, home, label, time, keys, topics[i] if kafka else None)
+            for i, (sample, label, time, keys) in enumerate(given)
+        ]
+        tried.append(write.config(wanted, sides))
+    if not tried:
+        raise StartError(
+            f"--sample: {left.path} and {right.path} have no columns that fit as keys; name one with --key"
+        )
+    return _passing(tried), [*_found(left, times[0], seen[0]), *_found(right, times[1], seen[1])]
+
+
+def _same_time(asked: Asked, left: Sample, right: Sample) -> tuple[TimeColumn | None, TimeColumn | None]:
+    """A join has one `event_time_column` and unit for both sides."""
+    if asked.time is not None:
+        pair = _time(asked, left), _time(asked, right)
+    else:
+        known = {(t.name, t.unit): t for t in propose.time_columns(right)}
+        both = [t for t in propose.time_columns(left) if (t.name, t.unit) in known]
+        pair = (both[0], known[both[0].name, both[0].unit]) if both else (_time(asked, left), _time(asked, right))
+    one, other = pair
+    if (one is None) != (other is None) or (
+        one is not None and other is not None and (one.name, one.unit) != (other.name, other.unit)
+    ):
+        names = " and ".join(show(t.name) + (f" in {t.unit}" if t.unit else "") if t else "none" for t in pair)
+        raise StartError(
+            f"--sample: the event times of the two sides are {names}; a join has one event_time_column for both: rename one"
+        )
+    return pair
+
+
+def _pairs(
+    asked: Asked, left: Sample, right: Sample, times: tuple[TimeColumn | None, TimeColumn | None]
+) -> list[tuple[list[str], list[str]]]:
+    """Keys of both sides: of one name if there is one."""
+    lefts, rights = _key_sets(asked, left, times[0]), _key_sets(asked, right, times[1])
+    if asked.keys:
+        return [(lefts[0], rights[0])]
+    pairs = [(a, b) for a in lefts for b in rights if left.columns[a[0]] == right.columns[b[0]]]
+    return sorted(pairs, key=lambda pair: pair[0] != pair[1])
+
+
+__all__ = ["Asked", "init_file"]

@@ -1,0 +1,292 @@
+"""The JSON Schema of a pipeline's TOML, made from the specs: editors complete keys and flag mistakes with it.
+
+    KINDS, REQUIRED, OLD, MEANT, defaults of a spec ──▶ one table of `$defs`      sentences and places: `documented`
+    which keys go together                          ──▶ its `allOf`               (`_rules`)
+
+It refuses nothing that `check` accepts. What needs more than the shape of the file (names that refer to each other, SQL,
+durations that are compared) only `check` finds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from slackwater.config.aggregation import _BELONGS, _NEEDS, AGGREGATES, Aggregation
+from slackwater.config.aggregator import PATH
+from slackwater.config.connection import CONNECTIONS, Connection
+from slackwater.config.documented import place_of, text_of
+from slackwater.config.join import Join
+from slackwater.config.pipeline import LONGEST_NAME, NAME, Pipeline, Transform
+from slackwater.config.source import Source
+from slackwater.config.spec import Spec
+from slackwater.config.step import Step
+from slackwater.config.target import StateStore
+from slackwater.config.window import _KEYS_OF, KINDS_OF_WINDOW, Window
+
+Schema = dict[str, Any]
+FILE = "slackwater.schema.json"
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_MOST_MS = 315_576_000_000_000  # 10000 years
+_ENV: Schema = {"$ref": "#/$defs/env"}
+_NUMBERS = {None: "-?[0-9]+", 0: "(?:-?0+|[0-9]+)", 1: "0*[1-9][0-9]*"}  # by the least one
+
+
+def schema() -> Schema:
+    """The whole schema, draft 2020-12."""
+    defs: dict[str, Schema] = {
+        "env": {
+            "type": "string",
+            "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*\}",
+            "description": "A value from the environment: ${NAME}",
+        }
+    }
+    for name, least in (("duration", None), ("duration_from_0", 0), ("duration_above_0", 1)):
+        defs[name] = _duration(least)
+    top = _table(Pipeline, defs)
+    return {
+        "$schema": _DIALECT,
+        "title": "A Slackwater pipeline",
+        "description": (Pipeline.__doc__ or "").partition("\n")[0],
+        **top,
+        "$defs": dict(sorted(defs.items())),
+    }
+
+
+def text() -> str:
+    """The schema as a file."""
+    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _duration(least: int | None) -> Schema:
+    of_number = {"type": "integer", "minimum": -_MOST_MS if least is None else least, "maximum": _MOST_MS}
+    of_text = {"type": "string", "pattern": rf"^\s*{_NUMBERS[least]}\s*(?:ms|s|m|h|d)\s*$"}
+    return {
+        "description": 'Milliseconds, or "250ms", "30s", "5m", "2h", "30d".',
+        "anyOf": [of_text, of_number, _ENV],
+    }
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def _kinds(spec: type[Spec]) -> Mapping[str, Any]:
+    """The keys of a table; of a connection those of all kinds, which its rules tell apart."""
+    if spec is not Connection:
+        return {key: kind for key, kind in spec.KINDS.items() if key not in spec.PYTHON_ONLY}
+    found: dict[str, Any] = {}
+    for made in CONNECTIONS.values():
+        for key, kind in made.KINDS.items():
+            found.setdefault(key, kind)
+    return found
+
+
+def _table(spec: type[Spec], defs: dict[str, Schema]) -> Schema:
+    keys: dict[str, Schema] = {}
+    for key, kind in _kinds(spec).items():
+        shape = {"enum": list(CONNECTIONS)} if (spec, key) == (Connection, "kind") else kind.shape
+        keys[key] = {"description": _described(spec, key), **_value(shape, defs), **_default(spec, key)}
+    for old, new in spec.OLD.items():
+        keys[old] = {**keys[new], "description": f'The older spelling of "{new}".', "deprecated": True}
+    if spec is Pipeline:
+        keys["name"] = {
+            "description": keys["name"]["description"],
+            "anyOf": [{"type": "string", "pattern": f"^{NAME}$", "maxLength": LONGEST_NAME}, _ENV],
+        }
+    rules = [_given(spec, key) for key in spec.REQUIRED]
+    rules += [{"not": {"required": [old, new]}} for old, new in spec.OLD.items()]
+    rules += _rules(spec)
+    found: Schema = {"type": "object", "properties": keys, "additionalProperties": False}
+    return found | ({"allOf": rules} if rules else {})
+
+
+def _described(spec: type[Spec], key: str) -> str:
+    words = [*dict.fromkeys(w for w, meant in spec.MEANT.items() if meant == key)]
+    elsewhere = f" Elsewhere called {', '.join(words)}." if words else ""
+    return f"{text_of(spec, key)}{elsewhere} See {place_of(spec)}"
+
+
+def _default(spec: type[Spec], key: str) -> Schema:
+    field = spec.model_fields.get(spec.FIELDS.get(key, key))
+    if field is None or field.is_required() or key == "kind":
+        return {}
+    default = field.get_default(call_default_factory=True)
+    if isinstance(default, bool | str | int) and default != "":
+        return {"default": default}
+    return {}
+
+
+def _value(shape: Schema, defs: dict[str, Schema]) -> Schema:
+    """The values of a key. Any string may come from the environment; numbers, flags and tables cannot."""
+    if "of" in shape:
+        spec: type[Spec] = shape["of"]
+        name = spec.__name__.lower()
+        if name not in defs:
+            defs[name] = {}  # a table may hold itself, as a stage does not
+            defs[name] = {"title": name, "description": _first_line(spec)} | _table(spec, defs)
+        one: Schema = {"$ref": f"#/$defs/{name}"}
+        if "named" in shape:
+            names = {"propertyNames": shape["named"]} if shape["named"] else {}
+            return {"type": "object", **names, "additionalProperties": one}
+        return {"type": "array", "items": one} if shape.get("type") == "array" else one
+    if "duration" in shape:
+        name = {None: "duration", 0: "duration_from_0", 1: "duration_above_0"}[shape["duration"]]
+        one = {"$ref": f"#/$defs/{name}"}
+        return {"anyOf": [one, shape["otherwise"]]} if "otherwise" in shape else one
+    if "enum" in shape:
+        further = [shape["otherwise"]] if "otherwise" in shape else []
+        return {"anyOf": [{"type": "string", "enum": shape["enum"]}, *further, _ENV]}
+    return dict(shape)
+
+
+def _first_line(spec: type[Spec]) -> str:
+    return (spec.__doc__ or "").strip().partition("\n")[0]
+
+
+# -- which keys go together --------------------------------------------------------------------------------------------
+
+
+def _given(spec: type[Spec], key: str) -> Schema:
+    """A key that must be there, in any of its spellings."""
+    spelled = [key, *(old for old, new in spec.OLD.items() if new == key)]
+    return {"required": [key]} if len(spelled) == 1 else {"anyOf": [{"required": [name]} for name in spelled]}
+
+
+def _where(value: Schema, then: Schema, *keys: str) -> Schema:
+    """`then`, where one of the keys (spellings of one) has such a value."""
+    has: list[Schema] = [{"required": [key], "properties": {key: value}} for key in keys]
+    return {"if": has[0] if len(has) == 1 else {"anyOf": has}, "then": then}
+
+
+def _without(keys: Iterable[str]) -> Schema:
+    return {"properties": dict.fromkeys(keys, False)}
+
+
+def _only(key: str, *values: str) -> Schema:
+    """A key that is given and has one of these values, or one that only a run knows."""
+    return {"required": [key], "properties": {key: {"anyOf": [{"enum": list(values)}, _ENV]}}}
+
+
+def _rules(spec: type[Spec]) -> list[Schema]:
+    rules: list[Schema] = []
+    if spec is Connection:
+        every = set(_kinds(Connection))
+        rules.append({"required": ["kind"]})
+        for kind, made in CONNECTIONS.items():
+            then = {"required": list(made.REQUIRED)} | _without(sorted(every - set(made.KINDS)))
+            rules.append(_where({"const": kind}, then, "kind"))
+    if issubclass(spec, Step):
+        rules += _step_rules()
+    if spec is Window:
+        rules += _window_rules()
+    if spec is Join:
+        both = {"required": ["lower_ms", "upper_ms"], **_without(["time_window_ms"])}
+        rules.append({"oneOf": [{"required": ["time_window_ms"], **_without(["lower_ms", "upper_ms"])}, both]})
+        not_empty = {"type": "array", "minItems": 1, "items": {"not": {"pattern": "^_[Ee][Vv][Ee][Nn][Tt]_[Tt][Ss]$"}}}
+        rules.append({"properties": dict.fromkeys(("left_keys", "right_keys"), not_empty)})
+        columns = {"uniqueItems": True}
+        rules.append({"properties": dict.fromkeys(("output_left_columns", "output_right_columns"), columns)})
+    if spec is Aggregation:
+        rules += _aggregation_rules()
+    if spec is Source:
+        rules.append({"required": ["connection", "query"]})
+        rules.append({"if": {"required": ["avro_schema_file"]}, "then": _only("payload_format", "avro")})
+        rules.append(_where({"enum": ["avro", "raw"]}, _without(["schema"]), "payload_format"))
+    if issubclass(spec, Transform):
+        rules.append({"oneOf": [{"required": ["window"]}, {"required": ["join"]}]})
+        rules.append({"if": {"required": ["join"]}, "then": _without(["sql"])})
+    if spec is StateStore:
+        rules.append(_where({"const": "files"}, {"required": ["path"], **_without(["url", "schema"])}, "kind"))
+        rules.append(_where({"const": "postgres"}, {"required": ["url"]}, "kind"))
+        rules.append(_where({"const": "in_memory"}, _without(["path", "url", "schema"]), "kind"))
+    if spec is Pipeline:
+        rules += _pipeline_rules()
+    return rules
+
+
+def _step_rules() -> list[Schema]:
+    timed = ("event_time_unit", "event_time_zone", "max_jump_ms")
+    own_time = {"event_time_column": {"anyOf": [{"const": "_event_ts"}, _ENV]}, **dict.fromkeys(timed, False)}
+    return [
+        {"if": {"required": ["allowed_lateness_ms"]}, "then": _only("late_data", "reopen")},
+        _where({"const": "processing"}, {"properties": own_time}, "time_mode"),
+    ]
+
+
+def _window_rules() -> list[Schema]:
+    needs = {
+        "session": ["gap_ms", "max_session_duration_ms", "group_by"],
+        "tumbling": ["duration_ms", "max_groups_per_window"],
+        "hopping": ["duration_ms", "hop_ms", "max_groups_per_window"],
+    }
+    spelled = {new: old for old, new in Window.OLD.items()}
+    rules: list[Schema] = [{"required": ["aggregations"], "properties": {"aggregations": {"minItems": 1}}}]
+    for kind in KINDS_OF_WINDOW:
+        others = [key for key, kinds in _KEYS_OF.items() if kind not in kinds]
+        others += [spelled[key] for key in others if key in spelled]
+        then = {"allOf": [_given(Window, key) for key in needs[kind]], **_without(others)}
+        if kind == "session":
+            then["properties"]["group_by"] = {"minItems": 1}
+        rules.append(_where({"const": kind}, then, "kind"))
+    no_key = {"not": {"pattern": "^_[Ee][Vv][Ee][Nn][Tt]_[Tt][Ss]$"}}
+    rules.append({"properties": {"group_by": {"uniqueItems": True, "items": no_key}}})
+    rules.append({"properties": dict.fromkeys(("window_start_column", "window_end_column"), no_key)})
+    standalone = {"required": ["emit_metadata"], "properties": {"emit_metadata": {"const": True}}}
+    rules.append(_where({"const": "standalone"}, standalone, "late_data"))
+    nothing = {"anyOf": [{"const": 0}, {"type": "string", "pattern": r"^\s*-?0+\s*[a-z]+\s*$"}, _ENV]}
+    rules.append(_where({"not": nothing}, _only("emit", "updates"), "emit_interval_ms"))
+    return rules
+
+
+def _aggregation_rules() -> list[Schema]:
+    spelled = {new: old for old, new in Aggregation.OLD.items()}
+    names = ("agg", spelled["agg"])
+    column = _given(Aggregation, "column")
+    rules: list[Schema] = []
+    for agg in (*AGGREGATES, "count_col"):
+        needs = [] if agg == "count" else [column]
+        needs += [{"required": [key]} for key, _ in _NEEDS.get(agg, ())]
+        others = _without(key for key, aggs in _BELONGS.items() if agg not in aggs)
+        rules.append(_where({"const": agg}, {**({"allOf": needs} if needs else {}), **others}, *names))
+    exact = {"required": ["max_distinct_values_per_group"]}
+    rough = _without(["max_distinct_values_per_group"])
+    is_exact = {"required": ["mode"], "properties": {"mode": {"const": "exact"}}}
+    unknown = {"required": ["mode"], "properties": {"mode": _ENV}}
+    bounded = {"if": is_exact, "then": exact, "else": {"if": unknown, "else": rough}}
+    rules.append(_where({"const": "count_distinct"}, bounded, *names))
+    rules.append(_where({"const": "approx_quantile"}, {"properties": {"k": {"minimum": 8}}}, *names))
+    builtin_keys = [key for key in _BELONGS if key not in ("columns", "options")]
+    own = _without([*builtin_keys, "column", spelled["column"]])
+    rules.append(_where({"type": "string", "pattern": f"^{PATH.pattern}$"}, own, *names))
+    no_time = {"not": {"pattern": "^_[Ee][Vv][Ee][Nn][Tt]_[Tt][Ss]$"}}
+    rules.append({"properties": dict.fromkeys(("as", spelled["as"]), no_time)})
+    return rules
+
+
+def _pipeline_rules() -> list[Schema]:
+    def has(step: str, key: str, value: str) -> Schema:
+        inner = {"required": [step], "properties": {step: {"required": [key], "properties": {key: {"const": value}}}}}
+        return {"required": ["transform"], "properties": {"transform": inner}}
+
+    joins = {"required": ["transform"], "properties": {"transform": {"required": ["join"]}}}
+    keeps = {"required": ["transform"], "properties": {"transform": {"required": ["on_error"]}}}
+    keeps["properties"]["transform"]["properties"] = {"on_error": {"const": "dlq"}}  # type: ignore[index]
+    kept = {"anyOf": [keeps, has("window", "late_data", "dlq"), has("join", "late_data", "dlq")]}
+    two_sides = {"properties": {"sources": {"minItems": 2, "maxItems": 2}}}
+    return [
+        {"properties": {"sources": {"minItems": 1}, "stages": {"minItems": 2, "maxItems": 2}}},
+        {"oneOf": [{"required": ["transform"]}, {"required": ["stages"]}]},
+        {"if": {"anyOf": [joins, has("window", "kind", "session")]}, "then": {"required": ["state_store"]}},
+        {"if": {"required": ["stages"]}, "then": {"required": ["state_store"]}},
+        {"if": joins, "then": two_sides},
+        {"if": kept, "then": {"required": ["dead_letter"]}},
+    ]
+
+
+__all__ = ["FILE", "schema", "text"]
+
+if __name__ == "__main__":
+    import sys
+
+    sys.stdout.write(text())

@@ -1,0 +1,128 @@
+"""From a sample to what a config needs: the event time, the keys, a column to add up."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slackwater.scaffold.sample import Sample
+from slackwater.scaffold.times import TimeColumn, text_time_us, unit_of
+from slackwater.scaffold.types import quoted
+
+_KEYS = re.compile(
+    r"user|customer|account|session|device|client|visitor|member|author|sender|source|host|^ip$|key", re.IGNORECASE
+)
+_ID = re.compile(r"(^|_)id$|Id$|ID$")
+_PER_UNIT = {"s": 1_000_000.0, "ms": 1000.0, "us": 1.0, "ns": 0.001}
+_DIVIDED = {"s": "", "ms": " / 1000", "us": " / 1000000", "ns": " / 1000000000"}
+_RESERVED = {"_event_ts", "session_id", "window_start", "window_end", "events"}  # names that a result has already
+_ADDS_UP = re.compile(
+    r"amount|price|total|cost|revenue|quantity|qty|bytes|size|duration|added|deleted|count|sum|value|score",
+    re.IGNORECASE,
+)
+_NUMBERS = ("BIGINT", "INT", "DOUBLE", "FLOAT")
+
+
+def time_columns(sample: Sample) -> list[TimeColumn]:
+    """The columns that may hold the event time, the likeliest first."""
+    found = []
+    for path, values in _paths(sample):
+        column = _as_time(path, values, len(sample.rows))
+        if column is not None:
+            found.append(column)
+    return sorted(found, key=lambda c: -c.score)
+
+
+def _paths(sample: Sample) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
+    """Columns, and fields of objects in them, with their values."""
+    for name, kind in sample.columns.items():
+        values = [row.get(name) for row in sample.rows]
+        if kind.startswith("STRUCT<"):
+            fields = dict.fromkeys(f for v in values if isinstance(v, dict) for f in v)
+            for field in fields:
+                if re.fullmatch(r"[A-Za-z_]\w*", field):
+                    yield (name, field), [v.get(field) if isinstance(v, dict) else None for v in values]
+        elif not kind.startswith(("ARRAY<", "MAP<", "DECIMAL", "BOOLEAN")):
+            yield (name,), values
+
+
+def _as_time(path: tuple[str, ...], values: list[Any], rows: int) -> TimeColumn | None:
+    given = [v for v in values if v is not None]
+    if len(given) < rows / 2 or not given:
+        return None
+    name = path[0] if len(path) == 1 else ".".join(map(quoted, path))
+    first = given[0]
+    if all(isinstance(v, str) for v in given):
+        times = [text_time_us(v) for v in given]
+        known = tuple(t for t in times if t is not None)
+        least = (
+            0.9 if len(path) == 1 else 1.0
+        )  # a field that is no time everywhere stays a text, and its cast is Spark's
+        zoned = bool(re.search(r":\d\d.*[A-Za-z+-]", first.strip()[10:]))
+        return TimeColumn(name, None, known, rows, zoned) if len(known) >= least * len(given) else None
+    if all(isinstance(v, dt.date) for v in given):
+        moments = [v if isinstance(v, dt.datetime) else dt.datetime(v.year, v.month, v.day) for v in given]
+        aware = [m if m.tzinfo else m.replace(tzinfo=dt.UTC) for m in moments]
+        zero = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+        return TimeColumn(name, None, tuple((m - zero) // dt.timedelta(microseconds=1) for m in aware), rows)
+    if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in given):
+        return None
+    unit = unit_of(given)
+    if unit is None:
+        return None
+    us = tuple(int(v * _PER_UNIT[unit]) for v in given)
+    if any(isinstance(v, float) for v in given):
+        plain = ".".join(map(quoted, path))
+        return TimeColumn(f"CAST({plain}{_DIVIDED[unit]} AS TIMESTAMP)", None, us, rows)
+    return TimeColumn(name, unit, us, rows)
+
+
+@dataclass(frozen=True)
+class Key:
+    """A column that rows may be grouped by."""
+
+    name: str
+    values: int  # distinct ones
+    score: float
+
+
+def keys(sample: Sample, time: TimeColumn | None) -> list[Key]:
+    """The columns that may be a key, the likeliest first: there in nearly all rows, with several rows per value."""
+    found = []
+    for name, kind in sample.columns.items():
+        if kind not in ("STRING", "BIGINT", "INT", "SMALLINT") or (time is not None and name == time.name):
+            continue
+        if name.casefold() in _RESERVED:
+            continue
+        given = [row[name] for row in sample.rows if row.get(name) is not None]
+        there, distinct = len(given) / len(sample.rows), len(set(map(str, given)))
+        if there < 0.9 or not distinct or unit_of([v for v in given if isinstance(v, int)]) is not None:
+            continue
+        per_value = len(given) / distinct
+        length = max(len(str(v)) for v in given)
+        score = 3.0 * bool(_KEYS.search(name)) + 1.0 * bool(_ID.search(name)) + (1.0 if kind == "STRING" else 0.0)
+        score += there + (1.0 if per_value >= 1.5 else -2.0 if len(sample.rows) > 20 else 0.0)
+        score -= (2.0 if distinct < 5 and len(sample.rows) > 20 else 0.0) + (1.0 if length > 64 else 0.0)
+        found.append(Key(name, distinct, score))
+    return sorted(found, key=lambda k: -k.score)
+
+
+def measure(sample: Sample, *taken: str) -> str | None:
+    """A column of numbers that may be added up."""
+    for name, kind in sample.columns.items():
+        if kind not in _NUMBERS or name in taken or not _ADDS_UP.search(name) or _ID.search(name):
+            continue
+        values = [row[name] for row in sample.rows if row.get(name) is not None]
+        if values and unit_of(values) is None:
+            return name
+    return None
+
+
+def with_time(sample: Sample, time: TimeColumn | None) -> Sample:
+    """The sample with its event time declared as one: a text in JSON or CSV is read as TIMESTAMP."""
+    if time is None or time.unit is not None or time.name not in sample.columns or sample.format == "parquet":
+        return sample
+    return replace(sample, columns={**sample.columns, time.name: "TIMESTAMP"})

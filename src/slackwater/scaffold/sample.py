@@ -1,0 +1,206 @@
+"""The first rows of files that somebody has: JSON lines, CSV or Parquet, compressed or not, without Spark."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slackwater.core.words import plural
+from slackwater.errors import StartError
+from slackwater.scaffold.types import Seen, cell, of_polars, one_by_case
+
+ROWS = 100_000  # at the most
+_CHARACTERS = 64_000_000
+_LINE = 20_000_000  # characters; Spark takes no longer text either
+_SUFFIXES = {"json": "json", "jsonl": "json", "ndjson": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
+_SEPARATORS = (",", "\t", ";", "|", " ")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rows of a sample, in the order in which a run reads them, and what they look like."""
+
+    path: Path
+    query: str  # where a run finds them: the file, or a glob over the directory
+    format: str
+    columns: Mapping[str, str]  # name -> type, as Spark's DDL
+    rows: list[dict[str, Any]]
+    options: Mapping[str, str] = field(default_factory=dict)
+    bad: int = 0  # lines that cannot be decoded
+    skipped: tuple[str, ...] = ()  # columns that are not read, with the reason
+
+
+def read(path: Path) -> Sample:
+    """A sample of a file, or of the files of a directory. Raises StartError, one line, for what cannot be one."""
+    try:
+        files, query = _files(path)
+        first = files[0]
+        form = _format(first)
+        if form == "parquet":
+            return _parquet(path, query, files)
+        lines = list(_lines(files))
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or "is no gzip file, or a part of one"
+        raise StartError(f"--sample: {path}: cannot be read ({reason})") from None
+    except UnicodeDecodeError:
+        raise StartError(f"--sample: {path}: is no UTF-8 text; expected JSON lines, CSV or Parquet") from None
+    if not any(line.strip() for line in lines):
+        raise StartError(f"--sample: {path}: is empty; expected JSON lines, CSV or Parquet")
+    if form is None:
+        form = "json" if next(line for line in lines if line.strip()).lstrip().startswith(("{", "[")) else "csv"
+    return _json(path, query, lines) if form == "json" else _csv(path, query, lines, len(files) > 1)
+
+
+def _files(path: Path) -> tuple[list[Path], str]:
+    if not path.is_dir():
+        if not path.exists():
+            raise StartError(
+                f"--sample: {path}: is not there; expected a file or a directory of JSON lines, CSV or Parquet"
+            )
+        return [path], str(path)
+    own = [p for p in path.iterdir() if p.is_file() and not p.name.startswith((".", "_")) and p.stat().st_size]
+    if not own:
+        raise StartError(f"--sample: {path}: holds no files; expected JSON lines, CSV or Parquet")
+    endings: dict[str, list[Path]] = {}
+    for p in own:
+        endings.setdefault("".join(p.suffixes[-2:] if p.suffix == ".gz" else p.suffixes[-1:]), []).append(p)
+    ending, files = max(endings.items(), key=lambda item: (item[0].split(".")[-1] != "", len(item[1])))
+    files.sort(key=lambda p: (p.stat().st_mtime_ns, p.name))  # as a run reads them
+    return files, os.path.join(path, f"*{ending}")  # noqa: PTH118  # a glob is no path
+
+
+def _format(file: Path) -> str | None:
+    """By suffix, else None: its content tells."""
+    with file.open("rb") as stream:
+        if stream.read(4) == b"PAR1":
+            return "parquet"
+    return next((_SUFFIXES[s[1:].lower()] for s in reversed(file.suffixes) if s[1:].lower() in _SUFFIXES), None)
+
+
+def _lines(files: list[Path]) -> Iterator[str]:
+    rows = characters = 0
+    for file in files:
+        with file.open("rb") as raw:
+            stream: Any = gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else raw
+            text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+            while line := text.readline(_LINE):
+                yield line
+                rows, characters = rows + 1, characters + len(line)
+                if rows >= ROWS or characters >= _CHARACTERS:
+                    return
+
+
+def _json(path: Path, query: str, lines: list[str]) -> Sample:
+    if next(line for line in lines if line.strip()).lstrip().startswith("["):
+        raise StartError(
+            f"--sample: {path}: is one JSON array; expected one object per line, without commas between them"
+        )
+    rows: list[dict[str, Any]] = []
+    bad = 0
+    for line in lines:
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            bad += 1
+    if not rows:
+        raise StartError(
+            f"--sample: {path}: none of the first {plural(bad, 'line')} is a JSON object; expected one object per line"
+        )
+    seen = Seen()
+    for row in rows:
+        seen.add(row)
+    names = one_by_case(name for name in seen.fields if name)
+    twice = tuple(
+        f"{name}: differs from another column by case only" for name in seen.fields if name and name not in names
+    )
+    return Sample(path, query, "json", {name: seen.fields[name].ddl() for name in names}, rows, {}, bad, twice)
+
+
+def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
+    head = [line for line in lines[:200] if line.strip()]
+    found = [(sep, [len(r) for r in csv.reader(head, delimiter=sep)]) for sep in _SEPARATORS]
+    fit = [(sep, widths[0]) for sep, widths in found if widths[0] > 1 and widths.count(widths[0]) >= 0.95 * len(widths)]
+    if not fit:
+        raise StartError(
+            f"--sample: {path}: is no table: its lines have no common separator; expected JSON lines, CSV or Parquet"
+        )
+    sep, width = max(fit, key=lambda item: (item[0] != " ", item[1]))
+    table = list(csv.reader((line for line in lines if line.strip()), delimiter=sep))
+    header = _is_header(table[0])
+    if header and several:
+        table = [table[0], *(r for r in table[1:] if r != table[0])]
+    names = _names(table[0] if header else [f"c{i + 1}" for i in range(width)])
+    body = [r for r in table[1 if header else 0 :] if len(r) == width]
+    rows = [dict(zip(names, map(cell, r), strict=True)) for r in body]
+    if not rows:
+        raise StartError(f"--sample: {path}: has a header and no rows")
+    columns: dict[str, str] = {}
+    for i, name in enumerate(names):
+        seen = Seen()
+        for row in rows:
+            seen.add(row[name])
+        columns[name] = seen.ddl()
+        if columns[name] == "STRING":  # as it is spelled, where some cells look like numbers
+            for row, spelled in zip(rows, body, strict=True):
+                row[name] = spelled[i] or None
+    options = ({"sep": sep} if sep != "," else {}) | ({"header": "true"} if header else {})
+    bad = len(table) - header - len(rows)
+    return Sample(path, query, "csv", columns, rows, options, bad)
+
+
+def _is_header(row: list[str]) -> bool:
+    """Distinct names, none of which is a number, a flag or a date; one may be empty, as that of an index is."""
+    names = [c.strip() for c in row if c.strip()]
+    plain = all(isinstance(cell(c), str) and not re.match(r"\d{4}-", c) for c in names)
+    return bool(names) and plain and len(set(names)) == len(names)
+
+
+def _names(row: list[str]) -> list[str]:
+    found: list[str] = []
+    for i, given in enumerate(row):
+        name = given.strip() or f"c{i + 1}"
+        taken = {n.casefold() for n in found}
+        found.append(name if name.casefold() not in taken else f"{name}_{i + 1}")
+    return found
+
+
+def _parquet(path: Path, query: str, files: list[Path]) -> Sample:
+    import polars as pl
+
+    try:
+        frames = []
+        left = ROWS
+        for file in files:
+            frames.append(pl.scan_parquet(file).head(left).collect())
+            left -= frames[-1].height
+            if left <= 0:
+                break
+    except pl.exceptions.PolarsError:
+        raise StartError(f"--sample: {path}: cannot be read as Parquet") from None
+    schema = frames[0].schema
+    frames = [f for f in frames if f.schema == schema]
+    types = {name: of_polars(kind) for name, kind in schema.items()}
+    known = {name: types[name] for name in one_by_case(types)}
+    skipped = tuple(
+        f"{name}: Spark does not read {schema[name]} from Parquet" for name, kind in known.items() if kind is None
+    )
+    rows = pl.concat(frames).to_dicts()
+    if not rows:
+        raise StartError(f"--sample: {path}: has no rows")
+    columns = {name: kind for name, kind in known.items() if kind is not None}
+    return Sample(path, query, "parquet", columns, rows, {}, 0, skipped)

@@ -1,0 +1,140 @@
+"""Types of columns as Spark's DDL, from values of JSON, cells of CSV and the schema of Parquet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slackwater.scaffold.times import text_time_us
+
+_MANY_KEYS = 64  # objects with more distinct keys are maps
+_SIMPLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)?\.?[0-9]+([eE][+-]?[0-9]{1,3})?")
+
+
+@dataclass
+class Seen:
+    """What the values of one column (or field, or item) were."""
+
+    kinds: set[str] = field(default_factory=set)
+    fields: dict[str, Seen] = field(default_factory=dict)
+    items: Seen | None = None
+    digits: int = 0
+    times: bool = True  # every text so far is a date with a time of day
+
+    def add(self, value: Any) -> None:
+        if value is None:
+            return
+        if isinstance(value, bool):
+            self.kinds.add("boolean")
+        elif isinstance(value, int):
+            self.kinds.add("whole" if -(2**63) <= value < 2**63 else "long")
+            self.digits = max(self.digits, len(str(abs(value))))
+        elif isinstance(value, float):
+            self.kinds.add("number")
+        elif isinstance(value, str):
+            self.kinds.add("text")
+            self.times = self.times and len(value.strip()) > 10 and text_time_us(value) is not None
+        elif isinstance(value, Mapping):
+            self.kinds.add("object")
+            for key, inner in value.items():
+                self.fields.setdefault(key, Seen()).add(inner)
+        else:
+            self.kinds.add("list")
+            self.items = self.items or Seen()
+            for inner in value:
+                self.items.add(inner)
+
+    def ddl(self) -> str:
+        """The type that takes all of them; STRING takes anything."""
+        kinds = self.kinds
+        if kinds == {"boolean"}:
+            return "BOOLEAN"
+        if kinds == {"whole"}:
+            return "BIGINT"
+        if kinds and kinds <= {"whole", "long"} and self.digits <= 38:
+            return "DECIMAL(38,0)"
+        if kinds and kinds <= {"whole", "number"}:
+            return "DOUBLE"
+        if kinds == {"text"}:
+            return "TIMESTAMP" if self.times else "STRING"
+        if kinds == {"list"} and self.items is not None:
+            return f"ARRAY<{self.items.ddl()}>"
+        if kinds == {"object"} and self.fields:
+            return self._object()
+        return "STRING"
+
+    def _object(self) -> str:
+        if len(self.fields) > _MANY_KEYS:
+            types = {seen.ddl() for seen in self.fields.values() if seen.kinds}
+            return f"MAP<STRING, {types.pop() if len(types) == 1 else 'STRING'}>"
+        names = one_by_case(self.fields)
+        if not all(names):
+            return "STRING"
+        return f"STRUCT<{', '.join(f'{quoted(name)}: {self.fields[name].ddl()}' for name in names)}>"
+
+
+def one_by_case(names: Iterable[str]) -> list[str]:
+    """The names without those that differ from an earlier one by case only, which Spark cannot tell apart."""
+    found: dict[str, str] = {}
+    for name in names:
+        found.setdefault(name.casefold(), name)
+    return list(found.values())
+
+
+def quoted(name: str) -> str:
+    """A name in DDL and SQL."""
+    return name if _SIMPLE.fullmatch(name) else f"`{name.replace('`', '``')}`"
+
+
+def cell(text: str | None) -> Any:
+    """A cell of CSV as the value that it spells; a number with leading zeros is a text."""
+    if text is None or text == "":
+        return None
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    if _NUMBER.fullmatch(text) and not re.match(r"-?0[0-9]", text):
+        return float(text)
+    return text.lower() == "true" if text.lower() in ("true", "false") else text
+
+
+def of_polars(kind: Any) -> str | None:
+    """A type of Polars, as Spark reads it from Parquet; None where it does not."""
+    import polars as pl
+
+    simple = {
+        pl.Boolean: "BOOLEAN",
+        pl.Int8: "TINYINT",
+        pl.Int16: "SMALLINT",
+        pl.Int32: "INT",
+        pl.Int64: "BIGINT",
+        pl.UInt8: "SMALLINT",
+        pl.UInt16: "INT",
+        pl.UInt32: "BIGINT",
+        pl.UInt64: "DECIMAL(20,0)",
+        pl.Float32: "FLOAT",
+        pl.Float64: "DOUBLE",
+        pl.String: "STRING",
+        pl.Binary: "BINARY",
+        pl.Date: "DATE",
+        pl.Categorical: "STRING",
+        pl.Enum: "STRING",
+    }
+    base = kind.base_type()
+    if base in simple:
+        return simple[base]
+    if base is pl.Datetime:
+        return None if kind.time_unit == "ns" else "TIMESTAMP" if kind.time_zone else "TIMESTAMP_NTZ"
+    if base is pl.Decimal:
+        return f"DECIMAL({kind.precision or 38},{kind.scale})"
+    if base is pl.List:
+        inner = of_polars(kind.inner)
+        return None if inner is None else f"ARRAY<{inner}>"
+    if base is pl.Struct:
+        fields = [(f.name, of_polars(f.dtype)) for f in kind.fields]
+        known = [f"{quoted(name)}: {inner}" for name, inner in fields if name and inner is not None]
+        return f"STRUCT<{', '.join(known)}>" if known and len(known) == len(fields) else None
+    return None

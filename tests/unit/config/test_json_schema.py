@@ -1,0 +1,207 @@
+"""The JSON Schema of a config: made from the specs, shipped, true to `check` in both directions."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from tests.unit.config import test_connections, test_errors, test_join, test_stages
+from tests.unit.config.test_specs import ISSUE
+from tests.unit.test_pages import anchors
+
+import slackwater as sw
+from slackwater.config import documented, json_schema
+from slackwater.config.connection import CONNECTIONS, Connection
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.spec import Spec
+
+ROOT = Path(__file__).resolve().parents[3]
+SCHEMA = json_schema.schema()
+VALID = Draft202012Validator(SCHEMA)
+
+# What no schema can refuse: the line of `check`, and why. Anything else in the tables of errors it must refuse.
+BEYOND = {
+    r"expected a duration of at most 10000 years": "a pattern does not compare numbers",
+    r"expected (at most|less than|more than|at least source_idleness_ms)": "two values are compared",
+    r"expected as many as left_keys": "two lists are compared",
+    r"is already the name of|is a column of emit_metadata|is the name of the session's id|another name than": "names are compared",
+    r"is the same name as|declared twice|is injected|are called": "names are compared",
+    r"which is no connection|which is no source|as left_source is": "a name refers to another table",
+    r"belongs to connections of kind|of kind \"\w+\"; |\"merge\" replaces rows": "the kind is in another table",
+    r"sources\[0\].format: missing": "whether files are read is in another table",
+    r"sources\[0\].avro_schema_file: missing": "whether there is a registry is in another table",
+    r"lookups.users.format: missing": "a known suffix stands for a format",
+    r"target.(path|table|topic): missing|dead_letter.(path|table|topic): missing": "the kind is in another table",
+    r"reads files, which have no event time": "whether files are read is in another table",
+    r"module \"|is a function|is the class|Mean": "code has to be imported",
+    r"environment variable": "the environment is not part of the file",
+    r"needs a durable|needs a kafka target|under which nothing goes there": "what is missing elsewhere may be a default",
+    r"sources\[0\].starting_offsets: found a table": "the kind is in another table",
+}
+
+
+def cases() -> Iterator[Any]:
+    """Every line of the tables of errors, as (id, content, the lines of check)."""
+    for case in (*test_errors.CASES, *test_connections.CASES):
+        base, old, new, *lines = case
+        yield pytest.param(test_errors.swap(base, old, new), lines, id=lines[0].split(";")[0])
+    for old, new, *lines in test_join.CASES:
+        yield pytest.param(test_join.swap(old, new), lines, id=f"join: {lines[0].split(';')[0]}")
+
+
+def parsed(content: str) -> Any:
+    try:
+        return tomllib.loads(content)
+    except tomllib.TOMLDecodeError:
+        return None
+
+
+@pytest.mark.parametrize(("content", "lines"), list(cases()))
+def test_it_refuses_each_mistake_that_a_schema_can_refuse(content: str, lines: list[str]) -> None:
+    data = parsed(content)
+    if data is None:
+        assert lines[0].startswith("is not valid TOML")
+        return
+    within = [line for line in lines if not any(re.search(pattern, line) for pattern in BEYOND)]
+    assert VALID.is_valid(data) is (not within)
+
+
+def test_each_reason_to_refuse_less_is_needed() -> None:
+    lines = [line for case in cases() for line in case.values[1]]
+    unused = [pattern for pattern in BEYOND if not any(re.search(pattern, line) for line in lines)]
+    assert unused == []
+
+
+def problems(content: str) -> list[str]:
+    return [f"{error.json_path}: {error.message[:300]}" for error in VALID.iter_errors(tomllib.loads(content))]
+
+
+def right_configs() -> Iterator[Any]:
+    """Every whole config of the examples, the pages and the tests of configs."""
+    for path in sorted([*ROOT.glob("examples/**/*.toml"), *ROOT.glob("tests/fixtures/**/*.toml")]):
+        yield pytest.param(path.read_text(), id=str(path.relative_to(ROOT)))
+    for page in sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")]):
+        for i, text in enumerate(re.findall(r"^```toml\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)):
+            if {"name", "sources", "target"} <= set(tomllib.loads(text)):
+                yield pytest.param(text, id=f"{page.relative_to(ROOT)}-{i}")
+    yield pytest.param(ISSUE, id="issue")
+    for module in (test_errors, test_connections, test_join, test_stages):
+        for name in ("BASE", "TUMBLING", "HOPPING", "PROCESSING", "KAFKA", "PERSISTED", "LATE", "TOML", "BOTH"):
+            if isinstance(content := getattr(module, name, None), str):
+                yield pytest.param(content, id=f"{module.__name__.rpartition('.')[2]}.{name}")
+
+
+RIGHT = list(right_configs())
+
+
+def test_there_are_configs_to_look_at() -> None:
+    named = [str(param.id) for param in RIGHT]
+    assert any(n.startswith("README.md") for n in named) and any(n.startswith("docs/") for n in named)
+    assert any(n.startswith("examples/") for n in named) and any(n.startswith("test_connections") for n in named)
+
+
+@pytest.mark.parametrize("content", RIGHT)
+def test_it_accepts_every_right_config(content: str) -> None:
+    assert problems(content) == []
+
+
+def test_it_accepts_what_comes_from_the_environment() -> None:
+    content = test_errors.BASE
+    for old, new in (
+        ('format = "json"', 'format = "${X}"'),
+        ('"30s"', '"${X}s"'),
+        ('kind = "session"', 'kind = "${X}"'),
+        ('on_error = "fail"', 'on_error = "${X}"'),
+        ('agg = "count"\n', 'agg = "${X}"\n'),
+        ('name = "p"', 'name = "${X}"'),
+    ):
+        content = test_errors.swap(content, old, new)
+    assert problems(content) == []
+
+
+def test_the_shipped_file_is_the_one_made_from_the_specs() -> None:
+    """Write it again with: python -m slackwater.config.json_schema > src/slackwater/config/slackwater.schema.json"""
+    shipped = resources.files("slackwater.config").joinpath(json_schema.FILE).read_text("utf-8")
+    assert shipped == json_schema.text()
+    Draft202012Validator.check_schema(json.loads(shipped))
+
+
+# -- every key has its sentence, and every sentence its key
+
+
+def tables(spec: type[Spec] = Pipeline) -> Iterator[type[Spec]]:
+    yield spec
+    for kind in spec.KINDS.values():
+        if "of" in kind.shape:  # type: ignore[attr-defined]
+            yield from tables(kind.shape["of"])  # type: ignore[attr-defined]
+
+
+TABLES = sorted({*tables(), *CONNECTIONS.values()} - {Connection}, key=lambda spec: spec.__name__)
+
+
+@pytest.mark.parametrize("spec", TABLES, ids=lambda spec: spec.__name__)
+def test_every_key_has_a_sentence_and_a_place_that_names_it(spec: type[Spec]) -> None:
+    page, _, anchor = documented.place_of(spec).partition("#")
+    text = (ROOT / page).read_text()
+    assert anchor in anchors(text)
+    (section,) = [s for s in re.split(r"^## ", text, flags=re.MULTILINE)[1:] if anchor in anchors(f"## {s}")]
+    for key in spec.KINDS:
+        if key in spec.PYTHON_ONLY:
+            continue
+        own_table = "of" in spec.KINDS[key].shape  # type: ignore[attr-defined]
+        assert documented.text_of(spec, key).endswith("."), f"{spec.__name__}.{key} has no sentence"
+        assert own_table or f"`{key}`" in section, f"{page}#{anchor} does not name {key}"
+
+
+def test_no_sentence_is_about_a_key_that_is_not_there() -> None:
+    of_connections = {key for made in CONNECTIONS.values() for key in made.KINDS}
+    for spec, sentences in documented.TEXTS.items():
+        assert set(sentences) <= (of_connections if spec is Connection else set(spec.KINDS)), spec.__name__
+
+
+def test_every_word_of_other_systems_is_told() -> None:
+    described: Mapping[str, Any] = SCHEMA["$defs"]["window"]["properties"]
+    assert "slide_ms" in described["hop_ms"]["description"]
+    assert described["lateness_ms"]["default"] == 0
+    assert described["width_ms"]["deprecated"] is True
+
+
+@pytest.mark.parametrize(
+    ("key", "anchor"),
+    [
+        ("nam", "the-pipeline"),
+        ("transform.window.gap", "windows"),
+        ("transform.window.aggregations[1].as", "aggregations"),
+        ("transform.window.aggregations", "aggregations"),
+        ("transform.join.left_keys", "joins"),
+        ("transform.lookups.users.query", "transform"),
+        ("stages[0].window.gap_ms", "windows"),
+        ("stages[1].nme", "stages"),
+        ("sources[0].options.sep", "sources"),
+        ("connections.lake.kind", "connections"),
+        ('connections."a.b".kind', "connections"),
+        ("target", "target-and-dead-letters"),
+        ("dead_letter.path", "target-and-dead-letters"),
+        ("state_store.kind", "state-store"),
+        ('spark."spark.driver.memory"', "the-pipeline"),
+    ],
+)
+def test_each_key_has_its_place(key: str, anchor: str) -> None:
+    assert documented.place(key) == f"docs/configuration.md#{anchor}"
+
+
+def test_the_schema_is_read_as_a_config_is() -> None:
+    """The example of the README as it stands and with a wrong key: the schema and `check` agree."""
+    content = (ROOT / "examples" / "sessions" / "sessions.toml").read_text()
+    assert problems(content) == []
+    wrong = content.replace("gap_ms", "gap_msec")
+    assert problems(wrong)
+    with pytest.raises(sw.ConfigError):
+        sw.loads(wrong)

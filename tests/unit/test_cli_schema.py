@@ -1,0 +1,147 @@
+"""`slackwater schema`, the places that `check` names below what is wrong, and completion in a shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from tests.unit.config.test_errors import BASE, CASES
+from tests.unit.test_pages import anchors
+
+from slackwater.cli.main import main
+from slackwater.config import documented, json_schema
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture
+def slackwater(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["slackwater", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return Said(int(ended.value.code or 0), said.out, said.err)
+
+    return command
+
+
+def test_the_schema_is_printed(slackwater: Command) -> None:
+    said = slackwater("schema")
+    assert (said.code, said.err) == (0, "")
+    assert json.loads(said.out) == json_schema.schema()
+
+
+def test_check_says_where_the_wrong_keys_are_documented(slackwater: Command, tmp_path: Path) -> None:
+    wrong = BASE.replace("gap_ms", "gap").replace('path = "out"', 'pth = "out"').replace('as = "events"', 'as = ""')
+    (tmp_path / "p.toml").write_text(wrong)
+    *lines, places, count = slackwater("check", "p.toml").err.splitlines()
+    assert len(lines) == 5 and count == "5 problems"
+    of = "docs/configuration.md#"
+    assert places == f"the keys are documented in {of}windows, {of}aggregations, {of}target-and-dead-letters"
+
+
+def test_what_is_about_no_key_names_no_place(slackwater: Command, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text("name = = 5\n")
+    assert "documented" not in slackwater("check", "p.toml").err
+    assert "documented" not in slackwater("check", "absent.toml").err
+
+
+@pytest.mark.parametrize("command", ["explain", "run", "plan", "why"])
+def test_only_check_names_places(slackwater: Command, tmp_path: Path, command: str) -> None:
+    (tmp_path / "p.toml").write_text(BASE.replace("gap_ms", "gap"))
+    said = slackwater(command, "p.toml")
+    assert said.code == 2 and "documented" not in said.err
+
+
+def test_every_place_that_a_mistake_leads_to_is_there() -> None:
+    """For each line of the table of errors: a page, and a heading on it."""
+    places = {documented.place(line.partition(": ")[0]) for case in CASES for line in case[3:]}
+    places |= {documented.place_of(spec) for spec in documented.TEXTS}
+    assert len(places) == 10
+    for page, _, anchor in (place.partition("#") for place in places):
+        assert anchor in anchors((ROOT / page).read_text()), f"{page} has no heading {anchor}"
+
+
+# -- completion
+
+
+def completed(shell: str, line: str) -> str:
+    """What the shell is offered for a line, by the protocol of its completion script."""
+    environment = {
+        **os.environ,
+        "_SLACKWATER_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split(" ")) - 1),
+        "_TYPER_COMPLETE_ARGS": line,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    made = subprocess.run(
+        [str(Path(sys.executable).parent / "slackwater")], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert made.stderr == ""
+    return made.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_commands_and_options_are_completed(shell: str) -> None:
+    assert re.search(r"\bexplain\b", completed(shell, "slackwater exp"))
+    assert "--available-now" in completed(shell, "slackwater run --av")
+
+
+def test_completion_in_a_real_bash(tmp_path: Path) -> None:
+    """The script that is installed, sourced by bash, fills COMPREPLY."""
+    own = Path(sys.executable).parent
+    shown = subprocess.run(
+        [own / "slackwater", "--show-completion", "bash"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
+    )
+    assert shown.returncode == 0 and "complete" in shown.stdout
+    (tmp_path / "completion.sh").write_text(shown.stdout)
+    script = (
+        f"source {tmp_path}/completion.sh; COMP_WORDS=(slackwater sta); COMP_CWORD=1; _slackwater_completion slackwater sta slackwater; "
+        'echo "${COMPREPLY[@]}"'
+    )
+    found = subprocess.run(
+        ["bash", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PATH": f"{own}:{os.environ['PATH']}"},
+    )
+    assert found.stdout.split() == ["state"]
+
+
+def test_completion_is_installed(tmp_path: Path) -> None:
+    """For bash: the script, and the line in .bashrc that sources it."""
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "slackwater"), "--install-completion", "bash"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    (script,) = (tmp_path / ".bash_completions").iterdir()
+    assert str(script) in (tmp_path / ".bashrc").read_text() and "slackwater" in script.read_text()

@@ -1,0 +1,515 @@
+"""`slackwater init`: what it writes passes `check` at once, says what it took from the sample, and never overwrites."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import gzip
+import json
+import os
+import random
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import polars as pl
+import pytest
+from jsonschema import Draft202012Validator
+
+from slackwater.cli.main import main
+from slackwater.config import ddl, json_schema, toml
+from slackwater.core.time import duration_ms
+from slackwater.scaffold import propose
+from slackwater.scaffold.sample import read
+from slackwater.scaffold.times import disorder, text_time_us, unit_of
+
+START = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
+VALID = Draft202012Validator(json_schema.schema())
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture
+def slackwater(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["slackwater", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return Said(int(ended.value.code or 0), said.out, said.err)
+
+    return command
+
+
+def written(slackwater: Command, *arguments: str) -> dict[str, Any]:
+    """The config that was written, which `check` and the JSON Schema accept."""
+    said = slackwater("init", "p.toml", *arguments)
+    assert (said.code, said.err) == (0, "")
+    assert "p.toml: ok — " in said.out and "problem" not in said.out
+    data = tomllib.loads(Path("p.toml").read_text())
+    assert not [e.message for e in VALID.iter_errors(data)]
+    return data
+
+
+def lines(path: str, rows: list[dict[str, Any]]) -> str:
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def clicks(count: int = 30, **more: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "user_id": f"u{n % 4}",
+            "ts": (START + dt.timedelta(seconds=10 * n)).isoformat().replace("+00:00", "Z"),
+            **more,
+        }
+        for n in range(count)
+    ]
+
+
+# -- without a sample
+
+
+@pytest.mark.parametrize("source", ["files", "kafka"])
+@pytest.mark.parametrize("kind", ["session", "tumbling", "hopping", "join"])
+def test_each_kind_passes_without_a_sample(slackwater: Command, source: str, kind: str) -> None:
+    data = written(slackwater, "--source", source, "--kind", kind)
+    step = data["transform"]["join" if kind == "join" else "window"]
+    assert step["kind"] == ("inner" if kind == "join" else kind)
+    assert data["sources"][0]["connection"] == ("bus" if source == "kafka" else "files")
+    assert len(data["sources"]) == (2 if kind == "join" else 1)
+
+
+def test_flags_without_a_sample(slackwater: Command) -> None:
+    flags = (
+        "--source",
+        "kafka",
+        "--topic",
+        "orders",
+        "--key",
+        "shop",
+        "--time",
+        "at",
+        "--brokers",
+        "b:9092",
+        "--name",
+        "n",
+    )
+    data = written(slackwater, *flags)
+    assert (data["name"], data["sources"][0]["query"]) == ("n", "orders")
+    assert data["connections"]["bus"]["bootstrap_servers"] == "b:9092"
+    window = data["transform"]["window"]
+    assert (window["group_by"], window["event_time_column"]) == (["shop"], "at")
+
+
+# -- what is taken from a sample
+
+
+def test_a_sample_gives_schema_time_key_and_lateness(slackwater: Command) -> None:
+    rows = clicks(100, amount=1.5, meta={"a": [1, 2]}, tags=[], gone=None)
+    rows[50]["ts"], rows[54]["ts"] = rows[54]["ts"], rows[50]["ts"]  # 41 s would be the same: the next step is a minute
+    Path("in").mkdir()
+    lines("in/a.jsonl", rows)
+    said = slackwater("init", "p.toml", "--sample", "in")
+    data = tomllib.loads(Path("p.toml").read_text())
+    (source,), window = data["sources"], data["transform"]["window"]
+    assert source["query"] == "in/*.jsonl" and source["format"] == "json"
+    assert ddl.columns(source["schema"]) == {
+        "user_id": "string",
+        "ts": "timestamp",
+        "amount": "double",
+        "meta": "struct<a:array<bigint>>",
+        "tags": "array<string>",
+        "gone": "string",
+    }
+    assert (window["event_time_column"], window["group_by"], window["lateness_ms"]) == ("ts", ["user_id"], "1m")
+    assert "event_time_unit" not in window
+    assert "rows are out of order by up to 40 s in the sample" in said.out
+    assert "rows are out of order by up to 40 s in the sample" in Path("p.toml").read_text()
+    assert window["aggregations"][1] == {"agg": "sum", "column": "amount", "as": "amount_sum"}
+
+
+@pytest.mark.parametrize(("unit", "factor"), [("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9)])
+def test_units_of_epochs(slackwater: Command, unit: str, factor: int) -> None:
+    rows = [{"user": f"u{n % 3}", "at": int(START.timestamp() + n) * factor} for n in range(20)]
+    window = written(slackwater, "--sample", lines("a.json", rows))["transform"]["window"]
+    assert (window["event_time_column"], window["event_time_unit"]) == ("at", unit)
+
+
+def test_seconds_with_a_fraction(slackwater: Command) -> None:
+    rows = [{"user": f"u{n % 3}", "at": START.timestamp() + n + 0.25} for n in range(20)]
+    window = written(slackwater, "--sample", lines("a.json", rows))["transform"]["window"]
+    assert window["event_time_column"] == "CAST(at AS TIMESTAMP)" and "event_time_unit" not in window
+
+
+def test_a_time_in_an_object(slackwater: Command) -> None:
+    rows = [{"user": f"u{n % 3}", "meta": {"ts": row["ts"]}} for n, row in enumerate(clicks())]
+    assert (
+        written(slackwater, "--sample", lines("a.json", rows))["transform"]["window"]["event_time_column"] == "meta.ts"
+    )
+
+
+def test_two_times_and_the_one_that_was_named(slackwater: Command) -> None:
+    rows = [{**row, "created": row["ts"], "received": row["ts"]} for row in clicks()]
+    data = written(slackwater, "--sample", lines("a.json", rows), "--time", "received", "--key", "user_id")
+    assert data["transform"]["window"]["event_time_column"] == "received"
+
+
+def test_bad_rows_of_the_sample_are_dropped_and_counted(slackwater: Command) -> None:
+    rows = [json.dumps(row) for row in clicks(50)]
+    rows[7] = '{"user_id": "u1", "ts":'
+    rows[9] = '{"user_id": "u1", "ts": "10:15"}'
+    Path("a.jsonl").write_text("\n".join(rows))
+    data = written(slackwater, "--sample", "a.jsonl")
+    assert data["transform"]["on_error"] == "drop"
+    assert "2 rows of the sample are bad" in Path("p.toml").read_text()
+    assert "ts TIMESTAMP" in data["sources"][0]["schema"]
+
+
+def test_a_wrong_clock_is_told(slackwater: Command) -> None:
+    rows = clicks(100)
+    rows[0]["ts"] = "2031-01-01T00:00:00Z"
+    said = slackwater("init", "p.toml", "--sample", lines("a.json", rows))
+    assert "this keeps 1 % of them: a clock in it may be wrong, see max_jump_ms" in said.out
+
+
+def test_a_join_of_two_samples(slackwater: Command) -> None:
+    orders = lines("orders.jsonl", [{**r, "order_id": n} for n, r in enumerate(clicks())])
+    payments = lines("payments.jsonl", [{"order_id": n, "paid": 1.0, "ts": r["ts"]} for n, r in enumerate(clicks())])
+    data = written(slackwater, "--kind", "join", "--sample", orders, "--sample", payments)
+    join = data["transform"]["join"]
+    assert (join["left_source"], join["right_source"], join["event_time_column"]) == ("orders", "payments", "ts")
+    assert join["left_keys"] == join["right_keys"] == ["order_id"]
+
+
+def test_records_of_a_topic(slackwater: Command) -> None:
+    data = written(slackwater, "--source", "kafka", "--topic", "clicks", "--sample", lines("a.jsonl", clicks()))
+    assert data["sources"][0]["query"] == "clicks" and data["sources"][0]["payload_format"] == "json"
+    rows = [{"user_id": "u1"}, {"user_id": "u1"}]
+    slackwater("init", "q.toml", "--source", "kafka", "--sample", lines("b.jsonl", rows))
+    assert (
+        "event_time_column" not in tomllib.loads(Path("q.toml").read_text())["transform"]["window"]
+    )  # the record's own
+
+
+def test_parquet_brings_its_own_types(slackwater: Command) -> None:
+    at = [START.replace(tzinfo=None) + dt.timedelta(seconds=n) for n in range(20)]
+    frame = pl.DataFrame(
+        {"device": ["a", "b"] * 10, "n": pl.Series(range(20), dtype=pl.UInt32), "at": at, "tags": [["x"]] * 20}
+    )
+    frame.with_columns(pl.col("at").dt.replace_time_zone("UTC")).write_parquet("a.parquet")
+    data = written(slackwater, "--sample", "a.parquet")
+    assert data["sources"][0]["schema"] == "device STRING, n BIGINT, at TIMESTAMP, tags ARRAY<STRING>"
+
+
+@pytest.mark.parametrize("sep", [",", ";", "\t", "|", " "])
+@pytest.mark.parametrize("header", [True, False])
+def test_separators_of_csv(slackwater: Command, sep: str, header: bool) -> None:
+    with Path("a.csv").open("w", newline="") as out:
+        rows = csv.writer(out, delimiter=sep)
+        if header:
+            rows.writerow(["user id", "zip", "at"])
+        rows.writerows([f"u{n % 3}", "01234", 1709283600 + n] for n in range(20))
+    data = written(slackwater, "--sample", "a.csv")
+    (source,) = data["sources"]
+    assert source.get("options", {}) == ({"sep": sep} if sep != "," else {}) | ({"header": "true"} if header else {})
+    names = ("user id", "zip", "at") if header else ("c1", "c2", "c3")
+    assert ddl.columns(source["schema"]) == dict(zip(names, ("string", "string", "bigint"), strict=True))
+    assert data["transform"]["window"]["group_by"] == [names[0]]
+
+
+# -- many drawn samples
+
+
+def drawn(rng: random.Random) -> tuple[list[dict[str, Any]], int]:
+    """Rows with one column of times, some keys, and whatever else people put into JSON; and by how much they are out of order."""
+    names = [
+        "page",
+        "a b",
+        "Größe",
+        "select",
+        "x.y",
+        "n`q",
+        "event_time_2",
+        'q"uote',
+        "$ {x}",
+        "${HOME}",
+        "session_id",
+        "order",
+    ]
+    makers: list[Callable[[], Any]] = [
+        lambda: rng.choice([1, -5, 2**40, 2**70]),
+        lambda: rng.choice([1, 2.5, -1e300]),
+        lambda: rng.choice(["x", "", "2024", "10:15", "\u2028", "a\nb"]),
+        lambda: rng.choice([True, False, None]),
+        lambda: {"a": rng.choice([1, None, "t"]), "A": 2, "in ner": {"z": [1.5]}},
+        lambda: [rng.choice([1, "a", None, {"k": 1}])],
+        list,
+        dict,
+        lambda: None,
+        lambda: rng.choice([1, "a", [1], {"a": 1}, None]),
+        lambda: {f"k{rng.randrange(500)}": 1},
+    ]
+    others = {name: rng.choice(makers) for name in rng.sample(names, rng.randrange(6))}
+    time, key = (
+        rng.choice(["ts", "time", "at", "createdAt", "Event Time"]),
+        rng.choice(["user_id", "id", "ip", "Kunde"]),
+    )
+    spelled: list[Callable[[dt.datetime], Any]] = [
+        lambda at: at.isoformat(),
+        lambda at: at.isoformat(sep=" ").removesuffix("+00:00"),
+        lambda at: at.strftime("%Y-%m-%dT%H:%M:%S.123456Z"),
+        lambda at: at.strftime("%Y-%m-%d %H:%M:%S Europe/Berlin"),
+        lambda at: int(at.timestamp()),
+        lambda at: int(at.timestamp() * 1000),
+        lambda at: int(at.timestamp() * 10**9),
+        lambda at: at.timestamp() + 0.5,
+    ]
+    spell, count, jitter = rng.choice(spelled), rng.randrange(1, 60), rng.choice([0, 0, 3, 90, 5000])
+    rows = []
+    for n in range(count):
+        row = {name: make() for name, make in others.items() if rng.random() < 0.9}
+        at = START + dt.timedelta(seconds=60 * n - rng.randrange(jitter + 1))
+        rows.append({**row, key: rng.choice([f"u{n % 5}", f"u{n % 7}"]), time: spell(at)})
+    return rows, jitter
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_was_drawn_passes(slackwater: Command, seed: int) -> None:
+    rng = random.Random(seed)
+    rows, jitter = drawn(rng)
+    text = "".join(json.dumps(row, ensure_ascii=rng.random() < 0.5) + "\n" for row in rows)
+    if rng.random() < 0.3:
+        sample = "in.json.gz"
+        Path(sample).write_bytes(gzip.compress(text.encode()))
+    else:
+        Path("in").mkdir()
+        half = text.index("\n") + 1
+        for name, part, at in (("b.jsonl", text[:half], 1), ("a.jsonl", text[half:], 2)):
+            (Path("in") / name).write_text(part)
+            os.utime(Path("in") / name, (at, at))
+        sample = "in" if text[half:] else "in/b.jsonl"
+    kind = rng.choice(["session", "tumbling", "hopping"])
+    data = written(slackwater, "--sample", sample, "--kind", kind)
+    lateness = duration_ms(data["transform"]["window"]["lateness_ms"])
+    behind = disorder(propose.time_columns(read(Path(sample)))[0].times_us)
+    assert behind.most_us <= jitter * 1_000_000
+    assert lateness * 1000 >= behind.most_us
+    assert data["sources"][0]["format"] == "json"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_was_drawn_passes_as_a_table(slackwater: Command, seed: int) -> None:
+    rng = random.Random(1000 + seed)
+    names = ["user", "ts", *rng.sample(["user name", "Price", "x`y", "plz", "flag", "", "price"], rng.randrange(5))]
+    with Path("t.csv").open("w", newline="") as out:
+        table = csv.writer(out, delimiter=rng.choice([",", ";", "\t"]))
+        table.writerow(names)
+        for n in range(rng.randrange(2, 40)):
+            rest = [rng.choice(["", "1", "2.5", "007", "true", 'a "b", c', "1e5"]) for _ in names[2:]]
+            table.writerow([f"u{n % 4}", (START + dt.timedelta(minutes=n)).isoformat(sep=" "), *rest])
+    data = written(slackwater, "--sample", "t.csv", "--kind", rng.choice(["session", "tumbling"]))
+    assert data["transform"]["window"]["event_time_column"] == "ts"
+    assert data["transform"]["window"]["group_by"] == ["user"]
+
+
+# -- mistakes are one line
+
+
+def refused(slackwater: Command, *arguments: str) -> str:
+    said = slackwater("init", "p.toml", *arguments)
+    assert said.out == "" and said.code in (1, 2) and said.err.count("\n") == 1, said
+    return said.err.removeprefix("error: ").rstrip("\n")
+
+
+def test_a_file_is_never_overwritten_without_being_told(slackwater: Command) -> None:
+    Path("p.toml").write_text("mine")
+    assert refused(slackwater) == "p.toml: is there already; name another file, or overwrite it with --force"
+    assert Path("p.toml").read_text() == "mine"
+    assert slackwater("init", "p.toml", "--force").code == 0
+    assert toml.load("p.toml").name == "p"
+
+
+def test_nothing_is_written_where_nothing_came_of_it(slackwater: Command) -> None:
+    refused(slackwater, "--sample", "absent")
+    Path("p.toml").write_text("mine")
+    refused(slackwater, "--force", "--sample", "absent")
+    assert Path("p.toml").read_text() == "mine"
+
+
+WRONG: list[tuple[str, str | bytes | None, tuple[str, ...], str]] = [
+    ("a.jsonl", None, (), "is not there; expected a file or a directory"),
+    ("a.jsonl", "", (), "is empty; expected JSON lines, CSV or Parquet"),
+    ("a.jsonl", b"\xff\xfe\x00", (), "is no UTF-8 text"),
+    ("a.json.gz", b"no gzip", (), "cannot be read"),
+    ("a.json.gz", gzip.compress(b'{"a": 1}\n' * 9999)[:40], (), "cannot be read"),
+    ("a.json", '[\n{"a": 1}\n]', (), "is one JSON array; expected one object per line"),
+    ("a.json", "1\n2\n3\n", (), "none of the first 3 lines is a JSON object"),
+    ("a.log", "one\ntwo words\nand three words\n", (), "its lines have no common separator"),
+    ("a.parquet", b"PAR1nonsense", (), "cannot be read as Parquet"),
+    ("a.csv", "user,ts\n", (), "has a header and no rows"),
+    ("a.json", '{"a": "x", "b": 5}\n', (), "no column of it holds times (a, b)"),
+    ("a.json", '{"a": 1.5, "ts": "2024-01-01T00:00:00Z"}\n', (), "no column of it fits as a key of sessions (a, ts)"),
+    ("a.json", '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n', ("--key", "b"), '"b" is no column'),
+    ("a.json", '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n', ("--time", "a"), '"a" of a.json holds no times'),
+    (
+        "a.json",
+        '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n',
+        ("--time", "tss"),
+        '"tss" is no column of a.json; did you mean "ts"?',
+    ),
+    (
+        "a.json",
+        '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n',
+        ("--kind", "sesion"),
+        '--kind: found "sesion"; did you mean "session"?',
+    ),
+    (
+        "a.json",
+        '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n',
+        ("--source", "kafak"),
+        '--source: found "kafak"; did you mean "kafka"?',
+    ),
+    (
+        "a.json",
+        '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n',
+        ("--kind", "join"),
+        "found 1, expected 2: a join has two sides",
+    ),
+    ("a.csv", "a,ts\nx,2024-01-01T00:00:00Z\n", ("--source", "kafka"), "is csv; expected JSON lines"),
+    ("a.json", '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n', ("--name", "a/b"), 'name: found "a/b"'),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "flags", "line"), WRONG, ids=lambda value: str(value)[:30])
+def test_each_mistake_is_one_line(
+    slackwater: Command, name: str, content: str | bytes | None, flags: tuple[str, ...], line: str
+) -> None:
+    if content is not None:
+        Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert line in refused(slackwater, "--sample", name, *flags)
+    assert not Path("p.toml").exists()
+
+
+def test_two_sides_need_one_event_time(slackwater: Command) -> None:
+    a, b = lines("a.json", clicks()), lines("b.json", [{"user_id": r["user_id"], "at": r["ts"]} for r in clicks()])
+    line = refused(slackwater, "--kind", "join", "--sample", a, "--sample", b)
+    assert 'are "ts" and "at"; a join has one event_time_column for both' in line
+
+
+def test_a_folder_that_is_not_there(slackwater: Command) -> None:
+    said = slackwater("init", "no/p.toml")
+    assert said.err == "error: no/p.toml: its folder is not there; make it first\n"
+
+
+# -- questions
+
+
+def test_questions_are_for_terminals_only(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines("a.jsonl", clicks())
+    answers = iter(["files", "tumbling", "a.jsonl"])
+    asked: list[str] = []
+
+    def prompt(text: str, **_: Any) -> str:
+        asked.append(text)
+        return next(answers)
+
+    monkeypatch.setattr("typer.prompt", prompt)
+    slackwater("init", "quiet.toml")
+    assert asked == []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    said = slackwater("init", "p.toml")
+    assert said.code == 0 and len(asked) == 3
+    assert tomllib.loads(Path("p.toml").read_text())["transform"]["window"]["kind"] == "tumbling"
+    slackwater("init", "q.toml", "--source", "files", "--kind", "session", "--sample", "a.jsonl")
+    assert len(asked) == 3
+
+
+# -- the rules
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1970-01-01T00:00:01Z", 1_000_000),
+        ("1970-01-01 00:00:01.5", 1_500_000),
+        (" 1970-1-1 0:00:01.1234567+00:00 ", 1_123_456),
+        ("1970-01-01T02:00:00+0200", 0),
+        ("1970-01-01T01:00:00 Europe/Berlin", 0),
+        ("1970-01-02", 86_400_000_000),
+        ("10:15", None),
+        ("T10:15:00Z", None),
+        ("2024", None),
+        ("2024-03", None),
+        ("2024-13-01", None),
+        ("17/May/2015:10:05:03 +0000", None),
+        ("1970-01-01T00:00:00 Nowhere/At-All", None),
+        ("1970-01-01T00:00:00../../etc/passwd", None),
+    ],
+)
+def test_texts_that_are_times(text: str, expected: int | None) -> None:
+    assert text_time_us(text) == expected
+
+
+def test_numbers_that_are_no_times() -> None:
+    assert unit_of([]) is None
+    assert unit_of([1, 2, 3]) is None
+    assert unit_of([1709283600, 5]) is None
+    assert unit_of([1709283600] * 200 + [5]) == "s"
+
+
+def test_disorder_is_measured_against_the_newest_row_before() -> None:
+    seen = disorder([0, 100_000_000, 59_000_000, 200_000_000])
+    assert (seen.most_us, seen.lateness_ms, seen.in_time) == (41_000_000, 60_000, 1.0)
+    assert disorder([]).lateness_ms == disorder([1, 2, 3]).lateness_ms == 10_000
+
+
+def test_nothing_heavy_is_loaded_for_lines(slackwater: Command) -> None:
+    import subprocess
+
+    lines("a.jsonl", clicks())
+    code = (
+        "import sys; sys.argv = ['slackwater', 'init', 'x.toml', '--sample', 'a.jsonl']\n"
+        "from slackwater.cli.main import main\n"
+        "try: main()\nexcept SystemExit as e: assert not e.code\n"
+        "assert 'pyspark' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+# -- real data
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize(
+    ("name", "kind", "time", "unit", "key"),
+    [
+        ("wikiticker-2015-09-12.json.gz", "session", "time", None, "user"),
+        ("wikiticker-bad-clock.json.gz", "tumbling", "time", None, "user"),
+        ("CollegeMsg.txt", "session", "weight", "s", "source"),
+        ("ibis_commits.tsv.gz", "hopping", "commit_time", "s", "author_id"),
+    ],
+)
+def test_real_files(
+    slackwater: Command, shared_data: Path, name: str, kind: str, time: str, unit: str | None, key: str
+) -> None:
+    data = written(slackwater, "--sample", str(shared_data / name), "--kind", kind)
+    window = data["transform"]["window"]
+    assert (window["event_time_column"], window.get("event_time_unit"), window["group_by"]) == (time, unit, [key])
+
+
+@pytest.mark.shared_data
+def test_a_log_of_a_web_server_is_refused(slackwater: Command, shared_data: Path) -> None:
+    assert "no column of it holds times" in refused(slackwater, "--sample", str(shared_data / "apache_logs.log"))
