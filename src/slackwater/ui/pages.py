@@ -18,7 +18,7 @@ from slackwater.ui.blocks.closing import Window
 from slackwater.ui.blocks.key import OneKey
 from slackwater.ui.draw import account, closing, growth, key, watermark
 from slackwater.ui.seen import Seen
-from slackwater.ui.words import brief, listed, moment, number, size, span
+from slackwater.ui.words import about, brief, listed, moment, number, size, span
 
 BLOCKS = ("top", "watermark", "rows", "closing", "size")
 
@@ -44,7 +44,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    env.filters.update(moment=moment, span=span, size=size, number=number, brief=brief, listed=listed)
+    env.filters.update(moment=moment, about=about, span=span, size=size, number=number, brief=brief, listed=listed)
     env.globals.update(
         draw_lanes=watermark.lanes,
         draw_behind=watermark.behind,

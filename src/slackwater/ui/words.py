@@ -19,6 +19,11 @@ def moment(us: int | None) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S}{rest}Z"
 
 
+def about(us: int) -> str:
+    """A time to the second, where more would only look exact."""
+    return moment(us - us % 1_000_000)
+
+
 def span(us: int) -> str:
     """A length of time in its two largest units: `14 min 3 s`; exact below a second."""
     sign, left, parts = ("−" if us < 0 else ""), abs(us), list[str]()

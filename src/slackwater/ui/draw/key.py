@@ -19,7 +19,7 @@ def timeline(block: OneKey) -> Markup:
         return Markup("")
     low, high = min(b.start_us for b in bars), max(b.end_us for b in bars)
     # the cap is drawn where it matters: where it is far beyond the session, it would be all there is to see
-    reach = high + 2 * (high - low)
+    reach = high + 11 * max(high - low, 1_000_000)
     high = max([high, *(b.cap_us for b in bars if b.cap_us is not None and b.cap_us <= reach)])
     near = block.watermark_us is not None and low - 2 * (high - low) <= block.watermark_us <= high + 2 * (high - low)
     if block.watermark_us is not None and near:

@@ -40,9 +40,9 @@ def lanes(block: Watermark) -> Markup:
         return Markup("")
     axis, top = Axis(*around(min(times), max(times)), LEFT, RIGHT), 26
     bottom = top + LANE * len(drawn)
-    parts = time_axis(axis, top, bottom)
+    parts, parted = time_axis(axis, top, bottom), {lane.source for lane in drawn if lane.partition is not None}
     for n, lane in enumerate(drawn):
-        parts += _lane(lane, axis, top + LANE * n)
+        parts += _lane(lane, lane.source in parted and lane.partition is None, axis, top + LANE * n)
     if block.watermark_us is not None:
         x = axis.at(block.watermark_us)
         anchor = "start" if x < (LEFT + RIGHT) / 2 else "end"
@@ -59,7 +59,7 @@ def lanes(block: Watermark) -> Markup:
     return picture("Event time of each source: newest event, lateness and watermark", bottom + 24, *parts)
 
 
-def _lane(lane: Lane, axis: Axis, y: float) -> list[Markup]:
+def _lane(lane: Lane, parted: bool, axis: Axis, y: float) -> list[Markup]:
     middle, name = y + LANE / 2, lane.source if lane.partition is None else lane.partition
     label = name if len(name) <= 26 else name[:25] + "…"
     indent = 22 if lane.partition is None else 38
@@ -82,7 +82,8 @@ def _lane(lane: Lane, axis: Axis, y: float) -> list[Markup]:
     if lane.watermark_us is not None:
         left = axis.at(lane.watermark_us)
         parts += [
-            rect(left, middle - 6, right - left, 12, f"band {state}", about),
+            # of a source with partitions what lies between is theirs: no lateness of its own
+            rect(left, middle - (1 if parted else 6), right - left, 2 if parted else 12, f"band {state}", about),
             rect(left - 1.5, middle - 9, 3, 18, f"tickmark {state}"),
         ]
     parts.append(el("circle", about, cx=right, cy=middle, r=4.5, class_=f"newest {state}"))
