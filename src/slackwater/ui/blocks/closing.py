@@ -16,8 +16,9 @@ import numpy as np
 import polars as pl
 
 from slackwater.core.arrays import Int64s, distinct, member
+from slackwater.core.hashing import mix
 from slackwater.engine import look
-from slackwater.state.protocol import Snapshot
+from slackwater.state.protocol import Snapshot, Units
 from slackwater.ui.axis import step
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import panes
@@ -25,6 +26,7 @@ from slackwater.windows.logic import LOOSE, LOOSE_TOLD, SETTLED, TOLD, Logic
 
 BINS = 200
 KEYS = 100  # of a bin that are listed
+PANES = 5000  # that are looked into for these, of very short hops in a very long window
 AT_ONCE = 50_000  # units that are put together at a time
 
 
@@ -100,7 +102,7 @@ def keys(snapshot: Snapshot, from_us: int, to_us: int) -> list[Window]:
     watermark = snapshot.manifest.stages[-1].watermark_us
     found = [look.open_windows(logic, logic.empty_state(), watermark)]
     for reader, rows in _outlines(snapshot, logic):
-        for hashes in _of_bin(logic, rows, watermark, from_us, to_us):
+        for hashes in _of_bin(logic, reader, rows, watermark, from_us, to_us):
             windows = look.open_windows(logic, reader.units(hashes), watermark)
             found.append(windows.filter(pl.col("__closes").is_between(from_us, to_us, closed="left")))
     chosen = pl.concat(found).sort("__closes", "__start", *logic.key_names).head(KEYS)
@@ -110,16 +112,17 @@ def keys(snapshot: Snapshot, from_us: int, to_us: int) -> list[Window]:
     ]
 
 
-def _of_bin(logic: Logic, rows: pl.DataFrame, watermark: int, low: int, high: int) -> Iterator[Int64s]:
-    """The units of a shard that may have the first windows of a bin."""
+def _of_bin(logic: Logic, reader: Units, rows: pl.DataFrame, watermark: int, low: int, high: int) -> Iterator[Int64s]:
+    """The units of a shard that may have the first windows of a bin; all that make up a window come at once."""
     h, kind, start, due = (rows[c].to_numpy() for c in rows.columns)
     if not logic.is_session:
-        inside = (start < high) & (start >= low - logic.duration_us)
-        order = np.flatnonzero(inside)
-        order = order[np.argsort(start[order], kind="stable")]
-        # the first windows are those of the first panes: as many keys of each pane as are listed
-        for pane in distinct(start[order])[: 2 * KEYS]:
-            yield np.sort(h[order[start[order] == pane]])[:KEYS]
+        inside = np.flatnonzero((start < high) & (start >= low - logic.duration_us))
+        starts = distinct(np.sort(start[inside]))[:PANES]
+        # the first windows are those of the first panes: as many keys of each pane as are listed, then all panes of these
+        picked = [np.sort(h[inside[start[inside] == pane]])[:KEYS] for pane in starts]
+        if picked:
+            hashes = distinct(reader.units(distinct(np.concatenate(picked)))["__kh"].to_numpy())
+            yield distinct(mix(np.repeat(hashes, len(starts)), np.tile(starts, len(hashes))))
         return
     pieces = distinct(h[(kind == LOOSE) | (kind == LOOSE_TOLD)])
     whole = ((kind == SETTLED) | (kind == TOLD)) & (due > watermark) & (due >= low) & (due < high)
@@ -134,7 +137,7 @@ def _logic(snapshot: Snapshot) -> Logic | None:
     return None if last.fingerprint.get("kind") == "join" else look.logic_in(last)
 
 
-def _outlines(snapshot: Snapshot, logic: Logic) -> Iterator[tuple[Any, pl.DataFrame]]:
+def _outlines(snapshot: Snapshot, logic: Logic) -> Iterator[tuple[Units, pl.DataFrame]]:
     stages = snapshot.manifest.stages
     for shard in range(stages[-1].shards):
         reader = snapshot.reader(shard, logic, len(stages) - 1)
