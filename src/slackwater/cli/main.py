@@ -316,6 +316,28 @@ def serve(
 
 
 @app.command()
+def ui(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="The pipelines as TOML.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free port.")] = 8086,
+    host: Annotated[
+        str, typer.Option(help="Address to bind to; another one than this machine's own needs --token.")
+    ] = "127.0.0.1",
+    allow_host: AllowHost = None,
+    token: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", envvar="SLACKWATER_UI_TOKEN", help="Answer only those who give it."),
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="PAGE.html", help="Write the page as one file instead, as for a ticket.")
+    ] = None,
+) -> None:
+    """A page about pipelines, running or not: who holds the watermark, what closes next, where every row went."""
+    from slackwater.cli.ui import show_ui
+
+    show_ui(files, host, port, allow_host or [], token, save)
+
+
+@app.command()
 def diff(
     a: Annotated[
         str, typer.Argument(metavar="A", help="Files, a Delta table, postgresql://…#table, a TOML file, state:WHERE.")

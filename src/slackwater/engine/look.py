@@ -75,17 +75,26 @@ def logic_in(manifest: Manifest) -> Logic:
 # -- one key ---------------------------------------------------------------------------------------------------------
 
 
-def key_of(logic: Logic, given: Sequence[str], what: str = "key") -> pl.DataFrame:
-    """One row with the key columns, from texts `name=value` (several with commas; a name alone: NULL), which `what` gave. Raises StartError."""
+Texts = Sequence[str] | Mapping[str, str | None]
+
+
+def key_of(logic: Logic, given: Texts, what: str = "key") -> pl.DataFrame:
+    """One row with the key columns, from texts `name=value` (several with commas; a name alone: NULL), which `what` gave.
+
+    Or from a mapping of names to values as texts, which may hold any character. Raises StartError.
+    """
     names = logic.key_names
     if not names:
         raise StartError(f"{logic.pipeline}: {what}: this window has no group_by, so there are no keys; leave it out")
     following = ",(?=(?:" + "|".join(map(re.escape, names)) + ")(?:=|,|$))"
     found: dict[str, str | None] = {}
-    for part in (p for text in given for p in re.split(following, text)):
-        name, is_value, value = part.partition("=")
+    if isinstance(given, Mapping):
+        parts: list[tuple[str, object, str]] = [(n, v is not None, v or "") for n, v in given.items()]
+    else:
+        parts = [p.partition("=") for text in given for p in re.split(following, text)]
+    for name, is_value, value in parts:
         if name not in names:
-            if not is_value:  # a value alone
+            if not is_value and not isinstance(given, Mapping):  # a value alone
                 form = ",".join(f"{n}={name if i == 0 else '…'}" for i, n in enumerate(names))
                 raise StartError(
                     f'{logic.pipeline}: {what}: found "{name}", expected the name of the column too: {form}'

@@ -121,7 +121,7 @@ class Why:
     changed_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # per source: how many, the last ones
 
 
-def why(pipeline: Pipeline, store: StateStore, now_us: int, key: Sequence[str] = ()) -> Why:
+def why(pipeline: Pipeline, store: StateStore, now_us: int, key: look.Texts = ()) -> Why:
     """Look into the latest commit. Raises StateError if there is none or it is another window's, StartError for a wrong key."""
     runner = store.runner()
     with store.peek() as snapshot:
@@ -134,7 +134,12 @@ def why(pipeline: Pipeline, store: StateStore, now_us: int, key: Sequence[str] =
                     else "; start it with: slackwater run"
                 )
             )
-        return _Look(pipeline, snapshot).answer(runner, now_us, key)
+        return why_of(pipeline, snapshot, runner, now_us, key)
+
+
+def why_of(pipeline: Pipeline, snapshot: Snapshot, runner: str | None, now_us: int, key: look.Texts = ()) -> Why:
+    """The same, of a commit that somebody looks into already."""
+    return _Look(pipeline, snapshot).answer(runner, now_us, key)
 
 
 class _Look:
@@ -153,7 +158,7 @@ class _Look:
             self.join = found
         self.clocks: Mapping[str, SourceClock] = fold.clocks(pipeline, self.manifest)
 
-    def answer(self, runner: str | None, now_us: int, key: Sequence[str]) -> Why:
+    def answer(self, runner: str | None, now_us: int, key: look.Texts) -> Why:
         m, close = self.manifest, self.pipeline.transform.step.idle_close_ms
         clocks = tuple(c for name, clock in self.clocks.items() for c in _clocks(name, clock))
         held = holder(self.clocks)
@@ -221,7 +226,7 @@ class _Look:
         count = rows.height if rows.height < NEXT else sum(self.manifest.windows)
         return count, sum(self.manifest.groups), self._rows(rows.head(NEXT))
 
-    def _of_key(self, given: Sequence[str]) -> OfKey:
+    def _of_key(self, given: look.Texts) -> OfKey:
         logic, watermark = self.logic, self.manifest.watermark_us
         key = look.key_of(logic, given, "--key")
         rows = look.rows_of(self.snapshot, logic, key)

@@ -20,7 +20,7 @@ from slackwater.state import postgres_join, sql
 from slackwater.state.arrow import encoded
 from slackwater.state.postgres_join import JoinTable, PostgresBuffers
 from slackwater.state.postgres_tables import TIMES, Tables
-from slackwater.state.protocol import OutputMeta, SegmentMeta
+from slackwater.state.protocol import OUTLINE, OutputMeta, SegmentMeta
 from slackwater.windows.family import family
 from slackwater.windows.logic import DEAD, LOOSE, LOOSE_TOLD, SETTLED, TOLD, Int64s, Logic, Visit
 
@@ -161,11 +161,14 @@ class PostgresReader:
     def scan(self) -> pl.DataFrame:
         return self._fetch([], own=True)
 
+    def outline(self) -> pl.DataFrame:
+        return self._fetch([], own=True, only=OUTLINE)
+
     def _has_rows(self) -> bool:
         return any(m.rows for m in self.state.metas)
 
-    def _fetch(self, conditions: Sequence[str], own: bool) -> pl.DataFrame:
-        """All rows of the units with a row for which the conditions hold; `own`: of this shard only.
+    def _fetch(self, conditions: Sequence[str], own: bool, only: Sequence[str] | None = None) -> pl.DataFrame:
+        """All rows of the units with a row for which the conditions hold; `own`: of this shard only; `only`: these columns.
 
         What a later step of the epoch staged takes the place of what lies below.
         """
@@ -174,7 +177,9 @@ class PostgresReader:
             f"mod(mod(key_hash, {self.state.shards}) + {self.state.shards}, {self.state.shards}) = {self.state.shard}"
         )
         wanted = [*conditions, *([mine] if own and self.state.shards > 1 else [])]
-        columns = ", ".join(f"r.{sql.quote(c)}" for c in (*t.columns(logic).values(), "ordinal"))
+        schema = {c: kind for c, kind in logic.state_schema.items() if only is None or c in only}
+        named = t.columns(logic)
+        columns = ", ".join(f"r.{sql.quote(c)}" for c in (*(named[c] for c in schema), "ordinal"))
         layers = [(t.state, "true"), *((t.staged, f"token = '{token}'") for token in self._tokens)]
         parts = []
         for level, (table, layer) in enumerate(layers):
@@ -189,10 +194,10 @@ class PostgresReader:
             parts.append(f"SELECT {columns} FROM {table} r WHERE kind <> {DEAD} AND {picked}{later}")
         try:
             with sql.arrow_cursor(self.state.url, self.state.snapshot) as cursor:
-                frame = sql.fetch(cursor, " UNION ALL ".join(parts), {**logic.state_schema, _PLACE: pl.Int32()})
+                frame = sql.fetch(cursor, " UNION ALL ".join(parts), {**schema, _PLACE: pl.Int32()})
         except ConnectionError as error:
             raise EpochError(f"state could not be read: {error}") from None
-        if logic.revises:  # rows written while windows were not revised
+        if logic.revises and only is None:  # rows written while windows were not revised
             frame = frame.with_columns(pl.col("__rev").fill_null(0), pl.col("__out").fill_null([]))
         return frame.sort("__h", _PLACE).drop(_PLACE)
 

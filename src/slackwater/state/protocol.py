@@ -219,6 +219,9 @@ class Manifest(Record):
         return sum(s.bytes for stage in self.stages for shard in stage.segments for s in shard)
 
 
+OUTLINE = ("__h", "__kind", "__start", "__due")
+
+
 class Units(Protocol):
     """The state rows of one shard, found by unit."""
 
@@ -232,6 +235,10 @@ class Units(Protocol):
 
     def scan(self) -> pl.DataFrame:
         """Every row."""
+        ...
+
+    def outline(self) -> pl.DataFrame:
+        """The columns OUTLINE of every row: what is open and until when, without keys and accumulators."""
         ...
 
 

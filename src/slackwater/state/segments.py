@@ -23,10 +23,10 @@ from slackwater.joins.logic import JoinLogic
 from slackwater.state.arrow import frame_of, opened, write_arrow
 from slackwater.state.join_segments import FilesBuffers, JoinWriter
 from slackwater.state.merging import merge_plan
-from slackwater.state.protocol import OutputMeta, SegmentMeta
+from slackwater.state.protocol import OUTLINE, OutputMeta, SegmentMeta
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.family import family
-from slackwater.windows.logic import DEAD, Int64s, Logic, Visit, empty, unrevised
+from slackwater.windows.logic import DEAD, HIDDEN, Int64s, Logic, Visit, empty, unrevised
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,22 @@ class SegmentReader:
     def scan(self) -> pl.DataFrame:
         """Every visible row."""
         return self._together(newest([s.rows(np.arange(len(s.columns.h))) for s in self.segments]))
+
+    def outline(self) -> pl.DataFrame:
+        """The columns of every visible row that say what is due; nothing else of the files is read."""
+        kept = [pl.DataFrame(schema={n: HIDDEN[n] for n in OUTLINE})]
+        seen: Int64s = np.empty(0, dtype=np.int64)
+        for segment in reversed(self.segments):
+            c = segment.columns
+            shown = c.kind != DEAD
+            if len(seen):
+                shown &= ~member(c.h, seen)
+            rows = np.flatnonzero(shown)
+            found = pl.DataFrame(dict(zip(OUTLINE, (c.h, c.kind, c.start, c.due), strict=True)), schema=kept[0].schema)
+            kept.append(found if len(rows) == found.height else found[rows])
+            if segment is not self.segments[0]:
+                seen = distinct(np.concatenate([seen, distinct(c.h, is_sorted=True)]))
+        return pl.concat(kept)
 
     def _together(self, frames: list[pl.DataFrame]) -> pl.DataFrame:
         if not frames:

@@ -1,0 +1,106 @@
+"""Around every answer: who may ask, and what a browser may do with it.
+
+No script, style or picture of a page comes from anywhere else than this server, and none is written into it: what a key or
+a source is called is text, whatever it looks like.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import MutableHeaders
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+
+from slackwater.errors import StartError
+from slackwater.web.guard import Application, Receive, Scope, Send
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+def check_host(host: str, token: str | None) -> None:
+    """Refuse to be there for other machines without a token. Raises StartError."""
+    if token is not None and len(token) < 8:
+        raise StartError("--token: found fewer than 8 characters, expected at least 8")
+    if token is None and not _is_loopback(host):
+        raise StartError(
+            f"--host {host}: other machines can ask there, and what a state holds is not for everybody; give a --token, "
+            "or leave --host out for this machine alone"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower().rstrip(".") == "localhost"
+
+
+class Access:
+    """Answers those who have the token, where there is one: as `?token=…` once, then as a cookie; or as a bearer's."""
+
+    def __init__(self, app: Application, token: str | None) -> None:
+        self.app = app
+        self._digest = None if token is None else _digest(token)
+        self._cookie = f"slackwater_{(self._digest or '')[:8]}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def with_headers(message: Scope) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(raw=message.setdefault("headers", []))
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        refusal = self._refusal(scope)
+        await (self.app if refusal is None else refusal)(scope, receive, with_headers)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        if self._digest is None:
+            return None
+        given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        if "token" in given and self._is_right(_digest(given["token"])):
+            return self._welcome(scope)
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        if self._is_right(_digest(headers.get(b"authorization", "").removeprefix("Bearer "))):
+            return None
+        if self._is_right(self._of_cookie(headers.get(b"cookie", ""))):
+            return None
+        return PlainTextResponse("this page needs its token: open it once with ?token=… behind the address\n", 401)
+
+    def _welcome(self, scope: Scope) -> Response:
+        """To the same address without the token, which then is in no history and no log."""
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        rest = urlencode([(n, v) for n, v in query if n != "token"])
+        # not "//name", which would be another host
+        path = "/" + scope["path"].lstrip("/")
+        answer = RedirectResponse(path + (f"?{rest}" if rest else ""), 303)
+        answer.set_cookie(self._cookie, self._digest or "", httponly=True, samesite="lax", path="/")
+        return answer
+
+    def _of_cookie(self, text: str) -> str:
+        try:
+            found = SimpleCookie(text).get(self._cookie)
+        except CookieError:
+            return ""
+        return "" if found is None else found.value
+
+    def _is_right(self, digest: str) -> bool:
+        return self._digest is not None and hmac.compare_digest(digest.encode(), self._digest.encode())
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(f"slackwater ui\0{token}".encode()).hexdigest()

@@ -1,0 +1,85 @@
+"""Axes: where a value is drawn, and which values are named."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+
+S = 1_000_000
+M, H, D = 60 * S, 3600 * S, 86_400 * S
+STEPS = (
+    *(1, 2, 5, 10, 20, 50, 100, 200, 500),
+    *(1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000),
+    *(S, 2 * S, 5 * S, 10 * S, 15 * S, 30 * S),
+    *(M, 2 * M, 5 * M, 10 * M, 15 * M, 30 * M),
+    *(H, 2 * H, 3 * H, 6 * H, 12 * H),
+    *(D, 2 * D, 7 * D, 14 * D, 28 * D, 91 * D, 182 * D, 365 * D),
+)
+
+
+def step(length: int, most: int) -> int:
+    """The shortest handy length of time (µs) of which at most `most` make up `length`."""
+    found = next((s for s in STEPS if length <= s * most), None)
+    if found is not None:
+        return found
+    years = -(-length // (most * STEPS[-1]))
+    return STEPS[-1] * int(years)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A straight scale from values to places."""
+
+    low: int
+    high: int
+    left: float
+    right: float
+
+    def at(self, value: float) -> float:
+        inside = min(max(value, self.low), self.high)
+        return round(self.left + (inside - self.low) * (self.right - self.left) / max(self.high - self.low, 1), 2)
+
+    def times(self, most: int = 7) -> list[tuple[float, str, bool]]:
+        """Places of named times, with their text; the last says whether it names a day."""
+        every = step(self.high - self.low, most)
+        first = -(-self.low // every) * every
+        found, day = list[tuple[float, str, bool]](), ""
+        for us in range(first, self.high + 1, every):
+            text, is_day = _clock(us, every, day)
+            day = _date(us)
+            found.append((self.at(us), text, is_day))
+        return found
+
+    def counts(self, most: int = 4) -> list[int]:
+        """Whole numbers to name, from 0."""
+        unit = 1
+        while self.high / unit > most:
+            unit = unit * 5 // 2 if str(unit)[0] == "2" else unit * 2
+        return list(range(0, self.high + 1, unit))
+
+
+def around(low: int, high: int, share: float = 0.04) -> tuple[int, int]:
+    """A range with room on both sides; of one value one second around it."""
+    room = int((high - low) * share) or S // 2
+    return low - room, high + room
+
+
+def _date(us: int) -> str:
+    try:
+        return f"{dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us):%Y-%m-%d}"
+    except OverflowError:
+        return ""
+
+
+def _clock(us: int, every: int, day: str) -> tuple[str, bool]:
+    """The time of a tick, and the day where it is another one than before."""
+    try:
+        at = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us)
+    except OverflowError:
+        return f"{us / S:.3g} s", False
+    if every >= D or (not (us % D)):
+        return f"{at:%Y-%m-%d}", True
+    text = f"{at:%H:%M}" if every >= M else f"{at:%H:%M:%S}"
+    if every < S:
+        text += f".{at.microsecond:06d}".rstrip("0")
+    return text, False

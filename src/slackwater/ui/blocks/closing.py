@@ -1,0 +1,174 @@
+"""What closes next? Open windows by the watermark that closes them, in at most BINS bins; and the first keys of one bin.
+
+watermark
+    │  ▂▅█▃▁▁  ▂▁              ▁        sessions: from one scan of three columns, SETTLED rows close when they are due;
+    └──────────────▶ closes at           pieces that the cap may yet cut are put together as they would come out
+                                         windows: from the counts of keys per pane, which are part of the commit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from slackwater.core.arrays import Int64s, distinct, member
+from slackwater.core.hashing import mix
+from slackwater.engine import look
+from slackwater.state.protocol import Snapshot, Units
+from slackwater.ui.axis import step
+from slackwater.watermark import NO_WATERMARK
+from slackwater.windows import panes
+from slackwater.windows.logic import LOOSE, LOOSE_TOLD, SETTLED, TOLD, Logic
+
+BINS = 200
+KEYS = 100  # of a bin that are listed
+PANES = 5000  # that are looked into for these, of very short hops in a very long window
+AT_ONCE = 50_000  # units that are put together at a time
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Windows that close at a watermark of `from_us` <= … < `to_us`."""
+
+    from_us: int
+    to_us: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Closing:
+    """The block. `what`: sessions; keys in windows, for hopping ones the most that it can be. `bins`: those with windows.
+
+    `width_us`: of each bin but the last one, which may be wider: it holds what is far behind the others.
+    """
+
+    what: str
+    watermark_us: int | None
+    total: int
+    width_us: int
+    bins: tuple[Bin, ...]
+
+
+@dataclass(frozen=True)
+class Window:
+    """An open window of a key; µs."""
+
+    key: Mapping[str, Any]
+    start_us: int
+    closes_us: int
+    reason: str
+
+
+def closing(snapshot: Snapshot) -> Closing | None:
+    """The windows of the last stage; None where that is a join. Raises StateError."""
+    logic = _logic(snapshot)
+    if logic is None:
+        return None
+    watermark = snapshot.manifest.stages[-1].watermark_us
+    times, counts = _sessions(snapshot, logic) if logic.is_session else _windows(snapshot, logic)
+    width, bins = binned(times, counts)
+    what = "sessions" if logic.is_session else "keys in windows"
+    return Closing(what, None if watermark <= NO_WATERMARK else watermark, int(counts.sum()), width, bins)
+
+
+def binned(times: Int64s, counts: Int64s) -> tuple[int, tuple[Bin, ...]]:
+    """Sorted times with their counts in bins of one handy width. The last per cent lies in one bin, if it is far away."""
+    if not len(times):
+        return 0, ()
+    first, last = int(times[0]), int(times[-1])
+    near = int(times[int(np.searchsorted(np.cumsum(counts), 0.99 * int(counts.sum())))])
+    end = near if last - first > 20 * max(near - first, 1_000_000) else last
+    width = step(end - first + 1, BINS - 2)
+    places = np.minimum(times, end) // width + (times > end)
+    heads = np.flatnonzero(np.diff(places, prepend=places[0] - 1))
+    sums = np.add.reduceat(counts, heads)
+    found = []
+    for at, count in zip(heads, sums, strict=True):
+        is_rest = int(times[at]) > end
+        low = int(times[at]) if is_rest else int(places[at]) * width
+        found.append(Bin(low, last + 1 if is_rest else low + width, int(count)))
+    return width, tuple(found)
+
+
+def keys(snapshot: Snapshot, from_us: int, to_us: int) -> list[Window]:
+    """The first KEYS windows that close within a bin, by when they close. Raises StateError."""
+    logic = _logic(snapshot)
+    if logic is None:
+        return []
+    watermark = snapshot.manifest.stages[-1].watermark_us
+    found = [look.open_windows(logic, logic.empty_state(), watermark)]
+    for reader, rows in _outlines(snapshot, logic):
+        for hashes in _of_bin(logic, reader, rows, watermark, from_us, to_us):
+            windows = look.open_windows(logic, reader.units(hashes), watermark)
+            found.append(windows.filter(pl.col("__closes").is_between(from_us, to_us, closed="left")))
+    chosen = pl.concat(found).sort("__closes", "__start", *logic.key_names).head(KEYS)
+    return [
+        Window(look.plain(r, logic.key_names), r["__start"], r["__closes"], r["__reason"])
+        for r in chosen.iter_rows(named=True)
+    ]
+
+
+def _of_bin(logic: Logic, reader: Units, rows: pl.DataFrame, watermark: int, low: int, high: int) -> Iterator[Int64s]:
+    """The units of a shard that may have the first windows of a bin; all that make up a window come at once."""
+    h, kind, start, due = (rows[c].to_numpy() for c in rows.columns)
+    if not logic.is_session:
+        inside = np.flatnonzero((start < high) & (start >= low - logic.duration_us))
+        starts = distinct(np.sort(start[inside]))[:PANES]
+        # the first windows are those of the first panes: as many keys of each pane as are listed, then all panes of these
+        picked = [np.sort(h[inside[start[inside] == pane]])[:KEYS] for pane in starts]
+        if picked:
+            hashes = distinct(reader.units(distinct(np.concatenate(picked)))["__kh"].to_numpy())
+            yield distinct(mix(np.repeat(hashes, len(starts)), np.tile(starts, len(hashes))))
+        return
+    pieces = distinct(h[(kind == LOOSE) | (kind == LOOSE_TOLD)])
+    whole = ((kind == SETTLED) | (kind == TOLD)) & (due > watermark) & (due >= low) & (due < high)
+    chosen = np.flatnonzero(whole & ~member(h, pieces))
+    chosen = chosen[np.argsort(due[chosen], kind="stable")][:KEYS]
+    yield distinct(h[chosen])
+    yield from _parts(pieces)
+
+
+def _logic(snapshot: Snapshot) -> Logic | None:
+    last = snapshot.manifest.stages[-1]
+    return None if last.fingerprint.get("kind") == "join" else look.logic_in(last)
+
+
+def _outlines(snapshot: Snapshot, logic: Logic) -> Iterator[tuple[Units, pl.DataFrame]]:
+    stages = snapshot.manifest.stages
+    for shard in range(stages[-1].shards):
+        reader = snapshot.reader(shard, logic, len(stages) - 1)
+        yield reader, reader.outline()
+
+
+def _sessions(snapshot: Snapshot, logic: Logic) -> tuple[Int64s, Int64s]:
+    """When sessions close, ascending, and how many then."""
+    watermark = snapshot.manifest.stages[-1].watermark_us
+    found: list[Int64s] = []
+    for reader, rows in _outlines(snapshot, logic):
+        h, kind, _, due = (rows[c].to_numpy() for c in rows.columns)
+        pieces = distinct(h[(kind == LOOSE) | (kind == LOOSE_TOLD)])
+        whole = ((kind == SETTLED) | (kind == TOLD)) & (due > watermark)
+        if len(pieces):
+            whole &= ~member(h, pieces)
+        found.append(due[whole])
+        for hashes in _parts(pieces):
+            found.append(look.open_windows(logic, reader.units(hashes), watermark)["__closes"].to_numpy())
+    return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *found]), return_counts=True)
+
+
+def _windows(snapshot: Snapshot, logic: Logic) -> tuple[Int64s, Int64s]:
+    last = snapshot.manifest.stages[-1]
+    groups = {pane: sum(of_shards) for pane, of_shards in last.panes.items()}
+    totals = panes.window_totals(logic, groups, last.watermark_us)
+    ends = {s + logic.duration_us: n for s, n in sorted(totals.items()) if n}
+    still = [(e, n) for e, n in ends.items() if e > last.watermark_us]
+    return np.array([e for e, _ in still], dtype=np.int64), np.array([n for _, n in still], dtype=np.int64)
+
+
+def _parts(hashes: Int64s) -> Iterator[Int64s]:
+    for begin in range(0, len(hashes), AT_ONCE):
+        yield hashes[begin : begin + AT_ONCE]

@@ -1,0 +1,49 @@
+"""How big will it be? Rows and bytes of the kept commits, and the straight line through them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slackwater.state.protocol import Manifest
+from slackwater.upkeep.history import open_windows
+from slackwater.upkeep.sizes import HOUR_US, LARGE, forecast
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A kept commit. `rows`: of the state; `open`: windows, or rows that wait in a join."""
+
+    epoch: int
+    committed_us: int
+    rows: int
+    bytes: int
+    open: int
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The block. `bytes_per_hour`: None where there are too few commits; `full_us`: when it holds `bound` bytes, if it grows."""
+
+    commits: tuple[Weight, ...]
+    bytes_per_hour: float | None
+    bound: int
+    full_us: int | None
+
+
+def growth(kept: Sequence[Manifest]) -> Growth:
+    """From the kept commits, oldest first."""
+    trend = forecast(kept)
+    full = None
+    if trend is not None and trend.hours is not None and trend.hours < 24 * 365 * 100:
+        full = kept[-1].committed_us + int(trend.hours * HOUR_US)
+    return Growth(
+        tuple(Weight(m.epoch, m.committed_us, _rows(m), m.state_bytes, open_windows(m)) for m in kept),
+        None if trend is None else trend.bytes_per_hour,
+        LARGE,
+        full,
+    )
+
+
+def _rows(manifest: Manifest) -> int:
+    return sum(m.rows for stage in manifest.stages for shard in stage.segments for m in shard)

@@ -1,0 +1,94 @@
+"""One key: its windows in the state, with what they hold, and what a row of it would meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from slackwater.engine import look
+from slackwater.errors import StartError
+from slackwater.query.windows import standing
+from slackwater.state.protocol import Snapshot
+from slackwater.watermark import NO_WATERMARK
+from slackwater.windows.logic import FLOOR
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A window or session; µs. `last_us`: a session's last event, behind which its gap lies up to `end_us`.
+
+    `cap_us`: where it is cut at the latest; `closes_us`: the watermark that closes it; `revision`: how often it was emitted,
+    None where windows are emitted once.
+    """
+
+    start_us: int
+    last_us: int | None
+    end_us: int
+    cap_us: int | None
+    closes_us: int
+    status: str
+    cut: bool
+    revision: int | None
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class OneKey:
+    """The block. `told`: the lines of `why --key` about it; of a second stage's windows there are none."""
+
+    key: Mapping[str, Any]
+    is_session: bool
+    watermark_us: int | None
+    epoch: int
+    bars: tuple[Bar, ...]
+    told: tuple[str, ...]
+
+
+def one_key(snapshot: Snapshot, given: look.Texts, told: Sequence[str] = ()) -> OneKey:
+    """The windows of a key of the last stage. Raises StartError for a wrong key, and for a join."""
+    last = snapshot.manifest.stages[-1]
+    if last.fingerprint.get("kind") == "join":
+        raise StartError(f"{last.pipeline}: rows of a join have no window, so there is no page of a key")
+    logic = look.logic_in(last)
+    key = look.key_of(logic, given)
+    rows = look.rows_of(snapshot, logic, key, -1)
+    found = standing(logic, rows, last.watermark_us, snapshot.manifest.epoch)
+    window = logic.window
+    start, end = window.window_start_column, window.window_end_column
+    hidden = {*logic.key_names, start, end, "_status", "_closes_at", "_last_event", "_epoch"}
+    times = [c for c in (start, end, "_closes_at", "_last_event") if c in found.columns]
+    found = found.with_columns(pl.col(c).dt.timestamp("us") for c in times).sort(start)
+    values = [c for c in found.columns if c not in hidden]
+    bars = []
+    for r in found.iter_rows(named=True):
+        capped = logic.is_session and r["_closes_at"] == r[start] + logic.cap_us
+        bars.append(
+            Bar(
+                start_us=r[start],
+                last_us=r.get("_last_event"),
+                end_us=r[end],
+                cap_us=r[start] + logic.cap_us if logic.is_session else None,
+                closes_us=r["_closes_at"],
+                status=r["_status"],
+                cut=capped,
+                revision=_revision(rows, r[start], r[end]) if logic.revises else None,
+                values=look.plain(r, values),
+            )
+        )
+    return OneKey(
+        look.plain(key.row(0, named=True), logic.key_names),
+        logic.is_session,
+        None if last.watermark_us <= NO_WATERMARK else last.watermark_us,
+        snapshot.manifest.epoch,
+        tuple(bars),
+        tuple(told),
+    )
+
+
+def _revision(rows: pl.DataFrame, start: int, end: int) -> int:
+    inside = rows.filter((pl.col("__kind") != FLOOR) & pl.col("__start").is_between(start, end, closed="left"))
+    most = inside["__rev"].max()
+    return most if isinstance(most, int) else 0

@@ -1,0 +1,66 @@
+"""Rows of each kept epoch, stacked by what became of them."""
+
+from __future__ import annotations
+
+from markupsafe import Markup
+
+from slackwater.ui.axis import Axis
+from slackwater.ui.blocks.account import PARTS, Account, Rows
+from slackwater.ui.svg import WIDTH, count_axis, el, picture, rect, text, title
+from slackwater.ui.words import brief, number
+
+LEFT, RIGHT, TOP, BOTTOM = 70, WIDTH - 14, 12, 190
+NAMES = {"keyless": "without a key", "by_sql": "left out by the SQL"}
+
+
+def total(account: Account) -> Markup:
+    """All rows as one bar."""
+    parts = _parts(account)
+    every = sum(n for _, n in parts)
+    if not every:
+        return Markup("")
+    across, drawn, at = (
+        Axis(0, every, 0, WIDTH),
+        [el("clipPath", el("rect", width=WIDTH, height=18, rx=4), id="round")],
+        0,
+    )
+    bars = []
+    for name, count in parts:
+        left, right = across.at(at), across.at(at + count)
+        at += count
+        # what is there at all is seen: one late row of millions, too
+        bars.append(rect(min(left, WIDTH - 2), 0, max(right - left, 2), 18, f"part {name}", _about(name, count)))
+    return picture("All rows by what became of them", 18, *drawn, el("g", *bars, clip_path="url(#round)"))
+
+
+def epochs(block: Rows) -> Markup:
+    known = [e for e in block.epochs if e.account is not None]
+    if not known:
+        return Markup("")
+    most = max(max(sum(n for _, n in _parts(e.account)) for e in known if e.account), 1)
+    up = Axis(0, most, BOTTOM, TOP)
+    slot = (RIGHT - LEFT) / max(len(block.epochs), 8)
+    width, drawn = min(slot * 0.62, 64), count_axis(up, LEFT, RIGHT, [(v, brief(v)) for v in up.counts()])
+    for n, epoch in enumerate(block.epochs):
+        x, at = LEFT + slot * (n + 0.5), 0
+        drawn.append(text(x, BOTTOM + 18, str(epoch.epoch), "tick", "middle"))
+        if epoch.account is None:
+            drawn.append(text(x, BOTTOM - 6, "not kept", "tick", "middle"))
+            continue
+        for name, count in _parts(epoch.account):
+            low, high = up.at(at), up.at(at + count)
+            at += count
+            drawn.append(
+                rect(x - width / 2, high, width, max(low - high, 1.5), f"part {name}", _about(name, count, epoch.epoch))
+            )
+    return picture("Rows of each kept epoch by what became of them", BOTTOM + 28, *drawn)
+
+
+def _parts(account: Account) -> list[tuple[str, int]]:
+    found = [(name, int(getattr(account, name))) for name in PARTS]
+    missing = [("unaccounted", account.unaccounted)] if account.unaccounted > 0 else []
+    return [(name, count) for name, count in [*found, *missing] if count > 0]
+
+
+def _about(name: str, count: int, epoch: int | None = None) -> Markup:
+    return title(f"{'' if epoch is None else f'epoch {epoch}: '}{number(count)} {NAMES.get(name, name)}")

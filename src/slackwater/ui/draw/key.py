@@ -1,0 +1,59 @@
+"""The windows of one key in event time: bars, the gap's tail hatched, the cap as a line."""
+
+from __future__ import annotations
+
+from markupsafe import Markup
+
+from slackwater.ui.axis import Axis, around
+from slackwater.ui.blocks.key import OneKey
+from slackwater.ui.svg import WIDTH, el, line, picture, rect, text, time_axis, title
+from slackwater.ui.words import moment
+
+LEFT, RIGHT, TOP, LANE = 14, WIDTH - 14, 30, 34
+MOST = 60  # that are drawn
+
+
+def timeline(block: OneKey) -> Markup:
+    bars = block.bars[-MOST:]
+    if not bars:
+        return Markup("")
+    low, high = min(b.start_us for b in bars), max(b.end_us for b in bars)
+    # the cap is drawn where it matters: where it is far beyond the session, it would be all there is to see
+    reach = high + 11 * max(high - low, 1_000_000)
+    high = max([high, *(b.cap_us for b in bars if b.cap_us is not None and b.cap_us <= reach)])
+    near = block.watermark_us is not None and low - 2 * (high - low) <= block.watermark_us <= high + 2 * (high - low)
+    if block.watermark_us is not None and near:
+        low, high = min(low, block.watermark_us), max(high, block.watermark_us)
+    across, bottom = Axis(*around(low, high), LEFT, RIGHT), TOP + LANE * len(bars)
+    hatch = el(
+        "defs",
+        el(
+            "pattern",
+            el("path", d="M0 6 L6 0", class_="hatch"),
+            id="hatch",
+            width=6,
+            height=6,
+            patternUnits="userSpaceOnUse",
+        ),
+    )
+    parts = [hatch, *time_axis(across, TOP, bottom)]
+    for n, b in enumerate(bars):
+        y, x1, x2 = TOP + LANE * n + 8, across.at(b.start_us), across.at(b.end_us)
+        about = title(
+            f"{b.status}: {moment(b.start_us)} to {moment(b.end_us)}, closes at watermark {moment(b.closes_us)}"
+        )
+        last = x2 if b.last_us is None else across.at(b.last_us)
+        parts.append(rect(x1, y, max(last - x1, 3), 18, f"session {b.status}", about))
+        if b.last_us is not None and x2 > last:
+            parts += [rect(last, y, x2 - last, 18, f"tail {b.status}", about)]
+        if b.cap_us is not None and b.cap_us <= across.high:
+            cap = across.at(b.cap_us)
+            parts += [line(cap, y - 4, cap, y + 22, "cap"), line(x2, y + 9, cap, y + 9, "reachline")]
+    if block.watermark_us is not None and near:
+        x = across.at(block.watermark_us)
+        side = "start" if x < WIDTH / 2 else "end"
+        parts += [
+            line(x, TOP - 8, x, bottom, "watermark"),
+            text(x + (6 if side == "start" else -6), TOP - 12, f"watermark {moment(block.watermark_us)}", "note", side),
+        ]
+    return picture("Windows of the key in event time", bottom + 26, *parts)

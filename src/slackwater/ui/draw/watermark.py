@@ -1,0 +1,110 @@
+"""Lanes on one axis of event time, and the lag below.
+
+source     ░░░░░░░░░░░░░▓▓▓▓▓●        newest event ●, behind it the lateness ▓, at its end the source's watermark ┃
+partition  ░░░▓▓▓▓▓●                  the one that holds the watermark of all is marked
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from slackwater.ui.axis import Axis, around
+from slackwater.ui.blocks.watermark import Behind, Lane, Watermark
+from slackwater.ui.svg import WIDTH, count_axis, el, line, path, picture, rect, text, time_axis, title
+from slackwater.ui.words import moment, span
+
+MOST = 40  # lanes that are drawn
+LEFT, RIGHT = 220, WIDTH - 14
+LANE = 30
+
+
+def shown(lanes: Sequence[Lane]) -> list[Lane]:
+    """Of very many lanes all sources, the holder, and the partitions that are furthest behind."""
+    if len(lanes) <= MOST:
+        return list(lanes)
+    rank = {
+        id(lane): (not lane.holds, lane.partition is not None, lane.idle, lane.watermark_us or -(1 << 62))
+        for lane in lanes
+    }
+    chosen = {id(lane) for lane in sorted(lanes, key=lambda lane: rank[id(lane)])[:MOST]}
+    return [lane for lane in lanes if id(lane) in chosen]
+
+
+def lanes(block: Watermark) -> Markup:
+    drawn = shown(block.lanes)
+    times = [t for lane in drawn for t in (lane.newest_us, lane.watermark_us) if t is not None]
+    times += [] if block.watermark_us is None else [block.watermark_us]
+    if not times:
+        return Markup("")
+    axis, top = Axis(*around(min(times), max(times)), LEFT, RIGHT), 26
+    bottom = top + LANE * len(drawn)
+    parts, parted = time_axis(axis, top, bottom), {lane.source for lane in drawn if lane.partition is not None}
+    for n, lane in enumerate(drawn):
+        parts += _lane(lane, lane.source in parted and lane.partition is None, axis, top + LANE * n)
+    if block.watermark_us is not None:
+        x = axis.at(block.watermark_us)
+        anchor = "start" if x < (LEFT + RIGHT) / 2 else "end"
+        parts += [
+            line(x, top - 8, x, bottom, "watermark"),
+            text(
+                x + (6 if anchor == "start" else -6),
+                top - 10,
+                f"watermark {moment(block.watermark_us)}",
+                "note",
+                anchor,
+            ),
+        ]
+    return picture("Event time of each source: newest event, lateness and watermark", bottom + 24, *parts)
+
+
+def _lane(lane: Lane, parted: bool, axis: Axis, y: float) -> list[Markup]:
+    middle, name = y + LANE / 2, lane.source if lane.partition is None else lane.partition
+    label = name if len(name) <= 26 else name[:25] + "…"
+    indent = 22 if lane.partition is None else 38
+    parts = [
+        line(LEFT, y + LANE, RIGHT, y + LANE, "rule"),
+        text(indent, middle + 4, label, "lane holds" if lane.holds else "lane idle" if lane.idle else "lane"),
+    ]
+    if lane.holds:
+        parts.append(
+            el("path", title("holds the watermark"), d=f"M{indent - 15} {middle - 5} l9 5 l-9 5 z", class_="mark")
+        )
+    if lane.newest_us is None:
+        parts.append(text(LEFT + 8, middle + 4, "no event yet", "tick"))
+        return parts
+    right, state = axis.at(lane.newest_us), "idle" if lane.idle else "busy"
+    about = title(
+        f"{name}: newest event {moment(lane.newest_us)}, lateness {span(lane.lateness_us)}, watermark {moment(lane.watermark_us)}"
+        + (", idle" if lane.idle else "")
+    )
+    if lane.watermark_us is not None:
+        left = axis.at(lane.watermark_us)
+        parts += [
+            # of a source with partitions what lies between is theirs: no lateness of its own
+            rect(left, middle - (1 if parted else 6), right - left, 2 if parted else 12, f"band {state}", about),
+            rect(left - 1.5, middle - 9, 3, 18, f"tickmark {state}"),
+        ]
+    parts.append(el("circle", about, cx=right, cy=middle, r=4.5, class_=f"newest {state}"))
+    return parts
+
+
+def behind(found: Sequence[Behind]) -> Markup:
+    """Clock minus watermark, commit by commit."""
+    known = [b for b in found if b.behind_us is not None]
+    if len(known) < 2:
+        return Markup("")
+    values = [b.behind_us or 0 for b in known]
+    height, top, bottom = 150, 12, 120
+    across = Axis(min(b.committed_us for b in known), max(b.committed_us for b in known), LEFT, RIGHT)
+    low, high = around(min(values), max(values), 0.15)
+    up = Axis(low, high, bottom, top)
+    named = [(v, span(v)) for v in sorted({min(values), max(values)})]
+    points = [(across.at(b.committed_us), up.at(b.behind_us or 0)) for b in known]
+    dots = [
+        el("circle", title(f"epoch {b.epoch}: {span(b.behind_us or 0)} behind"), cx=x, cy=y, r=3.5, class_="point")
+        for b, (x, y) in zip(known, points, strict=True)
+    ]
+    parts = [*time_axis(across, top, bottom), *count_axis(up, LEFT, RIGHT, named), path(points, "trace"), *dots]
+    return picture("How far the watermark is behind the clock, over the kept commits", height, *parts)

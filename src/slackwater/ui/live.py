@@ -1,0 +1,116 @@
+"""The latest look at each pipeline: made once per commit, by whoever notices first, and shared by all who watch.
+
+epochs() ──▶ another commit? ──▶ look_at ──▶ Seen, tag ──▶ fragments, made once ──▶ viewers
+asked at most every LOOK_S, and not while nobody watches; a look that took long is followed by a pause
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from slackwater.errors import SlackwaterError
+from slackwater.ui.seen import Seen, Watched, look_at
+
+LOOK_S = 0.5  # between two questions whether there is another commit
+RUNNER_S = 3.0  # between two whether a runner is up
+PAUSE = 4  # times as long as a look took: it costs at most a fifth of a processor
+WATCHED_S = 20.0  # so long after a request a pipeline still counts as watched
+
+
+class Live:
+    """One pipeline. `seen` and `problem` are of the latest look: one of them is None."""
+
+    def __init__(self, watched: Watched) -> None:
+        self.watched = watched
+        self.viewers = 0
+        self.seen: Seen | None = None
+        self.problem: str | None = None
+        self._made: tuple[str, dict[str, bytes]] = ("", {})
+        self._looking = threading.Lock()
+        self._next = self._next_runner = self._asked = 0.0
+        self._known: tuple[object, ...] = ()
+        self._runner: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.watched.pipeline.name
+
+    @property
+    def tag(self) -> str:
+        """Another one wherever the page would be another one."""
+        seen, problem = self.seen, self.problem
+        return seen.tag if seen is not None else f"problem-{hash(problem) & 0xFFFFFFFF:08x}"
+
+    @property
+    def is_watched(self) -> bool:
+        return self.viewers > 0 or time.monotonic() - self._asked < WATCHED_S
+
+    def now(self) -> Seen | None:
+        """What is so, for a request; None while there is a `problem`."""
+        self._asked = time.monotonic()
+        self.refresh()
+        return self.seen
+
+    def refresh(self) -> None:
+        """Look again if there may be another commit."""
+        with self._looking:
+            now = time.monotonic()
+            if now < self._next:
+                return
+            try:
+                if not self._differs(now):
+                    self._next = now + LOOK_S
+                    return
+                self.seen, self.problem = look_at(self.watched, time.time_ns() // 1000), None
+            except SlackwaterError as error:
+                self.seen, self.problem, self._known = None, str(error), ()
+            self._next = time.monotonic() + max(LOOK_S, PAUSE * (time.monotonic() - now))
+
+    def _differs(self, now: float) -> bool:
+        """Whether something else is there than was seen."""
+        if now >= self._next_runner:
+            self._runner, self._next_runner = self.watched.store.runner(), now + RUNNER_S
+        known = (self.watched.store.epochs()[-1:], self._runner)
+        if self.seen is not None and known == self._known and self.seen.top.published:
+            return False
+        self._known = known
+        return True
+
+    def made(self, name: str, make: Callable[[Seen], bytes]) -> tuple[str, bytes] | None:
+        """Something made of what is seen, once per commit, and its tag; None while there is a `problem`."""
+        seen = self.now()
+        if seen is None:
+            return None
+        tag, held = self._made
+        if tag != seen.tag:
+            held = {}
+            self._made = (seen.tag, held)
+        found = held.get(name)
+        if found is None:
+            found = held[name] = make(seen)
+        return seen.tag, found
+
+
+class Watcher:
+    """One thread that looks for commits of all pipelines that somebody watches."""
+
+    def __init__(self, lives: Sequence[Live]) -> None:
+        self._lives, self._stop = lives, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ui-watcher", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(LOOK_S):
+            for live in self._lives:
+                if live.is_watched:
+                    live.refresh()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5)
+
+
+def lives(watched: Iterable[Watched]) -> list[Live]:
+    return [Live(w) for w in watched]

@@ -1,0 +1,126 @@
+"""Pages and fragments: blocks through templates. Everything that is put in is escaped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from slackwater.ui.blocks.closing import Window
+from slackwater.ui.blocks.key import OneKey
+from slackwater.ui.draw import account, closing, growth, key, watermark
+from slackwater.ui.seen import Seen
+from slackwater.ui.words import about, brief, listed, moment, number, size, span
+
+BLOCKS = ("top", "watermark", "rows", "closing", "size")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a page is: `base` before its addresses, None in a file; the names of all pipelines, if there are several."""
+
+    base: str | None
+    others: tuple[tuple[str, str], ...] = ()
+
+
+def static(name: str) -> bytes:
+    return (resources.files("slackwater.ui") / "static" / name).read_bytes()
+
+
+@cache
+def _templates() -> Environment:
+    env = Environment(
+        loader=PackageLoader("slackwater.ui", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    env.filters.update(moment=moment, about=about, span=span, size=size, number=number, brief=brief, listed=listed)
+    env.globals.update(
+        draw_lanes=watermark.lanes,
+        draw_behind=watermark.behind,
+        shown_lanes=watermark.shown,
+        draw_total=account.total,
+        draw_epochs=account.epochs,
+        draw_bins=closing.bins,
+        draw_key=key.timeline,
+        draw_bytes=growth.weight,
+        draw_rows=growth.rows,
+        key_query=key_query,
+    )
+    return env
+
+
+def _rendered(template: str, **values: Any) -> bytes:
+    return _templates().get_template(template).render(**values).encode(errors="replace")
+
+
+def fragment(name: str, seen: Seen, place: Place) -> bytes:
+    """One block as HTML."""
+    return _rendered(f"_{name}.html", seen=seen, place=place)
+
+
+def page(seen: Seen, place: Place) -> bytes:
+    """All blocks. In a file styles are part of it, and there are no scripts and no links."""
+    blocks = {name: Markup(fragment(name, seen, place).decode()) for name in BLOCKS}  # escaped as it was made
+    style = None if place.base is not None else Markup(static("ui.css").decode())
+    record = (
+        None if place.base is not None else json.dumps({b: data(b, seen) for b in BLOCKS}, ensure_ascii=False, indent=1)
+    )
+    return _rendered("page.html", seen=seen, place=place, blocks=blocks, style=style, record=record)
+
+
+def bin_page(seen: Seen, place: Place, low: int, high: int, windows: Sequence[Window]) -> bytes:
+    return _rendered("bin.html", seen=seen, place=place, style=None, low=low, high=high, windows=windows)
+
+
+def key_page(pipeline: str, place: Place, found: OneKey) -> bytes:
+    return _rendered("key.html", pipeline=pipeline, place=place, style=None, key=found)
+
+
+def overview(known: Sequence[tuple[str, str, Seen | None, str | None]]) -> bytes:
+    """Of each pipeline its name, its address, and what is seen of it or why nothing is."""
+    return _rendered("overview.html", known=known, place=Place(""), style=None)
+
+
+def problem(pipeline: str, place: Place, line: str) -> bytes:
+    return _rendered("problem.html", pipeline=pipeline, place=place, style=None, line=line)
+
+
+def problem_fragment(line: str) -> bytes:
+    return _rendered("_problem.html", line=line)
+
+
+# -- JSON ------------------------------------------------------------------------------------------------------------
+
+_DATA: Mapping[str, Callable[[Seen], Any]] = {
+    "top": lambda seen: seen.top,
+    "watermark": lambda seen: seen.watermark,
+    "rows": lambda seen: seen.rows,
+    "closing": lambda seen: seen.closing,
+    "size": lambda seen: seen.growth,
+}
+
+
+def data(name: str, seen: Seen) -> Any:
+    """A block as plain data; None where there is none, as of windows in a join."""
+    found = _DATA[name](seen)
+    return None if found is None else dataclasses.asdict(found)
+
+
+def as_json(found: Any) -> bytes:
+    return json.dumps(found, ensure_ascii=False).encode(errors="replace")
+
+
+def key_query(key: Mapping[str, Any]) -> str:
+    """A key as the query string of its page: a name alone stands for NULL."""
+    return "&".join(quote(n, safe="") + ("" if v is None else f"={quote(str(v), safe='')}") for n, v in key.items())

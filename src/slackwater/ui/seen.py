@@ -1,0 +1,99 @@
+"""One look at a pipeline: everything that its page tells of one commit, made at once, so that all of it fits together."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.engine.look import Texts
+from slackwater.engine.why import Why, why_of
+from slackwater.errors import SlackwaterError, StateError
+from slackwater.state.protocol import Manifest, Snapshot, StateStore
+from slackwater.ui.blocks.account import Rows, rows
+from slackwater.ui.blocks.closing import Closing, closing
+from slackwater.ui.blocks.growth import Growth, growth
+from slackwater.ui.blocks.key import OneKey, one_key
+from slackwater.ui.blocks.top import Top, top
+from slackwater.ui.blocks.watermark import Watermark, watermark
+from slackwater.upkeep.sizes import kept
+
+Told = Callable[[Why, str], Iterable[str]]  # an answer of `why` as lines of text, with the file that it is about
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A pipeline that has a page: its config, the file of that, and where its commits are."""
+
+    pipeline: Pipeline
+    file: str
+    store: StateStore
+    told: Told
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The blocks of one commit. `tag`: another one wherever something else is seen. `closing`: None for a join."""
+
+    tag: str
+    looked_us: int
+    top: Top
+    watermark: Watermark
+    rows: Rows
+    closing: Closing | None
+    growth: Growth
+
+
+def look_at(watched: Watched, now_us: int) -> Seen:
+    """Look at the latest commit. Raises StateError if there is none, it is damaged, or the config cannot go on with it."""
+    with watched.store.peek() as snapshot:
+        if snapshot is None:
+            raise StateError(
+                f"{watched.pipeline.name}: there is no state yet; it begins with the first epoch of: slackwater run {watched.file}"
+            )
+        return seen(watched, snapshot, kept(watched.store), watched.store.runner(), now_us)
+
+
+def seen(watched: Watched, snapshot: Snapshot, commits: Iterable[Manifest], runner: str | None, now_us: int) -> Seen:
+    manifest = snapshot.manifest
+    # a runner may have gone on, or have removed this commit's record, since the snapshot was taken
+    history = [*(m for m in commits if m.epoch < manifest.epoch), manifest]
+    answer = why_of(watched.pipeline, snapshot, runner, now_us)
+    found = rows(history)
+    return Seen(
+        tag_of(manifest, runner, answer.is_published),
+        now_us,
+        top(answer, found, list(watched.told(answer, watched.file))),
+        watermark(answer, history),
+        found,
+        closing(snapshot),
+        growth(history),
+    )
+
+
+def tag_of(manifest: Manifest, runner: str | None, published: bool) -> str:
+    """The epoch, with what else may differ: whose state it is, who runs it, what is published."""
+    rest = f"{manifest.state_id}\0{manifest.committed_us}\0{runner}\0{published}"
+    return f"{manifest.epoch}-{hashlib.sha256(rest.encode()).hexdigest()[:12]}"
+
+
+def key_at(watched: Watched, key: Texts, now_us: int) -> OneKey:
+    """One key of the latest commit. Raises StartError for a wrong key, StateError."""
+    with watched.store.peek() as snapshot:
+        if snapshot is None:
+            raise StateError(f"{watched.pipeline.name}: there is no state yet")
+        return one_key(snapshot, key, _told(watched, snapshot, key, now_us))
+
+
+def _told(watched: Watched, snapshot: Snapshot, key: Texts, now_us: int) -> list[str]:
+    """What `why --key` says of the key itself; it knows the windows of the first stage."""
+    if snapshot.manifest.then is not None:
+        return []
+    try:
+        answer = why_of(watched.pipeline, snapshot, None, now_us, key)
+    except SlackwaterError:
+        return []
+    lines = list(watched.told(answer, watched.file))
+    begins = max((n for n, line in enumerate(lines) if not line), default=-1) + 1
+    return lines[begins:]

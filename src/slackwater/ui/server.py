@@ -1,0 +1,317 @@
+"""The page over HTTP, on the one server of `web/`.
+
+    GET /                       the page; with several pipelines an overview, and the pages under /p/NAME/
+    GET /closing?from=US&to=US  the first keys of a bin
+    GET /key?user_id=u7         one key; a name alone stands for NULL
+    GET /ui/BLOCK               a block as HTML: top, watermark, rows, closing, size
+    GET /ui/BLOCK.json          the same as JSON; also /ui/keys.json and /ui/key.json with the queries above
+    GET /ui/events              server-sent events: one per commit
+    GET /state/                 the questions of `slackwater serve`
+
+What does not depend on the query has the commit as its ETag, and is made once for all who ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+from urllib.parse import unquote_plus
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+
+from slackwater.errors import ExhaustedError, SlackwaterError, StartError, StateError
+from slackwater.query import server as questions
+from slackwater.query.view import StateView
+from slackwater.secrets import masked, remember
+from slackwater.ui import pages
+from slackwater.ui.access import Access, check_host
+from slackwater.ui.blocks.closing import keys
+from slackwater.ui.live import Live, Watcher, lives
+from slackwater.ui.pages import Place
+from slackwater.ui.seen import Watched, key_at
+from slackwater.web.guard import Application
+from slackwater.web.server import LOOPBACK, HttpServer, start
+
+log = logging.getLogger("slackwater")
+
+VIEWERS = 96  # that are told of commits; of the server's 128 connections the others are for requests
+AT_ONCE = 4
+WAITING = 64
+BEAT_S = 15.0  # between two signs of life on a stream
+LOOK_S = 0.25
+STATIC = {"ui.css": "text/css", "ui.js": "text/javascript", "htmx.min.js": "text/javascript"}
+STATIC |= {"htmx-sse.min.js": "text/javascript", "icon.svg": "image/svg+xml"}
+
+
+class UiServer:
+    """A server that runs until `stop`."""
+
+    def __init__(self, http: HttpServer, ui: Ui) -> None:
+        self._http, self._ui = http, ui
+        self.port = http.port
+
+    def stop(self) -> None:
+        self._http.stop()
+        self._ui.stop()
+
+
+def serve(
+    watched: Sequence[Watched], port: int, host: str = LOOPBACK, names: Sequence[str] = (), token: str | None = None
+) -> UiServer:
+    """Serve the pages of these pipelines until `stop`. Raises StartError, also for another host without a token."""
+    check_host(host, token)
+    if token is not None:
+        remember(token)
+    ui = Ui(watched)
+    try:
+        http = start(Access(ui.app, token), port, host, what="the page", option="--port", names=names)
+    except BaseException:
+        ui.stop()
+        raise
+    return UiServer(http, ui)
+
+
+class Ui:
+    """The application (`app`), which `stop` lets go of."""
+
+    def __init__(self, watched: Sequence[Watched]) -> None:
+        self._lives = lives(watched)
+        if len({live.name for live in self._lives}) < len(self._lives):
+            raise StartError("two of the files describe pipelines of one name; name each pipeline once")
+        self._threads = ThreadPoolExecutor(AT_ONCE, "page")
+        self._open = self._viewers = 0
+        self._closing = False
+        self._views = [StateView(w.store) for w in watched]
+        several = len(self._lives) > 1
+        others = tuple((live.name, f"/p/{live.name}") for live in self._lives) if several else ()
+        routes: list[Any] = [Route("/static/{name}", _static)]
+        for live, view in zip(self._lives, self._views, strict=True):
+            base = f"/p/{live.name}" if several else ""
+            routes.append(Mount(base, routes=self._routes(live, view, Place(base, others))))
+        if several:
+            routes.append(self._route("/", self._overview))
+        self.app: Application = Starlette(routes=routes, exception_handlers={HTTPException: _refused})
+        self._watcher = Watcher(self._lives)
+
+    def stop(self) -> None:
+        self._closing = True
+        self._watcher.stop()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for view in self._views:
+            view.close()
+
+    def _routes(self, live: Live, view: StateView, place: Place) -> list[Any]:
+        async def events(request: Request) -> Response:
+            return await self._events(live, request)
+
+        found = [
+            self._route("/", partial(_page, live, place)),
+            self._route("/closing", partial(_bin, live, place)),
+            self._route("/key", partial(_key, live, place)),
+            Route("/ui/events", events),
+            self._route("/ui/keys.json", partial(_keys_json, live)),
+            self._route("/ui/key.json", partial(_key_json, live)),
+        ]
+        for name in pages.BLOCKS:
+            found.append(self._route(f"/ui/{name}", partial(_fragment, live, place, name)))
+            found.append(self._route(f"/ui/{name}.json", partial(_block_json, live, name)))
+        return [*found, Mount("/state", routes=questions.routes(view))]
+
+    def _route(self, path: str, answer: Callable[[Request], Response]) -> Route:
+        """A question that is answered by one of a few threads."""
+
+        async def asked(request: Request) -> Response:
+            if self._open >= AT_ONCE + WAITING:
+                return _line(request, 503, f"{self._open} questions are open; ask again later")
+            self._open += 1
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._threads, _answered, answer, request)
+            finally:
+                self._open -= 1
+
+        return Route(path, asked, methods=["GET"])
+
+    def _overview(self, request: Request) -> Response:
+        known = []
+        for live in self._lives:
+            seen = live.now()
+            known.append((live.name, f"/p/{live.name}/", seen, None if seen else live.problem))
+        digest = hashlib.sha256("\0".join(live.tag for live in self._lives).encode()).hexdigest()[:16]
+        return _tagged(request, digest, pages.overview(known), "text/html")
+
+    async def _events(self, live: Live, request: Request) -> Response:
+        if self._viewers >= VIEWERS:
+            return _line(
+                request, 503, f"{VIEWERS} viewers are told of commits already; reload the page to see another one"
+            )
+        known = request.headers.get("last-event-id") or request.query_params.get("seen", "")
+        return StreamingResponse(self._stream(live, known), media_type="text/event-stream")
+
+    async def _stream(self, live: Live, known: str) -> AsyncIterator[str]:
+        """One event per commit that this viewer has not seen; only numbers are compared here, whoever watches."""
+        self._viewers += 1
+        live.viewers += 1
+        try:
+            yield "retry: 2000\n\n"
+            beat = time.monotonic()
+            while not self._closing:
+                tag = live.tag
+                if tag != known and (live.seen is not None or live.problem is not None):
+                    known, beat = tag, time.monotonic()
+                    yield f"event: commit\nid: {tag}\ndata: {tag}\n\n"
+                elif time.monotonic() - beat > BEAT_S:
+                    beat = time.monotonic()
+                    yield ": here\n\n"
+                await asyncio.sleep(LOOK_S)
+        finally:
+            self._viewers -= 1
+            live.viewers -= 1
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+
+def _page(live: Live, place: Place, request: Request) -> Response:
+    made = live.made("page", lambda seen: pages.page(seen, place))
+    if made is None:
+        return _html(pages.problem(live.name, place, live.problem or ""), 503)
+    return _tagged(request, *made, "text/html")
+
+
+def _fragment(live: Live, place: Place, name: str, request: Request) -> Response:
+    made = live.made(name, lambda seen: pages.fragment(name, seen, place))
+    if made is None:  # 200, so that it takes the place of what was so before
+        return _html(pages.problem_fragment(live.problem or "") if name == "top" else b"", 200)
+    return _tagged(request, *made, "text/html")
+
+
+def _block_json(live: Live, name: str, request: Request) -> Response:
+    made = live.made(f"{name}.json", lambda seen: pages.as_json(pages.data(name, seen)))
+    if made is None:
+        raise StateError(live.problem or "")
+    return _tagged(request, *made, "application/json")
+
+
+def _range(request: Request) -> tuple[int, int]:
+    found = []
+    for name in ("from", "to"):
+        text = request.query_params.get(name, "")
+        if not re.fullmatch("-?[0-9]{1,18}", text):
+            raise StartError(f"{name}: found {text[:40]!a}, expected a time in whole microseconds since 1970")
+        found.append(int(text))
+    return found[0], found[1]
+
+
+def _windows(live: Live, request: Request) -> tuple[int, int, list[Any]]:
+    low, high = _range(request)
+    with live.watched.store.peek() as snapshot:
+        if snapshot is None:
+            raise StateError(f"{live.name}: there is no state yet")
+        return low, high, keys(snapshot, low, high)
+
+
+def _bin(live: Live, place: Place, request: Request) -> Response:
+    low, high, windows = _windows(live, request)
+    seen = live.now()
+    if seen is None:
+        return _html(pages.problem(live.name, place, live.problem or ""), 503)
+    return _html(pages.bin_page(seen, place, low, high, windows))
+
+
+def _keys_json(live: Live, request: Request) -> Response:
+    _, _, windows = _windows(live, request)
+    found = [{"key": w.key, "start_us": w.start_us, "closes_us": w.closes_us, "reason": w.reason} for w in windows]
+    return Response(pages.as_json(found), media_type="application/json")
+
+
+def _given(request: Request) -> dict[str, str | None]:
+    """The key in a query string: `name=value`, or a name alone for NULL. Starlette would take both for a text."""
+    found: dict[str, str | None] = {}
+    for part in request.url.query.split("&")[:50]:
+        name, is_value, value = part.partition("=")
+        if name:
+            found[unquote_plus(name)] = unquote_plus(value) if is_value else None
+    return found
+
+
+def _key(live: Live, place: Place, request: Request) -> Response:
+    found = key_at(live.watched, _given(request), time.time_ns() // 1000)
+    return _html(pages.key_page(live.name, place, found))
+
+
+def _key_json(live: Live, request: Request) -> Response:
+    found = key_at(live.watched, _given(request), time.time_ns() // 1000)
+    return Response(pages.as_json(dataclasses.asdict(found)), media_type="application/json")
+
+
+async def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in STATIC:
+        raise HTTPException(404)
+    content = pages.static(name)
+    return _tagged(request, hashlib.sha256(content).hexdigest()[:16], content, STATIC[name])
+
+
+# -- how it is answered ----------------------------------------------------------------------------------------------
+
+
+def _answered(answer: Callable[[Request], Response], request: Request) -> Response:
+    """The answer, or why there is none. Nothing is raised."""
+    try:
+        return answer(request)
+    except (StateError, ExhaustedError) as error:
+        return _line(request, 503, str(error))
+    except SlackwaterError as error:
+        return _line(request, 400, str(error))
+    except BaseException as error:  # a panic of Polars is no Exception
+        log.exception("a page failed")
+        return _line(request, 500, f"internal error: {type(error).__name__}; the log has more")
+
+
+def _line(request: Request, status: int, line: str) -> Response:
+    line = masked(line)
+    if request.url.path.endswith(".json"):
+        return Response(
+            json.dumps({"error": line}, ensure_ascii=False).encode(errors="replace"),
+            status,
+            media_type="application/json",
+        )
+    if request.url.path.endswith(("/key", "/closing")):
+        return _html(pages.problem("", Place(request.url.path.rpartition("/")[0]), line), status)
+    return PlainTextResponse((line + "\n").encode(errors="replace"), status)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return _line(request, 404, f"there is no {request.url.path[:200]}; the page is at /")
+    return _line(request, error.status_code, error.detail)
+
+
+def _html(content: bytes, status: int = 200) -> Response:
+    return Response(content, status, media_type="text/html")
+
+
+def _tagged(request: Request, tag: str, content: bytes, kind: str) -> Response:
+    """With the tag as ETag; empty if the client has it already."""
+    quoted = f'"{tag}"'
+    held = [t.strip().removeprefix("W/") for t in request.headers.get("if-none-match", "").split(",")]
+    if quoted in held or "*" in held:
+        return Response(status_code=304, headers={"ETag": quoted})
+    return Response(content, media_type=kind, headers={"ETag": quoted})
+
+
+__all__ = ["Ui", "UiServer", "serve"]

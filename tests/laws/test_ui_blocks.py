@@ -1,0 +1,319 @@
+"""The blocks of the page against an oracle: what the rows of a story, and the files of its state, say without the engine's code."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from tests.support.ui_states import CLOCK, PARTITIONS, SHAPES, M, S, config, drawn, ran, watched
+
+from slackwater.engine import look
+from slackwater.engine.why import why
+from slackwater.testing.kit import Quiet, Rows
+from slackwater.ui import pages
+from slackwater.ui.axis import Axis, step
+from slackwater.ui.blocks.account import rows
+from slackwater.ui.blocks.closing import BINS, KEYS, binned, keys
+from slackwater.ui.blocks.top import top
+from slackwater.ui.pages import Place
+from slackwater.ui.seen import Seen, key_at, look_at
+from slackwater.ui.words import span
+from slackwater.upkeep.sizes import kept
+
+SEEDS = range(6)
+CASES = [(shape, seed) for shape in SHAPES for seed in SEEDS]
+Manifests = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], tuple[Path, list[Any], Any]]:
+    """Every drawn state: its config, its story, its result."""
+    found = {}
+    for shape, seed in CASES:
+        file = config(shape, tmp_path_factory.mktemp("ui"))
+        story = drawn(seed)
+        found[shape, seed] = file, story, ran(file, story, on_error="drop")
+    return found
+
+
+def written(file: Path) -> Manifests:
+    """The records of the kept commits as they lie there."""
+    found = sorted((file.parent / "state" / "law" / "manifests").glob("*.json"))
+    return [json.loads(p.read_text().splitlines()[0]) for p in found]
+
+
+@cache
+def seen_of(file: Path) -> Seen:
+    return look_at(watched(file), CLOCK + 3600 * S)
+
+
+def count(counters: dict[str, Any], name: str) -> int:
+    found = counters.get(name, 0)
+    return sum(found.values()) if isinstance(found, dict) else int(found)
+
+
+@pytest.mark.parametrize(("shape", "seed"), CASES)
+def test_every_row_is_where_the_story_put_it(states: Any, shape: str, seed: int) -> None:
+    file, story, result = states[shape, seed]
+    block = seen_of(file).rows
+    given = [r for item in story if isinstance(item, Rows) for of in item.rows.values() for r in of]
+    assert block.total.rows_in == len(given)
+    assert block.total.bad == sum(r["ts"] is None for r in given)
+    assert block.total.used + block.total.late + block.total.refused == len(given) - block.total.bad
+    assert (block.unaccounted, block.total.unaccounted, block.total.by_sql) == (0, 0, 0)
+    assert sum(block.emitted.values()) == len(result.rows)
+    kept, before = written(file), {}
+    former = {m["epoch"]: m["counters"] for m in kept}
+    for epoch, record in zip(block.epochs, kept, strict=True):
+        before = former.get(record["epoch"] - 1, {} if record["epoch"] == 0 else None)
+        assert (epoch.epoch, epoch.committed_us) == (record["epoch"], record["committed_us"])
+        if before is None:
+            assert epoch.account is None
+            continue
+        assert epoch.account is not None
+        names = {"used": "rows_used", "late": "late", "refused": "rows_refused", "bad": "rows_bad", "lost": "rows_lost"}
+        for mine, theirs in names.items():
+            assert getattr(epoch.account, mine) == count(record["counters"], theirs) - count(before, theirs), mine
+        assert epoch.account.rows_in == count(record["counters"], "rows_in") - count(before, "rows_in")
+        assert epoch.emitted == count(record["counters"], "emitted") - count(before, "emitted")
+
+
+@pytest.mark.parametrize(("shape", "seed"), CASES)
+def test_the_lanes_are_the_newest_events_of_the_story(states: Any, shape: str, seed: int) -> None:
+    file, story, result = states[shape, seed]
+    block, record = seen_of(file).watermark, written(file)[-1]
+    newest: dict[tuple[str, str | None], int] = {}
+    for item in story:
+        for source, found in item.rows.items() if isinstance(item, Rows) else ():
+            for r in found:
+                if r["ts"] is not None:
+                    for partition in {None, r.get("partition")}:
+                        name = (source, partition)
+                        newest[name] = max(newest.get(name, r["ts"]), r["ts"])
+    lanes = {(lane.source, lane.partition): lane for lane in block.lanes}
+    assert set(lanes) == {("web", None), ("app", None), *(("app", p) for p in PARTITIONS)}
+    for name, lane in lanes.items():
+        assert lane.newest_us == newest.get(name)
+        assert lane.lateness_us == (30 * S if name[0] == "web" else M)
+        own = record["sources"][name[0]]
+        own = own if name[1] is None else own["partitions"][name[1]]
+        assert (lane.idle, lane.quiet_us) == (own["idle"], own["quiet_us"])
+        assert lane.since_us == record["committed_us"] - own["quiet_us"]
+        if name != ("app", None) and lane.newest_us is not None:
+            assert lane.watermark_us == lane.newest_us - lane.lateness_us
+    assert block.watermark_us == result.watermark_us
+    # the holder is the least of those that are awake, itself or its slowest partition
+    far = -(1 << 62)
+    awake = {n: lane for n, lane in lanes.items() if n[1] is None and not lane.idle}
+    held = [n for n, lane in lanes.items() if lane.holds]
+    if not awake:
+        assert held == []
+    else:
+        least = min(lane.watermark_us or far for lane in awake.values())
+        (holder,) = held
+        assert (lanes[holder].watermark_us or far) == least
+    behind = [(b.epoch, b.behind_us) for b in block.behind]
+    assert behind == [
+        (m["epoch"], None if m["watermark_us"] <= far else m["committed_us"] - m["watermark_us"]) for m in written(file)
+    ]
+
+
+@cache
+def standing(file: Path) -> pl.DataFrame:
+    """All open windows, put together one key at a time: another way than bins are made."""
+    with watched(file).store.peek() as snapshot:
+        assert snapshot is not None
+        logic = look.logic_in(snapshot.manifest)
+        rows = pl.concat([snapshot.reader(s, logic).scan() for s in range(snapshot.manifest.shards)])
+        found = []
+        for _, unit in rows.group_by(logic.key_names):
+            found.append(look.open_windows(logic, unit, snapshot.manifest.watermark_us))
+        return pl.concat([look.open_windows(logic, logic.empty_state(), 0), *found])
+
+
+@pytest.mark.parametrize(("shape", "seed"), CASES)
+def test_the_bins_hold_all_open_windows(states: Any, shape: str, seed: int) -> None:
+    file, _, _ = states[shape, seed]
+    block, windows = seen_of(file).closing, standing(file)
+    assert block is not None
+    assert len(block.bins) <= BINS
+    for low, high in zip(block.bins, block.bins[1:], strict=False):
+        assert low.to_us <= high.from_us
+    inside = [
+        windows.filter((pl.col("__closes") >= b.from_us) & (pl.col("__closes") < b.to_us)).height for b in block.bins
+    ]
+    assert sum(inside) == windows.height
+    if shape == "hopping":  # a key with rows in both panes of a window counts twice: the most that it can be
+        assert all(n <= b.count <= 2 * n for n, b in zip(inside, block.bins, strict=True))
+    else:
+        assert inside == [b.count for b in block.bins]
+        assert block.total == windows.height
+
+
+@pytest.mark.parametrize(("shape", "seed"), CASES)
+def test_the_keys_of_a_bin_are_its_first_and_each_has_a_page(states: Any, shape: str, seed: int) -> None:
+    file, _, _ = states[shape, seed]
+    block, windows = seen_of(file).closing, standing(file)
+    assert block is not None
+    for b in block.bins[:: max(len(block.bins) // 4, 1)]:
+        wanted = windows.filter((pl.col("__closes") >= b.from_us) & (pl.col("__closes") < b.to_us)).sort("__closes")
+        with watched(file).store.peek() as snapshot:
+            assert snapshot is not None
+            found = keys(snapshot, b.from_us, b.to_us)
+        assert [w.closes_us for w in found] == wanted["__closes"].to_list()[:KEYS]
+        if wanted.height <= KEYS:
+            same = Counter((w.key["user"], w.start_us, w.reason) for w in found)
+            assert same == Counter(wanted.select("user", "__start", "__reason").iter_rows())
+        for w in found[:3]:
+            one = key_at(watched(file), {"user": w.key["user"]}, CLOCK)  # as the link to it says it
+            assert (w.start_us, w.closes_us) in [(bar.start_us, bar.closes_us) for bar in one.bars]
+            assert one.key == w.key
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_keys_sessions_are_those_of_its_rows(states: Any, seed: int) -> None:
+    """Where no row of a key was late, its open sessions follow from its rows alone."""
+    file, story, result = states["session", seed]
+    given = [r for item in story if isinstance(item, Rows) for of in item.rows.values() for r in of if r["ts"]]
+    gap, cap, checked = 10 * M, 60 * M, 0
+    for user in {r["user"] for r in given}:
+        times = sorted(r["ts"] for r in given if r["user"] == user)
+        recent = [t for t in times if t >= times[-1] - 30 * M]
+        if times[0] != recent[0] or times[-1] + gap < result.watermark_us:
+            continue  # there are old ones, which may have been late
+        runs: list[list[int]] = []
+        for t in recent:
+            if runs and t - runs[-1][-1] <= gap:
+                runs[-1].append(t)
+            else:
+                runs.append([t])
+        if any(run[0] + gap < result.watermark_us + 20 * M for run in runs):
+            continue
+        checked += 1
+        bars = [b for b in key_at(watched(file), {"user": user}, CLOCK).bars if b.status == "open"]
+        assert [(b.start_us, b.last_us, b.end_us, b.values["clicks"]) for b in bars] == [
+            (run[0], run[-1], run[-1] + gap, len(run)) for run in runs
+        ]
+        assert all(b.cap_us == b.start_us + cap and b.closes_us == b.end_us + 1 for b in bars)
+    assert checked or result.watermark_us > 0
+
+
+@pytest.mark.parametrize(("shape", "seed"), CASES)
+def test_the_size_is_that_of_the_files(states: Any, shape: str, seed: int) -> None:
+    file, _, _ = states[shape, seed]
+    block, home = seen_of(file).growth, file.parent / "state" / "law"
+    kept = written(file)
+    assert [c.epoch for c in block.commits] == [m["epoch"] for m in kept]
+    latest = [s for shard in kept[-1]["segments"] for s in shard]
+    assert block.commits[-1].bytes == sum((home / s["file"]).stat().st_size for s in latest)
+    assert [c.rows for c in block.commits] == [sum(s["rows"] for shard in m["segments"] for s in shard) for m in kept]
+    times = [m["committed_us"] / 3.6e9 for m in kept]
+    weights = [float(sum(s["bytes"] for shard in m["segments"] for s in shard)) for m in kept]
+    middle, mean = sum(times) / len(times), sum(weights) / len(weights)
+    spread = sum((t - middle) ** 2 for t in times)
+    if spread and block.bytes_per_hour is not None:
+        slope = sum((t - middle) * (w - mean) for t, w in zip(times, weights, strict=True)) / spread
+        assert block.bytes_per_hour == pytest.approx(slope, rel=1e-6, abs=1e-3)
+
+
+# -- one thing at a time -----------------------------------------------------------------------------------------------
+
+
+def test_rows_that_vanish_make_it_red(tmp_path: Path) -> None:
+    """The page does not take the engine's word for it: a count that does not fit is told."""
+    file = config("session", tmp_path)
+    ran(file, drawn(1))
+    commits = kept(watched(file).store)
+    broken = commits[-1].model_copy(
+        update={"counters": {**commits[-1].counters, "rows_used": commits[-1].counters["rows_used"] - 3}}
+    )
+    block = rows([*commits[:-1], broken])
+    assert (block.unaccounted, block.total.unaccounted) == (3, 3)
+    told = top(why(watched(file).pipeline, watched(file).store, CLOCK), block, [])
+    assert not told.accounted
+    assert told.sentence.startswith("3 rows are unaccounted for: ")
+    # a source's row that never reached the window: no SQL could have left it out
+    broken = commits[-1].model_copy(
+        update={"counters": {**commits[-1].counters, "rows_in": commits[-1].counters["rows_in"] + 2}}
+    )
+    assert rows([*commits[:-1], broken]).unaccounted == 2
+
+
+def test_letters_are_told_by_reason(tmp_path: Path) -> None:
+    file = config(SHAPES["session"] + '\nlate_data = "dlq"', tmp_path)
+    text = file.read_text() + '[dead_letter]\nconnection = "lake"\npath = "letters"\n'
+    file.write_text(text)
+    result = ran(file, drawn(3), on_error="dlq")
+    block = seen_of(file).rows
+    assert block.letters == dict(Counter(letter["reason"] for letter in result.letters))
+    assert set(block.letters) >= {"late"}
+    assert b"<h3>Dead letters</h3>" in pages.page(seen_of(file), Place(""))
+
+
+def test_hostile_keys_are_text(tmp_path: Path) -> None:
+    file = config("session", tmp_path)
+    names = [
+        "<script>alert(1)</script>",
+        "'\"><img src=x onerror=alert(1)>",
+        "a,user=b",
+        "{{ 7*7 }}",
+        "\u202e\x00&#x3c;",
+        "%3Cb%3E",
+    ]
+    ran(file, [Rows({"web": [{"ts": CLOCK, "user": n} for n in names], "app": [{"ts": CLOCK, "user": None}]})])
+    seen = seen_of(file)
+    assert seen.closing is not None
+    (b,) = seen.closing.bins
+    with watched(file).store.peek() as snapshot:
+        assert snapshot is not None
+        found = keys(snapshot, b.from_us, b.to_us)
+    assert {w.key["user"] for w in found} == {*names, None}
+    shown = [pages.page(seen, Place("")), pages.page(seen, Place(None)), pages.bin_page(seen, Place(""), 0, 1, found)]
+    shown += [pages.key_page("law", Place(""), key_at(watched(file), {"user": n}, CLOCK)) for n in names]
+    for content in shown:
+        text = content.decode()
+        assert "<script>alert" not in text
+        assert "<img" not in text
+        assert "49 " not in re.sub(r"\d{2}:\d{2}[^<]*", "", text)
+        assert not re.search(r"\son\w+=", re.sub(r"&[^;]+;[^<]*", "", text))
+
+
+def test_a_state_without_rows_has_a_page(tmp_path: Path) -> None:
+    file = config("session", tmp_path)
+    ran(file, [Rows({"web": [], "app": []}), Rows({"web": [{"ts": None, "user": "u"}], "app": []}), Quiet(1000)])
+    seen = seen_of(file)
+    assert seen.watermark.watermark_us is None
+    assert seen.closing is not None and seen.closing.bins == ()
+    content = pages.page(seen, Place(""))
+    assert b"There is no watermark yet" in content
+    assert b"Nothing is open" in content
+
+
+def test_bins_are_few_and_hold_all() -> None:
+    for times in ([5], [0, 1], list(range(0, 10**9, 12_345)), [-(3600 * S), 0, 7200 * S], [*range(1000), 10**15]):
+        width, bins = binned(np.array(times, dtype=np.int64), np.ones(len(times), dtype=np.int64))
+        assert 0 < len(bins) <= BINS
+        assert sum(b.count for b in bins) == len(times)
+        for b in bins:
+            assert b.count == sum(b.from_us <= t < b.to_us for t in times)
+        assert width > 0
+
+
+def test_axes_and_words() -> None:
+    assert step(60 * S, 6) == 10 * S
+    assert 6 * step(30 * 365 * 86_400 * S, 6) >= 30 * 365 * 86_400 * S
+    axis = Axis(0, 100, 0, 10)
+    assert [axis.at(v) for v in (-5, 0, 50, 100, 500)] == [0, 0, 5, 10, 10]
+    for most in (1, 3, 7, 10, 999, 123_456_789):
+        named = Axis(0, most, 0, 1).counts()
+        assert named[0] == 0 and named[-1] <= most and len(named) <= 5
+    assert [span(us) for us in (0, 1, 1500, S, 61 * S, 3600 * S, 90_000 * S, -5 * S)] == [
+        "0 s", "1 µs", "1 ms", "1 s", "1 min 1 s", "1 h", "1 d 1 h", "−5 s",
+    ]  # fmt: skip

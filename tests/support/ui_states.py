@@ -1,0 +1,104 @@
+"""States for the tests of the page: pipelines over two sources, one of them with partitions, run in process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from slackwater.cli.why import lines
+from slackwater.config import toml
+from slackwater.state.files import FilesStore
+from slackwater.testing.kit import LocalResult, Quiet, Rows, run_local
+from slackwater.ui.seen import Watched
+
+S = 1_000_000
+M = 60 * S
+DAY = 19_783 * 86_400 * S  # 2024-03-01
+CLOCK = DAY + 12 * 3600 * S
+
+BASE = """name = "law"
+[connections.lake]
+kind = "files"
+[[sources]]
+name = "web"
+connection = "lake"
+query = "web/*.jsonl"
+format = "json"
+lateness_ms = "30s"
+[[sources]]
+name = "app"
+connection = "lake"
+query = "app/*.jsonl"
+format = "json"
+[transform.window]
+SHAPE
+event_time_column = "ts"
+lateness_ms = "1m"
+source_idleness_ms = "2m"
+group_by = ["user"]
+[[transform.window.aggregations]]
+agg = "count"
+as = "clicks"
+[target]
+connection = "lake"
+path = "out"
+[state_store]
+kind = "files"
+path = "STATE"
+"""
+SHAPES = {
+    "session": 'kind = "session"\ngap_ms = "10m"\nmax_session_duration_ms = "1h"',
+    "short cap": 'kind = "session"\ngap_ms = "10m"\nmax_session_duration_ms = "12m"',
+    "tumbling": 'kind = "tumbling"\nduration_ms = "5m"\nmax_groups_per_window = 12\non_state_cap = "drop_new_groups"',
+    "hopping": 'kind = "hopping"\nduration_ms = "10m"\nhop_ms = "5m"\nmax_groups_per_window = 1000',
+}
+TYPES = {"user": "string"}
+PARTITIONS = ("clicks-0", "clicks-1", "clicks-2")
+
+
+def config(shape: str, home: Path, name: str = "p.toml") -> Path:
+    file = home / name
+    file.write_text(BASE.replace("SHAPE", SHAPES.get(shape, shape)).replace("STATE", str(home / "state")))
+    return file
+
+
+def watched(file: Path) -> Watched:
+    pipeline = toml.load(file)
+    assert pipeline.state_store is not None
+    return Watched(pipeline, str(file), FilesStore(pipeline.state_store.path or "", pipeline.name), lines)
+
+
+def ran(file: Path, script: Sequence[Any], **more: Any) -> LocalResult:
+    pipeline = toml.load(file)
+    assert pipeline.state_store is not None
+    given: dict[str, Any] = {"lateness_ms": {"web": 30_000}, "flush": False, "clock_us": CLOCK}
+    given["state_dir"] = pipeline.state_store.path
+    window = pipeline.transform.window
+    assert window is not None
+    return run_local(window, script, TYPES, ("web", "app"), **{**given, **more})
+
+
+def drawn(seed: int, epochs: int = 11, rows: int = 40, users: int = 30) -> list[Any]:
+    """A story: time goes on, rows come out of order, some late, some without a time; one partition falls silent, all rest."""
+    dice = random.Random(seed)
+    at, script = DAY + 9 * 3600 * S, list[Any]()
+    names = [f"u{n}" for n in range(users)] + [None, "<script>alert(1)</script>", "a,user=b", 'q"&\u202e#?=%41', ""]
+    silent = dice.randrange(epochs)
+    for epoch in range(epochs):
+        at += dice.choice([20 * S, 2 * M, 7 * M])
+        found: dict[str, list[dict[str, Any]]] = {"web": [], "app": []}
+        for _ in range(dice.randrange(rows + 1)):
+            ts: int | None = at - dice.choice([0, 5 * S, 20 * S, 45 * S, M, 20 * M, 3 * 3600 * S]) - dice.randrange(S)
+            if dice.random() < 0.03:
+                ts = None
+            there = PARTITIONS[:-1] if epoch > silent else PARTITIONS
+            if dice.random() < 0.5:
+                found["web"].append({"ts": ts, "user": dice.choice(names)})
+            else:
+                found["app"].append({"ts": ts, "user": dice.choice(names), "partition": dice.choice(there)})
+        script.append(Rows(found, partitions={"app": PARTITIONS}, took_ms=dice.randrange(3000)))
+        if dice.random() < 0.3:
+            script.append(Quiet(dice.choice([1000, 50_000, 130_000])))
+    return script

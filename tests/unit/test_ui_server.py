@@ -1,0 +1,399 @@
+"""The page over HTTP, from a real server: what is answered, to whom, how often it is made, and what goes on beside it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from html.parser import HTMLParser
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.ui_states import DAY, M, config, drawn, ran, watched
+
+from slackwater.cli.main import main
+from slackwater.errors import StartError
+from slackwater.testing.kit import Rows
+from slackwater.ui import live, server
+from slackwater.ui.server import UiServer, serve
+
+PATHS = ("/", *(f"/ui/{b}{kind}" for b in ("top", "watermark", "rows", "closing", "size") for kind in ("", ".json")))
+
+
+@pytest.fixture(scope="module")
+def drawn_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = config("session", tmp_path_factory.mktemp("ui"))
+    ran(file, drawn(4))
+    return file
+
+
+@pytest.fixture
+def page(drawn_state: Path) -> Iterator[UiServer]:
+    running = serve([watched(drawn_state)], 0, names=["ui.example"])
+    yield running
+    running.stop()
+
+
+class Answer:
+    def __init__(self, found: http.client.HTTPResponse) -> None:
+        self.status, self.headers, self.body = found.status, found.headers, found.read()
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+
+def get(at: UiServer, path: str, **headers: str) -> Answer:
+    client = http.client.HTTPConnection("127.0.0.1", at.port, timeout=30)
+    client.request("GET", path, headers={n.replace("_", "-"): v for n, v in headers.items()})
+    found = Answer(client.getresponse())
+    client.close()
+    return found
+
+
+class Tags(HTMLParser):
+    """The tags of a page with their attributes; fails for what is never closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def events(at: UiServer, path: str, wanted: Callable[[str], bool]) -> str:
+    """What a stream says until it is what is wanted."""
+    client = http.client.HTTPConnection("127.0.0.1", at.port, timeout=30)
+    client.request("GET", path)
+    found, said = client.getresponse(), ""
+    assert found.headers["content-type"].startswith("text/event-stream")
+    while not wanted(said):
+        said += found.read1(65536).decode()  # type: ignore[attr-defined]
+    client.close()
+    return said
+
+
+def test_every_answer_says_what_a_browser_may_do(page: UiServer) -> None:
+    for path in (*PATHS, "/key?user=u1", "/key?nix=1", "/nix", "/static/ui.css", "/static/nix", "/closing", "/state/"):
+        found = get(page, path)
+        policy = found.headers["content-security-policy"]
+        assert policy.startswith("default-src 'self';"), path
+        assert "unsafe" not in policy
+        assert found.headers["x-content-type-options"] == "nosniff"
+        assert found.headers["cache-control"] == "no-cache"
+        assert found.status in (200, 400, 404), path
+
+
+def test_nothing_is_written_into_a_page_that_its_policy_forbids(page: UiServer) -> None:
+    for path in ("/", "/key?user=u1", "/closing?from=0&to=9", "/key?nix=<script>"):
+        tags = Tags(get(page, path).text).found
+        for tag, attributes in tags:
+            assert "style" not in attributes
+            assert not [a for a in attributes if a.startswith("on")]
+            assert tag != "style"
+            for name in ("src", "href", "hx-get", "sse-connect"):
+                assert (attributes.get(name) or "/").startswith(("/", "#main")), attributes
+                assert not (attributes.get(name) or "").startswith("//")
+        assert all("src" in attributes for tag, attributes in tags if tag == "script")
+
+
+def test_a_page_needs_no_script_to_be_read(page: UiServer) -> None:
+    text = get(page, "/").text
+    assert "Every row is accounted for" in text
+    tags = Tags(text).found
+    drawings = [a for tag, a in tags if tag == "svg"]
+    assert len(drawings) >= 5
+    assert all(a["role"] == "img" and a["aria-label"] for a in drawings)
+    assert len([t for t, _ in tags if t == "table"]) >= 5
+    assert re.search(r"<summary>Everything that <code>slackwater why</code> says", text)
+
+
+def test_the_commit_is_the_etag(page: UiServer) -> None:
+    epoch = json.loads(get(page, "/ui/top.json").body)["epoch"]
+    for path in PATHS:
+        first = get(page, path)
+        assert first.status == 200
+        tag = first.headers["etag"]
+        assert tag.startswith(f'"{epoch}-')
+        again = get(page, path, If_None_Match=tag)
+        assert (again.status, again.body, again.headers["etag"]) == (304, b"", tag)
+        assert get(page, path, If_None_Match=f'"x", W/{tag}').status == 304
+        assert get(page, path, If_None_Match='"other"').body == first.body
+
+
+def test_a_commit_is_looked_at_once_whoever_watches(drawn_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, look = [], live.look_at
+
+    def counted(*given: Any) -> Any:
+        looks.append(1)
+        return look(*given)
+
+    monkeypatch.setattr(live, "look_at", counted)
+    running = serve([watched(drawn_state)], 0)
+    try:
+        found: list[list[int]] = []
+        threads = [
+            threading.Thread(target=lambda: found.append([get(running, p).status for p in PATHS])) for _ in range(12)
+        ]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert found == [[200] * len(PATHS)] * 12
+        assert looks == [1]
+    finally:
+        running.stop()
+
+
+def test_a_new_commit_is_told_and_shown(tmp_path: Path) -> None:
+    file = config("session", tmp_path)
+    ran(file, [Rows({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
+    running = serve([watched(file)], 0)
+    try:
+        before = get(running, "/ui/top.json")
+        tag = before.headers["etag"].strip('"')
+        said: list[str] = []
+        listener = threading.Thread(
+            target=lambda: said.append(events(running, f"/ui/events?seen={tag}", lambda s: "event: commit\n" in s))
+        )
+        listener.start()
+        ran(file, [Rows({"web": [{"ts": DAY + M, "user": "u2"}], "app": []})])
+        listener.join(timeout=60)
+        assert not listener.is_alive()
+        (_, new) = re.findall(r"(id|data): (\S+)", said[0])[0]
+        after = get(running, "/ui/top.json", If_None_Match=f'"{tag}"')
+        assert after.status == 200
+        assert json.loads(after.body)["epoch"] == json.loads(before.body)["epoch"] + 1
+        assert after.headers["etag"] == f'"{new}"'
+        assert json.loads(get(running, "/ui/rows.json").body)["total"]["rows_in"] == 2
+        # who comes later, or comes back, is told at once what it has not seen
+        events(running, "/ui/events?seen=other", lambda s: f"data: {new}\n" in s)
+    finally:
+        running.stop()
+
+
+def test_only_hosts_of_ours_are_answered(page: UiServer) -> None:
+    assert get(page, "/", Host="ui.example").status == 200
+    assert get(page, "/", Host="localhost:1").status == 200
+    assert get(page, "/", Host="evil.example").status == 421
+    client = http.client.HTTPConnection("127.0.0.1", page.port, timeout=30)
+    client.request("POST", "/")
+    assert client.getresponse().status == 405
+    client.close()
+
+
+def test_another_host_needs_a_token(drawn_state: Path) -> None:
+    for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
+        with pytest.raises(StartError, match="other machines can ask there"):
+            serve([watched(drawn_state)], 0, host)
+    with pytest.raises(StartError, match="at least 8"):
+        serve([watched(drawn_state)], 0, token="short")
+    running = serve([watched(drawn_state)], 0, "0.0.0.0", token="an open secret")
+    try:
+        for path in (*PATHS, "/key?user=u1", "/static/ui.css", "/ui/events", "/state/", "/?token=wrong", "/?token="):
+            refused = get(running, path)
+            assert (refused.status, b"token" in refused.body) == (401, True), path
+        welcome = get(running, "/key?user=u1&token=an+open+secret")
+        assert (welcome.status, welcome.headers["location"]) == (303, "/key?user=u1")
+        assert get(running, "//evil.example/?token=an+open+secret").headers["location"] == "/evil.example/"
+        cookie = welcome.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "an open secret" not in cookie
+        assert get(running, "/", Cookie=cookie.partition(";")[0]).status == 200
+        assert get(running, "/", Cookie=cookie.partition(";")[0] + "0").status == 401
+        assert get(running, "/", Cookie="\x80=;;=").status in (400, 401)
+        assert get(running, "/", Authorization="Bearer an open secret").status == 200
+    finally:
+        running.stop()
+
+
+def test_keys_are_found_as_they_are_linked(page: UiServer) -> None:
+    bins = json.loads(get(page, "/ui/closing.json").body)["bins"]
+    links = []
+    for b in bins:
+        text = get(page, f"/closing?from={b['from_us']}&to={b['to_us']}").text
+        links += re.findall(r'href="(/key\?[^"]*)"', text)
+    assert len(links) == sum(b["count"] for b in bins)
+    assert "/key?user" in links  # NULL
+    for link in sorted(set(links)):
+        found = get(page, link)
+        assert found.status == 200, link
+        assert "no window of this key" not in found.text, link
+        record = json.loads(get(page, link.replace("/key?", "/ui/key.json?")).body)
+        assert record["bars"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/key", 400, "is missing"),
+        ("/key?usr=1", 400, "did you mean"),
+        ("/key?user=1&user2=2", 400, "is not a key"),
+        ("/closing", 400, "expected a time in whole microseconds"),
+        ("/closing?from=0&to=<b>", 400, "expected a time in whole microseconds"),
+        ("/ui/keys.json?from=1", 400, "expected a time in whole microseconds"),
+        ("/nix", 404, "there is no /nix"),
+        ("/static/../server.py", 404, "there is no"),
+        ("/static/htmx.LICENSE", 404, "there is no"),
+        ("/state/scan?where=nix", 400, "nix"),
+    ],
+)
+def test_a_wrong_question_is_told_in_one_line(page: UiServer, path: str, status: int, said: str) -> None:
+    found = get(page, path)
+    assert (found.status, said in found.text) == (status, True), found.text
+    assert "Traceback" not in found.text
+    assert "<b>" not in found.text
+
+
+def test_a_state_that_cannot_be_read_is_told_and_comes_back(tmp_path: Path) -> None:
+    file = config("session", tmp_path)
+    running = serve([watched(file)], 0)
+    try:
+        assert get(running, "/").status == 503
+        assert "there is no state yet" in get(running, "/").text
+        assert "there is no state yet" in get(running, "/ui/top").text
+        assert "there is no state yet" in json.loads(get(running, "/ui/top.json").body)["error"]
+        ran(file, [Rows({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
+        events(running, "/ui/events?seen=none", lambda s: "data: 0-" in s)
+        assert get(running, "/").status == 200
+        manifests = tmp_path / "state" / "law" / "manifests"
+        (latest,) = manifests.glob("*.json")
+        whole = latest.read_text()
+        (manifests / "000000001.json").write_text(whole.replace('"epoch":0', '"epoch":1'))
+        events(running, "/ui/events?seen=none", lambda s: "data: problem-" in s)
+        assert "is damaged" in get(running, "/").text
+        (manifests / "000000001.json").unlink()
+        events(running, "/ui/events?seen=none", lambda s: "data: 0-" in s)
+        assert get(running, "/").status == 200
+    finally:
+        running.stop()
+
+
+def test_several_pipelines_have_an_overview(tmp_path: Path) -> None:
+    files = []
+    for name in ("one", "two"):
+        home = tmp_path / name
+        home.mkdir()
+        file = config("tumbling", home)
+        ran(file, drawn(2))
+        state = home / "state"
+        file.write_text(file.read_text().replace('name = "law"', f'name = "{name}"', 1))
+        if name == "one":
+            shutil.rmtree(state)
+        else:
+            file.write_text(file.read_text().replace('name = "two"', 'name = "law"', 1))
+        files.append(file)
+    running = serve([watched(f) for f in files], 0)
+    try:
+        text = get(running, "/").text
+        assert "there is no state yet" in text
+        assert "Every row is accounted for" in text
+        assert 'href="/p/law/"' in text
+        assert get(running, "/p/one/").status == 503
+        found = get(running, "/p/law/").text
+        assert 'hx-get="/p/law/ui/rows"' in found
+        assert 'sse-connect="/p/law/ui/events' in found
+        assert get(running, "/p/law/ui/rows.json").status == 200
+        assert get(running, "/p/law").status in (200, 307)
+    finally:
+        running.stop()
+    with pytest.raises(StartError, match="of one name"):
+        serve([watched(files[1]), watched(files[1])], 0)
+
+
+def test_viewers_that_read_nothing_do_not_keep_others_out(page: UiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "VIEWERS", 20)
+    idle = []
+    for _ in range(20):
+        client = http.client.HTTPConnection("127.0.0.1", page.port, timeout=30)
+        client.request("GET", "/ui/events")
+        client.getresponse()
+        idle.append(client)
+    assert get(page, "/ui/events").status == 503
+    for _ in range(3):
+        assert get(page, "/").status == 200
+    for client in idle:
+        client.close()
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *given: str) -> tuple[Any, str, str]:
+    monkeypatch.setattr(sys, "argv", ["slackwater", "ui", *given])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+def test_a_page_is_saved_as_one_file(
+    drawn_state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    to = tmp_path / "incident.html"
+    code, out, _ = command(monkeypatch, capsys, str(drawn_state), "--save", str(to))
+    assert (code or 0, out.startswith(f"saved {to}, ")) == (0, True)
+    text = to.read_text()
+    tags = Tags(text).found
+    assert not [a for t, a in tags if t in ("script", "link", "img", "a") and a.get("href") != "#main"]
+    assert "Every row is accounted for" in text
+    assert "url(http" not in text
+    assert '"rows_in"' in text or "&#34;rows_in&#34;" in text
+    code, _, err = command(monkeypatch, capsys, str(drawn_state), "--save", str(tmp_path / "no" / "x.html"))
+    assert (code, err) == (
+        1,
+        f"error: --save {tmp_path}/no/x.html: it cannot be written (No such file or directory); choose another path\n",
+    )
+
+
+def test_errors_of_the_command_are_one_line(
+    drawn_state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = command(monkeypatch, capsys, str(drawn_state), "--host", "0.0.0.0")
+    assert code == 1
+    assert err.startswith("error: --host 0.0.0.0: other machines can ask there")
+    code, _, err = command(monkeypatch, capsys, str(drawn_state), str(drawn_state), "--save", str(tmp_path / "x.html"))
+    assert (code, "name one FILE" in err) == (1, True)
+    in_memory = drawn_state.read_text().partition("[state_store]")[0] + '[state_store]\nkind = "in_memory"\n'
+    drawn_state.with_name("memory.toml").write_text(in_memory)
+    code, _, err = command(monkeypatch, capsys, str(drawn_state.with_name("memory.toml")))
+    assert (code, "its state is in memory" in err) == (1, True)
+
+
+def test_nothing_of_it_is_loaded_before_it_is_wanted() -> None:
+    code = (
+        "import sys, slackwater, slackwater.cli.main;"
+        "print([m for m in ('jinja2', 'starlette', 'uvicorn', 'slackwater.ui', 'slackwater.ui.server') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_what_is_vendored_is_what_its_manifest_says() -> None:
+    home = resources.files("slackwater.ui") / "static"
+    record = json.loads((home / "vendored.json").read_text())
+    for entry in record["files"]:
+        content = (home / entry["file"]).read_bytes()
+        assert sha256(content).hexdigest() == entry["sha256"], entry["file"]
+        assert (home / entry["licence_file"]).is_file()
+        assert entry["version"].encode() in content or entry["file"] == "htmx-sse.min.js"
+    scripts = [p for p in home.iterdir() if p.name.endswith(".js") and p.name != "ui.js"]
+    assert {p.name for p in scripts} == {e["file"] for e in record["files"]}
+    assert sum(len(p.read_bytes()) for p in home.iterdir()) < 150_000
