@@ -21,7 +21,7 @@ from slackwater.config import toml
 from slackwater.errors import StateError
 from slackwater.state.files import KEPT_EPOCHS, FilesStore
 from slackwater.state.postgres import PostgresStore
-from slackwater.state.protocol import Manifest, Snapshot
+from slackwater.state.protocol import OUTLINE, Manifest, Snapshot
 from slackwater.testing.kit import Rows, run_local
 from slackwater.windows.logic import DEAD
 
@@ -249,3 +249,18 @@ def test_why_says_the_same_of_both_stores(
     runner.close()
     assert "runner     process " in text
     assert "    it is cut there, at max_session_duration_ms" in text
+
+
+def test_an_outline_is_what_a_scan_sees_without_keys_and_values(make: Make) -> None:
+    """Of replaced and deleted units, too; over several segments."""
+    store = running(make)
+    last = None
+    for there in (["a", "b", "c"], ["b", "d"], ["a", "d", "e"], ["e"], []):
+        last = go_on(store, last, *there)
+        with make().peek() as snapshot:
+            reader = snapshot.reader(0, LOGIC)
+            found, whole = reader.outline(), reader.scan()
+            assert found.schema == {n: whole.schema[n] for n in OUTLINE}
+            assert sorted(found.rows()) == sorted(whole.select(OUTLINE).rows())
+            assert found.height == len(there)
+    store.close()

@@ -66,6 +66,6 @@ def _held(w: Why) -> str:
         else "it had rows in this epoch"
     )
     if w.watermark_us is None:
-        return f"There is no watermark yet; {name} holds it: {since}."
+        return f"There is no watermark yet; {name} holds it ({since})."
     behind = f", {span(w.committed_us - w.watermark_us)} behind the clock of the commit"
-    return f"The watermark is at {moment(w.watermark_us)}{behind}; {name} holds it: {since}."
+    return f"The watermark is at {moment(w.watermark_us)}{behind}; {name} holds it ({since})."

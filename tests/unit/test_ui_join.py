@@ -1,0 +1,67 @@
+"""The page of a join, and of a window over one: what each block is about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.unit.test_why_join import CONFIG
+
+from slackwater.cli.why import lines
+from slackwater.config import toml
+from slackwater.config.window import Aggregation, Window
+from slackwater.errors import StartError
+from slackwater.state.files import FilesStore
+from slackwater.testing.kit import Rows, pipeline_for, run_local
+from slackwater.ui import pages
+from slackwater.ui.pages import Place
+from slackwater.ui.seen import Watched, key_at, look_at
+
+S = 1_000_000
+TYPES = {"user": "string", "price": "decimal(10,2)"}
+SOURCES = ("orders", "payments")
+ROWS = Rows(
+    {
+        "orders": [{"ts": n * 20 * S, "user": f"u{n % 3}"} for n in range(9)] + [{"ts": 5, "user": None}],
+        "payments": [{"ts": n * 20 * S + S, "user": f"u{n % 3}"} for n in range(9)] + [{"ts": 5, "user": None}],
+    }
+)
+SUMS = [Aggregation(agg="count", as_="n")]
+
+
+def test_a_join_has_no_bins_and_its_rows_add_up(tmp_path: Path) -> None:
+    join = toml.loads(CONFIG).transform.join
+    assert join is not None
+    run_local(join, [ROWS], TYPES, SOURCES, flush=False, state_dir=str(tmp_path))
+    watched = Watched(pipeline_for(join, SOURCES), "p.toml", FilesStore(tmp_path, "law"), lines)
+    seen = look_at(watched, 0)
+    assert seen.closing is None
+    # the order without a user comes out alone, the payment without one nowhere
+    assert (seen.rows.total.rows_in, seen.rows.total.used, seen.rows.total.keyless) == (20, 19, 1)
+    assert seen.top.accounted
+    assert "1 without a key" in seen.top.sentence
+    content = pages.page(seen, Place("")).decode()
+    assert "Rows of a join wait for partners" in content
+    with pytest.raises(StartError, match="rows of a join have no window"):
+        key_at(watched, {"user": "u1"}, 0)
+
+
+def test_behind_a_join_the_windows_are_the_second_stages(tmp_path: Path) -> None:
+    join = toml.loads(CONFIG).transform.join
+    assert join is not None
+    join = join.model_copy(update={"kind": "inner"})
+    after = Window(
+        kind="tumbling", duration_ms=60_000, max_groups_per_window=99, group_by=["left_user"], aggregations=SUMS
+    )
+    given = {"flush": False, "state_dir": str(tmp_path), "then": after}
+    run_local(join, [ROWS, ROWS], TYPES, SOURCES, **given)  # type: ignore[arg-type]
+    watched = Watched(pipeline_for(join, SOURCES, then=after), "p.toml", FilesStore(tmp_path, "law"), lines)
+    seen = look_at(watched, 0)
+    assert seen.top.accounted
+    assert seen.closing is not None
+    assert seen.closing.what == "keys in windows"
+    assert seen.closing.total > 0
+    one = key_at(watched, {"left_user": "u1"}, 0)
+    assert one.bars
+    assert one.told == ()
+    assert pages.key_page("law", Place(""), one)
