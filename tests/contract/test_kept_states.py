@@ -134,13 +134,21 @@ def test_migrate_commits_the_new_format_and_nothing_else(
     after = store().written()
     assert (after.version, after.record["format"], after.record["epoch"]) == (FORMAT, FORMAT, 4)
     same = set(before.record) - {"format", "epoch", "committed_us", "output", "letters", "emitted", "described", "then"}
-    assert {k: after.record[k] for k in same} == {k: before.record[k] for k in same}
+    assert {k: known(after.record[k]) for k in same} == {k: known(before.record[k]) for k in same}
     ask(monkeypatch, "migrate", *where(store()))
     assert capsys.readouterr().out == (
         f"law: epoch 4 has format {FORMAT}, which is this version's; there is nothing to migrate\n"
     )
     plain = [{k: v for k, v in r.items() if k != "_epoch"} for r in expected.rows if r["_epoch"] > 3]
     assert [{k: v for k, v in r.items() if k != "_epoch"} for r in rest(KINDS[kind], store).rows] == plain
+
+
+def known(value: Any) -> Any:
+    """A field without what was added since to the records of sources, which is empty."""
+    if not isinstance(value, dict):
+        return value
+    added = {"spans": [], "newest_at": None}
+    return {k: known(v) for k, v in value.items() if k not in added or v != added[k]}
 
 
 @pytest.mark.parametrize("kind", KINDS)

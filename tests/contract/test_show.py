@@ -199,13 +199,13 @@ def test_following_prints_what_is_published(
     there.publish((0, "somebody", 1))
     script = iter([lambda: there.publish((1, "a", 2)), lambda: None, lambda: there.publish((2, "b", 12345))])
 
-    def sleep(seconds: float) -> None:
+    def pause() -> None:
         step = next(script, None)
         if step is None:
             raise KeyboardInterrupt
         step()
 
-    monkeypatch.setattr(show.time, "sleep", sleep)
+    monkeypatch.setattr(show, "_pause", pause)
     code, out, err = said(monkeypatch, capsys, there.file, "--follow")
     assert (code, err) == (130, "")
     head, *rows = out.splitlines()

@@ -209,8 +209,12 @@ class MixedSessions(Mixed):
         return self.config.gap * MS
 
     def change(self, config: Config) -> None:
+        """An open session ends elsewhere with another gap: what the target has of it is not what it is any more."""
+        gap, watermark = self.gap, self.watermark
         super().change(config)
         for key, held in self.open.items():
+            for session in held:
+                session.same &= gap == self.gap or (watermark is not None and session.last + gap < watermark)
             kept = self.joined(held)
             # what the target has, and is not to be kept so long any more, is gone at once
             gone = [s for s in kept if s.same and self.horizon is not None and self.horizon > s.last + self.gap]

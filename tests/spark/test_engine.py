@@ -235,7 +235,7 @@ def test_a_streaming_dataframe_and_lookups(runner: Runner) -> None:
 def test_bad_rows_fail_or_are_dropped_and_counted(runner: Runner) -> None:
     path = runner.write("0.jsonl", [*events(0, 10), {"user": "a", "i": 1, "ts": "2999-01-01T00:00:00Z"}, {"user": "x"}])
     path.write_text(path.read_text() + '{"user": "broken", "i": "many", "ts": "2024-03-01T00:00:00Z"}\n')
-    with pytest.raises(BadRowError, match="3 bad rows \\(1 undecodable, 1 more than 1 day in the future, 1 without"):
+    with pytest.raises(BadRowError, match="3 bad rows \\(1 undecodable, 1 more than 1 hour in the future, 1 without"):
         runner.run(source=runner.source(SIMPLE), window=simple())
     found = runner.run(source=runner.source(SIMPLE), window=simple(), on_error="drop")
     assert found["n"].to_list() == [2]

@@ -12,6 +12,7 @@ from tests.conftest import Runner
 
 import slackwater as sw
 from slackwater.engine import fitting
+from slackwater.engine.letters import OUTSIDE
 from slackwater.errors import BadRowError
 
 pytestmark = pytest.mark.spark
@@ -26,7 +27,7 @@ ROWS = [
     {"id": 7, "k": "ok", "s": "bytes", "t": 0},
     {"id": 8, "k": None, "s": None, "t": 0},
 ]
-BAD = {fitting.ZERO: 3, fitting.KEY: 1, fitting.RANGE: 1}
+BAD = {fitting.ZERO: 3, fitting.KEY: 1, OUTSIDE: 1}
 # one text is made by the SQL: bytes that are no UTF-8
 SQL = "SELECT id, k, CASE WHEN s = 'bytes' THEN CAST(X'ff41' AS STRING) ELSE s END AS s, _event_ts FROM source"
 AGGREGATIONS = [

@@ -50,9 +50,9 @@ def _check(file: Path, connect: bool) -> None:
         from slackwater.engine import connect as connecting
 
         found = connecting.problems(pipeline)
-        notes += connecting.notes(pipeline)
         if found:
             raise StartError("\n".join(f"{pipeline.name}: {line.removeprefix(f'{pipeline.name}: ')}" for line in found))
+        notes += connecting.notes(pipeline)
     what = _described(pipeline)
     if pipeline.stages:
         what = f"{what}, then {_described(pipeline.last).replace('over 1 source', 'over what it emits')}"

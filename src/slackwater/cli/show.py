@@ -37,7 +37,7 @@ def show_file(file: Path, limit: int, follow: bool, as_json: bool) -> None:
         else:
             printer.rows(found, limit)
         while follow:
-            time.sleep(POLL_SECONDS)
+            _pause()
             if (fresh := results.fresh()) is not None:
                 printer.rows(fresh)
     except KeyboardInterrupt:
@@ -46,6 +46,10 @@ def show_file(file: Path, limit: int, follow: bool, as_json: bool) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         results.close()
+
+
+def _pause() -> None:
+    time.sleep(POLL_SECONDS)
 
 
 def _nothing_yet(pipeline: Pipeline, file: Path) -> None:

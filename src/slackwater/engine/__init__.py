@@ -13,7 +13,10 @@ class _Masked(logging.Filter):
         if (shown := masked(text)) != text:
             record.msg, record.args = shown, ()
         if record.exc_info and not record.exc_text:
-            record.exc_text = masked(logging.Formatter().formatException(record.exc_info))
+            trace = logging.Formatter().formatException(record.exc_info)
+            record.exc_text = masked(trace)
+            if record.exc_text != trace:  # formatters of others, as Spark's JSON, write the error anew
+                record.exc_info = None
         return True
 
 

@@ -63,7 +63,8 @@ def own_names(logic: Logic) -> dict[str, str]:
 def _panes(logic: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """The windows that hold panes."""
     if logic.updates:
-        rows = rows.with_columns(pl.lit(LOOSE, pl.Int8).alias("__kind"))  # else only what was changed comes out
+        unsaid = pl.lit([], pl.List(pl.Int64)).alias("__out")  # else only what was changed comes out
+        rows = rows.with_columns(pl.lit(LOOSE, pl.Int8).alias("__kind"), unsaid)
     found = family(logic).emit(logic, rows, logic.horizon(watermark), FAR, True).rows
     return found.with_columns(pl.col("__end").alias("__closes"))
 
