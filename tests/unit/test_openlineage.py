@@ -47,6 +47,10 @@ def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)  # no openlineage.yml there
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("slackwater.observe.openlineage.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("slackwater.observe.openlineage.LAST_SECONDS", 60.0)
+    monkeypatch.setattr(
+        "slackwater.observe.openlineage.AWAY_SECONDS", 60.0
+    )  # a slow machine is no backend that is away
     for name in [n for n in os.environ if n.startswith("OPENLINEAGE")]:
         monkeypatch.delenv(name)
     yield
@@ -286,6 +290,7 @@ def test_a_backend_that_is_away_stops_nothing(
         failed.set()
 
     made._outage.failed = noted
+    monkeypatch.setattr("slackwater.observe.openlineage.AWAY_SECONDS", 0.2)
     made.begun(stored())
     for status in statuses():
         made.status(status)

@@ -89,6 +89,12 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     server.server_close()
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine is no collector that is away."""
+    monkeypatch.setattr("slackwater.observe.otel.LAST_SECONDS", 60.0)
+
+
 @pytest.fixture
 def said() -> list[str]:
     return []

@@ -46,6 +46,7 @@ from slackwater.targets.base import LETTER
 PRODUCER = f"urn:slackwater:{version('slackwater')}"
 PAUSE_SECONDS = 1.0  # between two events of one run
 LAST_SECONDS = 5.0  # the last events may take so long
+AWAY_SECONDS = 0.2  # if the latest attempt failed
 _LOGGERS = ("urllib3.connectionpool", "openlineage.client.transport.http")
 _NAMESPACE = "OPENLINEAGE_NAMESPACE"
 
@@ -140,7 +141,7 @@ class OpenLineage(Observer):
             self._end.append(event_v2.RunState.COMPLETE if error is None else event_v2.RunState.FAIL)
             self._wake.notify()
         self._hurry.set()
-        self._thread.join(0.2 if self._outage.now else LAST_SECONDS)
+        self._thread.join(AWAY_SECONDS if self._outage.now else LAST_SECONDS)
         if not self._thread.is_alive():
             self._client.close(0.2)
             for name in _LOGGERS:

@@ -31,6 +31,7 @@ from slackwater.observe.outage import Outage
 from slackwater.secrets import masked, remember, remember_url
 
 LAST_SECONDS = 3.0  # the last export may take so long
+AWAY_SECONDS = 0.2  # if the latest attempt failed
 _INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
 _LOGGER = "opentelemetry.exporter.otlp.proto.http.metric_exporter"
 
@@ -83,7 +84,7 @@ class OpenTelemetry(Observer):
 
     def ended(self, error: BaseException | None) -> None:
         self._stop.set()
-        self._thread.join(0.2 if self._exporter.outage.now else LAST_SECONDS)
+        self._thread.join(AWAY_SECONDS if self._exporter.outage.now else LAST_SECONDS)
         self._exporter.quit()
         self._thread.join(0.2)
         if not self._thread.is_alive():
