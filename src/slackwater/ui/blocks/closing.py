@@ -83,6 +83,7 @@ def binned(times: Int64s, counts: Int64s) -> tuple[int, tuple[Bin, ...]]:
     near = int(times[int(np.searchsorted(np.cumsum(counts), 0.99 * int(counts.sum())))])
     end = near if last - first > 20 * max(near - first, 1_000_000) else last
     width = step(end - first + 1, BINS - 2)
+    end = (end // width + 1) * width - 1  # of the bin that it is in
     places = np.minimum(times, end) // width + (times > end)
     heads = np.flatnonzero(np.diff(places, prepend=places[0] - 1))
     sums = np.add.reduceat(counts, heads)
