@@ -392,7 +392,9 @@ WRONG: list[tuple[str, str | bytes | None, tuple[str, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "flags", "line"), WRONG, ids=[f"{i}-{case[0]}" for i, case in enumerate(WRONG)])
+@pytest.mark.parametrize(
+    ("name", "content", "flags", "line"), WRONG, ids=[f"{i}-{case[0]}" for i, case in enumerate(WRONG)]
+)
 def test_each_mistake_is_one_line(
     slackwater: Command, name: str, content: str | bytes | None, flags: tuple[str, ...], line: str
 ) -> None:
