@@ -25,8 +25,9 @@ from slackwater.core.schema import Field, arrow_schema
 from slackwater.core.words import plural
 from slackwater.engine import border, parts, session
 from slackwater.engine.fold import late_text
-from slackwater.engine.spark import SparkEngine, lifted
+from slackwater.engine.spark import SparkEngine
 from slackwater.engine.task import plain
+from slackwater.engine.workers import lifted
 from slackwater.errors import BadRowError, ConfigError, StartError
 from slackwater.joins import step as joining
 from slackwater.joins.buffer import NoBuffers

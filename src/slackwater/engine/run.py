@@ -28,9 +28,10 @@ from slackwater.engine.parts import (
     target_of,
 )
 from slackwater.engine.places import check_former
-from slackwater.engine.spark import SparkEngine, warm_up
+from slackwater.engine.spark import SparkEngine
 from slackwater.engine.status import Status
 from slackwater.engine.steps import Step
+from slackwater.engine.workers import warm_up
 from slackwater.errors import ConfigError, EpochError, ExhaustedError, LockHeldError, SlackwaterError, StartError
 from slackwater.secrets import any_known, masked
 from slackwater.sources import files
@@ -222,7 +223,7 @@ class _Run:
                 self._end(query)
             if self.available_now:
                 self._tell_changed(None)
-                self.engine.tell_missing()
+                self.engine.looks.tell_missing()
             if flush and not self.stop.is_set():
                 self.driver.flush()
             return self.last

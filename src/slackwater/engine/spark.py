@@ -8,48 +8,42 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from slackwater import errors
 from slackwater.config.pipeline import Pipeline, resolve
-from slackwater.config.source import declared_columns
-from slackwater.core import schema
 from slackwater.core.capacity import ANYTHING, Capacity
 from slackwater.core.words import plural
-from slackwater.engine import fitting, inspect, prepare, shard, steps, undecodable
-from slackwater.engine.first_rows import ROWS, FirstRows, missing_text, unit_hint
+from slackwater.engine import fitting, inspect, prepare, steps, undecodable
+from slackwater.engine.first_looks import FirstLooks
 from slackwater.engine.letters import ORIGIN, OUTSIDE, letter_columns, numbered_origin, origin_column, unfit_columns
 from slackwater.engine.protocol import IngestOutcome, SourceStats, Unfit
+from slackwater.engine.statistics import FILE, count_unfit, spans_of, statistics, stats_of
 from slackwater.engine.steps import Step
 from slackwater.engine.task import EmitReport, IngestReport, ShardTask, StagedLetters
-from slackwater.errors import EpochError, SlackwaterError
+from slackwater.engine.workers import Task, count_task, emit_task, ingest_task, late_task, letters_task, run_over
+from slackwater.errors import EpochError
 from slackwater.joins.logic import JoinLogic
 from slackwater.sources.base import CORRUPT, Batch, reason
 from slackwater.sources.files import local_name
-from slackwater.sources.names import names_in
 from slackwater.state.protocol import ShardState
 from slackwater.targets.base import LETTER
-from slackwater.watermark import CONFIRMS, Heard, Span
+from slackwater.watermark import Span
 from slackwater.windows import panes
 from slackwater.windows.aggregations import quote
 from slackwater.windows.logic import Logic
 
 if TYPE_CHECKING:
     import polars as pl
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger("slackwater")
 
-Task = Callable[["pa.Table"], str]
-_FILE = "__file"  # hidden: the file that a row was read from
 LETTER_NUMBER = "__letter"  # hidden: which letter a row is, where it is read again
 
 
@@ -78,16 +72,13 @@ class SparkEngine:
     refresh: Callable[[], None] = field(default=lambda: None)
     sql: Mapping[str, str] = field(default_factory=dict)
     end: str | None = None
-    # the first rows of each source: what was seen, the number that its event time is, what the latest epoch said, its rows
-    _looks: dict[str, FirstRows] = field(default_factory=dict)
-    _numbers: dict[str, tuple[str, str] | None] = field(default_factory=dict)
-    _seen: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    _names: dict[str, DataFrame] = field(default_factory=dict)
+    looks: FirstLooks = field(init=False)
 
     def __post_init__(self) -> None:
         """User-defined aggregations go to the workers by value, with the tasks: a worker need not find their module."""
         from pyspark import cloudpickle
 
+        self.looks = FirstLooks(self.session, self.pipeline, self.times)
         for agg in self.logic.aggs if isinstance(self.logic, Logic) else ():
             if agg.kind.module not in (None, "__main__"):
                 top = sys.modules[agg.kind.module.partition(".")[0]]
@@ -104,7 +95,7 @@ class SparkEngine:
         plan each epoch would be compiled and warmed up anew. A task that ran in vain left files that no commit names.
         """
         self.refresh()
-        self._begin_looks(batch.payload)
+        self.looks.begin(batch.payload)
         latest = clock_us + self.pipeline.transform.step.max_future_ms * 1000
         tagged = 0 in tasks[0].idle_sources  # a single source that was idle: its late rows are told apart
         read = self._read(batch, clock_us, None, idle, tagged)
@@ -112,91 +103,8 @@ class SparkEngine:
         if any(s.max_event_us is not None and s.max_event_us > latest for s in outcome.sources.values()):
             read = self._read(batch, clock_us, latest, idle, tagged)
             outcome = self._ingest(read, batch, tasks)
-        outcome = self._looked(outcome, batch, clock_us)
+        outcome = self.looks.answered(outcome, batch, clock_us)
         return self._with_letters(read, outcome, tasks)
-
-    # -- first rows ----------------------------------------------------------------------------------------------
-
-    def _begin_looks(self, frames: Mapping[str, DataFrame]) -> None:
-        """Look at the first rows of each source: at the columns that its schema declares, and at its times as numbers."""
-        for spec in self.pipeline.sources:
-            if spec.name in frames and spec.name not in self._looks:
-                own = resolve(spec.connection, self.pipeline.connections)
-                again = own is not None and own.kind in (
-                    "files",
-                    "kafka",
-                )  # these can be read once more, for their names
-                declared = declared_columns(spec.schema_) if spec.schema_ and again else []
-                there = {c.casefold(): c for c in frames[spec.name].columns}
-                names = [there[c.casefold()] for c in declared if c.casefold() in there]
-                self._looks[spec.name] = FirstRows(names)
-                self._numbers[spec.name] = self._number(spec.name, frames[spec.name])
-
-    def _number(self, name: str, frame: DataFrame) -> tuple[str, str] | None:
-        """The type of the event time and its number, as SQL over the timed rows; None where there is none."""
-        step, text = self.pipeline.transform.step, self.pipeline.transform.step.event_time_column
-        if self.times.get(name) == inspect.CLOCK or step.time_mode == "processing":
-            return None
-        expression = quote(text) if text in frame.columns else text
-        try:
-            kind = frame.selectExpr(f"{expression} AS t").schema.fields[0].dataType.simpleString()
-        except Exception:
-            return None  # told at the start
-        if kind == "timestamp" or text == "_event_ts":
-            return "timestamp", "unix_micros(_event_ts) div 1000000L"
-        if kind == "string":
-            return "string", f"try_cast({expression} AS BIGINT)"
-        return ("integer", f"CAST({expression} AS BIGINT)") if kind in schema.INTEGERS else None
-
-    def _look_at(self, name: str) -> list[Any]:
-        """What is asked of the first rows."""
-        from pyspark.sql import functions as F  # noqa: N812
-
-        look, number = self._looks.get(name), self._numbers.get(name)
-        if look is None or not look.looks:
-            return []
-        found = [F.count(F.col(quote(c))).alias(f"__value{i}") for i, c in enumerate(look.columns)]
-        if number is not None:
-            found.append(F.expr(f"percentile_approx({number[1]}, 0.5)").alias("__number"))
-        return found
-
-    def _looked(self, outcome: IngestOutcome, batch: Batch, clock_us: int) -> IngestOutcome:
-        """After an epoch's rows were read: what they say about the schema is told, about the unit it goes into the outcome."""
-        sources = dict(outcome.sources)
-        for name, stats in outcome.sources.items():
-            look, seen, number = self._looks.get(name), self._seen.pop(name, None), self._numbers.get(name)
-            if look is None or seen is None or not look.looks:
-                continue
-            look.saw(stats.rows, {c: seen.get(f"__value{i}") or 0 for i, c in enumerate(look.columns)})
-            if number is not None:
-                unit = self.pipeline.transform.step.event_time_unit
-                hint = unit_hint(seen.get("__number"), unit, number[0], clock_us)
-                if hint is not None and (stats.bad or not look.unit_told):
-                    sources[name] = replace(stats, unit_hint=hint)
-                    look.unit_told = True
-            if look.missing and not look.is_told:
-                self._names[name] = batch.payload[name]
-            if not look.looks:
-                self.tell_missing(name)
-        return replace(outcome, sources=sources)
-
-    def tell_missing(self, *names: str) -> None:
-        """Warn of columns of the schema that none of the first rows has; of all sources at the end of the input."""
-        for name in names or tuple(self._looks):
-            look, frame = self._looks[name], self._names.pop(name, None)
-            if frame is None or look.is_told or not look.rows:
-                continue
-            look.is_told = True
-            spec = next(s for s in self.pipeline.sources if s.name == name)
-            try:
-                there = names_in(self.session, frame, spec.format, spec.options)
-            except Exception as error:
-                log.debug("the names in the data of %s cannot be read: %s", name, error)
-                there = []
-            for column in look.missing:
-                if column not in there:  # else it is there, and NULL
-                    line = missing_text(name, column, min(look.rows, ROWS), there)
-                    log.warning("%s: %s", self.pipeline.name, line)
 
     def _read(
         self, batch: Batch, clock_us: int, latest: int | None, idle: Mapping[str, Sequence[str]], tagged: bool
@@ -216,29 +124,30 @@ class SparkEngine:
         unfit: dict[str, list[Observation]] = {}
         for name, timed in read.timed.items():
             observed[name] = Observation()
-            statistics = _statistics(list(batch.partitions.get(name, {})), False, timed.columns)
-            statistics += self._look_at(name)
-            for tag, out in self._outputs(read, name, timed.observe(observed[name], *statistics)):
+            asked = [*statistics(list(batch.partitions.get(name, {})), False, timed.columns), *self.looks.ask(name)]
+            for tag, out in self._outputs(read, name, timed.observe(observed[name], *asked)):
                 if (marked := self._marked(name, out, tasks[0])) is not None:
                     unfit.setdefault(name, []).append(Observation())
-                    out = marked.observe(unfit[name][-1], _count_unfit()).where(f"{fitting.UNFIT} IS NULL")
+                    out = marked.observe(unfit[name][-1], count_unfit()).where(f"{fitting.UNFIT} IS NULL")
                 parts.append(out.selectExpr(*self._columns(name, tag, before)))
         lifted = self._lift(reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
         owner = lifted.selectExpr("*", f"{prepare.shard_sql(len(tasks))} AS __shard")
-        reports = _run(owner.repartitionById(len(tasks), owner["__shard"]), lifted.columns, _ingest_task(list(tasks)))
+        reports = run_over(
+            owner.repartitionById(len(tasks), owner["__shard"]), lifted.columns, ingest_task(list(tasks))
+        )
         stats: dict[str, SourceStats] = {}
         for name, observation in observed.items():
             found: Mapping[str, Any] = observation.get
             counts = batch.partitions.get(name, {})
-            self._seen[name] = dict(found)
+            self.looks.heard(name, found)
             if found["bad"]:
-                again = _statistics(list(counts), True, read.timed[name].columns)
+                again = statistics(list(counts), True, read.timed[name].columns)
                 found = read.timed[name].agg(*again).collect()[0].asDict()
-            stats[name] = _stats_of(found, counts)
+            stats[name] = stats_of(found, counts)
         counts_of = {name: sum(o.get["unfit"] or 0 for o in seen) for name, seen in unfit.items()}
 
         def spans(source: str, jump_us: int) -> Mapping[str, tuple[Span, ...]]:
-            return _spans(read.timed[source], jump_us, bool(batch.partitions.get(source)))
+            return spans_of(read.timed[source], jump_us, bool(batch.partitions.get(source)))
 
         return IngestOutcome(
             [IngestReport.model_validate_json(r) for r in reports],
@@ -273,7 +182,7 @@ class SparkEngine:
                 samples += [f"{r[0]}: {r[1][:300]}" for r in rows.selectExpr(fitting.UNFIT, row).limit(3).collect()]
                 if self.pipeline.transform.on_error == "dlq":
                     columns = unfit_columns(rows.columns, self.pipeline.name, seen.source, task.state.epoch)
-                    letters = _run(rows.selectExpr(*columns), [f.name for f in LETTER], _letters_task(task.state))
+                    letters = run_over(rows.selectExpr(*columns), [f.name for f in LETTER], letters_task(task.state))
                     staged += [StagedLetters.model_validate_json(one) for one in letters]
             if sum(reasons.values()) != seen.rows:
                 raise EpochError(
@@ -307,12 +216,12 @@ class SparkEngine:
         names = [s.name for s in self.pipeline.sources]
         rows = timed.where("__bad IS NULL")
         if self.pipeline.carries_origin:
-            plain = [c for c in rows.columns if c != _FILE]
-            bytes_of = {c: kind for c, kind in rows.dtypes if c not in (_FILE, CORRUPT)}
-            file = _FILE if _FILE in rows.columns else "NULL"
+            plain = [c for c in rows.columns if c != FILE]
+            bytes_of = {c: kind for c, kind in rows.dtypes if c not in (FILE, CORRUPT)}
+            file = FILE if FILE in rows.columns else "NULL"
             rows = rows.selectExpr(*map(quote, plain), origin_column(bytes_of, name, file))
         else:
-            rows = rows.drop(_FILE)
+            rows = rows.drop(FILE)
         found: list[tuple[int | None, DataFrame]] = []
         for tag, some in _by_idleness(rows, names.index(name), len(names), read.split[name]):
             if self.pipeline.transform.sql_of(name) is not None:
@@ -335,7 +244,7 @@ class SparkEngine:
         parts: list[DataFrame] = []
         for name, frame in payload.items():
             rows = self._timed(name, frame, clock_us, latest).where("__bad IS NULL")
-            plain = [quote(c) for c in rows.columns if c not in (_FILE, LETTER_NUMBER, "__bad", CORRUPT)]
+            plain = [quote(c) for c in rows.columns if c not in (FILE, LETTER_NUMBER, "__bad", CORRUPT)]
             rows = rows.selectExpr(*plain, numbered_origin(LETTER_NUMBER))
             out = inspect.run_sql(self.session, self.pipeline, name, rows, self.sql.get(name))
             columns = prepare.row_columns(self.windows, None, end=self.end)
@@ -389,9 +298,9 @@ class SparkEngine:
     def _stage_bad(self, name: str, timed: DataFrame, state: ShardState) -> list[StagedLetters]:
         bad = timed.where("__bad IS NOT NULL")
         columns = letter_columns(
-            {c: kind for c, kind in timed.dtypes if c != _FILE}, self.pipeline.name, name, state.epoch
+            {c: kind for c, kind in timed.dtypes if c != FILE}, self.pipeline.name, name, state.epoch
         )
-        staged = _run(bad.selectExpr(*columns), [f.name for f in LETTER], _letters_task(state))
+        staged = run_over(bad.selectExpr(*columns), [f.name for f in LETTER], letters_task(state))
         return [StagedLetters.model_validate_json(letters) for letters in staged]
 
     def _stage_late(self, read: _Read, task: ShardTask) -> list[StagedLetters]:
@@ -403,7 +312,7 @@ class SparkEngine:
             for tag, out in self._outputs(read, name, timed)
         ]
         rows = reduce(lambda a, b: a.unionByName(b), parts)
-        return [StagedLetters.model_validate_json(letters) for letters in _run(rows, rows.columns, _late_task(task))]
+        return [StagedLetters.model_validate_json(letters) for letters in run_over(rows, rows.columns, late_task(task))]
 
     def _timed(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
         """Rows with `_event_ts` and `__bad`: NULL for a usable row, else why it is not."""
@@ -419,8 +328,8 @@ class SparkEngine:
         why = f"CASE WHEN ({time}) IS NULL THEN 'no event time' ELSE '{OUTSIDE}' END"
         bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN NOT {sane} THEN {why}{future} END AS __bad"
         kept = [quote(c) for c in frame.columns if c != "_event_ts"]
-        of_file = name in self._files and _FILE not in frame.columns  # read again, it brings the name
-        file = [f"_metadata.file_path AS {_FILE}"] if of_file else []
+        of_file = name in self._files and FILE not in frame.columns  # read again, it brings the name
+        file = [f"_metadata.file_path AS {FILE}"] if of_file else []
         return frame.selectExpr(*kept, *file, f"{time} AS _event_ts", bad)
 
     @property
@@ -473,11 +382,11 @@ class SparkEngine:
         if self._is_local():
             with ThreadPoolExecutor(len(tasks)) as pool:
                 return list(pool.map(steps.emit, tasks))
-        return [EmitReport.model_validate_json(r) for r in self._over_shards(tasks, _emit_task(list(tasks)))]
+        return [EmitReport.model_validate_json(r) for r in self._over_shards(tasks, emit_task(list(tasks)))]
 
     def count_groups(self, tasks: Sequence[ShardTask], windows: list[int]) -> Mapping[int, int]:
         counts: Counter[int] = Counter()
-        for report in self._over_shards(tasks, _count_task(list(tasks), windows)):
+        for report in self._over_shards(tasks, count_task(list(tasks), windows)):
             counts.update({int(w): n for w, n in json.loads(report).items()})
         return counts
 
@@ -486,12 +395,7 @@ class SparkEngine:
         return (self.session.sparkContext.master or "").startswith("local")
 
     def _over_shards(self, tasks: Sequence[ShardTask], task: Task) -> list[str]:
-        return _run(self.session.range(0, len(tasks), 1, len(tasks)), ["id"], task)
-
-
-def warm_up(session: SparkSession, workers: int) -> None:
-    """Start the Python workers and import what they need, before the first batch does."""
-    _run(session.range(0, workers, 1, workers), ["id"], _warm_task)
+        return run_over(self.session.range(0, len(tasks), 1, len(tasks)), ["id"], task)
 
 
 def _by_idleness(rows: DataFrame, index: int, sources: int, idle: Sequence[str]) -> list[tuple[int, DataFrame]]:
@@ -501,174 +405,3 @@ def _by_idleness(rows: DataFrame, index: int, sources: int, idle: Sequence[str])
     listed = ", ".join("'" + p.replace("'", "\\'") + "'" for p in idle)
     of_idle = f"concat(_topic, '-', _partition) IN ({listed})"
     return [(index, rows.where(f"NOT {of_idle}")), (sources + index, rows.where(of_idle))]
-
-
-def _statistics(partitions: Sequence[str], usable_only: bool, columns: Sequence[str]) -> list[Any]:
-    """What is told of a source's rows. While no row is bad the few aggregates do that need not look at `__bad`.
-
-    `columns` that say where a row is from tell it of the newest one.
-    """
-    from pyspark.sql import functions as F  # noqa: N812
-
-    event_us = F.expr(
-        "CASE WHEN __bad IS NULL THEN unix_micros(_event_ts) END" if usable_only else "unix_micros(_event_ts)"
-    )
-    found = [F.count(F.lit(1)).alias("rows"), F.count("__bad").alias("bad"), F.max(event_us).alias("newest")]
-    place = next(
-        (p for c, p in (("_offset", "struct(_topic, _partition, _offset)"), (_FILE, _FILE)) if c in columns), None
-    )
-    if place is not None:
-        found.append(F.max_by(F.expr(place), event_us).alias("place"))
-    if usable_only:
-        found += [F.count(F.when(F.col("__bad") == why, 1)).alias(why) for why in ("undecodable", "future", OUTSIDE)]
-    for number, partition in enumerate(partitions):
-        topic, _, part = partition.rpartition("-")
-        here = (F.col("_partition") == int(part)) & (F.col("_topic") == topic)
-        found.append(F.max(F.when(here, event_us)).alias(f"newest{number}"))
-    return found
-
-
-def _count_unfit() -> Any:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    return F.count(fitting.UNFIT).alias("unfit")
-
-
-def _stats_of(found: Mapping[str, Any], partitions: Mapping[str, int]) -> SourceStats:
-    rows, bad = found["rows"] or 0, found["bad"] or 0
-    return SourceStats(
-        rows,
-        rows - bad,
-        found["newest"],
-        found.get("undecodable") or 0,
-        found.get("future") or 0,
-        {name: Heard(rows, found[f"newest{n}"]) for n, (name, rows) in enumerate(partitions.items())},
-        outside=found.get(OUTSIDE) or 0,
-        place=_place_of(found.get("place")),
-    )
-
-
-def _place_of(found: Any) -> str | None:
-    """Where a row was read, for people."""
-    if found is None or isinstance(found, str):
-        return None if found is None else local_name(found)
-    return f"{found['_topic']}-{found['_partition']} at offset {found['_offset']}"
-
-
-def _spans(timed: DataFrame, jump_us: int, partitioned: bool) -> dict[str, tuple[Span, ...]]:
-    """The event times of the newest rows, in stretches shorter than `jump_us`: of each partition, and of all."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    by = "concat(_topic, '-', _partition)" if partitioned else "''"
-    times = timed.where("__bad IS NULL").selectExpr(f"{by} AS p", "unix_micros(_event_ts) AS t")
-    stretches = times.groupBy("p", F.expr(f"t - pmod(t, {jump_us}L)").alias("b")).agg(
-        F.min("t").alias("low"), F.max("t").alias("high"), F.count("*").alias("n")
-    )
-    nth = stretches.selectExpr("*", "row_number() OVER (PARTITION BY p ORDER BY b DESC) AS nth")
-    found: dict[str, list[Span]] = {}
-    for row in nth.where(f"nth <= {CONFIRMS}").collect():
-        for name in {row["p"], ""}:
-            found.setdefault(name, []).append((row["low"], row["high"], row["n"]))
-    return {name: tuple(spans) for name, spans in found.items()}
-
-
-# -- what runs in the workers ------------------------------------------------------------------------------------------
-
-
-def _run(frame: DataFrame, names: list[str], task: Task) -> list[str]:
-    """Run `task` over these columns of each partition (as one Arrow table); errors of this project come back as themselves."""
-    # plain names: to mapInArrow a dot in a name is a path
-    plain = frame.selectExpr(*(f"{quote(name)} AS c{i}" for i, name in enumerate(names)))
-
-    def partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        os.environ.setdefault("POLARS_MAX_THREADS", "1")
-        import pyarrow as pa
-
-        found = list(batches)
-        if not found:
-            return
-        try:
-            report, error = task(pa.Table.from_batches(found).rename_columns(names)), ""
-        except SlackwaterError as raised:
-            report, error = str(raised), type(raised).__name__
-        yield pa.RecordBatch.from_pydict({"report": [report], "error": [error]})
-
-    try:
-        rows = plain.mapInArrow(partition, "report STRING, error STRING").collect()
-    except Exception as error:
-        raise EpochError(f"the epoch failed and was not committed: {reason(error)}") from error
-    for row in rows:
-        if row["error"]:
-            raise getattr(errors, row["error"])(row["report"])
-    return [row["report"] for row in rows]
-
-
-def _ingest_task(tasks: list[ShardTask]) -> Task:
-    def run(table: pa.Table) -> str:
-        import polars as pl
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        assert context is not None
-        task = tasks[context.partitionId()]
-        rows = pl.from_arrow(table)
-        assert isinstance(rows, pl.DataFrame)
-        origins = rows.drop_in_place("__origin") if "__origin" in rows.columns else None
-        if isinstance(task.logic, Logic):
-            rows = lifted(task.logic, rows)
-        return steps.ingest(task, rows, origins).model_dump_json()
-
-    return run
-
-
-def lifted(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows as Spark hands them to a shard, with typed keys and accumulators."""
-    rows = rows.with_columns(rows[k.name].cast(k.polars) for k in logic.keys)
-    if not logic.is_session and logic.lifts_in_sql:
-        return rows.cast(logic.accumulators)  # type: ignore[arg-type]
-    rows = rows.with_columns(rows[i.field.name].cast(i.field.polars) for i in logic.inputs)
-    return logic.lift_rows(rows) if logic.is_session else panes.lift(logic, rows)
-
-
-def _letters_task(state: ShardState) -> Task:
-    def run(table: pa.Table) -> str:
-        import polars as pl
-
-        frame = pl.from_arrow(table)
-        assert isinstance(frame, pl.DataFrame)
-        letters = frame.cast({f.name: f.polars for f in LETTER})
-        reasons = dict(letters["reason"].value_counts().iter_rows())
-        return StagedLetters(output=state.stage_output(letters), reasons=reasons).model_dump_json()
-
-    return run
-
-
-def _late_task(task: ShardTask) -> Task:
-    def run(table: pa.Table) -> str:
-        import polars as pl
-
-        rows = pl.from_arrow(table)
-        assert isinstance(rows, pl.DataFrame)
-        return shard.stage_late(task, shard.with_idle(task, rows)).model_dump_json()
-
-    return run
-
-
-def _emit_task(tasks: list[ShardTask]) -> Task:
-    def run(table: pa.Table) -> str:
-        return steps.emit(tasks[table.column(0)[0].as_py()]).model_dump_json()
-
-    return run
-
-
-def _count_task(tasks: list[ShardTask], windows: list[int]) -> Task:
-    def run(table: pa.Table) -> str:
-        return json.dumps(shard.count_groups(tasks[table.column(0)[0].as_py()], windows))
-
-    return run
-
-
-def _warm_task(table: pa.Table) -> str:
-    from slackwater.engine import steps
-
-    return steps.__name__
