@@ -102,9 +102,8 @@ def test_a_commit_that_cannot_be_is_refused_and_nothing_is_touched(lie: str, tmp
     with pytest.raises(SlackwaterError) as raised:
         run_local(SESSION, [Rows({"a": [{"ts": 99 * SECOND, "k": "u1"}]})], SCHEMA, state_dir=str(tmp_path))
     assert len(str(raised.value).splitlines()) == 1
-    assert (
-        "damaged" in str(raised.value) or "the commit says" in str(raised.value) or "does not know" in str(raised.value)
-    )
+    told = ("damaged", "the commit says", "does not know", "no migration from it is registered")
+    assert any(words in str(raised.value) for words in told)
     assert {p: p.stat().st_mtime_ns for p in before} == before
 
 
@@ -136,7 +135,8 @@ def test_a_record_in_postgres_is_not_trusted_either(postgres: Any) -> None:
     with psycopg.connect(url, autocommit=True) as db:
         (record,) = db.execute("SELECT record FROM slackwater_pipelines").fetchone() or ({},)
         for lie, change in LIES.items():
-            if lie in ("no rows", "fewer rows"):  # there are no files, and what has a figure is a table
+            # there are no files, what has a figure is a table, and JSON of a database has no endless numbers
+            if lie in ("no rows", "fewer rows", "an endless format"):
                 continue
             changed = json.loads(json.dumps(record))
             change(changed)

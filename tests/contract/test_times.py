@@ -60,7 +60,7 @@ def test_a_row_whose_window_would_leave_the_years_is_bad(kind: str) -> None:
     """Nobody could write the window's start, or its end: no calendar has a year 0, and ISO 8601 no year 10000."""
     published: list[dict[str, Any]] = []
     script = [
-        rows(EARLIEST_US, EARLIEST_US + S // 2, EARLIEST_US + S - 1, EARLIEST_US + S, LATEST_US - 100 * S, LATEST_US)
+        rows(EARLIEST_US, EARLIEST_US + S // 2, EARLIEST_US + S - 1, EARLIEST_US + S, LATEST_US - 102 * S, LATEST_US)
     ]
     given = window(kind, max_future_ms=3 * 10**14)
     found = run_local(

@@ -155,7 +155,7 @@ class BatchId(Record):
 class Manifest(Record):
     """One commit: everything the next epoch, the targets and the metrics need."""
 
-    format: int = FORMAT
+    format: int = Field(default=FORMAT, ge=1, le=FORMAT)
     pipeline: str
     state_id: Id = ""  # of the state's first start: targets tell a state that was started over by it
     epoch: Annotated[int, Field(ge=-1, lt=10**18)]
