@@ -74,7 +74,11 @@ def query(sql: str, tables: Mapping[str, Columns], found: Findings, rows: Sequen
         found.unsure.append(str(why))
         return UNKNOWN
     known = {name.casefold(): _Table(columns, set()) for name, columns in tables.items()}
-    return _Reader(found, tuple(tables), tuple(rows)).visit(tree, known, found.beyond)
+    try:
+        return _Reader(found, tuple(tables), tuple(rows)).visit(tree, known, found.beyond)
+    except RecursionError:
+        found.unsure.append(_DEEP)
+        return UNKNOWN
 
 
 def expression(text: str, columns: Columns, found: Findings) -> str | None:
@@ -98,8 +102,12 @@ def expression(text: str, columns: Columns, found: Findings) -> str | None:
         return None
     scope = _Scope([("", columns)])
     reader = _Reader(found, (), ())
-    reader.judge(one, scope, found.beyond)
-    return reader.type_of(one, scope)
+    try:
+        reader.judge(one, scope, found.beyond)
+        return reader.type_of(one, scope)
+    except RecursionError:
+        found.unsure.append(_DEEP)
+        return None
 
 
 # -- the text --------------------------------------------------------------------------------------------------------
@@ -116,6 +124,8 @@ def _parsed(sql: str) -> exp.Expr:
         raise SyntaxFault("has a quote that is not closed") from None
     if not tokens:
         raise SyntaxFault("is empty")
+    if len(tokens) > MOST_WORDS:
+        raise NotUnderstood(f"it has {len(tokens):,} words, and at most {MOST_WORDS:,} are read here")
     first = tokens[0].text
     if (
         tokens[0].token_type.name not in ("SELECT", "WITH", "FROM", "L_PAREN", "VALUES")
@@ -137,7 +147,9 @@ def _parsed(sql: str) -> exp.Expr:
             raise SyntaxFault(f"has a comma too many before FROM (line {tokens[i].line})")
     try:
         trees = [tree for tree in sqlglot.parse(sql, read="spark") if tree is not None]
-    except (SqlglotError, RecursionError) as error:
+    except RecursionError:
+        raise NotUnderstood(_DEEP) from None
+    except SqlglotError as error:
         place = error.errors[0] if isinstance(error, ParseError) and error.errors else {}
         at = f" near {show(place['highlight'])} (line {place['line']})" if place.get("highlight") else ""
         meant = _misspelled(sql, tokens)
@@ -151,6 +163,8 @@ def _parsed(sql: str) -> exp.Expr:
     return trees[0]
 
 
+MOST_WORDS = 20_000  # words, signs and values: more would take seconds to read
+_DEEP = "it is nested too deeply to be read here"
 _STARTS = ("SELECT", "WITH", "FROM", "VALUES", "TABLE", "MAP", "REDUCE", "SHOW", "DESCRIBE", "DESC", "EXPLAIN")
 _NO_QUERY = 'begins with "{}", expected SELECT … FROM source'
 

@@ -40,7 +40,7 @@ def carried(sql: str) -> str:
         selects = _selects(sqlglot.tokenize(sql, read="spark"))
         marked = _insert(sql, [(s.at, f", 0 AS {_MARK}{n} ") for n, s in enumerate(selects)])
         tree = sqlglot.parse_one(marked, read="spark")
-    except SqlglotError:
+    except (SqlglotError, RecursionError):
         raise CannotCarryError("the SQL cannot be parsed") from None
     readers: dict[int, str | None] = {}
     if not _visit(tree, {"source": True}, readers):

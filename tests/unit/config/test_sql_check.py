@@ -220,3 +220,14 @@ def test_a_secret_schema_is_not_shown() -> None:
     with pytest.raises(Exception, match="is no schema that Spark reads") as raised:
         toml.loads(text, "p.toml", {"SCHEMA": "hidden STRNG"})
     assert "STRNG" not in str(raised.value)
+
+
+@pytest.mark.parametrize("many", [3_000, 30_000])
+@pytest.mark.parametrize("text", ["amount + {}1", "CASE WHEN {}true THEN 1 END"])
+def test_sql_of_any_size_is_read_or_said_not_to_be(text: str, many: int) -> None:
+    """Nested beyond what a reader of trees can follow, or of more words than can be read in a second."""
+    inner = ("1 + " if "amount" in text else "amount = 1 OR ") * many
+    found = sql_check.check(pipeline(query=f"SELECT user_id, amount, {text.format(inner)} AS x, _event_ts FROM source"))
+    assert found.problems == []
+    (line,) = [line for line in found.unchecked if line.startswith("transform.sql: ")]
+    assert "nested too deeply" in line or "at most 20,000 are read here" in line
