@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slackwater.core.words import plural
 from slackwater.engine.why import Why
 from slackwater.ui.blocks.account import PARTS, Rows
 from slackwater.ui.words import moment, number, span
@@ -50,7 +51,7 @@ def _sum(rows: Rows) -> str:
     ]
     became = f"{number(t.rows_in)} in = {' + '.join(shown)}".replace(" + ", " + ")
     if rows.unaccounted:
-        return f"{number(rows.unaccounted)} rows are unaccounted for: {became}"
+        return f"{plural(rows.unaccounted, 'row is', 'rows are')} unaccounted for: {became}"
     return f"Every row is accounted for: {became}"
 
 
