@@ -43,13 +43,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "dist"
 
 
-def test_the_wheel_holds_every_module_and_the_license(built: Path) -> None:
+def test_the_wheel_holds_every_file_and_the_license(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         (about,) = (archive.read(n).decode() for n in names if n.endswith(".dist-info/METADATA"))
     source = ROOT / "src"
-    expected = {str(p.relative_to(source)) for p in source.rglob("*") if p.suffix == ".py" or p.name == "py.typed"}
+    files = [p.relative_to(source) for p in (source / "slackwater").rglob("*") if p.is_file() and p.suffix != ".pyc"]
+    expected = {str(p) for p in files}  # templates, pictures and the schema, too
     assert expected == {n for n in names if not n.split("/")[0].endswith(".dist-info")}
     assert any(n.endswith("licenses/LICENSE") for n in names)
     assert "License-Expression: Apache-2.0" in about

@@ -16,8 +16,8 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from slackwater.errors import EpochError, SlackwaterError, SparkEndedError
@@ -34,30 +34,36 @@ _ANALYSIS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _SECONDS = 3.0  # a process that was killed takes a moment to be gone
 
 
-@contextmanager
 def errors(
     where: str, session: Callable[[], SparkSession | None] = lambda: None, committed: Callable[[], str] = lambda: ""
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Let only errors of ours out. `where`: the pipeline; `committed`: what was committed last, as a sentence."""
-    if os.environ.get("SLACKWATER_DEBUG"):
+    return _Border(where, session, committed)
+
+
+class _Border(AbstractContextManager[None]):
+    """No generator: contextlib gives an error that is raised again its former trace back, with the frames of the bridge."""
+
+    def __init__(self, where: str, session: Callable[[], SparkSession | None], committed: Callable[[], str]) -> None:
+        self._where, self._session, self._committed = where, session, committed
+        self._all = bool(os.environ.get("SLACKWATER_DEBUG"))
+        self._undo: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> None:
+        if not self._all:
+            self._undo = _hide_bridge()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            yield
-        except Exception as error:
-            found = _told(error, where, session(), committed)
-            if found is error:
-                raise
-            raise found from error
-        return
-    undo = _hide_bridge()
-    try:
-        yield
-    except Exception as error:
-        found = _told(error, where, session(), committed)
-        if isinstance(found, SlackwaterError):
-            raise found.with_traceback(None) from None
-        raise
-    finally:
-        undo()
+            if not isinstance(error, Exception):
+                return
+            found = _told(error, self._where, self._session(), self._committed)
+            if self._all and found is not error:
+                raise found from error
+            if isinstance(found, SlackwaterError) and not self._all:
+                raise found.with_traceback(None) from None
+        finally:
+            self._undo()
 
 
 def _told(error: Exception, where: str, spark: SparkSession | None, committed: Callable[[], str]) -> Exception:
