@@ -26,15 +26,15 @@ from benchmarks.data import generate
 from benchmarks.figures import machine, summarised
 from benchmarks.process import run_worker
 from slackwater.core.schema import Field
-from slackwater.engine.compile import compile_window
 from slackwater.engine.driver import Driver, Hooks
-from slackwater.engine.local import LocalEngine
+from slackwater.operators.compile import compile_window
 from slackwater.query.view import StateView
 from slackwater.sources.base import Batch
-from slackwater.state.files import FilesStore
+from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import BatchId
 from slackwater.targets.console import ConsoleTarget
 from slackwater.testing.kit import pipeline_for
+from slackwater.testing.local import LocalEngine
 
 S = 1_000_000
 PER_SECOND = 20

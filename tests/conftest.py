@@ -44,7 +44,7 @@ def spark() -> Iterator[Any]:
         warnings.simplefilter("ignore")  # PySpark's own imports warn; ours must not
         import pyspark
 
-        from slackwater.engine import packages, session
+        from slackwater.spark import packages, session
 
         jars = [*packages.kafka_connector(pyspark.__version__)[0], *packages.avro(pyspark.__version__)]
         settings = {"spark.jars": ",".join(map(str, jars)), "spark.sql.shuffle.partitions": "2"}

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from slackwater.config.toml import loads as loads
     from slackwater.config.toml import to_toml as to_toml
     from slackwater.config.window import Window as Window
-    from slackwater.engine.batch import batch as batch
-    from slackwater.engine.batch import batch_join as batch_join
-    from slackwater.engine.run import run as run
     from slackwater.errors import ConfigError as ConfigError
     from slackwater.errors import SlackwaterError as SlackwaterError
     from slackwater.query.view import StateView as StateView
     from slackwater.query.view import open_state as open_state
+    from slackwater.runner.batch import batch as batch
+    from slackwater.runner.batch import batch_join as batch_join
+    from slackwater.runner.run import run as run
 
 __version__ = "0.1.0"
 
@@ -52,8 +52,8 @@ _HOMES = {
     "ConfigError": "errors",
     "ConsoleConnection": "config.connection",
     "DeltaConnection": "config.connection",
-    "batch": "engine.batch",
-    "batch_join": "engine.batch",
+    "batch": "runner.batch",
+    "batch_join": "runner.batch",
     "KafkaConnection": "config.connection",
     "KinesisConnection": "config.connection",
     "PostgresConnection": "config.connection",
@@ -77,7 +77,7 @@ _HOMES = {
     "open_state": "query.view",
     "pipeline": "api",
     "pipelines": "api",
-    "run": "engine.run",
+    "run": "runner.run",
     "run_streaming_pipeline": "api",
     "streaming_pipeline": "api",
     "to_toml": "config.toml",

@@ -124,7 +124,7 @@ def run_streaming_pipeline(
 
     Runs until `stop` is set; with `available_now`, until the input that is there now is processed.
     """
-    from slackwater.engine.run import run
+    from slackwater.runner.run import run
 
     return run(
         pipeline(**settings),
@@ -149,7 +149,7 @@ class Registered:
 
     def __call__(self, **settings: Any) -> Status | None:
         """Run it; takes the arguments of `slackwater.run`."""
-        from slackwater.engine.run import run
+        from slackwater.runner.run import run
 
         return run(self.pipeline, **settings)
 

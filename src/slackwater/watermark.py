@@ -27,8 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-NO_WATERMARK = -(1 << 62)  # before every event time; far enough from the int64 edge to add durations
-
+from slackwater.core.time import NO_WATERMARK as NO_WATERMARK
 
 CONFIRMS = 100  # rows beyond a jump, after which it is followed
 Span = tuple[

@@ -11,10 +11,10 @@ import pytest
 from tests.laws import changed
 from tests.laws.changed import MS, SCHEMA, Config
 
-from slackwater.engine.look import logic_in
 from slackwater.errors import EpochError
-from slackwater.state import postgres_commit
-from slackwater.state.postgres import PostgresStore
+from slackwater.evolution.description import logic_in
+from slackwater.state.postgres import commit
+from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.kit import Crash, Restart, Rows, run_local
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "4"))
@@ -91,7 +91,7 @@ def test_a_commit_that_fails_after_the_columns_changed_leaves_the_former_epoch(
         self.db.execute("SELECT 1 / 0")
 
     with monkeypatch.context() as patch:
-        patch.setattr(postgres_commit.Commit, "_write_offsets", fails)
+        patch.setattr(commit.Commit, "_write_offsets", fails)
         with pytest.raises(EpochError, match="epoch 1 was not committed: division by zero"):
             run_local(AFTER.window, [], SCHEMA, store=made(url), shards=3)
     assert (columns(url), columns(url, "slackwater_windows_law")) == (before, view)

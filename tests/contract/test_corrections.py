@@ -24,16 +24,16 @@ from tests.contract.test_target_kafka import messages
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
-from slackwater.engine.compile import compile_window
 from slackwater.engine.driver import Driver, Hooks
-from slackwater.engine.local import LocalEngine
-from slackwater.state.postgres import PostgresStore
+from slackwater.operators.compile import compile_window
+from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import Manifest
 from slackwater.targets.base import Table, Target
 from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.kafka import KafkaTarget
 from slackwater.targets.postgres import PostgresTarget
 from slackwater.testing.kit import Died, pipeline_for
+from slackwater.testing.local import LocalEngine
 
 FIELDS = (
     Field("user", "string"), Field("f", "double"), Field("window_start", "timestamp"), Field("window_end", "timestamp"),

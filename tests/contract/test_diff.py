@@ -21,8 +21,8 @@ from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.query.compare import compare
 from slackwater.query.outputs import Output, output_at
-from slackwater.state.files import FilesStore
-from slackwater.state.postgres import PostgresStore
+from slackwater.state.files.store import FilesStore
+from slackwater.state.postgres.store import PostgresStore
 from slackwater.targets.base import Table
 from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.files import FilesTarget

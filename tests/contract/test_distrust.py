@@ -15,13 +15,13 @@ import pytest
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError, StartError, StateError
-from slackwater.state import files_fork
-from slackwater.state.arrow import checksum
-from slackwater.state.files import FilesStore
+from slackwater.maintenance.verify import verify
+from slackwater.state.files import fork as files_fork
+from slackwater.state.files.arrow import checksum
+from slackwater.state.files.store import FilesStore
 from slackwater.state.fork import fork
-from slackwater.state.postgres import PostgresStore
+from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.kit import Rows, run_local
-from slackwater.upkeep.verify import verify
 
 SECOND = 1_000_000
 SESSION = Window(
@@ -191,7 +191,7 @@ def test_a_fork_that_was_killed_is_repeated_under_its_name(after: int, tmp_path:
     """Killed in earnest, after so many files."""
     store = made(tmp_path)
     code = (
-        "import os, sys\nfrom slackwater.state import files_fork\nfrom slackwater.state.files import FilesStore\n"
+        "import os, sys\nfrom slackwater.state.files import fork as files_fork\nfrom slackwater.state.files.store import FilesStore\n"
         "done, link = [], files_fork._link\n"
         "def dies(*given):\n    link(*given)\n    done.append(1)\n"
         f"    len(done) == {after} and os.kill(os.getpid(), 9)\n"

@@ -19,14 +19,14 @@ import pytest
 from slackwater.cli import dlq as command
 from slackwater.cli import main as cli
 from slackwater.config import toml
+from slackwater.core.dead_letter import LETTER
 from slackwater.core.schema import Field
-from slackwater.engine import recover
-from slackwater.engine.compile import compile_window
-from slackwater.engine.dlq import Wanted, newest, summary
-from slackwater.engine.parts import letters_of, store_of
-from slackwater.engine.tries import Ledger, applied_lines, identified
 from slackwater.errors import StartError
-from slackwater.targets.base import LETTER
+from slackwater.evolution import restore
+from slackwater.operators.compile import compile_window
+from slackwater.replay.tries import Ledger, applied_lines, identified
+from slackwater.runner.assemble import letters_of, store_of
+from slackwater.runner.dead_letters import Wanted, newest, summary
 
 AT = dt.datetime(2024, 3, 1, 9, 0, tzinfo=dt.UTC)
 SCHEMA = {f.name: f.polars for f in LETTER}
@@ -169,7 +169,7 @@ def test_what_a_state_applied_and_tried_is_known_of_letters_in_every_place(
     logic = compile_window(pipeline, fields)
     assert store.open() is None
     store.prepare(logic)
-    first = recover.first_manifest([logic], 1, 0, "state")
+    first = restore.first_manifest([logic], 1, 0, "state")
     first = first.model_copy(update={"epoch": 0})
     applied = identified(letters).filter(pl.col("reason") == "late")
     one_of_two = identified(letters).filter(pl.col("file") == "/in/1.jsonl").head(1)
@@ -294,11 +294,12 @@ def test_what_cannot_be_read_is_said(config: Make, tmp_path: Path, postgres: Any
 def test_a_topic_that_gives_nothing_is_not_waited_for_for_ever(
     config: Make, kafka: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from slackwater.engine import dlq
 
     file = config("kafka")
     publish(file, 0, LATE)
-    monkeypatch.setattr(dlq, "_SECONDS", -1.0)
+    from slackwater.runner import dead_letters
+
+    monkeypatch.setattr(dead_letters, "_SECONDS", -1.0)
     with pytest.raises(
         StartError, match=r'dead_letter: topic "t\w+" at .* gave nothing for -1 s \(.*\); check that the'
     ):

@@ -19,9 +19,9 @@ from tests.fixtures.states.make import HERE, KINDS
 from slackwater.cli.main import main
 from slackwater.errors import LockHeldError, StartError, StateError
 from slackwater.state import fork as forking
-from slackwater.state.files import KEPT_EPOCHS, FilesStore
+from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
 from slackwater.state.fork import fork
-from slackwater.state.postgres import PostgresStore
+from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import OutputMeta, SourceRecord
 from slackwater.testing.kit import LocalResult
 

@@ -18,8 +18,8 @@ from slackwater import open_state
 from slackwater.cli.main import main
 from slackwater.errors import StateError
 from slackwater.query.view import StateView
-from slackwater.state.files import FilesStore
-from slackwater.state.postgres import PostgresStore
+from slackwater.state.files.store import FilesStore
+from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import FORMAT
 from slackwater.testing.kit import START_US, LocalResult, Rows
 

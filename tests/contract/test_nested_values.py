@@ -22,7 +22,7 @@ from slackwater.config.aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
-from slackwater.state.postgres import PostgresStore
+from slackwater.state.postgres.store import PostgresStore
 from slackwater.targets.base import Table
 from slackwater.targets.console import ConsoleTarget
 from slackwater.targets.delta import DeltaTarget

@@ -23,8 +23,8 @@ from slackwater.errors import StartError, StateError
 from slackwater.query.server import ARROW, serve
 from slackwater.query.view import StateView, arrow
 from slackwater.query.where import names_at
-from slackwater.state.files import KEPT_EPOCHS, FilesStore
-from slackwater.state.postgres import PostgresStore
+from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
+from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.kit import Rows, run_local
 
 S = 1_000_000

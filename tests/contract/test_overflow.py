@@ -14,8 +14,8 @@ import pytest
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.errors import ValueRangeError
-from slackwater.state import postgres as postgres_store
-from slackwater.state.files import FilesStore
+from slackwater.state.files.store import FilesStore
+from slackwater.state.postgres import store as postgres_store
 from slackwater.state.protocol import StateStore
 from slackwater.testing.kit import Restart, Rows, run_local
 from slackwater.windows.aggregations import Agg, stored

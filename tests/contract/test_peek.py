@@ -19,8 +19,8 @@ from tests.unit import test_why
 from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.errors import StateError
-from slackwater.state.files import KEPT_EPOCHS, FilesStore
-from slackwater.state.postgres import PostgresStore
+from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
+from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import OUTLINE, Manifest, Snapshot
 from slackwater.testing.kit import Rows, run_local
 from slackwater.windows.logic import DEAD

@@ -13,8 +13,8 @@ from tests.laws import final, joins, revisions, test_chained, test_replay, updat
 from tests.laws.test_revisions import WAYS, ways_to_emit
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.state.files import FilesStore
-from slackwater.state.postgres import PostgresStore
+from slackwater.state.files.store import FilesStore
+from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.kit import STEPS, Crash, Quiet, Rows, run_local
 
 REVISED_SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "20"))

@@ -13,13 +13,13 @@ from tests.fixtures.states.make import HERE, KINDS
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError, StateError
-from slackwater.state import sql
+from slackwater.maintenance.verify import verify
 from slackwater.state.fork import fork
-from slackwater.state.postgres import PostgresStore
-from slackwater.state.postgres_tables import Tables
-from slackwater.state.sql_cursor import doubled
+from slackwater.state.postgres import client
+from slackwater.state.postgres.cursor import doubled
+from slackwater.state.postgres.store import PostgresStore
+from slackwater.state.postgres.tables import Tables
 from slackwater.testing.kit import Rows, run_local
-from slackwater.upkeep.verify import verify
 
 COUNT = (Aggregation(agg="count", as_="n"),)
 HOUR = 3_600_000
@@ -188,11 +188,13 @@ def as_before(url: str, name: str, stages: int) -> None:
         for stage in range(stages):
             new, old = Tables("public", name, stage), Tables("public", name, stage, former=frozenset({stage}))
             for what, kind in (("windows", "VIEW"), ("staged", "TABLE"), ("state", "TABLE")):
-                if db.execute("SELECT to_regclass(%s)", (sql.quote(new.name_of(what)),)).fetchone() == (None,):
+                if db.execute("SELECT to_regclass(%s)", (client.quote(new.name_of(what)),)).fetchone() == (None,):
                     continue
-                db.execute(f"COMMENT ON {kind} {sql.quote(new.name_of(what))} IS NULL")  # type: ignore[arg-type]
+                db.execute(f"COMMENT ON {kind} {client.quote(new.name_of(what))} IS NULL")  # type: ignore[arg-type]
                 if new.name_of(what) != old.name_of(what):
-                    db.execute(f"ALTER {kind} {sql.quote(new.name_of(what))} RENAME TO {sql.quote(old.name_of(what))}")  # type: ignore[arg-type]
+                    db.execute(
+                        f"ALTER {kind} {client.quote(new.name_of(what))} RENAME TO {client.quote(old.name_of(what))}"
+                    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["orders", "o" * 60])

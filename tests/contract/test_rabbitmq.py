@@ -409,7 +409,7 @@ def test_a_queue_deleted_under_a_query_is_told_in_one_line(
 PIPELINE = """
 import sys
 import slackwater as sw
-from slackwater.engine import session
+from slackwater.spark import session
 from slackwater.sources.rabbitmq import stream
 
 def run(spark, url, queue, home, flush):

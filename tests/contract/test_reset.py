@@ -14,8 +14,8 @@ from tests.contract.test_peek import go_on, running, users
 from tests.contract.test_stores import manifest
 
 from slackwater.cli.main import main
-from slackwater.state.files import FilesStore
-from slackwater.state.postgres import PostgresStore
+from slackwater.state.files.store import FilesStore
+from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import OutputMeta, SourceRecord
 
 CLICKS = {"clicks": {"0": 100, "1": 7}, "more": {"0": 5}}

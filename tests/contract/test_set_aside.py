@@ -14,13 +14,13 @@ import pytest
 from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.core.schema import Field
-from slackwater.engine import compile as compiling
-from slackwater.engine import dlq
 from slackwater.engine.driver import Driver, Hooks
-from slackwater.engine.local import LocalEngine
-from slackwater.engine.parts import letters_of, store_of, target_of
 from slackwater.errors import PublishError
+from slackwater.operators import compile as compiling
+from slackwater.runner import dead_letters
+from slackwater.runner.assemble import letters_of, store_of, target_of
 from slackwater.sources.base import Batch
+from slackwater.testing.local import LocalEngine
 
 S = 1_000_000
 
@@ -153,7 +153,7 @@ def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     assert "epoch 7 does not wait to be published; the one that does is 1" in capsys.readouterr().err
     assert ask(monkeypatch, "set-aside", stuck, 1) == 0
     assert "epoch 1 is set aside in the dead letters" in capsys.readouterr().out
-    kept = dlq.newest(toml.load(stuck), dlq.Wanted())
+    kept = dead_letters.newest(toml.load(stuck), dead_letters.Wanted())
     assert set(kept["reason"]) == {"not published"}
     assert set(kept["epoch"]) == {1}
     names = [bytes(v).decode() for v in kept["value"]]
@@ -172,7 +172,7 @@ def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     every = [*(k for k, _ in after), *(n for n in names)]
     for name in ("first", "fine", "wrong", "next", "later", "z"):
         assert any(name in e for e in every), name
-    assert len(dlq.newest(toml.load(stuck), dlq.Wanted())) == kept.height
+    assert len(dead_letters.newest(toml.load(stuck), dead_letters.Wanted())) == kept.height
 
 
 def test_into_a_directory(
@@ -202,14 +202,14 @@ def test_a_runner_keeps_its_epochs(
 
 
 def test_a_crash_between_the_letters_and_the_note_doubles_nothing(stuck: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from slackwater.engine import set_aside
+    from slackwater.runner import set_aside
 
     pipeline = toml.load(stuck)
     with set_aside.held(pipeline, 1) as (store, manifest):
         rows = set_aside._rows(store, manifest)
         set_aside._to_letters(pipeline, manifest, rows, None)
     assert ask(monkeypatch, "set-aside", stuck, 1) == 0
-    assert dlq.newest(pipeline, dlq.Wanted()).height == rows.height
+    assert dead_letters.newest(pipeline, dead_letters.Wanted()).height == rows.height
 
 
 def test_once_the_table_takes_it_a_start_publishes_it(stuck: Path, url: str) -> None:

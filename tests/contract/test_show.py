@@ -20,9 +20,9 @@ from slackwater.cli import main as cli
 from slackwater.cli import show
 from slackwater.config import toml
 from slackwater.core.schema import Field
-from slackwater.engine.compile import compile_window
-from slackwater.engine.parts import target_of
+from slackwater.operators.compile import compile_window
 from slackwater.query.published import PostgresResults, in_order, published
+from slackwater.runner.assemble import target_of
 from slackwater.targets.base import Target
 
 CONFIG = """name = "p"

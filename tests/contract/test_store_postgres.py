@@ -14,9 +14,9 @@ from tests.contract.test_stores import manifest
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
-from slackwater.state import postgres as module
-from slackwater.state import sql
-from slackwater.state.postgres import PostgresStore
+from slackwater.state.postgres import client
+from slackwater.state.postgres import store as module
+from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import Manifest
 from slackwater.testing.kit import Rows, run_local
 from slackwater.windows.aggregations import Agg
@@ -268,18 +268,18 @@ def test_the_checkpoint_directory_goes_with_the_process_unless_it_is_named(url: 
 
 def backend(url: str) -> int:
     """The server process that a worker's next statement runs in."""
-    with sql.arrow_cursor(url) as cursor:
+    with client.arrow_cursor(url) as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         return int(cursor.fetchone()[0])
 
 
 def test_workers_use_their_connection_again(url: str) -> None:
     assert backend(url) == backend(url)
-    with sql.arrow_cursor(url) as cursor:  # in use: another one is opened, and one of the two kept
+    with client.arrow_cursor(url) as cursor:  # in use: another one is opened, and one of the two kept
         cursor.execute("SELECT 1")
         other = backend(url)
     assert backend(url) != other
-    sql.close_kept()
+    client.close_kept()
     with psycopg.connect(url) as db:
         query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         for _ in range(50):
@@ -291,23 +291,23 @@ def test_workers_use_their_connection_again(url: str) -> None:
 
 
 def test_who_asks_many_databases_does_not_hold_a_connection_to_each(postgres: Any) -> None:
-    sql.close_kept()
+    client.close_kept()
     urls = [postgres.database(f"many_{n}") for n in range(8)]
     for url in urls:
         backend(url)
-        with sql.lent(url, "state store") as db:
+        with client.lent(url, "state store") as db:
             db.execute("SELECT 1")
     with psycopg.connect(urls[-1]) as db:
         query = "SELECT count(*) FROM pg_stat_activity WHERE datname LIKE 'many%' AND pid <> pg_backend_pid()"
         for _ in range(50):
             held = db.execute(query).fetchone()
-            if held is not None and held[0] <= sql.KEPT:
+            if held is not None and held[0] <= client.KEPT:
                 break
             db.execute("SELECT pg_sleep(0.1)")
             db.rollback()
-        assert held == (sql.KEPT,)
+        assert held == (client.KEPT,)
     assert backend(urls[-1]) == backend(urls[-1])
-    sql.close_kept()
+    client.close_kept()
 
 
 def test_a_connection_that_was_cut_or_waited_for_long_is_not_used_again(
@@ -318,12 +318,12 @@ def test_a_connection_that_was_cut_or_waited_for_long_is_not_used_again(
         db.execute("SELECT pg_terminate_backend(%s)", (first,))
     second = backend(url)
     assert second != first
-    monkeypatch.setattr(sql, "KEPT_S", 0.0)
+    monkeypatch.setattr(client, "KEPT_S", 0.0)
     assert backend(url) != second
 
 
 def test_a_statement_that_fails_leaves_no_connection_behind(url: str) -> None:
     first = backend(url)
-    with pytest.raises(ConnectionError, match='relation "nowhere" does not exist'), sql.arrow_cursor(url) as cursor:
+    with pytest.raises(ConnectionError, match='relation "nowhere" does not exist'), client.arrow_cursor(url) as cursor:
         cursor.execute("SELECT * FROM nowhere")
     assert backend(url) != first

@@ -14,9 +14,9 @@ import pytest
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.errors import FencedError, LockHeldError, StateError
-from slackwater.state import arrow
-from slackwater.state import postgres as postgres_store
-from slackwater.state.files import KEPT_EPOCHS, FilesStore, InMemoryStore
+from slackwater.state.files import arrow
+from slackwater.state.files.store import KEPT_EPOCHS, FilesStore, InMemoryStore
+from slackwater.state.postgres import store as postgres_store
 from slackwater.state.protocol import Manifest, OutputMeta, SegmentMeta, SourceRecord
 from slackwater.windows.aggregations import Agg
 from slackwater.windows.logic import Logic
@@ -219,8 +219,8 @@ import resource, polars as pl
 from pathlib import Path
 from tests.contract.test_stores import manifest
 from slackwater.errors import EpochError
-from slackwater.state.files import FilesStore
-from slackwater.state.arrow import write_arrow
+from slackwater.state.files.store import FilesStore
+from slackwater.state.files.arrow import write_arrow
 store = FilesStore({str(tmp_path)!r}, "p")
 store.open()
 store.commit(manifest(0))

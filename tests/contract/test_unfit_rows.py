@@ -15,21 +15,22 @@ import pytest
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.capacity import YEARS, Capacity
+from slackwater.core.dead_letter import LETTER
 from slackwater.core.schema import Field
-from slackwater.engine import compile as compiling
-from slackwater.engine import fitting
 from slackwater.engine.driver import Driver, Hooks
-from slackwater.engine.letters import OUTSIDE
-from slackwater.engine.local import LocalEngine
 from slackwater.errors import BadRowError
+from slackwater.operators import compile as compiling
+from slackwater.operators import fitting
+from slackwater.operators.dead_letters import OUTSIDE
 from slackwater.sources.base import Batch
-from slackwater.state.files import FilesStore
-from slackwater.state.postgres import PostgresStore
-from slackwater.targets.base import LETTER, Table
+from slackwater.state.files.store import FilesStore
+from slackwater.state.postgres.store import PostgresStore
+from slackwater.targets.base import Table
 from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.files import FilesTarget
 from slackwater.targets.postgres import PostgresTarget
 from slackwater.testing.kit import pipeline_for
+from slackwater.testing.local import LocalEngine
 
 SCHEMA = {"k": "string", "s": "string", "at": "timestamp", "n": "bigint"}
 WINDOW = Window(
@@ -241,7 +242,7 @@ def test_targets_that_can_hold_it_get_it(tmp_path: Path) -> None:
 
 
 def test_a_letter_whose_time_its_table_cannot_hold_is_kept(url: str) -> None:
-    from slackwater.engine.letters import holding
+    from slackwater.operators.dead_letters import holding
 
     letters = PostgresTarget(url, "public.letters", Table("law-letters", LETTER, None, "s"))
     letters.open()

@@ -17,19 +17,19 @@ from tests.laws import corrupted, seeds
 from typer.testing import CliRunner
 
 from slackwater.cli.main import app
-from slackwater.engine.described import step_in
 from slackwater.errors import LockHeldError, StartError, StateError
-from slackwater.state.arrow import checksum, write_arrow
-from slackwater.state.files import FilesStore
-from slackwater.state.postgres import PostgresStore
+from slackwater.evolution.description import step_in
+from slackwater.maintenance import compact as compacting
+from slackwater.maintenance import rows
+from slackwater.maintenance.compact import compact
+from slackwater.maintenance.hot_keys import hot_keys
+from slackwater.maintenance.sizes import LARGE, forecast, sizes
+from slackwater.maintenance.verify import verify
+from slackwater.state.files.arrow import checksum, write_arrow
+from slackwater.state.files.store import FilesStore
+from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import Manifest
 from slackwater.testing.kit import LocalResult, run_local
-from slackwater.upkeep import compact as compacting
-from slackwater.upkeep import rows
-from slackwater.upkeep.compact import compact
-from slackwater.upkeep.hot import hot_keys
-from slackwater.upkeep.sizes import LARGE, forecast, sizes
-from slackwater.upkeep.verify import verify
 
 NAME, CUT = "law", 12
 HOUR_US = 3_600_000_000

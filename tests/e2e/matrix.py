@@ -26,7 +26,7 @@ from typing import Any
 import psycopg
 from tests.e2e import join_matrix
 
-from slackwater.engine.faults import STEPS
+from slackwater.engine.kill_points import STEPS
 from slackwater.testing.services import Kafka, Postgres
 
 GAP_S, TUMBLE_S, LATENESS_S = 5, 60, 3

@@ -26,10 +26,10 @@ from tests.laws import seeds
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError
-from slackwater.state.files import KEPT_EPOCHS, FilesStore
+from slackwater.maintenance.verify import Report, verify
+from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
 from slackwater.state.protocol import Manifest
 from slackwater.testing.kit import LocalResult, Replay, Rows, run_local
-from slackwater.upkeep.verify import Report, verify
 
 MS = 1000
 SCHEMA = {"u": "string", "id": "bigint", "page": "string"}

@@ -19,7 +19,7 @@ from tests.laws import hostile_words as words
 from slackwater.config.window import Aggregation, Window
 from slackwater.query.server import serve
 from slackwater.query.view import StateView
-from slackwater.state.files import FilesStore
+from slackwater.state.files.store import FilesStore
 from slackwater.testing.kit import Rows, run_local
 
 STATUSES = {200, 400, 404, 405, 413, 414, 421, 431, 503}

@@ -12,10 +12,10 @@ from tests.laws import hostile_words as words
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError
+from slackwater.maintenance.verify import verify
 from slackwater.query.view import StateView
-from slackwater.state.files import FilesStore
+from slackwater.state.files.store import FilesStore
 from slackwater.testing.kit import Rows, run_local
-from slackwater.upkeep.verify import verify
 
 S = 1_000_000
 

@@ -15,10 +15,10 @@ from tests.laws import corrupted
 from tests.laws import hostile_words as words
 
 from slackwater.errors import SlackwaterError
+from slackwater.maintenance.verify import verify
 from slackwater.query.view import StateView
-from slackwater.state.arrow import checksum
-from slackwater.state.files import FilesStore
-from slackwater.upkeep.verify import verify
+from slackwater.state.files.arrow import checksum
+from slackwater.state.files.store import FilesStore
 
 LIES: tuple[Any, ...] = (
     *words.NUMBERS[:10],

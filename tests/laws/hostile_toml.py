@@ -6,7 +6,7 @@ import random
 
 from tests.laws import hostile_words as words
 
-from slackwater import plan
+from slackwater import explain
 from slackwater.config.toml import loads, to_toml
 from slackwater.errors import SlackwaterError
 
@@ -123,7 +123,7 @@ def case(rng: random.Random) -> str:
     content = drawn(rng)
     try:
         pipeline = loads(content, "p.toml", ENV)
-        made = plan.build(pipeline)
+        made = explain.build(pipeline)
         text = to_toml(pipeline)
     except SlackwaterError as error:
         words.one_line(error)

@@ -17,7 +17,7 @@ import polars as pl
 from tests.laws import revisions, seeds
 
 from slackwater.query.view import StateView
-from slackwater.state.files import FilesStore
+from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import StateStore
 from slackwater.testing.kit import run_local
 

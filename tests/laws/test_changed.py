@@ -16,9 +16,9 @@ from tests.laws.changed import MS, SCHEMA, Config
 
 from slackwater.config.aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window
-from slackwater.engine.look import logic_in
 from slackwater.errors import StateError
-from slackwater.state.files import FilesStore
+from slackwater.evolution.description import logic_in
+from slackwater.state.files.store import FilesStore
 from slackwater.testing.kit import Crash, LocalResult, Quiet, Restart, Rows, run_local
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "15"))
@@ -216,7 +216,7 @@ def test_a_removed_aggregation_whose_class_is_gone_is_taken_out(tmp_path: Path) 
     assert "Sums" in path.read_text()
     text, _, _ = path.read_text().rstrip("\n").rpartition("\n")
     text = text.replace("test_changed:Sums", "test_gone:Sums")
-    from slackwater.state.arrow import checksum
+    from slackwater.state.files.arrow import checksum
 
     path.write_text(f"{text}\n{checksum(text.encode())}\n")
     assert said(run_local(far(5), [rows(3)], SCHEMA, state_dir=str(tmp_path))) == [(0, 8, 3)]
@@ -242,7 +242,7 @@ def test_other_shards_give_the_same_bytes(kind: str, tmp_path: Path) -> None:
 
 
 def _bytes(frame: pl.DataFrame) -> bytes:
-    from slackwater.state.arrow import encoded
+    from slackwater.state.files.arrow import encoded
 
     return encoded(frame).to_pybytes()  # type: ignore[no-any-return]
 

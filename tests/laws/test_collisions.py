@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.engine import local
+from slackwater.testing import local
 from slackwater.testing.kit import Rows, run_local
 
 AGGREGATIONS = (Aggregation(agg="count", as_="n"), Aggregation(agg="last", column="x", as_="latest"))

@@ -10,9 +10,9 @@ from tests.laws import joins
 from tests.laws.joins import IDLE_MS, MS, SCHEMA
 
 from slackwater.config.join import Join
-from slackwater.engine import local
 from slackwater.errors import CapExceededError
 from slackwater.joins import step
+from slackwater.testing import local
 from slackwater.testing.kit import Crash, LocalResult, Quiet, Rows, run_local
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))

@@ -16,18 +16,18 @@ import polars as pl
 import pytest
 
 from slackwater.config.window import Aggregation, Window
+from slackwater.core.dead_letter import LETTER
 from slackwater.core.schema import Field
-from slackwater.engine import replay
-from slackwater.engine.compile import compile_window
-from slackwater.engine.tries import Ledger
 from slackwater.errors import StartError
-from slackwater.state.files import FilesStore
+from slackwater.maintenance.verify import verify
+from slackwater.operators.compile import compile_window
+from slackwater.replay import replay
+from slackwater.replay.tries import Ledger
+from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import StateStore
-from slackwater.targets.base import LETTER
 from slackwater.testing import oracle
 from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Replay, Rows, pipeline_for, run_local
-from slackwater.upkeep.verify import verify
-from slackwater.windows import replay as windows
+from slackwater.windows import backdated as windows
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 MS = 1000

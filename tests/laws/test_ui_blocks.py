@@ -14,8 +14,10 @@ import polars as pl
 import pytest
 from tests.support.ui_states import CLOCK, PARTITIONS, SHAPES, M, S, config, drawn, ran, watched
 
-from slackwater.engine import look
-from slackwater.engine.why import why
+from slackwater.evolution.description import logic_in
+from slackwater.maintenance.sizes import kept
+from slackwater.query import inspect
+from slackwater.query.why import why
 from slackwater.testing.kit import Quiet, Rows
 from slackwater.ui import pages
 from slackwater.ui.axis import Axis, step
@@ -25,7 +27,6 @@ from slackwater.ui.blocks.top import top
 from slackwater.ui.pages import Place
 from slackwater.ui.seen import Seen, key_at, look_at
 from slackwater.ui.words import span
-from slackwater.upkeep.sizes import kept
 
 SEEDS = range(6)
 CASES = [(shape, seed) for shape in SHAPES for seed in SEEDS]
@@ -130,12 +131,12 @@ def standing(file: Path) -> pl.DataFrame:
     """All open windows, put together one key at a time: another way than bins are made."""
     with watched(file).store.peek() as snapshot:
         assert snapshot is not None
-        logic = look.logic_in(snapshot.manifest)
+        logic = logic_in(snapshot.manifest)
         rows = pl.concat([snapshot.reader(s, logic).scan() for s in range(snapshot.manifest.shards)])
         found = []
         for _, unit in rows.group_by(logic.key_names):
-            found.append(look.open_windows(logic, unit, snapshot.manifest.watermark_us))
-        return pl.concat([look.open_windows(logic, logic.empty_state(), 0), *found])
+            found.append(inspect.open_windows(logic, unit, snapshot.manifest.watermark_us))
+        return pl.concat([inspect.open_windows(logic, logic.empty_state(), 0), *found])
 
 
 @pytest.mark.parametrize(("shape", "seed"), CASES)

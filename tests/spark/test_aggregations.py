@@ -11,8 +11,8 @@ from tests.conftest import Runner
 from tests.spark.test_engine import NAN, SCHEMA, WINDOWS, sample, us
 
 import slackwater as sw
-from slackwater.engine.prepare import pane_aggregates
 from slackwater.errors import CapExceededError, EpochError, StartError, ValueRangeError
+from slackwater.spark.epoch_sql import pane_aggregates
 from slackwater.testing import oracle
 
 pytestmark = pytest.mark.spark

@@ -18,11 +18,11 @@ from tests.spark.test_kafka import START_MS, Make, topic
 
 import slackwater as sw
 from slackwater.cli.main import main
-from slackwater.engine.backfill import Backfilled, backfill
 from slackwater.errors import BadRowError
 from slackwater.query.compare import compare
 from slackwater.query.outputs import Output, output_at
 from slackwater.query.where import names_at
+from slackwater.runner.backfill import Backfilled, backfill
 
 __all__ = ["topic"]  # a fixture
 pytestmark = pytest.mark.spark

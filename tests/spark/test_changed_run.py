@@ -10,7 +10,7 @@ from tests.spark import test_joins as joined
 from tests.spark.test_engine import SIMPLE, events, simple
 
 import slackwater as sw
-from slackwater.state.files import FilesStore
+from slackwater.state.files.store import FilesStore
 
 pytestmark = pytest.mark.spark
 

@@ -10,10 +10,10 @@ from tests.support.sql_cases import ACCEPTED, REFUSED, pipeline
 from tests.unit.config.test_sql_check import DDL, NO_DDL
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.engine import parts
-from slackwater.engine.session import private
 from slackwater.errors import StartError
+from slackwater.runner import assemble
 from slackwater.sources.lookups import Lookups
+from slackwater.spark.session import private
 
 pytestmark = pytest.mark.spark
 
@@ -31,9 +31,9 @@ def bind(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         Lookups(session, pipeline().transform.lookups, lambda line: None).load()
 
         def start(spec: Pipeline) -> None:
-            sources = [parts.source_of(session, spec, i, None) for i in range(len(spec.sources))]
-            parts.bind(spec, session, sources)
-            parts.ends(spec, session, sources)
+            sources = [assemble.source_of(session, spec, i, None) for i in range(len(spec.sources))]
+            assemble.bind(spec, session, sources)
+            assemble.ends(spec, session, sources)
 
         yield start
 

@@ -13,7 +13,7 @@ from tests.conftest import Runner
 
 import slackwater as sw
 from slackwater.errors import BadRowError, CapExceededError, LockHeldError, StartError, StateError
-from slackwater.state.files import FilesStore
+from slackwater.state.files.store import FilesStore
 from slackwater.testing.kit import Rows, run_local
 
 pytestmark = pytest.mark.spark

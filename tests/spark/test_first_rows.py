@@ -13,11 +13,11 @@ import pytest
 from tests.conftest import Runner
 
 import slackwater as sw
-from slackwater.engine.why import why
 from slackwater.errors import BadRowError, StartError
 from slackwater.metrics import Metrics
+from slackwater.query.why import why
 from slackwater.sources.files import FilesSource, local_name
-from slackwater.state.files import FilesStore
+from slackwater.state.files.store import FilesStore
 
 pytestmark = pytest.mark.spark
 

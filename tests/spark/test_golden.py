@@ -11,7 +11,7 @@ from tests.conftest import Runner
 from tests.spark.test_engine import SIMPLE, events, iso, simple, us
 
 import slackwater as sw
-from slackwater.engine import faults
+from slackwater.engine import kill_points
 from slackwater.testing import oracle
 
 pytestmark = pytest.mark.spark
@@ -72,7 +72,7 @@ class _DieOnce:
         """Workers are other processes: dying there is the business of tests/e2e/test_faults.py."""
 
 
-STEPS = [s for s in faults.STEPS if not s.startswith("stage.") and s != "checkpoint.after"]
+STEPS = [s for s in kill_points.STEPS if not s.startswith("stage.") and s != "checkpoint.after"]
 
 
 @KINDS
@@ -90,7 +90,7 @@ def test_dying_at_a_named_step_changes_nothing(
 ) -> None:
     """The last epoch of the input emits, so every step is passed there."""
     death = _DieOnce(step, 3)
-    monkeypatch.setattr(faults, "from_environment", lambda: death)
+    monkeypatch.setattr(kill_points, "from_environment", lambda: death)
     source = write(runner)
     with pytest.raises(
         sw.SlackwaterError,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import slackwater as sw
-from slackwater.engine import inspect
 from slackwater.errors import StartError
+from slackwater.spark import analysis
 
 pytestmark = pytest.mark.spark
 
@@ -43,14 +43,14 @@ def test_each_side_runs_its_own(spark: Any) -> None:
     made = pipeline(
         "SELECT id, price * 2 AS twice, _event_ts FROM source", "SELECT id, _event_ts FROM source WHERE id > 3"
     )
-    assert list(inspect.check_sql(spark, made, "orders", rows)) == ["id", "twice", "_event_ts"]
-    assert list(inspect.check_sql(spark, made, "payments", rows)) == ["id", "_event_ts"]
-    assert inspect.check_origin(spark, made, "orders", rows) == (
+    assert list(analysis.check_sql(spark, made, "orders", rows)) == ["id", "twice", "_event_ts"]
+    assert list(analysis.check_sql(spark, made, "payments", rows)) == ["id", "_event_ts"]
+    assert analysis.check_origin(spark, made, "orders", rows) == (
         "SELECT id, price * 2 AS twice, _event_ts , _origin FROM source"
     )
     half = pipeline(None, "SELECT id, _event_ts FROM source")
-    assert list(inspect.check_sql(spark, half, "orders", rows)) == ["id", "price", "ts", "_event_ts"]
-    assert inspect.check_origin(spark, half, "orders", rows) is None
+    assert list(analysis.check_sql(spark, half, "orders", rows)) == ["id", "price", "ts", "_event_ts"]
+    assert analysis.check_origin(spark, half, "orders", rows) is None
 
 
 def test_errors_name_the_side(spark: Any) -> None:
@@ -59,7 +59,7 @@ def test_errors_name_the_side(spark: Any) -> None:
         "SELECT id, count(*) AS n, max(_event_ts) AS _event_ts FROM source GROUP BY id", "SELECT id FROM source"
     )
     with pytest.raises(StartError, match=r'source "orders": transform\.join\.left_sql must be row-wise') as caught:
-        inspect.check_sql(spark, made, "orders", rows)
+        analysis.check_sql(spark, made, "orders", rows)
     assert str(caught.value).endswith("filter, project and join lookups there")
     with pytest.raises(StartError, match=r'source "payments": transform\.join\.right_sql does not select "_event_ts"'):
-        inspect.check_sql(spark, made, "payments", rows)
+        analysis.check_sql(spark, made, "payments", rows)

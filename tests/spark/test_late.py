@@ -16,10 +16,11 @@ from tests.spark.test_engine import SIMPLE, events, simple, us
 from tests.spark.test_kafka import Make, minutes, topic, waited_for  # noqa: F401 — a fixture
 
 import slackwater as sw
-from slackwater.engine import faults, inspect, origin
-from slackwater.engine.letters import origin_column
-from slackwater.engine.spark import SparkEngine
+from slackwater.engine import kill_points
 from slackwater.errors import EpochError, StartError
+from slackwater.operators.dead_letters import origin_column
+from slackwater.spark import analysis, origin
+from slackwater.spark.engine import SparkEngine
 
 pytestmark = pytest.mark.spark
 
@@ -123,11 +124,11 @@ def rows(spark: Any) -> Any:
 def test_every_row_out_of_the_sql_knows_where_it_came_from(spark: Any, rows: Any, form: str) -> None:
     given, expected = FORMS[form]
     made = pipeline_with(given)
-    before = inspect.check_sql(spark, made, "in", rows)
-    sql = inspect.check_origin(spark, made, "in", rows)
+    before = analysis.check_sql(spark, made, "in", rows)
+    sql = analysis.check_origin(spark, made, "in", rows)
     assert sql == (expected or given)
     view = rows.selectExpr("*", "ts AS _event_ts").selectExpr("*", origin_column(dict(rows.dtypes), "in"))
-    out = inspect.run_sql(spark, made, "in", view, sql)
+    out = analysis.run_sql(spark, made, "in", view, sql)
     assert [c for c in out.columns if c != "_origin"] == list(before)
     pairs = out.selectExpr("_event_ts", "CAST(_origin.value AS STRING) AS row").collect()
     assert pairs, "the form lets some rows through"
@@ -135,7 +136,7 @@ def test_every_row_out_of_the_sql_knows_where_it_came_from(spark: Any, rows: Any
 
 
 def test_without_sql_nothing_is_written(spark: Any, rows: Any) -> None:
-    assert inspect.check_origin(spark, pipeline_with(None), "in", rows) is None
+    assert analysis.check_origin(spark, pipeline_with(None), "in", rows) is None
 
 
 @pytest.mark.parametrize(
@@ -153,9 +154,9 @@ def test_without_sql_nothing_is_written(spark: Any, rows: Any) -> None:
 )  # fmt: skip
 def test_what_cannot_be_rewritten_is_said_in_one_line(spark: Any, rows: Any, sql: str, why: str) -> None:
     made = pipeline_with(sql)
-    inspect.check_sql(spark, made, "in", rows)
+    analysis.check_sql(spark, made, "in", rows)
     with pytest.raises(StartError, match='late_data = "dlq" needs the hidden column _origin of source') as raised:
-        inspect.check_origin(spark, made, "in", rows)
+        analysis.check_origin(spark, made, "in", rows)
     text = str(raised.value)
     assert f"it cannot be added ({why}" in text
     assert text.startswith('test: source "in": transform.sql: ')
@@ -166,7 +167,7 @@ def test_what_cannot_be_rewritten_is_said_in_one_line(spark: Any, rows: Any, sql
 def test_a_column_of_that_name_must_be_renamed(spark: Any, rows: Any) -> None:
     taken = rows.selectExpr("*", "1 AS _Origin")
     with pytest.raises(StartError, match='source "in" has a column "_origin", under which late_data = "dlq" carries'):
-        inspect.check_origin(spark, pipeline_with(None), "in", taken)
+        analysis.check_origin(spark, pipeline_with(None), "in", taken)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +362,7 @@ def test_dying_at_a_named_step_loses_and_doubles_no_letter(
         "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
     }
     death = _DieOnce(step, 1)
-    monkeypatch.setattr(faults, "from_environment", lambda: death)
+    monkeypatch.setattr(kill_points, "from_environment", lambda: death)
     with pytest.raises(sw.SlackwaterError, match="test: epoch 1 was "):
         runner.run(**given)
     assert death.died

@@ -15,10 +15,11 @@ from tests.spark.test_golden import _DieOnce
 from tests.spark.test_kafka import START_MS, Make, minutes, topic  # noqa: F401 — a fixture
 
 import slackwater as sw
-from slackwater.engine import dlq, faults
-from slackwater.engine.replay import GONE
-from slackwater.engine.run import replay
+from slackwater.engine import kill_points
 from slackwater.errors import EpochError
+from slackwater.replay.replay import GONE
+from slackwater.runner import dead_letters
+from slackwater.runner.run import replay
 from slackwater.testing import oracle
 
 pytestmark = pytest.mark.spark
@@ -80,7 +81,7 @@ def test_records_of_a_topic_correct_hopping_windows_in_postgres(
     dry = replayed(runner, given, dry=True)
     assert (dry.applied, dry.left, table()) == (letters - 1, {"bad again: undecodable": 1}, before)
     death = _DieOnce(step, runner.statuses[-1].epoch + 2)  # the first epoch counts a try of the broken record
-    monkeypatch.setattr(faults, "from_environment", lambda: death)
+    monkeypatch.setattr(kill_points, "from_environment", lambda: death)
     with pytest.raises(Exception, match=step):
         replayed(runner, given)
     assert death.died
@@ -90,7 +91,8 @@ def test_records_of_a_topic_correct_hopping_windows_in_postgres(
     assert (last.applied, last.left, last.before) == (0, {"bad again: undecodable": 1}, letters - 1)
     assert table() == expected
     found = {
-        r["reason"]: (r["letters"], r["open"], r["applied"], r["tries"]) for r in dlq.summary(described).to_dicts()
+        r["reason"]: (r["letters"], r["open"], r["applied"], r["tries"])
+        for r in dead_letters.summary(described).to_dicts()
     }
     assert found == {"late": (letters - 1, 0, letters - 1, 0), "undecodable": (1, 1, 0, 3)}
 

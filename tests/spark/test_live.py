@@ -18,7 +18,7 @@ from tests.spark.test_engine import SIMPLE, events, simple, us
 import slackwater as sw
 from slackwater.core.hashing import spark_xxhash64
 from slackwater.core.schema import Field
-from slackwater.engine import pace
+from slackwater.runner import pace
 
 pytestmark = pytest.mark.spark
 

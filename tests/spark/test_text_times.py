@@ -17,10 +17,10 @@ from tests.spark.test_engine import us
 
 import slackwater as sw
 from slackwater.core.schema import Field
-from slackwater.engine import dlq
-from slackwater.engine.prepare import event_time_sql
-from slackwater.engine.run import replay
+from slackwater.runner import dead_letters
+from slackwater.runner.run import replay
 from slackwater.sources.payload import Payload
+from slackwater.spark.epoch_sql import event_time_sql
 
 pytestmark = pytest.mark.spark
 
@@ -149,7 +149,7 @@ def test_rows_without_a_date_become_letters_and_stay_letters(runner: Runner, for
         target=sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "out")),
         state_store=sw.StateStore(kind="files", path=str(runner.home / "state")),
     )
-    letters = dlq.newest(pipeline, dlq.Wanted())
+    letters = dead_letters.newest(pipeline, dead_letters.Wanted())
     assert sorted(json.loads(v)["ts"] if v[:1] == b"{" else v.decode().split(";")[1] for v in letters["value"]) == [
         "10:15",
         "2024",

@@ -11,9 +11,9 @@ import pytest
 from tests.conftest import Runner
 
 import slackwater as sw
-from slackwater.engine import fitting
-from slackwater.engine.letters import OUTSIDE
 from slackwater.errors import BadRowError
+from slackwater.operators import fitting
+from slackwater.operators.dead_letters import OUTSIDE
 
 pytestmark = pytest.mark.spark
 

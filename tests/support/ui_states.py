@@ -9,7 +9,7 @@ from typing import Any
 
 from slackwater.cli.why import lines
 from slackwater.config import toml
-from slackwater.state.files import FilesStore
+from slackwater.state.files.store import FilesStore
 from slackwater.testing.kit import LocalResult, Quiet, Rows, run_local
 from slackwater.ui.seen import Watched
 

@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 
 import slackwater as sw
-from slackwater.engine.backfill import Range, Within, backfill, described, reach_us
 from slackwater.errors import StartError
+from slackwater.runner.backfill import Range, Within, backfill, described, reach_us
 
 DAY = 86_400_000_000
 COUNT = [sw.Aggregation(agg="count", as_="n")]

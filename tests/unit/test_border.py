@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from slackwater.engine import border, tell
 from slackwater.errors import BadRowError, EpochError, SparkEndedError
+from slackwater.runner import border, tell
 
 
 @pytest.fixture(autouse=True)
@@ -172,7 +172,7 @@ def test_the_bridges_own_log_of_an_error_is_ours_to_tell_and_its_loggers_stay_th
 
 ROOT = """
 import logging
-from slackwater.engine import border
+from slackwater.runner import border
 with border.errors("clicks"):
     logging.getLogger("mine").warning("of the user")
     code = compile("import logging; logging.error('of the bridge')", "/lib/py4j/java_gateway.py", "exec")
@@ -192,7 +192,7 @@ def test_what_the_bridge_logs_to_the_root_neither_appears_nor_configures_logging
 
 HEARS = """
 import logging, sys
-from slackwater.engine import tell
+from slackwater.runner import tell
 {before}
 with tell.heard() as notice:
     notice("info", "said")

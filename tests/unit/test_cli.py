@@ -91,7 +91,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def run(*args: Any, **kwargs: Any) -> None:
         raise error
 
-    monkeypatch.setattr("slackwater.engine.run.run", run)
+    monkeypatch.setattr("slackwater.runner.run.run", run)
 
 
 def test_check_of_a_good_file_is_one_line(slackwater: Command) -> None:

@@ -168,7 +168,7 @@ def test_what_demo_kafka_keeps_stays_until_it_is_stopped(monkeypatch: pytest.Mon
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     fake = FakeEngine()
-    monkeypatch.setattr("slackwater.engine.run.run", fake.run)
+    monkeypatch.setattr("slackwater.runner.run.run", fake.run)
     monkeypatch.setattr("slackwater.cli.demo.program", lambda: "slackwater")
     monkeypatch.setenv("COLUMNS", "100")
     return fake
@@ -225,6 +225,6 @@ def test_an_interrupt_ends_the_whole_demo(engine: FakeEngine, monkeypatch: pytes
         signal.raise_signal(signal.SIGINT)
         assert stop.wait(10)
 
-    monkeypatch.setattr("slackwater.engine.run.run", interrupted)
+    monkeypatch.setattr("slackwater.runner.run.run", interrupted)
     assert demo(monkeypatch, "--keep", str(tmp_path / "kept"), "--rows", "1000") == 130
     assert engine.runs == ["demo-sessions"]

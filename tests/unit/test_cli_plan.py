@@ -15,9 +15,10 @@ from tests.unit.test_why import HOPPING, SESSION, STORY, TUMBLING, ran
 from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.engine import begins, changes
 from slackwater.errors import ConfigError, StateError
-from slackwater.state.files import FilesStore
+from slackwater.evolution import compare
+from slackwater.runner import starting_offsets
+from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import Manifest
 
 Say = Callable[..., tuple[int, list[str]]]
@@ -51,8 +52,8 @@ def latest() -> Manifest:
         return snapshot.manifest
 
 
-def found(text: str) -> dict[str, changes.Change]:
-    compared = changes.compare(toml.loads(text), latest())
+def found(text: str) -> dict[str, compare.Change]:
+    compared = compare.compare(toml.loads(text), latest())
     return {c.what: c for c in compared.changes}
 
 
@@ -158,17 +159,17 @@ def test_each_change_has_its_verdict(text: str, old: str, new: str, what: str, v
 def test_another_number_of_stages_needs_a_rebuild() -> None:
     ran(SESSION, STORY)
     two = latest().model_copy(update={"then": latest()})
-    (change,) = changes.compare(toml.loads(SESSION), two).changes
+    (change,) = compare.compare(toml.loads(SESSION), two).changes
     assert (change.what, change.before, change.after, change.verdict) == ("stages", 2, 1, "rebuild")
 
 
 def test_a_state_that_does_not_describe_its_window_is_not_rewritten() -> None:
     ran(SESSION, STORY)
     bare = latest().model_copy(update={"described": {}})
-    compared = changes.compare(toml.loads(SESSION.replace('"10m"', '"20m"')), bare)
+    compared = compare.compare(toml.loads(SESSION.replace('"10m"', '"20m"')), bare)
     with pytest.raises(StateError, match="gap_ms: state has 10m, config has 20m: the state was written by a version"):
         compared.check()
-    assert changes.compare(toml.loads(SESSION), bare).changes == ()
+    assert compare.compare(toml.loads(SESSION), bare).changes == ()
 
 
 def test_what_is_not_published_goes_out_by_the_former_config_first(say: Say) -> None:
@@ -220,7 +221,7 @@ def kafka(*names: str) -> Pipeline:
 
 
 def starting(pipeline: Pipeline, text: str | None) -> Sequence[Any]:
-    return [s.starting_offsets for s in begins.stated(pipeline, begins.parse(text)).sources]
+    return [s.starting_offsets for s in starting_offsets.stated(pipeline, starting_offsets.parse(text)).sources]
 
 
 def test_where_sources_begin() -> None:
@@ -229,9 +230,9 @@ def test_where_sources_begin() -> None:
     assert starting(two, "latest") == ["latest", "latest"]
     assert starting(two, '{"b": {"b": {"0": 5}}}') == [None, {"b": {"0": 5}}]
     assert starting(two, '{"*": "earliest", "a": "latest"}') == ["latest", "earliest"]
-    assert begins.text(begins.stated(two, {"a": "latest"})) == "a at latest, b at earliest"
-    assert begins.text(toml.loads(SESSION)) == "web at its first file, app at its first file"
-    assert begins.stated(toml.loads(SESSION), {"*": "earliest"}) == toml.loads(SESSION)
+    assert starting_offsets.text(starting_offsets.stated(two, {"a": "latest"})) == "a at latest, b at earliest"
+    assert starting_offsets.text(toml.loads(SESSION)) == "web at its first file, app at its first file"
+    assert starting_offsets.stated(toml.loads(SESSION), {"*": "earliest"}) == toml.loads(SESSION)
 
 
 @pytest.mark.parametrize(

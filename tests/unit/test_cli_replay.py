@@ -10,12 +10,12 @@ import pytest
 
 from slackwater.cli.dlq_replay import epochs, told
 from slackwater.config import toml
-from slackwater.engine import again
-from slackwater.engine.replay import Outcome
-from slackwater.engine.run import replay
 from slackwater.errors import LockHeldError, StartError
+from slackwater.replay.replay import Outcome
+from slackwater.runner.run import replay
 from slackwater.sources.streams import FrameSource
-from slackwater.state.files import FilesStore
+from slackwater.spark import reread
+from slackwater.state.files.store import FilesStore
 
 CONFIG = """name = "orders"
 [connections.lake]
@@ -99,7 +99,7 @@ def test_what_is_said() -> None:
 def test_letters_of_sources_that_take_no_rows(source: str, why: str) -> None:
     letters = pl.DataFrame({"source": [source]})
     with pytest.raises(StartError, match=why):
-        again.frames(None, [FrameSource("web", None)], letters)  # type: ignore[arg-type]
+        reread.frames(None, [FrameSource("web", None)], letters)  # type: ignore[arg-type]
 
 
 def everything(letters: object) -> object:

@@ -25,13 +25,13 @@ from slackwater.cli.runner import _signals, run_file
 from slackwater.cli.text import ago, describe, moment, summary
 from slackwater.cli.view import LogView, render
 from slackwater.engine.status import Counters, Status
-from slackwater.engine.tell import line
+from slackwater.runner.tell import line
 
 QUIET = replace(STATUS, emitted=0, late=0)
 STAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ "
 FAKE = """
 import sys, time
-import slackwater.engine.run as engine
+import slackwater.runner.run as engine
 from tests.unit.test_metrics import STATUS
 from slackwater.cli.main import main
 
@@ -56,7 +56,7 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Status | None]], None]:
-    return lambda run: monkeypatch.setattr("slackwater.engine.run.run", run)
+    return lambda run: monkeypatch.setattr("slackwater.runner.run.run", run)
 
 
 def child(config: Path, body: str, *flags: str, **more: Any) -> subprocess.Popen[str]:
@@ -303,7 +303,7 @@ def test_a_second_interrupt_ends_at_once(config: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_spark_starts_ends_at_once(config: Path, number: int) -> None:
     """No epoch is in progress that could be finished: the first one suffices."""
-    body = "import slackwater.engine.session as s; s._starting = True; on_notice('info', 'starting'); time.sleep(600)"
+    body = "import slackwater.spark.session as s; s._starting = True; on_notice('info', 'starting'); time.sleep(600)"
     process = child(config, body)
     assert process.stderr is not None
     for expected in ("look here", "epoch=7", "starting"):

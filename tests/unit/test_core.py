@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 from tests.unit.config.test_errors import BASE, DISTINCT, A
 
-from slackwater import plan
+from slackwater import explain
 from slackwater.config import toml
 from slackwater.config.source import Source
 from slackwater.core.hashing import mix, session_ids, shard_of, spark_xxhash64
@@ -22,9 +22,9 @@ from slackwater.engine.bounds import share
 from slackwater.errors import EpochError, StateError
 from slackwater.sources import files
 from slackwater.sources.streams import Streams
-from slackwater.state import arrow, segments
-from slackwater.state.files import FilesStore
-from slackwater.state.merging import merge_plan
+from slackwater.state.files import arrow, units
+from slackwater.state.files.merging import merge_plan
+from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import BatchId, Manifest, SegmentMeta, SourceRecord
 from slackwater.windows import hll
 from slackwater.windows.logic import Visit
@@ -95,7 +95,7 @@ def test_the_newest_version_of_a_unit_wins_and_the_deleted_is_gone(tmp_path: Pat
     (tmp_path / "segments").mkdir()
     parts = [frame_of(h1=10, h2=20, h3=30), frame_of(h2=21, h4=41), frame_of(h3=-1)]
     metas = [written(tmp_path, f"{n}.arrow", f) for n, f in enumerate(parts)]
-    reader = segments.SegmentReader(str(tmp_path), metas, dict(parts[0].schema))
+    reader = units.SegmentReader(str(tmp_path), metas, dict(parts[0].schema))
     assert sorted(reader.scan()["__due"]) == [10, 21, 41]
     assert sorted(reader.units(np.array([2, 3, 4, 9]))["__due"]) == [21, 41]
     due = reader.due(Visit(((5, 30),), ((5, 30),), (), loose_upto=0, start_before=99))
@@ -109,7 +109,7 @@ def test_a_damaged_segment_is_named(tmp_path: Path) -> None:
     meta = written(tmp_path, "0.arrow", frame_of(h1=1))
     (tmp_path / meta.file).write_bytes(b"ARROW1 and then nothing")
     with pytest.raises(StateError, match=f"state file .*{Path(meta.file).name} cannot be read"):
-        segments.SegmentReader(str(tmp_path), [meta], {}).scan()
+        units.SegmentReader(str(tmp_path), [meta], {}).scan()
 
 
 def test_segments_of_one_size_are_merged_and_a_large_one_is_left_alone() -> None:
@@ -136,7 +136,7 @@ def test_a_bound_is_divided_over_the_shards() -> None:
 
 def test_the_plan_tells_guarantee_and_size() -> None:
     counting = BASE.replace(f"[[{A}]]\n{DISTINCT}", "")
-    found = plan.build(toml.loads(counting))
+    found = explain.build(toml.loads(counting))
     assert [s.name for s in found.stages] == [
         "read", "event time", "sql", "lift", "shuffle", "step", "emit", "commit", "publish",
     ]  # fmt: skip
@@ -145,16 +145,16 @@ def test_the_plan_tells_guarantee_and_size() -> None:
     closing = toml.loads(counting.replace('gap_ms = "30s"', 'gap_ms = "30s"\nidle_close_ms = "5m"'))
     idle = "a source counts as idle after 1m without rows"
     assert [line for line in found.stages[1].lines if "idle" in line] == [idle]
-    assert f"{idle}; after 5m without any the watermark runs on" in plan.build(closing).stages[1].lines
+    assert f"{idle}; after 5m without any the watermark runs on" in explain.build(closing).stages[1].lines
     large = toml.loads(counting.replace('gap_ms = "30s"', 'gap_ms = "30s"\nmax_groups_per_window = 50000000'))
-    assert "the state may grow to 7.5 GiB at max_groups_per_window = 50,000,000" in plan.build(large).notes[0]
+    assert "the state may grow to 7.5 GiB at max_groups_per_window = 50,000,000" in explain.build(large).notes[0]
     in_memory = toml.loads(counting.replace('kind = "files"\npath = "state"', 'kind = "in_memory"'))
-    assert plan.build(in_memory).notes[0].startswith("STATE IS IN MEMORY: it is lost when the process ends")
-    assert plan.build(in_memory).guarantee.startswith("exactly once while the process lives")
+    assert explain.build(in_memory).notes[0].startswith("STATE IS IN MEMORY: it is lost when the process ends")
+    assert explain.build(in_memory).guarantee.startswith("exactly once while the process lives")
     console = toml.loads(
         counting.replace('[target]\nconnection = "lake"\npath = "out"', '[target]\nconnection = "screen"')
     )
-    assert plan.build(console).guarantee.startswith("at least once")
+    assert explain.build(console).guarantee.startswith("at least once")
 
 
 def test_dates_and_times_hash_as_spark_hashes_them() -> None:

@@ -17,7 +17,7 @@ from tests.unit.test_metrics import COUNTERS, STATUS
 from tests.unit.test_pages import anchors
 from typer.main import get_command
 
-from slackwater import plan
+from slackwater import explain
 from slackwater.cli.main import app
 from slackwater.config.toml import loads
 from slackwater.config.window import Aggregation, Window
@@ -180,7 +180,7 @@ def test_the_commands_that_the_texts_name_are_there() -> None:
 
 def test_a_large_state_is_one_that_the_plan_warns_of() -> None:
     rule = next(r for r in RULES if r["alert"] == "SlackwaterStateLarge")
-    assert rule["expr"] == f"{PREFIX}state_bytes > {plan.DEFAULT_GIB * plan.GIB}"
+    assert rule["expr"] == f"{PREFIX}state_bytes > {explain.DEFAULT_GIB * explain.GIB}"
 
 
 MINUTE = 60.0

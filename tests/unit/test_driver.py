@@ -10,17 +10,17 @@ import pytest
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
-from slackwater.engine.compile import compile_window
 from slackwater.engine.driver import Driver, Hooks
-from slackwater.engine.local import LocalEngine
 from slackwater.engine.observer import Waiting
 from slackwater.errors import PublishError, StartError, StateError
+from slackwater.operators.compile import compile_window
 from slackwater.sources.base import Batch
-from slackwater.state.files import FilesStore
+from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import BatchId
 from slackwater.targets.base import Table
 from slackwater.targets.files import FilesTarget
 from slackwater.testing.kit import START_US, pipeline_for
+from slackwater.testing.local import LocalEngine
 
 COUNT = Aggregation(agg="count", as_="n")
 

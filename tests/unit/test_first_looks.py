@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import slackwater as sw
-from slackwater.engine.first_rows import FirstRows, missing_text, unit_hint
 from slackwater.errors import StartError
 from slackwater.sources.changed import AT_ONCE, ReadFiles, text
 from slackwater.sources.files import FileEntry, check_exists, located, note_changes, readable, recall, remember
-from slackwater.state.files import FilesStore
+from slackwater.spark.first_rows import FirstRows, missing_text, unit_hint
+from slackwater.state.files.store import FilesStore
 
 NOW = int(dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp() * 1e6)
 PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}

@@ -11,9 +11,9 @@ import pytest
 from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.core.schema import Field
-from slackwater.engine import former
-from slackwater.engine.run import run
 from slackwater.errors import ConfigError, StartError
+from slackwater.runner import former
+from slackwater.runner.run import run
 from slackwater.targets.base import Table
 from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.files import FilesTarget

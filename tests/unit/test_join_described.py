@@ -9,9 +9,10 @@ import pytest
 
 from slackwater.cli.main import main
 from slackwater.config import toml
-from slackwater.engine import fold, look
-from slackwater.engine.run import replay
+from slackwater.engine import fold
 from slackwater.errors import StartError
+from slackwater.query import inspect
+from slackwater.runner.run import replay
 from slackwater.state.protocol import Manifest
 from slackwater.watermark import SourceClock
 
@@ -149,7 +150,7 @@ def test_the_clocks_of_the_sides_wait_for_their_lateness_alone() -> None:
 
 def test_what_looks_into_windows_says_that_there_are_none() -> None:
     with pytest.raises(StartError, match="paid: this looks into windows, and the config describes a join"):
-        look.logic_of(toml.loads(CONFIG), manifest())
+        inspect.logic_of(toml.loads(CONFIG), manifest())
 
 
 def test_letters_of_a_join_are_not_replayed() -> None:

@@ -12,7 +12,7 @@ from slackwater.config.window import Window
 from slackwater.errors import StateError
 from slackwater.state import migrations
 from slackwater.state.migrations import FORMAT, STEPS, UNBOUNDED, forward, route, statements, to_2
-from slackwater.state.postgres_tables import Tables
+from slackwater.state.postgres.tables import Tables
 
 SESSION = {
     "kind": "session", "duration_ms": None, "hop_ms": None, "offset_ms": 0, "gap_ms": 5, "max_session_duration_ms": 90,

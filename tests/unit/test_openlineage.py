@@ -22,12 +22,12 @@ from slackwater.config.source import Source
 from slackwater.config.target import Target
 from slackwater.config.toml import loads
 from slackwater.config.window import Aggregation, Window
+from slackwater.core.dead_letter import LETTER
 from slackwater.core.schema import Field
 from slackwater.engine.observer import Columns
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, StartError
 from slackwater.observe import datasets
-from slackwater.targets.base import LETTER
 from slackwater.testing.kit import Rows, pipeline_for, run_local
 
 WINDOW = Window(

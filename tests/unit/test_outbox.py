@@ -12,18 +12,18 @@ import pytest
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.engine import outbox
-from slackwater.engine.compile import compile_window
 from slackwater.engine.driver import Driver, Hooks
-from slackwater.engine.local import LocalEngine
-from slackwater.engine.recover import first_manifest
 from slackwater.errors import StartError
-from slackwater.state.files import FilesStore
+from slackwater.evolution.restore import first_manifest
+from slackwater.operators.compile import compile_window
+from slackwater.state.files.store import FilesStore
 from slackwater.targets.base import Table
 from slackwater.targets.console import ConsoleTarget
 from slackwater.targets.files import FilesTarget
 from slackwater.targets.kafka import KafkaTarget
 from slackwater.targets.kafka_rows import KafkaRows
 from slackwater.testing.kit import START_US, pipeline_for
+from slackwater.testing.local import LocalEngine
 from slackwater.windows.logic import Logic
 
 COUNT = Aggregation(agg="count", as_="n")

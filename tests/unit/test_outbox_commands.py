@@ -13,13 +13,13 @@ import pytest
 from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.core.schema import Field
-from slackwater.engine import compile as compiling
-from slackwater.engine import dlq
 from slackwater.engine.driver import Driver, Hooks
-from slackwater.engine.local import LocalEngine
-from slackwater.engine.parts import letters_of, store_of, target_of
 from slackwater.errors import PublishError
+from slackwater.operators import compile as compiling
+from slackwater.runner import dead_letters
+from slackwater.runner.assemble import letters_of, store_of, target_of
 from slackwater.sources.base import Batch
+from slackwater.testing.local import LocalEngine
 
 S = 1_000_000
 
@@ -115,7 +115,7 @@ def test_show_and_set_aside(
     assert "epoch 7 does not wait to be published; the one that does is 0" in capsys.readouterr().err
     assert ask(monkeypatch, "set-aside", stuck, 0) == 0
     assert "the next start goes on after it" in capsys.readouterr().out
-    kept = dlq.newest(toml.load(stuck), dlq.Wanted())
+    kept = dead_letters.newest(toml.load(stuck), dead_letters.Wanted())
     assert set(kept["reason"]) == {"not published"}
     assert sorted(json.loads(v)["k"] for v in kept["value"]) == ["a", "b"]
     assert ask(monkeypatch, "show", stuck) == 0
@@ -152,13 +152,13 @@ def test_a_runner_keeps_its_epochs(
 
 
 def test_repeated_after_a_crash_it_doubles_nothing(stuck: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from slackwater.engine import set_aside
+    from slackwater.runner import set_aside
 
     pipeline = toml.load(stuck)
     with set_aside.held(pipeline, 0) as (store, manifest):
         set_aside._to_letters(pipeline, manifest, set_aside._rows(store, manifest), None)
     assert ask(monkeypatch, "set-aside", stuck, 0) == 0
-    assert dlq.newest(pipeline, dlq.Wanted()).height == 2
+    assert dead_letters.newest(pipeline, dead_letters.Wanted()).height == 2
 
 
 def test_without_a_state_nothing_waits(

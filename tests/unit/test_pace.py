@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slackwater.engine.pace import LONGEST_MS, SHORTEST_MS, Pace
+from slackwater.runner.pace import LONGEST_MS, SHORTEST_MS, Pace
 
 
 def test_the_pause_grows_with_the_silence_in_few_steps_and_falls_at_once() -> None:

@@ -11,8 +11,8 @@ import pytest
 import slackwater as sw
 from slackwater.cli.main import main
 from slackwater.config.paths import as_written
-from slackwater.engine import places
 from slackwater.errors import StartError
+from slackwater.runner import places
 
 CONFIG = """name = "clicks"
 [connections.lake]

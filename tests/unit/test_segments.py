@@ -6,7 +6,7 @@ from pathlib import Path
 
 import polars as pl
 
-from slackwater.state.arrow import read_arrow, write_arrow
+from slackwater.state.files.arrow import read_arrow, write_arrow
 
 
 def test_lists_that_are_all_empty_after_a_sort_do_not_shift_the_columns_behind_them(tmp_path: Path) -> None:

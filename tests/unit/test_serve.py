@@ -21,7 +21,7 @@ from slackwater import metrics
 from slackwater.errors import StartError
 from slackwater.query import condition, server
 from slackwater.query.view import StateView
-from slackwater.state.files import FilesStore
+from slackwater.state.files.store import FilesStore
 from slackwater.testing.kit import Rows, run_local
 from slackwater.web.server import HttpServer, start
 

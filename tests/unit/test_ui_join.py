@@ -11,7 +11,7 @@ from slackwater.cli.why import lines
 from slackwater.config import toml
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import StartError
-from slackwater.state.files import FilesStore
+from slackwater.state.files.store import FilesStore
 from slackwater.testing.kit import Rows, pipeline_for, run_local
 from slackwater.ui import pages
 from slackwater.ui.pages import Place

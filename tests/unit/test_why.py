@@ -18,8 +18,8 @@ import pytest
 
 from slackwater.cli.main import main
 from slackwater.config import toml
-from slackwater.engine.why import why
-from slackwater.state.files import FilesStore
+from slackwater.query.why import why
+from slackwater.state.files.store import FilesStore
 from slackwater.testing.kit import Crash, Quiet, Rows, run_local
 
 BASE = """name = "law"

@@ -15,8 +15,8 @@ from tests.unit.test_why import Say, asked, at, say  # noqa: F401 - a fixture
 import slackwater as sw
 from slackwater.cli.why import lines
 from slackwater.config import toml
-from slackwater.engine.why import why
-from slackwater.state.files import FilesStore
+from slackwater.query.why import why
+from slackwater.state.files.store import FilesStore
 from slackwater.testing.kit import Rows, pipeline_for, run_local
 
 CONFIG = """name = "law"

@@ -10,15 +10,15 @@ import polars as pl
 import pytest
 
 import slackwater as sw
-from slackwater import plan
+from slackwater import explain
 from slackwater.cli.state_show import _words
 from slackwater.config.source import Source
 from slackwater.config.spec import near
 from slackwater.core.schema import Field, sql_type
 from slackwater.core.words import duration, plural
-from slackwater.engine import undecodable
-from slackwater.engine.compile import bind_window
 from slackwater.errors import ConfigError, StartError
+from slackwater.operators.compile import bind_window
+from slackwater.spark import undecodable
 from slackwater.testing.kit import Rows, run_local
 
 SRC = Path(__file__).resolve().parents[2] / "src" / "slackwater"
@@ -98,10 +98,10 @@ def test_the_first_pipeline_warns_of_nothing() -> None:
     window = sw.Window(
         **WINDOW, aggregations=[*COUNT, sw.Aggregation(agg="count_distinct", column="page", as_="pages")]
     )  # type: ignore[arg-type]
-    assert plan.projected_bytes(window) > plan.GIB
-    assert plan.size_warnings(window) == ()
+    assert explain.projected_bytes(window) > explain.GIB
+    assert explain.size_warnings(window) == ()
     chosen = sw.Window(**WINDOW, max_groups_per_window=2_000_000, aggregations=window.aggregations)  # type: ignore[arg-type]
-    (line,) = plan.size_warnings(chosen)
+    (line,) = explain.size_warnings(chosen)
     assert "4.1 GiB at max_groups_per_window = 2,000,000" in line
 
 

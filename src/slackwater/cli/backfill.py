@@ -12,9 +12,9 @@ from slackwater.cli.runner import _signals
 from slackwater.cli.text import moment, plural
 from slackwater.config import toml
 from slackwater.core.time import duration_ms
-from slackwater.engine.backfill import Backfilled, backfill, described
 from slackwater.errors import StartError
-from slackwater.plan import target_text
+from slackwater.explain import target_text
+from slackwater.runner.backfill import Backfilled, backfill, described
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from slackwater import plan
+from slackwater import explain
 from slackwater.cli.text import plural, size
 from slackwater.config import documented, sql_check, toml
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
-from slackwater.engine import places
 from slackwater.errors import ConfigError, StartError
+from slackwater.runner import places
 from slackwater.secrets import masked
 
 
@@ -45,9 +45,9 @@ def _check(file: Path, connect: bool) -> None:
     if problems:
         raise ConfigError(problems)
     places.check_former(pipeline)
-    notes = list(plan.build(pipeline).notes)
+    notes = list(explain.build(pipeline).notes)
     if connect:
-        from slackwater.engine import connect as connecting
+        from slackwater.runner import check as connecting
 
         found = connecting.problems(pipeline)
         if found:
@@ -56,7 +56,7 @@ def _check(file: Path, connect: bool) -> None:
     what = _described(pipeline)
     if pipeline.stages:
         what = f"{what}, then {_described(pipeline.last).replace('over 1 source', 'over what it emits')}"
-    print(masked(f"{file}: ok — {what}, {plan.state_text(pipeline)}"))
+    print(masked(f"{file}: ok — {what}, {explain.state_text(pipeline)}"))
     for line in notes:
         print(masked(f"{file}: note: {line}"))
     if not connect:
@@ -69,7 +69,7 @@ def _check(file: Path, connect: bool) -> None:
 def _described(pipeline: Pipeline) -> str:
     step = pipeline.transform.step
     if isinstance(step, Join):
-        return f"{plan.join_text(step)} on {plural(len(step.left_keys), 'key')}"
+        return f"{explain.join_text(step)} on {plural(len(step.left_keys), 'key')}"
     aggregations = plural(len(step.aggregations), "aggregation")
     return f"{step.kind} window over {plural(len(pipeline.sources), 'source')}, {aggregations}"
 
@@ -77,7 +77,7 @@ def _described(pipeline: Pipeline) -> str:
 def explain_file(file: Path) -> None:
     """Print the stages a row passes, the guarantee and the projected state size."""
     pipeline = toml.load(file)
-    found = plan.build(pipeline)
+    found = explain.build(pipeline)
     print(f"{pipeline.name}\n")
     for stage in found.stages:
         print(masked(f"  {stage.name:<11}{stage.where:<8}{stage.title}"))
@@ -88,7 +88,7 @@ def explain_file(file: Path) -> None:
     for own in (pipeline, *([pipeline.last] if pipeline.stages else [])):
         step = own.transform.step
         if isinstance(step, Join):
-            kept += plan.kept_text(step, own)
+            kept += explain.kept_text(step, own)
         else:
             kept.append(f"at most about {size(found.state_bytes or 0)} at {step.max_groups_per_window:,} groups")
     for i, line in enumerate(kept):

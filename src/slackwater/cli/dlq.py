@@ -18,7 +18,7 @@ SHOWN_BYTES = 64  # of a value that is no text
 
 def list_file(file: Path) -> None:
     """Print how many letters there are by reason and source, and how many of them are open or were applied."""
-    from slackwater.engine.dlq import summary
+    from slackwater.runner.dead_letters import summary
 
     pipeline = toml.load(file)
     found = summary(pipeline)
@@ -48,7 +48,7 @@ def list_file(file: Path) -> None:
 
 def show_file(file: Path, limit: int, reason: str | None, source: str | None) -> None:
     """Print the newest letters, with what is known about them and their content as text."""
-    from slackwater.engine.dlq import Wanted, judged, newest
+    from slackwater.runner.dead_letters import Wanted, judged, newest
 
     pipeline = toml.load(file)
     found = newest(pipeline, Wanted(reason=reason, source=source, limit=limit))

@@ -15,14 +15,14 @@ from slackwater.errors import StartError
 if TYPE_CHECKING:
     import polars as pl
 
-    from slackwater.engine.replay import Outcome
+    from slackwater.replay.replay import Outcome
 
 
 def replay_file(file: Path, reason: str | None, epoch: str | None, limit: int | None, dry: bool) -> None:
     """Load, replay, and print what was applied and what was left, with the reasons."""
     import polars as pl
 
-    from slackwater.engine.run import replay
+    from slackwater.runner.run import replay
 
     first, last = epochs(epoch)
     pipeline = toml.load(file)

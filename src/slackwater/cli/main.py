@@ -425,7 +425,7 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("SLACKWATER_DEBUG"):
             raise
-        from slackwater.engine.border import of_service
+        from slackwater.runner.border import of_service
 
         if exhausted := ExhaustedError.of(error):
             print(f"error: {exhausted}", file=sys.stderr)

@@ -8,11 +8,12 @@ from slackwater.cli import view as views
 from slackwater.cli.dlq import plain
 from slackwater.cli.text import plural
 from slackwater.config import toml
+from slackwater.core.time import iso
 
 
 def show_file(file: Path, limit: int) -> None:
     """Print which epoch waits, and some of its rows."""
-    from slackwater.engine import fold, set_aside
+    from slackwater.runner import set_aside
     from slackwater.targets.kafka_rows import json_objects
 
     pipeline = toml.load(file)
@@ -21,7 +22,7 @@ def show_file(file: Path, limit: int) -> None:
         print(f"{pipeline.name}: nothing waits: all that was committed is published")
         return
     print(
-        f"{pipeline.name}: epoch {found.epoch} was committed at {fold.iso(found.committed_us)} and is not published: "
+        f"{pipeline.name}: epoch {found.epoch} was committed at {iso(found.committed_us)} and is not published: "
         f"{plural(found.rows.height, 'row')}, {plural(found.letters, 'dead letter')}"
     )
     for row in json_objects(found.rows.head(limit)):
@@ -34,7 +35,7 @@ def show_file(file: Path, limit: int) -> None:
 
 def retry_file(file: Path, epoch: int) -> None:
     """Publish the epoch as a start does, and read nothing."""
-    from slackwater.engine.run import republish
+    from slackwater.runner.run import republish
 
     pipeline = toml.load(file)
     view = views.choose(0)
@@ -47,7 +48,7 @@ def retry_file(file: Path, epoch: int) -> None:
 
 def set_aside_file(file: Path, epoch: int, to: Path | None) -> None:
     """Keep the rows of the epoch elsewhere, so that the next start goes on after it."""
-    from slackwater.engine.set_aside import set_aside
+    from slackwater.runner.set_aside import set_aside
 
     pipeline = toml.load(file)
     place = set_aside(pipeline, epoch, to)

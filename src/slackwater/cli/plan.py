@@ -11,10 +11,10 @@ import typer
 
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.engine import changes
-from slackwater.engine.changes import Comparison
-from slackwater.engine.parts import store_of
-from slackwater.engine.places import check_former
+from slackwater.evolution import compare
+from slackwater.evolution.compare import Comparison
+from slackwater.runner.assemble import store_of
+from slackwater.runner.places import check_former
 from slackwater.secrets import masked
 
 
@@ -41,7 +41,7 @@ def _compared(pipeline: Pipeline) -> Comparison | None:
     with closing(store_of(pipeline)) as store, store.peek() as snapshot:
         if snapshot is None:
             return None
-        return changes.compare(pipeline, snapshot.manifest, published=snapshot.published)
+        return compare.compare(pipeline, snapshot.manifest, published=snapshot.published)
 
 
 def _without(pipeline: Pipeline) -> str:

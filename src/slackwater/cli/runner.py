@@ -15,11 +15,12 @@ from slackwater.cli import view as views
 from slackwater.cli.text import summary
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline, check_run_flags
-from slackwater.engine import begins, session
 from slackwater.engine.observer import Observer
 from slackwater.engine.status import Status
 from slackwater.errors import ConfigError
-from slackwater.plan import target_text
+from slackwater.explain import target_text
+from slackwater.runner import starting_offsets
+from slackwater.spark import session
 
 
 def run_file(
@@ -49,7 +50,7 @@ def run_file(
     pipeline = toml.load(file)
     view = views.choose(status_every)
     try:
-        over = begins.parse(begin) if rebuild else None
+        over = starting_offsets.parse(begin) if rebuild else None
         status = run_pipeline(
             pipeline,
             view,
@@ -89,8 +90,8 @@ def run_pipeline(
     observers: Sequence[Observer] = (),
 ) -> Status | None:
     """Run with a view, and metrics if a port is given. A signal sets `stop`, and the run ends after its epoch."""
-    from slackwater.engine import run as engine
     from slackwater.metrics import Metrics, serve
+    from slackwater.runner import run as engine
 
     server, watching = None, list(observers)
     if metrics_port is not None:

@@ -67,7 +67,7 @@ def _nothing_yet(pipeline: Pipeline, file: Path) -> None:
 
 def _has_state(pipeline: Pipeline) -> bool:
     """Whether it ever committed."""
-    from slackwater.engine.parts import store_of
+    from slackwater.runner.assemble import store_of
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return False

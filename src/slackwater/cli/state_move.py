@@ -12,8 +12,8 @@ from typing import Any
 from slackwater.cli.text import plural, size, table
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.engine import reset
 from slackwater.errors import StartError
+from slackwater.maintenance import reset_offsets
 from slackwater.query.where import store_at
 from slackwater.state import fork, migrations
 from slackwater.state.edit import editing, next_of, no_state
@@ -85,7 +85,7 @@ def reset_state(where: str, offsets: Sequence[str], pipeline: str | None, schema
         with closing(store), store.peek() as snapshot:
             if snapshot is None:
                 raise no_state()
-            _tell(snapshot.manifest, reset.moves(snapshot.manifest, offsets, config))
+            _tell(snapshot.manifest, reset_offsets.moves(snapshot.manifest, offsets, config))
         print("nothing was changed (--dry-run)")
         return
     print(f"committed as epoch {_reset(store, offsets, config).epoch}")
@@ -93,14 +93,14 @@ def reset_state(where: str, offsets: Sequence[str], pipeline: str | None, schema
 
 def _reset(store: StateStore, offsets: Sequence[str], config: Pipeline | None) -> Manifest:
     with editing(store) as manifest:
-        made = reset.moves(manifest, offsets, config)
+        made = reset_offsets.moves(manifest, offsets, config)
         _tell(manifest, made)
         if all(m.before == m.after for m in made):
             raise StartError(f"{manifest.pipeline}: the sources go on there already; nothing was committed")
-        return store.commit(next_of(manifest, _now(), sources=reset.moved(manifest, made)))
+        return store.commit(next_of(manifest, _now(), sources=reset_offsets.moved(manifest, made)))
 
 
-def _tell(manifest: Manifest, made: Sequence[reset.Move]) -> None:
+def _tell(manifest: Manifest, made: Sequence[reset_offsets.Move]) -> None:
     """Before and after, and what it means."""
     print(f"{manifest.pipeline}: epoch {manifest.epoch}; its windows and clocks stay as they are")
     lines = [["source", "partition", "goes on at", "will go on at", ""]]

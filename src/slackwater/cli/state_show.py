@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from slackwater.cli.text import ago, plural, size, table
-from slackwater.engine.fold import iso
+from slackwater.core.time import iso
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.query.text import json_lines, plain
 from slackwater.query.view import StateView

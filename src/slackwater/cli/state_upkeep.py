@@ -8,15 +8,15 @@ from dataclasses import asdict
 from typing import Any
 
 from slackwater.cli.text import ago, plural, size, table
-from slackwater.engine.fold import iso
+from slackwater.core.time import iso
 from slackwater.errors import StartError
+from slackwater.maintenance.compact import Compacted, compact
+from slackwater.maintenance.history import history
+from slackwater.maintenance.report import Report
+from slackwater.maintenance.sizes import HOUR_US, LARGE, Forecast, Sizes, sizes
+from slackwater.maintenance.verify import verify
 from slackwater.query.where import store_at
-from slackwater.state.files import FilesStore
-from slackwater.upkeep.compact import Compacted, compact
-from slackwater.upkeep.history import history
-from slackwater.upkeep.report import Report
-from slackwater.upkeep.sizes import HOUR_US, LARGE, Forecast, Sizes, sizes
-from slackwater.upkeep.verify import verify
+from slackwater.state.files.store import FilesStore
 from slackwater.watermark import NO_WATERMARK
 
 

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from slackwater.cli.text import describe, moment, size, waiting
-from slackwater.engine import tell
 from slackwater.engine.status import Status
+from slackwater.runner import tell
 
 log = logging.getLogger("slackwater")
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from slackwater.cli.text import ago, plural, table
 from slackwater.config import toml
-from slackwater.engine.fold import iso
-from slackwater.engine.why import Clock, Need, OfKey, Open, Why, why
+from slackwater.core.time import iso
 from slackwater.errors import StartError
+from slackwater.query.why import Clock, Need, OfKey, Open, Why, why
 from slackwater.sources.changed import text as changed_text
 
 PARTITIONS = 4  # that are named in one line
@@ -21,7 +21,7 @@ PARTITIONS = 4  # that are named in one line
 
 def why_file(file: Path, key: Sequence[str], as_json: bool) -> None:
     """Print the answer. Raises ConfigError, or StartError where there is nothing to look at."""
-    from slackwater.engine.parts import store_of
+    from slackwater.runner.assemble import store_of
 
     pipeline = toml.load(file)
     if pipeline.state_store is None or not pipeline.state_store.durable:

@@ -1,1 +1,1 @@
-"""Specs: what a user describes, validated and frozen. TOML and Python build the same objects."""
+"""What a user describes: validated, frozen; knows no Spark, no state, no clock."""

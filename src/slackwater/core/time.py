@@ -1,9 +1,11 @@
-"""Durations: milliseconds in the public surface, `"30s"`-style strings accepted everywhere."""
+"""Times and durations: microseconds UTC inside, milliseconds in the public surface, `"30s"`-style strings accepted everywhere."""
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 
+NO_WATERMARK = -(1 << 62)  # before every event time; far enough from the int64 edge to add durations
 EARLIEST_US = -62_135_596_800_000_000  # 0001-01-01T00:00:00Z
 LATEST_US = 253_402_300_799_999_999  # 9999-12-31T23:59:59.999999Z
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -26,3 +28,13 @@ def duration_text(ms: int) -> str:
         if ms and ms % _UNITS_MS[unit] == 0:
             return f"{ms // _UNITS_MS[unit]}{unit}"
     return f"{ms}ms"
+
+
+def iso(us: int) -> str:
+    """A time in microseconds UTC as ISO 8601, for people."""
+    if us <= NO_WATERMARK:
+        return "none yet"
+    try:
+        return (dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us)).isoformat() + "Z"
+    except OverflowError:
+        return f"{us} µs"

@@ -1,4 +1,4 @@
-"""Epochs: what is read, folded, committed and published. Its log lines hold no secret that is known."""
+"""Epochs and nothing else: what is read, folded, committed and published; knows no Spark. Its log lines hold no known secret."""
 
 from __future__ import annotations
 

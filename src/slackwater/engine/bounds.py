@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from slackwater.core.time import iso
 from slackwater.core.words import plural
-from slackwater.engine import fold
 from slackwater.engine.protocol import Engine
-from slackwater.engine.steps import Step
-from slackwater.engine.task import ShardTask
 from slackwater.errors import CapExceededError
 from slackwater.joins.logic import JoinLogic
+from slackwater.operators.base import Step
+from slackwater.operators.task import ShardTask
 from slackwater.state.protocol import Manifest
 from slackwater.windows import panes
 
@@ -56,6 +56,6 @@ def check(logic: Step, engine: Engine, before: Manifest, after: Manifest, tasks:
     if suspects:
         window = suspects[0]
         raise CapExceededError(
-            f"{logic.pipeline}: window {fold.iso(window)} to {fold.iso(window + logic.duration_us)} holds {totals[window]} groups, "
+            f"{logic.pipeline}: window {iso(window)} to {iso(window + logic.duration_us)} holds {totals[window]} groups, "
             f'max_groups_per_window is {bound}; raise it, or set on_state_cap = "drop_new_groups"; nothing of this epoch was committed'
         )

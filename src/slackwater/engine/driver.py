@@ -19,18 +19,19 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.capacity import capacity_of
-from slackwater.engine import account, bounds, carry, changes, fold, outbox, recover
+from slackwater.engine import accounting, bounds, fold, outbox
 from slackwater.engine.far_dates import FarDates
-from slackwater.engine.faults import Faults, NoFaults
-from slackwater.engine.letters import holding
+from slackwater.engine.kill_points import Faults, NoFaults
 from slackwater.engine.observer import Waiting
 from slackwater.engine.protocol import Engine, IngestOutcome
 from slackwater.engine.stage import Following, Stage
 from slackwater.engine.status import Status
-from slackwater.engine.steps import Step
-from slackwater.engine.task import EmitReport, ShardTask
-from slackwater.engine.unstaged import Unstaged
 from slackwater.errors import PublishError, StartError
+from slackwater.evolution import compare, migrate, restore
+from slackwater.operators.base import Step
+from slackwater.operators.dead_letters import holding
+from slackwater.operators.task import EmitReport, ShardTask
+from slackwater.operators.unstaged import Unstaged
 from slackwater.sources.base import Batch, Replayed
 from slackwater.state.protocol import Joining, Manifest, Publish, StateStore
 from slackwater.targets.base import Target
@@ -104,22 +105,22 @@ class Driver:
         found = None
         if latest is not None:
             fold.counters(latest)  # told before anything is published
-            found = changes.compare(self.pipeline, latest, steps=logics, shards=shards)
+            found = compare.compare(self.pipeline, latest, steps=logics, shards=shards)
             found.check()
             for change in found.changes:
                 self.hooks.on_notice(change.level, change.line)
             self._publish_if_needed(latest)
-        self.state = latest or recover.first_manifest(logics, shards, self.hooks.clock_us(), state_id)
+        self.state = latest or restore.first_manifest(logics, shards, self.hooks.clock_us(), state_id)
         migrates = found is not None and found.migrates
-        self._remember(carry.onward if migrates else carry.limited)
+        self._remember(migrate.onward if migrates else migrate.limited)
         for stage in self._stages:
             self.store.prepare(stage.logic, stage.number)
         if found is not None and migrates:
             self._carry_out(found, shards)
         self.state = self._described(self.state)
-        self.state = recover.with_sources(self.state, [s.name for s in self.pipeline.sources], schemas)
+        self.state = restore.with_sources(self.state, [s.name for s in self.pipeline.sources], schemas)
         if self.then is not None and self.state.then is not None:
-            then = recover.with_sources(self.state.then, [self.then.source], {})
+            then = restore.with_sources(self.state.then, [self.then.source], {})
             self.state = self.state.model_copy(update={"then": then})
         self._load_clocks()
 
@@ -127,14 +128,14 @@ class Driver:
     def _stages(self) -> list[Stage]:
         return [self.stage, *([self.then.stage] if self.then else [])]
 
-    def _carry_out(self, found: changes.Comparison, shards: int) -> None:
+    def _carry_out(self, found: compare.Comparison, shards: int) -> None:
         """The state as this config goes on with it, as an epoch of its own."""
         clock, epoch = self.hooks.clock_us(), self.state.epoch
         timer = _Timer(self.hooks.faults, epoch + 1)
         with timer.phase("read"):
             stages = zip(self._stages, self.state.stages, strict=True)
             carried = [
-                carry.read(s.logic, self.store, m.model_copy(update={"epoch": epoch}), s.number) for s, m in stages
+                migrate.read(s.logic, self.store, m.model_copy(update={"epoch": epoch}), s.number) for s, m in stages
             ]
         with timer.phase("stage"):
             again = [c.manifest_of(self.store, shards, clock) for c in carried]
@@ -142,7 +143,7 @@ class Driver:
             self._commit(self._described(again[0].model_copy(update={"then": again[1]}) if again[1:] else again[0]))
 
     def _described(self, state: Manifest) -> Manifest:
-        return recover.with_descriptions(state, [(s.pipeline, s.logic) for s in self._stages])
+        return restore.with_descriptions(state, [(s.pipeline, s.logic) for s in self._stages])
 
     def _remember(self, made: Callable[[Step, Manifest], Step]) -> None:
         """Logics that know what former configs have forgotten; `made` from theirs and the state's."""
@@ -190,8 +191,8 @@ class Driver:
         """Where output goes and how it looks: a committed epoch can only be published there."""
         target, letters = self.pipeline.target, self.pipeline.dead_letter
         return {
-            "target": changes.place(target),
-            "letters": changes.place(letters),
+            "target": compare.place(target),
+            "letters": compare.place(letters),
             "columns": [f.name for f in self.last.output],
             "upserts": self.target.upserts,
         }
@@ -225,7 +226,7 @@ class Driver:
         with timer.phase("ingest"):
             overtaken = {n: c.overtaken_partitions(self.state.watermark_us) for n, c in self._clocks.items()}
             outcome = self.stage.read(self.state, batch, tasks, clock, {n: p for n, p in overtaken.items() if p})
-        account.tell(self.pipeline, self.state, epoch, batch, outcome)
+        accounting.tell(self.pipeline, self.state, epoch, batch, outcome)
         self._far_dates.judged(self.state, self._clocks, epoch, outcome)
         clocks, watermark = self._clocks, self.state.watermark_us
         if batch.replayed is None:
@@ -339,7 +340,7 @@ class Driver:
         return manifest.model_copy(update=update), reports
 
     def correct(self, corrections: Callable[[Sequence[ShardTask]], Sequence[EmitReport]], replayed: Replayed) -> None:
-        """An epoch without rows of the sources: windows are corrected by dead letters (see `engine.replay`)."""
+        """An epoch without rows of the sources: windows are corrected by dead letters (see `replay.replay`)."""
         began, clock = time.monotonic(), self.hooks.clock_us()
         timer = _Timer(self.hooks.faults, self.state.epoch + 1)
         with timer.phase("emit"):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec import show_duration
-from slackwater.engine.fold import iso
+from slackwater.core.time import iso
 from slackwater.engine.protocol import IngestOutcome
 from slackwater.state.protocol import Manifest
 from slackwater.watermark import CONFIRMS, SourceClock, holder

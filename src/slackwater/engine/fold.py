@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.core.time import iso
 from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.status import Buffered, Counters, SourceStatus, Status
-from slackwater.engine.steps import Step
-from slackwater.engine.task import EmitReport
 from slackwater.errors import StateError
 from slackwater.joins.logic import JoinLogic
+from slackwater.operators.base import Step
+from slackwater.operators.task import EmitReport
 from slackwater.sources.base import Batch, Replayed
 from slackwater.state.protocol import Manifest, PartitionRecord, SegmentMeta, SourceRecord
 from slackwater.watermark import NO_WATERMARK, Heard, SourceClock
@@ -295,16 +295,6 @@ def _buffered(manifest: Manifest, outcome: IngestOutcome | None) -> dict[str, Bu
             sum(m.rows for m in metas if m.kind == name), max((c for c in crowds if c is not None), default=None)
         )
     return found
-
-
-def iso(us: int) -> str:
-    """A time in microseconds UTC as ISO 8601, for people."""
-    if us <= NO_WATERMARK:
-        return "none yet"
-    try:
-        return (dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us)).isoformat() + "Z"
-    except OverflowError:
-        return f"{us} µs"
 
 
 def late_text(sample: Mapping[str, object]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from slackwater.engine.steps import Step
+from slackwater.operators.base import Step
 from slackwater.windows.logic import Logic
 
 SUPERSEDED = "supersede"  # `__reason` of a row that was emitted before and no longer exists: its identity, else NULL

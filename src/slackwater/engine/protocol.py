@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import polars as pl
 
 from slackwater.core.capacity import ANYTHING, Capacity
-from slackwater.engine.task import EmitReport, IngestReport, ShardTask, StagedLetters
+from slackwater.operators.task import EmitReport, IngestReport, ShardTask, StagedLetters
 from slackwater.sources.base import Batch
 from slackwater.watermark import Heard, Span
 
@@ -35,7 +35,7 @@ class SourceStats:
 
 
 class Unfit(NamedTuple):
-    """Rows of a source that come out of the SQL and cannot be held, see `engine.fitting`: how many for which reason, a few in words."""
+    """Rows of a source that come out of the SQL and cannot be held, see `operators.fitting`: how many for which reason, a few in words."""
 
     source: str
     reasons: Mapping[str, int]
@@ -87,4 +87,4 @@ class Engine(Protocol):
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]: ...
 
-    def count_groups(self, tasks: Sequence[ShardTask], windows: list[int]) -> Mapping[int, int]: ...
+    def count_groups(self, tasks: Sequence[ShardTask], starts: list[int]) -> Mapping[int, int]: ...

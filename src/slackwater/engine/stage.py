@@ -9,10 +9,10 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.capacity import ANYTHING, Capacity
-from slackwater.engine import account, bounds, fold
+from slackwater.engine import accounting, bounds, fold
 from slackwater.engine.protocol import Engine, IngestOutcome
-from slackwater.engine.steps import Step, is_due, touched
-from slackwater.engine.task import EmitReport, LateLetters, ShardTask
+from slackwater.operators.base import Step, is_due, touched
+from slackwater.operators.task import EmitReport, LateLetters, ShardTask
 from slackwater.sources.base import Batch
 from slackwater.state.protocol import Manifest, StateStore
 from slackwater.watermark import NO_WATERMARK, SourceClock, holder, listen
@@ -95,7 +95,7 @@ class Stage:
     ) -> IngestOutcome:
         """Fold a batch's rows into the shards. Raises SlackwaterError if the epoch may not be committed with them."""
         outcome = self.engine.ingest(batch, tasks, clock_us, idle)
-        account.judge(self.pipeline, before, before.epoch + 1, outcome)
+        accounting.judge(self.pipeline, before, before.epoch + 1, outcome)
         return outcome
 
     def emit(
@@ -104,7 +104,7 @@ class Stage:
         """Stage what comes out between two watermarks."""
         due = self.due_tasks(ingested, since, flush, telling)
         reports = self.engine.emit(due) if due else ()
-        account.tell_overflows(self.pipeline, ingested.epoch, reports)
+        accounting.tell_overflows(self.pipeline, ingested.epoch, reports)
         return fold.emitted(ingested, reports, self.logic, clock_us, telling, since), reports
 
     def may_tell(self, state: Manifest, clock_us: int) -> bool:
@@ -135,7 +135,7 @@ class Following:
         if rows is not None and rows.height:
             batch = Batch(None, {}, {self.source: stage.engine.payload(rows)})
             outcome = stage.read(before, batch, tasks, clock_us, {})
-            account.tell(stage.pipeline, before, before.epoch + 1, batch, outcome)
+            accounting.tell(stage.pipeline, before, before.epoch + 1, batch, outcome)
             clocks = {name: listen(c, fold.heard(outcome.sources.get(name)), 0) for name, c in clocks.items()}
         watermark = before.watermark_us
         if watermark_us != NO_WATERMARK:

@@ -34,6 +34,7 @@ from openlineage.client.generated.base import RunFacet
 from openlineage.client.transport.console import ConsoleTransport
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.core.dead_letter import LETTER
 from slackwater.core.schema import Field
 from slackwater.engine.observer import Columns, Observer
 from slackwater.engine.status import Status
@@ -41,7 +42,6 @@ from slackwater.errors import StartError
 from slackwater.observe import datasets
 from slackwater.observe.outage import Outage, reason
 from slackwater.secrets import masked, remember, remember_url
-from slackwater.targets.base import LETTER
 
 PRODUCER = f"urn:slackwater:{version('slackwater')}"
 PAUSE_SECONDS = 1.0  # between two events of one run

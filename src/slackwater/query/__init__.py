@@ -1,1 +1,1 @@
-"""Looking into states from outside: what is open, for whom, since when; beside a running pipeline, without Spark."""
+"""Questions to a state and to what was published, beside a runner, without Spark; changes nothing."""

@@ -20,8 +20,8 @@ import polars as pl
 from slackwater.config import toml
 from slackwater.config.connection import DeltaConnection, PostgresConnection
 from slackwater.config.pipeline import Pipeline, resolve
-from slackwater.engine import look
 from slackwater.errors import StartError
+from slackwater.evolution.description import logic_in
 from slackwater.query.view import StateView
 from slackwater.query.where import store_at
 
@@ -72,7 +72,7 @@ def _state(where: str) -> Output:
     store = store_at(place, name or None)
     with closing(store), StateView(store) as view:
         rows, manifest = view.scan(), view.manifest()
-    identity = look.logic_in(manifest.stages[-1]).identity
+    identity = logic_in(manifest.stages[-1]).identity
     label = f"state of {manifest.pipeline} in epoch {manifest.epoch}"
     return Output(label, rows.select(c for c in rows.columns if not c.startswith("_")), identity)
 
@@ -149,9 +149,9 @@ def _delta(path: str, options: Mapping[str, str]) -> Output:
 
 
 def _address(url: str) -> str:
-    from slackwater.state import sql
+    from slackwater.state.postgres import client
 
-    return sql.address(url)
+    return client.address(url)
 
 
 def _postgres(url: str, table: str) -> Output:
@@ -167,14 +167,14 @@ def read_table(url: str, table: str, tail: str = "") -> pl.DataFrame | None:
     """The rows of a table, None if it is not there; `tail`: SQL behind FROM table. Raises StartError."""
     import psycopg
 
-    from slackwater.state import sql
+    from slackwater.state.postgres import client
 
     schema, _, name = table.rpartition(".")
     schema = schema or "public"
-    label = f"table {schema}.{name} in Postgres at {sql.address(url)}"
-    place = f"{sql.quote(schema)}.{sql.quote(name)}"
+    label = f"table {schema}.{name} in Postgres at {client.address(url)}"
+    place = f"{client.quote(schema)}.{client.quote(name)}"
     try:
-        with sql.connect(url, label) as db:
+        with client.connect(url, label) as db:
             columns = db.execute(
                 "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute"
                 " WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
@@ -183,15 +183,15 @@ def read_table(url: str, table: str, tail: str = "") -> pl.DataFrame | None:
         if not columns:
             return None
         types = {column: _type(spelled) for column, spelled in columns}
-        listed = (sql.quote(c) if t is not None else f"{sql.quote(c)}::text" for c, t in types.items())
-        with sql.arrow_cursor(url) as cursor:
-            return sql.fetch(
+        listed = (client.quote(c) if t is not None else f"{client.quote(c)}::text" for c, t in types.items())
+        with client.arrow_cursor(url) as cursor:
+            return client.fetch(
                 cursor,
                 f"SELECT {', '.join(listed)} FROM {place}{tail}",
                 {c: t or pl.String() for c, t in types.items()},
             )
     except (psycopg.Error, ConnectionError) as error:
-        raise StartError(f"{label}: cannot be read ({sql.reason(error)})") from None
+        raise StartError(f"{label}: cannot be read ({client.reason(error)})") from None
 
 
 def _type(spelled: str) -> pl.DataType | None:

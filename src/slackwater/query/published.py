@@ -219,15 +219,15 @@ class PostgresResults:
 
     @property
     def place(self) -> str:
-        from slackwater.state import sql
+        from slackwater.state.postgres import client
 
-        return f"table {self.table} in Postgres at {sql.address(self.url)}"
+        return f"table {self.table} in Postgres at {client.address(self.url)}"
 
     def newest(self, limit: int) -> pl.DataFrame | None:
-        from slackwater.state import sql
+        from slackwater.state.postgres import client
 
         self._snapshot = self._now()
-        by = f"{sql.quote(self.order)} DESC NULLS LAST" if self.order else f"{_XID} DESC"  # else: written last
+        by = f"{client.quote(self.order)} DESC NULLS LAST" if self.order else f"{_XID} DESC"  # else: written last
         found = self._read(self._snapshot, f" ORDER BY {by} LIMIT {limit + 1}")
         return None if found is None else found.reverse()
 
@@ -247,13 +247,13 @@ class PostgresResults:
     def _now(self) -> str:
         import psycopg
 
-        from slackwater.state import sql
+        from slackwater.state.postgres import client
 
         try:
-            with sql.connect(self.url, self.place) as db:
+            with client.connect(self.url, self.place) as db:
                 row = db.execute("SELECT pg_current_snapshot()::text").fetchone()
         except psycopg.Error as error:
-            raise StartError(f"{self.place}: cannot be read ({sql.reason(error)})") from None
+            raise StartError(f"{self.place}: cannot be read ({client.reason(error)})") from None
         assert row is not None
         return str(row[0])
 

@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.engine import look
 from slackwater.errors import StartError, StateError
+from slackwater.evolution.description import logic_in
+from slackwater.query import inspect
 from slackwater.query.condition import chosen, condition
 from slackwater.query.where import store_at
 from slackwater.query.windows import own_names, standing
-from slackwater.state.files import FilesStore
+from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import Manifest, Snapshot, StateStore
 from slackwater.windows.logic import Logic
 
@@ -139,11 +140,11 @@ class StateView:
             return _there(snapshot).manifest
 
     def key_of(self, texts: Sequence[str]) -> dict[str, Any]:
-        """A key from texts `name=value`, as people write it (see `engine.look.key_of`), for `fetch` and `find_sessions`."""
-        logic = look.logic_in(self.manifest().stages[self.stage])
+        """A key from texts `name=value`, as people write it (see `query.inspect.key_of`), for `fetch` and `find_sessions`."""
+        logic = logic_in(self.manifest().stages[self.stage])
         if not texts and not logic.key_names:
             return {}
-        return look.key_of(logic, texts).row(0, named=True)
+        return inspect.key_of(logic, texts).row(0, named=True)
 
     @property
     def columns(self) -> dict[str, pl.DataType]:
@@ -161,7 +162,7 @@ class StateView:
         if not isinstance(self._store, FilesStore):
             with self._store.peek(self._epoch) as found:
                 snapshot = _there(found)
-                yield snapshot, look.logic_in(snapshot.manifest.stages[self.stage])
+                yield snapshot, logic_in(snapshot.manifest.stages[self.stage])
             return
         with self._opening:
             held = self._held
@@ -175,13 +176,13 @@ class StateView:
     def _opened(self) -> tuple[Snapshot, ExitStack, Logic]:
         with ExitStack() as stack:
             snapshot = _there(stack.enter_context(self._store.peek(self._epoch)))
-            logic = look.logic_in(snapshot.manifest.stages[self.stage])
+            logic = logic_in(snapshot.manifest.stages[self.stage])
             self.close()
             self._held = snapshot, stack.pop_all(), logic
         return self._held
 
     def _of_key(self, snapshot: Snapshot, logic: Logic, key: Any) -> pl.DataFrame:
-        rows = look.rows_of(snapshot, logic, _key(logic, key), self.stage)
+        rows = inspect.rows_of(snapshot, logic, _key(logic, key), self.stage)
         return logic.sorted_output(_answer(snapshot, logic, rows))
 
     def close(self) -> None:
@@ -226,7 +227,7 @@ def _key(logic: Logic, given: Any) -> pl.DataFrame:
         raise StartError(
             f"{logic.pipeline}: key: found the columns {', '.join(map(str, given)) or 'none'}, expected {', '.join(names) or 'none'}"
         )
-    return look.key_frame(logic, given)
+    return inspect.key_frame(logic, given)
 
 
 def _time(value: Time, name: str) -> int:

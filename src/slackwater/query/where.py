@@ -10,7 +10,7 @@ from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec import near
 from slackwater.errors import StartError
-from slackwater.state.files import FilesStore
+from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import StateStore
 
 ASIDE = ".before-"  # in the names of states that `run --rebuild` put aside: no pipeline goes on with them
@@ -51,7 +51,7 @@ def names_at(where: str | Path | Pipeline, schema: str = "public") -> list[str]:
 
 
 def _configured(pipeline: Pipeline) -> StateStore:
-    from slackwater.engine.parts import store_of
+    from slackwater.runner.assemble import store_of
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
         raise _in_memory(pipeline)
@@ -80,15 +80,15 @@ def _below(path: Path) -> list[str]:
 
 
 def _in_database(url: str, schema: str, name: str | None) -> StateStore:
-    from slackwater.state import sql
-    from slackwater.state.postgres import PostgresStore
+    from slackwater.state.postgres import client
+    from slackwater.state.postgres.store import PostgresStore
 
-    place = f'schema "{schema}" of {sql.address(url)}'
+    place = f'schema "{schema}" of {client.address(url)}'
     return PostgresStore(url, schema, _chosen(place, name, _in_tables(url, schema)))
 
 
 def _in_tables(url: str, schema: str) -> list[str]:
-    from slackwater.state.postgres_peek import pipelines
+    from slackwater.state.postgres.snapshot import pipelines
 
     return [name for name in pipelines(url, schema) if ASIDE not in name]
 

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from slackwater.errors import StateError
 
-if TYPE_CHECKING:
-    from slackwater.state.postgres_tables import Tables
-
 Record = dict[str, Any]  # the manifest of a stage as JSON has it
 UNBOUNDED = 2**31 - 1
+
+
+class Tables(Protocol):
+    """The tables of one stage, by their names as SQL has them."""
+
+    @property
+    def state(self) -> str: ...
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class SegmentMeta(Record):
     last_due: Time  # largest such watermark: nothing is due after it
     close: Time  # the watermark that closes the last of its open windows
     dead: Time  # all its rows are forgotten once the watermark is at or above this
-    checksum: Id = ""  # of a file's content, see `state.arrow.checksum`
+    checksum: Id = ""  # of a file's content, see `state.files.arrow.checksum`
     kind: str = ""  # joins: "left", "right", and with "+" and "-" which of these rows found a partner or had to go
     most: Amount = 0  # joins: the most rows that one key has in it
 
@@ -188,8 +188,8 @@ class Manifest(Record):
     emitted: Amount = 0
     told_us: Time = 0  # emit = "updates": when changed windows were emitted last, by the epoch's clock
     waiting: bool = False  # and whether some were changed since
-    replayed: tuple[Name, ...] = ()  # names of staged lists: the dead letters that were applied, see `engine.replay`
-    tried: tuple[Name, ...] = ()  # the list of those that were tried and left, with how often, see `engine.tries`
+    replayed: tuple[Name, ...] = ()  # names of staged lists: the dead letters that were applied, see `replay.replay`
+    tried: tuple[Name, ...] = ()  # the list of those that were tried and left, with how often, see `replay.tries`
     counters: Annotated[Mapping[str, Any], AfterValidator(_counted)] = Field(default_factory=dict)
     then: Manifest | None = None  # of the stage that reads what this one emits; the output above is that one's
 

@@ -32,8 +32,9 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, Resou
 from confluent_kafka.cimpl import NewTopic
 
 from slackwater.core.capacity import YEARS, Capacity
+from slackwater.core.dead_letter import LETTER
 from slackwater.errors import FencedError, PublishError, StartError
-from slackwater.targets.base import LETTER, Table
+from slackwater.targets.base import Table
 from slackwater.targets.kafka_rows import KafkaRows, LetterRows, Messages
 
 EPOCHS_TOPIC = "_slackwater_epochs"

@@ -18,7 +18,7 @@ import psycopg
 
 from slackwater.core.capacity import YEARS, Capacity
 from slackwater.errors import PublishError, StartError
-from slackwater.state import sql
+from slackwater.state.postgres import client
 from slackwater.targets.base import Table
 
 # types of an existing column that hold every value of the one wanted
@@ -40,25 +40,25 @@ class PostgresTarget:
         self.url, self._given = str(url), given
         self._schema, _, self._name = table.rpartition(".")
         self._schema = self._schema or "public"
-        self._table = f"{sql.quote(self._schema)}.{sql.quote(self._name)}"
-        self._marker = f"{sql.quote(self._schema)}.slackwater_targets"
-        self.description = f"table {table} in Postgres at {sql.address(self.url)}"
+        self._table = f"{client.quote(self._schema)}.{client.quote(self._name)}"
+        self._marker = f"{client.quote(self._schema)}.slackwater_targets"
+        self.description = f"table {table} in Postgres at {client.address(self.url)}"
         self.upserts = given.identity is not None
         self._connection: psycopg.Connection[Any] | None = None
 
     @property
     def capacity(self) -> Capacity:
         """No U+0000 in text, times that its clients can read, and identities that fit into an entry of a B-tree."""
-        return Capacity(False, YEARS, sql.INDEX_BYTES if self._given.identity else None)
+        return Capacity(False, YEARS, client.INDEX_BYTES if self._given.identity else None)
 
     def open(self) -> None:
-        sql.check_names([f.name for f in self._given.fields], f"target {self._schema}.{self._name}")
-        self._connection = db = sql.connect(self.url, f"target {self._schema}.{self._name}")
+        client.check_names([f.name for f in self._given.fields], f"target {self._schema}.{self._name}")
+        self._connection = db = client.connect(self.url, f"target {self._schema}.{self._name}")
         try:
             with db.transaction():
                 db.execute("SELECT pg_advisory_xact_lock(7305804402566226543)")
-                if db.execute("SELECT to_regnamespace(%s)", (sql.quote(self._schema),)).fetchone() == (None,):
-                    db.execute(f"CREATE SCHEMA {sql.quote(self._schema)}")
+                if db.execute("SELECT to_regnamespace(%s)", (client.quote(self._schema),)).fetchone() == (None,):
+                    db.execute(f"CREATE SCHEMA {client.quote(self._schema)}")
                 db.execute(
                     f"CREATE TABLE IF NOT EXISTS {self._marker} (writer text, table_name text, state text, epoch bigint NOT NULL,"
                     " updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (writer, table_name))"
@@ -72,17 +72,17 @@ class PostgresTarget:
             raise
         except psycopg.Error as error:
             self.close()
-            raise StartError(f"{self.description}: {sql.reason(error)}; check the role's rights on it") from None
+            raise StartError(f"{self.description}: {client.reason(error)}; check the role's rights on it") from None
 
     def _create(self, db: psycopg.Connection[Any]) -> None:
-        columns = ", ".join(f"{sql.quote(f.name)} {sql.sql_type(f)}" for f in self._given.fields)
+        columns = ", ".join(f"{client.quote(f.name)} {client.sql_type(f)}" for f in self._given.fields)
         identity = self._given.identity
-        unique = "" if identity is None else f", UNIQUE NULLS NOT DISTINCT ({sql.quoted(identity)})"
+        unique = "" if identity is None else f", UNIQUE NULLS NOT DISTINCT ({client.quoted(identity)})"
         db.execute(f"CREATE TABLE {self._table} ({columns}{unique})")
 
     def former(self) -> str | None:
         """What another state of this writer left in the table, in words."""
-        with sql.connect(self.url, f"target {self._schema}.{self._name}") as db:
+        with client.connect(self.url, f"target {self._schema}.{self._name}") as db:
             try:
                 row = db.execute(
                     f"SELECT m.epoch FROM {self._marker} m WHERE m.writer = %s AND m.table_name = %s AND m.state <> %s"
@@ -92,7 +92,7 @@ class PostgresTarget:
             except psycopg.errors.UndefinedTable:
                 return None
             except psycopg.Error as error:
-                raise StartError(f"{self.description}: {sql.reason(error)}; check the role's rights on it") from None
+                raise StartError(f"{self.description}: {client.reason(error)}; check the role's rights on it") from None
         if row is None:
             return None
         return f'rows of another state of "{self._given.writer}" in {self.description}, up to epoch {row[0]}'
@@ -100,7 +100,7 @@ class PostgresTarget:
     def problems(self) -> list[str]:
         """What stands in the way of `open`, one line each, without changing anything."""
         try:
-            with sql.connect(self.url, f"target {self._schema}.{self._name}") as db:
+            with client.connect(self.url, f"target {self._schema}.{self._name}") as db:
                 if db.execute("SELECT to_regclass(%s)", (self._table,)).fetchone() == (None,):
                     return []
                 return [f"{self.description}: {line}" for line in self._differences(db)]
@@ -119,7 +119,7 @@ class PostgresTarget:
         }
         found = []
         for field in self._given.fields:
-            wanted = sql.sql_type(field)
+            wanted = client.sql_type(field)
             if field.name not in there:
                 found.append(f'column "{field.name}" ({wanted}) is missing')
             elif not _holds(there[field.name][0], wanted):
@@ -131,7 +131,7 @@ class PostgresTarget:
         if not found and self._given.identity is not None and not self._is_unique(db, self._given.identity):
             found.append(
                 "there is no unique key for the upsert: CREATE UNIQUE INDEX ON "
-                f"{self._table} ({sql.quoted(self._given.identity)}) NULLS NOT DISTINCT"
+                f"{self._table} ({client.quoted(self._given.identity)}) NULLS NOT DISTINCT"
             )
         return found
 
@@ -155,12 +155,12 @@ class PostgresTarget:
     def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
         try:
             if self._connection is None or self._connection.closed:
-                self._connection = sql.connect(self.url, self.description)
+                self._connection = client.connect(self.url, self.description)
             with self._connection.transaction():
                 self.publish_within(self._connection, epoch, rows, gone)
         except (psycopg.Error, StartError) as error:
             raise PublishError(
-                f"{self.description} did not take epoch {epoch} ({sql.reason(error)}); the epoch is committed, "
+                f"{self.description} did not take epoch {epoch} ({client.reason(error)}); the epoch is committed, "
                 "the next start publishes it"
             ) from None
 
@@ -183,13 +183,15 @@ class PostgresTarget:
             return
         columns = [f.name for f in self._given.fields]
         if identity is None:
-            sql.copy_frame(connection, self._table, rows.select(columns))
+            client.copy_frame(connection, self._table, rows.select(columns))
             return
         self._stage(connection, "slackwater_rows", rows.select(columns))
-        values = ", ".join(f"{c} = excluded.{c}" for c in map(sql.quote, columns) if c not in map(sql.quote, identity))
+        values = ", ".join(
+            f"{c} = excluded.{c}" for c in map(client.quote, columns) if c not in map(client.quote, identity)
+        )
         connection.execute(
-            f"INSERT INTO {self._table} ({sql.quoted(columns)}) SELECT {sql.quoted(columns)} FROM slackwater_rows"
-            f" ON CONFLICT ({sql.quoted(identity)}) DO {f'UPDATE SET {values}' if values else 'NOTHING'}"
+            f"INSERT INTO {self._table} ({client.quoted(columns)}) SELECT {client.quoted(columns)} FROM slackwater_rows"
+            f" ON CONFLICT ({client.quoted(identity)}) DO {f'UPDATE SET {values}' if values else 'NOTHING'}"
         )
 
     def stored(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
@@ -199,35 +201,37 @@ class PostgresTarget:
         bounds = ranges.with_columns(
             pl.col("__low", "__high").cast(pl.Datetime("us")).dt.replace_time_zone("UTC"),
         ).select(*keys, "__low", "__high")
-        between = f"t.{sql.quote(column)} BETWEEN g.__low AND g.__high"
-        columns = ", ".join(f"t.{c}" for c in map(sql.quote, fields))
+        between = f"t.{client.quote(column)} BETWEEN g.__low AND g.__high"
+        columns = ", ".join(f"t.{c}" for c in map(client.quote, fields))
         found: list[tuple[Any, ...]] = []
         try:
             if self._connection is None or self._connection.closed:
-                self._connection = sql.connect(self.url, self.description)
+                self._connection = client.connect(self.url, self.description)
             with self._connection.transaction():
-                typed = [f"{sql.quote(f.name)} {sql.sql_type(f)}" for f in self._given.fields if f.name in keys]
+                typed = [f"{client.quote(f.name)} {client.sql_type(f)}" for f in self._given.fields if f.name in keys]
                 typed += ["__low timestamptz", "__high timestamptz"]
                 self._connection.execute(
                     f"CREATE TEMPORARY TABLE slackwater_ranges ({', '.join(typed)}) ON COMMIT DROP"
                 )
-                sql.copy_frame(self._connection, "slackwater_ranges", bounds)
+                client.copy_frame(self._connection, "slackwater_ranges", bounds)
                 self._connection.execute("ANALYZE slackwater_ranges")
                 for same in _alike(bounds.select(keys)):
                     found += self._connection.execute(
                         f"SELECT {columns} FROM {self._table} t JOIN slackwater_ranges g ON {' AND '.join([*same, between])}"
                     ).fetchall()
         except (psycopg.Error, StartError) as error:
-            raise StartError(f"{self.description} cannot be read ({sql.reason(error)}); nothing was replayed") from None
+            raise StartError(
+                f"{self.description} cannot be read ({client.reason(error)}); nothing was replayed"
+            ) from None
         return pl.DataFrame(found, schema=fields, orient="row")
 
     def _stage(self, connection: psycopg.Connection[Any], table: str, frame: pl.DataFrame) -> None:
         """Copy some of the columns to a temporary table of the transaction."""
         typed = ", ".join(
-            f"{sql.quote(f.name)} {sql.sql_type(f)}" for f in self._given.fields if f.name in frame.columns
+            f"{client.quote(f.name)} {client.sql_type(f)}" for f in self._given.fields if f.name in frame.columns
         )
         connection.execute(f"CREATE TEMPORARY TABLE {table} ({typed}) ON COMMIT DROP")
-        sql.copy_frame(connection, table, frame)
+        client.copy_frame(connection, table, frame)
 
     def _delete(self, connection: psycopg.Connection[Any], identity: Sequence[str], gone: pl.DataFrame) -> None:
         """One DELETE for every set of columns that are NULL together."""
@@ -251,7 +255,7 @@ def _alike(rows: pl.DataFrame) -> Iterator[list[str]]:
         yield []
         return
     for nulls in rows.select(pl.all().is_null()).unique().iter_rows():
-        columns = zip(map(sql.quote, rows.columns), nulls, strict=True)
+        columns = zip(map(client.quote, rows.columns), nulls, strict=True)
         yield [f"t.{c} IS NULL AND g.{c} IS NULL" if null else f"t.{c} = g.{c}" for c, null in columns]
 
 

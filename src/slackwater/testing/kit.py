@@ -24,23 +24,24 @@ from slackwater.config.pipeline import Pipeline, Stage, Transform
 from slackwater.config.source import Source
 from slackwater.config.target import StateStore, Target
 from slackwater.config.window import Window
+from slackwater.core.dead_letter import LETTER
 from slackwater.core.schema import Field
-from slackwater.engine import compile as compiling
-from slackwater.engine import fold, replay
+from slackwater.engine import fold
 from slackwater.engine.driver import Driver, Hooks
-from slackwater.engine.faults import STEPS
-from slackwater.engine.local import LocalEngine
-from slackwater.engine.replay import Outcome
+from slackwater.engine.kill_points import STEPS
 from slackwater.engine.stage import Following
 from slackwater.engine.stage import Stage as Stepping
 from slackwater.engine.status import Counters, Status
-from slackwater.engine.steps import Step
 from slackwater.joins.logic import JoinLogic
+from slackwater.operators import compile as compiling
+from slackwater.operators.base import Step
+from slackwater.replay import replay
+from slackwater.replay.replay import Outcome
 from slackwater.sources.base import Batch
 from slackwater.state import protocol
-from slackwater.state.files import FilesStore
+from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import BatchId
-from slackwater.targets.base import LETTER
+from slackwater.testing.local import LocalEngine
 from slackwater.watermark import NO_WATERMARK
 
 _TIMES = (pl.Datetime("us"), pl.Datetime("us", "UTC"))

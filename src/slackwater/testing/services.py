@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slackwater.engine import packages
 from slackwater.errors import StartError
+from slackwater.spark import packages
 
 KAFKA_VERSION = "4.1.2"
 _NOBODY = 65534

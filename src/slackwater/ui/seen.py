@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.engine.look import Texts
-from slackwater.engine.why import Why, why_of
 from slackwater.errors import SlackwaterError, StateError
+from slackwater.maintenance.sizes import kept
+from slackwater.query.inspect import Texts
+from slackwater.query.why import Why, why_of
 from slackwater.state.protocol import Manifest, Snapshot, StateStore
 from slackwater.ui.blocks.account import Rows, rows
 from slackwater.ui.blocks.closing import Closing, closing
@@ -17,7 +18,6 @@ from slackwater.ui.blocks.growth import Growth, growth
 from slackwater.ui.blocks.key import OneKey, one_key
 from slackwater.ui.blocks.top import Top, top
 from slackwater.ui.blocks.watermark import Watermark, watermark
-from slackwater.upkeep.sizes import kept
 
 Told = Callable[[Why, str], Iterable[str]]  # an answer of `why` as lines of text, with the file that it is about
 

@@ -1,0 +1,1 @@
+"""Windows as pure functions over frames: values in, values out; knows no Spark, no files, no clock."""

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slackwater.windows.contested import session_heads
+from slackwater.windows.intervals import Bools, Unit, first_of_each, runs_of
 from slackwater.windows.logic import FAR, LOOSE, LOOSE_TOLD, ROW, SETTLED, TOLD, Int64s, Logic
-from slackwater.windows.units import Bools, Unit, first_of_each, runs_of
+from slackwater.windows.session_cuts import session_heads
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ import polars as pl
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import panes
 from slackwater.windows.arrangement import arranged
-from slackwater.windows.contested import session_heads
 from slackwater.windows.family import family
+from slackwater.windows.intervals import Bools, Unit, acknowledged, chosen, first_of_each, runs_of
 from slackwater.windows.logic import FAR, LOOSE, LOOSE_TOLD, SETTLED, TOLD, Int64s, Logic
+from slackwater.windows.session_cuts import session_heads
 from slackwater.windows.sessions import floor_rows, pieces, state_of
-from slackwater.windows.units import Bools, Unit, acknowledged, chosen, first_of_each, runs_of
 
 
 def remembering(former: Logic, logic: Logic, watermark: int) -> Logic:

@@ -19,10 +19,10 @@ import polars as pl
 from slackwater.core.arrays import distinct, member
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.arrangement import arranged
-from slackwater.windows.contested import session_heads
+from slackwater.windows.intervals import Bools, Unit, acknowledged, chosen, first_of_each, per_key, runs_of
 from slackwater.windows.logic import DEAD, FAR, LOOSE, LOOSE_TOLD, OPEN, SETTLED, TOLD, Emitted, Int64s, Logic
+from slackwater.windows.session_cuts import session_heads
 from slackwater.windows.sessions import floor_rows, pieces, state_of
-from slackwater.windows.units import Bools, Unit, acknowledged, chosen, first_of_each, per_key, runs_of
 
 
 def emit(logic: Logic, units: pl.DataFrame, since: int, watermark: int, telling: bool = False) -> Emitted:

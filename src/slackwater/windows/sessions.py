@@ -27,7 +27,17 @@ import polars as pl
 from slackwater.core.arrays import distinct, member
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.arrangement import as_told
-from slackwater.windows.contested import place_late_rows
+from slackwater.windows.intervals import (
+    Bools,
+    Unit,
+    acknowledged,
+    chosen,
+    first_of_each,
+    per_key,
+    reaches,
+    renumber,
+    runs_of,
+)
 from slackwater.windows.logic import (
     DEAD,
     FAR,
@@ -47,16 +57,7 @@ from slackwater.windows.logic import (
     Stats,
     Visit,
 )
-from slackwater.windows.units import (
-    Bools,
-    Unit,
-    acknowledged,
-    chosen,
-    first_of_each,
-    per_key,
-    renumber,
-    runs_of,
-)
+from slackwater.windows.session_cuts import place_late_rows
 
 
 def pieces(logic: Logic, unit: Unit, reach: Int64s, run: Int64s, limit: Int64s) -> Int64s:
@@ -171,7 +172,10 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
         accepted &= ~shut
 
     unit, run, position = chosen(unit, accepted), renumber(run[accepted]), position[accepted]
-    reach = reach[accepted]
+    if len(position) < len(
+        reach
+    ):  # of the rows that are left: one that came late may have the time of one that did not
+        reach = reaches(unit.key, unit.start, unit.last)
     if len(position):
         first = np.full(whole.keys, FAR)
         np.minimum.at(first, unit.key, unit.start)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import slackwater as sw
-from slackwater import plan
+from slackwater import explain
 from slackwater.cli import describe
 from slackwater.config import toml
 from slackwater.errors import ConfigError
@@ -190,4 +190,4 @@ def test_check_and_explain_tell_of_both(tmp_path: Path, capsys: pytest.CaptureFi
     assert '"per_minute" reads what "paid" emits, in the same epoch and the same commit' in said
     assert "its watermark is 30s behind" in said
     assert "SELECT left_region AS region" in said
-    assert plan.build(toml.loads(config())).state_bytes
+    assert explain.build(toml.loads(config())).state_bytes

@@ -17,7 +17,8 @@ import polars as pl
 
 from slackwater.core.arrays import Int64s, distinct, member
 from slackwater.core.hashing import mix
-from slackwater.engine import look
+from slackwater.evolution.description import logic_in
+from slackwater.query import inspect
 from slackwater.state.protocol import Snapshot, Units
 from slackwater.ui.axis import step
 from slackwater.watermark import NO_WATERMARK
@@ -101,14 +102,14 @@ def keys(snapshot: Snapshot, from_us: int, to_us: int) -> list[Window]:
     if logic is None:
         return []
     watermark = snapshot.manifest.stages[-1].watermark_us
-    found = [look.open_windows(logic, logic.empty_state(), watermark)]
+    found = [inspect.open_windows(logic, logic.empty_state(), watermark)]
     for reader, rows in _outlines(snapshot, logic):
         for hashes in _of_bin(logic, reader, rows, watermark, from_us, to_us):
-            windows = look.open_windows(logic, reader.units(hashes), watermark)
+            windows = inspect.open_windows(logic, reader.units(hashes), watermark)
             found.append(windows.filter(pl.col("__closes").is_between(from_us, to_us, closed="left")))
     chosen = pl.concat(found).sort("__closes", "__start", *logic.key_names).head(KEYS)
     return [
-        Window(look.plain(r, logic.key_names), r["__start"], r["__closes"], r["__reason"])
+        Window(inspect.plain(r, logic.key_names), r["__start"], r["__closes"], r["__reason"])
         for r in chosen.iter_rows(named=True)
     ]
 
@@ -135,7 +136,7 @@ def _of_bin(logic: Logic, reader: Units, rows: pl.DataFrame, watermark: int, low
 
 def _logic(snapshot: Snapshot) -> Logic | None:
     last = snapshot.manifest.stages[-1]
-    return None if last.fingerprint.get("kind") == "join" else look.logic_in(last)
+    return None if last.fingerprint.get("kind") == "join" else logic_in(last)
 
 
 def _outlines(snapshot: Snapshot, logic: Logic) -> Iterator[tuple[Units, pl.DataFrame]]:
@@ -157,7 +158,7 @@ def _sessions(snapshot: Snapshot, logic: Logic) -> tuple[Int64s, Int64s]:
             whole &= ~member(h, pieces)
         found.append(due[whole])
         for hashes in _parts(pieces):
-            found.append(look.open_windows(logic, reader.units(hashes), watermark)["__closes"].to_numpy())
+            found.append(inspect.open_windows(logic, reader.units(hashes), watermark)["__closes"].to_numpy())
     return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *found]), return_counts=True)
 
 

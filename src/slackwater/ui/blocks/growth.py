@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slackwater.maintenance.history import open_windows
+from slackwater.maintenance.sizes import HOUR_US, LARGE, forecast
 from slackwater.state.protocol import Manifest
-from slackwater.upkeep.history import open_windows
-from slackwater.upkeep.sizes import HOUR_US, LARGE, forecast
 
 
 @dataclass(frozen=True)

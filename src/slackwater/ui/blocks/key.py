@@ -8,8 +8,9 @@ from typing import Any
 
 import polars as pl
 
-from slackwater.engine import look
 from slackwater.errors import StartError
+from slackwater.evolution.description import logic_in
+from slackwater.query import inspect
 from slackwater.query.windows import standing
 from slackwater.state.protocol import Snapshot
 from slackwater.watermark import NO_WATERMARK
@@ -47,14 +48,14 @@ class OneKey:
     told: tuple[str, ...]
 
 
-def one_key(snapshot: Snapshot, given: look.Texts, told: Sequence[str] = ()) -> OneKey:
+def one_key(snapshot: Snapshot, given: inspect.Texts, told: Sequence[str] = ()) -> OneKey:
     """The windows of a key of the last stage. Raises StartError for a wrong key, and for a join."""
     last = snapshot.manifest.stages[-1]
     if last.fingerprint.get("kind") == "join":
         raise StartError(f"{last.pipeline}: rows of a join have no window, so there is no page of a key")
-    logic = look.logic_in(last)
-    key = look.key_of(logic, given)
-    rows = look.rows_of(snapshot, logic, key, -1)
+    logic = logic_in(last)
+    key = inspect.key_of(logic, given)
+    rows = inspect.rows_of(snapshot, logic, key, -1)
     found = standing(logic, rows, last.watermark_us, snapshot.manifest.epoch)
     window = logic.window
     start, end = window.window_start_column, window.window_end_column
@@ -75,11 +76,11 @@ def one_key(snapshot: Snapshot, given: look.Texts, told: Sequence[str] = ()) -> 
                 status=r["_status"],
                 cut=capped,
                 revision=_revision(rows, r[start], r[end]) if logic.revises else None,
-                values=look.plain(r, values),
+                values=inspect.plain(r, values),
             )
         )
     return OneKey(
-        look.plain(key.row(0, named=True), logic.key_names),
+        inspect.plain(key.row(0, named=True), logic.key_names),
         logic.is_session,
         None if last.watermark_us <= NO_WATERMARK else last.watermark_us,
         snapshot.manifest.epoch,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slackwater.core.words import plural
-from slackwater.engine.why import Why
+from slackwater.query.why import Why
 from slackwater.ui.blocks.account import PARTS, Rows
 from slackwater.ui.words import moment, number, span
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slackwater.engine.why import Clock, Why
+from slackwater.query.why import Clock, Why
 from slackwater.state.protocol import Manifest
 from slackwater.watermark import NO_WATERMARK
 

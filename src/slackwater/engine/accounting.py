@@ -1,0 +1,207 @@
+"""Nothing vanishes without a number: bad, late, lost and refused rows are judged by their policy, and told with coordinates."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.core.time import iso
+from slackwater.core.words import duration, plural
+from slackwater.engine import fold
+from slackwater.engine.protocol import IngestOutcome
+from slackwater.errors import BadRowError, EpochError, StartError
+from slackwater.operators import fitting
+from slackwater.operators.dead_letters import LATE, OUTSIDE
+from slackwater.operators.task import EmitReport, IngestReport
+from slackwater.sources.base import Batch
+from slackwater.state.protocol import Manifest
+
+log = logging.getLogger("slackwater")
+
+
+def judge(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestOutcome) -> None:
+    """Whether an epoch may be committed. Raises BadRowError, StartError, EpochError. `before`: the previous commit."""
+    _judge_bad_rows(pipeline, before, epoch, outcome)
+    _check_letters(pipeline, epoch, outcome)
+
+
+def tell(pipeline: Pipeline, before: Manifest, epoch: int, batch: Batch, outcome: IngestOutcome) -> None:
+    """Log what an epoch did not use."""
+    _log_lost(pipeline, epoch, batch)
+    _log_units(pipeline, epoch, outcome)
+    _log_late(pipeline, before, epoch, outcome)
+    _log_join(pipeline, epoch, outcome)
+    tell_overflows(pipeline, epoch, outcome.reports)
+
+
+def tell_overflows(pipeline: Pipeline, epoch: int, reports: Sequence[IngestReport | EmitReport]) -> None:
+    """Log what came out as NULL since it did not fit its type."""
+    count = sum(r.overflows.count for r in reports)
+    if count:
+        sample = [dict(s) for r in reports for s in r.overflows.sample][:3]
+        named = "; ".join(f'"{s.pop("aggregation")}" of {fold.late_text(s)}' for s in sample)
+        log.warning(
+            '%s: epoch %d: %d %s not fit the type of the column, emitted as NULL (on_overflow = "null"): %s',
+            pipeline.name,
+            epoch,
+            count,
+            "result does" if count == 1 else "results do",
+            named,
+        )
+
+
+def _judge_bad_rows(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestOutcome) -> None:
+    step = pipeline.transform.step
+    for name, stats in outcome.sources.items():
+        known = before.sources[name]
+        rows, usable = known.rows + stats.rows, known.usable + stats.usable
+        if rows >= 1000 and usable == 0:
+            raise StartError(
+                f'{pipeline.name}: source "{name}": none of its first {plural(rows, "row")} has a usable event time; '
+                + (stats.unit_hint or f'check event_time_column "{step.event_time_column}" and event_time_unit')
+            )
+        if not stats.bad:
+            continue
+        what = (
+            f'{pipeline.name}: epoch {epoch}: source "{name}": {plural(stats.bad, "bad row")} ({stats.undecodable:,} undecodable, '
+            f"{stats.future:,} more than {duration(step.max_future_ms)} in the future, "
+            + (f"{stats.outside:,} with an {OUTSIDE}, " if stats.outside else "")
+            + f'{stats.bad - stats.undecodable - stats.future - stats.outside:,} without a usable event time in "{step.event_time_column}")'
+            + (f"; {stats.unit_hint}" if stats.unit_hint else "")
+        )
+        sample = "; ".join(outcome.bad_samples.get(name, ()))
+        if pipeline.transform.on_error == "fail":
+            raise BadRowError(
+                f'{what}: {sample}; correct the input, or set on_error = "drop" in [transform] to count and drop such rows, or "dlq" to keep them'
+            )
+        log.warning("%s %s: %s", what, _fate(pipeline), sample)
+    for found in outcome.unfit:
+        why = "; ".join(f"{n}: {fitting.REASONS[reason]}" for reason, n in sorted(found.reasons.items()))
+        what = f'{pipeline.name}: epoch {epoch}: source "{found.source}": {plural(found.rows, "bad row")} ({why})'
+        sample = "; ".join(found.samples)
+        if pipeline.transform.on_error == "fail":
+            raise BadRowError(
+                f'{what}: {sample}; correct the input or the SQL, or set on_error = "drop" in [transform] to count and drop such '
+                'rows, or "dlq" to keep them'
+            )
+        log.warning("%s %s: %s", what, _fate(pipeline), sample)
+    bad = sum(r.bad for r in outcome.reports)
+    if bad:
+        window = pipeline.transform.window
+        assert window is not None  # rows of a join bring no gap
+        what = (
+            f"{pipeline.name}: epoch {epoch}: {plural(bad, 'bad row')}: gap_ms ({window.gap_ms}) is NULL, not positive or not below "
+            f"max_session_duration_ms ({duration(window.max_session_duration_ms or 0)})"
+        )
+        sample = "; ".join([fold.late_text(s) for r in outcome.reports for s in r.bad_sample][:3])
+        if pipeline.transform.on_error == "fail":
+            raise BadRowError(
+                f'{what}: {sample}; correct the expression, or set on_error = "drop" in [transform] to count and drop such rows, '
+                'or "dlq" to keep them'
+            )
+        log.warning("%s %s: %s", what, _fate(pipeline), sample)
+
+
+def _fate(pipeline: Pipeline) -> str:
+    return "sent to the dead letters" if pipeline.transform.on_error == "dlq" else "dropped"
+
+
+def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
+    """Exactly as many letters as late rows, though for some windows they are found by reading the batch a second time."""
+    late = sum(r.late + r.partly_late for r in outcome.reports)
+    letters = sum(staged.reasons.get(LATE, 0) for staged in outcome.letters)
+    if pipeline.keeps_late and late != letters:
+        raise EpochError(
+            f"{pipeline.name}: epoch {epoch}: {plural(late, 'late row')} and {plural(letters, 'letter')}: the input was not the same when it "
+            "was read again; nothing of this epoch was committed, the next start repeats it"
+        )
+
+
+def _log_lost(pipeline: Pipeline, epoch: int, batch: Batch) -> None:
+    for name, lost in batch.lost.items():
+        log.warning(
+            '%s: epoch %d: source "%s": %s gone before they were read',
+            pipeline.name,
+            epoch,
+            name,
+            plural(lost, "record was", "records were"),
+        )
+
+
+def _log_units(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
+    for name, stats in outcome.sources.items():
+        if stats.unit_hint and not stats.bad and stats.max_event_us is not None:  # else it stands with the bad rows
+            log.warning(
+                '%s: epoch %d: source "%s": its first rows have event times up to %s, far from now; %s',
+                pipeline.name,
+                epoch,
+                name,
+                iso(stats.max_event_us),
+                stats.unit_hint,
+            )
+
+
+def _log_late(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestOutcome) -> None:
+    late, partly = sum(r.late for r in outcome.reports), sum(r.partly_late for r in outcome.reports)
+    kept = pipeline.keeps_late
+    if late or (partly and kept):
+        sample = [s for r in outcome.reports for s in r.late_sample][:3]
+        log.warning(
+            "%s: epoch %d: %s %s (watermark %s)%s",
+            pipeline.name,
+            epoch,
+            plural(late + partly if kept else late, "late row"),
+            f"sent to the dead letters{f', {partly} of them late for some windows only' if partly else ''}"
+            if kept
+            else "emitted by themselves"
+            if pipeline.transform.step.late_data == "standalone"
+            else "dropped",
+            iso(before.watermark_us),
+            "".join(f"{'; ' if n else ': '}{fold.late_text(s)}" for n, s in enumerate(sample)),
+        )
+    refused = sum(r.refused for r in outcome.reports)
+    if refused:
+        window = pipeline.transform.window
+        log.warning(
+            "%s: epoch %d: %s of new groups refused: max_groups_per_window = %s is reached",
+            pipeline.name,
+            epoch,
+            plural(refused, "row"),
+            window.max_groups_per_window if window else None,
+        )
+
+
+def _log_join(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
+    join = pipeline.transform.join
+    for which, (name, source) in enumerate(zip(fold.SIDES, join.sources if join else (), strict=False)):
+        reports = [r.sides[which] for r in outcome.reports if r.sides]
+        most = join.max_rows_per_key if join else 0
+        for crowd in (r.crowd for r in reports if r.crowd):
+            log.warning(
+                '%s: epoch %d: %s of the %s side ("%s") wait for partners with %s; max_rows_per_key is %d',
+                pipeline.name,
+                epoch,
+                plural(crowd[0], "row"),
+                name,
+                source,
+                crowd[1],
+                most,
+            )
+        for count, what in (
+            (
+                sum(r.evicted for r in reports),
+                f"had to go before their time, the oldest of their keys: max_rows_per_key = {most}",
+            ),
+            (sum(r.keyless for r in reports), "have no key and match nothing"),
+        ):
+            if count:
+                log.warning(
+                    '%s: epoch %d: %s of the %s side ("%s") %s',
+                    pipeline.name,
+                    epoch,
+                    plural(count, "row"),
+                    name,
+                    source,
+                    what,
+                )

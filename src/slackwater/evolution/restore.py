@@ -1,0 +1,175 @@
+"""Starting from what a store holds: does it fit this pipeline, and how does it become this pipeline's state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import xxhash
+
+from slackwater.config.data import as_data
+from slackwater.config.paths import as_written
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.step import Step
+from slackwater.config.window import Window
+from slackwater.core.schema import Field
+from slackwater.errors import StartError, StateError
+from slackwater.joins.logic import JoinLogic
+from slackwater.operators import interval_join
+from slackwater.state.protocol import Manifest, SourceRecord
+from slackwater.windows.logic import Logic
+
+
+def fingerprint(logic: Logic | JoinLogic) -> dict[str, Any]:
+    """What a state depends on; a change of any of it needs a new state. Readable, part of every manifest."""
+    if isinstance(logic, JoinLogic):
+        return interval_join.fingerprint(logic)
+    w = logic.window
+    return {
+        "kind": w.kind,
+        "duration_ms": w.duration_ms,
+        "hop_ms": w.hop_ms,
+        "offset_ms": w.offset_ms,
+        "gap_ms": w.gap_ms,
+        "max_session_duration_ms": w.max_session_duration_ms,
+        "keys": [f"{k.name} {k.type}" for k in logic.keys],  # in order: it is part of the hash
+        "aggregations": {a.name: a.fingerprint() for a in logic.aggs},
+    }
+
+
+def emission(logic: Logic | JoinLogic) -> dict[str, Any]:
+    """How results are emitted, as far as the state shows it; a change of it needs no new state, but an epoch of `evolution.migrate`."""
+    if isinstance(logic, JoinLogic):
+        return interval_join.emission(logic)
+    return {"updates": logic.updates, "retain_us": logic.retain_us}
+
+
+def emission_of(manifest: Manifest) -> dict[str, Any]:
+    """How the windows of a state were emitted."""
+    return {"updates": False, "retain_us": 0} | dict(manifest.emission)
+
+
+def described(step: Step, logic: Logic | JoinLogic) -> dict[str, Any]:
+    """The window with the types of its columns, from which `bind_window` makes the same logic, or the join; empty for what it
+    cannot tell.
+
+    Part of every manifest, so that a state can be read without a config. SQL is not: it may hold secrets, see `sql_hashes`.
+    """
+    data = as_data(step)
+    if data is None or isinstance(logic, JoinLogic):
+        return {} if data is None else {"join": {k: v for k, v in data.items() if k not in ("left_sql", "right_sql")}}
+    columns = {f.name: f.type for f in (*logic.keys, *(i.source for i in logic.inputs))}
+    return {"window": data, "columns": columns}
+
+
+def sql_hashes(pipeline: Pipeline) -> dict[str, str]:
+    """Hashes of the SQL of one stage, by where the config has it; "" for none."""
+    transform = pipeline.transform
+    return {transform.sql_key(s.name): _hash(transform.sql_of(s.name)) for s in pipeline.sources}
+
+
+def query_hashes(pipeline: Pipeline) -> dict[str, str]:
+    """Hashes of what each source of one stage reads; "" for a DataFrame."""
+    return {f'source "{s.name}" query': _hash(s.query and as_written(s.query)) for s in pipeline.sources}
+
+
+def _hash(text: str | None) -> str:
+    return xxhash.xxh3_64_hexdigest(text.encode()) if text else ""
+
+
+def check_described(manifest: Manifest, window: Window) -> None:
+    """Raise StateError if a state describes another window than the one that its rows were written for, as far as can be told
+    without the types of its aggregations. `window`: as it is described."""
+    wrote, described = manifest.fingerprint, manifest.described
+    lengths = ("kind", "duration_ms", "hop_ms", "offset_ms", "gap_ms", "max_session_duration_ms")
+    wrong = [key for key in lengths if wrote.get(key) != getattr(window, key)]
+    columns = described.get("columns", {})
+    if wrote.get("keys") != [f"{name} {columns.get(name)}" for name in window.group_by]:
+        wrong.append("keys")
+    named = [a.get("as") for a in described["window"].get("aggregations", ())]
+    if set(wrote.get("aggregations", {})) != set(named):
+        wrong.append("aggregations")
+    if wrong:
+        raise StateError(
+            f"{manifest.pipeline}: the state in epoch {manifest.epoch} is damaged: its fingerprint and its description differ in "
+            f"{', '.join(wrong)}; restore it from a copy"
+        )
+
+
+def columns_of(manifest: Manifest, window: Window) -> dict[str, Field]:
+    """The columns that a window of the state reads: as it describes itself, or as its fingerprint tells."""
+    if "columns" in manifest.described:
+        return {name: Field(name, type_) for name, type_ in manifest.described["columns"].items()}
+    written = manifest.fingerprint
+    columns = {name: Field(name, type_) for name, _, type_ in (k.rpartition(" ") for k in written.get("keys", ()))}
+    for a in window.aggregations:
+        begin = f"{a.agg} {a.column} "
+        found = str(written.get("aggregations", {}).get(a.as_, ""))
+        if a.column is not None and found.startswith(begin):
+            columns[a.column] = Field(a.column, found.removeprefix(begin).split(" ")[0])
+    return columns
+
+
+def first_manifest(logics: Sequence[Logic | JoinLogic], shards: int, clock_us: int, state_id: str = "") -> Manifest:
+    """The state before the first epoch, of all stages; never committed itself."""
+    logic, *more = logics
+    return Manifest(
+        pipeline=logic.pipeline,
+        state_id=state_id,
+        epoch=-1,
+        fingerprint=fingerprint(logic),
+        emission=emission(logic),
+        committed_us=clock_us,
+        shards=shards,
+        segments=((),) * shards,
+        groups=(0,) * shards,
+        windows=(0,) * shards,
+        then=first_manifest(more, shards, clock_us, state_id) if more else None,
+    )
+
+
+def with_descriptions(manifest: Manifest, stages: Sequence[tuple[Pipeline, Logic | JoinLogic]]) -> Manifest:
+    """The state with what its stages are, as this config has them."""
+    (pipeline, logic), *more = stages
+    told = {
+        "described": described(pipeline.transform.step, logic),
+        "fingerprint": fingerprint(logic),
+        "texts": sql_hashes(pipeline) | query_hashes(pipeline),
+        "then": manifest.then and with_descriptions(manifest.then, more),
+    }
+    return manifest.model_copy(update=told)
+
+
+def with_sources(manifest: Manifest, names: Sequence[str], schemas: Mapping[str, str]) -> Manifest:
+    """The state with the sources of this config: new ones begin, removed ones are forgotten (so is their offset)."""
+    return manifest.model_copy(
+        update={
+            "sources": {n: manifest.sources.get(n, SourceRecord()) for n in names},
+            "schemas": dict(schemas),
+        }
+    )
+
+
+def check_schema(source: str, before: str | None, now: str) -> list[str]:
+    """Compare a source's columns (Spark's JSON) with those it was first read with.
+
+    Raises StartError for a missing or changed column, by name; returns warnings about new ones.
+    """
+    if before is None:
+        return []
+    old, new = _types(before), _types(now)
+    wrong = [f'"{c}" is {new.get(c, "missing")}, was {t}' for c, t in old.items() if new.get(c) != t]
+    if wrong:
+        raise StartError(
+            f'source "{source}": its columns changed since the first start: {"; ".join(wrong)}; restore them in the schema'
+        )
+    added = [c for c in new if c not in old]
+    return [f'source "{source}": columns that are new since the first start: {", ".join(added)}'] if added else []
+
+
+def _types(schema: str) -> dict[str, str]:
+    return {
+        f["name"]: json.dumps(f["type"]) if isinstance(f["type"], dict) else f["type"]
+        for f in json.loads(schema)["fields"]
+    }

@@ -1,0 +1,87 @@
+"""`slackwater state compact`: a state without what is forgotten, as a commit of its own.
+
+    shard 0   [seg 3] [seg 17] [seg 18]     ─▶  [seg 19]        epoch + 1; sources, offsets, watermark as they were
+    shard 1   [seg 5] [seg 18]              ─▶  [seg 19]
+
+Needs the runner's lock. In a database the rows that are over are deleted, and their place is given back.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import psycopg
+
+from slackwater.errors import StateError
+from slackwater.evolution import migrate
+from slackwater.evolution.description import as_emitted, step_in
+from slackwater.maintenance.sizes import Sizes, sizes
+from slackwater.operators.base import Step
+from slackwater.state.postgres import client
+from slackwater.state.postgres.store import PostgresStore
+from slackwater.state.protocol import Manifest, StateStore
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """What a state weighed before and after."""
+
+    before: Sizes
+    after: Sizes
+
+
+def compact(store: StateStore) -> Compacted:
+    """Merge, commit, collect garbage. Raises LockHeldError beside a runner; StartError, StateError where it must not be done."""
+    with closing(store):
+        before = sizes(store)
+        latest = store.open()
+        assert latest is not None, "it was there before"
+        if latest.staged and store.published() < latest.epoch:
+            raise StateError(
+                f"{latest.pipeline}: epoch {latest.epoch} is committed and not yet published, and no commit may overtake it; "
+                "start the pipeline once, then compact"
+            )
+        steps = [_step(stage) for stage in latest.stages]
+        for number, step in enumerate(steps):
+            store.prepare(step, number)
+        clock = time.time_ns() // 1000
+        stages = [_compacted(step, store, m, latest.epoch, clock, n) for n, (step, m) in enumerate(zip(steps, latest.stages, strict=True))]  # fmt: skip
+        done = stages[0] if not stages[1:] else stages[0].model_copy(update={"then": stages[1]})
+        store.commit(done)
+        store.collect_garbage()
+        if isinstance(store, PostgresStore):
+            _vacuum(store, len(steps))
+        return Compacted(before, sizes(store))
+
+
+def _step(manifest: Manifest) -> Step:
+    step = step_in(manifest)
+    if not as_emitted(step, manifest):
+        raise StateError(
+            f"{manifest.pipeline}: epoch {manifest.epoch} was rewritten for another way to emit windows, which the state does "
+            "not describe yet; start the pipeline once, then compact"
+        )
+    return step
+
+
+def _compacted(step: Step, store: StateStore, stage: Manifest, epoch: int, clock_us: int, number: int) -> Manifest:
+    """A stage as it is to be committed; its shards are as many as before."""
+    stage = stage.model_copy(update={"epoch": epoch})
+    done = migrate.read(step, store, stage, number).manifest_of(store, stage.shards, clock_us)
+    # what waits to be told still does
+    return done.model_copy(update={"waiting": stage.waiting})
+
+
+def _vacuum(store: PostgresStore, stages: int) -> None:
+    t = store.tables
+    names = [replace(t, stage=n).state for n in range(stages)] + [t.outputs, t.lists, t.offsets, t.pipelines]
+    try:
+        with closing(client.connect(store.url, "state store")) as db:
+            for name in names:
+                db.execute(f"VACUUM (ANALYZE) {name}")
+    except psycopg.Error as error:
+        raise StateError(
+            f"the state is compacted, and its tables {store.place} could not be vacuumed: {client.reason(error)}"
+        ) from None

@@ -1,0 +1,69 @@
+"""`slackwater state history`: the kept commits of a state, and what came in and went out between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slackwater.engine import fold
+from slackwater.maintenance.sizes import kept
+from slackwater.state.protocol import Manifest, StateStore
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One kept commit. Rows are those since the commit before it, None where that one is not kept; times in µs UTC.
+
+    `open`: open windows of the last stage; of a join, the rows that its first stage has buffered.
+    """
+
+    epoch: int
+    committed_us: int
+    watermark_us: int
+    rows_in: int | None
+    late: int | None
+    bad: int | None
+    emitted: int | None
+    open: int
+    bytes: int
+
+
+def history(store: StateStore) -> list[Commit]:
+    """The kept commits, oldest first. Takes no lock; what is damaged is left out. Raises StartError, StateError."""
+    found, commits = list[Commit](), kept(store)
+    for number, manifest in enumerate(commits):
+        before = commits[number - 1] if number else None
+        follows = before is not None and before.epoch == manifest.epoch - 1
+        found.append(_commit(manifest, before if follows else None))
+    return found
+
+
+def _commit(manifest: Manifest, before: Manifest | None) -> Commit:
+    former = (0, 0, 0, 0) if before is None else _totals(before)
+    known = before is not None or manifest.epoch == 0
+    rows_in, late, bad, emitted = (
+        now - then if known else None for now, then in zip(_totals(manifest), former, strict=True)
+    )
+    return Commit(
+        manifest.epoch,
+        manifest.committed_us,
+        manifest.watermark_us,
+        rows_in,
+        late,
+        bad,
+        emitted,
+        open=open_windows(manifest),
+        bytes=manifest.state_bytes,
+    )
+
+
+def _totals(manifest: Manifest) -> tuple[int, int, int, int]:
+    c = fold.counters(manifest)
+    return c.rows_in, c.rows_late, c.rows_bad, c.rows_emitted
+
+
+def open_windows(manifest: Manifest) -> int:
+    """Open windows of the last stage: sessions, or (key, pane); rows that wait, of a join."""
+    last = manifest.stages[-1]
+    if last.fingerprint.get("kind") == "join":
+        return sum(m.rows for shard in last.segments for m in shard if not m.kind.endswith(("+", "-")))
+    return sum(last.windows) or sum(sum(groups) for groups in last.panes.values())

@@ -1,0 +1,73 @@
+"""Which keys weigh most in a state: by their rows in it, and by the events that its windows counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from slackwater.evolution.description import step_in
+from slackwater.joins.logic import JoinLogic
+from slackwater.query.inspect import plain
+from slackwater.state.protocol import Manifest, Snapshot, StateStore
+from slackwater.windows.logic import OPEN, Logic
+
+
+@dataclass(frozen=True)
+class HotKey:
+    """A key in the state of a stage (from 0). `events`: in its open and retained windows, None where nothing counts them."""
+
+    stage: int
+    side: str  # of a join: "left" or "right"
+    key: dict[str, Any]
+    rows: int
+    events: int | None
+
+
+def hot_keys(store: StateStore, snapshot: Snapshot, count: int) -> list[HotKey]:
+    """The `count` keys with the most rows, then those with the most events that are not among them.
+
+    Raises StateError where the state does not describe its window.
+    """
+    found = list[HotKey]()
+    for number in range(len(snapshot.manifest.stages)):
+        for key in _keys(store, snapshot, number, count):
+            found += [] if key in found else [key]
+    by_rows = sorted(found, key=lambda k: -k.rows)[:count]
+    by_events = sorted((k for k in found if k.events), key=lambda k: -(k.events or 0))[:count]
+    return by_rows + [k for k in by_events if k not in by_rows]
+
+
+def _keys(store: StateStore, snapshot: Snapshot, number: int, count: int) -> Iterator[HotKey]:
+    """The candidates of each shard of a stage: no key is in two of them."""
+    manifest = snapshot.manifest.stages[number]
+    step = step_in(manifest)
+    for shard in range(manifest.shards):
+        if isinstance(step, JoinLogic):
+            yield from _buffered(store, step, manifest, snapshot.manifest.epoch, number, shard, count)
+        else:
+            yield from _windowed(step, snapshot.reader(shard, step, number).scan(), number, count)
+
+
+def _windowed(logic: Logic, rows: pl.DataFrame, number: int, count: int) -> Iterator[HotKey]:
+    counter = next((a for a in logic.aggs if a.spec.agg == "count" and a.column is None), None)
+    events = pl.lit(None, pl.Int64)
+    if counter is not None:
+        events = pl.col(counter.kind.part("n")).filter(pl.col("__kind").is_in(OPEN)).sum()
+    grouped = rows.group_by(logic.key_names or ["__kh"]).agg(pl.len().alias("__rows"), events.alias("__events"))
+    for by in ("__rows", *(["__events"] if counter is not None else [])):
+        for row in grouped.top_k(count, by=by).iter_rows(named=True):
+            yield HotKey(number, "", plain(row, logic.key_names), row["__rows"], row["__events"])
+
+
+def _buffered(
+    store: StateStore, logic: JoinLogic, manifest: Manifest, epoch: int, number: int, shard: int, count: int
+) -> Iterator[HotKey]:
+    buffers = store.shard(shard, manifest.shards, epoch, manifest.segments[shard], number).buffers(logic)
+    for side in logic.sides:
+        names = [k.name for k in side.keys]
+        rows = buffers.scan(side.which, manifest.watermark_us)
+        for row in rows.group_by(names).agg(pl.len().alias("__rows")).top_k(count, by="__rows").iter_rows(named=True):
+            yield HotKey(number, side.name, plain(row, names), row["__rows"], None)

@@ -1,0 +1,224 @@
+"""`slackwater state sizes`: what a state weighs, where, what it will weigh, and which keys weigh most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg
+
+from slackwater.errors import StartError, StateError
+from slackwater.maintenance.hot_keys import HotKey, hot_keys
+from slackwater.state.files.store import FilesStore, offset_files
+from slackwater.state.postgres import client, owned
+from slackwater.state.postgres.store import PostgresStore
+from slackwater.state.protocol import Manifest, StateStore
+
+LARGE = 1 << 30  # bytes: where a start begins to warn
+HOUR_US = 3_600_000_000
+
+
+@dataclass(frozen=True)
+class ShardSize:
+    """One shard of a stage, both from 0. Of a database `segments` is 0, and `bytes` is only known of whole tables."""
+
+    stage: int
+    shard: int
+    segments: int
+    rows: int
+    bytes: int | None
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """A table with its indexes; `dead`: rows that a VACUUM would take away, as Postgres estimates it."""
+
+    table: str
+    rows: int
+    bytes: int
+    dead: int
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """How a state grew over the kept commits. `hours` until it holds LARGE bytes; None where it does not grow."""
+
+    commits: int
+    over_us: int
+    bytes_per_hour: float
+    hours: float | None
+
+
+@dataclass
+class Sizes:
+    """What a state weighs. Counts of bytes, except where they are pairs of (files, bytes)."""
+
+    pipeline: str
+    epoch: int
+    state_bytes: int = 0
+    shards: list[ShardSize] = field(default_factory=list)
+    tables: list[TableSize] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    only_kept: tuple[int, int] = (0, 0)  # files that earlier kept commits need and the latest does not
+    outputs: tuple[int, int] = (0, 0)
+    waiting: tuple[int, int] = (0, 0)  # of the outputs: those that are not published yet
+    lists: tuple[int, int] = (0, 0)
+    garbage: tuple[int, int] = (0, 0)  # files that no kept commit names, without those of an epoch in progress
+    forecast: Forecast | None = None
+    hot: list[HotKey] = field(default_factory=list)
+
+
+def sizes(store: StateStore, hot: int = 0) -> Sizes:
+    """Weigh a state; takes no lock. `hot`: so many keys with the most rows, and with the most events.
+
+    Raises StartError if there is no state, StateError if it cannot be read.
+    """
+    with store.peek() as snapshot:
+        if snapshot is None:
+            raise StartError("there is no state yet; it begins with the first epoch of: slackwater run")
+        found = Sizes(snapshot.manifest.pipeline, snapshot.manifest.epoch)
+        if hot:
+            found.hot = hot_keys(store, snapshot, hot)
+        if isinstance(store, FilesStore):
+            _of_files(store, snapshot.manifest, found)
+        elif isinstance(store, PostgresStore):
+            _of_tables(store, snapshot.manifest, found)
+    return found
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def _of_files(store: FilesStore, latest: Manifest, found: Sizes) -> None:
+    home, commits = Path(store.root), kept(store)
+    found.state_bytes, found.kept = latest.state_bytes, [m.epoch for m in commits]
+    found.shards = [
+        ShardSize(number, shard, len(metas), sum(m.rows for m in metas), sum(m.bytes for m in metas))
+        for number, stage in enumerate(latest.stages)
+        for shard, metas in enumerate(stage.segments)
+    ]
+    now = _segments(latest)
+    before = {name: size for m in commits for name, size in _segments(m).items() if name not in now}
+    found.only_kept = len(before), sum(before.values())
+    on_disk = {
+        f"{folder}/{p.name}": _size(p)
+        for folder in ("segments", "outputs", "offsets")
+        for p in (home / folder).glob("*")
+    }
+    found.outputs = _sum(on_disk, "outputs/")
+    found.lists = _sum(on_disk, "offsets/")
+    if latest.staged and store.published() < latest.epoch:
+        waiting = {o.file: on_disk.get(o.file, 0) for o in (*latest.output, *latest.letters)}
+        found.waiting = _sum(waiting, "")
+    named = {name for m in commits for name in files_of(m)}
+    last = max(found.kept, default=latest.epoch)
+    garbage = {n: b for n, b in on_disk.items() if n not in named and _epoch(n) <= last}
+    found.garbage = _sum(garbage, "")
+    found.forecast = forecast(commits)
+
+
+def kept(store: StateStore) -> list[Manifest]:
+    """The commits that are kept, oldest first; what a runner removes meanwhile, or is damaged, is left out."""
+    found = []
+    for epoch in store.epochs():
+        try:
+            if isinstance(store, FilesStore):
+                found.append(store.manifest(epoch))
+                continue
+            with store.peek(epoch) as snapshot:
+                found += [] if snapshot is None else [snapshot.manifest]
+        except StateError:
+            continue
+    return found
+
+
+def files_of(manifest: Manifest) -> list[str]:
+    """The files that a commit names, relative to its directory."""
+    offsets = [name for s in manifest.sources.values() for name in offset_files(s.offsets)]
+    staged = [o.file for o in (*manifest.output, *manifest.letters)]
+    return [*_segments(manifest), *staged, *offsets, *manifest.replayed, *manifest.tried]
+
+
+def _segments(manifest: Manifest) -> dict[str, int]:
+    return {m.file: m.bytes for stage in manifest.stages for shard in stage.segments for m in shard}
+
+
+def _sum(files: dict[str, int], prefix: str) -> tuple[int, int]:
+    chosen = [size for name, size in files.items() if name.startswith(prefix)]
+    return len(chosen), sum(chosen)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0  # removed meanwhile
+
+
+def _epoch(name: str) -> int:
+    number = name.partition("/")[2][:9]
+    return int(number) if number.isdigit() else -1
+
+
+def forecast(commits: Sequence[Manifest]) -> Forecast | None:
+    """The straight line through the sizes of the kept commits; None where they are too few or of one moment.
+
+    bytes            ● ─ ─ ─ LARGE
+               ●  ●
+        ●   ●
+        └─────────────▶ committed at
+    """
+    times = np.array([m.committed_us for m in commits], dtype=np.float64)
+    weights = np.array([m.state_bytes for m in commits], dtype=np.float64)
+    if len(commits) < 2 or times.max() <= times.min():
+        return None
+    hours = (times - times.min()) / HOUR_US
+    slope = float(((hours - hours.mean()) * (weights - weights.mean())).sum() / ((hours - hours.mean()) ** 2).sum())
+    until = max(LARGE - float(weights[-1]), 0.0) / slope if slope > 0 else None
+    return Forecast(len(commits), int(times.max() - times.min()), slope, until)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def _of_tables(store: PostgresStore, latest: Manifest, found: Sizes) -> None:
+    try:
+        with closing(client.connect(store.url, "state store")) as db:
+            t, found.kept = owned.located(db, store.tables, len(latest.stages)), [latest.epoch]
+            stages = [t.of(n) for n in range(len(latest.stages))]
+            for number, stage in enumerate(stages):
+                of_shard = dict(
+                    db.execute(
+                        f"SELECT s, count(r.key_hash) FROM generate_series(0, {latest.shards - 1}) s LEFT JOIN {stage.state} r"
+                        f" ON mod(mod(r.key_hash, {latest.shards}) + {latest.shards}, {latest.shards}) = s GROUP BY s"
+                    ).fetchall()
+                )
+                found.shards += [ShardSize(number, s, 0, of_shard[s], None) for s in sorted(of_shard)]
+            names = [name for s in stages for name in (s.state, s.staged)]
+            found.tables = [_table(db, name) for name in (*names, t.outputs, t.lists, t.offsets, t.pipelines)]
+            found.state_bytes = sum(x.bytes for x in found.tables if x.table in {s.state for s in stages})
+            own = "SELECT count(*), coalesce(sum({}), 0)::bigint FROM {} WHERE pipeline_name = %s"
+            found.outputs = _pair(db, own.format("length(data)", t.outputs), t.pipeline)
+            found.lists = _pair(db, own.format("length(lines)", t.lists), t.pipeline)
+            found.waiting = found.outputs if latest.staged else (0, 0)
+    except psycopg.Error as error:
+        raise StateError(f"state store {store.place}: {client.reason(error)}") from None
+
+
+def _pair(db: psycopg.Connection[Any], query: str, pipeline: str) -> tuple[int, int]:
+    row = db.execute(query, (pipeline,)).fetchone()
+    return (0, 0) if row is None else (int(row[0]), int(row[1]))
+
+
+def _table(db: psycopg.Connection[Any], name: str) -> TableSize:
+    row = db.execute(
+        f"SELECT (SELECT count(*) FROM {name}), pg_total_relation_size(%s), coalesce((SELECT n_dead_tup FROM"
+        " pg_stat_user_tables WHERE relid = %s::regclass), 0)",
+        (name, name),
+    ).fetchone()
+    assert row is not None
+    return TableSize(name, *map(int, row))

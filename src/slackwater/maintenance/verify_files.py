@@ -1,0 +1,293 @@
+"""Checking a state directory: every kept manifest, every file that one names, and what they say of each other.
+
+    manifests ─▶ readable, in its own place, one chain ─▶ the files they name ─▶ bytes ─▶ rows ─▶ figures
+    published ─▶ not beyond the latest                     outputs that wait, lists of offsets
+
+Takes no lock. What a runner removes meanwhile is no problem: only what the commits name that are still kept at the end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+
+from slackwater.core.words import plural
+from slackwater.errors import SlackwaterError, StateError
+from slackwater.evolution.description import as_emitted, step_in
+from slackwater.joins.logic import JoinLogic
+from slackwater.maintenance import rows
+from slackwater.maintenance.report import Problem, Report, advised
+from slackwater.operators.base import Step
+from slackwater.state.files.arrow import frame_of, open_arrow, wrong_in
+from slackwater.state.files.store import FilesStore, offset_files
+from slackwater.state.protocol import Manifest, OutputMeta, SegmentMeta
+
+COPY = "a copy of the state directory"
+
+
+@dataclass
+class _Segment:
+    """A segment as the commits name it."""
+
+    meta: SegmentMeta
+    stage: int
+    shard: int
+    shards: int
+    epochs: list[int]
+
+
+@dataclass
+class _Check:
+    """The work of one look at a directory."""
+
+    store: FilesStore
+    report: Report
+    manifests: dict[int, Manifest] = field(default_factory=dict)
+    segments: dict[str, _Segment] = field(default_factory=dict)
+    steps: dict[tuple[int, int], Step | None] = field(default_factory=dict)  # of an epoch and stage
+
+    @property
+    def home(self) -> Path:
+        return Path(self.store.root)
+
+    def tell(self, place: str | Path, what: str, epochs: Iterable[int] = (), remedy: str = "") -> None:
+        self.report.problems.append(Problem(str(place), what, tuple(sorted(epochs)), remedy))
+
+    # -- manifests -------------------------------------------------------------------------------------------------
+
+    def path(self, epoch: int) -> Path:
+        return self.home / "manifests" / f"{epoch:09d}.json"
+
+    def read(self, epochs: Iterable[int]) -> None:
+        for epoch in epochs:
+            try:
+                manifest = self.store.manifest(epoch)
+            except StateError as error:
+                self.tell(self.path(epoch), _fact(str(error)), (epoch,))
+                continue
+            self.manifests[epoch] = manifest
+            for wrong in _misshapen(manifest):
+                self.tell(self.path(epoch), wrong, (epoch,))
+        for path in sorted((self.home / "manifests").glob("*")):
+            if not re.fullmatch(r"[0-9]{9,18}\.json", path.name):
+                self.tell(path, "is no manifest", (-1,), "move it elsewhere; nothing reads it")
+
+    def chain(self, epochs: list[int]) -> None:
+        """What follows from each other."""
+        for missing in sorted(set(range(epochs[0], epochs[-1] + 1)) - set(epochs)):
+            self.tell(self.path(missing), "is missing between those before and after it", (missing,))
+        ids = [m.state_id for m in self.manifests.values()]
+        usual = max(sorted(set(ids)), key=ids.count, default="")
+        for epoch in [e for e, m in self.manifests.items() if m.state_id != usual]:
+            found = self.manifests.pop(epoch).state_id
+            self.tell(self.path(epoch), f"is of another state: state_id {found!r}, the others have {usual!r}", (epoch,))
+        for before, after in itertools.pairwise(self.manifests.values()):
+            if any(b.watermark_us < a.watermark_us for a, b in zip(before.stages, after.stages, strict=False)):
+                what = f"has a watermark before that of epoch {before.epoch}"
+                self.tell(self.path(after.epoch), what, (after.epoch,))
+
+    def published(self, epochs: list[int]) -> int | None:
+        """The last epoch that was published, None if that cannot be known."""
+        path = self.home / "published"
+        try:
+            found = self.store.published()
+        except StateError as error:
+            fact, _, remedy = str(error).partition("; ")
+            self.tell(path, fact.removeprefix(f"{path} "), (-1,), remedy)
+            return None
+        latest = (self.store.epochs() or [-1])[-1]
+        if found > latest:
+            what = f"is missing: {path} says that epoch {found} was published"
+            self.tell(self.path(found), what, (found,))
+        done = [e for e, m in self.manifests.items() if m.staged and e != epochs[-1]] if epochs else []
+        if done and found < done[-1]:
+            what = f"says epoch {found}, and epoch {done[-1]} was published before epoch {epochs[-1]} was committed"
+            remedy = "restore it; else the next start publishes the latest epoch once more, which a target that knows its last one ignores"
+            self.tell(path, what, (-1,), remedy)
+        return found
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    def gather(self) -> None:
+        for epoch, manifest in self.manifests.items():
+            for number, stage in enumerate(manifest.stages):
+                if wrong := rows.misdescribed(self.step(epoch, number), stage):
+                    self.tell(self.path(epoch), wrong, (epoch,))
+                for shard, metas in enumerate(stage.segments):
+                    for meta in metas:
+                        self.named(meta, number, shard, stage.shards, epoch)
+
+    def named(self, meta: SegmentMeta, stage: int, shard: int, shards: int, epoch: int) -> None:
+        known = self.segments.setdefault(meta.file, _Segment(meta, stage, shard, shards, []))
+        if (known.meta, known.stage, known.shard, known.shards) == (meta, stage, shard, shards):
+            known.epochs.append(epoch)
+        else:
+            what = f"says of {meta.file} something else than the manifest of epoch {known.epochs[0]}"
+            self.tell(self.path(epoch), what, (epoch,))
+
+    def step(self, epoch: int, stage: int) -> Step | None:
+        """The logic of a stage; None where the state does not describe it, or this process cannot make it."""
+        if (epoch, stage) not in self.steps:
+            try:
+                self.steps[epoch, stage] = step_in(self.manifests[epoch].stages[stage])
+            except SlackwaterError:
+                self.steps[epoch, stage] = None
+        return self.steps[epoch, stage]
+
+    def segment(self, found: _Segment) -> None:
+        meta, path = found.meta, self.home / found.meta.file
+        self.report.files += 1
+        self.report.rows += meta.rows
+        self.report.bytes += meta.bytes
+        if wrong := wrong_in(path, meta.checksum, meta.bytes):
+            self.tell(path, wrong, found.epochs)
+            return
+        epoch = found.epochs[-1]  # the newest that names it
+        for wrong in self.judged(found, self.step(epoch, found.stage), self.manifests[epoch].stages[found.stage]):
+            self.tell(path, wrong, found.epochs)
+
+    def judged(self, found: _Segment, step: Step | None, manifest: Manifest) -> Iterator[str]:
+        """What is wrong with the rows of a segment whose bytes are those that were written."""
+        meta, place = found.meta, (found.shard, found.shards)
+        try:
+            table = open_arrow(self.home / meta.file)
+            if table.num_rows != meta.rows:
+                yield f"holds {plural(table.num_rows, 'row')}, the commit says {meta.rows:,}"
+                return
+            if step is None:
+                return
+            frame, exact = frame_of(table), as_emitted(step, manifest)
+            if isinstance(step, JoinLogic):
+                wrong = list(rows.of_side(step, meta.kind, frame, *place))
+            else:
+                wrong = list(rows.of_window(step, frame, *place, exact))
+            yield from (f"holds {text}" if text[0].isdigit() else text for text in wrong)
+            if exact and not wrong and frame.height:
+                yield from rows.figures(step, frame, meta)
+        except StateError as error:
+            yield _fact(str(error))
+        except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError) as error:
+            yield f"cannot be read as what the commit says it is ({type(error).__name__})"
+
+    def counts(self, epoch: int) -> None:
+        """The figures of a whole shard, of the latest commit; only where all its segments are sound."""
+        manifest = self.manifests[epoch]
+        damaged = {p.place for p in self.report.problems}
+        for number, stage in enumerate(manifest.stages):
+            step = self.step(epoch, number)
+            if step is None or isinstance(step, JoinLogic) or not as_emitted(step, stage):
+                continue
+            for shard, metas in enumerate(stage.segments):
+                if str(self.path(epoch)) in damaged or any(str(self.home / m.file) in damaged for m in metas):
+                    continue
+                try:
+                    everything = self.store.shard(shard, stage.shards, epoch, metas, number).reader(step).scan()
+                except StateError:
+                    continue  # removed meanwhile
+                for wrong in rows.counted(step, everything, stage, shard):
+                    self.tell(self.path(epoch), f"shard {shard} holds {wrong}", (epoch,))
+
+    def outputs(self, epoch: int, published: int | None) -> None:
+        """What waits to be published: of the latest commit only, as an epoch is never overtaken."""
+        manifest = self.manifests[epoch]
+        if published is not None and published >= epoch:
+            return
+        for meta in (*manifest.output, *manifest.letters):
+            self.output(meta, epoch)
+
+    def output(self, meta: OutputMeta, epoch: int) -> None:
+        path = self.home / meta.file
+        self.report.files += 1
+        self.report.rows += meta.rows
+        if wrong := wrong_in(path, meta.checksum):
+            self.tell(path, f"{wrong}; epoch {epoch} is not published yet", (epoch,))
+            return
+        self.report.bytes += path.stat().st_size
+        try:
+            count = open_arrow(path).num_rows
+        except StateError as error:
+            self.tell(path, _fact(str(error)), (epoch,))
+            return
+        if count != meta.rows:
+            self.tell(path, f"holds {plural(count, 'row')}, the commit says {meta.rows:,}", (epoch,))
+
+    def lists(self) -> None:
+        """Lists of offsets and of letters that were applied; a list's name ends with its checksum."""
+        named: dict[str, list[int]] = {}
+        for epoch, manifest in self.manifests.items():
+            of_offsets = (file for s in manifest.sources.values() for file in offset_files(s.offsets))
+            for file in dict.fromkeys((*of_offsets, *manifest.replayed, *manifest.tried)):
+                named.setdefault(file, []).append(epoch)
+        for file, epochs in named.items():
+            path = self.home / file
+            self.report.files += 1
+            if wrong := wrong_in(path, path.stem.rpartition("-")[2]):
+                self.tell(path, wrong, epochs)
+            else:
+                self.report.bytes += path.stat().st_size
+
+
+def verify_files(store: FilesStore) -> Report:
+    """Look at everything that kept commits need. Raises nothing for what is damaged."""
+    check = _Check(store, Report(Path(store.root).name, "files"))
+    epochs = store.epochs()
+    check.read(epochs)
+    if not epochs:
+        _begins(check)
+    else:
+        check.chain(epochs)
+    published = check.published(epochs)
+    check.gather()
+    for segment in check.segments.values():
+        check.segment(segment)
+    check.lists()
+    if epochs and epochs[-1] in check.manifests:
+        check.outputs(epochs[-1], published)
+        check.counts(epochs[-1])
+    check.report.unread = sum(step is None for (epoch, _), step in check.steps.items() if epoch == epochs[-1])
+    return _concluded(check, epochs)
+
+
+def _begins(check: _Check) -> None:
+    try:
+        check.store.check_begins()
+    except StateError as error:
+        check.tell(
+            check.home / "manifests", _fact(str(error)), (), "restore the manifests from a copy of the directory"
+        )
+
+
+def _concluded(check: _Check, epochs: list[int]) -> Report:
+    """The report without what a runner removed meanwhile, with what can be done."""
+    report, still = check.report, check.store.epochs()
+    gone = {e for e in epochs if e not in still and still and e < still[0]}
+    problems = [p for p in report.problems if not p.epochs or set(p.epochs) - gone]
+    touched = {e for p in problems for e in p.epochs}
+    sound = [e for e in check.manifests if e not in touched and e not in gone]
+    report.sound, report.epochs = (sound[-1] if sound else None), tuple(e for e in epochs if e not in gone)
+    wanted = sorted({*report.epochs, *(e for e in touched if epochs and e > epochs[-1])})
+    report.problems = [p if p.remedy else replace(p, remedy=advised(p, wanted, report.sound, COPY)) for p in problems]
+    return report
+
+
+def _fact(message: str) -> str:
+    """What a message of the store says, without the file's name and the advice."""
+    fact = message.partition("; ")[0]
+    return re.sub(r"^(manifest|state file) \S+ ", "", fact)
+
+
+def _misshapen(manifest: Manifest) -> Iterator[str]:
+    for number, stage in enumerate(manifest.stages):
+        of = f"stage {number + 1}: " if manifest.then else ""
+        lengths = {"segments": stage.segments, "groups": stage.groups, "windows": stage.windows}
+        for name, per_shard in lengths.items():
+            if len(per_shard) != stage.shards:
+                yield f"{of}{name} of {len(per_shard)} shards, there are {stage.shards}"
+        if any(len(groups) != stage.shards for groups in stage.panes.values()):
+            yield f"{of}a pane has groups of another number of shards than {stage.shards}"

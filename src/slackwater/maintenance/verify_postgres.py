@@ -1,0 +1,226 @@
+"""Checking the tables of a pipeline: the record, what it says of the tables, and every row, as of one view of the database.
+
+    record ─▶ parses ─▶ tables and columns are there ─▶ rows: hashes, kinds, times, places ─▶ figures
+                        outputs that wait, lists, offsets
+
+Takes no lock: one read-only transaction, whose snapshot the readers of the rows share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+import psycopg
+import pyarrow as pa
+
+from slackwater.core.words import plural
+from slackwater.errors import EpochError, SlackwaterError, StateError
+from slackwater.evolution.description import as_emitted, step_in
+from slackwater.joins.logic import JoinLogic
+from slackwater.maintenance import rows
+from slackwater.maintenance.report import Problem, Report
+from slackwater.operators.base import Step
+from slackwater.state.postgres import client, owned
+from slackwater.state.postgres.buffers import JoinTable
+from slackwater.state.postgres.commit import lists, offsets_of
+from slackwater.state.postgres.snapshot import latest
+from slackwater.state.postgres.store import PostgresStore
+from slackwater.state.postgres.tables import Tables
+from slackwater.state.postgres.units import PostgresShard
+from slackwater.state.protocol import Manifest
+from slackwater.watermark import NO_WATERMARK
+
+RESTORE = "restore it from a backup of the database, or start over under a new name"
+
+
+@dataclass
+class _Check:
+    """The work of one look. `snapshot`: the exported one of the transaction."""
+
+    db: psycopg.Connection[Any]
+    url: str
+    tables: Tables
+    report: Report
+    snapshot: str = ""
+
+    def tell(self, place: str, what: str, remedy: str = RESTORE) -> None:
+        self.report.problems.append(Problem(place, what, (), remedy))
+
+    def one(self, query: str, *given: Any) -> Any:
+        row = self.db.execute(query, given).fetchone()
+        return None if row is None else row[0]
+
+    def record(self, manifest: Manifest, published: int) -> None:
+        t = self.tables
+        row = self.db.execute(
+            f"SELECT epoch, watermark FROM {t.pipelines} WHERE pipeline_name = %s", (t.pipeline,)
+        ).fetchone()
+        epoch, watermark = row if row is not None else (None, None)
+        place = f"{t.pipelines}, row {t.pipeline!r}"
+        if manifest.pipeline != t.pipeline:
+            self.tell(place, f"its record is of {manifest.pipeline!r}")
+        if epoch != manifest.epoch:
+            self.tell(place, f"it is of epoch {epoch}, its record of epoch {manifest.epoch}")
+        if manifest.watermark_us != NO_WATERMARK and watermark != client.time(manifest.watermark_us):
+            self.tell(place, "its watermark is not that of its record")
+        if published > manifest.epoch:
+            self.tell(place, f"epoch {published} is noted as published, the latest is {manifest.epoch}")
+        wanted = {(s, p): o for s, r in manifest.sources.items() for p, o in offsets_of(r.offsets).items()}
+        found = {
+            (source, partition): offset
+            for source, partition, offset in self.db.execute(
+                f'SELECT source, partition, "offset" FROM {t.offsets} WHERE pipeline_name = %s', (t.pipeline,)
+            )
+        }
+        for name in sorted(set(wanted) | set(found)):
+            if found.get(name) != wanted.get(name):
+                what = f"source {name[0]!r}, partition {name[1]!r}: found offset {found.get(name)}, the record has {wanted.get(name)}"
+                self.tell(t.offsets, what, "a start goes on from the record; the next commit writes this table anew")
+
+    def put_aside(self, manifest: Manifest, published: int) -> None:
+        """Outputs that wait, and lists."""
+        t = self.tables
+        for meta in (*manifest.output, *manifest.letters) if published < manifest.epoch else ():
+            self.report.rows += meta.rows
+            data = self.one(f"SELECT data FROM {t.outputs} WHERE token = %s", meta.file)
+            place = f"{t.outputs}, row {meta.file}"
+            if data is None:
+                self.tell(place, f"is missing; epoch {manifest.epoch} is not published yet")
+                continue
+            self.report.bytes += len(data)
+            try:
+                count = pa.ipc.open_file(pa.py_buffer(data)).read_all().num_rows
+            except (OSError, pa.ArrowException) as error:
+                self.tell(
+                    place, f"cannot be read ({type(error).__name__}); epoch {manifest.epoch} is not published yet"
+                )
+                continue
+            if count != meta.rows:
+                self.tell(place, f"holds {plural(count, 'row')}, the record says {meta.rows:,}")
+        for name in (
+            *(n for s in manifest.sources.values() for n in lists(s.offsets)),
+            *manifest.replayed,
+            *manifest.tried,
+        ):
+            if self.one(f"SELECT 1 FROM {t.lists} WHERE token = %s", name) is None:
+                self.tell(f"{t.lists}, row {name}", "is missing")
+
+    def stage(self, manifest: Manifest, number: int) -> None:
+        """The table of a stage."""
+        table = self.tables.of(number)
+        if self.one("SELECT to_regclass(%s)::text", table.state) is None:
+            self.tell(table.state, "is missing")
+            return
+        self.report.files += 1
+        self.report.bytes += self.one("SELECT pg_total_relation_size(%s)", table.state)
+        alien = self.one(
+            f"SELECT count(*) FROM {table.state} WHERE pipeline_name <> %s OR epoch > %s",
+            table.pipeline,
+            manifest.epoch,
+        )
+        if alien:
+            self.tell(table.state, f"{plural(alien, 'row')} of another pipeline, or of an epoch after {manifest.epoch}")
+        try:
+            step = step_in(manifest)
+        except SlackwaterError:
+            self.report.unread += 1
+            return
+        if wrong := rows.misdescribed(step, manifest):
+            self.tell(f"{self.tables.pipelines}, row {self.tables.pipeline!r}", f"its record {wrong}")
+        wanted = JoinTable(table, step).types() if isinstance(step, JoinLogic) else table.types(step)
+        if list(self._columns(table, wanted)):
+            return
+        try:
+            for wrong in self._rows(table, step, manifest, number):
+                self.tell(table.state, wrong)
+        except EpochError as error:
+            self.tell(table.state, str(error).removeprefix("state could not be read: "))
+        except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError) as error:
+            self.tell(table.state, f"cannot be read as what the record says it is ({type(error).__name__})")
+
+    def _columns(self, table: Tables, wanted: dict[str, str]) -> Iterator[str]:
+        found = dict(
+            self.db.execute(
+                "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = %s::regclass"
+                " AND attnum > 0 AND NOT attisdropped",
+                (table.state,),
+            ).fetchall()
+        )
+        for name, type_ in wanted.items():
+            expected = type_.removesuffix(" NOT NULL")
+            if found.get(name) != expected:
+                what = f'column "{name}" is {found.get(name, "missing")}, expected {expected}'
+                self.tell(table.state, what)
+                yield what
+
+    def _rows(self, table: Tables, step: Step, manifest: Manifest, number: int) -> Iterator[str]:
+        exact = as_emitted(step, manifest)
+        if not isinstance(step, JoinLogic):
+            yield from self._ordinals(table)
+        for shard, metas in enumerate(manifest.segments):
+            state = PostgresShard(self.url, table, shard, manifest.shards, manifest.epoch, metas, self.snapshot)
+            if isinstance(step, JoinLogic):
+                for side in step.sides:
+                    frame = state.buffers(step).scan(side.which, manifest.watermark_us)
+                    self.report.rows += frame.height
+                    yield from rows.of_side(step, side.name, frame, shard, manifest.shards)
+                    said = sum(m.rows for m in metas if m.kind == side.name)
+                    if exact and frame.height != said:
+                        yield f"{plural(frame.height, 'row')} of the {side.name} side in shard {shard}, the record says {said:,}"
+                continue
+            frame = state.reader(step).scan()
+            self.report.rows += frame.height
+            wrong = list(rows.of_window(step, frame, shard, manifest.shards, exact))
+            yield from wrong
+            if exact and not wrong:
+                yield from (f"shard {shard}: {text}" for text in rows.counted(step, frame, manifest, shard))
+
+    def _ordinals(self, table: Tables) -> Iterator[str]:
+        broken = self.one(
+            f"SELECT count(*) FROM (SELECT 1 FROM {table.state} GROUP BY unit HAVING min(ordinal) <> 0"
+            " OR max(ordinal) <> count(*) - 1) x"
+        )
+        if broken:
+            yield f"{broken:,} units whose rows are not numbered 0, 1, …: rows of them are missing"
+
+
+def verify_postgres(store: PostgresStore) -> Report:
+    """Look at everything that the record needs. Raises StateError, StartError if the database does not answer."""
+    tables, place = store.tables, store.place
+    report = Report(tables.pipeline, "postgres")
+    try:
+        with closing(client.connect(store.url, "state store")) as db, db.transaction():
+            db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            db.execute("SET LOCAL lock_timeout = '5s'")
+            check = _Check(db, store.url, tables, report)
+            there = (tables.pipelines, tables.offsets, tables.outputs, tables.lists)
+            missing = [t for t in there if check.one("SELECT to_regclass(%s)::text", t) is None]
+            for table in missing:
+                check.tell(table, "is missing")
+            if missing:
+                return report
+            report.files = len(there)
+            try:
+                found = latest(db, tables, place)
+            except StateError as error:
+                fact, _, remedy = str(error).partition("; ")
+                check.tell(tables.pipelines, fact, remedy)
+                return report
+            if found is None:
+                return report
+            manifest, published, _ = found
+            check.snapshot = check.one("SELECT pg_export_snapshot()")
+            report.epochs = (manifest.epoch,)
+            check.record(manifest, published)
+            check.put_aside(manifest, published)
+            check.tables = owned.located(db, tables, len(manifest.stages))
+            for number, stage in enumerate(manifest.stages):
+                check.stage(stage.model_copy(update={"epoch": manifest.epoch}), number)
+            report.sound = None if report.problems else manifest.epoch
+    except psycopg.Error as error:
+        raise StateError(f"state store {place}: {client.reason(error)}") from None
+    return report

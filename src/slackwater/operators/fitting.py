@@ -1,0 +1,160 @@
+"""Rows that could be counted, but never written: which of them come out of the SQL, for the target and the state that there are.
+
+    SQL ─▶ fits? ─┬─ yes ─▶ shards
+                  └─ no  ─▶ a bad row, with its reason: never part of a commit that nobody could publish
+
+Each test has two forms, for Spark and for frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from typing import NamedTuple
+
+import polars as pl
+
+from slackwater.core.capacity import YEARS, Capacity
+from slackwater.core.schema import Field
+from slackwater.joins.logic import JoinLogic
+from slackwater.operators.base import Step
+from slackwater.windows.aggregations import quote
+from slackwater.windows.logic import Logic
+
+ZERO, RANGE, KEY = "U+0000", "time out of range", "key too large"
+REASONS = {
+    ZERO: "a text holds U+0000 or is no UTF-8, which Postgres cannot hold",
+    RANGE: "a time is outside the years 1 to 9999",
+    KEY: "its keys are larger than a unique index of Postgres can hold",
+}
+UNFIT = "__unfit"  # hidden: why a row cannot be held; NULL for one that can
+_TUPLE, _FIXED, _VARIABLE = 32, 32, 8  # bytes of an index entry, of a column of fixed size, beside one of any size
+# a U+0000 in JSON, and not the text \\u0000, whose backslash is a pair
+_ZERO_IN_JSON = r"r'(?<!\\)(\\\\)*\\u0000'"
+
+
+class Test(NamedTuple):
+    """Whether a row does not fit: over the output of the SQL, and over a frame with `ts`."""
+
+    reason: str
+    sql: str
+    frame: pl.Expr
+
+
+def unfit_sql(logic: Step, which: int, capacity: Capacity) -> str | None:
+    """Spark SQL: why a row does not fit; None if all do. `which`: the side of a join."""
+    tests = list(_tests(logic, which, capacity))
+    cases = " ".join(f"WHEN {t.sql} THEN '{t.reason}'" for t in tests)
+    return f"CASE {cases} END" if tests else None
+
+
+def unfit(logic: Step, which: int, capacity: Capacity, rows: pl.DataFrame) -> pl.Series | None:
+    """The same over a frame of rows with `ts`."""
+    tests = list(_tests(logic, which, capacity))
+    if not tests:
+        return None
+    found = pl.lit(None, pl.String)
+    for test in reversed(tests):
+        found = pl.when(test.frame).then(pl.lit(test.reason)).otherwise(found)
+    return rows.select(found.alias(UNFIT))[UNFIT]
+
+
+def _tests(logic: Step, which: int, capacity: Capacity) -> Iterator[Test]:
+    fields = _held(logic, which, capacity)
+    if not capacity.zero:
+        for field in fields:
+            if test := _zero(field):
+                yield test
+    if capacity.times is not None:
+        first, last = capacity.times
+        reach = _reach(logic)
+        low, high = first + reach, last - reach
+        yield Test(RANGE, f"unix_micros(_event_ts) NOT BETWEEN {low}L AND {high}L", ~pl.col("ts").is_between(low, high))
+        for field in fields:
+            if test := _range(field, first, last):
+                yield test
+    if capacity.key_bytes is not None and isinstance(logic, Logic):
+        sized = [f for f in logic.keys if f.type in ("string", "binary")]
+        room = capacity.key_bytes - _TUPLE - _FIXED * (1 + len(logic.keys) - len(sized)) - _VARIABLE * len(sized)
+        if sized:
+            length = " + ".join(f"coalesce(octet_length({quote(f.name)}), 0)" for f in sized)
+            bytes_ = reduce(lambda a, b: a + b, (_length(f).fill_null(0) for f in sized))
+            yield Test(KEY, f"{length} > {room}", bytes_ > room)
+
+
+def _held(logic: Step, which: int, capacity: Capacity) -> Sequence[Field]:
+    """The columns whose values are written or kept as they are."""
+    if isinstance(logic, JoinLogic):
+        return logic.sides[which].fields
+    found = {f.name: f for f in logic.keys}
+    for agg in logic.aggs:
+        written = not agg.spec.builtin or _plain(agg.output.type)
+        kept = capacity.state and any(_textual(t) for t in agg.accumulators.values())
+        if written or kept:
+            found |= {i.source.name: i.source for i in agg.inputs if not i.hashed}
+    return list(found.values())
+
+
+def _plain(type_: str) -> bool:
+    """Whether a result may hold values of its input: text and times do, numbers are worked out."""
+    return any(name in type_ for name in ("string", "timestamp", "date"))
+
+
+def _textual(kind: pl.DataType) -> bool:
+    if isinstance(kind, pl.List):
+        return _textual(kind.inner)  # type: ignore[arg-type]
+    if isinstance(kind, pl.Struct):
+        return any(_textual(f.dtype) for f in kind.fields)  # type: ignore[arg-type]
+    return kind == pl.String or kind.is_temporal()
+
+
+def usable(logic: Step) -> tuple[int, int]:
+    """The event times (µs, inclusive) of which all windows begin, end and are final in the years 1 to 9999."""
+    if isinstance(logic, JoinLogic):
+        return YEARS
+    longest = max(logic.cap_us, logic.duration_us)
+    return YEARS[0] + logic.duration_us, YEARS[1] - longest - logic.reach_us - logic.allowed_us
+
+
+def _reach(logic: Step) -> int:
+    """How far from a row's time (µs) a time may be that is worked out from it."""
+    if isinstance(logic, JoinLogic):
+        return max((side.keep_us for side in logic.sides), default=0)
+    window = logic.window
+    lengths = (window.duration_ms, window.max_session_duration_ms, window.allowed_lateness_ms, window.lateness_ms)
+    return 2000 * sum(length or 0 for length in lengths)
+
+
+def _zero(field: Field) -> Test | None:
+    name, column = quote(field.name), pl.col(field.name)
+    if field.type == "string":
+        sql = f"(contains({name}, chr(0)) OR NOT is_valid_utf8({name}))"
+        return Test(ZERO, sql, column.str.contains("\0", literal=True).fill_null(False))
+    if "string" not in field.type:
+        return None
+    sql = f"coalesce(to_json(named_struct('v', {name})) RLIKE {_ZERO_IN_JSON}, false)"
+    text = pl.struct(column).struct.json_encode()
+    return Test(ZERO, sql, text.str.contains(r"(^|[^\\])(\\\\)*\\u0000").fill_null(False))
+
+
+def _range(field: Field, first: int, last: int) -> Test | None:
+    name, column = quote(field.name), pl.col(field.name)
+    if field.type == "timestamp":
+        sql = f"unix_micros({name}) NOT BETWEEN {first}L AND {last}L"
+        return Test(RANGE, sql, ~column.dt.timestamp("us").is_between(first, last).fill_null(True))
+    if field.type == "timestamp_ntz":
+        sql = f"unix_micros(CAST({name} AS TIMESTAMP)) NOT BETWEEN {first}L AND {last}L"
+        return Test(RANGE, sql, ~column.dt.timestamp("us").is_between(first, last).fill_null(True))
+    if field.type == "date":
+        low, high = first // 86_400_000_000, last // 86_400_000_000
+        return Test(
+            RANGE,
+            f"unix_date({name}) NOT BETWEEN {low} AND {high}",
+            ~column.to_physical().is_between(low, high).fill_null(True),
+        )
+    return None
+
+
+def _length(field: Field) -> pl.Expr:
+    column = pl.col(field.name)
+    return column.str.len_bytes() if field.type == "string" else column.bin.size()

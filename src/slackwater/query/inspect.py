@@ -1,0 +1,234 @@
+"""Looking into a state from beside its runner, without Spark: its window, the rows of one key, what closes next."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import operator
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.spec import nearest
+from slackwater.core.arrays import distinct
+from slackwater.core.hashing import key_hash, mix, shard_of
+from slackwater.core.schema import INTEGERS, Field
+from slackwater.errors import StartError, StateError
+from slackwater.evolution import compare, restore
+from slackwater.evolution.description import logic_in
+from slackwater.operators.compile import compile_window
+from slackwater.state.protocol import Manifest, Snapshot
+from slackwater.windows.aggregations import normalised
+from slackwater.windows.family import family
+from slackwater.windows.logic import FAR, LOOSE, LOOSE_TOLD, SETTLED, TOLD, Logic
+
+
+def logic_of(pipeline: Pipeline, manifest: Manifest) -> Logic:
+    """The window that a state was written for, by a config that can go on with it.
+
+    Where the state does not describe it, it is the config's, over the columns whose types the fingerprint tells. Raises
+    StateError if the config cannot go on with the state, StartError if it describes no window.
+    """
+    window = pipeline.transform.window
+    if window is None:
+        raise StartError(
+            f"{pipeline.name}: this looks into windows, and the config describes a join; slackwater explain tells what a "
+            "join keeps and for how long"
+        )
+    compare.compare(pipeline, manifest).check()
+    if manifest.described:
+        return logic_in(manifest)
+    columns = restore.columns_of(manifest, window)
+    unknown = [c for a in window.aggregations if (c := a.column) and c not in columns]
+    if unknown:
+        raise StateError(
+            f"{pipeline.name}: the state in epoch {manifest.epoch} does not describe its window, and does not know the columns "
+            f"{', '.join(unknown)}; change the config back, or start the pipeline once"
+        )
+    return compile_window(pipeline, columns)
+
+
+# -- one key ---------------------------------------------------------------------------------------------------------
+
+
+Texts = Sequence[str] | Mapping[str, str | None]
+
+
+def key_of(logic: Logic, given: Texts, what: str = "key") -> pl.DataFrame:
+    """One row with the key columns, from texts `name=value` (several with commas; a name alone: NULL), which `what` gave.
+
+    Or from a mapping of names to values as texts, which may hold any character. Raises StartError.
+    """
+    names = logic.key_names
+    if not names:
+        raise StartError(f"{logic.pipeline}: {what}: this window has no group_by, so there are no keys; leave it out")
+    following = ",(?=(?:" + "|".join(map(re.escape, names)) + ")(?:=|,|$))"
+    found: dict[str, str | None] = {}
+    if isinstance(given, Mapping):
+        parts: list[tuple[str, object, str]] = [(n, v is not None, v or "") for n, v in given.items()]
+    else:
+        parts = [p.partition("=") for text in given for p in re.split(following, text)]
+    for name, is_value, value in parts:
+        if name not in names:
+            if not is_value and not isinstance(given, Mapping):  # a value alone
+                form = ",".join(f"{n}={name if i == 0 else '…'}" for i, n in enumerate(names))
+                raise StartError(
+                    f'{logic.pipeline}: {what}: found "{name}", expected the name of the column too: {form}'
+                )
+            raise StartError(f'{logic.pipeline}: {what}: "{name}" is not a key of this window{nearest(name, names)}')
+        found[name] = value if is_value else None
+    missing = [n for n in names if n not in found]
+    if missing:
+        raise StartError(
+            f'{logic.pipeline}: {what}: "{missing[0]}" is missing; expected {",".join(f"{n}=…" for n in names)}'
+        )
+    return key_frame(logic, {k.name: _value(logic, k, found[k.name]) for k in logic.keys})
+
+
+def key_frame(logic: Logic, key: Mapping[str, Any]) -> pl.DataFrame:
+    """One row with the key columns, from their values. Raises StartError for a value of another type."""
+    columns = []
+    for k in logic.keys:
+        try:
+            columns.append(pl.Series(k.name, [_plain_key(k, key[k.name])], dtype=k.polars))
+        except (TypeError, ValueError, ArithmeticError, pl.exceptions.PolarsError):
+            raise StartError(
+                f"{logic.pipeline}: key: {k.name}: found {key[k.name]!r}, expected a value of type {k.type}"
+            ) from None
+    return normalised(pl.DataFrame(columns or {"": [None]}), list(logic.keys))
+
+
+_TAKES: Mapping[str, tuple[type, ...]] = {
+    "boolean": (bool,),
+    "string": (str,),
+    "binary": (bytes, bytearray, memoryview),
+    "date": (dt.date, str),
+    "timestamp": (dt.date, str, int),
+    "timestamp_ntz": (dt.date, str, int),
+}
+
+
+def _plain_key(field: Field, value: Any) -> Any:
+    """A value of a key column as Polars takes it without making another one of it. Raises TypeError, ValueError, ArithmeticError.
+
+    Polars makes 1 of True, a day of 1, rounds decimals, and panics at those that are no number.
+    """
+    if value is None:
+        return None
+    base = field.base
+    if base in _TAKES:
+        if not isinstance(value, _TAKES[base]) or (isinstance(value, bool) and base != "boolean"):
+            raise TypeError
+        if base == "date" and isinstance(value, dt.datetime):
+            raise TypeError
+        return bytes(value) if isinstance(value, bytearray | memoryview) else value
+    if isinstance(value, bool | str | bytes):
+        raise TypeError
+    if base in INTEGERS:
+        return operator.index(value)  # NumPy's, too
+    if base != "decimal":
+        return float(value)
+    number = decimal.Decimal(str(value))
+    precision, scale = field.decimal
+    if not number.is_finite() or number.adjusted() >= precision - scale:
+        raise ValueError
+    exact = decimal.Context(prec=80, traps=[decimal.Inexact, decimal.InvalidOperation])
+    return exact.quantize(number, decimal.Decimal(1).scaleb(-scale))
+
+
+def _value(logic: Logic, field: Field, text: str | None) -> Any:
+    """A value of a key column as people write it: ISO 8601 for times (UTC where no offset is given), binary in hexadecimal."""
+    if text is None:
+        return None
+    try:
+        if field.base in INTEGERS:
+            return int(text)
+        if field.base in ("float", "double"):
+            return float(text)
+        if field.base == "decimal":
+            return decimal.Decimal(text)
+        if field.base == "boolean":
+            return {"true": True, "false": False}[text.lower()]
+        if field.base == "binary":
+            return bytes.fromhex(text)
+        if field.base == "date":
+            return dt.date.fromisoformat(text)
+        if field.base == "timestamp_ntz":
+            return dt.datetime.fromisoformat(text).replace(tzinfo=None)
+        if field.base == "timestamp":
+            at = dt.datetime.fromisoformat(text)
+            return at if at.tzinfo else at.replace(tzinfo=dt.UTC)
+    except (ValueError, KeyError, ArithmeticError):
+        raise StartError(
+            f'{logic.pipeline}: --key: {field.name}: found "{text}", expected a value of type {field.type}'
+        ) from None
+    return text
+
+
+def rows_of(snapshot: Snapshot, logic: Logic, key: pl.DataFrame, stage: int = 0) -> pl.DataFrame:
+    """All state rows of one key; `key` as `key_of` gives it; `stage`: whose windows they are, -1 for the last one's."""
+    stages = snapshot.manifest.stages
+    manifest = stages[stage]
+    hashes = key_hash(key, logic.keys).to_numpy()
+    shard = int(shard_of(hashes, manifest.shards)[0])
+    if not logic.is_session:
+        starts = np.array(sorted(manifest.panes), dtype=np.int64)
+        hashes = distinct(mix(np.repeat(hashes, len(starts)), starts))
+    found = snapshot.reader(shard, logic, stage % len(stages)).units(hashes)
+    mine = [pl.col(k).eq_missing(key[k][0]) for k in logic.key_names]
+    return found.filter(pl.all_horizontal(mine)) if mine else found
+
+
+# -- open windows ----------------------------------------------------------------------------------------------------
+
+
+def open_windows(logic: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """The open windows that state rows make, as they would be if no row came any more, those that close first first.
+
+    Columns: keys, `__start`, `__end`, `__reason` (`close`, `cap`), `__closes` (the watermark that closes it), accumulators.
+    """
+    untold = {TOLD: SETTLED, LOOSE_TOLD: LOOSE} if logic.is_session else {SETTLED: LOOSE} if logic.updates else {}
+    rows = rows.with_columns(pl.col("__kind").replace(untold))
+    found = family(logic).emit(logic, rows, watermark, FAR, True).rows
+    closes = pl.col("__end")
+    if logic.is_session:
+        closes = pl.when(pl.col("__reason") == "cap").then(pl.col("__start") + logic.cap_us).otherwise(closes + 1)
+    return found.with_columns(closes.alias("__closes")).sort("__closes", "__start", *logic.key_names)
+
+
+def soonest(snapshot: Snapshot, logic: Logic, count: int) -> pl.DataFrame:
+    """The open sessions that close first, at least `count` if there are so many, as `open_windows` gives them.
+
+    The horizon is widened until they are found, so that the work is about theirs and not that of the whole state.
+    """
+    manifest = snapshot.manifest
+    metas = [m for shard in manifest.segments for m in shard]
+    readers = [snapshot.reader(shard, logic) for shard in range(manifest.shards)]
+    since = manifest.watermark_us
+    if not metas:
+        return open_windows(logic, logic.empty_state(), since)
+    latest, first = max(m.close for m in metas), min(m.first_due for m in metas)
+    base, step = max(since, first - 1), 1000
+    while True:
+        horizon = base + step
+        visit = family(logic).visit(logic, since, horizon, True)
+        units = pl.concat([r.due(visit) for r in readers])
+        found = open_windows(logic, units, since).filter(pl.col("__closes") <= horizon)
+        if found.height >= count or horizon >= latest:
+            return found
+        step *= 16
+
+
+def plain(row: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Key columns of a row as values that JSON and a terminal can show."""
+
+    def shown(value: Any) -> Any:
+        if isinstance(value, bytes):
+            return value.hex()
+        return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+    return {n: shown(row[n]) for n in names}

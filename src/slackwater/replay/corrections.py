@@ -1,0 +1,121 @@
+"""Windows that left the state, corrected by late rows: what the target holds of them is read, and put together with the rows.
+
+Runs in this process, shard by shard: the rows are few, beside what an epoch reads.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import polars as pl
+
+from slackwater.core.arrays import distinct
+from slackwater.core.hashing import key_hash, shard_of
+from slackwater.engine.driver import Driver
+from slackwater.operators.task import EmitReport, ShardTask
+from slackwater.state.protocol import OutputMeta
+from slackwater.targets.base import Readable
+from slackwater.windows import backdated as windows
+from slackwater.windows.aggregations import normalised, stored
+from slackwater.windows.logic import Logic
+
+
+class Corrections:
+    """The corrections that rows make, shard by shard; `refused`: `__group` and why, for rows that cannot be applied."""
+
+    def __init__(self, driver: Driver, target: Readable, rows: pl.DataFrame) -> None:
+        state = driver.state
+        self.logic, self.store = driver.windows, driver.store
+        kept = stored_windows(self.logic, target, windows.ranges(self.logic, rows))
+        lost = why_lost(self.logic)
+        owner, other = (shard_of(f["__kh"].to_numpy(), state.shards) for f in (rows, kept))
+        refused: list[pl.DataFrame] = []
+        self.repairs: dict[int, tuple[windows.Repair, pl.DataFrame]] = {}
+        for shard, metas in enumerate(state.segments):
+            mine = rows.filter(pl.Series(owner == shard))
+            if mine.is_empty():
+                continue
+            units = self.logic.empty_state()
+            if self.logic.is_session:
+                reader = self.store.shard(shard, state.shards, state.epoch + 1, metas).reader(self.logic)
+                units = reader.units(distinct(mine["__kh"].to_numpy()))
+            done = windows.repair(
+                self.logic, mine, units, kept.filter(pl.Series(other == shard)), state.watermark_us, lost
+            )
+            self.repairs[shard] = (done, units)
+            refused.append(mine.select("__group", done.refused).filter(pl.col("refused").is_not_null()))
+        empty = pl.DataFrame(schema={"__group": pl.Int64, "refused": pl.String})
+        self.refused = pl.concat([empty, *refused])
+
+    @property
+    def reasons(self) -> Counter[str]:
+        """How many windows are written, and taken back."""
+        found: Counter[str] = Counter()
+        for repair, _ in self.repairs.values():
+            found.update(_reasons(repair))
+        return found
+
+    def staged(self, tasks: Sequence[ShardTask]) -> list[EmitReport]:
+        """Stage the output and the state of each shard that changes."""
+        reports = []
+        for task in tasks:
+            if task.shard not in self.repairs:
+                continue
+            repair, units = self.repairs[task.shard]
+            done = repair.done
+            outputs: tuple[OutputMeta, ...] = ()
+            if task.hit:
+                task.hit("stage.before")
+            if done.rows.height or done.superseded.height:
+                outputs = (task.state.stage_output(self.logic.output_frame(done)),)
+            segments = task.state.metas
+            if done.state.height:
+                segments = task.state.stage(self.logic, done.state, units, task.since)
+            if task.hit:
+                task.hit("stage.after")
+            reports.append(
+                EmitReport(
+                    shard=task.shard,
+                    segments=segments,
+                    outputs=outputs,
+                    reasons=_reasons(repair),
+                    groups=done.groups,
+                    windows=done.windows,
+                )
+            )
+        return reports
+
+
+def _reasons(repair: windows.Repair) -> dict[str, int]:
+    found = Counter(dict(repair.done.rows["__reason"].value_counts().iter_rows()))
+    found.update(supersede=repair.done.superseded.height)
+    return {why: n for why, n in found.items() if n}
+
+
+def why_lost(logic: Logic) -> str | None:
+    """Why windows that the target holds cannot be put together with more rows; None if they can."""
+    if logic.is_session and logic.dynamic:
+        return (
+            "its session left the state, and of a session whose rows bring their own gaps the last event is not stored"
+        )
+    lost = stored.lost(logic.aggs)
+    if not lost:
+        return None
+    return f"its window left the state, and what it was aggregated from is not stored for {', '.join(lost)}"
+
+
+def stored_windows(logic: Logic, target: Readable, ranges: pl.DataFrame) -> pl.DataFrame:
+    """What the target holds in these ranges, as `windows.backdated.repair` takes it."""
+    window = logic.window
+    rows = target.stored(ranges.drop("__kh"), window.window_start_column)
+    rows = normalised(rows, list(logic.keys))
+    start, end = (pl.col(c).dt.timestamp("us") for c in (window.window_start_column, window.window_end_column))
+    times = rows.select(
+        start.alias("__start"),
+        end.alias("__end"),
+        (pl.col("_revision") if window.emit_metadata else pl.lit(1, pl.Int64)).alias("__rev"),
+    )
+    parts = [rows.select(logic.key_names), times, stored.accumulators(logic.aggs, rows)]
+    found = pl.concat([p for p in parts if p.width], how="horizontal")
+    return found.select(key_hash(found, logic.keys), pl.all())

@@ -1,0 +1,319 @@
+"""Dead letters once more through the pipeline.
+
+    letters ─ not replayed yet ─┬─ bad rows ──▶ event time ─▶ SQL ─▶ an ordinary epoch; what is bad again is not part of it
+                                └─ late rows ─▶ event time ─▶ SQL ─▶ windows.replay ─▶ an epoch of corrections
+                                                     target: stored windows ─┘
+
+Either epoch is a commit like any other, with its staged output, and names the letters that are in it: after a crash it is
+rolled forward, and nothing is applied twice. No letter moves a watermark. What cannot be applied stays the letter it is, and
+the commit counts that it was tried (see `replay.tries`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from slackwater.engine.driver import Driver
+from slackwater.errors import StartError
+from slackwater.operators import fitting
+from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN_FIELDS, UNPUBLISHED
+from slackwater.replay.corrections import Corrections
+from slackwater.replay.tries import Ledger, applied_lines
+from slackwater.sources.base import Batch, Replayed
+from slackwater.targets.base import Readable
+from slackwater.windows.logic import Logic
+from slackwater.windows.panes import late_before
+
+Payload = Callable[[pl.DataFrame], Mapping[str, Any]]  # letters with `__letter` -> rows per source, for the engine
+
+_ORIGIN = [f.name for f in ORIGIN_FIELDS]
+
+GONE = "no row with its event time comes out of the SQL any more"
+NO_ROW = "its source gives no row for it"
+DROPPED = 'it is late by now, and late_data = "drop" would drop it; set late_data = "dlq" and replay again'
+NO_GAP = "rows without a usable gap are known behind the SQL only, which may have made several of one; send them again"
+UNFIT = "rows that the target or the state cannot hold are known behind the SQL only; correct them and send them again"
+RESULT = "results that their target did not take, set aside by outbox set-aside; they are no rows of a source"
+_LEFT = {BAD_GAP: NO_GAP, **dict.fromkeys(fitting.REASONS, UNFIT), UNPUBLISHED: RESULT}
+UNCLEAR = "the SQL makes several rows of it, and which of them were late is not known"
+
+
+@dataclass
+class Outcome:
+    """What a replay did, in letters: applied, and left with the reason; windows written and taken back."""
+
+    applied: int = 0
+    left: Counter[str] = field(default_factory=Counter)
+    before: int = 0  # replayed earlier
+    reasons: Counter[str] = field(default_factory=Counter)  # of what was emitted: late, supersede, …
+    renewed: Counter[str] = field(default_factory=Counter)  # new letters in the place of applied ones, by reason
+    refused: int = 0  # rows of applied letters that a bound refused
+
+
+# -- which letters ---------------------------------------------------------------------------------------------------
+
+
+def pending(letters: pl.DataFrame, ledger: Ledger) -> tuple[pl.DataFrame, int]:
+    """The letters (columns of LETTER) that no commit names as applied, with `__id`, and how many one does.
+
+    Those that were tried least come first, of these the oldest: what cannot be read does not keep others from their turn.
+    """
+    found = ledger.judged(letters)
+    todo = found.filter(~pl.col("__applied")).drop("__applied")
+    todo = todo.sort("__tries", "epoch", "event_time", "__id", nulls_last=False, maintain_order=True)
+    return todo, found.height - todo.height
+
+
+def _first(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
+    """About so many of the pending letters, the oldest; equal ones stay together."""
+    if limit is None:
+        return letters
+    same = ["epoch", "__id"]
+    return letters.join(letters.head(limit).select(same).unique(), on=same, how="semi", maintain_order="left")
+
+
+def _ledger(driver: Driver) -> Ledger:
+    return Ledger.of(driver.state, driver.store.read_list)
+
+
+def _replayed(driver: Driver, applied: pl.DataFrame, left: pl.DataFrame) -> Replayed:
+    """Put aside which letters the next epoch applies, and which it tried and leaves; its commit names the lists."""
+    epoch, store = driver.state.epoch + 1, driver.store
+    tries = _ledger(driver).with_tries(left, [applied])
+    record = store.stage_list(epoch, applied_lines(applied)) if applied.height else None
+    return Replayed(record, applied.height, store.stage_list(epoch, tries) if tries else None)
+
+
+# -- bad rows --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Judged:
+    """Letters of bad rows that can be used now, and those that cannot, with `__why`."""
+
+    good: pl.DataFrame
+    bad: pl.DataFrame
+
+
+def bad_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> Outcome:
+    """Rows that could not be used, as an ordinary epoch. What is bad again stays the letter that it is, tried once more."""
+    if letters.is_empty():
+        return Outcome()
+    judged = _judged(driver, letters, payload)
+    if judged.good.height and not _keeps(driver):
+        judged = _without_late(driver, judged, payload)
+    found = Outcome(applied=judged.good.height, left=Counter(dict(judged.bad["__why"].value_counts().iter_rows())))
+    tried = judged.bad.drop("__why")
+    if judged.good.is_empty():
+        if not dry:
+            driver.note(_replayed(driver, judged.good, tried))
+        return found
+    if dry:
+        outcome = driver.rehearse(_batch(judged.good, payload))
+        found.renewed = sum((Counter(s.reasons) for s in outcome.letters), Counter())
+        found.refused = sum(r.refused for r in outcome.reports)
+        return found
+    before, refused = Counter(driver.state.counters.get("letters", {})), driver.state.counters.get("rows_refused", 0)
+    driver.run_batch(_batch(judged.good, payload, _replayed(driver, judged.good, tried)), 0)
+    found.renewed = Counter(driver.state.counters.get("letters", {})) - before
+    found.refused = driver.state.counters.get("rows_refused", 0) - refused
+    return found
+
+
+def _batch(letters: pl.DataFrame, payload: Payload, replayed: Replayed | None = None) -> Batch:
+    rows = payload(_numbered(letters)[0])
+    return Batch(None, {}, {name: frame.drop("__letter") for name, frame in rows.items()}, replayed=replayed)
+
+
+def _numbered(letters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The letters to read, with `__letter`, and the number of every letter: a record of a topic is there once, however often
+    its letter is."""
+    once = pl.col("offset").is_null() | pl.struct("epoch", "__id").is_first_distinct()
+    read = letters.filter(once).with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__letter"))
+    return read, read.select("epoch", "__id", "__letter")
+
+
+def _judged(driver: Driver, letters: pl.DataFrame, payload: Payload) -> _Judged:
+    """Read the letters once more, as an epoch would, and tell those that are bad again. Equal ones share their fate."""
+    read, numbers = _numbered(letters)
+    rows = driver.engine.decoded(payload(read), driver.hooks.clock_us())
+    verdict = rows.group_by("__letter").agg(
+        pl.col("__bad").drop_nulls().first().alias("__bad"), pl.len().alias("__rows")
+    )
+    why = (
+        pl.when(pl.col("__rows").is_null())
+        .then(pl.lit(NO_ROW))
+        .when(pl.col("__bad").is_not_null())
+        .then(pl.format("bad again: {}", "__bad"))
+        .alias("__why")
+    )
+    judged = numbers.join(verdict, on="__letter", how="left").select("epoch", "__id", why)
+    judged = judged.group_by("epoch", "__id").agg(pl.col("__why").drop_nulls().first())
+    found = letters.join(judged, on=["epoch", "__id"], how="left", maintain_order="left")
+    return _Judged(found.filter(pl.col("__why").is_null()).drop("__why"), found.filter(pl.col("__why").is_not_null()))
+
+
+def _keeps(driver: Driver) -> bool:
+    """Whether a row that is late leaves something behind: a letter, or a result of its own."""
+    return driver.pipeline.keeps_late or driver.windows.window.late_data == "standalone"
+
+
+def _without_late(driver: Driver, judged: _Judged, payload: Payload) -> _Judged:
+    """`late_data = "drop"`: what would be dropped as late stays a letter. Of sessions, which a row may still reach, all from
+    before the watermark stay, if any of them would be dropped."""
+    if not sum(r.late for r in driver.rehearse(_batch(judged.good, payload)).reports):
+        return judged
+    logic, watermark = driver.windows, driver.state.watermark_us
+    before = watermark if logic.is_session else late_before(logic, watermark)
+    read, numbers = _numbered(judged.good)
+    rows = driver.engine.again(payload(read), driver.hooks.clock_us(), driver.stage.capacity)
+    late = numbers.join(rows.filter(pl.col("__ts") < before).select("__letter").unique(), on="__letter", how="semi")
+    late, place = late.select("epoch", "__id").unique(), ["epoch", "__id"]
+    left = judged.good.join(late, on=place, how="semi", maintain_order="left").with_columns(
+        pl.lit(DROPPED).alias("__why")
+    )
+    good = judged.good.join(late, on=place, how="anti", maintain_order="left")
+    return _Judged(good, pl.concat([judged.bad, left]))
+
+
+# -- late rows -------------------------------------------------------------------------------------------------------
+
+
+def check_late(driver: Driver) -> None:
+    """Raise StartError if late rows cannot be applied: before anything is."""
+    target = driver.target
+    if not isinstance(driver.logic, Logic):
+        raise StartError(
+            f"{driver.pipeline.name}: late rows of a join cannot be replayed: the rows that they missed have left the state; "
+            "send them again, or choose others by --reason"
+        )
+    if not driver.pipeline.keeps_late:
+        raise StartError(
+            f'{driver.pipeline.name}: there are letters of late rows, and late_data = "{driver.windows.window.late_data}" does not '
+            'carry where a row came from through the SQL; set it back to "dlq" or "reopen", or choose others by --reason'
+        )
+    if not (target.upserts and isinstance(target, Readable)):
+        raise StartError(
+            f"{driver.pipeline.name}: late rows correct windows that the target holds, and {target.description} "
+            f"{'cannot be read here' if target.upserts else 'only ever adds rows'}; expected a Postgres table, or a Delta "
+            'table with mode = "merge"; nothing was replayed'
+        )
+
+
+def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> Outcome:
+    """Late rows, as corrections of windows; after `check_late`."""
+    target, found = driver.target, Outcome()
+    if letters.is_empty():
+        return found
+    assert isinstance(target, Readable)
+    every = letters
+    rows, letters = _rows(driver, letters, payload, found.left)
+    while True:  # once more for each time that something is left: a letter is applied as a whole
+        work = Corrections(driver, target, rows)
+        if work.refused.is_empty():
+            break
+        whole = letters.filter(pl.col("__group").is_in(work.refused["__group"].implode()))
+        why = work.refused.unique("__group", keep="first")
+        found.left.update(dict(whole.join(why, on="__group")["refused"].value_counts().iter_rows()))
+        rows = rows.filter(~pl.col("__group").is_in(whole["__group"].implode()))
+        letters = letters.filter(~pl.col("__group").is_in(whole["__group"].implode()))
+    found.applied = letters.height
+    found.reasons = work.reasons
+    if letters.height and not dry:
+        left = every.join(letters.select("epoch", "__id").unique(), on=["epoch", "__id"], how="anti")
+        driver.correct(work.staged, _replayed(driver, letters, left))
+    elif not dry:
+        driver.note(_replayed(driver, letters, every))
+    return found
+
+
+def _rows(
+    driver: Driver, letters: pl.DataFrame, payload: Payload, left: Counter[str]
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The rows that letters stand for, and the letters that have any; `__group`: same origin and event time.
+
+    One row of a source may be several late rows (the SQL may make several of it), and each has a letter: an origin goes
+    through the SQL once, and the rows that come out are matched with the letters by event time.
+    """
+    place = ["epoch", *_ORIGIN]
+    letters = letters.with_columns(
+        _dense(letters, place),
+        pl.col("event_time").dt.timestamp("us").alias("__ts"),
+    )
+    groups = letters.group_by("__letter", "__ts", maintain_order=True).agg(
+        pl.len().alias("__letters"),
+        pl.col("offset").first().is_not_null().alias("__once"),
+        pl.col("windows_missed").first().fill_null(1).cast(pl.Int64).alias("__missed"),
+    )
+    groups = groups.with_row_index("__group").with_columns(pl.col("__group").cast(pl.Int64))
+    once = payload(letters.unique("__letter", keep="first"))
+    again = driver.engine.again(once, driver.hooks.clock_us(), driver.stage.capacity)
+    rows = again.join(groups, on=["__letter", "__ts"])
+    seen = rows.group_by("__group").agg(pl.len().alias("__rows"), pl.col("__kh").n_unique().alias("__keys"))
+    groups = groups.join(seen, on="__group", how="left").with_columns(pl.col("__rows", "__keys").fill_null(0))
+    groups = groups.with_columns(_copies(driver.windows).alias("__copies"))
+    letters = letters.join(groups.select("__letter", "__ts", "__group", "__rows", "__copies"), on=["__letter", "__ts"])
+    for why, is_left in ((GONE, pl.col("__rows") == 0), (UNCLEAR, (pl.col("__rows") > 0) & (pl.col("__copies") == 0))):
+        count = letters.filter(is_left).height
+        left.update({why: count} if count else {})
+    rows = rows.join(groups.select("__group", "__copies"), on="__group").filter(pl.col("__copies") > 0)
+    return _repeated(rows), letters.filter(pl.col("__copies") > 0)
+
+
+def _dense(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
+    """Number the distinct rows 0, 1, …"""
+    numbers = frame.select(columns).unique(maintain_order=True).with_row_index("__letter")
+    found = frame.select(columns).join(numbers, on=list(columns), how="left", nulls_equal=True, maintain_order="left")
+    return found["__letter"].cast(pl.Int64)
+
+
+def _copies(logic: Logic) -> pl.Expr:
+    """How often each row of a group was late, 0 where that is not known.
+
+    Equal rows of a file have equal letters. A record of a topic is there once, however often its letter is.
+    """
+    letters, rows, once = pl.col("__letters"), pl.col("__rows"), pl.col("__once")
+    alike = (
+        pl.lit(True) if not logic.is_session else pl.col("__keys") == 1
+    )  # then all rows of the group were late, or none
+    even = (rows > 0) & (letters % rows.clip(1) == 0)
+    return (
+        pl.when((rows == 1) | (alike & even))
+        .then(pl.when(once).then(1).otherwise(letters // rows.clip(1)))
+        .when(once & (letters == rows))
+        .then(1)
+        .otherwise(0)
+        .cast(pl.Int64)
+    )
+
+
+def _repeated(rows: pl.DataFrame) -> pl.DataFrame:
+    times = rows["__copies"].to_numpy()
+    return rows[np.repeat(np.arange(rows.height), times)].drop("__copies")
+
+
+def replay(
+    driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool = False, limit: int | None = None
+) -> Outcome:
+    """Apply letters that were not applied before, the oldest first, at most `limit`; `dry`: only find out."""
+    todo, before = pending(letters, _ledger(driver))
+    todo = _first(todo, limit)
+    is_late, kept = pl.col("reason") == LATE, pl.col("reason").replace_strict(_LEFT, default=None)
+    if not todo.filter(is_late).is_empty():
+        check_late(driver)
+    bad = bad_rows(driver, todo.filter(~is_late & kept.is_null()), payload, dry)
+    late = late_rows(driver, todo.filter(is_late), payload, dry)
+    unclear = todo.filter(kept.is_not_null())
+    skipped = Counter(unclear.select(kept.alias("why"))["why"].to_list())
+    if unclear.height and not dry:
+        driver.note(_replayed(driver, unclear.clear(), unclear))
+    left = bad.left + late.left + skipped
+    return replace(
+        late, applied=bad.applied + late.applied, left=left, before=before, renewed=bad.renewed, refused=bad.refused
+    )

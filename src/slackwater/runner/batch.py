@@ -1,0 +1,306 @@
+"""The same windows and joins over batch DataFrames: one epoch that holds all rows, no store, nothing late.
+
+DataFrame ─▶ event time ─▶ SQL ─▶ input columns ─▶ shuffle by key ─▶ mapInArrow: fold, emit ─▶ DataFrame
+                                  (panes: partial aggregates)        a shard's rows at once
+
+All of it is a plan: nothing runs before the result is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce, wraps
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+from slackwater.config.connection import ConsoleConnection
+from slackwater.config.join import Join
+from slackwater.config.pipeline import Pipeline, Transform
+from slackwater.config.source import Source
+from slackwater.config.target import StateStore, Target
+from slackwater.config.window import Window
+from slackwater.core.schema import Field, arrow_schema
+from slackwater.core.words import plural
+from slackwater.engine.fold import late_text
+from slackwater.errors import BadRowError, ConfigError, StartError
+from slackwater.joins import step as joining
+from slackwater.joins.buffer import NoBuffers
+from slackwater.joins.logic import JoinLogic
+from slackwater.joins.slots import Slots
+from slackwater.operators.task import plain
+from slackwater.runner import assemble, border
+from slackwater.sources.base import CORRUPT
+from slackwater.sources.streams import FrameSource, in_session
+from slackwater.spark import session
+from slackwater.spark.engine import SparkEngine
+from slackwater.spark.workers import lifted
+from slackwater.windows import panes, sessions
+from slackwater.windows.aggregations import quote
+from slackwater.windows.family import family
+from slackwater.windows.logic import FAR, NO_WATERMARK, Logic, allowed_us, late_sample
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from slackwater.operators.base import Step
+
+Planned = ParamSpec("Planned")
+Fold = Callable[["pl.DataFrame"], "pl.DataFrame"]
+ROWS = "rows"  # what the only source of a window is called
+_UPTO = "__upto"  # hidden: the watermark at the end, the same in every row
+
+
+def _quietly(plan: Callable[Planned, DataFrame]) -> Callable[Planned, DataFrame]:
+    """Without Spark's log of an analysis that failed: what failed is raised, in a line of ours."""
+
+    @wraps(plan)
+    def planned(*args: Planned.args, **kwargs: Planned.kwargs) -> DataFrame:
+        from pyspark.sql import DataFrame
+
+        frame = next((a for a in (*args, *kwargs.values()) if isinstance(a, DataFrame)), None)
+        undo = border.hide_traces(frame.sparkSession) if frame is not None else None
+        try:
+            return plan(*args, **kwargs)
+        finally:
+            if undo is not None:
+                undo()
+
+    return planned
+
+
+@_quietly
+def batch(
+    df: DataFrame,
+    window: Window,
+    transform_sql: str | None = None,
+    flush: bool = True,
+    shards: int | None = None,
+    *,
+    on_error: str = "fail",
+    lookups: Mapping[str, DataFrame] | None = None,
+    name: str = "batch",
+) -> DataFrame:
+    """The windows of a batch DataFrame: the columns and rows that a pipeline would write, in no order between shards.
+
+    All rows are one epoch, so none is late, and the watermark then goes to the end of time: every window closes, with
+    `_emit_reason` `close` or `cap`. `flush=False` leaves out what the newest event (minus `lateness_ms`) does not close.
+    `transform_sql` reads the view `source`; `lookups` are DataFrames that it may join by name.
+
+    A shard's rows are in memory at once, and a key's rows are in one shard. `shards`: how many; by default Spark decides by
+    size (spark.sql.shuffle.partitions, and adaptive execution). Bounds of the state (`max_groups_per_window`) do not apply.
+
+    Rows without a usable event time or gap make the run fail, naming one, or are left out (`on_error="drop"`; not counted).
+    Raises ConfigError, StartError; the rest is found when Spark runs it.
+    """
+    update: dict[str, Any] = {"emit": "final" if window.late_data == "reopen" else "on_close", "crash_recovery": None}
+    if window.late_data != "reopen":  # which only says when a window is final; nothing comes late
+        update["late_data"] = "drop"
+    engine = _planned(name, {ROWS: df}, window.model_copy(update=update), transform_sql, on_error, lookups)
+    timed = engine.usable(ROWS, df)
+    rows = engine._lift(engine.columns(ROWS, timed, None), tagged=False)
+    if not flush:
+        behind = 1000 * window.lateness_ms + (allowed_us(window) if window.emit == "final" else 0)
+        newest = (
+            engine.timed(ROWS, df)
+            .where("__bad IS NULL")
+            .selectExpr(f"max(unix_micros(_event_ts)) - {behind}L AS {_UPTO}")
+        )
+        rows = rows.crossJoin(newest.hint("broadcast"))
+    return _over_shards(rows, shards, engine.logic, _windows(engine.windows), df)
+
+
+@_quietly
+def batch_join(
+    left: DataFrame,
+    right: DataFrame,
+    join: Join,
+    shards: int | None = None,
+    *,
+    on_error: str = "fail",
+    lookups: Mapping[str, DataFrame] | None = None,
+    name: str = "batch",
+) -> DataFrame:
+    """The join of two batch DataFrames: the columns and rows that a pipeline would write, in no order between shards.
+
+    No row is late, and every outer row without a partner comes out. `join.left_sql` and `right_sql` read the view `source`.
+    The rest is as in `batch`; `max_rows_per_key` does not apply.
+    """
+    join = join.model_copy(update={"late_data": "drop", "allowed_lateness_ms": None, "crash_recovery": None})
+    frames = {join.left_source: left, join.right_source: right}
+    engine = _planned(name, frames, join, None, on_error, lookups)
+    sides = [engine.columns(source, engine.usable(source, frame), None) for source, frame in frames.items()]
+    assert isinstance(engine.logic, JoinLogic)
+    logic = replace(engine.logic, max_rows_per_key=None)
+    return _over_shards(reduce(lambda a, b: a.unionByName(b), sides), shards, logic, _pairs(logic), left)
+
+
+# -- the plan --------------------------------------------------------------------------------------------------------
+
+
+class _Planner(SparkEngine):
+    """Plans what the streaming engine plans for an epoch."""
+
+    clock_us: int = 0
+
+    def timed(self, name: str, frame: DataFrame) -> DataFrame:
+        """Rows with `_event_ts` and `__bad`."""
+        latest = self.clock_us + self.pipeline.transform.step.max_future_ms * 1000
+        return self._timed(name, in_session(self.session, frame), self.clock_us, latest)
+
+    def usable(self, name: str, frame: DataFrame) -> DataFrame:
+        """The rows that have an event time; the others fail the run, or are left out."""
+        from pyspark.sql import functions as F  # noqa: N812 — Spark's own name for it
+
+        timed = self.timed(name, frame)
+        if self.pipeline.transform.on_error == "drop":
+            return timed.where("__bad IS NULL")
+        step = self.pipeline.transform.step
+        keys = step.group_by if isinstance(step, Window) else (*step.left_keys, *step.right_keys)
+        shown = [c for c in frame.columns if c == CORRUPT or c in step.event_time_column or c in keys]
+        message = F.concat(
+            F.lit(f'{self.pipeline.name}: bad row of "{name}": '),
+            F.col("__bad"),
+            F.lit(f' in "{step.event_time_column}": '),
+            F.to_json(F.struct(*(quote(c) for c in shown or frame.columns))),
+            F.lit('; correct the input, or give on_error="drop" to leave such rows out'),
+        )
+        fits = F.when(F.col("__bad").isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
+        # not deterministic, as far as Spark knows: else conditions of the SQL would be tried first, and hide bad rows
+        return timed.where(fits & (F.monotonically_increasing_id() >= 0))
+
+    def columns(self, name: str, usable: DataFrame, tag: int | None) -> DataFrame:
+        """The columns that go to the shards."""
+        from slackwater.spark import analysis
+
+        if self.pipeline.transform.sql_of(name) is not None:
+            usable = usable.drop("__bad", CORRUPT)
+        out = analysis.run_sql(self.session, self.pipeline, name, usable)
+        rows = out.selectExpr(*self._columns(name, tag, None))
+        dropped = self.end is not None and self.pipeline.transform.on_error == "drop"
+        return rows.where("__end IS NOT NULL") if dropped else rows
+
+
+def _planned(
+    name: str,
+    frames: Mapping[str, DataFrame],
+    step: Window | Join,
+    sql: str | None,
+    on_error: str,
+    lookups: Mapping[str, DataFrame] | None,
+) -> _Planner:
+    """The checks that a pipeline makes at its start, over these DataFrames."""
+    if on_error not in ("fail", "drop"):
+        raise ConfigError(
+            [f'{name}: on_error: found "{on_error}", expected "fail" or "drop"; a batch has no dead letters']
+        )
+    for source, frame in frames.items():
+        if getattr(frame, "isStreaming", False):
+            raise StartError(f'{name}: "{source}" is a streaming DataFrame, expected a batch one; run it as a pipeline')
+        if not hasattr(frame, "_jdf"):
+            raise StartError(f'{name}: "{source}" is of Spark Connect, expected a DataFrame of a classic Spark session')
+    described = {"join": step} if isinstance(step, Join) else {"window": step, "sql": sql}
+    pipeline = Pipeline(
+        name=name,
+        sources=tuple(Source(name=source, dataframe=frame) for source, frame in frames.items()),
+        transform=Transform(**described, on_error=on_error),
+        target=Target(connection=ConsoleConnection()),
+        state_store=StateStore(kind="in_memory"),
+    )
+    own = session.private(next(iter(frames.values())).sparkSession, 1)
+    for view, frame in (lookups or {}).items():
+        in_session(own, frame).createOrReplaceTempView(view)
+    sources = [FrameSource(source, in_session(own, frame)) for source, frame in frames.items()]
+    times, logic = assemble.bind(pipeline, own, sources)
+    planner = _Planner(own, pipeline, logic, times, end=assemble.ends(pipeline, own, sources))
+    planner.clock_us = time.time_ns() // 1000
+    return planner
+
+
+def _over_shards(rows: DataFrame, shards: int | None, logic: Step, fold: Fold, given: DataFrame) -> DataFrame:
+    """Run `fold` over all rows of each shard; the result is a DataFrame of the caller's session."""
+    names = rows.columns
+    moved = rows.repartition("__kh") if shards is None else rows.repartition(shards, "__kh")
+    plain_names = moved.selectExpr(*(f"{quote(c)} AS c{i}" for i, c in enumerate(names)))
+    found = plain_names.mapInArrow(_task(names, list(logic.output), fold), _ddl(logic.output))
+    return in_session(given.sparkSession, found)
+
+
+def _ddl(fields: Sequence[Field]) -> str:
+    return ", ".join(f"{quote(f.name)} {f.type}" for f in fields)
+
+
+# -- what runs in the workers ------------------------------------------------------------------------------------------
+
+
+def _task(names: list[str], output: list[Field], fold: Fold) -> Any:
+    def shard(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        os.environ.setdefault("POLARS_MAX_THREADS", "1")
+        import polars as pl
+        import pyarrow as pa
+
+        given = list(batches)
+        if not given:
+            return
+        rows = pl.from_arrow(pa.Table.from_batches(given).rename_columns(names))
+        assert isinstance(rows, pl.DataFrame)
+        del given
+        found = fold(rows).select(f.name for f in output)
+        yield from found.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(arrow_schema(output)).to_batches(100_000)
+
+    return shard
+
+
+def _windows(logic: Logic) -> Fold:
+    def fold(rows: pl.DataFrame) -> pl.DataFrame:
+        import polars as pl
+
+        from slackwater.core.hashing import mix
+
+        upto = rows[_UPTO][0] if _UPTO in rows.columns else FAR
+        if logic.dynamic and rows["__end"].null_count():
+            _refuse(logic, rows.filter(rows["__end"].is_null()))
+        rows = lifted(logic, rows.drop(_UPTO, strict=False))
+        if logic.is_session:
+            done = sessions.ingest(logic, rows, logic.empty_state(), NO_WATERMARK)
+        else:
+            rows = rows.with_columns(pl.Series("__h", mix(rows["__kh"].to_numpy(), rows["__start"].to_numpy())))
+            done = panes.ingest(logic, rows, logic.empty_state(), NO_WATERMARK)
+        emitted = family(logic).emit(logic, done.state, NO_WATERMARK, upto, False)
+        return logic.sorted_output(logic.output_frame(emitted))
+
+    return fold
+
+
+def _refuse(logic: Logic, bad: pl.DataFrame) -> None:
+    sample = "; ".join(
+        late_text({k: plain(v) for k, v in s.items()}) for s in late_sample(bad, logic.key_names, "__ts")
+    )
+    raise BadRowError(
+        f"{logic.pipeline}: {plural(bad.height, 'bad row')} in a shard: gap_ms ({logic.window.gap_ms}) is NULL, not positive or not "
+        f'below max_session_duration_ms: {sample}; correct the expression, or give on_error="drop" to leave such rows out'
+    )
+
+
+def _pairs(logic: JoinLogic) -> Fold:
+    def fold(rows: pl.DataFrame) -> pl.DataFrame:
+        import polars as pl
+
+        slots, output = Slots.between(logic), list[pl.DataFrame]()
+        new = {side.which: slots.apart(rows, side.which, ["__kh", "__ts"]) for side in logic.sides}
+        done = joining.ingest(logic, new, NoBuffers(), NO_WATERMARK, 0, output.append)
+        for side in logic.sides:
+            lonely = done.changes[side.which].rows.filter(~pl.col("__matched"))
+            if side.outer and lonely.height:
+                output.append(logic.alone(side.which, lonely))
+        schema = {f.name: f.polars for f in logic.output}
+        return (
+            logic.sorted_output(pl.concat([f.select(list(schema)) for f in output]))
+            if output
+            else pl.DataFrame(schema=schema)
+        )
+
+    return fold

@@ -1,0 +1,161 @@
+"""The way out for an epoch that was committed and that its target never takes: its rows are kept elsewhere, and the next goes on.
+
+committed, not published ─┬─ retry      as a start does it
+                          └─ set aside  rows ─▶ dead letters ("not published"), or files ─▶ noted as published
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.core.capacity import capacity_of
+from slackwater.core.dead_letter import LETTER
+from slackwater.core.words import plural
+from slackwater.errors import StartError
+from slackwater.operators.dead_letters import UNPUBLISHED, holding
+from slackwater.runner.assemble import aside_of, letters_of, store_of
+from slackwater.state.edit import no_state
+from slackwater.state.protocol import Manifest, StateStore
+from slackwater.targets.kafka_rows import json_objects
+
+log = logging.getLogger("slackwater")
+
+
+class Waiting(NamedTuple):
+    """What an epoch that is not published holds. `letters`: its own dead ones."""
+
+    epoch: int
+    committed_us: int
+    rows: pl.DataFrame
+    letters: int
+
+
+def waiting(pipeline: Pipeline, limit: int) -> Waiting | None:
+    """The epoch that waits to be published, with at most `limit` of its rows; None if there is none. Takes no lock."""
+    store = store_of(pipeline)
+    with store.peek() as found:
+        if found is None:
+            raise no_state()
+        manifest = found.manifest
+        if not manifest.staged or found.published >= manifest.epoch:
+            return None
+        rows = _rows(store, manifest)
+    return Waiting(manifest.epoch, manifest.committed_us, rows, sum(o.rows for o in manifest.letters))
+
+
+def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
+    """Keep what an epoch holds in the dead letters, or in files in `to`, and note it as published; needs the runner's lock.
+
+    Returns where it is now. Repeated after a crash it changes nothing. Raises StartError, LockHeldError, PublishError.
+    """
+    if to is None and pipeline.dead_letter is None:
+        raise StartError(
+            f"{pipeline.name}: rows are set aside in the dead letters, and the config has no [dead_letter]; add one, or name a "
+            "directory for them: --to DIR"
+        )
+    with held(pipeline, epoch) as (store, manifest):
+        rows = _rows(store, manifest)
+        letters = pl.concat([store.output(o) for o in manifest.letters]) if manifest.letters else None
+        place = _to_letters(pipeline, manifest, rows, letters) if to is None else _to_files(to, manifest, rows, letters)
+        store.note_published(epoch)
+        if store.published() < epoch:
+            raise StartError(
+                f"{pipeline.name}: epoch {epoch} is set aside in {place} and could not be noted; repeat this"
+            )
+    log.warning(
+        "%s: epoch %d was set aside: %s now in %s",
+        pipeline.name,
+        epoch,
+        plural(rows.height, "row is", "rows are"),
+        place,
+    )
+    return place
+
+
+@contextmanager
+def held(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateStore, Manifest]]:
+    """The store, locked, and its latest commit, which is that epoch and waits. Raises StartError, LockHeldError."""
+    store = store_of(pipeline)
+    if store.written() is None:
+        raise no_state()
+    latest = store.open()
+    try:
+        if latest is None:
+            raise no_state()
+        check(pipeline, latest, store.published(), epoch)
+        yield store, latest
+    finally:
+        store.close()
+
+
+def check(pipeline: Pipeline, latest: Manifest, published: int, epoch: int) -> None:
+    """Raise StartError unless this epoch waits to be published."""
+    if not latest.staged or published >= latest.epoch:
+        raise StartError(
+            f"{pipeline.name}: no epoch waits to be published; the latest is {latest.epoch}, and all it had is out"
+        )
+    if epoch != latest.epoch:
+        raise StartError(
+            f"{pipeline.name}: epoch {epoch} does not wait to be published; the one that does is {latest.epoch}"
+        )
+
+
+def _rows(store: StateStore, manifest: Manifest) -> pl.DataFrame:
+    return pl.concat([store.output(o) for o in manifest.output]) if manifest.output else pl.DataFrame()
+
+
+def as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.DataFrame:
+    """Results as letters: the row as JSON, at the start of its window."""
+    at = next((c for c in rows.columns if c == "window_start" and isinstance(rows.schema[c], pl.Datetime)), None)
+    found = {
+        "reason": pl.lit(UNPUBLISHED),
+        "pipeline": pl.lit(pipeline),
+        "epoch": pl.lit(epoch),
+        "value": pl.lit(pl.Series(json_objects(rows), dtype=pl.Binary)),
+        "event_time": pl.lit(None) if at is None else pl.col(at),
+    }
+    return rows.select(found.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
+
+
+def _to_letters(pipeline: Pipeline, manifest: Manifest, rows: pl.DataFrame, own: pl.DataFrame | None) -> str:
+    """Both under markers of their own: what was written before a crash is not written again."""
+    of_rows, of_letters = aside_of(pipeline, manifest.state_id), letters_of(pipeline, manifest.state_id)
+    assert of_rows is not None
+    assert of_letters is not None
+    for target, frame in (
+        (of_rows, as_letters(rows, pipeline.name, manifest.epoch) if rows.height else None),
+        (of_letters, own),
+    ):
+        if frame is not None:
+            target.open()
+            try:
+                target.publish(manifest.epoch, holding(frame, capacity_of(target).times))
+            finally:
+                target.close()
+    return f"the dead letters ({of_rows.description})"
+
+
+def _to_files(to: Path, manifest: Manifest, rows: pl.DataFrame, own: pl.DataFrame | None) -> str:
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        for what, frame in (("rows", rows if rows.height else None), ("letters", own)):
+            if frame is not None:
+                path = to / f"{manifest.pipeline}-{manifest.epoch:09d}-{what}.parquet"
+                aside = path.with_suffix(".tmp")
+                frame.write_parquet(aside)
+                with aside.open("rb") as file:
+                    os.fsync(file.fileno())
+                aside.replace(path)
+    except OSError as error:
+        raise StartError(
+            f"--to {to}: {error.strerror}; nothing was changed; name a directory that can be written"
+        ) from None
+    return f'"{to.resolve()}"'

@@ -1,0 +1,184 @@
+"""What a run says of itself, line by line: at its start, per epoch, at its end.
+
+slackwater 0.1.0: clicks, state in files at "state", new; reads "events": …, from its first file; writes …
+starting Spark, which takes 5 to 30 s …
+Spark 4.3.0 is up after 6.1 s, local[2]
+pipeline=clicks epoch=0 rows=3 emitted=0 late=0 … rows_total=3 …
+clicks: ended after epoch 12, 34 s: …
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any
+
+from slackwater import explain
+from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.source import Source
+from slackwater.core.words import plural
+from slackwater.engine.status import Status
+from slackwater.runner import starting_offsets
+from slackwater.state.protocol import Manifest
+
+log = logging.getLogger("slackwater")
+
+_PARTITIONS = 8  # of a topic, named with their offsets
+
+
+def stamp(us: int | None) -> str:
+    """A time without spaces; `none` for None."""
+    if us is None:
+        return "none"
+    try:
+        return f"{dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us):%Y-%m-%dT%H:%M:%SZ}"
+    except OverflowError:
+        return f"{us}µs"
+
+
+# -- the start ---------------------------------------------------------------------------------------------------------
+
+
+def start(pipeline: Pipeline, latest: Manifest | None) -> str:
+    """Version, pipeline, state and its epoch, sources and where they go on, the target."""
+    epoch = "new" if latest is None else f"at epoch {latest.epoch}, committed {stamp(latest.committed_us)}"
+    sources = "; ".join(f'"{s.name}": {_what(pipeline, s)}, {_from(pipeline, s, latest)}' for s in pipeline.sources)
+    letters = "" if pipeline.dead_letter is None else "; bad or late rows to [dead_letter]"
+    return (
+        f"slackwater {version('slackwater')}: {pipeline.name}, {explain.state_text(pipeline)}, {epoch}; reads {sources}; "
+        f"results in {explain.target_text(pipeline)}{letters}"
+    )
+
+
+def _what(pipeline: Pipeline, source: Source) -> str:
+    connection = resolve(source.connection, pipeline.connections)
+    if source.dataframe is not None or connection is None:
+        return "a streaming DataFrame"
+    return f"{source.query} in {connection.kind}" if connection.kind != "files" else f"files {source.query}"
+
+
+def _from(pipeline: Pipeline, source: Source, latest: Manifest | None) -> str:
+    record = None if latest is None else latest.sources.get(source.name)
+    if record is None or (record.offsets is None and not record.rows):
+        return starting_offsets.place(pipeline, source)
+    if record.offsets is None:
+        return f"after {plural(record.rows, 'row')}"
+    if "segments" in record.offsets:
+        count = int(record.offsets.get("count", 0))
+        return f"after {count:,} file{'' if count == 1 else 's'}"
+    return f"from {_offsets(record.offsets)}"
+
+
+def _offsets(offsets: Mapping[str, Any]) -> str:
+    named = [f"{topic}-{part}:{at}" for topic, parts in offsets.items() for part, at in parts.items()]
+    more = len(named) - _PARTITIONS
+    return "offsets " + " ".join(named[:_PARTITIONS]) + (f" and {more} more partitions" if more > 0 else "")
+
+
+# -- epochs ------------------------------------------------------------------------------------------------------------
+
+
+def line(status: Status) -> str:
+    """A status as one line of key=value: what this epoch did, what is there now, and since the state began (`…_total`)."""
+    c = status.counters
+    sources = " ".join(
+        f"watermark[{s.name}]={stamp(s.watermark_us)}{'(idle)' if s.idle else ''}" for s in status.sources
+    )
+    progress = f" files={status.files_done}/{status.files_total}" if status.files_total else ""
+    return (
+        f"pipeline={status.pipeline} epoch={status.epoch} rows={status.rows} rows_per_s={status.rows_per_second:.0f} "
+        f"emitted={status.emitted} late={status.late} {_held(status)} state_bytes={status.state_bytes} "
+        f"watermark={stamp(status.watermark_us)} {sources} rows_total={c.rows_in} emitted_total={c.rows_emitted} "
+        f"late_total={c.rows_late} bad_total={c.rows_bad} refused_total={c.rows_refused}{progress}"
+    )
+
+
+def _held(status: Status) -> str:
+    if status.buffered:
+        return " ".join(f"buffered_{side}={held.rows}" for side, held in status.buffered.items())
+    return f"open_windows={status.windows_active}"
+
+
+class Lines:
+    """Log lines of epochs: one per `every` seconds at most, besides the first, the last and those that emitted or lost something."""
+
+    def __init__(self, every: float = 1.0) -> None:
+        self._every, self._last = every, -math.inf
+        self._held_back: Status | None = None
+
+    def status(self, status: Status) -> None:
+        now = time.monotonic()
+        if now - self._last < self._every and not (status.emitted or status.late):
+            self._held_back = status
+            return
+        self._last, self._held_back = now, None
+        log.info("%s", line(status))
+
+    def close(self) -> None:
+        if self._held_back is not None:
+            log.info("%s", line(self._held_back))
+            self._held_back = None
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+def end(pipeline: Pipeline, status: Status | None, seconds: float) -> str:
+    """What a run that ended says in one line of a log."""
+    if status is None:
+        return f"{pipeline.name}: ended after {seconds:.0f} s; nothing new, nothing committed"
+    c = status.counters
+    left = f"{status.windows_active:,} open"
+    if status.buffered:
+        left = " and ".join(f"{held.rows:,} {side}" for side, held in status.buffered.items()) + " buffered"
+    return (
+        f"{pipeline.name}: ended after {seconds:.0f} s at epoch {status.epoch}; rows in all: {c.rows_in:,} in, "
+        f"{c.rows_used:,} used, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad; "
+        f"{c.rows_emitted:,} emitted, {left}; results in {explain.target_text(pipeline)}"
+    )
+
+
+def committed(state: Manifest | None) -> str:
+    """What was committed last, as a sentence."""
+    if state is None or state.epoch < 0:
+        return "nothing was committed yet"
+    return f"epoch {state.epoch} was committed last, at {stamp(state.committed_us)}"
+
+
+# -- to whom -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def heard() -> Iterator[Callable[[str, str], None]]:
+    """The log as the place of notices. Where nobody configured logging, lines go to standard error for this time."""
+    handler = None
+    level, propagate = log.level, log.propagate
+    if not log.hasHandlers():
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(handler)
+        log.propagate = False  # the root may get a handler meanwhile
+        if level == logging.NOTSET:
+            log.setLevel(logging.INFO)
+    try:
+        yield notice
+    finally:
+        if handler is not None:
+            log.removeHandler(handler)
+            log.setLevel(level)
+            log.propagate = propagate
+
+
+def notice(level: str, text: str) -> None:
+    log.log(logging.WARNING if level == "warning" else logging.INFO, "%s", text)
+
+
+class _Formatter(logging.Formatter):
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 — logging's name
+        return f"{dt.datetime.fromtimestamp(record.created, dt.UTC):%Y-%m-%dT%H:%M:%S}Z"

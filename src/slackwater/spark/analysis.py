@@ -1,0 +1,272 @@
+"""What is checked at start, with Spark's analyser and before any data is read: schemas, event time, the SQL.
+
+The SQL pre-stage must be row-wise: what it says about a row may depend on that row and on lookups only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.core.schema import Field
+from slackwater.errors import StartError
+from slackwater.operators.dead_letters import ORIGIN, ORIGIN_TYPE
+from slackwater.sources.base import CORRUPT, reason
+from slackwater.sources.times import UTC
+from slackwater.spark import origin
+from slackwater.spark.epoch_sql import end_sql, event_time_sql
+from slackwater.windows.aggregations import quote
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# plan nodes and expressions that look beyond the row, and how a user knows them
+_NODES = {
+    "Aggregate": "an aggregate (GROUP BY, count(), …)",
+    "Distinct": "DISTINCT",
+    "Deduplicate": "DISTINCT",
+    "GlobalLimit": "LIMIT",
+    "LocalLimit": "LIMIT",
+    "Offset": "OFFSET",
+    "Tail": "LIMIT",
+    "Sort": "ORDER BY",
+    "Window": "a window function (OVER)",
+    "Intersect": "INTERSECT",
+    "Except": "EXCEPT",
+    "Sample": "TABLESAMPLE",
+    "Pivot": "PIVOT",
+}
+_EXPRESSIONS = {
+    "ScalarSubquery": "a subquery",
+    "Exists": "a subquery (EXISTS)",
+    "ListQuery": "a subquery (IN)",
+    "InSubquery": "a subquery (IN)",
+    "LateralSubquery": "a lateral subquery",
+    "Rand": "rand()",
+    "Randn": "randn()",
+    "RandStr": "randstr()",
+    "Uniform": "uniform()",
+    "Uuid": "uuid()",
+    "Shuffle": "shuffle()",
+    "CurrentTimestamp": "current_timestamp()",
+    "CurrentTimestampLike": "current_timestamp()",
+    "Now": "now()",
+    "CurrentDate": "current_date()",
+    "CurrentTime": "current_time()",
+    "LocalTimestamp": "localtimestamp()",
+    "UnixTimestamp$": "unix_timestamp()",
+    "MonotonicallyIncreasingID": "monotonically_increasing_id()",
+    "SparkPartitionID": "spark_partition_id()",
+    "InputFileName": "input_file_name()",
+}
+
+
+CLOCK = "PROCESSING"  # stands for an event time: the epoch's clock reading
+
+
+def fields_of(frame: DataFrame) -> dict[str, Field]:
+    """The columns of a DataFrame with their types."""
+    return {f.name: Field(f.name, f.dataType.simpleString()) for f in frame.schema.fields if f.name != CORRUPT}
+
+
+def empty(session: SparkSession, frame: DataFrame) -> DataFrame:
+    """A batch DataFrame without rows and with the same columns."""
+    return session.createDataFrame([], frame.schema)
+
+
+def time_expression(
+    pipeline: Pipeline, session: SparkSession, source: str, frame: DataFrame, has_clock: bool = False
+) -> str:
+    """The event-time expression of a source as Spark SQL that yields a TIMESTAMP. `frame` has the source's columns.
+
+    `has_clock`: where none is named, it is the epoch's clock reading (`CLOCK`).
+    """
+    step = pipeline.transform.step
+    where = f'{pipeline.name}: source "{source}"'
+    columns = list(fields_of(frame))
+    if step.time_mode == "processing":
+        return CLOCK
+    text = step.event_time_column
+    if text == "_event_ts" and text not in columns and has_clock:
+        return CLOCK
+    expression = quote(text) if text in columns else text
+    try:
+        field = empty(session, frame).selectExpr(f"{expression} AS t").schema.fields[0]
+    except Exception as error:
+        raise StartError(
+            f'{where}: event_time_column "{text}" is neither a column nor a valid expression ({_fact(error)}); '
+            f"there are: {', '.join(columns)}"
+        ) from None
+    type_ = Field("t", field.dataType.simpleString())
+    zone = step.event_time_zone or UTC
+    return event_time_sql(expression, type_, step.event_time_unit, f'{where}: event_time_column "{text}"', zone)
+
+
+def _fact(error: Exception) -> str:
+    """What an error says without its list of names, where all names are told behind it."""
+    return re.sub(r"\s*Did you mean one of the following\?.*$", "", reason(error))
+
+
+def run_sql(
+    session: SparkSession, pipeline: Pipeline, source: str, rows: DataFrame, sql: str | None = None
+) -> DataFrame:
+    """The SQL pre-stage over a source's rows that carry `_event_ts`; the rows themselves where the config has no SQL.
+
+    `sql` is run in its place: it carries `_origin`.
+    """
+    given = pipeline.transform.sql_of(source)
+    if given is None:
+        return rows
+    rows.createOrReplaceTempView("source")
+    return session.sql(sql or given)
+
+
+def check_sql(session: SparkSession, pipeline: Pipeline, source: str, frame: DataFrame) -> dict[str, Field]:
+    """Analyse the SQL over a source's columns and return the columns that come out. Raises StartError by name."""
+    where = f'{pipeline.name}: source "{source}": {pipeline.transform.sql_key(source)}'
+    rows = _own_view(session, pipeline, source, frame)
+    try:
+        out = run_sql(session, pipeline, source, rows)
+    except Exception as error:
+        raise StartError(f"{where}: {_fact(error)}; there are: {', '.join(rows.columns)}") from None
+    found = forbidden(out)
+    if found:
+        raise StartError(
+            f"{where} must be row-wise, it uses {', '.join(sorted(found))}; filter, project and join lookups there"
+            + ("" if pipeline.transform.window is None else ", and describe aggregation in [transform.window]")
+        )
+    own = ORIGIN if _selects_origin(pipeline, source) else None
+    fields = {name: field for name, field in fields_of(out).items() if name != own}
+    if "_event_ts" not in fields:
+        raise StartError(
+            f'{where} does not select "_event_ts", the event time; add it to the SELECT; it selects: {", ".join(fields)}'
+        )
+    if fields["_event_ts"].type != "timestamp":
+        raise StartError(
+            f'{where} selects "_event_ts" as {fields["_event_ts"].type}, expected timestamp; select it unchanged'
+        )
+    return fields
+
+
+def end_expression(pipeline: Pipeline, session: SparkSession, source: str, frame: DataFrame) -> str:
+    """How far a row reaches (µs), by the gap that it brings: SQL over the output of the pre-stage, NULL for a bad gap.
+
+    Raises StartError where `gap_ms` is no expression over it, or no length of time.
+    """
+    window = pipeline.transform.window
+    assert window is not None
+    out = run_sql(session, pipeline, source, _own_view(session, pipeline, source, frame))
+    where = f'{pipeline.name}: source "{source}": gap_ms "{window.gap_ms}"'
+    try:
+        type_ = out.selectExpr(f"({window.gap_ms}) AS g").schema.fields[0].dataType.simpleString()
+    except Exception as error:
+        raise StartError(
+            f"{where} is neither a duration nor a valid expression over the row ({_fact(error)}); there are: {', '.join(out.columns)}"
+        ) from None
+    return end_sql(f"({window.gap_ms})", Field("g", type_), window.max_session_duration_ms or 0, where)
+
+
+def check_origin(session: SparkSession, pipeline: Pipeline, source: str, frame: DataFrame) -> str | None:
+    """The SQL that lets `_origin` come out beside the columns of the config's own; None where there is no SQL.
+
+    For `late_data = "dlq"`, after `check_sql`. Raises StartError if neither the SQL as it is nor a rewritten one does.
+    """
+    where = f'{pipeline.name}: source "{source}"'
+    if ORIGIN in map(str.lower, frame.columns):
+        raise StartError(
+            f'{where} has a column "{ORIGIN}", under which late_data = "dlq" carries where a row came from; rename it'
+        )
+    given = pipeline.transform.sql_of(source)
+    if given is None:
+        return None
+    rows = _view(session, frame, with_origin=True)
+    plain = run_sql(session, pipeline, source, _own_view(session, pipeline, source, frame)).dtypes
+    wanted = [column for column in plain if column[0].lower() != ORIGIN]
+
+    def carries(sql: str) -> bool:
+        found = run_sql(session, pipeline, source, rows, sql).dtypes
+        return (ORIGIN, ORIGIN_TYPE) in found and [c for c in found if c[0] != ORIGIN] == wanted
+
+    try:
+        if _carries_already(carries, given):
+            return given
+        if origin.mentions(given):
+            raise origin.CannotCarryError("it selects it otherwise than unchanged, once")
+        rewritten = origin.carried(given)
+        if carries(rewritten):
+            return rewritten
+        why = "it does not come out unchanged"
+    except origin.CannotCarryError as error:
+        why = str(error)
+    except Exception as error:
+        why = reason(error)
+    raise StartError(
+        f'{where}: {pipeline.transform.sql_key(source)}: late_data = "dlq" needs the hidden column {ORIGIN} of source in the output, and it cannot be '
+        f"added ({why}); select {ORIGIN} yourself, in every SELECT from source to the outermost"
+    )
+
+
+def _carries_already(carries: Callable[[str], bool], sql: str) -> bool:
+    try:
+        return carries(sql)
+    except Exception:
+        return False  # as in: one branch of a UNION with SELECT *, which now has a column more than the other
+
+
+def _selects_origin(pipeline: Pipeline, source: str) -> bool:
+    return pipeline.carries_origin and origin.mentions(pipeline.transform.sql_of(source) or "")
+
+
+def _own_view(session: SparkSession, pipeline: Pipeline, source: str, frame: DataFrame) -> DataFrame:
+    """The view as the config's own SQL expects it: with `_origin` if it selects that itself."""
+    return _view(session, frame, with_origin=_selects_origin(pipeline, source))
+
+
+def _view(session: SparkSession, frame: DataFrame, with_origin: bool) -> DataFrame:
+    """The view `source`, without rows."""
+    more = [f"CAST(NULL AS {ORIGIN_TYPE}) AS {ORIGIN}"] if with_origin else []
+    rows = empty(session, frame).drop(CORRUPT, "_event_ts")
+    return rows.selectExpr("*", "CAST(NULL AS TIMESTAMP) AS _event_ts", *more)
+
+
+def forbidden(frame: DataFrame) -> set[str]:
+    """What in a DataFrame's plan looks beyond the row, as users call it."""
+    plan = json.loads(frame._jdf.queryExecution().analyzed().toJSON())
+    found: set[str] = set()
+    for node in _nodes(plan):
+        name = str(node.get("class", "")).rsplit(".", 1)[-1]
+        if name in _NODES:
+            found.add(_NODES[name])
+        if name in _EXPRESSIONS:
+            found.add(_EXPRESSIONS[name])
+        if name == "Join":
+            kind = str(node.get("joinType", {}).get("object", node.get("joinType", ""))).rsplit(".", 1)[-1].strip("$")
+            if kind in ("FullOuter", "RightOuter"):
+                found.add(f"{'FULL' if kind == 'FullOuter' else 'RIGHT'} OUTER JOIN (write source LEFT JOIN lookup)")
+    return found
+
+
+def _nodes(tree: Any) -> list[Mapping[str, Any]]:
+    """Every object of a plan's JSON, whatever it is nested in."""
+    if isinstance(tree, list):
+        return [n for item in tree for n in _nodes(item)]
+    if isinstance(tree, dict):
+        return [tree, *(n for value in tree.values() for n in _nodes(value))]
+    return []
+
+
+def check_same_columns(pipeline: Pipeline, outputs: Mapping[str, Mapping[str, Field]], needed: list[str]) -> None:
+    """With several sources, the columns that the window uses must have one type everywhere."""
+    (first, expected), *others = outputs.items()
+    for name, columns in others:
+        for column in needed:
+            a, b = expected.get(column), columns.get(column)
+            if a and b and a.type == b.type:
+                continue
+            raise StartError(
+                f'{pipeline.name}: column "{column}" is {a.type if a else "missing"} in source "{first}" and '
+                f'{b.type if b else "missing"} in source "{name}"; expected the same columns from every source: cast or rename in the SQL'
+            )

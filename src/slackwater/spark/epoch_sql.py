@@ -1,0 +1,140 @@
+"""The Spark SQL of an epoch: event time, the input columns, panes and partial aggregates. Strings only, no Spark."""
+
+from __future__ import annotations
+
+from slackwater.core import schema
+from slackwater.core.schema import Field
+from slackwater.errors import StartError
+from slackwater.joins.logic import JoinLogic
+from slackwater.joins.slots import Slots
+from slackwater.operators.dead_letters import ORIGIN
+from slackwater.sources import times
+from slackwater.windows.aggregations import normalised_sql, quote
+from slackwater.windows.logic import Logic
+from slackwater.windows.panes import pane_us
+
+_PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}
+
+
+def event_time_sql(expression: str, field: Field, unit: str | None, where: str, zone: str = times.UTC) -> str:
+    """A TIMESTAMP from the event-time expression; NULL where it cannot be read. `zone`: of clock readings without one.
+
+    Raises StartError for a type that is no time.
+    """
+    value = f"({expression})"
+    if field.type == "timestamp":
+        return value
+    if field.type in ("timestamp_ntz", "date"):
+        return times.in_zone(f"CAST({value} AS TIMESTAMP)", zone)
+    if field.type == "string":
+        return times.timestamp_sql(value, zone)
+    if field.base in schema.INTEGERS:
+        if unit is None:
+            raise StartError(f'{where} is {field.type}; set event_time_unit to "s", "ms", "us" or "ns"')
+        wide = f"CAST({value} AS BIGINT)"
+        if unit == "ns":
+            return f"timestamp_micros(({wide} - pmod({wide}, 1000L)) div 1000L)"
+        return f"timestamp_micros(try_multiply({wide}, {_PER_UNIT[unit]}L))"
+    raise StartError(f"{where} is {field.type}; expected a timestamp, a date, an ISO-8601 string or an integer")
+
+
+def end_sql(gap: str, field: Field, cap_ms: int, where: str) -> str:
+    """How far a row reaches (µs), from its gap; NULL where that is NULL, not positive or not below the cap.
+
+    A number is milliseconds, text is an interval as Spark writes one ("5 minutes"). Raises StartError for another type.
+    """
+    if field.base in schema.INTEGERS:
+        us = f"try_multiply(CAST({gap} AS BIGINT), 1000L)"
+    elif field.base in schema.NUMBERS:
+        us = f"try_cast({gap} * 1000 AS BIGINT)"
+    elif field.type == "string" or field.type.startswith("interval"):
+        length = f"try_cast({gap} AS INTERVAL)" if field.type == "string" else gap
+        us = f"unix_micros(TIMESTAMP'1970-01-01 00:00:00' + {length})"
+    else:
+        raise StartError(f'{where} is {field.type}; expected milliseconds, an interval, or text such as "5 minutes"')
+    return f"CASE WHEN {us} > 0 AND {us} < {cap_ms * 1000}L THEN unix_micros(_event_ts) + {us} END"
+
+
+def row_columns(logic: Logic, source: int | None, before: int | None = None, end: str | None = None) -> list[str]:
+    """The columns that go to the shards, per row: hash, time, keys, inputs of the aggregations; over the output of the SQL.
+
+    `before`: rows before this time (µs) take `_origin` along. `end`: SQL for how far a row reaches; those for which it is
+    NULL take `_origin` along, too.
+    """
+    keys = ", ".join(normalised_sql(k) for k in logic.keys)
+    columns = {
+        "__kh": f"xxhash64({keys})" if keys else "CAST(42 AS BIGINT)",
+        "__ts": "unix_micros(_event_ts)",
+        **{k.name: normalised_sql(k) for k in logic.keys},
+        **{i.field.name: i.sql for i in logic.inputs},
+    }
+    if source is not None:
+        columns["__src"] = f"CAST({source} AS INT)"
+    if end is not None:
+        columns["__end"] = end
+    if before is not None:
+        bad = "" if end is None else f" OR ({end}) IS NULL"
+        columns["__origin"] = f"CASE WHEN {earlier(before)}{bad} THEN {ORIGIN} END"
+    return [f"{sql} AS {quote(name)}" for name, sql in columns.items()]
+
+
+def side_columns(logic: JoinLogic, which: int, source: int | None, before: int | None = None) -> list[str]:
+    """The columns that go to the shards, per row of one side of a join; over the output of its SQL.
+
+    Equal keys get one hash whatever the width of their integers. `before`: as in `row_columns`.
+    """
+    side, other, slots = logic.sides[which], logic.sides[1 - which], Slots.between(logic)
+    keys = [
+        normalised_sql(k) if k.type == o.type else f"CAST({quote(k.name)} AS BIGINT)"
+        for k, o in zip(side.keys, other.keys, strict=True)
+    ]
+    mine = {slot: quote(f.name) for slot, f in slots.of[which]}
+    columns = {
+        "__kh": f"xxhash64({', '.join(keys)})",
+        "__ts": "unix_micros(_event_ts)",
+        "__side": f"CAST({which} AS TINYINT)",
+        **{s.name: mine.get(s.name, f"CAST(NULL AS {s.type})") for s in slots.columns},
+    }
+    if source is not None:
+        columns["__src"] = f"CAST({source} AS INT)"
+    if before is not None:
+        columns["__origin"] = f"CASE WHEN {earlier(before)} THEN {ORIGIN} END"
+    return [f"{sql} AS {quote(name)}" for name, sql in columns.items()]
+
+
+def earlier(than: int) -> str:
+    """Whether a row's time is before this one (µs), which changes with every epoch.
+
+    Spark writes a number into the code that it generates, and would compile each epoch's anew (0.3 s). An array is handed to
+    that code from outside; its index is always 1, which the optimiser does not see.
+    """
+    return f"unix_micros(_event_ts) < element_at(array({than}L), CAST(pmod(unix_micros(_event_ts), 1L) AS INT) + 1)"
+
+
+def late_columns(source: int | None) -> list[str]:
+    """What is asked about late rows of tumbling and hopping windows, over the output of the SQL."""
+    tag = [] if source is None else [f"CAST({source} AS INT) AS __src"]
+    return ["unix_micros(_event_ts) AS __start", ORIGIN, *tag]
+
+
+def pane_columns(logic: Logic) -> list[str]:
+    """For tumbling and hopping windows: the row's columns and the start of its pane."""
+    pane, offset = pane_us(logic), logic.offset_us
+    return ["*", f"__ts - pmod(__ts - {offset}L, {pane}L) AS __start"]
+
+
+def pane_aggregates(logic: Logic) -> dict[str, str]:
+    """Partial accumulators per (keys, pane), how many rows they stand for and the first event time among these.
+
+    For windows that lift in SQL; `windows.panes.lift` does the same for the others.
+    """
+    lifted = {name: sql for agg in logic.aggs for name, sql in (agg.lift_sql("__ts") or {}).items()}
+    return {"__n": "count(1)", "__first": "min(__ts)", **lifted}
+
+
+def group_columns(logic: Logic, tagged: bool) -> list[str]:
+    return ["__kh", "__start", *(["__src"] if tagged else []), *logic.key_names]
+
+
+def shard_sql(shards: int) -> str:
+    return f"CAST(pmod(__kh, {shards}L) AS INT)"

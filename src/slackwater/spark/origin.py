@@ -1,0 +1,166 @@
+"""The SQL pre-stage with `_origin` carried through it, so that a late row can still be told from where it came.
+
+    SELECT user, _event_ts FROM source            ─▶  SELECT user, _event_ts, _origin FROM source
+    SELECT * FROM (SELECT user FROM source) AS s  ─▶  SELECT * EXCEPT (_origin), _origin FROM (SELECT user, _origin FROM source) AS s
+
+The text is the user's own: `sqlglot` parses it, to know which SELECT reads `source` (itself, by a CTE or a derived table);
+then `_origin` is written before the FROM of each of these, and nothing else is touched. Spark's analyser judges the result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from slackwater.operators.dead_letters import ORIGIN
+
+if TYPE_CHECKING:
+    from sqlglot import Token, exp
+
+_MARK = "__slackwater_select_"
+
+
+class CannotCarryError(Exception):
+    """Why `_origin` cannot be written into a text, as a clause of a sentence."""
+
+
+def mentions(sql: str) -> bool:
+    """Whether a user selects `_origin` themselves."""
+    return re.search(rf"(?<![\w]){ORIGIN}(?![\w])", sql, re.IGNORECASE) is not None
+
+
+def carried(sql: str) -> str:
+    """The SQL with `_origin` as the last column of every SELECT that reads `source`. Raises CannotCarryError."""
+    import sqlglot
+    from sqlglot.errors import SqlglotError
+
+    try:
+        selects = _selects(sqlglot.tokenize(sql, read="spark"))
+        marked = _insert(sql, [(s.at, f", 0 AS {_MARK}{n} ") for n, s in enumerate(selects)])
+        tree = sqlglot.parse_one(marked, read="spark")
+    except (SqlglotError, RecursionError):
+        raise CannotCarryError("the SQL cannot be parsed") from None
+    readers: dict[int, str | None] = {}
+    if not _visit(tree, {"source": True}, readers):
+        raise CannotCarryError("the SELECT that reads source is not found")
+    edits: list[tuple[int, str]] = []
+    for number, alias in readers.items():
+        edits.append((selects[number].at, f", {ORIGIN} "))
+        edits += [(s.at, s.text) for s in selects[number].stars if s.owner is None or s.owner == alias]
+    return _insert(sql, edits)
+
+
+def _insert(sql: str, edits: list[tuple[int, str]]) -> str:
+    for at, text in sorted(edits, reverse=True):
+        sql = sql[:at] + text + sql[at:]
+    return sql
+
+
+# -- where in the text -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Star:
+    """A `*` of a SELECT list: of which table (lower case; None: of all), and what leaves `_origin` out of it, and where."""
+
+    owner: str | None
+    at: int
+    text: str
+
+
+@dataclass
+class _Select:
+    """A SELECT with a FROM: where that begins, and the stars before it."""
+
+    at: int = -1
+    stars: list[_Star] = field(default_factory=list)
+
+
+def _selects(tokens: list[Token]) -> list[_Select]:
+    """The SELECTs that have a FROM, in the order of the text. A FROM belongs to the SELECT at its depth of parentheses."""
+    from sqlglot import TokenType as T
+
+    found: list[_Select] = []
+    open_: list[_Select | None] = [None]
+    for i, token in enumerate(tokens):
+        kind, here = token.token_type, open_[-1]
+        if kind == T.L_PAREN:
+            open_.append(None)
+        elif kind == T.R_PAREN and len(open_) > 1:
+            open_.pop()
+        elif kind == T.SELECT:
+            open_[-1] = _Select()
+        elif here is None:
+            continue
+        elif kind == T.FROM and tokens[i - 1].token_type != T.DISTINCT:  # IS DISTINCT FROM
+            here.at = token.start
+            found.append(here)
+            open_[-1] = None
+        elif kind == T.STAR and tokens[i + 1].token_type in (T.COMMA, T.FROM, T.EXCEPT):  # else: times
+            here.stars.append(_star(tokens, i))
+    return found
+
+
+def _star(tokens: list[Token], i: int) -> _Star:
+    from sqlglot import TokenType as T
+
+    owner = tokens[i - 2].text.lower() if tokens[i - 1].token_type == T.DOT else None
+    if [t.token_type for t in tokens[i + 1 : i + 3]] == [T.EXCEPT, T.L_PAREN]:
+        return _Star(owner, tokens[i + 2].end + 1, f"{ORIGIN}, ")
+    return _Star(owner, tokens[i].end + 1, f" EXCEPT ({ORIGIN})")
+
+
+# -- who reads `source` ----------------------------------------------------------------------------------------------
+
+
+def _visit(query: exp.Expr, known: Mapping[str, bool], readers: dict[int, str | None]) -> bool:
+    """Whether a query's rows come from `source`. `known`: the names that may be read, and whether these do.
+
+    Notes every SELECT that does: its number, and the name by which it knows these rows.
+    """
+    from sqlglot import exp
+
+    for cte in query.ctes if isinstance(query, exp.Query) else ():
+        known = {**known, cte.alias.lower(): _visit(cte.this, known, readers)}
+    if isinstance(query, exp.SetOperation):
+        sides = {_visit(side, known, readers) for side in (query.left, query.right)}
+        if len(sides) > 1:
+            raise CannotCarryError("a branch of its UNION does not read source")
+        return sides.pop()
+    if isinstance(query, exp.Subquery):
+        return _visit(query.this, known, readers)
+    if not isinstance(query, exp.Select):
+        raise CannotCarryError(f"{query.key.upper()} is not understood")
+    names = [name for name, reads in _tables(query, known, readers) if reads]
+    if len(names) > 1:
+        raise CannotCarryError("it joins source with itself")
+    if names:
+        marks = [p.alias for p in query.selects if p.alias.startswith(_MARK)]
+        if not marks:
+            raise CannotCarryError("the end of a SELECT list is not found")
+        readers[int(marks[0].removeprefix(_MARK))] = names[0]
+    return bool(names)
+
+
+def _tables(
+    node: exp.Expr, known: Mapping[str, bool], readers: dict[int, str | None]
+) -> Iterator[tuple[str | None, bool]]:
+    """What stands in a FROM: the name of each table (lower case; None: it has none), and whether it reads `source`."""
+    from sqlglot import exp
+
+    inside: Any = node.args.get("from_") if isinstance(node, exp.Select) else None
+    if inside is not None:
+        yield from _tables(inside.this, known, readers)
+    elif isinstance(node, exp.Table):
+        plain = isinstance(node.this, exp.Identifier) and not node.db
+        yield node.alias_or_name.lower(), plain and known.get(node.name.lower(), False)
+    elif isinstance(node, exp.Subquery):
+        alias = node.alias.lower() or None
+        if isinstance(node.this, exp.Table):  # a join in parentheses
+            yield from ((alias or name, reads) for name, reads in _tables(node.this, known, readers))
+        else:
+            yield alias, _visit(node.this, known, readers)
+    for join in node.args.get("joins") or ():
+        yield from _tables(join.this, known, readers)

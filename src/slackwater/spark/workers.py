@@ -1,0 +1,133 @@
+"""What runs in Spark's Python workers: a task over one partition, and how it gets there and back.
+
+partition of a job ─▶ one Arrow table ─▶ task ─▶ its report as text, or an error of this project by its name
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from slackwater import errors
+from slackwater.core.dead_letter import LETTER
+from slackwater.errors import EpochError, SlackwaterError
+from slackwater.operators import base, windows
+from slackwater.operators.task import ShardTask, StagedLetters
+from slackwater.sources.base import reason
+from slackwater.state.protocol import ShardState
+from slackwater.windows import panes
+from slackwater.windows.aggregations import quote
+from slackwater.windows.logic import Logic
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+Task = Callable[["pa.Table"], str]
+
+
+def warm_up(session: SparkSession, workers: int) -> None:
+    """Start the Python workers and import what they need, before the first batch does."""
+    run_over(session.range(0, workers, 1, workers), ["id"], _warm_task)
+
+
+def run_over(frame: DataFrame, names: list[str], task: Task) -> list[str]:
+    """Run `task` over these columns of each partition (as one Arrow table); errors of this project come back as themselves."""
+    # plain names: to mapInArrow a dot in a name is a path
+    plain = frame.selectExpr(*(f"{quote(name)} AS c{i}" for i, name in enumerate(names)))
+
+    def partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        os.environ.setdefault("POLARS_MAX_THREADS", "1")
+        import pyarrow as pa
+
+        found = list(batches)
+        if not found:
+            return
+        try:
+            report, error = task(pa.Table.from_batches(found).rename_columns(names)), ""
+        except SlackwaterError as raised:
+            report, error = str(raised), type(raised).__name__
+        yield pa.RecordBatch.from_pydict({"report": [report], "error": [error]})
+
+    try:
+        rows = plain.mapInArrow(partition, "report STRING, error STRING").collect()
+    except Exception as error:
+        raise EpochError(f"the epoch failed and was not committed: {reason(error)}") from error
+    for row in rows:
+        if row["error"]:
+            raise getattr(errors, row["error"])(row["report"])
+    return [row["report"] for row in rows]
+
+
+def ingest_task(tasks: list[ShardTask]) -> Task:
+    def run(table: pa.Table) -> str:
+        import polars as pl
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        task = tasks[context.partitionId()]
+        rows = pl.from_arrow(table)
+        assert isinstance(rows, pl.DataFrame)
+        origins = rows.drop_in_place("__origin") if "__origin" in rows.columns else None
+        if isinstance(task.logic, Logic):
+            rows = lifted(task.logic, rows)
+        return base.ingest(task, rows, origins).model_dump_json()
+
+    return run
+
+
+def lifted(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows as Spark hands them to a shard, with typed keys and accumulators."""
+    rows = rows.with_columns(rows[k.name].cast(k.polars) for k in logic.keys)
+    if not logic.is_session and logic.lifts_in_sql:
+        return rows.cast(logic.accumulators)  # type: ignore[arg-type]
+    rows = rows.with_columns(rows[i.field.name].cast(i.field.polars) for i in logic.inputs)
+    return logic.lift_rows(rows) if logic.is_session else panes.lift(logic, rows)
+
+
+def letters_task(state: ShardState) -> Task:
+    def run(table: pa.Table) -> str:
+        import polars as pl
+
+        frame = pl.from_arrow(table)
+        assert isinstance(frame, pl.DataFrame)
+        letters = frame.cast({f.name: f.polars for f in LETTER})
+        reasons = dict(letters["reason"].value_counts().iter_rows())
+        return StagedLetters(output=state.stage_output(letters), reasons=reasons).model_dump_json()
+
+    return run
+
+
+def late_task(task: ShardTask) -> Task:
+    def run(table: pa.Table) -> str:
+        import polars as pl
+
+        rows = pl.from_arrow(table)
+        assert isinstance(rows, pl.DataFrame)
+        return windows.stage_late(task, windows.with_idle(task, rows)).model_dump_json()
+
+    return run
+
+
+def emit_task(tasks: list[ShardTask]) -> Task:
+    def run(table: pa.Table) -> str:
+        return base.emit(tasks[table.column(0)[0].as_py()]).model_dump_json()
+
+    return run
+
+
+def count_task(tasks: list[ShardTask], starts: list[int]) -> Task:
+    def run(table: pa.Table) -> str:
+        return json.dumps(windows.count_groups(tasks[table.column(0)[0].as_py()], starts))
+
+    return run
+
+
+def _warm_task(table: pa.Table) -> str:
+    from slackwater.operators import base
+
+    return base.__name__

@@ -1,0 +1,1 @@
+"""State as immutable files in a directory; knows no database. The same names as in `state/postgres`."""

@@ -1,0 +1,189 @@
+"""The buffers of a join in files: append-only segments per side, sorted by (`__kh`, `__ts`), memory-mapped.
+
+left     [rows 1-8] [9] [10]         rows; dropped once all of them are expired
+left+    [ids] [ids]                 which of them found their first partner (outer sides), sorted
+left-    [ids]                       which of them had to go before their time, sorted
+right    [rows 1-8] [9]              …
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from slackwater.core.arrays import Int64s, heads, member
+from slackwater.joins.buffer import Change, Changes
+from slackwater.joins.logic import JoinLogic, Side
+from slackwater.joins.match import Run, bisect, order
+from slackwater.state.files.arrow import frame_of, opened, write_arrow
+from slackwater.state.files.merging import merge_plan
+from slackwater.state.protocol import SegmentMeta
+from slackwater.watermark import NO_WATERMARK
+
+
+@dataclass(frozen=True)
+class JoinSegment:
+    """One file of rows. It is opened when it is first asked for, and stays readable then though it may be removed."""
+
+    directory: str
+    meta: SegmentMeta
+
+    @cached_property
+    def table(self) -> pa.Table:
+        return opened(Path(self.directory) / self.meta.file, self.meta.rows)
+
+    def column(self, name: str) -> Int64s:
+        return frame_of(self.table.select([name]))[name].to_numpy()
+
+    @cached_property
+    def run(self) -> Run:
+        return Run(self.column("__kh"), self.column("__ts"), self.column("__id"), self.rows)
+
+    def rows(self, index: Int64s) -> pl.DataFrame:
+        return frame_of(self.table.take(pl.Series(index).to_arrow()))  # as pa.array would, which loads pandas
+
+    def everything(self) -> pl.DataFrame:
+        return frame_of(self.table)
+
+
+@dataclass(frozen=True)
+class FilesBuffers:
+    """The `Buffers` of one shard in files."""
+
+    root: str
+    metas: tuple[SegmentMeta, ...]
+    logic: JoinLogic
+
+    @cached_property
+    def _segments(self) -> dict[str, list[JoinSegment]]:
+        found: dict[str, list[JoinSegment]] = {}
+        for m in self.metas:
+            found.setdefault(m.kind, []).append(JoinSegment(self.root, m))
+        return found
+
+    def _of(self, which: int, what: str = "") -> list[JoinSegment]:
+        return self._segments.get(self.logic.sides[which].name + what, [])
+
+    def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[Run]:
+        side = self.logic.sides[which]
+        first, last = low + side.keep_us + 1, high + side.keep_us + 1
+        # a file knows when its first and its last row are due, which tells of their times
+        return [s.run for s in self._of(which) if s.meta.first_due <= last and s.meta.dead >= first]
+
+    def matched(self, which: int, rows: pl.DataFrame) -> NDArray[np.bool_]:
+        found: NDArray[np.bool_] = rows["__matched"].to_numpy() | self._listed(which, "+", rows["__id"].to_numpy())
+        return found
+
+    def evicted(self, which: int, kh: Int64s, id_: Int64s) -> NDArray[np.bool_]:
+        return self._listed(which, "-", id_)
+
+    def _listed(self, which: int, what: str, ids: Int64s) -> NDArray[np.bool_]:
+        found = np.zeros(len(ids), dtype=bool)
+        for segment in self._of(which, what):
+            found |= member(ids, segment.column("__id"))
+        return found
+
+    def due(self, which: int, since: int, watermark: int) -> pl.DataFrame:
+        side = self.logic.sides[which]
+        found = [pl.DataFrame(schema=side.schema)]
+        for segment in self._of(which):
+            if segment.meta.first_due > watermark or segment.meta.dead <= since:
+                continue
+            due = side.due(segment.run.ts)
+            rows = segment.rows(np.flatnonzero((due > since) & (due <= watermark)))
+            gone = self.evicted(which, rows["__kh"].to_numpy(), rows["__id"].to_numpy())
+            found.append(rows.filter(pl.Series(~self.matched(which, rows) & ~gone)))
+        return pl.concat(found)
+
+    def bound(self, which: int) -> int:
+        return sum(s.meta.most for s in self._of(which))
+
+    def crowd(self, which: int, hashes: Int64s, watermark: int) -> Int64s:
+        side, counts = self.logic.sides[which], np.zeros(len(hashes), dtype=np.int64)
+        for segment in self._of(which):
+            run = segment.run
+            begin, end = np.searchsorted(run.kh, hashes, "left"), np.searchsorted(run.kh, hashes, "right")
+            expired = np.full(len(hashes), watermark - side.keep_us - 1)
+            counts += end - bisect(run.ts, begin, end, expired, True)
+        for segment in self._of(which, "-"):
+            at = segment.column("__kh")[np.flatnonzero(side.due(segment.column("__ts")) > watermark)]
+            places_, hit = np.searchsorted(hashes, at), member(at, hashes)
+            np.subtract.at(counts, places_[hit], 1)
+        return counts
+
+    def scan(self, which: int, watermark: int) -> pl.DataFrame:
+        side = self.logic.sides[which]
+        found = [pl.DataFrame(schema=side.schema)]
+        found += [s.everything().select(list(side.schema)) for s in self._of(which)]
+        rows = pl.concat(found)
+        alive = side.due(rows["__ts"].to_numpy()) > watermark
+        alive &= ~self.evicted(which, rows["__kh"].to_numpy(), rows["__id"].to_numpy())
+        rows = rows.filter(pl.Series(alive))
+        return rows.with_columns(pl.Series("__matched", self.matched(which, rows)))
+
+
+@dataclass(frozen=True)
+class JoinWriter:
+    """Stages the changes of a shard's buffers as files; their names are unique, so a task may run twice."""
+
+    root: str
+    shard: int
+    epoch: int
+    logic: JoinLogic
+
+    def stage(self, metas: Sequence[SegmentMeta], changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
+        """The segments after these changes, without those that are over, with those merged that have piled up."""
+        kept: list[SegmentMeta] = []
+        for side in self.logic.sides:
+            change = changes.get(side.which, Change(pl.DataFrame(schema=side.schema)))
+            for what, frame in (("", change.rows), ("+", change.matched), ("-", change.evicted)):
+                mine = [m for m in metas if m.kind == side.name + what and m.dead > watermark]
+                if frame.height:
+                    mine.append(self.write(side, what, frame if not what else frame.sort("__id")))
+                kept += self._merged(side, what, mine, watermark)
+        return tuple(kept)
+
+    def write(self, side: Side, what: str, frame: pl.DataFrame) -> SegmentMeta:
+        """A frame that is sorted: rows by (`__kh`, `__ts`), places by `__id`."""
+        name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
+        size, digest = write_arrow(Path(self.root) / name, frame)
+        return meta_of(side, what, frame, name, size, digest)
+
+    def _merged(self, side: Side, what: str, metas: list[SegmentMeta], watermark: int) -> list[SegmentMeta]:
+        count = merge_plan(metas)
+        if not count:
+            return metas
+        frames = [JoinSegment(self.root, m).everything() for m in metas[-count:]]
+        frame = pl.concat(frames)
+        frame = frame.filter(pl.Series(side.due(frame["__ts"].to_numpy()) > watermark))
+        frame = frame.sort("__id") if what else frame[order(*(frame[c].to_numpy() for c in ("__kh", "__ts")))]
+        return [*metas[:-count], *([self.write(side, what, frame)] if frame.height else [])]
+
+
+def meta_of(side: Side, what: str, frame: pl.DataFrame, file: str, size: int, digest: str = "") -> SegmentMeta:
+    """What a commit knows of some rows of a side: when they expire, and when the last outer one of them comes out."""
+    due = side.due(frame["__ts"].to_numpy())
+    first, last = int(due.min()), int(due.max())
+    emits = side.outer and not what
+    kh = frame["__kh"].to_numpy()
+    most = 0 if what else int(np.diff(heads(kh), append=len(kh)).max())
+    return SegmentMeta(
+        file=file,
+        kind=side.name + what,
+        rows=frame.height,
+        bytes=size,
+        first_due=first,
+        last_due=last if emits else NO_WATERMARK,
+        close=last if emits else NO_WATERMARK,
+        dead=last,
+        most=most,
+        checksum=digest,
+    )

@@ -1,0 +1,235 @@
+"""Segments: immutable Arrow files of state rows, sorted by `__h`, memory-mapped; the newest version of a unit wins.
+
+shard 0   [segment 3: 2 M rows] [segment 17: 80 k] [segment 18: 20 k]   ─▶ newer
+                 look up by binary search, newest first; due rows by a scan of one column
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from slackwater.core.arrays import distinct, member
+from slackwater.joins.buffer import Changes
+from slackwater.joins.logic import JoinLogic
+from slackwater.state.files.arrow import frame_of, opened, write_arrow
+from slackwater.state.files.buffers import FilesBuffers, JoinWriter
+from slackwater.state.files.merging import merge_plan
+from slackwater.state.protocol import OUTLINE, OutputMeta, SegmentMeta
+from slackwater.watermark import NO_WATERMARK
+from slackwater.windows.family import family
+from slackwater.windows.logic import DEAD, HIDDEN, Int64s, Logic, Visit, empty, unrevised
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a segment that decide what is due, as arrays over the file."""
+
+    h: Int64s
+    kind: NDArray[np.int8]
+    start: Int64s
+    due: Int64s
+
+
+class Segment:
+    """One segment."""
+
+    def __init__(self, directory: str, meta: SegmentMeta) -> None:
+        self.meta = meta
+        self._path = Path(directory) / meta.file
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """The open file. It is opened when it is first asked for, and stays readable then though it may be removed."""
+        return opened(self._path, self.meta.rows)
+
+    @cached_property
+    def columns(self) -> Columns:
+        # PyArrow's to_numpy would load pandas
+        hidden = frame_of(self.table.select(["__h", "__kind", "__start", "__due"]))
+        return Columns(*(column.to_numpy() for column in hidden))
+
+    def rows(self, index: Int64s) -> pl.DataFrame:
+        return frame_of(self.table.take(pl.Series(index).to_arrow()))  # as pa.array would
+
+    def find(self, hashes: Int64s) -> tuple[Int64s, Int64s]:
+        """Begin and end positions of the unit of each hash (equal where there is none)."""
+        begin = np.searchsorted(self.columns.h, hashes, "left")
+        end = begin.copy()
+        hit = begin < len(self.columns.h)
+        hit[hit] = self.columns.h[begin[hit]] == hashes[hit]
+        end[hit] = np.searchsorted(self.columns.h, hashes[hit], "right")
+        return begin, end
+
+
+class SegmentReader:
+    """The units of one shard as of a commit, in its segments."""
+
+    def __init__(self, directory: str, metas: Sequence[SegmentMeta], schema: dict[str, pl.DataType]) -> None:
+        self.schema = schema
+        self.segments = [Segment(directory, m) for m in metas if m.rows]
+
+    def typed(self, schema: dict[str, pl.DataType]) -> SegmentReader:
+        """The same open files with the columns of a window."""
+        reader = SegmentReader("", (), schema)
+        reader.segments = self.segments
+        return reader
+
+    def units(self, hashes: Int64s) -> pl.DataFrame:
+        """All rows of the units with these hashes (sorted, unique), newest version of each."""
+        found: list[pl.DataFrame] = []
+        for segment in reversed(self.segments):
+            if not len(hashes):
+                break
+            begin, end = segment.find(hashes)
+            hit = end > begin
+            if hit.any():
+                found.append(segment.rows(spans(begin[hit], end[hit])))
+                hashes = hashes[~hit]
+        return self._together(found)
+
+    def due(self, visit: Visit) -> pl.DataFrame:
+        """All rows of the units that have a visible row that wants a visit."""
+        found: list[pl.DataFrame] = []
+        for age, segment in enumerate(self.segments):
+            if not visit.touches(segment.meta.first_due, segment.meta.last_due):
+                continue
+            wanted = visit.mask(segment.columns.kind, segment.columns.start, segment.columns.due)
+            hashes = distinct(segment.columns.h[np.flatnonzero(wanted)], is_sorted=True)
+            for newer in self.segments[age + 1 :]:
+                if not len(hashes):
+                    break
+                begin, end = newer.find(hashes)
+                hashes = hashes[begin == end]
+            if len(hashes):
+                begin, end = segment.find(hashes)
+                found.append(segment.rows(spans(begin, end)))
+        return self._together(found)
+
+    def scan(self) -> pl.DataFrame:
+        """Every visible row."""
+        return self._together(newest([s.rows(np.arange(len(s.columns.h))) for s in self.segments]))
+
+    def outline(self) -> pl.DataFrame:
+        """The columns of every visible row that say what is due; nothing else of the files is read."""
+        kept = [pl.DataFrame(schema={n: HIDDEN[n] for n in OUTLINE})]
+        seen: Int64s = np.empty(0, dtype=np.int64)
+        for segment in reversed(self.segments):
+            c = segment.columns
+            shown = c.kind != DEAD
+            if len(seen):
+                shown &= ~member(c.h, seen)
+            rows = np.flatnonzero(shown)
+            found = pl.DataFrame(dict(zip(OUTLINE, (c.h, c.kind, c.start, c.due), strict=True)), schema=kept[0].schema)
+            kept.append(found if len(rows) == found.height else found[rows])
+            if segment is not self.segments[0]:
+                seen = distinct(np.concatenate([seen, distinct(c.h, is_sorted=True)]))
+        return pl.concat(kept)
+
+    def _together(self, frames: list[pl.DataFrame]) -> pl.DataFrame:
+        if not frames:
+            return empty(self.schema)
+        alive = pl.concat([f if f.schema == self.schema else self._typed(f) for f in frames])
+        dead = alive["__kind"].to_numpy() == DEAD
+        return alive[np.flatnonzero(~dead)] if dead.any() else alive
+
+    def _typed(self, frame: pl.DataFrame) -> pl.DataFrame:
+        return unrevised(frame, self.schema).select(list(self.schema)).cast(self.schema)  # type: ignore[arg-type]
+
+    def opened(self) -> SegmentReader:
+        """This, with every file open."""
+        for segment in self.segments:
+            _ = segment.table
+        return self
+
+
+@dataclass(frozen=True)
+class FilesShard:
+    """A `ShardState` in files below `root`."""
+
+    root: str
+    shard: int
+    epoch: int
+    metas: tuple[SegmentMeta, ...]
+
+    def at(self, metas: tuple[SegmentMeta, ...]) -> FilesShard:
+        return replace(self, metas=metas)
+
+    def reader(self, logic: Logic) -> SegmentReader:
+        return SegmentReader(self.root, self.metas, logic.state_schema)
+
+    def stage(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
+        """The segments with `rows` as the newest, after dropping and merging what has piled up."""
+        metas = list(self.metas)
+        while metas and metas[0].dead <= watermark:
+            metas.pop(0)
+        if rows.height:
+            metas.append(self._write(logic, rows))
+        count = merge_plan(metas)
+        if count:
+            merged = self._merged(logic, metas[-count:], oldest=count == len(metas), watermark=watermark)
+            metas[-count:] = [self._write(logic, merged)] if merged.height else []
+        return tuple(metas)
+
+    def buffers(self, logic: JoinLogic) -> FilesBuffers:
+        return FilesBuffers(self.root, self.metas, logic)
+
+    def stage_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
+        return JoinWriter(self.root, self.shard, self.epoch, logic).stage(self.metas, changes, watermark)
+
+    def adopt_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
+        return JoinWriter(self.root, self.shard, self.epoch, logic).stage((), changes, NO_WATERMARK)
+
+    def adopt(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame | None = None) -> tuple[SegmentMeta, ...]:
+        """The segments of a shard that holds exactly `rows`."""
+        return (self._write(logic, rows),) if rows.height else ()
+
+    def stage_output(self, frame: pl.DataFrame) -> OutputMeta:
+        name = f"outputs/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
+        _, digest = write_arrow(Path(self.root) / name, frame)
+        return OutputMeta(file=name, rows=frame.height, checksum=digest)
+
+    def _write(self, logic: Logic, rows: pl.DataFrame) -> SegmentMeta:
+        """A new file; its name is unique, so a task may run twice."""
+        name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
+        size, digest = write_arrow(Path(self.root) / name, rows)
+        stats = family(logic).stats(logic, rows)
+        return SegmentMeta(file=name, rows=rows.height, bytes=size, checksum=digest, **stats._asdict())
+
+    def _merged(self, logic: Logic, metas: list[SegmentMeta], oldest: bool, watermark: int) -> pl.DataFrame:
+        """Several segments as one. Only where nothing older lies below may rows be forgotten: else they would uncover it."""
+        if oldest:
+            frame = family(logic).forget(logic, self.at(tuple(metas)).reader(logic).scan(), watermark)
+        else:
+            opened = [Segment(self.root, m) for m in metas]
+            rows = [logic.unrevised(s.rows(np.arange(s.meta.rows))) for s in opened]
+            found = [f.select(list(logic.state_schema)) for f in rows]
+            frame = pl.concat(newest(found))
+            frame = frame.cast(logic.state_schema)  # type: ignore[arg-type]
+        return frame.sort("__h", maintain_order=True)
+
+
+def newest(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
+    """Of frames given oldest first: each without the units that a later one holds."""
+    kept: list[pl.DataFrame] = []
+    seen: Int64s = np.empty(0, dtype=np.int64)
+    for frame in reversed(frames):
+        hashes = frame["__h"].to_numpy()
+        kept.append(frame.filter(pl.Series(~member(hashes, seen))) if len(seen) else frame)
+        seen = distinct(np.concatenate([seen, hashes]))
+    return kept[::-1]
+
+
+def spans(begin: Int64s, end: Int64s) -> Int64s:
+    """The positions begin[0]..end[0], begin[1]..end[1], … as one array."""
+    lengths = end - begin
+    offsets = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths)
+    return np.arange(int(lengths.sum())) + offsets

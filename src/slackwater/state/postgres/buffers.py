@@ -1,0 +1,310 @@
+"""The buffers of a join in Postgres: one row per buffered row, found by (side, key hash, event time).
+
+    side   key_hash  event_time  row_id  matched  left_order_id  left_amount  right_order_id  …
+    left         -7  09:00:01         4  true     o1                   12.50  NULL                  (matched: of outer sides)
+
+Workers COPY what an epoch adds into an unlogged table, under a token per part; the commit moves it. That rows are expired
+follows from their time, so nothing is written for it: each commit deletes them.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+import psycopg
+from numpy.typing import NDArray
+
+from slackwater.core.arrays import Int64s
+from slackwater.errors import EpochError, StartError
+from slackwater.joins.buffer import Changes
+from slackwater.joins.logic import JoinLogic, Side
+from slackwater.joins.match import Run
+from slackwater.state.files.buffers import meta_of
+from slackwater.state.postgres import client
+from slackwater.state.postgres.tables import Tables
+from slackwater.state.protocol import FORMAT, Manifest, SegmentMeta
+
+PLACE = ("side", "key_hash", "event_time", "row_id")
+_FAR = 2**62
+
+
+@dataclass(frozen=True)
+class JoinTable:
+    """The table of a join's rows, and how a side's columns are called in it."""
+
+    tables: Tables
+    logic: JoinLogic
+
+    @property
+    def state(self) -> str:
+        return self.tables.state
+
+    @property
+    def staged(self) -> str:
+        return self.tables.staged
+
+    def names(self, side: Side) -> dict[str, str]:
+        """Column of a buffered row -> column of the table."""
+        own = {f.name: f"{side.name}_{f.name}" for f in side.fields}
+        return {"__kh": "key_hash", "__ts": "event_time", "__id": "row_id", "__matched": "matched", **own}
+
+    def types(self) -> dict[str, str]:
+        """Column of the table -> its type, without those that every state has."""
+        found = {
+            "side": "text NOT NULL",
+            "key_hash": "bigint NOT NULL",
+            "event_time": "timestamp with time zone NOT NULL",
+            "row_id": "bigint NOT NULL",
+            "matched": "boolean",
+        }
+        for side in self.logic.sides:
+            found |= {f"{side.name}_{f.name}": client.sql_type(f) for f in side.fields}
+        return found
+
+    def check(self, where: str) -> None:
+        """Raise StartError for a column that Postgres cannot hold and give back."""
+        client.check_names(list(self.types()), where)
+        for side in self.logic.sides:
+            for f in side.fields:
+                if client.sql_type(f) == "jsonb":
+                    raise StartError(
+                        f'{where}: column "{f.name}" of the {side.name} side has type {f.type}, which Postgres does not give back '
+                        f"as it was; make text of it in {side.name}_sql (to_json), or keep the state in files"
+                    )
+
+    def create(self) -> list[str]:
+        """Statements that make the table of the state."""
+        columns = ", ".join(f"{client.quote(c)} {t}" for c, t in self.types().items())
+        name = self.tables.pipeline.replace("'", "''")
+        return [
+            f"CREATE TABLE {self.state} (pipeline_name text NOT NULL DEFAULT '{name}', {columns}, state_version integer NOT NULL"
+            f" DEFAULT {FORMAT}, epoch bigint NOT NULL, updated_at timestamptz NOT NULL DEFAULT now(),"
+            f" CONSTRAINT {client.quote(self.tables.name_of('state', 'pkey'))} PRIMARY KEY ({', '.join(PLACE)}))",
+            f"CREATE INDEX {client.quote(self.tables.name_of('state', 'due'))} ON {self.state} (side, event_time)",
+        ]
+
+    def create_staged(self) -> str:
+        columns = ", ".join(f"{client.quote(c)} {t}" for c, t in self.types().items())
+        return f"CREATE UNLOGGED TABLE {self.staged} (token text NOT NULL, {columns})"
+
+    def frame(self, side: Side, rows: pl.DataFrame, token: str) -> pl.DataFrame:
+        """Buffered rows as rows of the table. Of a side whose rows come out in pairs only nobody asks who has matched."""
+        rows = rows.with_columns(rows["__ts"].cast(pl.Datetime("us", "UTC")))
+        if "__matched" in rows.columns and not side.outer:
+            rows = rows.with_columns(pl.lit(None, pl.Boolean).alias("__matched"))
+        names = {c: n for c, n in self.names(side).items() if c in rows.columns}
+        return rows.rename(names).select(pl.lit(token).alias("token"), pl.lit(side.name).alias("side"), pl.all())
+
+
+def mine(column: str, shard: int, shards: int) -> str:
+    """SQL: whether a hash is of this shard."""
+    return f"mod(mod({column}, {shards}) + {shards}, {shards}) = {shard}"
+
+
+@dataclass(frozen=True)
+class PostgresBuffers:
+    """The `Buffers` of one shard: the table as committed, and what steps of this epoch staged."""
+
+    url: str
+    table: JoinTable
+    shard: int
+    shards: int
+    metas: tuple[SegmentMeta, ...]
+    snapshot: str | None = None
+
+    def _side(self, which: int) -> Side:
+        return self.table.logic.sides[which]
+
+    def _tokens(self, side: Side, what: str) -> str:
+        found = ", ".join(f"'{m.file}'" for m in self.metas if m.file and m.kind == side.name + what)
+        return f"({found})" if found else ""
+
+    def _fetch(self, side: Side, condition: str) -> pl.DataFrame:
+        names = self.table.names(side)
+        columns = ", ".join(f"r.{client.quote(n)}" for n in names.values())
+        parts = [f"SELECT {columns} FROM {self.table.state} r WHERE side = '{side.name}' AND {condition}"]
+        if tokens := self._tokens(side, ""):
+            parts.append(f"SELECT {columns} FROM {self.table.staged} r WHERE token IN {tokens} AND {condition}")
+        return self._query(" UNION ALL ".join(parts), side.schema)
+
+    def _query(self, query: str, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
+        times = {c: pl.Datetime("us", "UTC") if c == "__ts" else t for c, t in schema.items()}
+        try:
+            with client.arrow_cursor(self.url, self.snapshot) as cursor:
+                frame = client.fetch(cursor, query, times)
+        except ConnectionError as error:
+            raise EpochError(f"state could not be read: {error}") from None
+        return frame.with_columns(frame["__ts"].dt.timestamp("us")) if "__ts" in schema else frame
+
+    def _has(self, side: Side) -> bool:
+        return any(m.rows and m.kind == side.name for m in self.metas)
+
+    def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[Run]:
+        side = self._side(which)
+        if not self._has(side) or not len(hashes):
+            return []
+        within = f"event_time BETWEEN {_moment(low)} AND {_moment(high)}"
+        frame = self._fetch(side, f"key_hash = ANY({_array(hashes)}) AND {within}")
+        return [Run.of(frame.sort("__kh", "__ts", "__id"))]
+
+    def matched(self, which: int, rows: pl.DataFrame) -> NDArray[np.bool_]:
+        found: NDArray[np.bool_] = rows["__matched"].fill_null(False).to_numpy()
+        return found
+
+    def evicted(self, which: int, kh: Int64s, id_: Int64s) -> NDArray[np.bool_]:
+        return np.zeros(len(kh), dtype=bool)
+
+    def due(self, which: int, since: int, watermark: int) -> pl.DataFrame:
+        side = self._side(which)
+        if not self._has(side):
+            return pl.DataFrame(schema=side.schema)
+        keeps = side.keep_us + 1
+        after, upto = _moment(since - keeps), _moment(watermark - keeps)
+        condition = f"NOT matched AND event_time > {after} AND event_time <= {upto}"
+        if self.shards > 1:
+            condition += f" AND {mine('key_hash', self.shard, self.shards)}"
+        for what in "+-":
+            if tokens := self._tokens(side, what):
+                same = " AND ".join(f"x.{c} = r.{c}" for c in PLACE)
+                condition += (
+                    f" AND NOT EXISTS (SELECT 1 FROM {self.table.staged} x WHERE x.token IN {tokens} AND {same})"
+                )
+        return self._fetch(side, condition).sort("__kh", "__ts", "__id")
+
+    def bound(self, which: int) -> int:
+        return _FAR if self._has(self._side(which)) else 0
+
+    def crowd(self, which: int, hashes: Int64s, watermark: int) -> Int64s:
+        side = self._side(which)
+        query = (
+            f"SELECT key_hash, count(*) FROM {self.table.state} WHERE side = '{side.name}' AND key_hash = ANY({_array(hashes)})"
+            f" AND event_time > {_moment(watermark - side.keep_us - 1)} GROUP BY 1"
+        )
+        found = self._query(query, {"__kh": pl.Int64(), "__n": pl.Int64()})
+        counts = np.zeros(len(hashes), dtype=np.int64)
+        counts[np.searchsorted(hashes, found["__kh"].to_numpy())] = found["__n"].to_numpy()
+        return counts
+
+    def scan(self, which: int, watermark: int) -> pl.DataFrame:
+        side = self._side(which)
+        condition = f"event_time > {_moment(watermark - side.keep_us - 1)}"
+        if self.shards > 1:
+            condition += f" AND {mine('key_hash', self.shard, self.shards)}"
+        return self._fetch(side, condition).sort("__kh", "__ts", "__id")
+
+
+def stage(url: str, table: JoinTable, metas: Sequence[SegmentMeta], changes: Changes) -> tuple[SegmentMeta, ...]:
+    """COPY what an epoch does to the buffers of a shard; each part has a token, which a commit names."""
+    found = list(metas)
+    try:
+        with client.arrow_cursor(url) as cursor:
+            for side in table.logic.sides:
+                change = changes.get(side.which)
+                if change is None:
+                    continue
+                for what, rows in (("", change.rows), ("+", change.matched), ("-", change.evicted)):
+                    if rows.height:
+                        token = uuid.uuid4().hex
+                        frame = table.frame(side, rows, token)
+                        client.append(cursor, table.tables.schema, table.tables.name_of("staged"), frame)
+                        found.append(meta_of(side, what, rows, token, int(frame.estimated_size())))
+    except ConnectionError as error:
+        raise EpochError(f"state was not staged: {error}") from None
+    return tuple(found)
+
+
+def adopt(table: JoinTable, changes: Changes) -> tuple[SegmentMeta, ...]:
+    """Which shard a row belongs to follows from its hash: the rows are as they were, only figures change."""
+    return tuple(
+        meta_of(side, "", change.rows, "", int(change.rows.estimated_size()))
+        for side in table.logic.sides
+        if (change := changes.get(side.which)) is not None and change.rows.height
+    )
+
+
+def move(db: psycopg.Connection[Any], table: JoinTable, manifest: Manifest) -> None:
+    """What was staged becomes the state. Raises EpochError if some of it is gone."""
+    staged = [m for metas in manifest.segments for m in metas if m.file]
+    tokens = [m.file for m in staged]
+    count = db.execute(f"SELECT count(*) FROM {table.staged} WHERE token = ANY(%s)", (tokens,)).fetchone()
+    if count is None or count[0] != sum(m.rows for m in staged):
+        raise EpochError(
+            f"epoch {manifest.epoch} was not committed: the rows staged for it in {table.staged} are gone (Postgres was "
+            "restarted after a crash); start again, the epoch is repeated"
+        )
+    same = " AND ".join(f"s.{c} = t.{c}" for c in PLACE)
+    for side in table.logic.sides:
+        rows, matched, evicted = ([m.file for m in staged if m.kind == side.name + what] for what in ("", "+", "-"))
+        columns = client.quoted(["side", *table.names(side).values()])
+        if rows:
+            db.execute(
+                f"INSERT INTO {table.state} ({columns}, epoch) SELECT {columns}, {manifest.epoch} FROM {table.staged}"
+                " WHERE token = ANY(%s)",
+                (rows,),
+            )
+        if matched:
+            db.execute(
+                f"UPDATE {table.state} s SET matched = true, epoch = {manifest.epoch}, updated_at = now()"
+                f" FROM {table.staged} t WHERE t.token = ANY(%s) AND {same}",
+                (matched,),
+            )
+        if evicted:
+            db.execute(
+                f"DELETE FROM {table.state} s USING {table.staged} t WHERE t.token = ANY(%s) AND {same}", (evicted,)
+            )
+
+
+def forget(db: psycopg.Connection[Any], table: JoinTable, manifest: Manifest) -> dict[tuple[str, int], int]:
+    """Delete what has expired; returns how many rows, per side and shard."""
+    gone: dict[tuple[str, int], int] = {}
+    shard = f"mod(mod(key_hash, {manifest.shards}) + {manifest.shards}, {manifest.shards})::integer"
+    for side in table.logic.sides:
+        upto = _moment(manifest.watermark_us - side.keep_us - 1)
+        found = db.execute(
+            f"WITH gone AS (DELETE FROM {table.state} WHERE side = %s AND event_time <= {upto} RETURNING key_hash)"
+            f" SELECT {shard}, count(*) FROM gone GROUP BY 1",
+            (side.name,),
+        )
+        gone |= {(side.name, number): count for number, count in found}
+    return gone
+
+
+def collapsed(
+    logic: JoinLogic, manifest: Manifest, gone: Mapping[tuple[str, int], int], size: int
+) -> tuple[tuple[SegmentMeta, ...], ...]:
+    """The figures per side and shard after the staged rows became part of the table and the expired ones left it."""
+    found = []
+    for shard, metas in enumerate(manifest.segments):
+        kept = []
+        for side in logic.sides:
+            own = [m for m in metas if m.kind == side.name]
+            evicted = sum(m.rows for m in metas if m.kind == f"{side.name}-")
+            rows = sum(m.rows for m in own) - evicted - gone.get((side.name, shard), 0)
+            if rows > 0:
+                kept.append(
+                    SegmentMeta(
+                        file="",
+                        kind=side.name,
+                        rows=rows,
+                        bytes=size // (2 * manifest.shards),
+                        first_due=max(min(m.first_due for m in own), manifest.watermark_us + 1),
+                        last_due=max(m.last_due for m in own),
+                        close=max(m.close for m in own),
+                        dead=max(m.dead for m in own),
+                    )
+                )
+        found.append(tuple(kept))
+    return tuple(found)
+
+
+def _array(hashes: Int64s) -> str:
+    return "'{" + ",".join(np.char.mod("%d", hashes)) + "}'::bigint[]"
+
+
+def _moment(us: int) -> str:
+    return client.time_literal(us)

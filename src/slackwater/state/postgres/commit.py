@@ -1,0 +1,201 @@
+"""One epoch's commit in Postgres, as one transaction.
+
+fence ─ columns, if they changed ─ staged rows become the state ─ forget what is over ─ target (if it is here) ─ record, offsets
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg
+
+from slackwater.errors import EpochError, FencedError
+from slackwater.joins.logic import JoinLogic
+from slackwater.state.postgres import buffers, client
+from slackwater.state.postgres.buffers import JoinTable
+from slackwater.state.postgres.tables import Tables
+from slackwater.state.postgres.units import collapsed
+from slackwater.state.protocol import FORMAT, Manifest, Publish, SegmentMeta
+from slackwater.watermark import NO_WATERMARK
+from slackwater.windows.family import family
+from slackwater.windows.logic import DEAD, FLOOR, SETTLED, TOLD, Logic
+
+
+@dataclass(frozen=True)
+class Commit:
+    """`run` raises FencedError, EpochError and psycopg's errors. `place` is the store's, for messages.
+
+    Without `stages` the record changes alone, see `state.edit`. Tables change within the transaction: a commit that fails
+    leaves them, and the view over them, as they were.
+    """
+
+    db: psycopg.Connection[Any]
+    tables: Tables
+    stages: Sequence[Logic | JoinLogic]
+    place: str
+    altering: Sequence[str] = ()  # statements that change the tables of the state
+
+    def run(self, manifest: Manifest, publish: Publish | None, commit_id: uuid.UUID) -> Manifest:
+        db, t = self.db, self.tables
+        with db.transaction():
+            self._fence(manifest)
+            for statement in self.altering:
+                db.execute(statement)
+            done = self._moved(manifest) if self.stages else manifest
+            if publish is not None:
+                publish(db)
+            published = publish is not None and not manifest.letters
+            if published:
+                db.execute(f"DELETE FROM {t.outputs} WHERE pipeline_name = %s", (self.tables.pipeline,))
+            db.execute(
+                f"UPDATE {t.pipelines} SET record = %s, watermark = %s, open_windows = %s, commit_id = %s, updated_at = now(),"
+                " published_epoch = greatest(published_epoch, %s) WHERE pipeline_name = %s",
+                (
+                    done.model_dump_json(),
+                    client.time(done.watermark_us),
+                    sum(done.windows),
+                    commit_id,
+                    done.epoch if published else -1,
+                    self.tables.pipeline,
+                ),
+            )
+            self._write_offsets(done)
+            if staged := [replace(t, stage=n).staged for n in range(len(self.stages))]:
+                db.execute(f"TRUNCATE {', '.join(staged)}")
+        return done
+
+    def _moved(self, manifest: Manifest, stage: int = 0) -> Manifest:
+        """The manifest with the figures that remain, after the staged rows of all stages became their state."""
+        change = Change(self.db, replace(self.tables, stage=stage), self.stages[stage])
+        then = None if manifest.then is None else self._moved(manifest.then, stage + 1)
+        return manifest.model_copy(update={"segments": change.run(manifest), "then": then})
+
+    def _fence(self, manifest: Manifest) -> None:
+        """Take the epoch: nobody else can, and only if the one before is the latest."""
+        t = self.tables
+        if manifest.epoch == 0:
+            done = self.db.execute(
+                f"INSERT INTO {t.pipelines} (pipeline_name, state_version, epoch, open_windows, commit_id, record)"
+                " VALUES (%s, %s, 0, 0, gen_random_uuid(), '{}') ON CONFLICT DO NOTHING",
+                (self.tables.pipeline, FORMAT),
+            )
+        else:
+            done = self.db.execute(
+                f"UPDATE {t.pipelines} SET epoch = %s WHERE pipeline_name = %s AND epoch = %s",
+                (manifest.epoch, self.tables.pipeline, manifest.epoch - 1),
+            )
+        if done.rowcount != 1:
+            raise FencedError(
+                f"epoch {manifest.epoch} was already committed by another runner {self.place}; this one stops"
+            )
+
+    def _write_offsets(self, manifest: Manifest) -> None:
+        t = self.tables
+        rows = []
+        for name, source in manifest.sources.items():
+            for partition, offset in offsets_of(source.offsets).items():
+                clock = source.partitions.get(partition, source)
+                newest = client.time(clock.max_event_us)
+                rows.append((self.tables.pipeline, name, partition, offset, newest, clock.idle, FORMAT, manifest.epoch))
+        with self.db.cursor() as cursor:
+            cursor.executemany(
+                f"INSERT INTO {t.offsets} VALUES (%s, %s, %s, %s, %s, %s, %s, %s, now()) ON CONFLICT (pipeline_name, source,"
+                ' partition) DO UPDATE SET "offset" = excluded."offset", newest_event = excluded.newest_event, idle = excluded.idle,'
+                " epoch = excluded.epoch, updated_at = now()",
+                rows,
+            )
+            cursor.execute(
+                f"DELETE FROM {t.offsets} WHERE pipeline_name = %s AND epoch < %s",
+                (self.tables.pipeline, manifest.epoch),
+            )
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a commit does to the state of one stage."""
+
+    db: psycopg.Connection[Any]
+    tables: Tables
+    logic: Logic | JoinLogic
+
+    def run(self, manifest: Manifest) -> tuple[tuple[SegmentMeta, ...], ...]:
+        """Staged rows become the state, what is over leaves it; the figures that remain. Raises EpochError."""
+        if isinstance(self.logic, JoinLogic):
+            table = JoinTable(self.tables, self.logic)
+            buffers.move(self.db, table, manifest)
+            gone = buffers.forget(self.db, table, manifest)
+            return buffers.collapsed(self.logic, manifest, gone, self._size())
+        self._move(self.logic, manifest)
+        self._forget(self.logic, manifest.watermark_us)
+        size = self._size()
+        return tuple(collapsed(metas, size // manifest.shards) for metas in manifest.segments)
+
+    def _size(self) -> int:
+        row = self.db.execute("SELECT pg_total_relation_size(%s)", (self.tables.state,)).fetchone()
+        return int(row[0]) if row else 0
+
+    def _move(self, logic: Logic, manifest: Manifest) -> None:
+        """The staged units become the state: per step of the epoch, in order, all shards at once."""
+        t = self.tables
+        staged = [[m for m in metas if m.file] for metas in manifest.segments]
+        columns = [*t.columns(logic).values(), "ordinal"]
+        values = ", ".join(
+            f"{c} = excluded.{c}" for c in map(client.quote, columns) if c not in ('"unit"', '"ordinal"')
+        )
+        for step in range(max(map(len, staged), default=0)):
+            metas = [m[step] for m in staged if len(m) > step]
+            tokens = [m.file for m in metas]
+            count = self.db.execute(f"SELECT count(*) FROM {t.staged} WHERE token = ANY(%s)", (tokens,)).fetchone()
+            if count is None or count[0] != sum(m.rows for m in metas):
+                raise EpochError(
+                    f"epoch {manifest.epoch} was not committed: the rows staged for it in {t.staged} are gone (Postgres was "
+                    "restarted after a crash); start again, the epoch is repeated"
+                )
+            self.db.execute(
+                f"DELETE FROM {t.state} s USING {t.staged} t WHERE t.token = ANY(%s) AND t.kind = {DEAD}"
+                " AND s.unit = t.unit AND s.ordinal = t.ordinal",
+                (tokens,),
+            )
+            self.db.execute(
+                f"INSERT INTO {t.state} ({client.quoted(columns)}, epoch) SELECT {client.quoted(columns)}, {manifest.epoch}"
+                f" FROM {t.staged} WHERE token = ANY(%s) AND kind <> {DEAD}"
+                f" ON CONFLICT (unit, ordinal) DO UPDATE SET {values}, epoch = excluded.epoch, updated_at = now()",
+                (tokens,),
+            )
+
+    def _forget(self, logic: Logic, watermark: int) -> None:
+        """Delete the units all of whose rows are over."""
+        if watermark <= NO_WATERMARK:
+            return
+        rule = family(logic).forgotten(logic, watermark)
+
+        def over(row: str) -> str:
+            return (
+                f"({row}.kind IN ({SETTLED}, {TOLD}) AND {row}.closes_at <= {client.time_literal(rule.settled_upto)}"
+                f" OR {row}.kind = {FLOOR} AND {row}.closes_at <= {client.time_literal(rule.floor_upto)})"
+            )
+
+        latest = client.time_literal(max(rule))
+        self.db.execute(
+            f"DELETE FROM {self.tables.state} s WHERE s.closes_at <= {latest} AND {over('s')} AND NOT EXISTS"
+            f" (SELECT 1 FROM {self.tables.state} o WHERE o.unit = s.unit AND NOT {over('o')})"
+        )
+
+
+def lists(offsets: Any) -> list[str]:
+    """The names of staged lists that a source's offsets refer to."""
+    found = offsets.get("segments") if isinstance(offsets, dict) else None
+    return found if isinstance(found, list) else []
+
+
+def offsets_of(offsets: Any) -> dict[str, str]:
+    """A source's offsets as rows: per partition of a Kafka topic, or one for a list of files."""
+    if not isinstance(offsets, dict):
+        return {"": json.dumps(offsets)}
+    if isinstance(offsets.get("segments"), list):
+        return {"files": str(offsets.get("count", 0))}
+    return {f"{topic}-{n}": str(offset) for topic, parts in offsets.items() for n, offset in parts.items()}

@@ -1,0 +1,167 @@
+"""Whose table is it? Looked at before anything is dropped, renamed or gone on with: a name alone proves nothing.
+
+    slackwater_state_orders      COMMENT 'Slackwater: state of pipeline "orders", stage 1'
+    slackwater_state_orders#2    COMMENT 'Slackwater: state of pipeline "orders", stage 2'
+
+Tables of earlier versions have no comment: the default of their column `pipeline_name` tells whose a state is, and a view
+is of whoever owns the table that it reads. They get the names and comments of today when their pipeline starts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import psycopg
+
+from slackwater.errors import StateError
+from slackwater.state.postgres import client
+from slackwater.state.postgres.tables import Tables
+
+STAGES = range(4)  # more than a pipeline can have: what is put aside is looked for in all of them
+KINDS = {"windows": "VIEW", "staged": "TABLE", "state": "TABLE"}  # in the order in which they can be dropped
+_COMMENT = re.compile(r'Slackwater: (\w+) of (pipeline ".*", stage \d+)')
+
+
+class Found(NamedTuple):
+    """A relation that bears a name of ours. `owner`: in words; None for us."""
+
+    name: str  # as SQL
+    owner: str | None
+
+
+def look(db: psycopg.Connection[Any], tables: Tables, what: str) -> Found | None:
+    """Whether one of the pipeline's names is taken, and by whom."""
+    name = f"{client.quote(tables.schema)}.{client.quote(tables.name_of(what))}"
+    row = db.execute(
+        "SELECT c.relkind::text, obj_description(c.oid, 'pg_class'), pg_get_expr(d.adbin, d.adrelid), c.relpersistence::text,"
+        " (SELECT count(*) FROM pg_attribute t WHERE t.attrelid = c.oid AND t.attname = 'token' AND t.attnum = 1)"
+        " FROM pg_class c LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'pipeline_name' AND NOT a.attisdropped"
+        " LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum WHERE c.oid = to_regclass(%s)",
+        (name,),
+    ).fetchone()
+    if row is None:
+        return None
+    kind, comment, default, persistence, token = row
+    if kind != ("v" if what == "windows" else "r"):
+        return Found(name, "something else: an index, a sequence or the like")
+    if comment == tables.comment(what):
+        return Found(name, None)
+    if comment and (told := _COMMENT.fullmatch(comment)):
+        return Found(name, told[2])
+    if what == "windows":
+        return Found(name, _owner_of_view(db, name, tables))
+    if what == "staged":
+        return Found(name, None if persistence == "u" and token else "somebody else, as it holds no staged rows")
+    of = _literal(default)
+    if of is None:
+        return Found(name, "somebody else, as it has no pipeline_name")
+    return Found(name, None if of == tables.pipeline else f'pipeline "{of}"')
+
+
+def _owner_of_view(db: psycopg.Connection[Any], view: str, tables: Tables) -> str | None:
+    """Whose a view is: of whoever owns the state that it reads."""
+    found = look(db, tables, "state")
+    if found is None or found.owner is not None:
+        return "somebody else, as it does not read this pipeline's table" if found is None else found.owner
+    row = db.execute(
+        "SELECT 1 FROM pg_rewrite r JOIN pg_depend d ON d.objid = r.oid AND d.classid = 'pg_rewrite'::regclass"
+        " WHERE r.ev_class = to_regclass(%s) AND d.refobjid = to_regclass(%s)",
+        (view, found.name),
+    ).fetchone()
+    return None if row is not None else "somebody else, as it does not read this pipeline's table"
+
+
+def _literal(default: str | None) -> str | None:
+    """The text of `'orders'::text`."""
+    told = re.fullmatch(r"'((?:[^']|'')*)'::text", default or "")
+    return told[1].replace("''", "'") if told else None
+
+
+def ours(db: psycopg.Connection[Any], tables: Tables, what: str) -> str | None:
+    """One of the pipeline's tables, as SQL; None if it is not there. Raises StateError if the name is somebody else's."""
+    found = look(db, tables, what)
+    if found is None or found.owner is None:
+        return None if found is None else found.name
+    raise StateError(
+        f'{found.name} belongs to {found.owner}, and pipeline "{tables.pipeline}" needs the name; nothing was changed; start that '
+        "pipeline once with this version, which renames what an earlier one named so, or choose another pipeline name"
+    )
+
+
+def is_free(db: psycopg.Connection[Any], tables: Tables) -> bool:
+    """Whether none of the pipeline's names is somebody else's; else what bears it is left alone."""
+    return all((found := look(db, tables, what)) is None or found.owner is None for what in KINDS)
+
+
+def drop(db: psycopg.Connection[Any], tables: Tables, *which: str) -> None:
+    """Drop the pipeline's own tables, as far as they are there. Raises StateError, before anything, if one is not its own."""
+    found = {what: ours(db, tables, what) for what in KINDS if what in which}
+    for what, name in found.items():
+        if name is not None:
+            db.execute(f"DROP {KINDS[what]} {name}")
+
+
+def sign(db: psycopg.Connection[Any], tables: Tables, what: str) -> None:
+    """Say whose a table is."""
+    comment = tables.comment(what).replace("'", "''")
+    name = f"{client.quote(tables.schema)}.{client.quote(tables.name_of(what))}"
+    db.execute(f"COMMENT ON {KINDS[what]} {name} IS '{comment}'")
+
+
+def located(db: psycopg.Connection[Any], tables: Tables, stages: int) -> Tables:
+    """The tables under the names that they bear: a state that no start has renamed yet is read under the former ones."""
+    former = set()
+    for stage in range(stages):
+        old = replace(tables, stage=stage, former=frozenset({stage}))
+        new = tables.of(stage)
+        if old.name_of("state") == new.name_of("state") or look(db, new, "state") is not None:
+            continue
+        found = look(db, old, "state")
+        if found is not None and found.owner is None:
+            former.add(stage)
+    return replace(tables, former=frozenset(former))
+
+
+def rename(db: psycopg.Connection[Any], tables: Tables, new: Tables) -> None:
+    """Give the state of a stage another name, or another pipeline; what is made at each start goes. In a transaction.
+
+    Raises StateError if one of the names is somebody else's.
+    """
+    there = ours(db, tables, "state")
+    if tables.name_of("state") != new.name_of("state"):  # else the view stays until its table changes
+        drop(db, tables, "windows", "staged")
+    if there is None:
+        return
+    if tables.name_of("state") != new.name_of("state"):
+        drop(db, new, "windows", "staged")
+        if ours(db, new, "state") is not None:
+            raise StateError(
+                f"both {there} and {new.state} hold the state of a stage; remove the one that is of no use"
+            )
+        db.execute(f"ALTER TABLE {there} RENAME TO {client.quote(new.name_of('state'))}")
+    if tables.pipeline != new.pipeline:
+        name = new.pipeline.replace("'", "''")
+        db.execute(f"ALTER TABLE {new.state} ALTER COLUMN pipeline_name SET DEFAULT '{name}'")
+        db.execute(f"UPDATE {new.state} SET pipeline_name = %s", (new.pipeline,))
+    name_indexes(db, new)
+    sign(db, new, "state")
+
+
+def name_indexes(db: psycopg.Connection[Any], tables: Tables) -> None:
+    """Our indexes of a state get names of ours: those that Postgres chooses could be the name of another pipeline's table."""
+    rows = db.execute(
+        "SELECT c.relname::text, i.indisprimary, array_agg(a.attname::text ORDER BY a.attnum) FROM pg_index i JOIN pg_class c ON"
+        " c.oid = i.indexrelid JOIN pg_attribute a ON a.attrelid = i.indexrelid WHERE i.indrelid = to_regclass(%s)"
+        " GROUP BY 1, 2 ORDER BY 1",
+        (tables.state,),
+    ).fetchall()
+    taken = {name for name, _, _ in rows}
+    for name, primary, columns in rows:
+        wanted = tables.name_of("state", "pkey" if primary else "due")
+        if wanted not in taken and (primary or columns in (["closes_at"], ["side", "event_time"])):
+            db.execute(
+                f"ALTER INDEX {client.quote(tables.schema)}.{client.quote(name)} RENAME TO {client.quote(wanted)}"
+            )
+            taken.add(wanted)

@@ -1,0 +1,129 @@
+"""The Postgres store as seen from beside its runner: the latest record, the rows as of it, and who holds the lock.
+
+REPEATABLE READ, READ ONLY ──┬─ record     one view of the database for all of them,
+exported snapshot            └─ rows       on as many connections as there are readers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psycopg
+import xxhash
+from pydantic import ValidationError
+
+from slackwater.errors import StateError
+from slackwater.state import migrations
+from slackwater.state.postgres import client, owned
+from slackwater.state.postgres.tables import Tables
+from slackwater.state.postgres.units import PostgresReader, PostgresShard
+from slackwater.state.protocol import Manifest, Snapshot, Written, misfit, not_kept
+from slackwater.windows.logic import Logic
+
+
+def written(db: psycopg.Connection[Any], tables: Tables, place: str) -> tuple[Written, int] | None:
+    """The record of a pipeline as it is stored, and the last epoch that was published; None if it has no row.
+
+    Raises StateError for a format that cannot be read.
+    """
+    row = db.execute(
+        f"SELECT published_epoch, state_version, record FROM {tables.pipelines} WHERE pipeline_name = %s",
+        (tables.pipeline,),
+    ).fetchone()
+    if row is None:
+        return None
+    migrations.route(row[1], _of(tables, place))
+    return Written(row[1], row[2]), row[0]
+
+
+def latest(db: psycopg.Connection[Any], tables: Tables, place: str) -> tuple[Manifest, int, int] | None:
+    """The record of a pipeline, the last epoch that was published, and the format it is stored in; None if it has no row.
+
+    Raises StateError.
+    """
+    found = written(db, tables, place)
+    if found is None:
+        return None
+    (version, record), published = found
+    try:
+        return Manifest.model_validate(migrations.forward(record, version, _of(tables, place))), published, version
+    except ValidationError as error:
+        raise StateError(
+            f'the record of pipeline "{tables.pipeline}" in {tables.pipelines} {place} is damaged: '
+            f"{misfit(error)}; restore it from a backup of the database"
+        ) from None
+
+
+def _of(tables: Tables, place: str) -> str:
+    return f'state of pipeline "{tables.pipeline}" {place}'
+
+
+def exists(db: psycopg.Connection[Any], table: str) -> bool:
+    row = db.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone()
+    return bool(row and row[0])
+
+
+@contextmanager
+def peek(url: str, tables: Tables, place: str, epoch: int | None = None) -> Iterator[Snapshot | None]:
+    """See `StateStore.peek`. While the block lasts a transaction is open, so that the rows it sees are not vacuumed."""
+    try:
+        with client.lent(url, "state store") as db, db.transaction():
+            db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            db.execute("SET LOCAL lock_timeout = '5s'")  # not to queue up behind whoever alters a table
+            found = latest(db, tables, place) if exists(db, tables.pipelines) else None
+            if epoch is not None and (found is None or found[0].epoch != epoch):
+                raise not_kept(epoch, [found[0].epoch] if found else [], f"the tables {place}, which hold the latest")
+            if found is None:
+                yield None
+                return
+            manifest, published, _ = found
+            exported = db.execute("SELECT pg_export_snapshot()").fetchone()
+            assert exported is not None
+            stages = manifest.stages
+            there = owned.located(db, tables, len(stages))
+
+            def reader(shard: int, logic: Logic, stage: int) -> PostgresReader:
+                of, metas = there.of(stage), stages[stage].segments[shard]
+                return PostgresShard(url, of, shard, manifest.shards, manifest.epoch, metas, exported[0]).reader(logic)
+
+            def listed(name: str) -> list[str]:
+                row = db.execute(f"SELECT lines FROM {tables.lists} WHERE token = %s", (name,)).fetchone()
+                if row is None:
+                    raise StateError(f"list {name} is missing in {tables.lists} {place}; restore it from a backup")
+                return str(row[0]).splitlines()
+
+            yield Snapshot(manifest, published, reader, listed)
+    except psycopg.Error as error:
+        raise StateError(f"state store {place}: {client.reason(error)}") from None
+
+
+def lock_key(tables: Tables) -> int:
+    """The number of a pipeline's advisory lock."""
+    return xxhash.xxh64_intdigest(f"slackwater\0{tables.schema}\0{tables.pipeline}".encode()) - (1 << 63)
+
+
+def lock_holder(db: psycopg.Connection[Any], tables: Tables) -> str | None:
+    """Who holds a pipeline's lock; None for nobody."""
+    row = db.execute(
+        "SELECT application_name FROM pg_locks LEFT JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND granted"
+        " AND objsubid = 1 AND ((classid::bigint << 32) | objid::bigint) = %s AND pg_locks.database = (SELECT oid FROM pg_database WHERE"
+        " datname = current_database())",
+        (lock_key(tables),),
+    ).fetchone()
+    if row is None:
+        return None
+    return row[0].removeprefix("slackwater ") if row[0] else "another process"
+
+
+def pipelines(url: str, schema: str) -> list[str]:
+    """The pipelines with their state in a schema. Raises StartError, StateError."""
+    try:
+        with closing(client.connect(url, "state store")) as db:
+            table = Tables(schema, "").pipelines
+            if not exists(db, table):
+                return []
+            return [row[0] for row in db.execute(f"SELECT pipeline_name FROM {table} ORDER BY 1").fetchall()]
+    except psycopg.Error as error:
+        raise StateError(f'state store in schema "{schema}" of {client.address(url)}: {client.reason(error)}') from None

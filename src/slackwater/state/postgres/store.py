@@ -1,0 +1,517 @@
+"""The Postgres store: state as tables that anyone can SELECT from, one commit per epoch as one transaction.
+
+    slackwater_pipelines          one row per pipeline: epoch, watermark, the whole record as JSON
+    slackwater_offsets            one row per (pipeline, source, partition): where reading goes on, its watermark
+    slackwater_outputs, …_lists   staged output and long offsets, until published or superseded
+    slackwater_state_<pipeline>   one row per (group key, open window); columns typed as in the input; of a later stage …#2
+    slackwater_staged_<pipeline>  what workers COPY during an epoch; unlogged, empty between epochs
+
+Workers COPY into the staged table on connections of their own; the driver's transaction checks the expected epoch, moves
+the staged rows over, forgets what is over, and, where the target is in the same database, writes the output as well.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import polars as pl
+import psycopg
+import pyarrow as pa
+from psycopg import errors
+
+from slackwater.core.capacity import YEARS, Capacity
+from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
+from slackwater.joins.logic import JoinLogic
+from slackwater.state import migrations
+from slackwater.state.postgres import client, owned
+from slackwater.state.postgres.buffers import JoinTable
+from slackwater.state.postgres.commit import Commit, lists
+from slackwater.state.postgres.snapshot import exists, latest, lock_holder, lock_key, peek, written
+from slackwater.state.postgres.tables import Tables
+from slackwater.state.postgres.units import PostgresShard
+from slackwater.state.protocol import FORMAT, Manifest, OutputMeta, Publish, SegmentMeta, Snapshot, Written
+from slackwater.windows.logic import Logic
+
+log = logging.getLogger("slackwater")
+T = TypeVar("T")
+
+PATIENCE_S = 30.0  # how long a lost connection is looked for again
+LOCK_S = 3.0  # how long the server may take to notice that a killed runner is gone
+
+
+def _told(method: Callable[..., T]) -> Callable[..., T]:
+    """What the database says, in one line."""
+
+    @wraps(method)
+    def told(self: PostgresStore, *given: Any) -> T:
+        try:
+            return method(self, *given)
+        except psycopg.Error as error:
+            raise EpochError(
+                f"state store {self._place}: {client.reason(error)}; start again once it is there"
+            ) from None
+
+    return told
+
+
+class _RefusedError(Exception):
+    """The target, which is in the same transaction, did not take the rows."""
+
+
+def _refusing(publish: Publish) -> Publish:
+    """Tells apart what the target refuses from what fails in the state, and from a connection that is lost."""
+
+    def publishing(db: psycopg.Connection[Any]) -> None:
+        try:
+            publish(db)
+        except psycopg.Error as error:
+            if db.closed or isinstance(error, errors.AdminShutdown):
+                raise
+            raise _RefusedError(client.reason(error)) from error
+
+    return publishing
+
+
+class PostgresStore:
+    """A `StateStore` in one schema of a database. Nothing is created before `open`.
+
+    `path`: where Spark's checkpoints go; without it a temporary directory, which does for all sources that can seek.
+    """
+
+    def __init__(self, url: str, schema: str, pipeline: str, path: str | Path | None = None) -> None:
+        self._url, self._schema, self._pipeline = str(url), schema, pipeline
+        self._path = path
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self.tables = Tables(schema, pipeline)
+        self._connection: psycopg.Connection[Any] | None = None
+        self._stages: dict[int, Logic | JoinLogic] = {}
+        self._altering: dict[int, list[str]] = {}  # per stage: what the next commit changes about its table
+        self._epoch = -1
+        self._published = -1
+        self._version = FORMAT
+
+    @property
+    def checkpoint(self) -> Path:
+        if self._path is None and self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True)
+        path = self._path or (self._temporary.name if self._temporary else "")
+        return Path(path).resolve() / self._pipeline / "checkpoint"
+
+    @property
+    def _db(self) -> psycopg.Connection[Any]:
+        assert self._connection is not None, "open() first"
+        return self._connection
+
+    # -- start and end -------------------------------------------------------------------------------------------
+
+    def open(self) -> Manifest | None:
+        self.checkpoint.mkdir(parents=True, exist_ok=True)
+        try:
+            self._connect()
+            self._bootstrap()
+            return self._latest()
+        except psycopg.Error as error:
+            self.close()
+            raise StateError(f"state store {self._place}: {client.reason(error)}") from None
+        except StartError:
+            self.close()
+            raise
+
+    def start_over(self) -> str | None:
+        """The tables and the record get another name, in one transaction."""
+        self.checkpoint.mkdir(parents=True, exist_ok=True)
+        try:
+            self._connect()
+            self._bootstrap()
+            there = self._db.execute(
+                f"SELECT 1 FROM {self.tables.pipelines} WHERE pipeline_name = %s", (self._pipeline,)
+            ).fetchone()
+            if there is None:
+                return None
+            stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S%fZ")
+            aside = f"{self._pipeline}.before-{stamp}"
+            with self._db.transaction():
+                self._put_aside(aside)
+            return f'"{aside}" {self._place}'
+        except psycopg.Error as error:
+            self.close()
+            raise StateError(f"state store {self._place}: {client.reason(error)}") from None
+
+    def _put_aside(self, aside: str) -> None:
+        """Give all that the pipeline has in this schema to another name, and nothing that is not its own."""
+        t = self.tables
+        for shared in (t.pipelines, t.offsets, t.outputs, t.lists):
+            self._db.execute(
+                f"UPDATE {shared} SET pipeline_name = %s WHERE pipeline_name = %s", (aside, self._pipeline)
+            )
+        found = owned.located(self._db, t, len(owned.STAGES))
+        for stage in owned.STAGES:
+            new = replace(t, pipeline=aside, stage=stage)
+            if owned.is_free(self._db, found.of(stage)):
+                owned.rename(self._db, found.of(stage), new)
+
+    def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
+        return peek(self._url, self.tables, self._place, epoch)
+
+    def epochs(self) -> list[int]:
+        with self.peek() as snapshot:
+            return [] if snapshot is None else [snapshot.manifest.epoch]
+
+    def written(self) -> Written | None:
+        try:
+            with closing(client.connect(self._url, "state store")) as db:
+                found = written(db, self.tables, self._place) if exists(db, self.tables.pipelines) else None
+                return found[0] if found else None
+        except psycopg.Error as error:
+            raise StateError(f"state store {self._place}: {client.reason(error)}") from None
+
+    def fork(self, name: str, epoch: int | None = None) -> Manifest | None:
+        from slackwater.state.postgres.fork import fork
+
+        return fork(self._url, self.tables, name, epoch, self._place)
+
+    def runner(self) -> str | None:
+        try:
+            with closing(client.connect(self._url, "state store")) as db:
+                return lock_holder(db, self.tables)
+        except psycopg.Error as error:
+            raise StateError(f"state store {self._place}: {client.reason(error)}") from None
+
+    @property
+    def capacity(self) -> Capacity:
+        """No U+0000 in text, and times that its clients can read."""
+        return Capacity(False, YEARS, state=True)
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    @property
+    def place(self) -> str:
+        """Where its tables are, for messages."""
+        return self._place
+
+    @property
+    def _place(self) -> str:
+        return f'in schema "{self._schema}" of {client.address(self._url)}'
+
+    def _connect(self) -> None:
+        """Connect and take the pipeline's lock, which is gone with this connection."""
+        self._disconnect()
+        self._connection = client.connect(self._url, "state store")
+        end = time.monotonic() + LOCK_S
+        while True:
+            row = self._db.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(self.tables),)).fetchone()
+            if row is not None and row[0]:
+                return
+            if time.monotonic() > end:
+                break
+            time.sleep(0.1)
+        who = lock_holder(self._db, self.tables) or "another process"
+        self._disconnect()
+        raise LockHeldError(
+            f"pipeline is already running: {who} holds its lock {self._place}; stop it first, one runner per pipeline"
+        )
+
+    def _bootstrap(self) -> None:
+        db, t = self._db, self.tables
+        if db.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (self._schema,)).fetchone() is None:
+            db.execute(f"CREATE SCHEMA IF NOT EXISTS {client.quote(self._schema)}")
+        with db.transaction():
+            db.execute("SELECT pg_advisory_xact_lock(7305804402566226542)")  # IF NOT EXISTS is not safe beside itself
+            for statement in t.shared():
+                db.execute(statement)
+
+    def _latest(self) -> Manifest | None:
+        found = latest(self._db, self.tables, self._place)
+        manifest, self._published, self._version = found or (None, -1, FORMAT)
+        self._epoch = manifest.epoch if manifest else -1
+        return manifest
+
+    def _migrate(self) -> None:
+        """Tables of an older format become today's, and the record with them: in one transaction, before the first epoch."""
+        if self._version == FORMAT:
+            return
+        found = latest(self._db, self.tables, self._place)
+        assert found is not None
+        manifest, _, version = found
+        with self._db.transaction():
+            there = owned.located(self._db, self.tables, len(manifest.stages))
+            for statement in migrations.statements(version, [there.of(n) for n in range(len(manifest.stages))]):
+                self._db.execute(statement)
+            for table, columns, values in (
+                (self.tables.pipelines, "state_version = %s, record = %s", [FORMAT, manifest.model_dump_json()]),
+                (self.tables.offsets, "state_version = %s", [FORMAT]),
+            ):
+                self._db.execute(f"UPDATE {table} SET {columns} WHERE pipeline_name = %s", [*values, self._pipeline])
+        self._version = FORMAT
+
+    def prepare(self, logic: Logic | JoinLogic, stage: int = 0) -> None:
+        self._migrate()
+        t = self.tables.of(stage)
+        if isinstance(logic, JoinLogic):
+            JoinTable(t, logic).check(f"pipeline {self._pipeline}: state store")
+        else:
+            client.check_names(list(t.columns(logic).values()), f"pipeline {self._pipeline}: state store")
+        if self._epoch >= 0:
+            self._rename(stage)
+        self._stages[stage] = logic
+        if isinstance(logic, JoinLogic):
+            self._prepare_join(JoinTable(t, logic))
+            return
+        self._altering.pop(stage, None)
+        if self._epoch >= 0:
+            self._must_exist(t.state)
+            if t.complete_state(logic):
+                self._db.execute(t.complete_state(logic))
+            self._altering[stage] = t.alter_state(logic, client.columns_of(self._db, t.state))
+            owned.ours(self._db, t, "windows")
+        else:
+            self._begin(t, [t.create_state(logic), t.create_index()])
+        self._make_staged(t, t.create_staged(logic))
+        self._db.execute(
+            f"DELETE FROM {t.outputs} WHERE pipeline_name = %s AND epoch > %s", (self._pipeline, self._epoch)
+        )
+        if not self._altering.get(stage):  # else the commit that changes the table makes it anew
+            with self._db.transaction():
+                owned.drop(self._db, t, "windows")
+                self._db.execute(t.create_view(logic))
+                owned.sign(self._db, t, "windows")
+
+    def _rename(self, stage: int) -> None:
+        """The state of a stage under its name of today, with its comment; raises StateError if it is somebody else's."""
+        with self._db.transaction():
+            there = owned.located(self._db, self.tables, stage + 1)
+            owned.rename(self._db, there.of(stage), self.tables.of(stage))
+
+    def _begin(self, t: Tables, statements: Sequence[str]) -> None:
+        """The table of a state that begins, in the place of what a start that failed left."""
+        with self._db.transaction():
+            there = owned.located(self._db, self.tables, t.stage + 1)
+            if t.stage in there.former:  # of a state whose record was deleted
+                owned.drop(self._db, there.of(t.stage), "windows", "staged", "state")
+            owned.drop(self._db, t, "windows", "staged", "state")
+            for statement in statements:
+                self._db.execute(statement)
+            owned.sign(self._db, t, "state")
+
+    def _make_staged(self, t: Tables, statement: str) -> None:
+        with self._db.transaction():
+            owned.drop(self._db, t, "staged")
+            self._db.execute(statement)
+            owned.sign(self._db, t, "staged")
+
+    def _prepare_join(self, table: JoinTable) -> None:
+        t = table.tables
+        if self._epoch >= 0:
+            self._must_exist(t.state)
+        else:
+            self._begin(t, table.create())
+        self._make_staged(t, table.create_staged())
+        self._db.execute(
+            f"DELETE FROM {t.outputs} WHERE pipeline_name = %s AND epoch > %s", (self._pipeline, self._epoch)
+        )
+
+    def _must_exist(self, table: str) -> None:
+        row = self._db.execute("SELECT to_regclass(%s)", (table,)).fetchone()
+        if row is None or row[0] is None:
+            raise StateError(
+                f'table {table} is missing {self._place}, and pipeline "{self._pipeline}" has state in epoch {self._epoch}; '
+                "restore it from a backup, or delete the pipeline's row from slackwater_pipelines to start over"
+            )
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    @_told
+    def remove(self) -> None:
+        """Take the state away, and give the lock back; after `prepare`."""
+        with self._db.transaction():
+            for stage in self._stages:
+                owned.drop(self._db, self.tables.of(stage), "windows", "staged", "state")
+            for table in (self.tables.outputs, self.tables.lists, self.tables.offsets, self.tables.pipelines):
+                self._db.execute(f"DELETE FROM {table} WHERE pipeline_name = %s", (self._pipeline,))
+        shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
+        self.close()
+
+    def close(self) -> None:
+        self._disconnect()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+
+    # -- an epoch ------------------------------------------------------------------------------------------------
+
+    def shard(
+        self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0
+    ) -> PostgresShard:
+        return PostgresShard(self._url, replace(self.tables, stage=stage), shard, shards, epoch, metas)
+
+    @_told
+    def output(self, meta: OutputMeta) -> pl.DataFrame:
+        query = f"SELECT data FROM {self.tables.outputs} WHERE token = %s"
+        if self._connection is None:  # looked at from beside a runner
+            with client.lent(self._url, "state store") as db:
+                row = db.execute(query, (meta.file,)).fetchone()
+        else:
+            row = self._db.execute(query, (meta.file,)).fetchone()
+        if row is None:
+            raise StateError(
+                f"staged output {meta.file} is missing in {self.tables.outputs} {self._place}; restore it from a backup"
+            )
+        frame = pl.from_arrow(pa.ipc.open_file(pa.py_buffer(row[0])).read_all())
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    @_told
+    def stage_list(self, epoch: int, lines: Sequence[str]) -> str:
+        token = uuid.uuid4().hex
+        self._db.execute(
+            f"INSERT INTO {self.tables.lists} VALUES (%s, %s, %s, %s)", (token, self._pipeline, epoch, "\n".join(lines))
+        )
+        return token
+
+    @_told
+    def read_list(self, name: str) -> list[str]:
+        row = self._db.execute(f"SELECT lines FROM {self.tables.lists} WHERE token = %s", (name,)).fetchone()
+        if row is None:
+            raise StateError(f"list {name} is missing in {self.tables.lists} {self._place}; restore it from a backup")
+        return str(row[0]).splitlines()
+
+    def joins(self, target: object) -> bool:
+        url = getattr(target, "url", None)
+        return isinstance(url, str) and client.role_and_place(url) == client.role_and_place(self._url)
+
+    def commit(self, manifest: Manifest, publish: Publish | None = None) -> Manifest:
+        if manifest.epoch != self._epoch + 1:
+            raise FencedError(
+                f"epoch {manifest.epoch} does not follow epoch {self._epoch}, the latest this runner knows; nothing was committed"
+            )
+        commit_id = uuid.uuid4()
+        try:
+            self._migrate()
+            try:
+                done = self._transact(manifest, publish, commit_id)
+            except _RefusedError as refused:
+                # the epoch itself is sound: it waits for the target, as it would in a database of its own
+                log.warning("%s: the target refused epoch %d: %s", self._pipeline, manifest.epoch, refused)
+                publish = None
+                done = self._transact(manifest, publish, commit_id)
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            if not self._db.closed and not isinstance(error, errors.AdminShutdown):
+                raise EpochError(f"epoch {manifest.epoch} was not committed: {client.reason(error)}") from None
+            done = self._look(manifest, publish, commit_id, error)
+        except psycopg.Error as error:
+            raise EpochError(f"epoch {manifest.epoch} was not committed: {client.reason(error)}") from None
+        self._epoch = manifest.epoch
+        if publish is not None and not manifest.letters:
+            self._published = manifest.epoch
+        return done
+
+    def _look(
+        self, manifest: Manifest, publish: Publish | None, commit_id: uuid.UUID, error: psycopg.Error
+    ) -> Manifest:
+        """The connection broke during a commit: find out whether it took place, and repeat it if it surely did not."""
+        log.warning(
+            "%s: connection lost while epoch %d was committed: %s", self._pipeline, manifest.epoch, client.reason(error)
+        )
+        self._reconnect(manifest.epoch)
+        row = self._db.execute(
+            f"SELECT epoch, commit_id, record FROM {self.tables.pipelines} WHERE pipeline_name = %s", (self._pipeline,)
+        ).fetchone()
+        if row is not None and row[1] == commit_id:
+            self._altering.clear()
+            log.warning("%s: epoch %d had been committed", self._pipeline, manifest.epoch)
+            return Manifest.model_validate(row[2])
+        found = -1 if row is None else row[0]
+        if found != manifest.epoch - 1:
+            raise FencedError(
+                f"epoch {found} was committed {self._place} by another runner while this one was cut off; this one stops"
+            )
+        log.warning("%s: epoch %d had not been committed and is committed now", self._pipeline, manifest.epoch)
+        try:
+            return self._transact(manifest, publish, commit_id)
+        except psycopg.Error as again:
+            raise EpochError(
+                f"epoch {manifest.epoch}: the connection to Postgres was lost twice ({client.reason(again)}); "
+                "the next start finds out whether it was committed"
+            ) from None
+
+    def _transact(self, manifest: Manifest, publish: Publish | None, commit_id: uuid.UUID) -> Manifest:
+        stages = [self._stages[n] for n in sorted(self._stages)]
+        altering = [statement for n in sorted(self._altering) for statement in self._altering[n]]
+        given = None if publish is None else _refusing(publish)
+        done = Commit(self._db, self.tables, stages, self._place, altering).run(manifest, given, commit_id)
+        self._altering.clear()
+        return done
+
+    def _reconnect(self, epoch: int) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                self._connect()
+                return
+            except LockHeldError:
+                # the server may not have noticed yet that our old connection is gone
+                if time.monotonic() > end:
+                    raise FencedError(
+                        f"another runner took the lock {self._place} while this one was cut off; this one stops"
+                    ) from None
+            except Exception as error:
+                if time.monotonic() > end:
+                    raise EpochError(
+                        f"whether epoch {epoch} was committed is unknown: {error}; the next start finds out"
+                    ) from None
+            time.sleep(0.2)
+
+    # -- after the commit ----------------------------------------------------------------------------------------
+
+    def published(self) -> int:
+        return self._published
+
+    def note_published(self, epoch: int) -> None:
+        if epoch <= self._published:
+            return
+        try:
+            with self._db.transaction():
+                self._db.execute(
+                    f"UPDATE {self.tables.pipelines} SET published_epoch = greatest(published_epoch, %s) WHERE pipeline_name = %s",
+                    (epoch, self._pipeline),
+                )
+                self._db.execute(
+                    f"DELETE FROM {self.tables.outputs} WHERE pipeline_name = %s AND epoch <= %s",
+                    (self._pipeline, epoch),
+                )
+        except psycopg.Error as error:
+            # the target ignores an epoch it has: noting it later does no harm
+            log.warning(
+                "%s: epoch %d is published and could not be noted: %s", self._pipeline, epoch, client.reason(error)
+            )
+        self._published = epoch
+
+    @_told
+    def collect_garbage(self) -> None:
+        row = self._db.execute(
+            f"SELECT record FROM {self.tables.pipelines} WHERE pipeline_name = %s", (self._pipeline,)
+        ).fetchone()
+        if row is None:
+            return
+        latest = Manifest.model_validate(row[0])
+        used = [*(n for s in latest.sources.values() for n in lists(s.offsets)), *latest.replayed, *latest.tried]
+        self._db.execute(
+            f"DELETE FROM {self.tables.lists} WHERE pipeline_name = %s AND epoch <= %s AND token <> ALL(%s)",
+            (self._pipeline, self._epoch, used),
+        )

@@ -1,0 +1,199 @@
+"""The tables of the Postgres store: their names, columns and types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import xxhash
+
+from slackwater.state.postgres import client
+from slackwater.state.protocol import FORMAT
+from slackwater.windows.logic import LOOSE, LOOSE_TOLD, REVISED, SETTLED, TOLD, Logic
+
+# the hidden columns of a state row, as people read them
+_READABLE = {
+    "__h": "unit",
+    "__kh": "key_hash",
+    "__kind": "kind",
+    "__start": "window_start",
+    "__last": "last_event",
+    "__due": "closes_at",
+    "__end": "reaches_to_us",
+    "__rev": "revision",
+    "__out": "emitted_starts",
+}
+TIMES = ("__start", "__last", "__due")
+_OWN = ("pipeline_name", "ordinal", "state_version", "epoch", "updated_at")
+_RESERVED = {*_READABLE.values(), *_OWN, "token"}
+
+
+MARK = "#"  # no pipeline's name holds it: what stands behind it is ours
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The names of a pipeline's tables, as SQL, and their columns. `stage`: tables of a later stage bear its number.
+
+    `former`: the stages whose tables still bear the names that earlier versions gave them; a start renames these.
+    """
+
+    schema: str
+    pipeline: str
+    stage: int = 0
+    former: frozenset[int] = frozenset()
+
+    def _named(self, name: str) -> str:
+        return f"{client.quote(self.schema)}.{client.quote(name)}"
+
+    @property
+    def pipelines(self) -> str:
+        return self._named("slackwater_pipelines")
+
+    @property
+    def offsets(self) -> str:
+        return self._named("slackwater_offsets")
+
+    @property
+    def outputs(self) -> str:
+        return self._named("slackwater_outputs")
+
+    @property
+    def lists(self) -> str:
+        return self._named("slackwater_lists")
+
+    @property
+    def state(self) -> str:
+        return self._named(self.name_of("state"))
+
+    @property
+    def staged(self) -> str:
+        return self._named(self.name_of("staged"))
+
+    @property
+    def windows(self) -> str:
+        return self._named(self.name_of("windows"))
+
+    def name_of(self, what: str, index: str = "") -> str:
+        """`slackwater_state_<pipeline>`, of a later stage `…#2`, of an index `…#pkey`.
+
+        Two pipelines never have one name: what stands behind `#` is no part of theirs. A long name is cut, and made unique
+        by its hash.
+        """
+        if self.stage in self.former and not index:
+            return self._former_name_of(what)
+        tail = (f"{MARK}{self.stage + 1}" if self.stage else "") + (f"{MARK}{index}" if index else "")
+        name = f"slackwater_{what}_{self.pipeline}"
+        room = client.NAME_BYTES - len(tail)
+        if len(name) > room:
+            name = f"{name[: room - 17]}{MARK}{xxhash.xxh64_hexdigest(self.pipeline.encode())}"
+        return name + tail
+
+    def _former_name_of(self, what: str) -> str:
+        """The name before stages were set apart from pipelines: that of `orders`' second stage could be that of `orders.2`."""
+        pipeline = f"{self.pipeline}.{self.stage + 1}" if self.stage else self.pipeline
+        name = f"slackwater_{what}_{pipeline}"
+        if len(name) <= client.NAME_BYTES:
+            return name
+        return f"{name[:46]}_{xxhash.xxh64_hexdigest(pipeline.encode())}"
+
+    def of(self, stage: int) -> Tables:
+        return replace(self, stage=stage)
+
+    def comment(self, what: str) -> str:
+        """What the comment on a table of ours says: whose it is."""
+        return f'Slackwater: {what} of pipeline "{self.pipeline}", stage {self.stage + 1}'
+
+    def columns(self, logic: Logic) -> dict[str, str]:
+        """Column of a state row -> column of the table."""
+        taken = set(_RESERVED)
+
+        def free(name: str, prefix: str) -> str:
+            while name in taken:
+                name = f"{prefix}.{name}"
+            taken.add(name)
+            return name
+
+        keys = {k: free(k, "key") for k in logic.key_names}
+        accumulators = {a: free(a, "acc") for a in logic.accumulators}
+        hidden = {c: name for c, name in _READABLE.items() if c in logic.state_schema}
+        return {**hidden, **keys, **accumulators}
+
+    def shared(self) -> list[str]:
+        """Statements that make the tables of all pipelines in this schema."""
+        return [
+            f"""CREATE TABLE IF NOT EXISTS {self.pipelines} (
+                pipeline_name text PRIMARY KEY, state_version integer NOT NULL, epoch bigint NOT NULL,
+                published_epoch bigint NOT NULL DEFAULT -1, watermark timestamptz, open_windows bigint NOT NULL,
+                commit_id uuid NOT NULL, record jsonb NOT NULL, updated_at timestamptz NOT NULL DEFAULT now())""",
+            f"""CREATE TABLE IF NOT EXISTS {self.offsets} (
+                pipeline_name text, source text, partition text, "offset" text, newest_event timestamptz,
+                idle boolean NOT NULL, state_version integer NOT NULL, epoch bigint NOT NULL,
+                updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (pipeline_name, source, partition))""",
+            f"""CREATE TABLE IF NOT EXISTS {self.outputs} (
+                token text PRIMARY KEY, pipeline_name text NOT NULL, epoch bigint NOT NULL, data bytea NOT NULL)""",
+            f"""CREATE TABLE IF NOT EXISTS {self.lists} (
+                token text PRIMARY KEY, pipeline_name text NOT NULL, epoch bigint NOT NULL, lines text NOT NULL)""",
+        ]
+
+    def types(self, logic: Logic) -> dict[str, str]:
+        """Column of the table -> its type, without those that every state has."""
+        types = {name: client.sql_type_of(dtype) for name, dtype in logic.state_schema.items()}
+        types |= dict.fromkeys(TIMES, "timestamp with time zone")
+        return {column: types[name] for name, column in self.columns(logic).items()}
+
+    def create_state(self, logic: Logic) -> str:
+        columns = ", ".join(f"{client.quote(c)} {t}" for c, t in self.types(logic).items())
+        name = self.pipeline.replace("'", "''")
+        return (
+            f"CREATE TABLE {self.state} (pipeline_name text NOT NULL DEFAULT '{name}', {columns}, ordinal integer NOT NULL,"
+            f" state_version integer NOT NULL DEFAULT {FORMAT}, epoch bigint NOT NULL, updated_at timestamptz NOT NULL"
+            f" DEFAULT now(), CONSTRAINT {client.quote(self.name_of('state', 'pkey'))} PRIMARY KEY (unit, ordinal))"
+            " WITH (fillfactor = 80)"
+        )
+
+    def create_index(self) -> str:
+        """What finds the rows that are due."""
+        return f"CREATE INDEX {client.quote(self.name_of('state', 'due'))} ON {self.state} (closes_at)"
+
+    def complete_state(self, logic: Logic) -> str:
+        """Give a table that was made for windows without revisions the columns of these."""
+        types = {c: client.sql_type_of(t) for c, t in REVISED.items() if logic.revises}
+        defaults = {"__rev": "0", "__out": "'{}'"}
+        added = [
+            f"ADD COLUMN IF NOT EXISTS {client.quote(_READABLE[c])} {t} DEFAULT {defaults[c]}" for c, t in types.items()
+        ]
+        return f"ALTER TABLE {self.state} {', '.join(added)}" if added else ""
+
+    def alter_state(self, logic: Logic, there: Sequence[str]) -> list[str]:
+        """Statements that give a table with these columns those of a changed window, and its view; none if it has them."""
+        types = self.types(logic)
+        kept = {*types, *_READABLE.values(), *_OWN}
+        added = [f"ADD COLUMN {client.quote(c)} {t}" for c, t in types.items() if c not in there]
+        dropped = [f"DROP COLUMN {client.quote(c)}" for c in there if c not in kept]
+        if not added and not dropped:
+            return []
+        alter = f"ALTER TABLE {self.state} {', '.join([*added, *dropped])}"
+        view = self.comment("windows").replace("'", "''")
+        return [
+            f"DROP VIEW IF EXISTS {self.windows}",
+            alter,
+            self.create_view(logic),
+            f"COMMENT ON VIEW {self.windows} IS '{view}'",
+        ]
+
+    def create_staged(self, logic: Logic) -> str:
+        columns = ", ".join(f"{client.quote(c)} {t}" for c, t in self.types(logic).items())
+        return f"CREATE UNLOGGED TABLE {self.staged} (token text NOT NULL, {columns}, ordinal integer NOT NULL)"
+
+    def create_view(self, logic: Logic) -> str:
+        """The open windows, for people: without hashes, and only what the watermark has not closed."""
+        names = self.columns(logic)
+        shown = [names[n] for n in (*logic.key_names, *TIMES, *logic.accumulators)]
+        columns = ", ".join(f"s.{client.quote(c)}" for c in shown)
+        return (
+            f"CREATE OR REPLACE VIEW {self.windows} AS SELECT s.pipeline_name, {columns}, s.epoch, s.updated_at"
+            f" FROM {self.state} s JOIN {self.pipelines} p USING (pipeline_name)"
+            f" WHERE s.kind IN ({LOOSE}, {LOOSE_TOLD})"
+            f" OR s.kind IN ({SETTLED}, {TOLD}) AND (p.watermark IS NULL OR s.closes_at > p.watermark)"
+        )

@@ -1,0 +1,219 @@
+"""One shard of the Postgres store, as a worker sees it: units by hash, due units, and COPY into the staged table.
+
+state table ──────────┐  rows of the unit, unless a step of this epoch staged it anew
+staged table, tokens ─┴▶ what the step reads
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+
+from slackwater.errors import EpochError
+from slackwater.joins.buffer import Changes
+from slackwater.joins.logic import JoinLogic
+from slackwater.state.files.arrow import encoded
+from slackwater.state.postgres import buffers, client
+from slackwater.state.postgres.buffers import JoinTable, PostgresBuffers
+from slackwater.state.postgres.tables import TIMES, Tables
+from slackwater.state.protocol import OUTLINE, OutputMeta, SegmentMeta
+from slackwater.windows.family import family
+from slackwater.windows.logic import DEAD, LOOSE, LOOSE_TOLD, SETTLED, TOLD, Int64s, Logic, Visit
+
+_PLACE = "__ordinal"  # hidden: the place of a row in its unit
+
+
+@dataclass(frozen=True)
+class PostgresShard:
+    """A `ShardState` in Postgres. `metas`: the table as committed (no file), then what steps of this epoch staged (tokens).
+
+    `snapshot`: read as of this exported snapshot of the database, for those who look on beside a runner.
+    """
+
+    url: str
+    tables: Tables
+    shard: int
+    shards: int
+    epoch: int
+    metas: tuple[SegmentMeta, ...]
+    snapshot: str | None = None
+
+    def at(self, metas: tuple[SegmentMeta, ...]) -> PostgresShard:
+        return replace(self, metas=metas)
+
+    def reader(self, logic: Logic) -> PostgresReader:
+        return PostgresReader(self, logic)
+
+    def stage(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
+        if rows.is_empty():
+            return self.metas
+        token = uuid.uuid4().hex
+        versions = pl.concat([_numbered(rows.filter(pl.col("__kind") != DEAD)), _gone(rows, before)])
+        names = self.tables.columns(logic)
+        # named at last: the names that the table has of its own may be those of keys in the rows
+        frame = (
+            versions.with_columns(pl.col(c).cast(pl.Datetime("us")).dt.replace_time_zone("UTC") for c in TIMES)
+            .rename({**names, _PLACE: "ordinal"})
+            .with_columns(pl.lit(token).alias("token"))
+        )
+        try:
+            with client.arrow_cursor(self.url) as cursor:
+                client.append(cursor, self.tables.schema, self.tables.name_of("staged"), frame)
+        except ConnectionError as error:
+            raise EpochError(f"state was not staged: {error}") from None
+        stats = family(logic).stats(logic, rows)
+        return (
+            *self.metas,
+            SegmentMeta(file=token, rows=frame.height, bytes=frame.estimated_size(), **stats._asdict()),
+        )
+
+    def adopt(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame | None = None) -> tuple[SegmentMeta, ...]:
+        """Which shard a unit belongs to follows from its hash: where rows are as they were, only figures change."""
+        if before is not None:
+            gone = before.unique("__h", keep="first").join(rows.select("__h"), on="__h", how="anti")
+            dead = gone.with_columns(pl.lit(DEAD, pl.Int8).alias("__kind"))
+            return self.at(()).stage(logic, pl.concat([rows, dead]).sort("__h", maintain_order=True), before, 0)
+        if rows.is_empty():
+            return ()
+        stats = family(logic).stats(logic, rows)
+        return (SegmentMeta(file="", rows=rows.height, bytes=rows.estimated_size(), **stats._asdict()),)
+
+    def buffers(self, logic: JoinLogic) -> PostgresBuffers:
+        return PostgresBuffers(
+            self.url, JoinTable(self.tables, logic), self.shard, self.shards, self.metas, self.snapshot
+        )
+
+    def stage_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
+        return buffers.stage(self.url, JoinTable(self.tables, logic), self.metas, changes)
+
+    def adopt_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
+        return buffers.adopt(JoinTable(self.tables, logic), changes)
+
+    def stage_output(self, frame: pl.DataFrame) -> OutputMeta:
+        token = uuid.uuid4().hex
+        row = pl.DataFrame(
+            {
+                "token": [token],
+                "pipeline_name": [self.tables.pipeline],
+                "epoch": [self.epoch],
+                "data": [encoded(frame).to_pybytes()],
+            }
+        )
+        try:
+            with client.arrow_cursor(self.url) as cursor:
+                client.append(cursor, self.tables.schema, "slackwater_outputs", row)
+        except ConnectionError as error:
+            raise EpochError(f"output was not staged: {error}") from None
+        return OutputMeta(file=token, rows=frame.height)
+
+
+def _numbered(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows, sorted by unit, with their place in it: (unit, ordinal) is the key of the table."""
+    unit = rows["__h"].to_numpy()
+    place = np.arange(len(unit))
+    first = np.flatnonzero(np.diff(unit, prepend=unit[:1] - 1))
+    return rows.with_columns(
+        pl.Series(_PLACE, place - np.repeat(first, np.diff(first, append=len(unit))), dtype=pl.Int32)
+    )
+
+
+def _gone(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFrame:
+    """DEAD rows for the places that a new version no longer has."""
+    if before.is_empty():
+        return _numbered(rows.clear())
+    old = _numbered(before.filter(pl.col("__h").is_in(rows["__h"].unique().implode())))
+    new = _numbered(rows.filter(pl.col("__kind") != DEAD)).select("__h", _PLACE)
+    return old.join(new, on=["__h", _PLACE], how="anti").with_columns(pl.lit(DEAD, pl.Int8).alias("__kind"))
+
+
+@dataclass(frozen=True)
+class PostgresReader:
+    """The `Units` of one shard."""
+
+    state: PostgresShard
+    logic: Logic
+
+    @property
+    def _tokens(self) -> list[str]:
+        return [m.file for m in self.state.metas if m.file]
+
+    def units(self, hashes: Int64s) -> pl.DataFrame:
+        if not len(hashes) or not self._has_rows():
+            return self.logic.empty_state()
+        listed = np.char.mod("%d", hashes)
+        return self._fetch([f"unit = ANY('{{{','.join(listed)}}}'::bigint[])"], own=False)
+
+    def due(self, visit: Visit) -> pl.DataFrame:
+        if not any(visit.touches(m.first_due, m.last_due) for m in self.state.metas):
+            return self.logic.empty_state()
+        wanted = [f"kind IN ({LOOSE}, {LOOSE_TOLD}) AND closes_at <= {client.time_literal(visit.loose_upto)}"]
+        for kind, moves in ((SETTLED, visit.settled), (TOLD, visit.told)):
+            for after, upto in moves:
+                within = f"closes_at > {client.time_literal(after)} AND closes_at <= {client.time_literal(upto)}"
+                wanted.append(f"kind = {kind} AND {within}")
+        before = client.time_literal(visit.start_before)
+        return self._fetch([f"(({') OR ('.join(wanted)})) AND window_start < {before}"], own=True)
+
+    def scan(self) -> pl.DataFrame:
+        return self._fetch([], own=True)
+
+    def outline(self) -> pl.DataFrame:
+        return self._fetch([], own=True, only=OUTLINE)
+
+    def _has_rows(self) -> bool:
+        return any(m.rows for m in self.state.metas)
+
+    def _fetch(self, conditions: Sequence[str], own: bool, only: Sequence[str] | None = None) -> pl.DataFrame:
+        """All rows of the units with a row for which the conditions hold; `own`: of this shard only; `only`: these columns.
+
+        What a later step of the epoch staged takes the place of what lies below.
+        """
+        t, logic = self.state.tables, self.logic
+        mine = (
+            f"mod(mod(key_hash, {self.state.shards}) + {self.state.shards}, {self.state.shards}) = {self.state.shard}"
+        )
+        wanted = [*conditions, *([mine] if own and self.state.shards > 1 else [])]
+        schema = {c: kind for c, kind in logic.state_schema.items() if only is None or c in only}
+        named = t.columns(logic)
+        columns = ", ".join(f"r.{client.quote(c)}" for c in (*(named[c] for c in schema), "ordinal"))
+        layers = [(t.state, "true"), *((t.staged, f"token = '{token}'") for token in self._tokens)]
+        parts = []
+        for level, (table, layer) in enumerate(layers):
+            picked = " AND ".join([layer, *wanted]) or "true"
+            if conditions and own:
+                # a unit is read as a whole, though only one of its rows is due
+                picked = f"{layer} AND unit IN (SELECT unit FROM {table} WHERE {picked})"
+            later = "".join(
+                f" AND NOT EXISTS (SELECT 1 FROM {other} x WHERE x.{mark} AND x.unit = r.unit)"
+                for other, mark in layers[level + 1 :]
+            )
+            parts.append(f"SELECT {columns} FROM {table} r WHERE kind <> {DEAD} AND {picked}{later}")
+        try:
+            with client.arrow_cursor(self.state.url, self.state.snapshot) as cursor:
+                frame = client.fetch(cursor, " UNION ALL ".join(parts), {**schema, _PLACE: pl.Int32()})
+        except ConnectionError as error:
+            raise EpochError(f"state could not be read: {error}") from None
+        if logic.revises and only is None:  # rows written while windows were not revised
+            frame = frame.with_columns(pl.col("__rev").fill_null(0), pl.col("__out").fill_null([]))
+        return frame.sort("__h", _PLACE).drop(_PLACE)
+
+
+def collapsed(metas: Sequence[SegmentMeta], size: int) -> tuple[SegmentMeta, ...]:
+    """The figures about a shard after its staged rows became part of the table."""
+    if not metas:
+        return ()
+    return (
+        SegmentMeta(
+            file="",
+            rows=sum(m.rows for m in metas),
+            bytes=size,
+            first_due=min(m.first_due for m in metas),
+            last_due=max(m.last_due for m in metas),
+            close=max(m.close for m in metas),
+            dead=max(m.dead for m in metas),
+        ),
+    )

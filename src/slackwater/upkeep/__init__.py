@@ -1,1 +1,0 @@
-"""Looking after a state: what it weighs, how it grew, whether it is sound, and making it small."""
