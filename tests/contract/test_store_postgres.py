@@ -20,12 +20,13 @@ from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import Manifest
 from slackwater.testing.kit import Rows, run_local
 from slackwater.windows.aggregations import Agg
-from slackwater.windows.logic import SETTLED, Logic
+from slackwater.windows.intervals import SessionLogic
+from slackwater.windows.logic import SETTLED
 
 KEY = Field("user", "string")
 COUNT = Aggregation(agg="count", as_="n")
 WINDOW = Window(kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["user"], aggregations=[COUNT])
-LOGIC = Logic("p", WINDOW, (KEY,), (Agg(COUNT, None),))
+LOGIC = SessionLogic("p", WINDOW, (KEY,), (Agg(COUNT, None),))
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from slackwater.state.files.store import KEPT_EPOCHS, FilesStore, InMemoryStore
 from slackwater.state.postgres import store as postgres_store
 from slackwater.state.protocol import Manifest, OutputMeta, SegmentMeta, SourceRecord
 from slackwater.windows.aggregations import Agg
-from slackwater.windows.logic import Logic
+from slackwater.windows.intervals import SessionLogic
 
 Make = Callable[[], Any]
 
@@ -51,7 +51,7 @@ class Prepared(postgres_store.PostgresStore):
         found = super().open()
         count = Aggregation(agg="count", as_="n")
         window = Window(kind="session", gap_ms=1, max_session_duration_ms=9, group_by=["k"], aggregations=[count])
-        self.prepare(Logic("p", window, (Field("k", "string"),), (Agg(count, None),)))
+        self.prepare(SessionLogic("p", window, (Field("k", "string"),), (Agg(count, None),)))
         return found
 
 

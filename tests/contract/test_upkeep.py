@@ -205,11 +205,11 @@ def test_rows_of_sessions(change: pl.Expr, message: str, directory: Place) -> No
     with directory.make().peek() as snapshot:
         logic = step_in(snapshot.manifest)
         frame = snapshot.reader(0, logic).scan().sort("__h", maintain_order=True)
-    assert list(rows.of_window(logic, frame, 0, 2)) == []
-    found = list(rows.of_window(logic, frame.with_columns(change), 0, 2))
+    assert list(rows.of_segment(logic, "", frame, 0, 2)) == []
+    found = list(rows.of_segment(logic, "", frame.with_columns(change), 0, 2))
     assert any(message in text for text in found) if message else found == []
-    assert any("that are not of shard 1" in text for text in rows.of_window(logic, frame, 1, 2))
-    assert list(rows.of_window(logic, frame.drop("n.n"), 0, 2)) == ["columns are missing: n.n"]
+    assert any("that are not of shard 1" in text for text in rows.of_segment(logic, "", frame, 1, 2))
+    assert list(rows.of_segment(logic, "", frame.drop("n.n"), 0, 2)) == ["columns are missing: n.n"]
 
 
 def test_rows_of_panes_and_of_joins(tmp_path: Path) -> None:
@@ -224,11 +224,9 @@ def test_rows_of_panes_and_of_joins(tmp_path: Path) -> None:
         step, meta = step_in(latest), latest.segments[0][0]
         frame = pl.read_ipc((tmp_path / case / NAME / meta.file).read_bytes())
         wrong = frame.with_columns(pl.col(c) + n for c, n in change.items())
-        judged = rows.of_side if case == "join" else rows.of_window
-        given: list[Any] = [step, meta.kind] if case == "join" else [step]
-        assert list(judged(*given, frame, 0, 2)) == []
-        assert any(message in text for text in judged(*given, wrong, 0, 2))
-    assert list(rows.of_side(step, "middle", frame, 0, 2)) == ["rows of a kind that no join has: 'middle'"]
+        assert list(rows.of_segment(step, meta.kind, frame, 0, 2)) == []
+        assert any(message in text for text in rows.of_segment(step, meta.kind, wrong, 0, 2))
+    assert list(rows.of_segment(step, "middle", frame, 0, 2)) == ["rows of a kind that no join has: 'middle'"]
 
 
 def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:

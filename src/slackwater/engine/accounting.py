@@ -12,6 +12,7 @@ from slackwater.engine import fold
 from slackwater.engine.protocol import IngestOutcome
 from slackwater.errors import BadRowError, EpochError, StartError
 from slackwater.operators import fitting
+from slackwater.operators.base import SIDES
 from slackwater.operators.dead_letters import LATE, OUTSIDE
 from slackwater.operators.task import EmitReport, IngestReport
 from slackwater.sources.base import Batch
@@ -174,7 +175,7 @@ def _log_late(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestO
 
 def _log_join(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
     join = pipeline.transform.join
-    for which, (name, source) in enumerate(zip(fold.SIDES, join.sources if join else (), strict=False)):
+    for which, (name, source) in enumerate(zip(SIDES, join.sources if join else (), strict=False)):
         reports = [r.sides[which] for r in outcome.reports if r.sides]
         most = join.max_rows_per_key if join else 0
         for crowd in (r.crowd for r in reports if r.crowd):

@@ -28,15 +28,14 @@ from slackwater.engine.stage import Following, Stage
 from slackwater.engine.status import Status
 from slackwater.errors import PublishError, StartError
 from slackwater.evolution import compare, migrate, restore
-from slackwater.operators.base import Step
+from slackwater.operators.base import Operator, ShardTask
 from slackwater.operators.dead_letters import holding
-from slackwater.operators.task import EmitReport, ShardTask
+from slackwater.operators.task import EmitReport
 from slackwater.operators.unstaged import Unstaged
 from slackwater.sources.base import Batch, Replayed
 from slackwater.state.protocol import Joining, Manifest, Publish, StateStore
 from slackwater.targets.base import Target
 from slackwater.watermark import SourceClock, global_watermark, listen, run_on
-from slackwater.windows.logic import Logic
 
 log = logging.getLogger("slackwater")
 
@@ -60,7 +59,7 @@ class Driver:
     def __init__(
         self,
         pipeline: Pipeline,
-        logic: Step,
+        logic: Operator,
         store: StateStore,
         target: Target,
         engine: Engine,
@@ -83,15 +82,9 @@ class Driver:
         self.state: Manifest
 
     @property
-    def last(self) -> Step:
+    def last(self) -> Operator:
         """The logic whose results the target gets."""
         return self.logic if self.then is None else self.then.stage.logic
-
-    @property
-    def windows(self) -> Logic:
-        """The logic, of windows."""
-        assert isinstance(self.logic, Logic)
-        return self.logic
 
     # -- start ---------------------------------------------------------------------------------------------------
 
@@ -145,7 +138,7 @@ class Driver:
     def _described(self, state: Manifest) -> Manifest:
         return restore.with_descriptions(state, [(s.pipeline, s.logic) for s in self._stages])
 
-    def _remember(self, made: Callable[[Step, Manifest], Step]) -> None:
+    def _remember(self, made: Callable[[Operator, Manifest], Operator]) -> None:
         """Logics that know what former configs have forgotten; `made` from theirs and the state's."""
         first, *more = self.state.stages
         self.logic = made(self.logic, first)
@@ -155,7 +148,9 @@ class Driver:
 
     def recovered(self) -> Status:
         """What the outside is told at a restart: the state as committed, nothing read or emitted yet."""
-        found = fold.status(self.pipeline, self.state, self._clocks, None, {}, 0.0, self.hooks.clock_us(), None)
+        found = fold.status(
+            self.pipeline, self.last, self.state, self._clocks, None, {}, 0.0, self.hooks.clock_us(), None
+        )
         return replace(found, emitted=0)
 
     def _load_clocks(self) -> None:
@@ -234,7 +229,7 @@ class Driver:
             clocks = {n: listen(c, fold.heard(outcome.sources.get(n)), quiet_us) for n, c in self._clocks.items()}
             watermark = self._silent(global_watermark(watermark, list(clocks.values())), clocks)
             self._far_dates.followed(clocks, epoch, outcome)
-        ingested = fold.ingested(self.state, epoch, batch, outcome, clocks, watermark)
+        ingested = fold.ingested(self.logic, self.state, epoch, batch, outcome, clocks, watermark)
         if batch.replayed is not None:
             ingested = fold.with_replayed(ingested, batch.replayed)
         bounds.check(self.logic, self.engine, self.state, ingested, tasks)
@@ -297,6 +292,7 @@ class Driver:
         began, clock = time.monotonic(), self.hooks.clock_us()
         timer = _Timer(self.hooks.faults, self.state.epoch + 1)
         nothing = fold.ingested(
+            self.logic,
             self.state,
             self.state.epoch + 1,
             Batch(None, {}, None),
@@ -390,6 +386,7 @@ class Driver:
         self.hooks.on_status(
             fold.status(
                 self.pipeline,
+                self.last,
                 manifest,
                 self._clocks,
                 outcome,

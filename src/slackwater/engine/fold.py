@@ -7,21 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.step import allowed_ms
 from slackwater.core.time import iso
 from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.status import Buffered, Counters, SourceStatus, Status
 from slackwater.errors import StateError
-from slackwater.joins.logic import JoinLogic
-from slackwater.operators.base import Step
+from slackwater.operators.base import SIDES, Figures, Operator
 from slackwater.operators.task import EmitReport
 from slackwater.sources.base import Batch, Replayed
-from slackwater.state.protocol import Manifest, PartitionRecord, SegmentMeta, SourceRecord
+from slackwater.state.protocol import Manifest, PartitionRecord, SourceRecord
 from slackwater.watermark import NO_WATERMARK, Heard, SourceClock
-from slackwater.windows.logic import Logic, allowed_us
-from slackwater.windows.panes import window_totals
 
 NOTHING = Heard(0, None)
-SIDES = ("left", "right")
 
 
 def heard(stats: SourceStats | None) -> Heard:
@@ -57,7 +54,7 @@ def clocks(pipeline: Pipeline, manifest: Manifest) -> dict[str, SourceClock]:
     """The sources of a config with their clocks as committed."""
     step, window = pipeline.transform.step, pipeline.transform.window
     # what is to be final when it is emitted waits for its late rows: the watermark does
-    waits = allowed_us(window) if window and window.emit == "final" else 0
+    waits = 1000 * allowed_ms(window) if window and window.emit == "final" else 0
     return {
         s.name: manifest.sources.get(s.name, SourceRecord()).clock(
             waits + 1000 * (step.lateness_ms if s.lateness_ms is None else s.lateness_ms),
@@ -68,7 +65,13 @@ def clocks(pipeline: Pipeline, manifest: Manifest) -> dict[str, SourceClock]:
     }
 
 
+def figures(manifest: Manifest) -> Figures:
+    """What a commit counts of the state of a stage."""
+    return Figures(manifest.groups, manifest.windows, manifest.panes, manifest.counters.get("sides", {}))
+
+
 def ingested(
+    operator: Operator,
     before: Manifest,
     epoch: int,
     batch: Batch,
@@ -77,17 +80,12 @@ def ingested(
     watermark: int,
 ) -> Manifest:
     """The previous commit with an epoch's rows folded in, before emission."""
-    segments, groups, windows = list(before.segments), list(before.groups), list(before.windows)
-    panes = {p: list(g) for p, g in before.panes.items()}
+    segments, after = list(before.segments), operator.ingested(figures(before), outcome.reports)
     late: Counter[str] = Counter(before.counters.get("late", {}))
     letters: Counter[str] = Counter(before.counters.get("letters", {}))
     totals: Counter[str] = Counter({k: v for k, v in before.counters.items() if isinstance(v, int)})
     for r in outcome.reports:
         segments[r.shard] = r.segments
-        groups[r.shard] += r.groups
-        windows[r.shard] += r.windows
-        for pane, n in r.new_groups.items():
-            panes.setdefault(pane, [0] * before.shards)[r.shard] += n
         late.update({"lateness": r.late - r.late_idle, "idle": r.late_idle})
         totals.update(
             rows_bad=r.bad, rows_sql=r.rows, rows_used=r.used, rows_refused=r.refused, late_windows=r.late_windows
@@ -95,10 +93,6 @@ def ingested(
         totals.update(rows_partly_late=r.partly_late)
         if r.overflows.count:
             totals.update(overflows=r.overflows.count)
-    sides = {name: Counter(found) for name, found in before.counters.get("sides", {}).items()}
-    for r in outcome.reports:
-        for name, side in zip(SIDES, r.sides, strict=False):
-            sides.setdefault(name, Counter()).update(side.model_dump(exclude={"crowd"}))
     for stats in outcome.sources.values():
         totals.update(rows_in=stats.rows, rows_bad=stats.bad)
     totals.update(rows_bad=sum(u.rows for u in outcome.unfit))
@@ -113,9 +107,9 @@ def ingested(
             "epoch": epoch,
             "watermark_us": watermark,
             "segments": tuple(segments),
-            "groups": tuple(groups),
-            "windows": tuple(windows),
-            "panes": {p: tuple(g) for p, g in panes.items()},
+            "groups": after.groups,
+            "windows": after.windows,
+            "panes": after.panes,
             "sources": {
                 name: _source(before.sources[name], clock, outcome.sources.get(name), batch.offsets.get(name))
                 for name, clock in clocks.items()
@@ -130,7 +124,7 @@ def ingested(
                 "late": {k: v for k, v in late.items() if v},
                 "emitted": dict(reasons),
                 "letters": dict(letters),
-                **({"sides": {name: dict(found) for name, found in sides.items()}} if sides else {}),
+                **({"sides": after.sides} if after.sides else {}),
             },
         }
     )
@@ -173,7 +167,7 @@ def _source(
 def emitted(
     manifest: Manifest,
     reports: Sequence[EmitReport],
-    logic: Step,
+    operator: Operator,
     clock_us: int,
     telling: bool = False,
     since: int = NO_WATERMARK,
@@ -183,30 +177,25 @@ def emitted(
     `telling`: windows that were changed and are open were emitted, too. `since`: the watermark that the epoch before
     committed, at which nothing needs what is over any more.
     """
-    segments, groups, windows = list(manifest.segments), list(manifest.groups), list(manifest.windows)
+    segments, after = list(manifest.segments), operator.emitted(figures(manifest), reports, manifest.watermark_us)
     reasons: Counter[str] = Counter(manifest.counters.get("emitted", {}))
     for r in reports:
         segments[r.shard] = r.segments
-        groups[r.shard] += r.groups
-        windows[r.shard] += r.windows
         reasons.update(r.reasons)
     counters = {**manifest.counters, "emitted": dict(reasons)}
     if beyond := sum(r.overflows.count for r in reports):
         counters["overflows"] = counters.get("overflows", 0) + beyond
-    if isinstance(logic, JoinLogic):
-        counters["sides"] = _with_unmatched(manifest, reports)
-    panes = manifest.panes
-    if panes and isinstance(logic, Logic):
-        panes = {p: g for p, g in panes.items() if window_totals(logic, {p: 1}, manifest.watermark_us)}
+    if after.sides:
+        counters["sides"] = after.sides
     return manifest.model_copy(
         update={
             "committed_us": clock_us,
-            "segments": tuple(without_dead(metas, isinstance(logic, JoinLogic), since) for metas in segments),
-            "groups": tuple(groups),
-            "windows": tuple(windows),
-            "panes": panes,
+            "segments": tuple(operator.living(metas, since) for metas in segments),
+            "groups": after.groups,
+            "windows": after.windows,
+            "panes": after.panes,
             "told_us": clock_us if telling else manifest.told_us,
-            "waiting": logic.updates and not telling and manifest.waiting,
+            "waiting": operator.updates and not telling and manifest.waiting,
             "output": (*manifest.output, *(o for r in reports for o in r.outputs)),
             "emitted": manifest.emitted + sum(o.rows for r in reports for o in r.outputs),
             "counters": counters,
@@ -214,33 +203,9 @@ def emitted(
     )
 
 
-def without_dead(metas: tuple[SegmentMeta, ...], independent: bool, since: int) -> tuple[SegmentMeta, ...]:
-    """The segments of a shard without those that are over, also where no new row touched the shard.
-
-    Of windows only the oldest may go: else they would uncover older versions of what they hold. A join's are `independent`.
-    Those without a file (in Postgres) are the figures of a table, from which the commit deletes what is over.
-    """
-    if independent:
-        return tuple(m for m in metas if m.dead > since or not _is_file(m))
-    kept = next((i for i, m in enumerate(metas) if m.dead > since or not _is_file(m)), len(metas))
-    return metas[kept:]
-
-
-def _is_file(meta: SegmentMeta) -> bool:
-    return "/" in meta.file
-
-
-def _with_unmatched(manifest: Manifest, reports: Sequence[EmitReport]) -> dict[str, dict[str, int]]:
-    """The counters of a join's sides, with the rows that came out without a partner."""
-    sides = {name: Counter(manifest.counters.get("sides", {}).get(name, {})) for name in SIDES}
-    for r in reports:
-        for name, count in zip(SIDES, r.unmatched, strict=True):
-            sides[name]["unmatched"] += count
-    return {name: dict(found) for name, found in sides.items()}
-
-
 def status(
     pipeline: Pipeline,
+    last: Operator,
     manifest: Manifest,
     clocks: Mapping[str, SourceClock],
     outcome: IngestOutcome | None,
@@ -249,14 +214,12 @@ def status(
     clock_us: int,
     last_end_us: int | None,
 ) -> Status:
-    """What the outside is told after a commit."""
-    step, last = pipeline.transform.step, pipeline.last.transform.step
-    after = manifest.stages[-1]
-    is_session = last.kind == "session"
-    pane_groups = sum(sum(g) for g in after.panes.values())
+    """What the outside is told after a commit. `last`: whose results the target gets."""
+    step, shown = pipeline.transform.step, pipeline.last.transform.step
+    windows, groups = last.size(figures(manifest.stages[-1]))
     return Status(
         pipeline=pipeline.name,
-        window_kind="join" if pipeline.last.transform.window is None else last.kind,
+        window_kind="join" if pipeline.last.transform.window is None else shown.kind,
         late_policy=step.late_data,
         epoch=manifest.epoch,
         rows=sum(s.rows for s in outcome.sources.values()) if outcome else 0,
@@ -277,8 +240,8 @@ def status(
             )
             for name, c in clocks.items()
         ),
-        windows_active=sum(after.windows) if is_session else pane_groups,
-        groups=sum(after.groups) if is_session else pane_groups,
+        windows_active=windows,
+        groups=groups,
         state_bytes=manifest.state_bytes,
         counters=counters(manifest),
         buffered={} if pipeline.transform.join is None else _buffered(manifest, outcome),

@@ -11,12 +11,11 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.capacity import ANYTHING, Capacity
 from slackwater.engine import accounting, bounds, fold
 from slackwater.engine.protocol import Engine, IngestOutcome
-from slackwater.operators.base import Step, is_due, touched
-from slackwater.operators.task import EmitReport, LateLetters, ShardTask
+from slackwater.operators.base import LateLetters, Operator, ShardTask
+from slackwater.operators.task import EmitReport
 from slackwater.sources.base import Batch
 from slackwater.state.protocol import Manifest, StateStore
 from slackwater.watermark import NO_WATERMARK, SourceClock, holder, listen
-from slackwater.windows.logic import Logic
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Stage:
     """
 
     pipeline: Pipeline
-    logic: Step
+    logic: Operator
     store: StateStore
     engine: Engine
     in_worker: Callable[[int], Callable[[str], None] | None]
@@ -43,7 +42,7 @@ class Stage:
         idle = (*overtaken, *range(count, 2 * count))
         committed = fold.clocks(self.pipeline, state)
         late = LateLetters(self.pipeline.name, holder(committed)) if self.pipeline.keeps_late else None
-        cap = bounds.cap(self.logic)
+        cap = self.logic.admits
         return [
             ShardTask(
                 self.logic,
@@ -77,13 +76,13 @@ class Stage:
                 telling=telling,
             )
             for shard, metas in enumerate(ingested.segments)
-            if touched(self.logic, metas, since, watermark, telling)
+            if self.logic.touched(metas, since, watermark, telling)
         ]
 
     def closes(self, state: Manifest, watermark: int) -> bool:
         """Whether anything becomes due on the way to a watermark; reads the state of the shards that may have it."""
         ahead = state.model_copy(update={"watermark_us": watermark})
-        return any(is_due(task) for task in self.due_tasks(ahead, state.watermark_us, False, False))
+        return any(self.logic.is_due(task) for task in self.due_tasks(ahead, state.watermark_us, False, False))
 
     def read(
         self,
@@ -109,8 +108,7 @@ class Stage:
 
     def may_tell(self, state: Manifest, clock_us: int) -> bool:
         """emit = "updates": whether windows that are open may be emitted again by now."""
-        interval = self.logic.window.emit_interval_ms if isinstance(self.logic, Logic) else 0
-        return clock_us - state.told_us >= 1000 * interval
+        return clock_us - state.told_us >= self.logic.early_us
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,7 @@ class Following:
         watermark = before.watermark_us
         if watermark_us != NO_WATERMARK:
             watermark = max(watermark, watermark_us - self.hold_us)
-        ingested = fold.ingested(before, before.epoch + 1, batch, outcome, clocks, watermark)
+        ingested = fold.ingested(stage.logic, before, before.epoch + 1, batch, outcome, clocks, watermark)
         bounds.check(stage.logic, stage.engine, before, ingested, tasks)
         if flush:
             close = max((m.close for shard in ingested.segments for m in shard), default=watermark)

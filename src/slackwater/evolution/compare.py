@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any
 
 from slackwater.config.aggregation import Aggregation
@@ -24,17 +25,19 @@ from slackwater.config.step import Step as Spec
 from slackwater.config.step import allowed_ms
 from slackwater.config.target import Target
 from slackwater.config.window import Window
+from slackwater.core.dispatch import unregistered
 from slackwater.core.schema import Field
 from slackwater.core.words import plural
 from slackwater.errors import StateError
 from slackwater.evolution import migrate, restore
 from slackwater.evolution.texts import BY_KEY, columns_text, emission_text, moved
-from slackwater.joins.logic import JoinLogic
-from slackwater.operators.base import Step
+from slackwater.operators.base import Operator
+from slackwater.operators.panes import Panes
+from slackwater.operators.sessions import Sessions
 from slackwater.state.protocol import Manifest
 from slackwater.windows.aggregations import Agg
 from slackwater.windows.aggregations.custom import custom
-from slackwater.windows.logic import Logic, allowed_us
+from slackwater.windows.logic import allowed_us
 
 COMPATIBLE, MIGRATED, REBUILD = "compatible", "migrated", "rebuild"
 
@@ -111,7 +114,7 @@ def compare(
     pipeline: Pipeline,
     manifest: Manifest,
     *,
-    steps: Sequence[Step] | None = None,
+    steps: Sequence[Operator] | None = None,
     shards: int | None = None,
     published: int | None = None,
 ) -> Comparison:
@@ -150,7 +153,7 @@ class _Stage:
 
     step: Spec
     manifest: Manifest
-    made: Step | None
+    made: Operator | None
     prefix: str
 
     @property
@@ -194,9 +197,8 @@ class _Stage:
 
     def _columns(self) -> Mapping[str, Field]:
         """The columns whose types are known."""
-        if isinstance(self.made, Logic):
-            fields = (*self.made.keys, *(i.source for i in self.made.inputs))
-            return {f.name: f for f in fields}
+        if self.made is not None:
+            return _read_by(self.made)
         assert isinstance(self.step, Window)
         return restore.columns_of(self.manifest, self.step)
 
@@ -290,7 +292,7 @@ class _Stage:
 
     def _join(self, new: Join) -> Iterator[Change]:
         wrote = self.manifest.fingerprint
-        now = restore.fingerprint(self.made) if isinstance(self.made, JoinLogic) else _of_join(new, wrote)
+        now = _of_join(new, wrote) if self.made is None else restore.fingerprint(self.made)
         why = {
             "outer": "whether a row found a partner was not kept of the other side",
             "bounds_us": "rows outside of the former bounds are gone, and pairs within the new ones were not looked for",
@@ -303,6 +305,18 @@ class _Stage:
         described = self.manifest.described.get("join")
         old = None if described is None else Join.draft(dict(described), "state", "", [])
         yield from self._settings(new, old)
+
+
+@singledispatch
+def _read_by(operator: Operator) -> Mapping[str, Field]:
+    """The columns of the rows that a window reads."""
+    unregistered(operator, "slackwater.evolution.compare")
+
+
+@_read_by.register(Panes)
+@_read_by.register(Sessions)
+def _(operator: Panes | Sessions) -> Mapping[str, Field]:
+    return {f.name: f for f in (*operator.keys, *(i.source for i in operator.inputs))}
 
 
 def _of_join(new: Join, wrote: Mapping[str, Any]) -> dict[str, Any]:

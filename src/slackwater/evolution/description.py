@@ -1,25 +1,25 @@
-"""The logic of a state as the state itself tells it: of windows from their description, of joins from their fingerprint."""
+"""The operator of a state as the state itself tells it: of windows from their description, of joins from their fingerprint."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from slackwater.config.aggregator import without_imports
 from slackwater.config.data import from_data
 from slackwater.config.window import Window
 from slackwater.core.schema import Field
 from slackwater.errors import StateError
-from slackwater.evolution import restore
-from slackwater.joins.logic import JoinLogic, Side, side
-from slackwater.operators.base import Step
+from slackwater.evolution import migrate, restore
+from slackwater.joins.logic import Side, side
+from slackwater.operators.base import Operator
 from slackwater.operators.compile import bind_window
+from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.panes import Panes
+from slackwater.operators.sessions import Sessions
 from slackwater.state.protocol import Manifest
-from slackwater.windows.logic import Logic
 
 SIDES = ("left", "right")
 
 
-def step_in(manifest: Manifest) -> Step:
+def step_in(manifest: Manifest) -> Panes | Sessions | IntervalJoin:
     """The window or join of one stage. Raises StateError where the state does not tell it.
 
     Of a join only what its buffers depend on: it can be read and rewritten by it, not run.
@@ -33,7 +33,7 @@ def step_in(manifest: Manifest) -> Step:
             f"{manifest.pipeline}: the state in epoch {manifest.epoch} does not tell which join it is of"
         ) from None
     allowed = restore.emission_of(manifest)["retain_us"]
-    return JoinLogic(manifest.pipeline, left, right, allowed, "later", None, False)
+    return IntervalJoin(manifest.pipeline, left, right, allowed, "later", None, False)
 
 
 def _side(manifest: Manifest, which: int) -> Side:
@@ -52,12 +52,12 @@ def _field(text: object) -> Field:
     return Field(name, type_)
 
 
-def as_emitted(logic: Step, manifest: Manifest) -> bool:
+def as_emitted(logic: Operator, manifest: Manifest) -> bool:
     """Whether the rows of a stage are as its description has them: not in the commit that rewrote them for another."""
     return bool(restore.emission_of(manifest) == restore.emission(logic))
 
 
-def logic_in(manifest: Manifest) -> Logic:
+def logic_in(manifest: Manifest) -> Panes | Sessions:
     """The window of a state as the state itself describes it. Raises StateError where it does not.
 
     It may name classes of aggregations: none is imported because of that (ConfigError), a config has to name it.
@@ -71,4 +71,4 @@ def logic_in(manifest: Manifest) -> Logic:
     with without_imports():
         window = from_data(Window, manifest.described["window"], f"state of {manifest.pipeline}")
         logic = bind_window(manifest.pipeline, window, restore.columns_of(manifest, window))
-    return replace(logic, gone_us=manifest.gone_us, rows_from_us=manifest.rows_from_us, revised=manifest.revised)
+    return logic.remembering(migrate.memory_of(manifest))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import singledispatch
 from typing import Any
 
 import xxhash
@@ -13,19 +14,26 @@ from slackwater.config.paths import as_written
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.step import Step
 from slackwater.config.window import Window
+from slackwater.core.dispatch import unregistered
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, StateError
-from slackwater.joins.logic import JoinLogic
-from slackwater.operators import interval_join
+from slackwater.operators.base import Operator
+from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.panes import Panes
+from slackwater.operators.sessions import Sessions
 from slackwater.state.protocol import Manifest, SourceRecord
-from slackwater.windows.logic import Logic
 
 
-def fingerprint(logic: Logic | JoinLogic) -> dict[str, Any]:
+@singledispatch
+def fingerprint(operator: Operator) -> dict[str, Any]:
     """What a state depends on; a change of any of it needs a new state. Readable, part of every manifest."""
-    if isinstance(logic, JoinLogic):
-        return interval_join.fingerprint(logic)
-    w = logic.window
+    unregistered(operator, "slackwater.evolution.restore.fingerprint")
+
+
+@fingerprint.register(Panes)
+@fingerprint.register(Sessions)
+def _(operator: Panes | Sessions) -> dict[str, Any]:
+    w = operator.window
     return {
         "kind": w.kind,
         "duration_ms": w.duration_ms,
@@ -33,16 +41,37 @@ def fingerprint(logic: Logic | JoinLogic) -> dict[str, Any]:
         "offset_ms": w.offset_ms,
         "gap_ms": w.gap_ms,
         "max_session_duration_ms": w.max_session_duration_ms,
-        "keys": [f"{k.name} {k.type}" for k in logic.keys],  # in order: it is part of the hash
-        "aggregations": {a.name: a.fingerprint() for a in logic.aggs},
+        "keys": [f"{k.name} {k.type}" for k in operator.keys],  # in order: it is part of the hash
+        "aggregations": {a.name: a.fingerprint() for a in operator.aggs},
     }
 
 
-def emission(logic: Logic | JoinLogic) -> dict[str, Any]:
+@fingerprint.register
+def _(operator: IntervalJoin) -> dict[str, Any]:
+    return {
+        "kind": "join",
+        "outer": [s.name for s in operator.sides if s.outer],
+        "bounds_us": [operator.left.low_us, operator.left.high_us],
+        "keys": [[f"{k.name} {k.type}" for k in s.keys] for s in operator.sides],
+        "columns": [[f"{f.name} {f.type}" for f in s.fields] for s in operator.sides],
+    }
+
+
+@singledispatch
+def emission(operator: Operator) -> dict[str, Any]:
     """How results are emitted, as far as the state shows it; a change of it needs no new state, but an epoch of `evolution.migrate`."""
-    if isinstance(logic, JoinLogic):
-        return interval_join.emission(logic)
-    return {"updates": logic.updates, "retain_us": logic.retain_us}
+    unregistered(operator, "slackwater.evolution.restore.emission")
+
+
+@emission.register(Panes)
+@emission.register(Sessions)
+def _(operator: Panes | Sessions) -> dict[str, Any]:
+    return {"updates": operator.updates, "retain_us": operator.retain_us}
+
+
+@emission.register
+def _(operator: IntervalJoin) -> dict[str, Any]:
+    return {"updates": False, "retain_us": operator.allowed_us}
 
 
 def emission_of(manifest: Manifest) -> dict[str, Any]:
@@ -50,17 +79,31 @@ def emission_of(manifest: Manifest) -> dict[str, Any]:
     return {"updates": False, "retain_us": 0} | dict(manifest.emission)
 
 
-def described(step: Step, logic: Logic | JoinLogic) -> dict[str, Any]:
+def described(step: Step, operator: Operator) -> dict[str, Any]:
     """The window with the types of its columns, from which `bind_window` makes the same logic, or the join; empty for what it
     cannot tell.
 
     Part of every manifest, so that a state can be read without a config. SQL is not: it may hold secrets, see `sql_hashes`.
     """
     data = as_data(step)
-    if data is None or isinstance(logic, JoinLogic):
-        return {} if data is None else {"join": {k: v for k, v in data.items() if k not in ("left_sql", "right_sql")}}
-    columns = {f.name: f.type for f in (*logic.keys, *(i.source for i in logic.inputs))}
+    return {} if data is None else _described(operator, data)
+
+
+@singledispatch
+def _described(operator: Operator, data: Mapping[str, Any]) -> dict[str, Any]:
+    unregistered(operator, "slackwater.evolution.restore.described")
+
+
+@_described.register(Panes)
+@_described.register(Sessions)
+def _(operator: Panes | Sessions, data: Mapping[str, Any]) -> dict[str, Any]:
+    columns = {f.name: f.type for f in (*operator.keys, *(i.source for i in operator.inputs))}
     return {"window": data, "columns": columns}
+
+
+@_described.register
+def _(operator: IntervalJoin, data: Mapping[str, Any]) -> dict[str, Any]:
+    return {"join": {k: v for k, v in data.items() if k not in ("left_sql", "right_sql")}}
 
 
 def sql_hashes(pipeline: Pipeline) -> dict[str, str]:
@@ -111,7 +154,7 @@ def columns_of(manifest: Manifest, window: Window) -> dict[str, Field]:
     return columns
 
 
-def first_manifest(logics: Sequence[Logic | JoinLogic], shards: int, clock_us: int, state_id: str = "") -> Manifest:
+def first_manifest(logics: Sequence[Operator], shards: int, clock_us: int, state_id: str = "") -> Manifest:
     """The state before the first epoch, of all stages; never committed itself."""
     logic, *more = logics
     return Manifest(
@@ -129,7 +172,7 @@ def first_manifest(logics: Sequence[Logic | JoinLogic], shards: int, clock_us: i
     )
 
 
-def with_descriptions(manifest: Manifest, stages: Sequence[tuple[Pipeline, Logic | JoinLogic]]) -> Manifest:
+def with_descriptions(manifest: Manifest, stages: Sequence[tuple[Pipeline, Operator]]) -> Manifest:
     """The state with what its stages are, as this config has them."""
     (pipeline, logic), *more = stages
     told = {

@@ -18,7 +18,7 @@ from slackwater.errors import StateError
 from slackwater.evolution import migrate
 from slackwater.evolution.description import as_emitted, step_in
 from slackwater.maintenance.sizes import Sizes, sizes
-from slackwater.operators.base import Step
+from slackwater.operators.base import Operator
 from slackwater.state.postgres import client
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import Manifest, StateStore
@@ -56,7 +56,7 @@ def compact(store: StateStore) -> Compacted:
         return Compacted(before, sizes(store))
 
 
-def _step(manifest: Manifest) -> Step:
+def _step(manifest: Manifest) -> Operator:
     step = step_in(manifest)
     if not as_emitted(step, manifest):
         raise StateError(
@@ -66,7 +66,7 @@ def _step(manifest: Manifest) -> Step:
     return step
 
 
-def _compacted(step: Step, store: StateStore, stage: Manifest, epoch: int, clock_us: int, number: int) -> Manifest:
+def _compacted(step: Operator, store: StateStore, stage: Manifest, epoch: int, clock_us: int, number: int) -> Manifest:
     """A stage as it is to be committed; its shards are as many as before."""
     stage = stage.model_copy(update={"epoch": epoch})
     done = migrate.read(step, store, stage, number).manifest_of(store, stage.shards, clock_us)

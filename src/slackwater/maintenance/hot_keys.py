@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any
 
 import polars as pl
 
+from slackwater.core.dispatch import unregistered
 from slackwater.evolution.description import step_in
-from slackwater.joins.logic import JoinLogic
+from slackwater.operators.base import Operator
+from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.panes import Panes
+from slackwater.operators.sessions import Sessions
 from slackwater.query.inspect import plain
-from slackwater.state.protocol import Manifest, Snapshot, StateStore
-from slackwater.windows.logic import OPEN, Logic
+from slackwater.state.protocol import Snapshot, StateStore
+from slackwater.windows.logic import OPEN
 
 
 @dataclass(frozen=True)
@@ -45,13 +50,22 @@ def _keys(store: StateStore, snapshot: Snapshot, number: int, count: int) -> Ite
     manifest = snapshot.manifest.stages[number]
     step = step_in(manifest)
     for shard in range(manifest.shards):
-        if isinstance(step, JoinLogic):
-            yield from _buffered(store, step, manifest, snapshot.manifest.epoch, number, shard, count)
-        else:
-            yield from _windowed(step, snapshot.reader(shard, step, number).scan(), number, count)
+        yield from _of_shard(step, store, snapshot, number, shard, count)
 
 
-def _windowed(logic: Logic, rows: pl.DataFrame, number: int, count: int) -> Iterator[HotKey]:
+@singledispatch
+def _of_shard(
+    operator: Operator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
+) -> Iterator[HotKey]:
+    unregistered(operator, "slackwater.maintenance.hot_keys")
+
+
+@_of_shard.register(Panes)
+@_of_shard.register(Sessions)
+def _(
+    logic: Panes | Sessions, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
+) -> Iterator[HotKey]:
+    rows = snapshot.reader(shard, logic, number).scan()
     counter = next((a for a in logic.aggs if a.spec.agg == "count" and a.column is None), None)
     events = pl.lit(None, pl.Int64)
     if counter is not None:
@@ -62,9 +76,11 @@ def _windowed(logic: Logic, rows: pl.DataFrame, number: int, count: int) -> Iter
             yield HotKey(number, "", plain(row, logic.key_names), row["__rows"], row["__events"])
 
 
-def _buffered(
-    store: StateStore, logic: JoinLogic, manifest: Manifest, epoch: int, number: int, shard: int, count: int
+@_of_shard.register
+def _(
+    logic: IntervalJoin, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
 ) -> Iterator[HotKey]:
+    manifest, epoch = snapshot.manifest.stages[number], snapshot.manifest.epoch
     buffers = store.shard(shard, manifest.shards, epoch, manifest.segments[shard], number).buffers(logic)
     for side in logic.sides:
         names = [k.name for k in side.keys]

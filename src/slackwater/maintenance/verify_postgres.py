@@ -11,21 +11,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import singledispatchmethod
 from typing import Any
 
 import polars as pl
 import psycopg
 import pyarrow as pa
 
+from slackwater.core.dispatch import unregistered
 from slackwater.core.words import plural
 from slackwater.errors import EpochError, SlackwaterError, StateError
 from slackwater.evolution.description import as_emitted, step_in
-from slackwater.joins.logic import JoinLogic
 from slackwater.maintenance import rows
 from slackwater.maintenance.report import Problem, Report
-from slackwater.operators.base import Step
-from slackwater.state.postgres import client, owned
-from slackwater.state.postgres.buffers import JoinTable
+from slackwater.operators.base import Operator
+from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.panes import Panes
+from slackwater.operators.sessions import Sessions
+from slackwater.state.postgres import client, columns, owned
 from slackwater.state.postgres.commit import lists, offsets_of
 from slackwater.state.postgres.snapshot import latest
 from slackwater.state.postgres.store import PostgresStore
@@ -131,8 +134,7 @@ class _Check:
             return
         if wrong := rows.misdescribed(step, manifest):
             self.tell(f"{self.tables.pipelines}, row {self.tables.pipeline!r}", f"its record {wrong}")
-        wanted = JoinTable(table, step).types() if isinstance(step, JoinLogic) else table.types(step)
-        if list(self._columns(table, wanted)):
+        if list(self._columns(table, columns.types(step, table))):
             return
         try:
             for wrong in self._rows(table, step, manifest, number):
@@ -157,27 +159,54 @@ class _Check:
                 self.tell(table.state, what)
                 yield what
 
-    def _rows(self, table: Tables, step: Step, manifest: Manifest, number: int) -> Iterator[str]:
-        exact = as_emitted(step, manifest)
-        if not isinstance(step, JoinLogic):
-            yield from self._ordinals(table)
+    def _rows(self, table: Tables, operator: Operator, manifest: Manifest, number: int) -> Iterator[str]:
+        exact = as_emitted(operator, manifest)
+        yield from self._numbered(operator, table)
         for shard, metas in enumerate(manifest.segments):
             state = PostgresShard(self.url, table, shard, manifest.shards, manifest.epoch, metas, self.snapshot)
-            if isinstance(step, JoinLogic):
-                for side in step.sides:
-                    frame = state.buffers(step).scan(side.which, manifest.watermark_us)
-                    self.report.rows += frame.height
-                    yield from rows.of_side(step, side.name, frame, shard, manifest.shards)
-                    said = sum(m.rows for m in metas if m.kind == side.name)
-                    if exact and frame.height != said:
-                        yield f"{plural(frame.height, 'row')} of the {side.name} side in shard {shard}, the record says {said:,}"
-                continue
-            frame = state.reader(step).scan()
+            yield from self._shard(operator, state, manifest, exact)
+
+    @singledispatchmethod
+    def _numbered(self, operator: Operator, table: Tables) -> Iterator[str]:
+        """What is wrong with the places of rows in their units."""
+        unregistered(operator, "slackwater.maintenance.verify_postgres")
+
+    @_numbered.register(Panes)
+    @_numbered.register(Sessions)
+    def _(self, operator: Panes | Sessions, table: Tables) -> Iterator[str]:
+        yield from self._ordinals(table)
+
+    @_numbered.register
+    def _(self, operator: IntervalJoin, table: Tables) -> Iterator[str]:
+        yield from ()  # it has no units
+
+    @singledispatchmethod
+    def _shard(self, operator: Operator, state: PostgresShard, manifest: Manifest, exact: bool) -> Iterator[str]:
+        """What is wrong with the rows of a shard, and with what the record counts of them."""
+        unregistered(operator, "slackwater.maintenance.verify_postgres")
+
+    @_shard.register(Panes)
+    @_shard.register(Sessions)
+    def _(self, operator: Panes | Sessions, state: PostgresShard, manifest: Manifest, exact: bool) -> Iterator[str]:
+        frame = state.reader(operator).scan()
+        self.report.rows += frame.height
+        wrong = list(rows.of_segment(operator, "", frame, state.shard, state.shards, exact))
+        yield from wrong
+        if exact and not wrong:
+            found = rows.counted(operator, frame, manifest, state.shard)
+            yield from (f"shard {state.shard}: {text}" for text in found)
+
+    @_shard.register
+    def _(self, operator: IntervalJoin, state: PostgresShard, manifest: Manifest, exact: bool) -> Iterator[str]:
+        for side in operator.sides:
+            frame = state.buffers(operator).scan(side.which, manifest.watermark_us)
             self.report.rows += frame.height
-            wrong = list(rows.of_window(step, frame, shard, manifest.shards, exact))
-            yield from wrong
-            if exact and not wrong:
-                yield from (f"shard {shard}: {text}" for text in rows.counted(step, frame, manifest, shard))
+            yield from rows.of_segment(operator, side.name, frame, state.shard, state.shards)
+            said = sum(m.rows for m in state.metas if m.kind == side.name)
+            if exact and frame.height != said:
+                yield (
+                    f"{plural(frame.height, 'row')} of the {side.name} side in shard {state.shard}, the record says {said:,}"
+                )
 
     def _ordinals(self, table: Tables) -> Iterator[str]:
         broken = self.one(

@@ -23,8 +23,10 @@ from slackwater.core.dead_letter import LETTER
 from slackwater.engine.kill_points import Faults
 from slackwater.engine.stage import Following, Stage
 from slackwater.errors import StartError
-from slackwater.operators.base import Step
+from slackwater.operators.base import Operator
 from slackwater.operators.compile import compile_join, compile_window
+from slackwater.operators.panes import Panes
+from slackwater.operators.sessions import Sessions
 from slackwater.sources import files
 from slackwater.sources.base import reason
 from slackwater.sources.cloud import CloudReader, kinesis_options, pubsub_options
@@ -40,7 +42,6 @@ from slackwater.targets.base import Table, Target
 from slackwater.targets.console import ConsoleTarget
 from slackwater.targets.files import FilesTarget
 from slackwater.windows.aggregations import quote
-from slackwater.windows.logic import Logic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -141,7 +142,7 @@ def _cloud(spec: Source, connection: Connection) -> CloudReader:
     )
 
 
-def bind(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> tuple[dict[str, str], Step]:
+def bind(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> tuple[dict[str, str], Operator]:
     """Event time and SQL of each source against the columns that are there, and the window or join over what comes out."""
     times, outputs = {}, {}
     for spec, source in zip(pipeline.sources, sources, strict=True):
@@ -159,12 +160,12 @@ def bind(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]
     return times, logic
 
 
-def results_of(pipeline: Pipeline, session: SparkSession, logic: Step) -> Step:
+def results_of(pipeline: Pipeline, session: SparkSession, logic: Operator) -> Operator:
     """The step whose results the target gets, after the first one's. Raises StartError."""
     return _second(pipeline, session, logic)[1] if pipeline.stages else logic
 
 
-def _second(pipeline: Pipeline, session: SparkSession, logic: Step) -> tuple[DataFrame, Logic]:
+def _second(pipeline: Pipeline, session: SparkSession, logic: Operator) -> tuple[DataFrame, Panes | Sessions]:
     """The columns that the second stage reads, and its window over them."""
     own = pipeline.last
     frame = session.createDataFrame([], ", ".join(f"{quote(f.name)} {f.type}" for f in logic.output))
@@ -172,7 +173,7 @@ def _second(pipeline: Pipeline, session: SparkSession, logic: Step) -> tuple[Dat
 
 
 def following(
-    pipeline: Pipeline, session: SparkSession, logic: Step, store: StateStore, faults: Faults
+    pipeline: Pipeline, session: SparkSession, logic: Operator, store: StateStore, faults: Faults
 ) -> Following | None:
     """The stage that reads what the first one emits, bound to its columns; None where there is none. Raises StartError."""
     if not pipeline.stages:
@@ -233,10 +234,9 @@ def store_of(pipeline: Pipeline) -> StateStore:
     return FilesStore(store.path or "", pipeline.name)
 
 
-def target_of(pipeline: Pipeline, logic: Step, state_id: str = "") -> Target:
+def target_of(pipeline: Pipeline, logic: Operator, state_id: str = "") -> Target:
     """The target a config names, for the epochs of a state."""
-    identity = logic.identity if isinstance(logic, Logic) else None  # joined rows are a multiset
-    return _target(pipeline.target, pipeline, Table(pipeline.name, tuple(logic.output), identity, state_id))
+    return _target(pipeline.target, pipeline, Table(pipeline.name, tuple(logic.output), logic.identity, state_id))
 
 
 def letters_of(pipeline: Pipeline, state_id: str = "") -> Target | None:

@@ -34,7 +34,7 @@ from slackwater.core.capacity import capacity_of
 from slackwater.core.time import iso
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, SlackwaterError, StartError
-from slackwater.operators.base import Step
+from slackwater.operators.base import Operator
 from slackwater.runner.assemble import target_of
 from slackwater.runner.run import _Run
 from slackwater.sources import files
@@ -273,7 +273,7 @@ class _Backfill(_Run):
         super().__init__(pipeline, True, spark, on_status, notice, stop or threading.Event())
         self.span, self.partial, self.written = span, partial, Written()
 
-    def _target_of(self, results: Step, state_id: str) -> Target:
+    def _target_of(self, results: Operator, state_id: str) -> Target:
         window = self.pipeline.transform.window
         assert window is not None
         inner = target_of(self.pipeline, results, state_id)

@@ -19,7 +19,7 @@ from slackwater.engine.observer import Columns, Observer, Observers, Waiting
 from slackwater.engine.status import Status
 from slackwater.errors import ConfigError, EpochError, ExhaustedError, LockHeldError, SlackwaterError, StartError
 from slackwater.evolution import restore
-from slackwater.operators.base import Step
+from slackwater.operators.base import Operator
 from slackwater.runner import border, former, pace, starting_offsets, tell
 from slackwater.runner.assemble import (
     bind,
@@ -355,7 +355,7 @@ class _Run:
         warm.join()
         return not self.stop.is_set()
 
-    def _target_of(self, results: Step, state_id: str) -> Target:
+    def _target_of(self, results: Operator, state_id: str) -> Target:
         return target_of(self.pipeline, results, state_id)
 
     def _warm(self, shards: int) -> None:

@@ -222,6 +222,13 @@ class Manifest(Record):
 OUTLINE = ("__h", "__kind", "__start", "__due")
 
 
+class Stateful(Protocol):
+    """What has state: a window's or a join's logic. Each store knows by its class how to keep it."""
+
+    @property
+    def pipeline(self) -> str: ...
+
+
 class Units(Protocol):
     """The state rows of one shard, found by unit."""
 
@@ -361,7 +368,7 @@ class StateStore(Protocol):
         """
         ...
 
-    def prepare(self, logic: Logic | JoinLogic, stage: int = 0) -> None:
+    def prepare(self, logic: Stateful, stage: int = 0) -> None:
         """Make room for the state of this window or join, before the first epoch."""
         ...
 

@@ -32,9 +32,8 @@ from slackwater.engine.kill_points import STEPS
 from slackwater.engine.stage import Following
 from slackwater.engine.stage import Stage as Stepping
 from slackwater.engine.status import Counters, Status
-from slackwater.joins.logic import JoinLogic
 from slackwater.operators import compile as compiling
-from slackwater.operators.base import Step
+from slackwater.operators.base import Operator
 from slackwater.replay import replay
 from slackwater.replay.replay import Outcome
 from slackwater.sources.base import Batch
@@ -288,10 +287,10 @@ def run_local(
     fields = {name: Field(name, spark) for name, spark in schema.items()}
     given_upserts = upserts
 
-    def described() -> tuple[Pipeline, Step, Step]:
+    def described() -> tuple[Pipeline, Operator, Operator]:
         """The pipeline, its step and the one whose results come out."""
         made = pipeline_for(step, sources, lateness_ms, on_error=on_error, upserts=given_upserts, then=then)
-        first: Step = (
+        first: Operator = (
             compiling.compile_join(made, (fields, fields))
             if isinstance(step, Join)
             else compiling.compile_window(made, fields)
@@ -301,9 +300,9 @@ def run_local(
         return made, first, compiling.compile_window(made.last, {f.name: f for f in first.output})
 
     pipeline, logic, last = described()
-    upserts = upserts and not isinstance(last, JoinLogic)
+    upserts = upserts and last.identity is not None
     frame_schema = {"ts": pl.Int64(), **{f.name: f.polars for f in fields.values()}}
-    target = _Target(last.output, last.identity, upserts)
+    target = _Target(last.output, last.identity or (), upserts)
     target.told = on_publish or target.told
     targets = {"": target}
     aside, faults, result = _Target(LETTER, (), upserts=False), _Faults(), LocalResult()
@@ -357,10 +356,10 @@ def run_local(
                 then = item.then or then
                 pipeline, logic, last = described()
                 if item.target is not None:
-                    fresh = _Target(last.output, last.identity, upserts)
+                    fresh = _Target(last.output, last.identity or (), upserts)
                     fresh.told = target.told
                     target = targets.setdefault(item.target, fresh)
-                target.becomes(last.output, last.identity if upserts else ())
+                target.becomes(last.output, (last.identity or ()) if upserts else ())
                 driver = begin(shards)
                 result.epochs.append(driver.state.epoch)
                 continue

@@ -32,13 +32,21 @@ import polars as pl
 from pydantic import ValidationError
 
 from slackwater.errors import EpochError, ExhaustedError, FencedError, LockHeldError, StateError
-from slackwater.joins.logic import JoinLogic
 from slackwater.state import migrations
 from slackwater.state.files.arrow import checksum, opened, read_arrow, verify, write_synced
 from slackwater.state.files.fork import fork
 from slackwater.state.files.units import FilesShard, SegmentReader
-from slackwater.state.protocol import Manifest, OutputMeta, Publish, SegmentMeta, Snapshot, Written, misfit, not_kept
-from slackwater.windows.logic import Logic
+from slackwater.state.protocol import (
+    Manifest,
+    OutputMeta,
+    Publish,
+    SegmentMeta,
+    Snapshot,
+    Stateful,
+    Written,
+    misfit,
+    not_kept,
+)
 
 log = logging.getLogger("slackwater")
 
@@ -301,7 +309,7 @@ class FilesStore:
             )
         return found
 
-    def prepare(self, logic: Logic | JoinLogic, stage: int = 0) -> None:
+    def prepare(self, logic: Stateful, stage: int = 0) -> None:
         return
 
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> FilesShard:

@@ -9,19 +9,20 @@ import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import singledispatchmethod
 from typing import Any
 
 import psycopg
 
+from slackwater.core.dispatch import unregistered
 from slackwater.errors import EpochError, FencedError
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.postgres import buffers, client
 from slackwater.state.postgres.buffers import JoinTable
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.postgres.units import collapsed
-from slackwater.state.protocol import FORMAT, Manifest, Publish, SegmentMeta
+from slackwater.state.protocol import FORMAT, Manifest, Publish, SegmentMeta, Stateful
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.family import family
 from slackwater.windows.logic import DEAD, FLOOR, SETTLED, TOLD, Logic
 
 
@@ -35,7 +36,7 @@ class Commit:
 
     db: psycopg.Connection[Any]
     tables: Tables
-    stages: Sequence[Logic | JoinLogic]
+    stages: Sequence[Stateful]
     place: str
     altering: Sequence[str] = ()  # statements that change the tables of the state
 
@@ -120,19 +121,29 @@ class Change:
 
     db: psycopg.Connection[Any]
     tables: Tables
-    logic: Logic | JoinLogic
+    logic: Stateful
 
     def run(self, manifest: Manifest) -> tuple[tuple[SegmentMeta, ...], ...]:
         """Staged rows become the state, what is over leaves it; the figures that remain. Raises EpochError."""
-        if isinstance(self.logic, JoinLogic):
-            table = JoinTable(self.tables, self.logic)
-            buffers.move(self.db, table, manifest)
-            gone = buffers.forget(self.db, table, manifest)
-            return buffers.collapsed(self.logic, manifest, gone, self._size())
-        self._move(self.logic, manifest)
-        self._forget(self.logic, manifest.watermark_us)
+        return self._run(self.logic, manifest)
+
+    @singledispatchmethod
+    def _run(self, logic: Stateful, manifest: Manifest) -> tuple[tuple[SegmentMeta, ...], ...]:
+        unregistered(logic, "slackwater.state.postgres.commit.Change")
+
+    @_run.register
+    def _(self, logic: Logic, manifest: Manifest) -> tuple[tuple[SegmentMeta, ...], ...]:
+        self._move(logic, manifest)
+        self._forget(logic, manifest.watermark_us)
         size = self._size()
         return tuple(collapsed(metas, size // manifest.shards) for metas in manifest.segments)
+
+    @_run.register
+    def _(self, logic: JoinLogic, manifest: Manifest) -> tuple[tuple[SegmentMeta, ...], ...]:
+        table = JoinTable(self.tables, logic)
+        buffers.move(self.db, table, manifest)
+        gone = buffers.forget(self.db, table, manifest)
+        return buffers.collapsed(logic, manifest, gone, self._size())
 
     def _size(self) -> int:
         row = self.db.execute("SELECT pg_total_relation_size(%s)", (self.tables.state,)).fetchone()
@@ -171,7 +182,7 @@ class Change:
         """Delete the units all of whose rows are over."""
         if watermark <= NO_WATERMARK:
             return
-        rule = family(logic).forgotten(logic, watermark)
+        rule = logic.forgotten(watermark)
 
         def over(row: str) -> str:
             return (

@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
-from functools import wraps
+from functools import singledispatchmethod, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,16 +31,17 @@ import pyarrow as pa
 from psycopg import errors
 
 from slackwater.core.capacity import YEARS, Capacity
+from slackwater.core.dispatch import unregistered
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.joins.logic import JoinLogic
 from slackwater.state import migrations
-from slackwater.state.postgres import client, owned
+from slackwater.state.postgres import client, columns, owned
 from slackwater.state.postgres.buffers import JoinTable
 from slackwater.state.postgres.commit import Commit, lists
 from slackwater.state.postgres.snapshot import exists, latest, lock_holder, lock_key, peek, written
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.postgres.units import PostgresShard
-from slackwater.state.protocol import FORMAT, Manifest, OutputMeta, Publish, SegmentMeta, Snapshot, Written
+from slackwater.state.protocol import FORMAT, Manifest, OutputMeta, Publish, SegmentMeta, Snapshot, Stateful, Written
 from slackwater.windows.logic import Logic
 
 log = logging.getLogger("slackwater")
@@ -95,7 +96,7 @@ class PostgresStore:
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self.tables = Tables(schema, pipeline)
         self._connection: psycopg.Connection[Any] | None = None
-        self._stages: dict[int, Logic | JoinLogic] = {}
+        self._stages: dict[int, Stateful] = {}
         self._altering: dict[int, list[str]] = {}  # per stage: what the next commit changes about its table
         self._epoch = -1
         self._published = -1
@@ -257,19 +258,21 @@ class PostgresStore:
                 self._db.execute(f"UPDATE {table} SET {columns} WHERE pipeline_name = %s", [*values, self._pipeline])
         self._version = FORMAT
 
-    def prepare(self, logic: Logic | JoinLogic, stage: int = 0) -> None:
+    def prepare(self, logic: Stateful, stage: int = 0) -> None:
         self._migrate()
-        t = self.tables.of(stage)
-        if isinstance(logic, JoinLogic):
-            JoinTable(t, logic).check(f"pipeline {self._pipeline}: state store")
-        else:
-            client.check_names(list(t.columns(logic).values()), f"pipeline {self._pipeline}: state store")
+        columns.check(logic, self.tables.of(stage), f"pipeline {self._pipeline}: state store")
         if self._epoch >= 0:
             self._rename(stage)
         self._stages[stage] = logic
-        if isinstance(logic, JoinLogic):
-            self._prepare_join(JoinTable(t, logic))
-            return
+        self._make_tables(logic, stage)
+
+    @singledispatchmethod
+    def _make_tables(self, logic: Stateful, stage: int) -> None:
+        unregistered(logic, "slackwater.state.postgres.store.PostgresStore")
+
+    @_make_tables.register
+    def _(self, logic: Logic, stage: int) -> None:
+        t = self.tables.of(stage)
         self._altering.pop(stage, None)
         if self._epoch >= 0:
             self._must_exist(t.state)
@@ -312,8 +315,10 @@ class PostgresStore:
             self._db.execute(statement)
             owned.sign(self._db, t, "staged")
 
-    def _prepare_join(self, table: JoinTable) -> None:
-        t = table.tables
+    @_make_tables.register
+    def _(self, logic: JoinLogic, stage: int) -> None:
+        t = self.tables.of(stage)
+        table = JoinTable(t, logic)
         if self._epoch >= 0:
             self._must_exist(t.state)
         else:
