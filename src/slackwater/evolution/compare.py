@@ -32,8 +32,7 @@ from slackwater.errors import StateError
 from slackwater.evolution import migrate, restore
 from slackwater.evolution.texts import BY_KEY, columns_text, emission_text, moved
 from slackwater.operators.base import Operator
-from slackwater.operators.panes import Panes
-from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
 from slackwater.state.protocol import Manifest
 from slackwater.windows.aggregations import Agg
 from slackwater.windows.aggregations.custom import custom
@@ -313,9 +312,8 @@ def _read_by(operator: Operator) -> Mapping[str, Field]:
     unregistered(operator, "slackwater.evolution.compare")
 
 
-@_read_by.register(Panes)
-@_read_by.register(Sessions)
-def _(operator: Panes | Sessions) -> Mapping[str, Field]:
+@_read_by.register(Windowed)
+def _(operator: Windowed) -> Mapping[str, Field]:
     return {f.name: f for f in (*operator.keys, *(i.source for i in operator.inputs))}
 
 

@@ -12,14 +12,13 @@ from slackwater.joins.logic import Side, side
 from slackwater.operators.base import Operator
 from slackwater.operators.compile import bind_window
 from slackwater.operators.interval_join import IntervalJoin
-from slackwater.operators.panes import Panes
-from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
 from slackwater.state.protocol import Manifest
 
 SIDES = ("left", "right")
 
 
-def step_in(manifest: Manifest) -> Panes | Sessions | IntervalJoin:
+def step_in(manifest: Manifest) -> Windowed | IntervalJoin:
     """The window or join of one stage. Raises StateError where the state does not tell it.
 
     Of a join only what its buffers depend on: it can be read and rewritten by it, not run.
@@ -57,7 +56,7 @@ def as_emitted(logic: Operator, manifest: Manifest) -> bool:
     return bool(restore.emission_of(manifest) == restore.emission(logic))
 
 
-def logic_in(manifest: Manifest) -> Panes | Sessions:
+def logic_in(manifest: Manifest) -> Windowed:
     """The window of a state as the state itself describes it. Raises StateError where it does not.
 
     It may name classes of aggregations: none is imported because of that (ConfigError), a config has to name it.

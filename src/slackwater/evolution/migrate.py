@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
-from typing import Any, TypeVar
+from typing import Any
 
 import polars as pl
 
@@ -27,11 +27,10 @@ from slackwater.operators.base import Figures, Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
 from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
 from slackwater.state.protocol import Manifest, SegmentMeta, StateStore
 from slackwater.windows import changed, sessions
 from slackwater.windows.logic import LOOSE, LOOSE_TOLD
-
-Windows = TypeVar("Windows", Panes, Sessions)
 
 
 def memory_of(manifest: Manifest) -> dict[str, Any]:
@@ -45,9 +44,8 @@ def limited(operator: Operator, manifest: Manifest) -> Operator:
     unregistered(operator, "slackwater.evolution.migrate.limited")
 
 
-@limited.register(Panes)
-@limited.register(Sessions)
-def _(operator: Panes | Sessions, manifest: Manifest) -> Operator:
+@limited.register(Windowed)
+def _(operator: Windowed, manifest: Manifest) -> Operator:
     return operator.remembering(memory_of(manifest))
 
 
@@ -62,10 +60,9 @@ def onward(operator: Operator, manifest: Manifest) -> Operator:
     unregistered(operator, "slackwater.evolution.migrate.onward")
 
 
-@onward.register(Panes)
-@onward.register(Sessions)
-def _(operator: Any, manifest: Manifest) -> Operator:
-    return _onward(operator, manifest)
+@onward.register(Windowed)
+def _(operator: Windowed, manifest: Manifest) -> Operator:
+    return operator.after(former_of(operator, manifest), manifest.watermark_us)
 
 
 @onward.register
@@ -73,11 +70,7 @@ def _(operator: IntervalJoin, manifest: Manifest) -> Operator:
     return operator
 
 
-def _onward(operator: Windows, manifest: Manifest) -> Windows:
-    return operator.after(former_of(operator, manifest), manifest.watermark_us)
-
-
-def former_of(operator: Windows, manifest: Manifest) -> Windows:
+def former_of(operator: Windowed, manifest: Manifest) -> Windowed:
     """The window that a state was written for, with the aggregations of this one; the same one where the state does not tell.
 
     Raises ConfigError for a description that cannot be read.
@@ -101,7 +94,7 @@ def described_window(manifest: Manifest) -> Window | None:
     return from_data(Window, data, f"state of {manifest.pipeline}")
 
 
-def reading(former: Windows, manifest: Manifest) -> Windows:
+def reading(former: Windowed, manifest: Manifest) -> Windowed:
     """The former window with those aggregations only that are in the state and in the config."""
     kept = dict(manifest.fingerprint.get("aggregations", {}))
     return replace(former, aggs=tuple(a for a in former.aggs if kept.get(a.name) == a.fingerprint()))
@@ -140,9 +133,8 @@ def _spread(operator: Operator, found: Carrying, store: StateStore, shards: int)
     unregistered(operator, "slackwater.evolution.migrate.Carrying")
 
 
-@_spread.register(Panes)
-@_spread.register(Sessions)
-def _(operator: Panes | Sessions, found: Carrying, store: StateStore, shards: int) -> dict[str, Any]:
+@_spread.register(Windowed)
+def _(operator: Windowed, found: Carrying, store: StateStore, shards: int) -> dict[str, Any]:
     epoch = found.manifest.epoch + 1
     owner, owned = (shard_of(f["__kh"].to_numpy(), shards) for f in (found.rows, found.before))
     metas, parts = [], []
@@ -189,23 +181,12 @@ def _(operator: Sessions, parts: Sequence[pl.DataFrame], watermark: int) -> Figu
     return Figures(tuple(keys for keys, _ in counts), tuple(open_ for _, open_ in counts))
 
 
-@singledispatch
-def _waits(operator: Operator, found: Carrying) -> bool:
+def _waits(operator: Windowed, found: Carrying) -> bool:
     """Whether something is to be emitted though neither a row comes nor the watermark moves."""
-    unregistered(operator, "slackwater.evolution.migrate.Carrying")
-
-
-@_waits.register
-def _(operator: Panes, found: Carrying) -> bool:
-    return operator.updates and (found.manifest.waiting or (found.rewritten and found.rows.height > 0))
-
-
-@_waits.register
-def _(operator: Sessions, found: Carrying) -> bool:
     if operator.updates:
         return found.manifest.waiting or (found.rewritten and found.rows.height > 0)
-    behind = found.rows["__kind"].is_in([LOOSE, LOOSE_TOLD]) & (found.rows["__due"] <= found.manifest.watermark_us)
-    return bool(behind.any())
+    pieces = found.rows["__kind"].is_in([LOOSE, LOOSE_TOLD])  # of sessions: no pane is one here
+    return bool((pieces & (found.rows["__due"] <= found.manifest.watermark_us)).any())
 
 
 def _buffered(
@@ -244,18 +225,8 @@ def read(operator: Operator, store: StateStore, manifest: Manifest, stage: int) 
     unregistered(operator, "slackwater.evolution.migrate.read")
 
 
-@read.register(Panes)
-@read.register(Sessions)
-def _(operator: Any, store: StateStore, manifest: Manifest, stage: int) -> Carrying:
-    return _read(operator, store, manifest, stage)
-
-
-@read.register
-def _(operator: IntervalJoin, store: StateStore, manifest: Manifest, stage: int) -> Carrying:
-    return Carrying(operator, stage, manifest, pl.DataFrame(), pl.DataFrame(), False)
-
-
-def _read(operator: Windows, store: StateStore, manifest: Manifest, stage: int) -> Carrying:
+@read.register(Windowed)
+def _(operator: Windowed, store: StateStore, manifest: Manifest, stage: int) -> Carrying:
     former = former_of(operator, manifest)
     wrote = reading(former, manifest)
     after = operator.after(former, manifest.watermark_us)
@@ -269,6 +240,11 @@ def _read(operator: Windows, store: StateStore, manifest: Manifest, stage: int) 
     before = operator.unrevised(changed.begun(operator, before)).select(operator.state_schema.keys())
     same = rows.height == before.height and rows.equals(before) and wrote.aggs == former.aggs
     return Carrying(after, stage, manifest, rows, before, rewritten=not same)
+
+
+@read.register
+def _(operator: IntervalJoin, store: StateStore, manifest: Manifest, stage: int) -> Carrying:
+    return Carrying(operator, stage, manifest, pl.DataFrame(), pl.DataFrame(), False)
 
 
 __all__ = ["Carrying", "described_window", "former_of", "limited", "memory_of", "onward", "read", "reading"]

@@ -19,8 +19,7 @@ from slackwater.core.schema import Field
 from slackwater.errors import StartError, StateError
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
-from slackwater.operators.panes import Panes
-from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
 from slackwater.state.protocol import Manifest, SourceRecord
 
 
@@ -30,9 +29,8 @@ def fingerprint(operator: Operator) -> dict[str, Any]:
     unregistered(operator, "slackwater.evolution.restore.fingerprint")
 
 
-@fingerprint.register(Panes)
-@fingerprint.register(Sessions)
-def _(operator: Panes | Sessions) -> dict[str, Any]:
+@fingerprint.register(Windowed)
+def _(operator: Windowed) -> dict[str, Any]:
     w = operator.window
     return {
         "kind": w.kind,
@@ -63,9 +61,8 @@ def emission(operator: Operator) -> dict[str, Any]:
     unregistered(operator, "slackwater.evolution.restore.emission")
 
 
-@emission.register(Panes)
-@emission.register(Sessions)
-def _(operator: Panes | Sessions) -> dict[str, Any]:
+@emission.register(Windowed)
+def _(operator: Windowed) -> dict[str, Any]:
     return {"updates": operator.updates, "retain_us": operator.retain_us}
 
 
@@ -94,9 +91,8 @@ def _described(operator: Operator, data: Mapping[str, Any]) -> dict[str, Any]:
     unregistered(operator, "slackwater.evolution.restore.described")
 
 
-@_described.register(Panes)
-@_described.register(Sessions)
-def _(operator: Panes | Sessions, data: Mapping[str, Any]) -> dict[str, Any]:
+@_described.register(Windowed)
+def _(operator: Windowed, data: Mapping[str, Any]) -> dict[str, Any]:
     columns = {f.name: f.type for f in (*operator.keys, *(i.source for i in operator.inputs))}
     return {"window": data, "columns": columns}
 

@@ -13,8 +13,7 @@ from slackwater.core.dispatch import unregistered
 from slackwater.evolution.description import step_in
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
-from slackwater.operators.panes import Panes
-from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
 from slackwater.query.inspect import plain
 from slackwater.state.protocol import Snapshot, StateStore
 from slackwater.windows.logic import OPEN
@@ -60,11 +59,8 @@ def _of_shard(
     unregistered(operator, "slackwater.maintenance.hot_keys")
 
 
-@_of_shard.register(Panes)
-@_of_shard.register(Sessions)
-def _(
-    logic: Panes | Sessions, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
-) -> Iterator[HotKey]:
+@_of_shard.register(Windowed)
+def _(logic: Windowed, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int) -> Iterator[HotKey]:
     rows = snapshot.reader(shard, logic, number).scan()
     counter = next((a for a in logic.aggs if a.spec.agg == "count" and a.column is None), None)
     events = pl.lit(None, pl.Int64)

@@ -21,12 +21,12 @@ from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
 from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
 from slackwater.state.files.buffers import meta_of
 from slackwater.state.protocol import Manifest, SegmentMeta, ShardState
 from slackwater.windows import panes, sessions
 from slackwater.windows.logic import DEAD, FLOOR, HIDDEN, LOOSE, LOOSE_TOLD, REVISED, SETTLED, TOLD
 
-Windows = Panes | Sessions
 _OF_SESSIONS, _OF_PANES = (SETTLED, LOOSE, FLOOR, DEAD, TOLD, LOOSE_TOLD), (SETTLED, LOOSE, DEAD)
 
 
@@ -41,76 +41,46 @@ def of_segment(
     unregistered(operator, "slackwater.maintenance.rows.of_segment")
 
 
-@of_segment.register(Panes)
-@of_segment.register(Sessions)
-def _(operator: Windows, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True) -> Iterator[str]:
+@of_segment.register(Windowed)
+def _(operator: Windowed, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True) -> Iterator[str]:
     wanted = {c: t for c, t in operator.state_schema.items() if exact or c not in REVISED}
     misfits = list(_misfits(rows, wanted))
     yield from misfits
     if misfits:
         return
-    h, start, last = (rows[c].to_numpy() for c in ("__h", "__start", "__last"))
+    h, what, start, last = (rows[c].to_numpy() for c in ("__h", "__kind", "__start", "__last"))
     yield from _hashed(rows, operator.keys, operator.keys, shard, shards)
     yield from _counted(h[1:] < h[:-1], "not in the order of their units")
-    yield from _counted(h != _unit(operator, rows), "in the unit of another key or pane")
-    known = np.isin(rows["__kind"].to_numpy(), _kinds(operator))
+    yield from _counted((what != DEAD) & (start > last), "that end before they start")
+    yield from _of_kind(operator, rows, exact)
+
+
+@singledispatch
+def _of_kind(operator: Operator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
+    """What is wrong with the units, kinds and times of a window's state rows."""
+    unregistered(operator, "slackwater.maintenance.rows.of_segment")
+
+
+@_of_kind.register
+def _(operator: Panes, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
+    h, kh, kind, start, due = (rows[c].to_numpy() for c in ("__h", "__kh", "__kind", "__start", "__due"))
+    known, alive = np.isin(kind, _OF_PANES), kind != DEAD
+    yield from _counted(h != mix(kh, start), "in the unit of another key or pane")
     yield from _counted(~known, "of an unknown kind")
-    alive = known & (rows["__kind"].to_numpy() != DEAD)
-    yield from _counted(alive & (start > last), "that end before they start")
-    yield from _times(operator, rows, alive, exact)
-
-
-@singledispatch
-def _unit(operator: Operator, rows: pl.DataFrame) -> Int64s:
-    """Where state rows are to be found."""
-    unregistered(operator, "slackwater.maintenance.rows")
-
-
-@_unit.register
-def _(operator: Panes, rows: pl.DataFrame) -> Int64s:
-    return mix(rows["__kh"].to_numpy(), rows["__start"].to_numpy())
-
-
-@_unit.register
-def _(operator: Sessions, rows: pl.DataFrame) -> Int64s:
-    return rows["__kh"].to_numpy()
-
-
-@singledispatch
-def _kinds(operator: Operator) -> tuple[int, ...]:
-    """What a state row may be."""
-    unregistered(operator, "slackwater.maintenance.rows")
-
-
-@_kinds.register
-def _(operator: Panes) -> tuple[int, ...]:
-    return _OF_PANES
-
-
-@_kinds.register
-def _(operator: Sessions) -> tuple[int, ...]:
-    return _OF_SESSIONS
-
-
-@singledispatch
-def _times(operator: Operator, rows: pl.DataFrame, alive: NDArray[np.bool_], exact: bool) -> Iterator[str]:
-    """What is wrong with the times of state rows; `alive`: those that are no mark of a unit that goes."""
-    unregistered(operator, "slackwater.maintenance.rows")
-
-
-@_times.register
-def _(operator: Panes, rows: pl.DataFrame, alive: NDArray[np.bool_], exact: bool) -> Iterator[str]:
-    start, due = rows["__start"].to_numpy(), rows["__due"].to_numpy()
-    yield from _counted(alive & (start != panes.pane_start(operator, start)), "that start where no pane does")
+    yield from _counted(known & alive & (start != panes.pane_start(operator, start)), "that start where no pane does")
     if exact:
-        yield from _counted(alive & (due != panes.due(operator, start)), "that are due when their pane is not")
+        late = known & alive & (due != panes.due(operator, start))
+        yield from _counted(late, "that are due when their pane is not")
 
 
-@_times.register
-def _(operator: Sessions, rows: pl.DataFrame, alive: NDArray[np.bool_], exact: bool) -> Iterator[str]:
-    kind, last, due = (rows[c].to_numpy() for c in ("__kind", "__last", "__due"))
+@_of_kind.register
+def _(operator: Sessions, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
+    h, kh, kind, last, due = (rows[c].to_numpy() for c in ("__h", "__kh", "__kind", "__last", "__due"))
+    known, alive = np.isin(kind, _OF_SESSIONS), kind != DEAD
+    yield from _counted(h != kh, "in the unit of another key or pane")
+    yield from _counted(~known, "of an unknown kind")
     end = rows["__end"].to_numpy() if operator.dynamic else last + operator.gap_us
-    yield from _counted(alive & (end < last), "whose gap ends before their last event")
+    yield from _counted(known & alive & (end < last), "whose gap ends before their last event")
     whole, floor, loose = np.isin(kind, (SETTLED, TOLD)), kind == FLOOR, np.isin(kind, (LOOSE, LOOSE_TOLD))
     late = (loose & (due > end + 1)) | (whole & (due != end + 1)) | (floor & (due != end + operator.reach_us + 1))
     yield from _counted(late, "that are due when their gap is not over")
@@ -122,9 +92,8 @@ def misdescribed(operator: Operator, manifest: Manifest) -> str:
     unregistered(operator, "slackwater.maintenance.rows.misdescribed")
 
 
-@misdescribed.register(Panes)
-@misdescribed.register(Sessions)
-def _(operator: Windows, manifest: Manifest) -> str:
+@misdescribed.register(Windowed)
+def _(operator: Windowed, manifest: Manifest) -> str:
     wrote, found = dict(manifest.fingerprint), restore.fingerprint(operator)
     wrong = [key for key in found if wrote.get(key) != found[key]]
     return f"has a fingerprint and a description that differ in {', '.join(wrong)}" if wrong else ""
@@ -141,9 +110,8 @@ def visible(operator: Operator, state: ShardState) -> pl.DataFrame | None:
     unregistered(operator, "slackwater.maintenance.rows.visible")
 
 
-@visible.register(Panes)
-@visible.register(Sessions)
-def _(operator: Windows, state: ShardState) -> pl.DataFrame:
+@visible.register(Windowed)
+def _(operator: Windowed, state: ShardState) -> pl.DataFrame:
     return state.reader(operator).scan()
 
 
@@ -224,9 +192,8 @@ def _figures(operator: Operator, rows: pl.DataFrame, meta: SegmentMeta) -> Mappi
     unregistered(operator, "slackwater.maintenance.rows.figures")
 
 
-@_figures.register(Panes)
-@_figures.register(Sessions)
-def _(operator: Windows, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
+@_figures.register(Windowed)
+def _(operator: Windowed, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
     return operator.stats(rows)._asdict()
 
 

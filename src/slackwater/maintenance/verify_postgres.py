@@ -26,8 +26,7 @@ from slackwater.maintenance import rows
 from slackwater.maintenance.report import Problem, Report
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
-from slackwater.operators.panes import Panes
-from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
 from slackwater.state.postgres import client, columns, owned
 from slackwater.state.postgres.commit import lists, offsets_of
 from slackwater.state.postgres.snapshot import latest
@@ -171,9 +170,8 @@ class _Check:
         """What is wrong with the places of rows in their units."""
         unregistered(operator, "slackwater.maintenance.verify_postgres")
 
-    @_numbered.register(Panes)
-    @_numbered.register(Sessions)
-    def _(self, operator: Panes | Sessions, table: Tables) -> Iterator[str]:
+    @_numbered.register(Windowed)
+    def _(self, operator: Windowed, table: Tables) -> Iterator[str]:
         yield from self._ordinals(table)
 
     @_numbered.register
@@ -185,9 +183,8 @@ class _Check:
         """What is wrong with the rows of a shard, and with what the record counts of them."""
         unregistered(operator, "slackwater.maintenance.verify_postgres")
 
-    @_shard.register(Panes)
-    @_shard.register(Sessions)
-    def _(self, operator: Panes | Sessions, state: PostgresShard, manifest: Manifest, exact: bool) -> Iterator[str]:
+    @_shard.register(Windowed)
+    def _(self, operator: Windowed, state: PostgresShard, manifest: Manifest, exact: bool) -> Iterator[str]:
         frame = state.reader(operator).scan()
         self.report.rows += frame.height
         wrong = list(rows.of_segment(operator, "", frame, state.shard, state.shards, exact))

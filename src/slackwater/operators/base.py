@@ -78,6 +78,15 @@ class Operator(Protocol):
         """The bound beyond which new groups are dropped, to be divided over the shards; None where they are not."""
         ...
 
+    @property
+    def is_folded(self) -> bool:
+        """Whether rows are folded together before a shard sees them: then what came late is found by reading once more."""
+        ...
+
+    def late_before(self, watermark: int) -> int:
+        """Only rows before this time may be late at this watermark; all of them where they are folded."""
+        ...
+
     def input_of(self, source: str) -> int:
         """Which of its inputs the rows of a source are: 0 where it has but one."""
         ...

@@ -21,6 +21,7 @@ from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
 from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
 from slackwater.windows.aggregations import quote
 
 ZERO, RANGE, KEY = "U+0000", "time out of range", "key too large"
@@ -62,23 +63,21 @@ def unfit(operator: Operator, which: int, capacity: Capacity, rows: pl.DataFrame
 
 
 def _tests(operator: Operator, which: int, capacity: Capacity) -> Iterator[Test]:
-    fields = held(operator, which, capacity)
+    kept = _kept(operator, which, capacity)
     if not capacity.zero:
-        for field in fields:
+        for field in kept.fields:
             if test := _zero(field):
                 yield test
     if capacity.times is not None:
         first, last = capacity.times
-        reach = _reach(operator)
-        low, high = first + reach, last - reach
+        low, high = first + kept.reach_us, last - kept.reach_us
         yield Test(RANGE, f"unix_micros(_event_ts) NOT BETWEEN {low}L AND {high}L", ~pl.col("ts").is_between(low, high))
-        for field in fields:
+        for field in kept.fields:
             if test := _range(field, first, last):
                 yield test
-    unique = _unique(operator)
-    if capacity.key_bytes is not None and unique:
-        sized = [f for f in unique if f.type in ("string", "binary")]
-        room = capacity.key_bytes - _TUPLE - _FIXED * (1 + len(unique) - len(sized)) - _VARIABLE * len(sized)
+    if capacity.key_bytes is not None:
+        sized = [f for f in kept.unique if f.type in ("string", "binary")]
+        room = capacity.key_bytes - _TUPLE - _FIXED * (1 + len(kept.unique) - len(sized)) - _VARIABLE * len(sized)
         if sized:
             length = " + ".join(f"coalesce(octet_length({quote(f.name)}), 0)" for f in sized)
             bytes_ = reduce(lambda a, b: a + b, (_length(f).fill_null(0) for f in sized))
@@ -88,27 +87,36 @@ def _tests(operator: Operator, which: int, capacity: Capacity) -> Iterator[Test]
 # -- what depends on the operator --------------------------------------------------------------------------------------
 
 
+class _Kept(NamedTuple):
+    """What becomes of a row's values. `fields`: those that are written or kept as they are; `unique`: those that are part of a
+    unique index of the target; `reach_us`: how far from its time a time may be that is worked out from it."""
+
+    fields: Sequence[Field]
+    unique: Sequence[Field]
+    reach_us: int
+
+
 @singledispatch
-def held(operator: Operator, which: int, capacity: Capacity) -> Sequence[Field]:
-    """The columns whose values are written or kept as they are. `which`: the side of a join."""
-    unregistered(operator, "slackwater.operators.fitting.held")
+def _kept(operator: Operator, which: int, capacity: Capacity) -> _Kept:
+    unregistered(operator, "slackwater.operators.fitting.unfit")
 
 
-@held.register(Panes)
-@held.register(Sessions)
-def _(operator: Panes | Sessions, which: int, capacity: Capacity) -> Sequence[Field]:
+@_kept.register
+def _(operator: Windowed, which: int, capacity: Capacity) -> _Kept:
     found = {f.name: f for f in operator.keys}
     for agg in operator.aggs:
         written = not agg.spec.builtin or _plain(agg.output.type)
         kept = capacity.state and any(_textual(t) for t in agg.accumulators.values())
         if written or kept:
             found |= {i.source.name: i.source for i in agg.inputs if not i.hashed}
-    return list(found.values())
+    window = operator.window
+    lengths = (window.duration_ms, window.max_session_duration_ms, window.allowed_lateness_ms, window.lateness_ms)
+    return _Kept(list(found.values()), operator.keys, 2000 * sum(length or 0 for length in lengths))
 
 
-@held.register
-def _(operator: IntervalJoin, which: int, capacity: Capacity) -> Sequence[Field]:
-    return operator.sides[which].fields
+@_kept.register
+def _(operator: IntervalJoin, which: int, capacity: Capacity) -> _Kept:
+    return _Kept(operator.sides[which].fields, (), max(side.keep_us for side in operator.sides))
 
 
 @singledispatch
@@ -130,42 +138,6 @@ def _(operator: Sessions) -> tuple[int, int]:
 @usable.register
 def _(operator: IntervalJoin) -> tuple[int, int]:
     return YEARS
-
-
-@singledispatch
-def _reach(operator: Operator) -> int:
-    """How far from a row's time (µs) a time may be that is worked out from it."""
-    unregistered(operator, "slackwater.operators.fitting")
-
-
-@_reach.register(Panes)
-@_reach.register(Sessions)
-def _(operator: Panes | Sessions) -> int:
-    window = operator.window
-    lengths = (window.duration_ms, window.max_session_duration_ms, window.allowed_lateness_ms, window.lateness_ms)
-    return 2000 * sum(length or 0 for length in lengths)
-
-
-@_reach.register
-def _(operator: IntervalJoin) -> int:
-    return max((side.keep_us for side in operator.sides), default=0)
-
-
-@singledispatch
-def _unique(operator: Operator) -> Sequence[Field]:
-    """The columns of the input that are part of a unique index of the target."""
-    unregistered(operator, "slackwater.operators.fitting")
-
-
-@_unique.register(Panes)
-@_unique.register(Sessions)
-def _(operator: Panes | Sessions) -> Sequence[Field]:
-    return operator.keys
-
-
-@_unique.register
-def _(operator: IntervalJoin) -> Sequence[Field]:
-    return ()
 
 
 # -- one column --------------------------------------------------------------------------------------------------------

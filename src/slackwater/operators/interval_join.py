@@ -70,6 +70,13 @@ class IntervalJoin(JoinLogic):
         """Rows are bounded per key, see `ingest`."""
         return
 
+    @property
+    def is_folded(self) -> bool:
+        return False
+
+    def late_before(self, watermark: int) -> int:
+        return watermark - self.allowed_us
+
     def input_of(self, source: str) -> int:
         return 0 if source == self.left.source else 1
 

@@ -28,13 +28,21 @@ WINDOWS_SHOWN = 100  # starts of missed windows that a letter lists
 class Panes(PaneLogic, Windowed):
     """Tumbling and hopping windows."""
 
+    @property
+    def is_folded(self) -> bool:
+        return True
+
+    def late_before(self, watermark: int) -> int:
+        """They are late for one of their windows at least."""
+        return panes.late_before(self, watermark)
+
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
         """`rows`: lifted panes (see `windows.panes.lift`). They stand for several raw rows: the engine stages their letters."""
         if rows.is_empty():
             return untouched(task)
         rows = with_idle(task, rows).with_columns(_units(rows))
         total = int(rows["__n"].sum())
-        behind = int(rows["__n"].filter(rows["__start"] < panes.late_before(self, task.watermark)).sum())
+        behind = int(rows["__n"].filter(rows["__start"] < self.late_before(task.watermark)).sum())
         reader, refused = task.state.reader(self), 0
         if task.bound is not None and self._may_exceed(task, rows):
             there = self.forget(reader.scan(), task.watermark)

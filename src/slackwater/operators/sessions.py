@@ -23,6 +23,9 @@ from slackwater.windows.intervals import SessionLogic
 class Sessions(SessionLogic, Windowed):
     """Session windows."""
 
+    def late_before(self, watermark: int) -> int:
+        return watermark
+
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
         """`rows`: `__kh`, `__ts`, keys, accumulators, and `__end` where rows bring their gaps."""
         if rows.is_empty():

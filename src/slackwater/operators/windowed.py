@@ -1,4 +1,4 @@
-"""What tumbling, hopping and session windows have in common on a shard: what is due, what a shard reports, letters, bounds.
+"""What tumbling, hopping and session windows have in common on a shard: what is due, what a shard reports, bounds.
 
 A task is deterministic and may run twice: it reads files that a commit named and writes files with fresh names, which
 count for nothing until the driver commits a record that names them.
@@ -6,6 +6,7 @@ count for nothing until the driver commits a record that names them.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from typing import Any
 
 import polars as pl
 
-from slackwater.operators.base import ShardTask, is_over
+from slackwater.operators.base import Figures, Recount, ShardTask, is_over
 from slackwater.operators.task import EmitReport, IngestReport, Overflows, plain
 from slackwater.state.protocol import OutputMeta, SegmentMeta
 from slackwater.windows.logic import Emitted, Ingested, Logic
@@ -24,7 +25,35 @@ Report = dict[str, Any]  # fields of an `IngestReport`
 
 @dataclass(frozen=True)
 class Windowed(Logic):
-    """A window as an operator, but for what panes and sessions do each in their own way."""
+    """A window as an operator, but for what each kind does in its own way."""
+
+    @abstractmethod
+    def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport: ...
+
+    @abstractmethod
+    def emit(self, task: ShardTask) -> EmitReport: ...
+
+    @abstractmethod
+    def late_before(self, watermark: int) -> int: ...
+
+    @abstractmethod
+    def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame: ...
+
+    @abstractmethod
+    def ingested(self, before: Figures, reports: Sequence[IngestReport]) -> Figures: ...
+
+    @abstractmethod
+    def emitted(self, before: Figures, reports: Sequence[EmitReport], watermark: int) -> Figures: ...
+
+    @abstractmethod
+    def size(self, figures: Figures) -> tuple[int, int]: ...
+
+    @abstractmethod
+    def check_bounds(self, figures: Figures, watermark: int, recount: Recount) -> None: ...
+
+    @property
+    def is_folded(self) -> bool:
+        return False
 
     @property
     def early_us(self) -> int:

@@ -26,13 +26,14 @@ from slackwater.operators.base import Operator
 from slackwater.operators.compile import compile_window
 from slackwater.operators.panes import Panes
 from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
 from slackwater.state.protocol import Manifest, Snapshot
 from slackwater.windows import pane_emission, session_emission
 from slackwater.windows.aggregations import normalised
 from slackwater.windows.logic import FAR, LOOSE, LOOSE_TOLD, SETTLED, TOLD, Logic
 
 
-def logic_of(pipeline: Pipeline, manifest: Manifest) -> Panes | Sessions:
+def logic_of(pipeline: Pipeline, manifest: Manifest) -> Windowed:
     """The window that a state was written for, by a config that can go on with it.
 
     Where the state does not describe it, it is the config's, over the columns whose types the fingerprint tells. Raises
@@ -174,7 +175,7 @@ def _value(logic: Logic, field: Field, text: str | None) -> Any:
     return text
 
 
-def rows_of(snapshot: Snapshot, logic: Panes | Sessions, key: pl.DataFrame, stage: int = 0) -> pl.DataFrame:
+def rows_of(snapshot: Snapshot, logic: Windowed, key: pl.DataFrame, stage: int = 0) -> pl.DataFrame:
     """All state rows of one key; `key` as `key_of` gives it; `stage`: whose windows they are, -1 for the last one's."""
     stages = snapshot.manifest.stages
     manifest = stages[stage]

@@ -30,6 +30,7 @@ from slackwater.evolution.description import logic_in
 from slackwater.operators.base import Operator
 from slackwater.operators.panes import Panes
 from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
 from slackwater.query import inspect
 from slackwater.query.condition import chosen, condition
 from slackwater.query.where import store_at
@@ -63,7 +64,7 @@ class StateView:
 
     def __init__(self, store: StateStore, epoch: int | None = None) -> None:
         self._store, self._epoch = store, epoch
-        self._held: tuple[Snapshot, ExitStack, Panes | Sessions] | None = None
+        self._held: tuple[Snapshot, ExitStack, Windowed] | None = None
         self._opening = threading.Lock()
 
     # -- questions -----------------------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ class StateView:
     # -- how it looks --------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _looking(self) -> Iterator[tuple[Snapshot, Panes | Sessions]]:
+    def _looking(self) -> Iterator[tuple[Snapshot, Windowed]]:
         """One commit, readable within the block. Files stay open until there is a later commit; a database is asked anew."""
         if not isinstance(self._store, FilesStore):
             with self._store.peek(self._epoch) as found:
@@ -176,7 +177,7 @@ class StateView:
             held[2],
         )  # also if another thread puts a later commit in its place: files stay while they are used
 
-    def _opened(self) -> tuple[Snapshot, ExitStack, Panes | Sessions]:
+    def _opened(self) -> tuple[Snapshot, ExitStack, Windowed]:
         with ExitStack() as stack:
             snapshot = _there(stack.enter_context(self._store.peek(self._epoch)))
             logic = logic_in(snapshot.manifest.stages[self.stage])
@@ -184,7 +185,7 @@ class StateView:
             self._held = snapshot, stack.pop_all(), logic
         return self._held
 
-    def _of_key(self, snapshot: Snapshot, logic: Panes | Sessions, key: Any) -> pl.DataFrame:
+    def _of_key(self, snapshot: Snapshot, logic: Windowed, key: Any) -> pl.DataFrame:
         rows = inspect.rows_of(snapshot, logic, _key(logic, key), self.stage)
         return logic.sorted_output(_answer(snapshot, logic, rows))
 
@@ -223,18 +224,18 @@ def _there(snapshot: Snapshot | None) -> Snapshot:
     return snapshot
 
 
-def _shards(snapshot: Snapshot, logic: Panes | Sessions, stage: int) -> Iterator[pl.DataFrame]:
+def _shards(snapshot: Snapshot, logic: Windowed, stage: int) -> Iterator[pl.DataFrame]:
     count = len(snapshot.manifest.stages)
     for shard in range(snapshot.manifest.shards):
         yield snapshot.reader(shard, logic, stage % count).scan()
 
 
-def _answer(snapshot: Snapshot, logic: Panes | Sessions, rows: pl.DataFrame) -> pl.DataFrame:
+def _answer(snapshot: Snapshot, logic: Windowed, rows: pl.DataFrame) -> pl.DataFrame:
     watermark = snapshot.manifest.stages[-1].watermark_us
     return standing(logic, rows, watermark, snapshot.manifest.epoch)
 
 
-def _key(logic: Panes | Sessions, given: Any) -> pl.DataFrame:
+def _key(logic: Windowed, given: Any) -> pl.DataFrame:
     """One row with the key columns."""
     names = logic.key_names
     if not isinstance(given, Mapping):

@@ -23,6 +23,7 @@ from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
 from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
 from slackwater.query import inspect
 from slackwater.state.protocol import Manifest, Snapshot, StateStore
 from slackwater.watermark import NO_WATERMARK, SourceClock, holder
@@ -272,7 +273,7 @@ class _Look:
 
     def _rows(
         self,
-        logic: Panes | Sessions,
+        logic: Windowed,
         found: pl.DataFrame,
         last: Callable[[Mapping[str, Any]], int | None] | None = None,
     ) -> tuple[Open, ...]:

@@ -16,6 +16,7 @@ from slackwater.core.dispatch import unregistered
 from slackwater.operators.base import Operator
 from slackwater.operators.panes import Panes
 from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
 from slackwater.windows import pane_emission, session_emission
 from slackwater.windows.logic import (
     FAR,
@@ -34,7 +35,7 @@ TIMES = pl.Datetime("us", "UTC")
 OWN = ("_status", "_closes_at", "_last_event", "_epoch")
 
 
-def standing(logic: Panes | Sessions, rows: pl.DataFrame, watermark: int, epoch: int) -> pl.DataFrame:
+def standing(logic: Windowed, rows: pl.DataFrame, watermark: int, epoch: int) -> pl.DataFrame:
     """The windows that whole units of state rows make, as they would come out if no row came any more.
 
     Columns: those of the output (without the metadata of emission), `_status`, `_closes_at`, `_last_event` (sessions),

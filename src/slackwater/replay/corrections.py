@@ -15,9 +15,8 @@ from slackwater.core.dispatch import unregistered
 from slackwater.core.hashing import key_hash, shard_of
 from slackwater.engine.driver import Driver
 from slackwater.operators.base import Operator, ShardTask
-from slackwater.operators.panes import Panes
-from slackwater.operators.sessions import Sessions
 from slackwater.operators.task import EmitReport
+from slackwater.operators.windowed import Windowed
 from slackwater.state.protocol import OutputMeta
 from slackwater.targets.base import Readable
 from slackwater.windows import backdated as windows
@@ -28,7 +27,7 @@ from slackwater.windows.logic import Logic
 class Corrections:
     """The corrections that rows make, shard by shard; `refused`: `__group` and why, for rows that cannot be applied."""
 
-    def __init__(self, logic: Panes | Sessions, driver: Driver, target: Readable, rows: pl.DataFrame) -> None:
+    def __init__(self, logic: Windowed, driver: Driver, target: Readable, rows: pl.DataFrame) -> None:
         state = driver.state
         self.logic, self.store = logic, driver.store
         kept = stored_windows(self.logic, target, windows.ranges(self.logic, rows))
@@ -101,33 +100,17 @@ def corrections(operator: Operator, driver: Driver, target: Readable, rows: pl.D
     unregistered(operator, "slackwater.replay.corrections")
 
 
-@corrections.register(Panes)
-@corrections.register(Sessions)
-def _(operator: Panes | Sessions, driver: Driver, target: Readable, rows: pl.DataFrame) -> Corrections:
+@corrections.register(Windowed)
+def _(operator: Windowed, driver: Driver, target: Readable, rows: pl.DataFrame) -> Corrections:
     return Corrections(operator, driver, target, rows)
 
 
-@singledispatch
-def why_lost(operator: Operator) -> str | None:
+def why_lost(operator: Windowed) -> str | None:
     """Why windows that the target holds cannot be put together with more rows; None if they can."""
-    unregistered(operator, "slackwater.replay.corrections.why_lost")
-
-
-@why_lost.register
-def _(operator: Panes) -> str | None:
-    return _not_stored(operator)
-
-
-@why_lost.register
-def _(operator: Sessions) -> str | None:
-    if operator.dynamic:
+    if operator.ends:
         return (
             "its session left the state, and of a session whose rows bring their own gaps the last event is not stored"
         )
-    return _not_stored(operator)
-
-
-def _not_stored(operator: Panes | Sessions) -> str | None:
     lost = stored.lost(operator.aggs)
     if not lost:
         return None

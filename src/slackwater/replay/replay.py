@@ -33,7 +33,6 @@ from slackwater.replay.corrections import corrections
 from slackwater.replay.tries import Ledger, applied_lines
 from slackwater.sources.base import Batch, Replayed
 from slackwater.targets.base import Readable
-from slackwater.windows import panes
 
 Payload = Callable[[pl.DataFrame], Mapping[str, Any]]  # letters with `__letter` -> rows per source, for the engine
 
@@ -174,7 +173,7 @@ def _without_late(driver: Driver, judged: _Judged, payload: Payload) -> _Judged:
     before the watermark stay, if any of them would be dropped."""
     if not sum(r.late for r in driver.rehearse(_batch(judged.good, payload)).reports):
         return judged
-    before = late_before(driver.logic, driver.state.watermark_us)
+    before = driver.logic.late_before(driver.state.watermark_us)
     read, numbers = _numbered(judged.good)
     rows = driver.engine.again(payload(read), driver.hooks.clock_us(), driver.stage.capacity)
     late = numbers.join(rows.filter(pl.col("__ts") < before).select("__letter").unique(), on="__letter", how="semi")
@@ -186,34 +185,13 @@ def _without_late(driver: Driver, judged: _Judged, payload: Payload) -> _Judged:
     return _Judged(good, pl.concat([judged.bad, left]))
 
 
-@singledispatch
-def late_before(operator: Operator, watermark: int) -> int:
-    """Only rows before this time (µs) may be late."""
-    unregistered(operator, "slackwater.replay.replay.late_before")
-
-
-@late_before.register
-def _(operator: Panes, watermark: int) -> int:
-    return panes.late_before(operator, watermark)
-
-
-@late_before.register
-def _(operator: Sessions, watermark: int) -> int:
-    return watermark
-
-
-@late_before.register
-def _(operator: IntervalJoin, watermark: int) -> int:
-    return watermark - operator.allowed_us
-
-
 # -- late rows -------------------------------------------------------------------------------------------------------
 
 
 def check_late(driver: Driver) -> None:
     """Raise StartError if late rows cannot be applied: before anything is."""
     target = driver.target
-    _check_kind(driver.logic)
+    _alike(driver.logic)
     if not driver.pipeline.keeps_late:
         raise StartError(
             f'{driver.pipeline.name}: there are letters of late rows, and late_data = "{driver.pipeline.transform.step.late_data}" does not '
@@ -225,26 +203,6 @@ def check_late(driver: Driver) -> None:
             f"{'cannot be read here' if target.upserts else 'only ever adds rows'}; expected a Postgres table, or a Delta "
             'table with mode = "merge"; nothing was replayed'
         )
-
-
-@singledispatch
-def _check_kind(operator: Operator) -> None:
-    """Raise StartError if no late row of it can ever be applied."""
-    unregistered(operator, "slackwater.replay.replay.check_late")
-
-
-@_check_kind.register(Panes)
-@_check_kind.register(Sessions)
-def _(operator: Panes | Sessions) -> None:
-    return
-
-
-@_check_kind.register
-def _(operator: IntervalJoin) -> None:
-    raise StartError(
-        f"{operator.pipeline}: late rows of a join cannot be replayed: the rows that they missed have left the state; "
-        "send them again, or choose others by --reason"
-    )
 
 
 def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> Outcome:
@@ -316,7 +274,7 @@ def _dense(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
 
 @singledispatch
 def _alike(operator: Operator) -> pl.Expr:
-    """Whether all rows of a group were late, or none."""
+    """Whether all rows of a group were late, or none. Raises StartError if no late row can ever be applied."""
     unregistered(operator, "slackwater.replay.replay.late_rows")
 
 
@@ -328,6 +286,14 @@ def _(operator: Panes) -> pl.Expr:
 @_alike.register
 def _(operator: Sessions) -> pl.Expr:
     return pl.col("__keys") == 1
+
+
+@_alike.register
+def _(operator: IntervalJoin) -> pl.Expr:
+    raise StartError(
+        f"{operator.pipeline}: late rows of a join cannot be replayed: the rows that they missed have left the state; "
+        "send them again, or choose others by --reason"
+    )
 
 
 def _copies(alike: pl.Expr) -> pl.Expr:

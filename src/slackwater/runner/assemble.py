@@ -25,8 +25,7 @@ from slackwater.engine.stage import Following, Stage
 from slackwater.errors import StartError
 from slackwater.operators.base import Operator
 from slackwater.operators.compile import compile_join, compile_window
-from slackwater.operators.panes import Panes
-from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
 from slackwater.sources import files
 from slackwater.sources.base import reason
 from slackwater.sources.cloud import CloudReader, kinesis_options, pubsub_options
@@ -165,7 +164,7 @@ def results_of(pipeline: Pipeline, session: SparkSession, logic: Operator) -> Op
     return _second(pipeline, session, logic)[1] if pipeline.stages else logic
 
 
-def _second(pipeline: Pipeline, session: SparkSession, logic: Operator) -> tuple[DataFrame, Panes | Sessions]:
+def _second(pipeline: Pipeline, session: SparkSession, logic: Operator) -> tuple[DataFrame, Windowed]:
     """The columns that the second stage reads, and its window over them."""
     own = pipeline.last
     frame = session.createDataFrame([], ", ".join(f"{quote(f.name)} {f.type}" for f in logic.output))

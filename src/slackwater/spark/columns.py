@@ -11,6 +11,7 @@ from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
 from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
 from slackwater.spark import epoch_sql
 from slackwater.windows import panes
 from slackwater.windows.aggregations import Agg, quote
@@ -26,9 +27,8 @@ def aggregations(operator: Operator) -> Sequence[Agg]:
     unregistered(operator, "slackwater.spark.columns.aggregations")
 
 
-@aggregations.register(Panes)
-@aggregations.register(Sessions)
-def _(operator: Panes | Sessions) -> Sequence[Agg]:
+@aggregations.register(Windowed)
+def _(operator: Windowed) -> Sequence[Agg]:
     return operator.aggs
 
 
@@ -46,9 +46,8 @@ def columns(operator: Operator, source: str, tag: int | None, before: int | None
     unregistered(operator, "slackwater.spark.columns.columns")
 
 
-@columns.register(Panes)
-@columns.register(Sessions)
-def _(operator: Panes | Sessions, source: str, tag: int | None, before: int | None, end: str | None) -> list[str]:
+@columns.register(Windowed)
+def _(operator: Windowed, source: str, tag: int | None, before: int | None, end: str | None) -> list[str]:
     return epoch_sql.row_columns(operator, tag, before, end)
 
 
@@ -105,51 +104,10 @@ def _(operator: IntervalJoin, rows: pl.DataFrame) -> pl.DataFrame:
     return rows
 
 
-def _inputs(operator: Panes | Sessions, rows: pl.DataFrame) -> pl.DataFrame:
+def _inputs(operator: Windowed, rows: pl.DataFrame) -> pl.DataFrame:
     """Rows that are not folded, with their keys and the inputs of the aggregations as they were declared."""
     types = {k.name: k.polars for k in operator.keys} | {i.field.name: i.field.polars for i in operator.inputs}
     return rows.with_columns(rows[name].cast(dtype) for name, dtype in types.items())
-
-
-# -- late rows ---------------------------------------------------------------------------------------------------------
-
-
-@singledispatch
-def origins_before(operator: Operator, watermark: int) -> int | None:
-    """Rows before this time (µs) may be late, and take along where they came from; None where `late_sql` finds them."""
-    unregistered(operator, "slackwater.spark.columns.origins_before")
-
-
-@origins_before.register(Panes)
-def _(operator: Panes, watermark: int) -> None:
-    return
-
-
-@origins_before.register(Sessions)
-def _(operator: Sessions, watermark: int) -> int:
-    return watermark
-
-
-@origins_before.register(IntervalJoin)
-def _(operator: IntervalJoin, watermark: int) -> int:
-    return watermark - operator.allowed_us
-
-
-@singledispatch
-def late_sql(operator: Operator, watermark: int) -> str | None:
-    """Whether a row that comes out of the SQL is late, where it is folded before a shard sees it; None where it is not."""
-    unregistered(operator, "slackwater.spark.columns.late_sql")
-
-
-@late_sql.register(Panes)
-def _(operator: Panes, watermark: int) -> str:
-    return epoch_sql.earlier(panes.late_before(operator, watermark))
-
-
-@late_sql.register(Sessions)
-@late_sql.register(IntervalJoin)
-def _(operator: Operator, watermark: int) -> None:
-    return
 
 
 @singledispatch
@@ -161,9 +119,8 @@ def again(operator: Operator, rows: pl.DataFrame, number: str) -> pl.DataFrame:
     unregistered(operator, "slackwater.spark.columns.again")
 
 
-@again.register(Panes)
-@again.register(Sessions)
-def _(operator: Panes | Sessions, rows: pl.DataFrame, number: str) -> pl.DataFrame:
+@again.register(Windowed)
+def _(operator: Windowed, rows: pl.DataFrame, number: str) -> pl.DataFrame:
     found = _inputs(operator, rows)
     found = found.drop_nulls("__end") if operator.ends else found
     return operator.lift_rows(found).with_columns(found[number])

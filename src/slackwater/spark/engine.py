@@ -125,7 +125,9 @@ class SparkEngine:
 
         observed: dict[str, Any] = {}
         parts: list[DataFrame] = []
-        before = columns.origins_before(self.logic, tasks[0].watermark) if self.pipeline.carries_origin else None
+        # where rows are folded, their letters are found by reading once more: see `_with_letters`
+        found_here = self.pipeline.carries_origin and not self.logic.is_folded
+        before = self.logic.late_before(tasks[0].watermark) if found_here else None
         unfit: dict[str, list[Observation]] = {}
         for name, timed in read.timed.items():
             observed[name] = Observation()
@@ -272,9 +274,9 @@ class SparkEngine:
         staged: list[StagedLetters] = []
         if self.pipeline.transform.on_error == "dlq":
             staged += [letters for n in bad for letters in self._stage_bad(n, read.timed[n], tasks[0].state)]
-        late = columns.late_sql(self.logic, tasks[0].watermark)
-        if self._keeps_late and late is not None and any(r.late or r.partly_late for r in outcome.reports):
-            staged += self._stage_late(read, tasks[0], late)
+        some_late = any(r.late or r.partly_late for r in outcome.reports)
+        if self._keeps_late and self.logic.is_folded and some_late:
+            staged += self._stage_late(read, tasks[0])
         samples = {name: self._bad_samples(name, read.timed[name]) for name in bad}
         unfit, letters = self._unfit(read, outcome, tasks[0]) if outcome.unfit else ((), [])
         return replace(outcome, bad_samples=samples, unfit=unfit, staged=[*staged, *letters])
@@ -287,8 +289,9 @@ class SparkEngine:
         staged = run_over(bad.selectExpr(*columns), [f.name for f in LETTER], letters_task(state))
         return [StagedLetters.model_validate_json(letters) for letters in staged]
 
-    def _stage_late(self, read: _Read, task: ShardTask, late: str) -> list[StagedLetters]:
+    def _stage_late(self, read: _Read, task: ShardTask) -> list[StagedLetters]:
         """A second job over the output of the SQL: lateness follows from a row's time and the watermark alone."""
+        late = epoch_sql.earlier(self.logic.late_before(task.watermark))
         parts = [
             out.where(late).selectExpr(*epoch_sql.late_columns(tag))
             for name, timed in read.timed.items()

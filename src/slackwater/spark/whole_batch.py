@@ -19,6 +19,7 @@ from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
 from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
 from slackwater.spark.columns import typed
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import pane_emission, panes, session_emission, sessions
@@ -65,7 +66,7 @@ def _(operator: Sessions, rows: pl.DataFrame, upto: int) -> pl.DataFrame:
     return _output(operator, session_emission.emit(operator, done.state, NO_WATERMARK, upto))
 
 
-def _output(operator: Panes | Sessions, emitted: Emitted) -> pl.DataFrame:
+def _output(operator: Windowed, emitted: Emitted) -> pl.DataFrame:
     return operator.sorted_output(operator.output_frame(emitted))
 
 

@@ -28,6 +28,7 @@ from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.task import EmitReport, StagedLetters
+from slackwater.operators.windowed import Windowed
 from slackwater.sources.base import Batch
 from slackwater.watermark import CONFIRMS, Heard, Span
 from slackwater.windows import panes
@@ -84,14 +85,13 @@ class LocalEngine:
         every = pl.concat(prepared)
         owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
         mine = [(t, owner == t.shard) for t in tasks]
-        kept = pl.concat(origins) if self.keeps_late else None
-        before = None if kept is None else late_before(self.logic, tasks[0].watermark)
-        alongside = None if kept is None or before is not None else kept[ORIGIN]
+        kept, folded = pl.concat(origins) if self.keeps_late else None, self.logic.is_folded
+        alongside = None if kept is None or folded else kept[ORIGIN]
         reports = [
             t.operator.ingest(t, every.filter(m), None if alongside is None else alongside.filter(m)) for t, m in mine
         ]
-        if kept is not None and before is not None:
-            late = kept.filter(pl.col("__start") < before)
+        if kept is not None and folded:
+            late = kept.filter(pl.col("__start") < self.logic.late_before(tasks[0].watermark))
             staged += [stage_late(tasks[0], late)] if late.height else []
         return IngestOutcome(reports, stats, unfit=unfit, staged=staged, spans=spans)
 
@@ -174,23 +174,6 @@ def _heard(rows: pl.DataFrame, usable: pl.DataFrame, partition: str) -> Heard:
 
 
 @singledispatch
-def late_before(operator: Operator, watermark: int) -> int | None:
-    """Rows before this time (µs) are late, where they are folded before a shard sees them; None where they are not."""
-    unregistered(operator, "slackwater.testing.local.late_before")
-
-
-@late_before.register
-def _(operator: Panes, watermark: int) -> int:
-    return panes.late_before(operator, watermark)
-
-
-@late_before.register(Sessions)
-@late_before.register(IntervalJoin)
-def _(operator: Operator, watermark: int) -> None:
-    return
-
-
-@singledispatch
 def prepare(operator: Operator, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
     """Rows of a source as `operator.ingest` takes them: what `spark.columns` does in Spark SQL."""
     unregistered(operator, "slackwater.testing.local.prepare")
@@ -244,9 +227,8 @@ def lifted(operator: Operator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
     unregistered(operator, "slackwater.testing.local.lifted")
 
 
-@lifted.register(Panes)
-@lifted.register(Sessions)
-def _(operator: Panes | Sessions, source: str, rows: pl.DataFrame) -> pl.DataFrame:
+@lifted.register(Windowed)
+def _(operator: Windowed, source: str, rows: pl.DataFrame) -> pl.DataFrame:
     found = operator.lift_rows(_inputs(operator, rows)).with_columns(rows["__letter"])
     return found.drop_nulls("__end") if operator.ends else found
 
@@ -256,33 +238,17 @@ def _(operator: IntervalJoin, source: str, rows: pl.DataFrame) -> pl.DataFrame:
     return prepare(operator, source, rows, None).select("__kh", "__ts").with_columns(rows["__letter"])
 
 
-def _inputs(operator: Panes | Sessions, rows: pl.DataFrame) -> pl.DataFrame:
+def _inputs(operator: Windowed, rows: pl.DataFrame) -> pl.DataFrame:
     """The columns that a shard wants of each row: `__kh`, `__ts`, keys, inputs, and `__end` where rows bring their gaps."""
     fields = {i.source.name: i.source for i in operator.inputs} | {k.name: k for k in operator.keys}
     normal = normalised(rows, list(fields.values()))
     columns = [key_hash(normal, operator.keys), normal["ts"].alias("__ts"), *(normal[k.name] for k in operator.keys)]
     columns += [_input(normal, i) for i in operator.inputs]
-    return pl.DataFrame({c.name: c for c in [*columns, *_ends(operator, normal)]})
-
-
-@singledispatch
-def _ends(operator: Operator, rows: pl.DataFrame) -> Sequence[pl.Series]:
-    """`__end`, where rows bring their gaps: here the gap is a column, in milliseconds."""
-    unregistered(operator, "slackwater.testing.local")
-
-
-@_ends.register
-def _(operator: Panes, rows: pl.DataFrame) -> Sequence[pl.Series]:
-    return ()
-
-
-@_ends.register
-def _(operator: Sessions, rows: pl.DataFrame) -> Sequence[pl.Series]:
-    if not operator.dynamic:
-        return ()
-    gap = rows[str(operator.window.gap_ms)] * 1000
-    usable = gap.is_between(0, operator.cap_us, closed="none").fill_null(False)
-    return [(rows["ts"] + gap).set(~usable, None).alias("__end")]
+    if operator.ends:  # here the gap is a column, in milliseconds
+        gap, cap = normal[str(operator.window.gap_ms)] * 1000, 1000 * (operator.window.max_session_duration_ms or 0)
+        usable = gap.is_between(0, cap, closed="none").fill_null(False)
+        columns.append((normal["ts"] + gap).set(~usable, None).alias("__end"))
+    return pl.DataFrame({c.name: c for c in columns})
 
 
 def _origins(source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:

@@ -24,6 +24,7 @@ from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
 from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
 from slackwater.query import inspect
 from slackwater.state.protocol import Snapshot, Units
 from slackwater.ui.axis import step
@@ -150,9 +151,8 @@ def _keys(operator: Operator, snapshot: Snapshot, low: int, high: int) -> list[W
     unregistered(operator, "slackwater.ui.blocks.closing.keys")
 
 
-@_keys.register(Panes)
-@_keys.register(Sessions)
-def _(operator: Panes | Sessions, snapshot: Snapshot, low: int, high: int) -> list[Window]:
+@_keys.register(Windowed)
+def _(operator: Windowed, snapshot: Snapshot, low: int, high: int) -> list[Window]:
     watermark = snapshot.manifest.stages[-1].watermark_us
     found = [inspect.open_windows(operator, operator.empty_state(), watermark)]
     for reader, rows in _outlines(snapshot, operator):
@@ -202,7 +202,7 @@ def _(operator: Sessions, reader: Units, rows: pl.DataFrame, watermark: int, low
     yield from _parts(pieces)
 
 
-def _outlines(snapshot: Snapshot, logic: Panes | Sessions) -> Iterator[tuple[Units, pl.DataFrame]]:
+def _outlines(snapshot: Snapshot, logic: Windowed) -> Iterator[tuple[Units, pl.DataFrame]]:
     stages = snapshot.manifest.stages
     for shard in range(stages[-1].shards):
         reader = snapshot.reader(shard, logic, len(stages) - 1)
