@@ -149,6 +149,19 @@ def test_updates_that_a_larger_gap_joins_supersede_one() -> None:
     assert [(r["window_start"] // MS, r["_epoch"]) for r in result.gone] == [(9, 2)]
 
 
+def test_what_was_told_before_a_change_is_taken_back_after_any_number_of_starts() -> None:
+    """
+    updates     [0]5      [9]14     both are told
+    on_close    row 4 joins them, two starts later: [0 ── 9]14 replaces both
+    """
+    updates = far(5).model_copy(update={"emit": "updates"})
+    script = [rows(0, 9), Quiet(500), Restart(far(5)), Restart(), Restart(), rows(4)]
+    result = run_local(updates, script, SCHEMA)
+    assert said(result)[-1:] == [(9, 14, 1)]
+    assert (0, 14, 3) in said(result)
+    assert [r["window_start"] // MS for r in result.gone] == [9]
+
+
 def test_a_cap_that_cuts_what_was_told_as_one() -> None:
     """The target holds two cut sessions; a higher cap makes them one, which replaces both."""
 

@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.schema import Field
@@ -311,7 +312,7 @@ def test_a_policy_that_carries_no_origin_cannot_replay_late_rows() -> None:
 def copies(letters: int, rows_: int, keys: int, once: bool, window: Window) -> int:
     logic = compile_window(pipeline_for(window, ["a"]), {n: Field(n, t) for n, t in SCHEMA.items()})
     frame = pl.DataFrame({"__letters": [letters], "__rows": [rows_], "__keys": [keys], "__once": [once]})
-    return int(frame.select(replay._copies(logic)).item())
+    return int(frame.select(replay._copies(replay._alike(logic))).item())
 
 
 def test_how_often_a_row_was_late_follows_from_its_letters() -> None:
@@ -435,6 +436,20 @@ def test_what_a_policy_would_drop_as_late_stays_a_letter(kind: str) -> None:
     for told_ in result.replays:
         assert (told_.applied, dict(told_.left)) == (1, {replay.DROPPED: 1})
     assert (result.counters.rows_late, len(table(result))) == (0, 3)
+
+
+def test_what_a_join_would_drop_as_late_stays_a_letter() -> None:
+    join = Join(
+        kind="inner", left_source="a", right_source="b", left_keys=["u"], right_keys=["u"], time_window_ms=10,
+        source_idleness_ms=1000,
+    )  # fmt: skip
+    both = Rows({s: [{"ts": t * MS, "u": "b", "id": 1, "f": 1.0} for t in (0, 100)] for s in ("a", "b")})
+    given = bad_letters(LATE_NOW, b'{"ts": 100000, "u": "b", "id": 2, "f": 1.0}')
+    script = [both, Replay(dry=True), Replay()]
+    result = run_local(join, script, SCHEMA, sources=("a", "b"), letters=given, on_error="dlq", flush=False)
+    for told_ in result.replays:
+        assert (told_.applied, dict(told_.left)) == (1, {replay.DROPPED: 1})
+    assert sorted(r["left_id"] for r in result.rows) == [1, 1, 2], "the good one finds its partner"
 
 
 def test_letters_that_stay_do_not_keep_others_from_their_turn() -> None:
