@@ -127,7 +127,7 @@ class SparkEngine:
         parts: list[DataFrame] = []
         # where rows are folded, their letters are found by reading once more: see `_with_letters`
         found_here = self.pipeline.carries_origin and not self.logic.is_folded
-        before = self.logic.late_before(tasks[0].watermark) if found_here else None
+        before = tasks[0].operator.late_before(tasks[0].watermark) if found_here else None
         unfit: dict[str, list[Observation]] = {}
         for name, timed in read.timed.items():
             observed[name] = Observation()
@@ -291,7 +291,7 @@ class SparkEngine:
 
     def _stage_late(self, read: _Read, task: ShardTask) -> list[StagedLetters]:
         """A second job over the output of the SQL: lateness follows from a row's time and the watermark alone."""
-        late = epoch_sql.earlier(self.logic.late_before(task.watermark))
+        late = epoch_sql.earlier(task.operator.late_before(task.watermark))
         parts = [
             out.where(late).selectExpr(*epoch_sql.late_columns(tag))
             for name, timed in read.timed.items()

@@ -91,7 +91,7 @@ class LocalEngine:
             t.operator.ingest(t, every.filter(m), None if alongside is None else alongside.filter(m)) for t, m in mine
         ]
         if kept is not None and folded:
-            late = kept.filter(pl.col("__start") < self.logic.late_before(tasks[0].watermark))
+            late = kept.filter(pl.col("__start") < tasks[0].operator.late_before(tasks[0].watermark))
             staged += [stage_late(tasks[0], late)] if late.height else []
         return IngestOutcome(reports, stats, unfit=unfit, staged=staged, spans=spans)
 
