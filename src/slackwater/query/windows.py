@@ -28,8 +28,8 @@ from slackwater.windows.logic import (
     Emitted,
     Int64s,
     Logic,
-    sorted_by_key,
 )
+from slackwater.windows.order import sorted_by_key
 
 TIMES = pl.Datetime("us", "UTC")
 OWN = ("_status", "_closes_at", "_last_event", "_epoch")

@@ -32,9 +32,9 @@ from slackwater.windows.logic import (
     Emitted,
     Int64s,
     Logic,
-    sorted_by_key,
     unrevised,
 )
+from slackwater.windows.order import sorted_by_key
 from slackwater.windows.panes import PaneLogic
 
 _FOR_EVER_MS = 10**15

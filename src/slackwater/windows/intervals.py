@@ -30,8 +30,8 @@ from slackwater.windows.logic import (
     Logic,
     Stats,
     Visit,
-    sorted_by_key,
 )
+from slackwater.windows.order import sorted_by_key
 
 Bools = NDArray[np.bool_]
 

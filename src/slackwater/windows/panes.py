@@ -39,8 +39,8 @@ from slackwater.windows.logic import (
     Logic,
     Stats,
     Visit,
-    sorted_by_key,
 )
+from slackwater.windows.order import sorted_by_key
 from slackwater.windows.pane_revisions import UNSAID, after_rows, begun_late
 
 
