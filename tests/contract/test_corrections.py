@@ -20,7 +20,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tests.contract.test_target_kafka import messages
+from tests.support.topics import messages
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field

@@ -9,8 +9,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.laws import final, joins, revisions, test_chained, test_replay, updates
-from tests.laws.test_revisions import WAYS, ways_to_emit
+from tests.laws import chained, final, joins, replayed, revisions, updates
+from tests.laws.ways import WAYS, ways_to_emit
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.files.store import FilesStore
@@ -170,7 +170,7 @@ def test_another_way_to_emit_takes_the_tables_over(kind: str, url: str) -> None:
 def test_letters_applied_once_more(url: str) -> None:
     """Seeded runs with deaths: sessions that come back from the target and leave again, in tables."""
     for seed in range(REVISED_SEEDS):
-        test_replay.check(seed, lambda name=f"replay {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
+        replayed.check(seed, lambda name=f"replay {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
@@ -182,6 +182,6 @@ def test_joins_keep_their_rows_in_tables(first: int, url: str) -> None:
 
 @pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
 def test_stages_keep_their_state_in_tables_of_their_own(first: int, url: str) -> None:
-    """Seeds of `tests.laws.test_chained`: a window over what a join emits, in one transaction."""
+    """Seeds of `tests.laws.chained`: a window over what a join emits, in one transaction."""
     for seed in range(first, first + 12):
-        test_chained.check(seed, lambda name=f"chain {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
+        chained.check(seed, lambda name=f"chain {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]

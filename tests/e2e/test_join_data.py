@@ -17,7 +17,7 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.e2e.test_real_data import slackwater
+from tests.support.command import command
 
 pytestmark = [pytest.mark.spark, pytest.mark.shared_data]
 
@@ -167,8 +167,8 @@ def test_messages_in_files_meet_their_replies(
     left, right = (f'query = "{tmp_path}/in/*"\nmax_files_per_trigger = {pace}\n{CSV}' for pace in paces)
     store, target = database(url) if url else files(tmp_path)
     path = config(tmp_path, within, 'kind = "files"', (left, right), store, target)
-    assert slackwater(monkeypatch, "check", str(path)) == 0
-    assert slackwater(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
+    assert command(monkeypatch, "check", str(path)) == 0
+    assert command(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
     check(table(url) if url else out(tmp_path), rows, within, capsys.readouterr().out)
 
 
@@ -217,5 +217,5 @@ def test_messages_in_one_topic_meet_their_replies(
     store, target = database(url) if url else files(tmp_path)
     bus = f'kind = "kafka"\nbootstrap_servers = "{kafka.address}"'
     path = config(tmp_path, "30m", bus, (left, right), store, target)
-    assert slackwater(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
+    assert command(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
     check(table(url) if url else out(tmp_path), rows, "30m", capsys.readouterr().out)

@@ -17,7 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.e2e.test_docs import ROOT, block, command
+from tests.support.command import command
+from tests.support.pages import ROOT, block
 
 pytestmark = pytest.mark.spark
 PAGE = "docs/state.md"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.laws.test_laws import KINDS, NAN, SHAPES, ordered_rows, script, splits
+from tests.laws.drawn import KINDS, NAN, SHAPES, ordered_rows, script, splits
 
 from slackwater.config.aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window

@@ -7,8 +7,9 @@ import math
 from typing import Any
 
 import pytest
-from tests.conftest import Runner
-from tests.spark.test_engine import NAN, SCHEMA, WINDOWS, sample, us
+from tests.support.events import NAN, SCHEMA, WINDOWS, sample, us
+from tests.support.longest import Longest
+from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.errors import CapExceededError, EpochError, StartError, ValueRangeError
@@ -135,29 +136,6 @@ def test_sets_that_spark_makes_are_held_to_their_bound(runner: Runner) -> None:
                 continue
             with pytest.raises(CapExceededError, match=f'"x" holds 5 distinct values of "i" in one group, {key} is 4'):
                 runner.run(**settings)
-
-
-class Longest(sw.Aggregator):
-    """The longest text of a key, with the key in front of it: its merge takes the keys."""
-
-    inputs = {"text": "string"}  # noqa: RUF012 — as users write it
-    accumulators = {"found": "string"}  # noqa: RUF012
-    output = "string"
-    wants_keys = True
-
-    def __init__(self, mark: str = ": ", fail: bool = False) -> None:
-        self.mark, self.fail = mark, fail
-
-    def lift(self, text: Any) -> Any:
-        return {"found": text.str.to_integer() if self.fail else text}
-
-    def merge(self, keys: Any, found: Any) -> Any:
-        bare = found.str.split(self.mark).list.last()
-        best = bare.sort_by([bare.str.len_chars(), bare]).drop_nulls().last()
-        return {"found": keys["user"] + self.mark + best}
-
-    def finish(self, found: Any) -> Any:
-        return found
 
 
 @pytest.mark.parametrize("kind", ["session", "hopping"])

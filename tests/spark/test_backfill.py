@@ -11,10 +11,10 @@ from typing import Any
 import polars as pl
 import pytest
 from confluent_kafka import Producer
-from tests.conftest import Runner
-from tests.spark.test_engine import iso, us
-from tests.spark.test_kafka import SCHEMA as RECORD
-from tests.spark.test_kafka import START_MS, Make, topic
+from tests.support.events import iso, us
+from tests.support.runner import Runner
+from tests.support.topics import SCHEMA as RECORD
+from tests.support.topics import START_MS, Make
 
 import slackwater as sw
 from slackwater.cli.main import main
@@ -24,7 +24,6 @@ from slackwater.query.outputs import Output, output_at
 from slackwater.query.where import names_at
 from slackwater.runner.backfill import Backfilled, backfill
 
-__all__ = ["topic"]  # a fixture
 pytestmark = pytest.mark.spark
 SCHEMA = "user STRING, amount BIGINT, ts TIMESTAMP"
 MINUTE = 60

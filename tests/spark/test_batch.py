@@ -8,10 +8,10 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.conftest import Runner
-from tests.e2e.test_real_data import PIPELINES, check
-from tests.spark.test_aggregations import Longest
-from tests.spark.test_engine import SCHEMA, comparable, iso, sample, window
+from tests.support.events import SCHEMA, comparable, iso, sample, window
+from tests.support.longest import Longest
+from tests.support.real_data import PIPELINES, check
+from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.errors import ConfigError, StartError

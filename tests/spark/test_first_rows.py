@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.conftest import Runner
+from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.errors import BadRowError, StartError

@@ -7,8 +7,9 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.conftest import Runner
-from tests.spark.test_engine import SIMPLE, events, iso, simple, us
+from tests.support.deaths import DieOnce
+from tests.support.events import SIMPLE, events, iso, simple, us
+from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.engine import kill_points
@@ -55,23 +56,6 @@ def shaped(kind: str) -> sw.Window:
     return simple(**SHAPE[kind], lateness_ms="40s")
 
 
-class _DeathError(Exception):
-    """A scripted crash that leaves the Spark session alive."""
-
-
-class _DieOnce:
-    def __init__(self, step: str, epoch: int) -> None:
-        self.step, self.epoch, self.died = step, epoch, False
-
-    def hit(self, step: str, epoch: int) -> None:
-        if (step, epoch) == (self.step, self.epoch) and not self.died:
-            self.died = True
-            raise _DeathError(step)
-
-    def in_worker(self, epoch: int) -> None:
-        """Workers are other processes: dying there is the business of tests/e2e/test_faults.py."""
-
-
 STEPS = [s for s in kill_points.STEPS if not s.startswith("stage.") and s != "checkpoint.after"]
 
 
@@ -89,7 +73,7 @@ def test_dying_at_a_named_step_changes_nothing(
     runner: Runner, kind: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last epoch of the input emits, so every step is passed there."""
-    death = _DieOnce(step, 3)
+    death = DieOnce(step, 3)
     monkeypatch.setattr(kill_points, "from_environment", lambda: death)
     source = write(runner)
     with pytest.raises(

@@ -11,9 +11,9 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.conftest import Runner
-from tests.spark.test_engine import SIMPLE, events, simple, us
-from tests.spark.test_kafka import Make, minutes, topic, waited_for  # noqa: F401 — a fixture
+from tests.support.events import SIMPLE, events, simple, us
+from tests.support.runner import Runner
+from tests.support.topics import Make, minutes, waited_for
 
 import slackwater as sw
 from slackwater.engine import kill_points
@@ -205,7 +205,7 @@ def letters_of(frame: pl.DataFrame) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -> None:  # noqa: F811
+def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -> None:
     stream = topic(1)
     sql = "SELECT upper(user) AS user, amount, _event_ts FROM source WHERE amount > 0"
     given = {
@@ -243,7 +243,7 @@ def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -
         assert starts == ([] if first is None else [first + 20 * k for k in range(count)])
 
 
-def test_late_and_bad_records_side_by_side_in_postgres(runner: Runner, topic: Make, postgres: Any) -> None:  # noqa: F811
+def test_late_and_bad_records_side_by_side_in_postgres(runner: Runner, topic: Make, postgres: Any) -> None:
     """State, results and letters in one database; a hopping row that is late for a part of its windows is used as well."""
     stream, url = topic(1), postgres.database(f"late{time.time_ns()}")
     given = {
@@ -281,7 +281,7 @@ def test_late_and_bad_records_side_by_side_in_postgres(runner: Runner, topic: Ma
 
 
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
-def test_rows_of_an_idle_partition_are_told_apart(runner: Runner, topic: Make, kind: str) -> None:  # noqa: F811
+def test_rows_of_an_idle_partition_are_told_apart(runner: Runner, topic: Make, kind: str) -> None:
     """The second partition is silent until the watermark went on without it; its old row is late, cause idle.
 
     The first one keeps talking: were both silent at once, nothing would move the watermark.
@@ -350,7 +350,7 @@ STEPS = ["ingest.after", "commit.before", "commit.after", "write.after", "note.a
 def test_dying_at_a_named_step_loses_and_doubles_no_letter(
     runner: Runner, kind: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.spark.test_golden import _DieOnce
+    from tests.support.deaths import DieOnce
 
     for n, second in enumerate((300, 0, 310)):
         runner.write(f"{n}.jsonl", events(second, second + 1))
@@ -361,7 +361,7 @@ def test_dying_at_a_named_step_loses_and_doubles_no_letter(
         "window": simple(late_data="dlq", **shape),
         "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
     }
-    death = _DieOnce(step, 1)
+    death = DieOnce(step, 1)
     monkeypatch.setattr(kill_points, "from_environment", lambda: death)
     with pytest.raises(sw.SlackwaterError, match="test: epoch 1 was "):
         runner.run(**given)

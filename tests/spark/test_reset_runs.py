@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import Runner
-from tests.spark.test_kafka import START_MS, Make, counted, minutes, topic
+from tests.support.runner import Runner
+from tests.support.topics import START_MS, Make, counted, minutes
 
 import slackwater as sw
 from slackwater.cli.main import main
 
 pytestmark = pytest.mark.spark
-__all__ = ["topic"]
 CONFIG = """
 name = "test"
 [connections.bus]

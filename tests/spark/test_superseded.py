@@ -15,10 +15,10 @@ import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tests.conftest import Runner
-from tests.contract.test_target_kafka import messages
 from tests.laws import naive
-from tests.spark.test_engine import iso
+from tests.support.events import iso
+from tests.support.runner import Runner
+from tests.support.topics import messages
 
 import slackwater as sw
 

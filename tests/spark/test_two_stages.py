@@ -7,8 +7,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.conftest import Runner
-from tests.spark.test_joins import written
+from tests.support.joined import written
+from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.config import toml

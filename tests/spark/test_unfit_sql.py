@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.conftest import Runner
+from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.errors import BadRowError

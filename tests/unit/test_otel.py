@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from tests.unit.test_cli import GOOD
-from tests.unit.test_deploy import JOIN, exposed
-from tests.unit.test_metrics import COUNTERS, STATUS
+from tests.support.command import GOOD
+from tests.support.statuses import COUNTERS, JOIN, STATUS, exposed
 
 from slackwater import observe, secrets
 from slackwater.config.toml import loads

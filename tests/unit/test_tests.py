@@ -1,0 +1,47 @@
+"""The tests themselves: what they share lies in tests/support, and a file's name says which one it is."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+FILES = sorted(TESTS.rglob("*.py"))
+NAMED = re.compile(r"\btests(?:\.\w+)*\.(?:test_\w+|conftest)\b")
+
+
+def of_tests(text: str) -> list[str]:
+    """The test files that a file imports, also in the text of a script for another process."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{name.name}" for name in node.names]
+        elif isinstance(node, ast.Import):
+            found += [name.name for name in node.names]
+    found += re.findall(r"^\s*(?:from|import) (tests\.[\w.]+)", text, re.MULTILINE)
+    return sorted({m.group() for name in found if (m := NAMED.match(name))})
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(TESTS)))
+def test_no_test_imports_another(path: Path) -> None:
+    assert of_tests(path.read_text()) == [], "what two tests share is a module in tests/support"
+
+
+def test_imports_of_tests_are_found() -> None:
+    text = "from tests.unit import test_a, x\nimport tests.unit.test_b\nfrom tests.spark.test_c import y\nS = '''\nfrom tests.e2e.test_d import z\n'''"
+    assert of_tests(text) == [f"tests.{n}" for n in ("e2e.test_d", "spark.test_c", "unit.test_a", "unit.test_b")]
+    assert of_tests("from tests.support.tests import test\nfrom tests.laws import naive") == []
+
+
+def test_each_test_file_has_a_name_of_its_own() -> None:
+    names = Counter(path.name for path in FILES if path.name.startswith("test_"))
+    assert [name for name, many in names.items() if many > 1] == []
+
+
+def test_every_module_of_helpers_says_what_it_is() -> None:
+    for path in (TESTS / "support").glob("*.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())), path
