@@ -4,20 +4,52 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.register_assert_rewrite("tests.support", "tests.laws")
 pytest_plugins = ["tests.support.command", "tests.support.runner", "tests.support.topics", "tests.support.why"]
 
-
 # The JVMs of a test run live for seconds or minutes: there the second compiler costs more than it gives back.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+TESTS = Path(__file__).resolve().parent
+SHARED = TESTS.parents[1] / "shared" / "data"
+
+
+ROOMS = ("e2e", "spark", "contract", "laws", "unit")  # from few long files to many short ones
+RAM = Path("/dev/shm")
+ROOM = 4 << 30
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Directories of tests lie in memory where there is room: a store syncs every file, which a disk takes its time for."""
+    if not os.access(RAM, os.W_OK | os.X_OK) or os.statvfs(RAM).f_flag & os.ST_NOEXEC:
+        return
+    if min(shutil.disk_usage(RAM).free, psutil.virtual_memory().available) > ROOM:
+        tempfile.tempdir = str(RAM)
+
+
+@contextmanager
+def on_disk() -> Iterator[None]:
+    """For what is large, and need not be synced."""
+    before, tempfile.tempdir = tempfile.tempdir, None
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, so that two workers end together; what pytest-randomly shuffled stays so within a room."""
+    items.sort(key=lambda item: ROOMS.index(item.path.relative_to(TESTS).parts[0]))
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +100,9 @@ def postgres() -> Iterator[Any]:
     """The one Postgres server of a test run; every test takes a database of its own (`postgres.database(name)`)."""
     from slackwater.testing.services import Postgres
 
-    with Postgres.started() as server:
+    with ExitStack() as stack:
+        with on_disk():
+            server = stack.enter_context(Postgres.started())
         yield server
 
 

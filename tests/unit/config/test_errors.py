@@ -1,6 +1,6 @@
 """Every mistake in a config is one line, found before Spark starts: file, key, what was found, what to do.
 
-Here: the language itself, windows, aggregations, names, references. Connections of all kinds: test_connectors.py.
+Here: the language itself, windows, aggregations, names, references. Connections of all kinds: test_connections.py.
 """
 
 from __future__ import annotations
