@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 from confluent_kafka import Producer
+from tests.support.effort import some
 from tests.support.events import iso, us
 from tests.support.runner import Runner
 from tests.support.topics import SCHEMA as RECORD
@@ -91,7 +92,7 @@ def assert_same(a: pl.DataFrame, b: pl.DataFrame) -> None:
     assert found.same, (found.only_examples, found.different_examples)
 
 
-@pytest.mark.parametrize("kind", WINDOWS)
+@pytest.mark.parametrize("kind", some(WINDOWS))
 def test_the_windows_of_the_range_are_those_of_the_live_run(runner: Runner, kind: str) -> None:
     """Sessions that the cap cuts among them; nothing else is in the other table."""
     prepared(runner)
@@ -134,7 +135,7 @@ def test_it_repairs_the_target_and_the_live_run_goes_on(runner: Runner) -> None:
     assert "new" in output_at(lake).rows["user"].to_list()
 
 
-@pytest.mark.parametrize("store", ["files", "postgres"])
+@pytest.mark.parametrize("store", some(["postgres", "files"]))
 def test_an_interrupted_one_goes_on(runner: Runner, store: str, request: pytest.FixtureRequest) -> None:
     prepared(runner)
     more: dict[str, Any] = {}
