@@ -20,6 +20,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from tests.support.effort import some
 from tests.support.topics import messages
 
 from slackwater.config.window import Aggregation, Window
@@ -73,7 +74,7 @@ class Place:
     content: Callable[[], list[tuple[str, ...]]]
 
 
-@pytest.fixture(params=["postgres", "delta", "kafka", "kafka by session_id"])
+@pytest.fixture(params=some(["postgres", "delta", "kafka", "kafka by session_id"], keep=3))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     kind, name = request.param, f"c{uuid.uuid4().hex[:8]}"
     table, opened = Table(name, FIELDS, IDENTITY), list[Target]()

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from tests.support.command import command
+from tests.support.effort import some
 from tests.support.real_data import split
 
 pytestmark = [pytest.mark.spark]
@@ -77,7 +78,7 @@ POLICIES = {
 
 
 @pytest.mark.shared_data
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", some(POLICIES))
 @pytest.mark.usefixtures("spark")
 def test_commits_that_came_up_to_250_days_late(
     shared_data: Path,
