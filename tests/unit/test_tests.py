@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
+ROOT = TESTS.parent
 FILES = sorted(TESTS.rglob("*.py"))
 NAMED = re.compile(r"\btests(?:\.\w+)*\.(?:test_\w+|conftest)\b")
 
@@ -45,3 +46,30 @@ def test_each_test_file_has_a_name_of_its_own() -> None:
 def test_every_module_of_helpers_says_what_it_is() -> None:
     for path in (TESTS / "support").glob("*.py"):
         assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+def targets() -> dict[str, str]:
+    """The targets that `make help` lists, with their commands."""
+    found = re.findall(r"^([a-z-]+):[^\n]*##[^\n]*\n((?:\t[^\n]*\n)*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    return dict(found)
+
+
+def test_the_pages_name_the_targets_that_there_are() -> None:
+    known = targets()
+    for page in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", ".ci/run"):
+        named = set(re.findall(r"(?:^|`)make ([a-z][a-z-]*)\b", (ROOT / page).read_text(), re.MULTILINE))
+        assert named <= set(known), page
+    told = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
+    assert [name for name in known if f"make {name}" not in told and name not in ("help", "clean")] == []
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert phony.split() == list(known)
+
+
+def test_ci_runs_the_checks_and_every_case_of_every_test() -> None:
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert re.findall(r"^make .*$", ci, re.MULTILINE) == ["make check", "make test-all"]
+    assert "export CI=1" in ci
+    known = targets()
+    assert '-m "not exhaustive"' in known["test"]
+    assert "SLACKWATER_TEST_ALL=1" in known["test-all"]
+    assert "-m " not in known["test-all"]
