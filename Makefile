@@ -30,7 +30,7 @@ demo-kafka: $(READY) ## Kafka to Postgres, with a runner that is killed on the w
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --randomly-seed=$(SEED)
 
 test: $(READY)   ## the tests, two files at a time, shuffled (SEED=2 gives another order)
-	@$(PYTEST) -m "not exhaustive"
+	@SLACKWATER_LAWS_EXAMPLES=10 $(PYTEST) -m "not exhaustive"
 
 test-all: $(READY) ## every case of every test; needs RabbitMQ and Chromium beside Python and Java
 	@SLACKWATER_TEST_ALL=1 $(PYTEST)

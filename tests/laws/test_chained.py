@@ -10,6 +10,7 @@ import pytest
 from tests.laws import seeds
 from tests.laws.chained import check, join, rows, window
 from tests.laws.joins import MS, SCHEMA, planned
+from tests.support.effort import some
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.testing.kit import Crash, run_local
@@ -17,7 +18,7 @@ from slackwater.testing.kit import Crash, run_local
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, 20))
+@pytest.mark.parametrize("first", some(range(0, SEEDS, 20)))
 def test_seeded_runs(first: int) -> None:
     seeds.quiet()
     for seed in range(first, first + 20):
