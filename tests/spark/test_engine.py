@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.support.effort import some
-from tests.support.events import NAN, SCHEMA, SIMPLE, WINDOWS, comparable, events, iso, sample, simple, us, window
+from tests.support.events import NAN, SCHEMA, SIMPLE, comparable, events, iso, sample, simple, us, window
 from tests.support.runner import Runner
 
 import slackwater as sw
@@ -40,7 +40,7 @@ def in_process(kind: str, rows: list[dict[str, Any]], **settings: Any) -> pl.Dat
     return frame.sort(frame.columns[:4])
 
 
-@pytest.mark.parametrize("kind", some(WINDOWS, keep=2))
+@pytest.mark.parametrize("kind", some(["session", "tumbling", "hopping"]))
 def test_every_aggregation_agrees_with_the_in_process_engine(runner: Runner, kind: str) -> None:
     rows = sample()
     for part in range(3):

@@ -41,7 +41,7 @@ def _word(value: Any) -> str:
 
 @pytest.mark.parametrize(
     ("kind", "files"),
-    some([("left", (1, 1)), ("full", (5, 2)), ("inner", (1, 1)), ("right", (2, 1)), ("full", (1, 1))], keep=2),
+    some([("full", (5, 2)), ("left", (1, 1)), ("inner", (1, 1)), ("right", (2, 1)), ("full", (1, 1))]),
 )
 def test_the_answer_is_that_of_a_batch_join(runner: Runner, kind: str, files: tuple[int, int]) -> None:
     written(runner, 7)
