@@ -10,6 +10,8 @@ import pytest
 
 def some(cases: Iterable[Any], keep: int = 1) -> list[Any]:
     """The cases of a parametrized test, of which all but the first `keep` are exhaustive."""
+    if keep < 1:
+        raise ValueError(f"found keep={keep}, expected at least 1: each exhaustive case has a sibling in `make test`")
     return [case if n < keep else _exhaustive(case) for n, case in enumerate(cases)]
 
 

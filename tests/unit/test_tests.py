@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.support.effort import some
+from tests.support.needs import needed
 
 TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
@@ -73,3 +75,37 @@ def test_ci_runs_the_checks_and_every_case_of_every_test() -> None:
     assert '-m "not exhaustive"' in known["test"]
     assert "SLACKWATER_TEST_ALL=1" in known["test-all"]
     assert "-m " not in known["test-all"]
+
+
+@pytest.mark.parametrize("name", ["CI", "SLACKWATER_TEST_ALL"])
+def test_what_is_not_there_is_named_and_fails_where_everything_is_asked_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("SLACKWATER_TEST_ALL", raising=False)
+    needed("python", True, "nothing")
+    with pytest.raises(
+        pytest.skip.Exception, match="there is no Broker on this machine; get it with: apt-get install b"
+    ):
+        needed("Broker", False, "apt-get install b")
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(
+        pytest.fail.Exception, match="there is no Broker on this machine; get it with: apt-get install b"
+    ):
+        needed("Broker", False, "apt-get install b")
+
+
+def test_of_a_table_of_cases_all_but_the_first_are_exhaustive() -> None:
+    """Those that are named, and those that bring marks, keep both."""
+    cases = some([1, 2, ("a", 3), pytest.param(4, id="four", marks=pytest.mark.slow)], keep=2)
+    assert cases[:2] == [1, 2]
+    assert [(case.values, case.id, [mark.name for mark in case.marks]) for case in cases[2:]] == [
+        (("a", 3), None, ["exhaustive"]),
+        ((4,), "four", ["slow", "exhaustive"]),
+    ]
+
+
+def test_every_exhaustive_test_has_a_sibling_in_make_test() -> None:
+    """`exhaustive` stands in tests/support/effort.py only, which leaves at least one case."""
+    marked = [p.name for p in FILES if re.search(r"mark\.exhaustive", p.read_text()) and p.name != Path(__file__).name]
+    assert marked == ["effort.py"]
