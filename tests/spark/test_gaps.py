@@ -40,13 +40,16 @@ def counts(frame: pl.DataFrame) -> list[int]:
 
 @pytest.mark.parametrize(
     "gap",
-    [
-        "CASE WHEN kind = 'video' THEN 60000 ELSE 10000 END",
-        "ms",
-        "ms / 1.0",
-        "text",
-        "make_dt_interval(0, 0, 0, ms / 1000)",
-    ],
+    some(
+        [
+            "CASE WHEN kind = 'video' THEN 60000 ELSE 10000 END",
+            "text",
+            "ms",
+            "ms / 1.0",
+            "make_dt_interval(0, 0, 0, ms / 1000)",
+        ],
+        keep=2,
+    ),
 )
 def test_an_expression_over_the_row(runner: Runner, gap: str) -> None:
     """
