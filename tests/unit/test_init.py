@@ -12,13 +12,13 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import polars as pl
 import pytest
 from jsonschema import Draft202012Validator
+from tests.support.command import Command
 
-from slackwater.cli.main import main
 from slackwater.config import ddl, json_schema, toml
 from slackwater.core.time import duration_ms
 from slackwater.scaffold import propose
@@ -27,29 +27,6 @@ from slackwater.scaffold.times import disorder, text_time_us, unit_of
 
 START = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
 VALID = Draft202012Validator(json_schema.schema())
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Said]
-
-
-@pytest.fixture
-def slackwater(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    monkeypatch.chdir(tmp_path)
-
-    def command(*arguments: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["slackwater", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return Said(int(ended.value.code or 0), said.out, said.err)
-
-    return command
 
 
 def written(slackwater: Command, *arguments: str) -> dict[str, Any]:
