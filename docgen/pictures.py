@@ -25,7 +25,7 @@ from slackwater.testing.kit import Rows, pipeline_for, run_local
 from slackwater.ui.axis import Axis
 from slackwater.ui.blocks.key import OneKey
 from slackwater.ui.draw import account, closing, key, watermark
-from slackwater.ui.pages import static
+from slackwater.ui.notebook import styles
 from slackwater.ui.seen import Seen, Watched, key_at, look_at
 from slackwater.ui.svg import WIDTH, el, picture, rect, text, time_axis, title
 
@@ -45,7 +45,7 @@ def window(**more: Any) -> Window:
     given: dict[str, Any] = {
         "kind": "session",
         "gap_ms": "30m",
-        "max_session_duration_ms": "12h",
+        "max_session_duration_ms": "3h",
         "lateness_ms": "5m",
         "event_time_column": "ts",
         "group_by": ["user"],
@@ -83,11 +83,11 @@ def arrivals() -> Markup:
     taken: dict[str, list[float]] = {}
     for n, e in enumerate(found, 1):
         x, y = across.at(e["ts"]), top + lane * users.index(e["user"]) + lane / 2
-        near = sum(abs(x - other) < 16 for other in taken.setdefault(e["user"], []))
+        near = any(abs(x - other) < 12 for other in taken.setdefault(e["user"], []))
         taken[e["user"]].append(x)
         about = title(f"{n}: {e['user']} {e['page']}")
         parts.append(el("circle", about, cx=x, cy=y, r=4.5, class_="newest busy"))
-        parts.append(text(x, y + (-9 if near % 2 == 0 else 20), str(n), "tick", "middle"))
+        parts.append(text(x, y + (20 if near else -9), str(n), "tick", "middle"))
     return picture(
         "Ten clicks of three users in event time, numbered in the order in which they arrive", bottom + 26, *parts
     )
@@ -121,18 +121,18 @@ def out_of_order() -> Markup:
 
 def _file(drawn: Markup) -> str:
     """A drawing as a file of its own, with the styles of the page that it needs."""
-    css = static("ui.css").decode()
-    style = css[: css.index("* {")] + css[css.index(".plot {") : css.index(".marks {")]
+    style = styles()
     style += (
-        "svg { background: var(--card); font-family: system-ui, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif; padding: 12px; "
-        "box-sizing: border-box; }"
+        "svg { background: var(--card); font-family: system-ui, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif; }"
     )
     style += ".part.late { fill: var(--late); }"
     box = re.search(r'viewBox="0 0 (\S+) (\S+)"', drawn)
     assert box is not None
     width, height = float(box[1]), float(box[2])
     shown = str(drawn).replace(
-        f'viewBox="{box[0][9:-1]}"', f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}"', 1
+        f'viewBox="{box[0][9:-1]}"',
+        f'xmlns="http://www.w3.org/2000/svg" viewBox="-16 -12 {width + 32:g} {height + 24:g}"',
+        1,
     )
     return shown.replace(">", f"><style>{style}</style>", 1).replace("><", ">\n<") + "\n"
 
@@ -148,7 +148,6 @@ _DRAWN: Mapping[str, Callable[[], Markup]] = {
     "session.svg": partial(_of_key, 5, False, "u1"),
     "closing.svg": lambda: closing.bins(_there(state(5)[0].closing), None),
     "rows.svg": lambda: account.total(state(10)[0].rows.total),
-    "retained.svg": partial(_of_key, 7, True, "u1"),
     "corrected.svg": partial(_of_key, 8, True, "u1"),
 }
 

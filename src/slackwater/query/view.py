@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.core.notebook import Shown
 from slackwater.errors import StartError, StateError
 from slackwater.evolution.description import logic_in
 from slackwater.query import inspect
@@ -48,7 +49,7 @@ def open_state(state: str | Path | Pipeline, pipeline: str | None = None, *, sch
     return StateView(store_at(state, pipeline, schema))
 
 
-class StateView:
+class StateView(Shown):
     """Open and retained windows as Polars frames (`frame.to_arrow()` makes Arrow of them); made by `open_state`.
 
     The columns are those of the target, with the values as they would come out if no row came any more, and
