@@ -260,3 +260,40 @@ def test_every_key_of_the_configuration_page_exists() -> None:
     for spec in (Pipeline, Transform, Source, Lookup, Target, StateStore, Window, Aggregation):
         for key in set(spec.KINDS) - {"dataframe"}:
             assert f"`{key}`" in page or f"[{key}]" in page or key in page, f"{spec.__name__}.{key} is not on the page"
+
+
+@pytest.mark.usefixtures("spark")
+def test_two_minutes_with_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page's commands over the page's events print the page's table."""
+    page = "docs/start-files.md"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "clicks").mkdir(parents=True)
+    (tmp_path / "data" / "clicks" / "morning.jsonl").write_text(block("json", 0, page))
+    commands = [line.split()[1:] for n in (0, 1) for line in block("", n, page).splitlines()]
+    assert [c[0] for c in commands] == ["init", "check", "run", "show"]
+    for arguments in commands:
+        capsys.readouterr()
+        assert command(monkeypatch, *arguments) == 0
+    assert capsys.readouterr().out == block("text", 0, page)
+
+
+@pytest.mark.usefixtures("spark")
+def test_ten_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's config over the page's events, a file each, leaves the first of the page's tables."""
+    page = "docs/learn.md"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "visits.toml").write_text(block("toml", 0, page))
+    (tmp_path / "clicks").mkdir()
+    for n, line in enumerate(block("json", 0, page).splitlines()):
+        path = tmp_path / "clicks" / f"{n}.jsonl"
+        path.write_text(line + "\n")
+        os.utime(path, (1_600_000_000 + n, 1_600_000_000 + n))
+    assert command(monkeypatch, "run", "visits.toml", "--available-now", "--flush") == 0
+    names, *lines = [line.split() for line in block("text", 0, page).splitlines()]
+    found = [
+        [f"{r[n]:%Y-%m-%dT%H:%M:%SZ}" if hasattr(r[n], "hour") else str(r[n]) for n in names]
+        for r in output(tmp_path / "out")
+    ]
+    assert sorted(found) == sorted(lines)

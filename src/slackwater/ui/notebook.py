@@ -73,7 +73,7 @@ def _pipeline(what: Pipeline) -> Markup:
 @_shown.register
 def _plan(what: Plan) -> Markup:
     rows = [
-        [el("strong", masked(s.name)), s.where, Markup(el("br")).join(masked(t) for t in (s.title, *s.lines))]
+        [el("strong", masked(s.name)), s.where, _together(*(el("div", masked(t)) for t in (s.title, *s.lines)))]
         for s in what.stages
     ]
     state = [] if what.state_bytes is None else [f"State: at most about {size(what.state_bytes)}"]
