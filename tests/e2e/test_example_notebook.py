@@ -43,10 +43,10 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     assert "read 1 source" in html("pipeline")
     assert "Delivery: exactly once" in html("plan")
-    assert "10 rows in" in _last(notebook, "status = run.wait()")
+    assert "3 emitted, 1 open" in _last(notebook, "status = run.wait()")
     assert 'class="newest busy"' in html("sw.why(pipeline)")
     assert "user_id=u3" in html('run.why("user_id=u3")')
-    assert html("sw.open_state(pipeline)").count('class="session open"') == 2
+    assert html("sw.open_state(pipeline)").count('class="session open"') == 1
     assert "4 emitted, 0 open" in _last(
         notebook, "run = sw.run(pipeline, background=True, available_now=True, flush=True)"
     )
