@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from slackwater import explain
 from slackwater.config.pipeline import Pipeline
+from slackwater.core.words import plural
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.evolution.description import logic_in
 from slackwater.explain import Plan
@@ -139,7 +140,7 @@ def _state(what: StateView) -> Markup:
     ]
     shown = [c for c in found.columns if c not in own.values()]
     listing = [[_text(r[c]) for c in (*shown, status, own["_closes_at"])] for r in rows]
-    more = f"The first {MOST} windows by start" if len(rows) == MOST else f"Windows: {number(len(rows))}"
+    more = f"By start, the first {plural(MOST, 'window')}" if len(rows) == MOST else plural(len(rows), "window")
     return _together(
         _head(manifest.pipeline),
         *_lines(told, more),
@@ -157,7 +158,7 @@ def _handle(what: Handle) -> Markup:
         c = latest.counters
         told = [
             f"Epoch {number(latest.epoch)}, watermark {moment(latest.watermark_us)}",
-            f"{number(c.rows_in)} rows in: {number(c.rows_used)} used, {number(c.rows_late)} late, {number(c.rows_refused)} refused, "
+            f"{plural(c.rows_in, 'row')} in: {number(c.rows_used)} used, {number(c.rows_late)} late, {number(c.rows_refused)} refused, "
             f"{number(c.rows_bad)} bad; {number(c.rows_emitted)} emitted, {number(latest.windows_active)} open",
         ]
     parts = [_head(what.pipeline.name), *_lines(how.capitalize(), *told)]
