@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from docgen import pictures, reference
 from docgen.sources import CLASSES, ROOT, Message, messages, mistakes
-from tests.support.markdown import anchors
+from tests.support.pages import anchors
 
 from slackwater.cli import main as cli
 from slackwater.errors import BadRowError, ConfigError, LockHeldError, SlackwaterError, StartError

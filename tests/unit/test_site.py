@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from docgen import pictures
-from tests.support.markdown import anchors
+from tests.support.pages import anchors
 
 from slackwater.cli.describe import check_file
 from slackwater.config import toml

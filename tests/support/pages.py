@@ -1,8 +1,9 @@
-"""Pages as code hosts read them."""
+"""The pages of this project: their headings and their fenced blocks."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.DOTALL | re.MULTILINE)
 
@@ -17,3 +18,12 @@ def anchors(text: str) -> set[str]:
         if found[name]:
             found[f"{name}-{found[name]}"] = 0
     return set(found)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def block(language: str, nth: int = 0, page: str = "README.md") -> str:
+    """The nth fenced block of that language on a page."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+    return [text for name, text in blocks if name == language][nth]
