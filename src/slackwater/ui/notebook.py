@@ -130,7 +130,7 @@ def _state(what: StateView) -> Markup:
         return _problem(error)
     own, window = own_names(logic), logic.window
     start, end, status = window.window_start_column, window.window_end_column, own["_status"]
-    events = found[own["_last_event"]].to_list() if logic.is_session else [None] * found.height
+    events = found[own["_last_event"]].to_list() if own["_last_event"] in found.columns else [None] * found.height
     rows = list(found.iter_rows(named=True))
     spans = [
         sessions.Span(
