@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-kafka test test-all check bench faults format clean
+.PHONY: help demo demo-kafka test test-all check bench faults docs reference format clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -49,6 +49,13 @@ bench: $(READY)  ## Slackwater beside Spark's own stateful operators
 faults: $(READY) ## kill -9 at every named step and at random, for every store and target; writes docs/faults.md
 	@SLACKWATER_KILLS=20 $(BIN)/python -m pytest -q -s tests/e2e/test_kill.py
 	@$(BIN)/python -m tests.e2e.matrix --events 200000 --random 50 --write docs/faults.md
+
+docs: $(READY)   ## the docs as a site, in site/: open site/index.html
+	@$(BIN)/python -m zensical build --strict --clean
+	@echo "site/index.html"
+
+reference: $(READY) ## write the pages and pictures of docs/ that are made from the code
+	@$(BIN)/python -m docgen
 
 format: $(READY) ## rewrite the sources in the house format
 	@$(BIN)/ruff check --fix .

@@ -420,7 +420,7 @@ def main() -> None:
     except SlackwaterError as error:
         if os.environ.get("SLACKWATER_DEBUG"):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        _tell(error)
         sys.exit(1)
     except Exception as error:
         if os.environ.get("SLACKWATER_DEBUG"):
@@ -428,7 +428,7 @@ def main() -> None:
         from slackwater.runner.border import of_service
 
         if exhausted := ExhaustedError.of(error):
-            print(f"error: {exhausted}", file=sys.stderr)
+            _tell(exhausted)
             sys.exit(1)
         if line := of_service(error):
             print(f"error: {masked(line)}", file=sys.stderr)
@@ -439,6 +439,13 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(70)
+
+
+def _tell(error: SlackwaterError) -> None:
+    """One line; who reads it on a terminal is told where its meaning is written."""
+    print(f"error: {error}", file=sys.stderr)
+    if sys.stderr.isatty():
+        print(f"what it means, and what to do: {error.documented}", file=sys.stderr)
 
 
 if __name__ == "__main__":
