@@ -6,23 +6,25 @@ from collections.abc import Callable
 from typing import Any
 
 import polars as pl
+from tests.support.states import commit_of
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
-from slackwater.state.protocol import Manifest, Snapshot
+from slackwater.state.commit import Commit
+from slackwater.state.protocol import Snapshot
 from slackwater.windows.aggregations import Agg
-from slackwater.windows.logic import DEAD, SETTLED, Logic
+from slackwater.windows.intervals import SessionLogic
+from slackwater.windows.logic import DEAD, SETTLED
 
 
-def manifest(epoch: int, **more: object) -> Manifest:
-    given = {"pipeline": "p", "epoch": epoch, "fingerprint": {}, "committed_us": 1, "shards": 1, "segments": ((),)}
-    return Manifest.model_validate({**given, "groups": (0,), "windows": (0,), **more})
+def manifest(epoch: int, **more: object) -> Commit:
+    return commit_of(epoch, **more)
 
 
 KEY = Field("user", "string")
 COUNT = Aggregation(agg="count", as_="n")
 WINDOW = Window(kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["user"], aggregations=[COUNT])
-LOGIC = Logic("p", WINDOW, (KEY,), (Agg(COUNT, None),))
+LOGIC = SessionLogic("p", WINDOW, (KEY,), (Agg(COUNT, None),))
 
 
 def rows(*users: str) -> pl.DataFrame:
@@ -47,15 +49,15 @@ def running(make: Make) -> Any:
     return store
 
 
-def go_on(store: Any, before: Manifest | None, *users: str) -> Manifest:
+def go_on(store: Any, before: Commit | None, *users: str) -> Commit:
     """One more epoch, after which exactly these users have a session."""
     epoch = before.epoch + 1 if before else 0
-    metas = before.segments[0] if before else ()
+    metas = before.stages[0].segments[0] if before else ()
     shard = store.shard(0, 1, epoch, metas)
     old, new = shard.reader(LOGIC).scan(), rows(*users)
     gone = old.filter(~pl.col("__h").is_in(new["__h"].implode())).with_columns(pl.lit(DEAD, pl.Int8).alias("__kind"))
     metas = shard.stage(LOGIC, pl.concat([new, gone]).sort("__h"), old, -(1 << 62))
-    done: Manifest = store.commit(manifest(epoch, segments=(metas,), windows=(len(users),)))
+    done: Commit = store.commit(manifest(epoch, segments=(metas,), windows=(len(users),)))
     store.collect_garbage()
     return done
 
