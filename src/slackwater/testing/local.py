@@ -83,7 +83,7 @@ class LocalEngine:
                 origins.append(_origins(name, usable, source if tagged else None))
         if not prepared:
             return IngestOutcome((), stats, unfit=unfit, staged=staged)
-        spans = _Spans(frames, latest)
+        spans = Spans(frames, latest)
         every = pl.concat(prepared)
         owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
         mine = [(t, owner == t.shard) for t in tasks]
@@ -157,7 +157,7 @@ class LocalEngine:
 
 
 @dataclass(frozen=True)
-class _Spans:
+class Spans:
     """The event times of a batch's newest rows, as an epoch's clocks may ask for them."""
 
     frames: Mapping[str, pl.DataFrame]
@@ -190,6 +190,11 @@ def prepare(logic: Logic, rows: pl.DataFrame, source: Int64s | None) -> pl.DataF
     frame = _inputs(logic, rows)
     if source is not None:
         frame = frame.with_columns(pl.Series("__src", source, dtype=pl.Int32))
+    return lift_inputs(logic, frame)
+
+
+def lift_inputs(logic: Logic, frame: pl.DataFrame) -> pl.DataFrame:
+    """The same from the columns that the SQL of an epoch has picked (`spark.epoch_sql.row_columns`)."""
     if not logic.is_session and not logic.lifts_in_sql:
         return panes.lift(logic, frame)
     lifted = logic.lift_rows(frame)
