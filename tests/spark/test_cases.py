@@ -198,6 +198,15 @@ bad = [{ _reason = "undecodable" }]
     assert outcome_of(file, spark).lines() == []
 
 
+def test_the_example_of_the_page(spark: Any, tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[2]
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "sessions.toml").write_text((root / "examples" / "sessions" / "sessions.toml").read_text())
+    file = tmp_path / "tests" / "sessions.toml"
+    file.write_text((root / "docs" / "testing.md").read_text().partition("```toml\n")[2].partition("```")[0])
+    assert outcome_of(file, spark).lines() == []
+
+
 def test_pytest_runs_the_same_files(spark: Any, home: Path) -> None:
     import pytest as inner
 

@@ -138,7 +138,7 @@ def test_late_and_bad_rows_are_heard_whatever_becomes_of_them(spark: Any, tmp_pa
             test.pipe(rows)
         found = test.result()
     assert sorted(r["reason"] for r in found.letters) == ["late", "no event time", "undecodable", "undecodable"]
-    assert found.counters.late == 1
+    assert found.counters.late == {"lateness": 1}
 
 
 def test_a_letter_is_replayed_by_the_decoder_of_its_source(spark: Any, tmp_path: Path) -> None:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import datetime as dt
 import doctest
+import json
+import re
+import tomllib
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 import slackwater as sw
+from slackwater.config import json_schema
 from slackwater.errors import ConfigError, StartError
 from slackwater.testing import LocalPipeline, case, pipeline
 from slackwater.testing.cases import Outcome, Test
 from slackwater.testing.difference import compare, equal
 from slackwater.testing.update import update
 
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
 PIPELINE = """
 name = "clicks"
 [connections.lake]
@@ -91,6 +97,19 @@ def test_a_mistake_in_the_config_is_told_with_its_file(tmp_path: Path) -> None:
         ConfigError, match=r'clicks\.toml: transform\.window\.gruop_by: unknown key; did you mean "group_by"'
     ):
         Test.read(file)
+
+
+def test_the_schema_takes_what_is_right_and_refuses_unknown_keys(tmp_path: Path) -> None:
+    valid = Draft202012Validator(json_schema.schema(case.Case, "tests"))
+    page = DOCS.read_text().partition("```toml\n")[2].partition("```")[0]
+    assert not [e.message for e in valid.iter_errors(json.loads(json.dumps(tomllib.loads(page), default=str)))]
+    for wrong in (
+        {},
+        {"steps": [{"row": []}]},
+        {"steps": [{"crash": "now"}]},
+        {"steps": [], "expect": {"letters": []}},
+    ):
+        assert not valid.is_valid(wrong)
 
 
 # -- where tests are
@@ -209,6 +228,11 @@ def test_update_rewrites_what_differs_and_keeps_comments(tmp_path: Path) -> None
 
 
 # -- a pipeline without Spark
+
+
+def test_the_example_of_the_page_runs() -> None:
+    (example,) = [b for b in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL) if "LocalPipeline" in b]
+    exec(example, {})
 
 
 def test_the_example_of_the_docstring_runs() -> None:

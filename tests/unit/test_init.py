@@ -43,7 +43,9 @@ def slackwater(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     monkeypatch.chdir(tmp_path)
 
     def command(*arguments: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["slackwater", *arguments])
+        # what comes of rows is worked out with Spark for some samples: see spark/test_cases.py
+        more = ["--no-test"] if arguments[:1] == ("init",) and "--test" not in arguments else []
+        monkeypatch.setattr(sys, "argv", ["slackwater", *(a for a in arguments if a != "--test"), *more])
         with pytest.raises(SystemExit) as ended:
             main()
         said = capsys.readouterr()
@@ -111,6 +113,34 @@ def test_flags_without_a_sample(slackwater: Command) -> None:
     assert data["connections"]["bus"]["bootstrap_servers"] == "b:9092"
     window = data["transform"]["window"]
     assert (window["group_by"], window["event_time_column"]) == (["shop"], "at")
+
+
+# -- the test beside it
+
+
+def test_a_sample_gives_a_test_that_is_not_overwritten(slackwater: Command) -> None:
+    lines("in.jsonl", [*clicks(30, amount=1.5), {"user_id": "u9"}])
+    said = slackwater("init", "p.toml", "--sample", "in.jsonl", "--test")
+    assert said.code == 0
+    file = Path("tests/p.toml")
+    assert "tests/p.toml: a test with 12 rows of the sample and the 4 results of them\nnext: " in said.out
+    data = tomllib.loads(file.read_text())
+    assert data["pipeline"] == "../p.toml" and data["steps"][0]["rows"]["in"][0] == clicks(30, amount=1.5)[0]
+    start = {"user_id": "u0", "window_start": START, "window_end": START + dt.timedelta(minutes=31, seconds=20)}
+    assert data["expect"]["rows"][0] == {**start, "events": 3, "amount_sum": 4.5}
+    assert (data["expect"]["late"], data["expect"]["bad"]) == ([], [])
+    file.write_text("mine")
+    Path("p.toml").unlink()
+    assert (
+        "tests/p.toml: is there already, and stays"
+        in slackwater("init", "p.toml", "--sample", "in.jsonl", "--test").out
+    )
+    assert file.read_text() == "mine"
+
+
+def test_no_test_without_a_sample(slackwater: Command) -> None:
+    assert slackwater("init", "p.toml", "--test").code == 0
+    assert not Path("tests").exists()
 
 
 # -- what is taken from a sample

@@ -112,9 +112,18 @@ def run_tests(
 
 
 @app.command()
-def schema() -> None:
+def schema(
+    tests: Annotated[bool, typer.Option("--tests", help="Of the files that slackwater test runs.")] = False,
+) -> None:
     """Print the JSON Schema of a config, with which editors complete keys and flag mistakes."""
     from importlib import resources
+
+    if tests:
+        from slackwater.config import json_schema
+        from slackwater.testing.case import Case
+
+        sys.stdout.write(json_schema.text(json_schema.schema(Case, "A test of a Slackwater pipeline")))
+        return
 
     sys.stdout.write(resources.files("slackwater.config").joinpath("slackwater.schema.json").read_text("utf-8"))
 

@@ -1,6 +1,6 @@
 """A whole pipeline in one process with a virtual clock: rows are piped in, quiet times and crashes happen when you say so.
 
-    test = LocalPipeline(sw.load_pipeline("clicks.toml"), session=spark)
+    test = LocalPipeline(sw.load("clicks.toml"), session=spark)
     test.pipe([{"user_id": "u1", "ts": "2024-03-01T09:00:00Z"}])
     test.quiet("1h")
     test.crash("commit.before")
