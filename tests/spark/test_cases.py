@@ -71,7 +71,7 @@ rows.events = [{ user_id = "u2", kind = "click", ts = 2024-03-01T09:00:00Z }]
 [expect]
 rows = [  # the target replaces rows: each session is there once
   { user_id = "u1", window_start = 2024-03-01T09:00:00Z, clicks = 2, amount = 2.0 },
-  { user_id = "u3", clicks = 1 },  # whose amount is NULL
+  { user_id = "u3", window_start = 2024-03-01T12:00:00Z, clicks = 1 },  # whose amount is NULL
 ]
 late = [{ user_id = "u2" }]
 bad = [{ _reason = "undecodable", _value = "not json" }]
@@ -162,7 +162,7 @@ time_window_ms = "1h"
 left_sql = "SELECT *, CAST(amount * 100 AS BIGINT) AS cents FROM source"
 [[stages]]
 name = "per_shop"
-sql = "SELECT upper(shop) AS shop, cents, _event_ts FROM source"
+sql = "SELECT upper(right_shop) AS shop, left_cents AS cents, _event_ts FROM source"
 [stages.window]
 kind = "tumbling"
 duration_ms = "1h"
