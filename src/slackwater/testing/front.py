@@ -70,6 +70,7 @@ class Front:
 
     def __post_init__(self) -> None:
         self.session = session.private(self.base, 1)
+        self.session.conf.set("spark.sql.codegen.wholeStage", "false")  # a few rows are done before a compiler is
         self.lookups = Lookups(self.session, self.pipeline.transform.lookups, lambda line: None)
         self.lookups.load()
         self.sources = [
@@ -118,9 +119,8 @@ class Front:
                     found[i].append(one)
             for i, g in given:
                 if g.files:
-                    read = self._numbered(source.read_files(self.session, g.files))
-                    owners = [i] * read.count()
-                    found[i] += self._frame(source, read, owners, {i: g.clock_us}).values()
+                    read, count = self._numbered(source.read_files(self.session, g.files))
+                    found[i] += self._frame(source, read, [i] * count, {i: g.clock_us}).values()
         except Exception as error:
             if isinstance(error, StartError | EpochError):
                 raise
@@ -129,16 +129,16 @@ class Front:
 
     def of_frame(self, name: str, frame: DataFrame, clock_us: int) -> Prepared:
         """The same for rows that were decoded elsewhere: dead letters, what another stage emits."""
-        numbered = self._numbered(frame)
-        return self._frame(self.source(name), numbered, [0] * numbered.count(), {0: clock_us})[0]
+        numbered, count = self._numbered(frame)
+        return self._frame(self.source(name), numbered, [0] * count, {0: clock_us})[0]
 
-    def _numbered(self, frame: DataFrame) -> DataFrame:
+    def _numbered(self, frame: DataFrame) -> tuple[DataFrame, int]:
         table = frame.toArrow()
         numbered = table.append_column(NUMBER, pa.array(range(table.num_rows), pa.int64()))
         from pyspark.sql.types import LongType, StructField, StructType
 
         schema = StructType([*frame.schema.fields, StructField(NUMBER, LongType())])
-        return self.session.createDataFrame(numbered, schema)
+        return self.session.createDataFrame(numbered, schema), table.num_rows
 
     def _frame(
         self, source: GivenSource, frame: DataFrame, owners: Sequence[int], clocks: Mapping[int, int]
@@ -190,6 +190,21 @@ class Front:
         return _collected(out.selectExpr(*columns, f"{why} AS {fitting.UNFIT}", f"{number} AS n"))
 
 
+_KEPT = 16
+_FRONTS: list[Front] = []  # a pipeline is bound to Spark once, however many tests it has
+
+
+def bound(base: SparkSession, pipeline: Pipeline, columns: Mapping[str, Sequence[Field]]) -> Front:
+    """The front of a pipeline, from before if there is one; its lookups are read anew."""
+    for front in _FRONTS:
+        if front.base is base and front.pipeline == pipeline and front.columns == columns:
+            front.lookups.load()
+            return front
+    del _FRONTS[: max(len(_FRONTS) - _KEPT + 1, 0)]
+    _FRONTS.append(Front(base, pipeline, columns))
+    return _FRONTS[-1]
+
+
 def _told(timed: DataFrame, source: str) -> list[str]:
     bytes_of = {c: kind for c, kind in timed.dtypes if c not in (FILE, CORRUPT, NUMBER, _CLOCK)}
     partition = "concat(_topic, '-', _partition)" if "_offset" in bytes_of else "CAST(NULL AS STRING)"
@@ -221,4 +236,4 @@ def _joined(parts: Sequence[Prepared]) -> Prepared:
     )
 
 
-__all__ = ["Front", "Given", "Prepared"]
+__all__ = ["Front", "Given", "Prepared", "bound"]

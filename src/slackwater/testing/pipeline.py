@@ -1,19 +1,10 @@
 """A whole pipeline in one process with a virtual clock: rows are piped in, quiet times and crashes happen when you say so.
 
-    test = LocalPipeline(sw.load("clicks.toml"), session=spark)
-    test.pipe([{"user_id": "u1", "ts": "2024-03-01T09:00:00Z"}])
-    test.quiet("1h")
-    test.crash("commit.before")
-    test.pipe([{"user_id": "u1", "ts": "2024-03-01T11:00:00Z"}])
-    test.flush()
-    test.result().rows
-
 The driver, the state store and what shards do are those of a run; sources are scripted, the target is in memory.
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -63,9 +54,8 @@ class LocalPipeline:
     `described`: a Pipeline, from TOML or Python; or a Window or Join alone, over rows of `schema` (names and Spark types) with
     `ts`, their event time. `session`: Spark, on which event time and SQL are run; without one a pipeline that has SQL is refused
     with a StartError that names it. `clock_us`: what the virtual clock shows first. `store`: makes the state store at each
-    start; else files in a temporary directory, or in `state_dir`. `on_publish`: gets what each epoch writes to the target.
-    `letters`: dead letters that are there before. `listen=False`: only rows that the pipeline itself keeps become letters, and the
-    target holds any value.
+    start; else files in `state_dir`, or a temporary directory. `on_publish`: gets what each epoch writes. `letters`: dead ones that
+    are there before. `listen=False`: only rows that the pipeline itself keeps become letters, and the target holds any value.
 
         >>> import slackwater as sw
         >>> from slackwater.testing import LocalPipeline
@@ -311,17 +301,10 @@ class LocalPipeline:
         return compiling.compile_join(pipeline, (self._columns[join.left_source], self._columns[join.right_source]))
 
     def _front(self, pipeline: Pipeline, columns: Mapping[str, Sequence[Field]]) -> Front:
-        from slackwater.testing.front import Front
+        from slackwater.testing.front import bound
 
         assert self._session is not None
-        key = f"{id(self._session)}{pipeline!r}{columns!r}"
-        if key not in _FRONTS:
-            while len(_FRONTS) >= _KEPT:
-                del _FRONTS[next(iter(_FRONTS))]
-            _FRONTS[key] = Front(self._session, pipeline, columns)
-        else:
-            _FRONTS[key].lookups.load()  # files may have changed since
-        return _FRONTS[key]
+        return bound(self._session, pipeline, columns)
 
     def _fresh_target(self) -> MemoryTarget:
         return MemoryTarget(self._last.output, self._last.identity or (), self._upserts, self._capacity)
@@ -407,21 +390,9 @@ class LocalPipeline:
             from slackwater.spark import reread
 
             return reread.frames(front.session, [s.real for s in front.sources], found)
-        rows = [_decoded(value) for value in found["value"]]
+        rows = [plain.decoded(value) for value in found["value"]]
         name = self.source_names[0]
         return {name: self._frame(name, rows).with_columns(found["__letter"])}
-
-
-_KEPT = 16
-_FRONTS: dict[str, Front] = {}  # a pipeline is bound to Spark once, however many tests it has
-
-
-def _decoded(value: bytes) -> dict[str, Any]:
-    """A letter's row; what is no JSON has no time, and so is bad again."""
-    try:
-        return dict(json.loads(value))
-    except ValueError:
-        return {}
 
 
 __all__ = ["START_US", "STEPS", "Died", "LocalPipeline", "LocalResult"]
