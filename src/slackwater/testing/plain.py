@@ -57,7 +57,7 @@ def columns(pipeline: Pipeline, given: Mapping[str, Columns]) -> dict[str, Colum
     """Per source the columns of its rows: those given, else those that it declares. Raises StartError where there are none."""
     found = {}
     for index, source in enumerate(pipeline.sources):
-        declared = given.get(source.name) or columns_of(pipeline, index)
+        declared = given[source.name] if source.name in given else columns_of(pipeline, index)
         if declared is None:
             raise StartError(
                 f'{pipeline.name}: source "{source.name}" declares no schema; give schema={{"column": "type"}} to the test'
