@@ -18,6 +18,7 @@ from slackwater.testing.cases import Outcome, Test
 
 pytestmark = pytest.mark.spark
 
+PLUGIN = "slackwater.testing.pytest_plugin"
 SQL = "SELECT user_id, amount, _event_ts FROM source WHERE kind = 'click'"
 PIPELINE = f"""
 name = "clicks"
