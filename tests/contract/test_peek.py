@@ -5,27 +5,23 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import psycopg
 import pytest
-from tests.contract.test_store_postgres import LOGIC, rows
-from tests.contract.test_stores import manifest
-from tests.unit import test_why
+from tests.support import why as states
+from tests.support.stores import LOGIC, Make, go_on, running, users
 
 from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.errors import StateError
+from slackwater.state.commit import Commit
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.state.protocol import OUTLINE, Manifest, Snapshot
+from slackwater.state.protocol import OUTLINE, Snapshot
 from slackwater.testing.kit import Rows, run_local
-from slackwater.windows.logic import DEAD
-
-Make = Callable[[], Any]
 
 
 @pytest.fixture(params=["files", "postgres"])
@@ -47,31 +43,6 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     yield postgres
     for store in made:
         store.close()
-
-
-def running(make: Make) -> Any:
-    store = make()
-    store.open()
-    store.prepare(LOGIC)
-    return store
-
-
-def go_on(store: Any, before: Manifest | None, *users: str) -> Manifest:
-    """One more epoch, after which exactly these users have a session."""
-    epoch = before.epoch + 1 if before else 0
-    metas = before.segments[0] if before else ()
-    shard = store.shard(0, 1, epoch, metas)
-    old, new = shard.reader(LOGIC).scan(), rows(*users)
-    gone = old.filter(~pl.col("__h").is_in(new["__h"].implode())).with_columns(pl.lit(DEAD, pl.Int8).alias("__kind"))
-    metas = shard.stage(LOGIC, pl.concat([new, gone]).sort("__h"), old, -(1 << 62))
-    done: Manifest = store.commit(manifest(epoch, segments=(metas,), windows=(len(users),)))
-    store.collect_garbage()
-    return done
-
-
-def users(snapshot: Snapshot | None) -> list[str]:
-    assert snapshot is not None
-    return sorted(snapshot.reader(0, LOGIC).scan()["user"])
 
 
 def test_before_the_first_start_there_is_nothing_and_nothing_is_made(make: Make, tmp_path: Path) -> None:
@@ -102,10 +73,10 @@ def test_a_snapshot_stays_what_it_was_while_the_runner_goes_on(make: Make) -> No
         last = first
         for _ in range(KEPT_EPOCHS + 9):
             last = go_on(store, last, "a", "x")
-        assert (snapshot.manifest, snapshot.published) == (first, 0)
+        assert (snapshot.commit, snapshot.published) == (first, 0)
         assert users(snapshot) == ["a", "b", "c"]
         with make().peek() as later:
-            assert (later.manifest.epoch, users(later)) == (last.epoch, ["a", "x"])
+            assert (later.commit.epoch, users(later)) == (last.epoch, ["a", "x"])
     store.close()
 
 
@@ -118,7 +89,7 @@ def test_a_look_needs_no_runner_and_keeps_none_from_starting(make: Make) -> None
     assert other.runner() is None
     with other.peek() as snapshot:
         again = running(make)
-        go_on(again, snapshot.manifest, "b")
+        go_on(again, snapshot.commit, "b")
         assert users(snapshot) == ["a"]
         again.close()
 
@@ -134,14 +105,14 @@ def test_looks_all_the_time_refuse_no_start_and_see_whole_commits(make: Make) ->
                 store.runner()
                 with store.peek() as snapshot:
                     if snapshot is not None:
-                        found, epoch = users(snapshot), snapshot.manifest.epoch
+                        found, epoch = users(snapshot), snapshot.commit.epoch
                         assert found == [str(n) for n in range(epoch % 7 + 1)], (epoch, found)
             except BaseException as error:
                 wrong.append(error)
 
     thread = threading.Thread(target=look)
     thread.start()
-    last: Manifest | None = None
+    last: Commit | None = None
     try:
         for _ in range(3):
             store = running(make)
@@ -180,7 +151,7 @@ def test_what_is_damaged_is_told_by_name(tmp_path: Path) -> None:
     store.open()
     done = go_on(store, None, "a")
     store.close()
-    path = tmp_path / "p" / done.segments[0][0].file
+    path = tmp_path / "p" / done.stages[0].segments[0][0].file
     path.unlink()
     with pytest.raises(StateError, match=f"state file .*{path.name} cannot be read"), store.peek():
         pass
@@ -217,19 +188,19 @@ def test_why_says_the_same_of_both_stores(
     url = postgres.database("peek_why")
     monkeypatch.setenv("STATE_URL", url)
     monkeypatch.chdir(tmp_path)
-    config = test_why.SESSION
+    config = states.SESSION
     stores = {"files.toml": config, "postgres.toml": config.replace('kind = "files"\npath = "state"', 'kind = "postgres"\nurl = "${STATE_URL}"')}  # fmt: skip
     clocks = [*(f"9:{m:02}" for m in range(2, 60, 8)), "10:03", "10:06"]
-    story = [*test_why.STORY, Rows({"web": test_why.at("u3", *clocks)})]
+    story = [*states.STORY, Rows({"web": states.at("u3", *clocks)})]
     window = toml.loads(config).transform.window
     given: dict[str, Any] = {
         "lateness_ms": {"web": 30_000},
-        "clock_us": test_why.NOON,
+        "clock_us": states.NOON,
         "state_dir": "state",
         "flush": False,
     }
     for store in (None, lambda: PostgresStore(url, "public", "law")):
-        run_local(window, story, test_why.TYPES, ("web", "app"), 3, store=store, **given)
+        run_local(window, story, states.TYPES, ("web", "app"), 3, store=store, **given)
 
     def say(file: str, *arguments: str) -> str:
         Path(file).write_text(stores[file])

@@ -12,13 +12,13 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import polars as pl
 import pytest
 from jsonschema import Draft202012Validator
+from tests.support.command import Command
 
-from slackwater.cli.main import main
 from slackwater.config import ddl, json_schema, toml
 from slackwater.core.time import duration_ms
 from slackwater.scaffold import propose
@@ -27,31 +27,6 @@ from slackwater.scaffold.times import disorder, text_time_us, unit_of
 
 START = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
 VALID = Draft202012Validator(json_schema.schema())
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Said]
-
-
-@pytest.fixture
-def slackwater(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    monkeypatch.chdir(tmp_path)
-
-    def command(*arguments: str) -> Said:
-        # what comes of rows is worked out with Spark for some samples: see spark/test_cases.py
-        more = ["--no-test"] if arguments[:1] == ("init",) and "--test" not in arguments else []
-        monkeypatch.setattr(sys, "argv", ["slackwater", *(a for a in arguments if a != "--test"), *more])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return Said(int(ended.value.code or 0), said.out, said.err)
-
-    return command
 
 
 def written(slackwater: Command, *arguments: str) -> dict[str, Any]:
@@ -120,7 +95,7 @@ def test_flags_without_a_sample(slackwater: Command) -> None:
 
 def test_a_sample_gives_a_test_that_is_not_overwritten(slackwater: Command) -> None:
     lines("in.jsonl", [*clicks(30, amount=1.5), {"user_id": "u9"}])
-    said = slackwater("init", "p.toml", "--sample", "in.jsonl", "--test")
+    said = slackwater("init", "p.toml", "--sample", "in.jsonl")
     assert said.code == 0
     file = Path("tests/p.toml")
     assert "tests/p.toml: a test with 12 rows of the sample and the 4 results of them\nnext: " in said.out
@@ -131,15 +106,12 @@ def test_a_sample_gives_a_test_that_is_not_overwritten(slackwater: Command) -> N
     assert (data["expect"]["late"], data["expect"]["bad"]) == ([], [])
     file.write_text("mine")
     Path("p.toml").unlink()
-    assert (
-        "tests/p.toml: is there already, and stays"
-        in slackwater("init", "p.toml", "--sample", "in.jsonl", "--test").out
-    )
+    assert "tests/p.toml: is there already, and stays" in slackwater("init", "p.toml", "--sample", "in.jsonl").out
     assert file.read_text() == "mine"
 
 
 def test_no_test_without_a_sample(slackwater: Command) -> None:
-    assert slackwater("init", "p.toml", "--test").code == 0
+    assert slackwater("init", "p.toml").code == 0
     assert not Path("tests").exists()
 
 

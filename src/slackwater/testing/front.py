@@ -20,9 +20,8 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.capacity import ANYTHING, Capacity
 from slackwater.core.schema import Field
 from slackwater.errors import EpochError, StartError
-from slackwater.joins.logic import JoinLogic
 from slackwater.operators import fitting
-from slackwater.operators.base import Step
+from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import ORIGIN, numbered_origin, origin_column
 from slackwater.runner import assemble
 from slackwater.sources.base import CORRUPT, reason
@@ -66,7 +65,7 @@ class Front:
     pipeline: Pipeline
     columns: Mapping[str, Sequence[Field]] = field(default_factory=dict)
     capacity: Capacity = ANYTHING
-    logic: Step = field(init=False)
+    logic: Operator = field(init=False)
 
     def __post_init__(self) -> None:
         self.session = session.private(self.base, 1)
@@ -184,8 +183,7 @@ class Front:
         rows = rows.selectExpr(*plain, *([] if carried is False else [numbered_origin(NUMBER)]))
         sql = carried if isinstance(carried, str) else None
         out = analysis.run_sql(self.session, self.pipeline, name, rows, sql)
-        which = 1 if isinstance(self.logic, JoinLogic) and name != self.logic.left.source else 0
-        why = fitting.unfit_sql(self.logic, which, self.capacity) or "CAST(NULL AS STRING)"
+        why = fitting.unfit_sql(self.logic, self.logic.input_of(name), self.capacity) or "CAST(NULL AS STRING)"
         columns = self.engine._columns(name, None, None)
         return _collected(out.selectExpr(*columns, f"{why} AS {fitting.UNFIT}", f"{number} AS n"))
 

@@ -17,16 +17,15 @@ import polars as pl
 from slackwater.core.capacity import ANYTHING, Capacity
 from slackwater.core.hashing import shard_of
 from slackwater.engine.protocol import IngestOutcome, SourceStats, Unfit
-from slackwater.operators import base, fitting, windows
-from slackwater.operators.base import Step
-from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, unfit_letters
-from slackwater.operators.task import EmitReport, ShardTask, StagedLetters
+from slackwater.operators import fitting
+from slackwater.operators.base import Operator, Question, ShardTask
+from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, stage_late, unfit_letters
+from slackwater.operators.task import EmitReport, StagedLetters
+from slackwater.operators.windowed import Windowed
 from slackwater.sources.base import Batch
 from slackwater.testing.front import Front, Given, Prepared
 from slackwater.testing.local import Spans, lift_inputs
 from slackwater.watermark import Heard
-from slackwater.windows.logic import Logic
-from slackwater.windows.panes import late_before
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class GivenEngine:
     """Runs shard tasks one after the other over rows that Spark has prepared."""
 
     front: Front
-    logic: Step
+    logic: Operator
 
     def prepared(self, batch: Batch, clock_us: int) -> Mapping[str, Prepared]:
         """The rows of a batch after Spark: a batch of dead letters brings DataFrames that are not prepared yet."""
@@ -81,21 +80,18 @@ class GivenEngine:
         origins: Sequence[pl.DataFrame],
         staged: list[StagedLetters],
     ) -> list[Any]:
-        every, origin = pl.concat(parts), pl.concat(origins)
-        folded = False
-        if isinstance(self.logic, Logic):
+        every, origin, folded = pl.concat(parts), pl.concat(origins), self.logic.is_folded
+        if isinstance(self.logic, Windowed):
             typed = {k.name: k.polars for k in self.logic.keys}
             typed |= {i.field.name: i.field.polars for i in self.logic.inputs}
             every = every.with_columns(every[n].cast(t) for n, t in typed.items())
-            every, folded = lift_inputs(self.logic, every), not self.logic.is_session
+        every = lift_inputs(self.logic, every)
         owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
         mine = [(t, owner == t.shard) for t in tasks]
-        if not folded:
-            return [base.ingest(t, every.filter(m), origin[ORIGIN].filter(m)) for t, m in mine]
-        reports = [base.ingest(t, every.filter(m)) for t, m in mine]
-        if tasks[0].late is not None:
-            late = origin.filter(pl.col("__start") < late_before(tasks[0].windows, tasks[0].watermark))
-            staged += [windows.stage_late(tasks[0], windows.with_idle(tasks[0], late))] if late.height else []
+        reports = [t.operator.ingest(t, every.filter(m), None if folded else origin[ORIGIN].filter(m)) for t, m in mine]
+        if folded and tasks[0].late is not None:
+            late = origin.filter(pl.col("__start") < tasks[0].operator.late_before(tasks[0].watermark))
+            staged += [stage_late(tasks[0], late)] if late.height else []
         return reports
 
     def _bad(self, source: str, timed: pl.DataFrame, task: ShardTask, staged: list[StagedLetters]) -> list[str]:
@@ -141,10 +137,10 @@ class GivenEngine:
         return self.front.engine.decoded(payload, clock_us)
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
-        return [base.emit(t) for t in tasks]
+        return [t.operator.emit(t) for t in tasks]
 
-    def count_groups(self, tasks: Sequence[ShardTask], starts: list[int]) -> Mapping[int, int]:
-        return sum((Counter(windows.count_groups(t, starts)) for t in tasks), Counter())
+    def count(self, tasks: Sequence[ShardTask], question: Question) -> Mapping[int, int]:
+        return sum((Counter(question(t)) for t in tasks), Counter())
 
     def given(self, rows: Sequence[Given]) -> list[Prepared]:
         return self.front.prepare(rows)

@@ -10,10 +10,10 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import Target
 from slackwater.config.window import Window
 from slackwater.core.capacity import ANYTHING, YEARS, Capacity, capacity_of
-from slackwater.operators.base import Step
+from slackwater.operators.base import Operator
 
 
-def capacity_of_target(pipeline: Pipeline, results: Step) -> Capacity:
+def capacity_of_target(pipeline: Pipeline, results: Operator) -> Capacity:
     """What the target and the state store that a config names can hold of a row's values."""
     from slackwater.runner.assemble import target_of
 

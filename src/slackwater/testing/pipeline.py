@@ -21,19 +21,19 @@ from slackwater.core.schema import Field
 from slackwater.core.time import duration_ms
 from slackwater.engine import fold
 from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.far_dates import FarDates
 from slackwater.engine.kill_points import STEPS
 from slackwater.engine.protocol import Engine
-from slackwater.engine.stage import Following
 from slackwater.engine.stage import Stage as Stepping
 from slackwater.errors import ConfigError, StartError
 from slackwater.operators import compile as compiling
-from slackwater.operators.base import Step
+from slackwater.operators.base import Operator
 from slackwater.replay import replay
 from slackwater.replay.replay import Outcome
 from slackwater.sources.base import Batch
 from slackwater.state import protocol
+from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
-from slackwater.state.protocol import BatchId
 from slackwater.testing import plain
 from slackwater.testing.described import pipeline_for
 from slackwater.testing.given import Row
@@ -200,7 +200,7 @@ class LocalPipeline:
             fresh = self._fresh_target()
             fresh.told = self._target.told
             self._target = self._targets.setdefault(target, fresh)
-        self._target.becomes(self._last.output, self._last.identity if self._upserts else ())
+        self._target.becomes(self._last.output, (self._last.identity or ()) if self._upserts else ())
         self._begin()
 
     def replay(self, limit: int | None = None, dry: bool = False) -> Outcome:
@@ -290,7 +290,7 @@ class LocalPipeline:
         ) in self._sql_stages.items():  # what the target cannot hold is found before its results are made
             front.capacity = self._capacity if which == "second" or not pipeline.stages else ANYTHING
 
-    def _compiled(self, pipeline: Pipeline, given: Mapping[str, Mapping[str, Field]]) -> Step:
+    def _compiled(self, pipeline: Pipeline, given: Mapping[str, Mapping[str, Field]]) -> Operator:
         if self._session is not None:
             timed = {n: [*f.values(), Field("_event_ts", "timestamp")] for n, f in given.items()}
             self._sql_stages["front"] = self._front(pipeline, timed)
@@ -309,7 +309,7 @@ class LocalPipeline:
     def _fresh_target(self) -> MemoryTarget:
         return MemoryTarget(self._last.output, self._last.identity or (), self._upserts, self._capacity)
 
-    def _engine(self, which: str, pipeline: Pipeline, logic: Step) -> Engine:
+    def _engine(self, which: str, pipeline: Pipeline, logic: Operator) -> Engine:
         if which in self._sql_stages:
             from slackwater.testing.in_process import GivenEngine
 
@@ -327,13 +327,14 @@ class LocalPipeline:
         pipeline, faults = self.pipeline, self._faults
         hooks = Hooks(lambda: self.now_us, on_status=self._result.statuses.append, faults=faults)
         held = self._store() if self._store else FilesStore(self._directory, pipeline.name)
-        after = None
-        if pipeline.stages:
-            own = pipeline.last
-            behind = self._engine("second", own, self._last)
-            after = Following(Stepping(own, self._last, held, behind, faults.in_worker, 1), 1000 * pipeline.hold_ms)
         engine = self._engine("front", pipeline, self._logic)
-        self._driver = Driver(pipeline, self._logic, held, self._target, engine, hooks, self._aside, after)
+        (name, own), *more = pipeline.alone.items()
+        stages = [Stepping(name, own, self._logic, held, engine, faults.in_worker, far_dates=FarDates(own))]
+        for name, own in more:
+            behind = self._engine("second", own, self._last)
+            held_us = {own.sources[0].name: 1000 * pipeline.hold_ms}
+            stages.append(Stepping(name, own, self._last, held, behind, faults.in_worker, 1, held_us))
+        self._driver = Driver(pipeline, stages, held, self._target, hooks, self._aside)
         try:
             self._driver.start(held.open(), self.shards, {}, self._state_id)
         except BaseException:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slackwater.engine import fold
-from slackwater.state.protocol import Manifest
+from slackwater.state.commit import Commit
 
 PARTS = ("used", "late", "refused", "bad", "lost", "keyless", "by_sql")
 
@@ -52,7 +52,7 @@ class Rows:
     emitted: Mapping[str, int]
 
 
-def rows(kept: Sequence[Manifest]) -> Rows:
+def rows(kept: Sequence[Commit]) -> Rows:
     """From the kept commits, oldest first."""
     latest = fold.counters(kept[-1])
     total = _account(_parts(kept[-1]), sql=True)
@@ -61,18 +61,18 @@ def rows(kept: Sequence[Manifest]) -> Rows:
     return Rows(total, missing, epochs, dict(latest.letters), dict(latest.late), dict(latest.emitted))
 
 
-def _epoch(manifest: Manifest, before: Manifest | None) -> Epoch:
+def _epoch(manifest: Commit, before: Commit | None) -> Epoch:
     if manifest.epoch > 0 and (before is None or before.epoch != manifest.epoch - 1):
         return Epoch(manifest.epoch, manifest.committed_us, None, None)
     now, former = _parts(manifest), dict.fromkeys(_parts(manifest), 0) if before is None else _parts(before)
     since = {n: now[n] - former[n] for n in now}
     written = any(
-        text for m in (manifest, before or manifest) for name, text in m.texts.items() if name.endswith("sql")
+        text for m in (manifest, before or manifest) for name, text in m.stages[0].texts.items() if name.endswith("sql")
     )
     return Epoch(manifest.epoch, manifest.committed_us, _account(since, written), since["emitted"])
 
 
-def _parts(manifest: Manifest) -> dict[str, int]:
+def _parts(manifest: Commit) -> dict[str, int]:
     c = fold.counters(manifest)
     keyless = sum(side.get("keyless", 0) for side in c.sides.values())
     return {
