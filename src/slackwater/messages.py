@@ -528,6 +528,20 @@ FAMILIES: Sequence[Family] = (
         ),
     ),
     Family(
+        "A test cannot be run as it is",
+        _S,
+        "What a test of a pipeline gives does not fit the pipeline: a column that no schema has, a value of another type, or SQL, an "
+        "event time or records that only Spark can read while the test has no session.",
+        "Correct the rows or the schema of the test; in Python give `session=`, a Spark session: [testing](testing.md).",
+        (
+            "a given row has",
+            r"declares no schema; give schema=",
+            "give session=",
+            "tests cannot write Avro",
+            "alone needs schema=",
+        ),
+    ),
+    Family(
         "Rows were left out",
         (WARNING,),
         "Bad rows, groups beyond a bound, rows of a join beyond `max_rows_per_key`, or records that were gone. Each is counted.",
