@@ -41,6 +41,7 @@ from slackwater.windows.logic import Logic
 log = logging.getLogger("slackwater")
 
 GARBAGE_EVERY = 16  # epochs
+PHASES = ("read", "ingest", "emit", "commit", "write", "note")  # of an epoch that are told of
 
 
 @dataclass
@@ -79,6 +80,7 @@ class Driver:
         self._clocks: dict[str, SourceClock] = {}
         self._uncommitted_us = 0
         self._far_dates = FarDates(pipeline)
+        self._behind: dict[str, float] = {}  # seconds per phase of the latest epoch that its commit cannot tell of
         # checkpointed
         self.state: Manifest
 
@@ -374,6 +376,8 @@ class Driver:
         """Commit, publish, tell."""
         if manifest.staged:
             manifest = manifest.model_copy(update={"destination": self._destination()})
+        manifest = fold.timed(manifest, {p: self._behind.get(p, 0) + timer.seconds.get(p, 0) for p in PHASES})
+        before = set(timer.seconds)
         with timer.phase("commit"):
             self._commit(manifest)
         manifest = self.state
@@ -384,6 +388,7 @@ class Driver:
                     self._write(manifest)
             with timer.phase("note"):
                 self._note_published(manifest.epoch)
+        self._behind = {p: s for p, s in timer.seconds.items() if p not in before}
         if manifest.epoch % GARBAGE_EVERY == 0:
             self.store.collect_garbage()
         ends = [r.last_end_us for r in reports if r.last_end_us is not None]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.core.lateness import folded
 from slackwater.core.time import iso
 from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.status import Buffered, Counters, SourceStatus, Status
@@ -102,6 +103,11 @@ def ingested(
     for stats in outcome.sources.values():
         totals.update(rows_in=stats.rows, rows_bad=stats.bad)
     totals.update(rows_bad=sum(u.rows for u in outcome.unfit))
+    kept = {k: before.counters[k] for k in ("lateness", "spent_us") if k in before.counters}
+    if outcome.reports and batch.replayed is None:
+        judged = sum(r.used + r.late + r.refused for r in outcome.reports)
+        of_us = {name: c.lateness_us for name, c in clocks.items()}
+        kept["lateness"] = folded(kept.get("lateness", {}), judged, [r.late_by for r in outcome.reports], of_us)
     reasons: Counter[str] = Counter(before.counters.get("emitted", {}))
     for r in outcome.reports:
         reasons.update(r.reasons)
@@ -127,6 +133,7 @@ def ingested(
             "waiting": before.waiting or any(r.used for r in outcome.reports),
             "counters": {
                 **totals,
+                **kept,
                 "late": {k: v for k, v in late.items() if v},
                 "emitted": dict(reasons),
                 "letters": dict(letters),
@@ -148,6 +155,13 @@ def corrected(before: Manifest, updates: bool) -> Manifest:
     """The next commit, before windows are corrected in it; sources and watermark stay."""
     nothing = {"output": (), "letters": (), "emitted": 0}
     return before.model_copy(update={"epoch": before.epoch + 1, "waiting": updates, **nothing})
+
+
+def timed(manifest: Manifest, seconds: Mapping[str, float]) -> Manifest:
+    """With the time that epochs spent in their phases added up; of the latest one in those that it has behind it."""
+    spent: Counter[str] = Counter(manifest.counters.get("spent_us", {}))
+    spent.update({phase: round(1e6 * s) for phase, s in seconds.items()})
+    return manifest.model_copy(update={"counters": {**manifest.counters, "spent_us": dict(spent)}})
 
 
 def _source(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from slackwater.joins.buffer import Change
 from slackwater.joins.logic import MATCH, UNMATCHED, JoinLogic
 from slackwater.joins.slots import Slots
 from slackwater.operators.dead_letters import LATE, ORIGIN, late_letters
+from slackwater.operators.lateness import late_by
 from slackwater.operators.task import EmitReport, IngestReport, ShardTask, SideReport, StagedLetters, plain
 from slackwater.state.protocol import Manifest, OutputMeta, SegmentMeta, StateStore
 
@@ -82,6 +84,7 @@ def ingest(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None
         used=rows.height - late - missing,
         late=late,
         late_idle=sum(t.late_idle for t in tallies),
+        late_by=sum((Counter(late_by(logic, found, task.watermark)) for found in done.late.values()), Counter()),
         late_sample=_sample(logic, done.late),
         outputs=outputs,
         reasons={k: n for k, n in reasons.items() if n},

@@ -14,6 +14,7 @@ import polars as pl
 from slackwater.core.arrays import distinct, member
 from slackwater.core.hashing import mix
 from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN, bad_gap_letters, late_letters
+from slackwater.operators.lateness import late_by
 from slackwater.operators.task import EmitReport, IngestReport, Overflows, ShardTask, StagedLetters, plain
 from slackwater.state.protocol import OutputMeta
 from slackwater.windows import panes, session_emission, sessions
@@ -71,6 +72,7 @@ def ingest(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None
         late=counts.late,
         late_idle=counts.late_idle,
         late_windows=counts.late_windows,
+        late_by=late_by(logic, done.late, task.watermark),
         partly_late=partly_late,
         refused=counts.refused + refused,
         groups=counts.groups,
