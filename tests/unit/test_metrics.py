@@ -192,3 +192,13 @@ def test_stop_frees_the_port() -> None:
     server.stop()
     with socket.socket() as probe, pytest.raises(ConnectionRefusedError):
         probe.connect(("127.0.0.1", server.port))
+
+
+def test_late_rows_are_a_histogram_of_what_would_have_kept_them() -> None:
+    counters = replace(COUNTERS, lateness={"rows": 975, "late": {"0": 3, "3": 17, "never": 5}, "of_us": {"web": 0}})
+    found = shown(replace(STATUS, counters=counters))
+    name = "slackwater_streaming_late_by_seconds_bucket"
+    series = {
+        edge: found[f'{name}{{le="{edge}",pipeline="clicks"}}'] for edge in ("0.125", "0.5", "1.0", "131072.0", "+Inf")
+    }
+    assert series == {"0.125": 3, "0.5": 3, "1.0": 20, "131072.0": 20, "+Inf": 25}

@@ -6,6 +6,7 @@ step                 0        1        2         3        4         a row at ste
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from slackwater.core.arrays import Int64s
+from slackwater.core.time import duration_text
+from slackwater.core.words import plural
 
 FIRST_US = 125_000
 STEPS = 46
@@ -69,13 +72,19 @@ class Lateness:
     advice: Chance | None
 
 
-def lateness(found: Mapping[str, Any]) -> Lateness:
-    """The counts of a commit, as `folded` makes them; of nothing where there are none yet."""
+NOTHING = Lateness(0, 0, 1.0, (), None)
+
+
+def lateness(found: Mapping[str, Any], waits_us: int = 0) -> Lateness:
+    """What the counts of a commit say, as `folded` makes them; of nothing where there are none yet.
+
+    `waits_us`: of the lateness of each source, what is not `lateness_ms` (see `fold.clocks`).
+    """
     by_step = found.get("late", {})
     counts = {int(step): n for step, n in by_step.items() if step != NEVER}
     late = sum(by_step.values())
     rows = max(int(found.get("rows", 0)), late)
-    chances = tuple(_chances(counts, late, rows, set(found.get("of_us", {}).values())))
+    chances = tuple(_chances(counts, late, rows, {us - waits_us for us in found.get("of_us", {}).values()}))
     enough = ENOUGH * sum(counts.values())
     advice = next((c for c in chances if late - c.late >= enough), None)
     return Lateness(rows, late, 1 - late / rows if rows else 1.0, chances, advice)
@@ -86,3 +95,27 @@ def _chances(counts: Mapping[int, int], late: int, rows: int, of_us: set[int]) -
         late -= counts.get(step, 0)
         more = int(EDGES[step])
         yield Chance(more, next(iter(of_us)) + more if len(of_us) == 1 else None, late, 1 - late / rows)
+
+
+def said(found: Lateness) -> str | None:
+    """The advice in words; None where no row was late, or none that any lateness would have kept."""
+    chance = found.advice
+    if chance is None:
+        return None
+    if chance.lateness_us is None:
+        way = f"with {duration_text(chance.more_us // 1000)} more of lateness_ms on each source"
+    else:
+        way = f'with lateness_ms = "{duration_text(chance.lateness_us // 1000)}"'
+    return (
+        f"{way} you would have kept {percent(chance.share)} of the rows, not {percent(found.share)} "
+        f"({plural(found.late, 'late row')} of {found.rows:,}); results come out that much later"
+    )
+
+
+def percent(share: float) -> str:
+    """A share as a person reads it, never more than it is: `98.2 %`; `99.97 %` rather than all."""
+    for digits in (1, 2, 3, 4):
+        cut = math.floor(share * 100 * 10**digits + 1e-6) / 10**digits
+        if share <= 0.999 or cut > 99.9:
+            break
+    return f"{cut:.{digits}f} %" if cut < 100 else "100 %" if share == 1 else "99.9999 %"

@@ -54,11 +54,15 @@ def counters(manifest: Manifest) -> Counters:
     return Counters(**{**manifest.counters, "emitted": emitted, "overflows": overflows})
 
 
+def waits_us(pipeline: Pipeline) -> int:
+    """What is to be final when it is emitted waits for its late rows: the watermark does."""
+    window = pipeline.transform.window
+    return allowed_us(window) if window and window.emit == "final" else 0
+
+
 def clocks(pipeline: Pipeline, manifest: Manifest) -> dict[str, SourceClock]:
     """The sources of a config with their clocks as committed."""
-    step, window = pipeline.transform.step, pipeline.transform.window
-    # what is to be final when it is emitted waits for its late rows: the watermark does
-    waits = allowed_us(window) if window and window.emit == "final" else 0
+    step, waits = pipeline.transform.step, waits_us(pipeline)
     return {
         s.name: manifest.sources.get(s.name, SourceRecord()).clock(
             waits + 1000 * (step.lateness_ms if s.lateness_ms is None else s.lateness_ms),

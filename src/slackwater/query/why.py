@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.core.lateness import NOTHING, Lateness, lateness
 from slackwater.engine import fold
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import compare
@@ -121,6 +122,7 @@ class Why:
     sides: tuple[Side, ...] = ()
     then_us: int | None = None
     changed_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # per source: how many, the last ones
+    lateness: Lateness = NOTHING  # of the rows of the first stage
 
 
 def why(pipeline: Pipeline, store: StateStore, now_us: int, key: inspect.Texts = ()) -> Why:
@@ -197,6 +199,7 @@ class _Look:
                 for n, s in m.sources.items()
                 if s.offsets and isinstance(s.offsets.get("segments"), list) and "changed" in s.offsets
             },
+            lateness=lateness(fold.counters(m).lateness, fold.waits_us(self.pipeline)),
         )
 
     def _sides(self, join: JoinLogic) -> tuple[Side, ...]:

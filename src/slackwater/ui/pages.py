@@ -14,13 +14,15 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from slackwater.core.lateness import percent
 from slackwater.ui.blocks.closing import Window
 from slackwater.ui.blocks.key import OneKey
-from slackwater.ui.draw import account, closing, growth, key, watermark
+from slackwater.ui.draw import account, closing, growth, joined, key, lateness, pace, watermark
 from slackwater.ui.seen import Seen
-from slackwater.ui.words import about, brief, listed, moment, number, size, span
+from slackwater.ui.words import about, brief, listed, moment, number, rate, size, span
 
-BLOCKS = ("top", "watermark", "rows", "closing", "size")
+BLOCKS = ("top", "watermark", "rows", "closing", "size", "pace", "joins")
+PHASES = {"read": "read", "ingest": "step", "emit": "emit", "commit": "commit", "write": "publish", "note": "note it"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     env.filters.update(moment=moment, about=about, span=span, size=size, number=number, brief=brief, listed=listed)
+    env.filters.update(percent=percent, rate=rate)
     env.globals.update(
         draw_lanes=watermark.lanes,
         draw_behind=watermark.behind,
@@ -55,6 +58,10 @@ def _templates() -> Environment:
         draw_key=key.timeline,
         draw_bytes=growth.weight,
         draw_rows=growth.rows,
+        draw_lateness=lateness.steps,
+        draw_laps=pace.laps,
+        draw_ages=joined.ages,
+        said_phases=PHASES,
         key_query=key_query,
     )
     return env
@@ -108,11 +115,13 @@ _DATA: Mapping[str, Callable[[Seen], Any]] = {
     "rows": lambda seen: seen.rows,
     "closing": lambda seen: seen.closing,
     "size": lambda seen: seen.growth,
+    "pace": lambda seen: seen.pace,
+    "joins": lambda seen: seen.joined,
 }
 
 
 def data(name: str, seen: Seen) -> Any:
-    """A block as plain data; None where there is none, as of windows in a join."""
+    """A block as plain data; None where there is none, as of windows in a join, or of a join in windows."""
     found = _DATA[name](seen)
     return None if found is None else dataclasses.asdict(found)
 

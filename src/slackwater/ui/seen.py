@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import SlackwaterError, StateError
@@ -15,9 +15,12 @@ from slackwater.state.protocol import Manifest, Snapshot, StateStore
 from slackwater.ui.blocks.account import Rows, rows
 from slackwater.ui.blocks.closing import Closing, closing
 from slackwater.ui.blocks.growth import Growth, growth
+from slackwater.ui.blocks.joined import Joined, joined
 from slackwater.ui.blocks.key import OneKey, one_key
+from slackwater.ui.blocks.pace import Pace, pace
 from slackwater.ui.blocks.top import Top, top
 from slackwater.ui.blocks.watermark import Watermark, watermark
+from slackwater.ui.waiting import Asker
 
 Told = Callable[[Why, str], Iterable[str]]  # an answer of `why` as lines of text, with the file that it is about
 
@@ -30,11 +33,13 @@ class Watched:
     file: str
     store: StateStore
     told: Told
+    asker: Asker = field(default_factory=Asker)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The blocks of one commit. `tag`: another one wherever something else is seen. `closing`: None for a join."""
+    """The blocks of one commit. `tag`: another one wherever something else is seen. `closing`: None for a join, `joined`: for
+    all else."""
 
     tag: str
     looked_us: int
@@ -43,6 +48,8 @@ class Seen:
     rows: Rows
     closing: Closing | None
     growth: Growth
+    pace: Pace
+    joined: Joined | None
 
 
 def look_at(watched: Watched, now_us: int) -> Seen:
@@ -60,7 +67,7 @@ def seen(watched: Watched, snapshot: Snapshot, commits: Iterable[Manifest], runn
     # a runner may have gone on, or have removed this commit's record, since the snapshot was taken
     history = [*(m for m in commits if m.epoch < manifest.epoch), manifest]
     answer = why_of(watched.pipeline, snapshot, runner, now_us)
-    found = rows(history)
+    found = rows(history, answer.lateness)
     return Seen(
         tag_of(manifest, runner, answer.is_published),
         now_us,
@@ -69,6 +76,8 @@ def seen(watched: Watched, snapshot: Snapshot, commits: Iterable[Manifest], runn
         found,
         closing(snapshot),
         growth(history),
+        pace(history, watched.asker.waits(watched.pipeline, snapshot), now_us),
+        joined(snapshot, [s.source for s in answer.sides]),
     )
 
 

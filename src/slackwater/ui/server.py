@@ -3,7 +3,7 @@
     GET /                       the page; with several pipelines an overview, and the pages under /p/NAME/
     GET /closing?from=US&to=US  the first keys of a bin
     GET /key?user_id=u7         one key; a name alone stands for NULL
-    GET /ui/BLOCK               a block as HTML: top, watermark, rows, closing, size
+    GET /ui/BLOCK               a block as HTML: top, watermark, rows, closing, size, pace, joins
     GET /ui/BLOCK.json          the same as JSON; also /ui/keys.json and /ui/key.json with the queries above
     GET /ui/events              server-sent events: one per commit
     GET /state/                 the questions of `slackwater serve`

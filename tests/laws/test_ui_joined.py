@@ -1,0 +1,126 @@
+"""The block of a join against an oracle: which rows wait, which of them found a partner, said by the story's rows alone."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slackwater.cli.why import lines
+from slackwater.config.join import Join
+from slackwater.state.files.store import FilesStore
+from slackwater.testing.kit import Rows, pipeline_for, run_local
+from slackwater.ui import pages
+from slackwater.ui.pages import Place
+from slackwater.ui.seen import Seen, Watched, look_at
+
+S = 1_000_000
+SOURCES = ("orders", "payments")
+LATENESS, AROUND = 30 * S, 120 * S
+KINDS = ("inner", "left", "right", "full")
+
+
+def story(seed: int) -> list[Rows]:
+    dice, at, found = random.Random(seed), 0, []
+    for _ in range(dice.randrange(4, 14)):
+        at += dice.choice([S, 20 * S, 90 * S])
+        rows: dict[str, list[dict[str, Any]]] = {}
+        for source in SOURCES:
+            rows[source] = [
+                {
+                    "ts": at - dice.choice([0, 5 * S, 40 * S, 300 * S]) - dice.randrange(S),
+                    "user": dice.choice(["a", "a", "b", "c", "d", None]),
+                }
+                for _ in range(dice.randrange(12))
+            ]
+        found.append(Rows(rows))
+    return found
+
+
+def looked_at(kind: str, script: list[Rows], home: Path, **more: Any) -> tuple[Seen, Any]:
+    join = Join(
+        kind=kind,
+        left_source="orders",
+        right_source="payments",
+        left_keys=["user"],
+        right_keys=["user"],
+        time_window_ms=AROUND // 1000,
+        event_time_column="ts",
+        lateness_ms=LATENESS // 1000,
+        source_idleness_ms="1h",
+        **more,
+    )
+    result = run_local(join, script, {"user": "string"}, SOURCES, flush=False, state_dir=str(home))
+    watched = Watched(pipeline_for(join, SOURCES), "p.toml", FilesStore(home, "law"), lines)
+    return look_at(watched, 0), result
+
+
+def told(script: list[Rows]) -> tuple[list[list[dict[str, Any]]], int | None, int]:
+    """The rows of each side that entered, each with whether it found a partner; the watermark; and the pairs."""
+    newest: dict[str, int] = {}
+    watermark: int | None = None
+    held: list[list[dict[str, Any]]] = [[], []]
+    pairs = 0
+    for item in script:
+        for which, source in enumerate(SOURCES):
+            for r in item.rows[source]:
+                newest[source] = max(newest.get(source, r["ts"]), r["ts"])
+                if r["user"] is None or (watermark is not None and r["ts"] < watermark):
+                    continue
+                row = {**r, "found": False}
+                for other in held[1 - which]:
+                    alive = watermark is None or other["ts"] + AROUND >= watermark
+                    if alive and other["user"] == r["user"] and abs(other["ts"] - r["ts"]) <= AROUND:
+                        row["found"] = other["found"] = True
+                        pairs += 1
+                held[which].append(row)
+        if len(newest) == 2:
+            least = min(newest.values()) - LATENESS
+            watermark = least if watermark is None else max(watermark, least)
+    return held, watermark, pairs
+
+
+@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_buffers_are_those_of_the_story(tmp_path: Path, kind: str, seed: int) -> None:
+    script = story(seed)
+    seen, _ = looked_at(kind, script, tmp_path)
+    block, (held, watermark, pairs) = seen.joined, told(script)
+    assert block is not None
+    assert (block.watermark_us, block.pairs) == (watermark, pairs)
+    assert len({age.to_us - age.from_us for side in block.sides for age in side.ages}) <= 1
+    for side, rows in zip(block.sides, held, strict=True):
+        waiting = [r for r in rows if watermark is None or r["ts"] + AROUND >= watermark]
+        assert side.rows == len(waiting) == sum(age.rows for age in side.ages)
+        assert side.expires_us == (None if watermark is None else watermark - AROUND)
+        assert side.entered == len(rows)
+        for age in side.ages:
+            inside = [r for r in waiting if age.from_us <= r["ts"] < age.to_us]
+            assert age.rows == len(inside)
+            assert age.matched == (sum(r["found"] for r in inside) if side.outer else None)
+        if side.outer:
+            assert side.matched == sum(r["found"] for r in rows)
+            assert side.share == (side.matched / len(rows) if rows else None)
+        counts = Counter(r["user"] for r in waiting)
+        if not counts:
+            assert side.crowd is None
+        else:
+            assert side.crowd is not None
+            assert side.crowd.rows == max(counts.values()) == counts[side.crowd.key["user"]]
+        assert (side.source, side.keep_us) == (SOURCES[0 if side.side == "left" else 1], AROUND)
+    content = pages.page(seen, Place("")).decode()
+    assert "What waits for partners on each side" in content
+
+
+def test_rows_that_had_to_go_are_not_among_them(tmp_path: Path) -> None:
+    script = [Rows({"orders": [{"ts": n * S + m, "user": "a"} for m in range(4)], "payments": []}) for n in range(5)]
+    seen, _ = looked_at("left", script, tmp_path, max_rows_per_key=7, on_state_cap="drop_oldest")
+    assert seen.joined is not None
+    left, right = seen.joined.sides
+    assert (left.entered, left.evicted, left.rows, right.rows) == (20, 13, 7, 0)
+    assert left.crowd is not None and left.crowd.rows == 7
+    assert seen.joined.watermark_us is None
+    assert seen.top.accounted
