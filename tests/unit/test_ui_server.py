@@ -25,7 +25,14 @@ from slackwater.testing.kit import Rows
 from slackwater.ui import live, server
 from slackwater.ui.server import UiServer, serve
 
-PATHS = ("/", *(f"/ui/{b}{kind}" for b in ("top", "watermark", "rows", "closing", "size") for kind in ("", ".json")))
+PATHS = (
+    "/",
+    *(
+        f"/ui/{b}{kind}"
+        for b in ("top", "watermark", "rows", "closing", "size", "pace", "joins")
+        for kind in ("", ".json")
+    ),
+)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +78,7 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found.append((tag, dict(attrs)))
-        if tag not in ("meta", "link", "br"):
+        if tag not in ("meta", "link", "br", "input"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:

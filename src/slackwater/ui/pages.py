@@ -17,7 +17,7 @@ from markupsafe import Markup
 from slackwater.core.lateness import percent
 from slackwater.ui.blocks.closing import Window
 from slackwater.ui.blocks.key import OneKey
-from slackwater.ui.draw import account, closing, growth, joined, key, lateness, pace, watermark
+from slackwater.ui.draw import account, closing, growth, joined, key, lateness, pace, stages, watermark
 from slackwater.ui.seen import Seen
 from slackwater.ui.words import about, brief, listed, moment, number, rate, size, span
 
@@ -27,9 +27,11 @@ PHASES = {"read": "read", "ingest": "step", "emit": "emit", "commit": "commit", 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a page is: `base` before its addresses, None in a file; the names of all pipelines, if there are several."""
+    """Where a page is: `base` before its addresses, None in a file; the kept commit that it stays at, None for the latest; the
+    names of all pipelines, if there are several."""
 
     base: str | None
+    epoch: int | None = None
     others: tuple[tuple[str, str], ...] = ()
 
 
@@ -60,6 +62,7 @@ def _templates() -> Environment:
         draw_rows=growth.rows,
         draw_lateness=lateness.steps,
         draw_laps=pace.laps,
+        draw_stages=stages.boxes,
         draw_ages=joined.ages,
         said_phases=PHASES,
         key_query=key_query,
@@ -76,14 +79,16 @@ def fragment(name: str, seen: Seen, place: Place) -> bytes:
     return _rendered(f"_{name}.html", seen=seen, place=place)
 
 
-def page(seen: Seen, place: Place) -> bytes:
-    """All blocks. In a file styles are part of it, and there are no scripts and no links."""
+def page(seen: Seen, place: Place, epochs: Sequence[int] = ()) -> bytes:
+    """All blocks. In a file styles are part of it, and there are no scripts and no links. `epochs`: that can be gone to."""
     blocks = {name: Markup(fragment(name, seen, place).decode()) for name in BLOCKS}  # escaped as it was made
     style = None if place.base is not None else Markup(static("ui.css").decode())
     record = (
         None if place.base is not None else json.dumps({b: data(b, seen) for b in BLOCKS}, ensure_ascii=False, indent=1)
     )
-    return _rendered("page.html", seen=seen, place=place, blocks=blocks, style=style, record=record)
+    return _rendered(
+        "page.html", seen=seen, place=place, blocks=blocks, style=style, record=record, epochs=epochs or seen.kept
+    )
 
 
 def bin_page(seen: Seen, place: Place, low: int, high: int, windows: Sequence[Window]) -> bytes:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import SlackwaterError, StateError
 from slackwater.maintenance.sizes import kept
+from slackwater.query.described import pipeline_in
 from slackwater.query.inspect import Texts
 from slackwater.query.why import Why, why_of
 from slackwater.state.protocol import Manifest, Snapshot, StateStore
@@ -18,6 +19,7 @@ from slackwater.ui.blocks.growth import Growth, growth
 from slackwater.ui.blocks.joined import Joined, joined
 from slackwater.ui.blocks.key import OneKey, one_key
 from slackwater.ui.blocks.pace import Pace, pace
+from slackwater.ui.blocks.stages import StageSeen, stages
 from slackwater.ui.blocks.top import Top, top
 from slackwater.ui.blocks.watermark import Watermark, watermark
 from slackwater.ui.waiting import Asker
@@ -27,19 +29,27 @@ Told = Callable[[Why, str], Iterable[str]]  # an answer of `why` as lines of tex
 
 @dataclass(frozen=True)
 class Watched:
-    """A pipeline that has a page: its config, the file of that, and where its commits are."""
+    """A pipeline that has a page: its config, the file of that, and where its commits are.
+
+    Without a config, `pipeline` is as each commit describes it, and `file` is where the state lies.
+    """
 
     pipeline: Pipeline
     file: str
     store: StateStore
     told: Told
     asker: Asker = field(default_factory=Asker)
+    is_described: bool = False
+
+    def of(self, manifest: Manifest) -> Pipeline:
+        """The pipeline that a commit is looked at by. Raises StateError."""
+        return pipeline_in(manifest) if self.is_described else self.pipeline
 
 
 @dataclass(frozen=True)
 class Seen:
     """The blocks of one commit. `tag`: another one wherever something else is seen. `closing`: None for a join, `joined`: for
-    all else."""
+    all else. `kept`: the commits up to this one that can be looked at."""
 
     tag: str
     looked_us: int
@@ -50,11 +60,14 @@ class Seen:
     growth: Growth
     pace: Pace
     joined: Joined | None
+    stages: tuple[StageSeen, ...]
+    kept: tuple[int, ...]
 
 
-def look_at(watched: Watched, now_us: int) -> Seen:
-    """Look at the latest commit. Raises StateError if there is none, it is damaged, or the config cannot go on with it."""
-    with watched.store.peek() as snapshot:
+def look_at(watched: Watched, now_us: int, epoch: int | None = None) -> Seen:
+    """Look at the latest commit, or at a kept one. Raises StateError if there is none, it is damaged, or the config cannot go
+    on with it."""
+    with watched.store.peek(epoch) as snapshot:
         if snapshot is None:
             raise StateError(
                 f"{watched.pipeline.name}: there is no state yet; it begins with the first epoch of: slackwater run {watched.file}"
@@ -66,7 +79,8 @@ def seen(watched: Watched, snapshot: Snapshot, commits: Iterable[Manifest], runn
     manifest = snapshot.manifest
     # a runner may have gone on, or have removed this commit's record, since the snapshot was taken
     history = [*(m for m in commits if m.epoch < manifest.epoch), manifest]
-    answer = why_of(watched.pipeline, snapshot, runner, now_us)
+    pipeline = watched.of(manifest)
+    answer = why_of(pipeline, snapshot, runner, now_us)
     found = rows(history, answer.lateness)
     return Seen(
         tag_of(manifest, runner, answer.is_published),
@@ -76,8 +90,10 @@ def seen(watched: Watched, snapshot: Snapshot, commits: Iterable[Manifest], runn
         found,
         closing(snapshot),
         growth(history),
-        pace(history, watched.asker.waits(watched.pipeline, snapshot), now_us),
+        pace(history, watched.asker.waits(pipeline, snapshot), now_us),
         joined(snapshot, [s.source for s in answer.sides]),
+        stages(manifest),
+        tuple(m.epoch for m in history),
     )
 
 
@@ -100,7 +116,7 @@ def _told(watched: Watched, snapshot: Snapshot, key: Texts, now_us: int) -> list
     if snapshot.manifest.then is not None:
         return []
     try:
-        answer = why_of(watched.pipeline, snapshot, None, now_us, key)
+        answer = why_of(watched.of(snapshot.manifest), snapshot, None, now_us, key)
     except SlackwaterError:
         return []
     lines = list(watched.told(answer, watched.file))
