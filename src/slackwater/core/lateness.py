@@ -107,7 +107,7 @@ def said(found: Lateness) -> str | None:
     else:
         way = f'with lateness_ms = "{duration_text(chance.lateness_us // 1000)}"'
     return (
-        f"{way} you would have kept {percent(chance.share)} of the rows, not {percent(found.share)} "
+        f"{way} you would have kept at least {percent(chance.share)} of the rows, not {percent(found.share)} "
         f"({plural(found.late, 'late row')} of {found.rows:,}); results come out that much later"
     )
 
