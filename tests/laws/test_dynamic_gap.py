@@ -116,3 +116,17 @@ def test_a_bad_gap_fails_the_epoch_where_that_is_the_policy() -> None:
         BadRowError, match=r"epoch 0: 1 bad row: gap_ms \(g\) is NULL, not positive or not below .* u=a at 1970"
     ):
         run_local(window(), [Rows({"a": rows})], SCHEMA, on_error="fail")
+
+
+def test_a_late_row_beside_one_of_the_same_time_that_reaches_further() -> None:
+    """Two rows of one time; the one that reaches less far is late, the other is not.
+
+    b   ─────────────────●       watermark 100
+    a         ●──┤ 80 to 85      late
+    a         ●────────────┤ 80 to 105, alone
+    """
+    rows: list[list[dict[str, Any]]] = [[{"ts": 100 * MS, "u": "b", "id": 1, "g": 20}]]
+    rows.append([{"ts": 80 * MS, "u": "a", "id": 2, "g": 5}, {"ts": 80 * MS, "u": "a", "id": 4, "g": 25}])
+    result = run_local(window(), [Rows({"a": r}) for r in rows], SCHEMA)
+    assert [(r["u"], r["ids"]) for r in result.rows if r["u"] == "a"] == [("a", 4)]
+    assert result.counters.late == {"lateness": 1}

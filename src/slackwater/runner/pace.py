@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("slackwater")
 
-SHORTEST_MS, LONGEST_MS = 10, 500
+SHORTEST_MS, LONGEST_MS = 10, 1000
 _SHARE = 0.02  # of the silence so far
 
 
