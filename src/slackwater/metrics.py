@@ -214,18 +214,18 @@ def _counters(found: Iterable[Status]) -> Iterator[Metric]:
 
 
 def _lateness(found: Iterable[Status]) -> Metric:
-    """A histogram without a sum: of a row only its step is known."""
-    family = HistogramMetricFamily(
-        f"{PREFIX}late_by_seconds",
-        "Late rows by how much more lateness_ms would have kept them, since the sources have their present one.",
-        labels=["pipeline"],
+    """Cumulative like the buckets of a histogram, of which OpenTelemetry knows none that can be handed on; so, counters."""
+    family = CounterMetricFamily(
+        f"{PREFIX}late_by_rows",
+        "Late rows that so many seconds (le) more of lateness_ms would have kept, since the sources have their present one.",
+        labels=["pipeline", "le"],
     )
     for status in found:
-        counts, running, cumulative = status.counters.lateness.get("late", {}), 0, []
+        counts, running = status.counters.lateness.get("late", {}), 0
         for step, edge in enumerate(EDGES[:LATE_BUCKETS].tolist()):
             running += counts.get(str(step), 0)
-            cumulative.append((str(edge / 1e6), running))
-        family.add_metric([status.pipeline], [*cumulative, ("+Inf", sum(counts.values()))], sum_value=None)
+            family.add_metric([status.pipeline, str(edge / 1e6)], running)
+        family.add_metric([status.pipeline, "+Inf"], sum(counts.values()))
     return family
 
 

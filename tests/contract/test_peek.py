@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from tests.contract.test_store_postgres import LOGIC, rows
 from tests.contract.test_stores import manifest
+from tests.laws import test_ui_joined
 from tests.unit import test_why
 
 from slackwater.cli.main import main
@@ -23,6 +24,7 @@ from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import OUTLINE, Manifest, Snapshot
 from slackwater.testing.kit import Rows, run_local
+from slackwater.ui.blocks.joined import joined
 from slackwater.windows.logic import DEAD
 
 Make = Callable[[], Any]
@@ -264,3 +266,22 @@ def test_an_outline_is_what_a_scan_sees_without_keys_and_values(make: Make) -> N
             assert sorted(found.rows()) == sorted(whole.select(OUTLINE).rows())
             assert found.height == len(there)
     store.close()
+
+
+@pytest.mark.parametrize("kind", ["inner", "full"])
+def test_a_join_shows_the_same_of_both_stores(postgres: Any, tmp_path: Path, kind: str) -> None:
+    """Also in the database, where a row without a partner says so in a column, and after what it held is removed from files."""
+    script = test_ui_joined.story(11)
+    url = postgres.database(f"join_{kind}")
+    found = []
+    for make in (lambda: FilesStore(tmp_path, "law"), lambda: PostgresStore(url, "public", "law")):
+        test_ui_joined.run(kind, script, store=make)
+        store = make()
+        with store.peek() as snapshot:
+            assert snapshot is not None
+            for file in (tmp_path / "law" / "segments").glob("*"):
+                file.unlink()
+            found.append(joined(snapshot, test_ui_joined.SOURCES))
+        store.close()
+    assert found[0] is not None and found[0].sides[0].rows > 0
+    assert found[0] == found[1]

@@ -40,8 +40,8 @@ def story(seed: int) -> list[Rows]:
     return found
 
 
-def looked_at(kind: str, script: list[Rows], home: Path, **more: Any) -> tuple[Seen, Any]:
-    join = Join(
+def described(kind: str, **more: Any) -> Join:
+    return Join(
         kind=kind,
         left_source="orders",
         right_source="payments",
@@ -53,6 +53,14 @@ def looked_at(kind: str, script: list[Rows], home: Path, **more: Any) -> tuple[S
         source_idleness_ms="1h",
         **more,
     )
+
+
+def run(kind: str, script: list[Rows], **more: Any) -> Any:
+    return run_local(described(kind), script, {"user": "string"}, SOURCES, flush=False, **more)
+
+
+def looked_at(kind: str, script: list[Rows], home: Path, **more: Any) -> tuple[Seen, Any]:
+    join = described(kind, **more)
     result = run_local(join, script, {"user": "string"}, SOURCES, flush=False, state_dir=str(home))
     watched = Watched(pipeline_for(join, SOURCES), "p.toml", FilesStore(home, "law"), lines)
     return look_at(watched, 0), result
