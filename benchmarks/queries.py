@@ -30,8 +30,8 @@ from slackwater.engine.driver import Driver, Hooks
 from slackwater.operators.compile import compile_window
 from slackwater.query.view import StateView
 from slackwater.sources.base import Batch
+from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
-from slackwater.state.protocol import BatchId
 from slackwater.targets.console import ConsoleTarget
 from slackwater.testing.kit import pipeline_for
 from slackwater.testing.local import LocalEngine

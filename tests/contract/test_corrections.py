@@ -21,13 +21,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from tests.contract.test_target_kafka import messages
+from tests.support.states import driver_of
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.engine.driver import Driver, Hooks
 from slackwater.operators.compile import compile_window
+from slackwater.state.commit import Commit
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.state.protocol import Manifest
 from slackwater.targets.base import Table, Target
 from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.kafka import KafkaTarget
@@ -227,11 +228,11 @@ def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_
         target = PostgresTarget(url, "public.out", Table("p", tuple(logic.output), logic.identity, "s"))
         target.open()
         store = PostgresStore(url, "public", "p")
-        run = Driver(pipeline, logic, store, target, LocalEngine(logic, ["a"]), Hooks(lambda: 0, faults=faults))
+        run = driver_of(pipeline, logic, store, target, LocalEngine(logic, ["a"]), Hooks(lambda: 0, faults=faults))
         run.start(store.open(), 1, {}, "s")
         return run
 
-    def record(run: Driver, *staged: tuple[int, int | None, str]) -> Manifest:
+    def record(run: Driver, *staged: tuple[int, int | None, str]) -> Commit:
         """The next epoch with these sessions staged: (start, count, reason)."""
         frame = pl.DataFrame(
             [(None, at(s), None if n is None else at(s + 10), s, n, reason) for s, n, reason in staged],

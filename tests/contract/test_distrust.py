@@ -51,46 +51,46 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def newest(record: dict[str, Any]) -> dict[str, Any]:
     """A segment that only this commit names."""
     own = f"segments/{record['epoch']:09d}"
-    return next(s for shard in record["segments"] for s in shard if s["file"].startswith(own))
+    return next(s for shard in record["stages"][0]["segments"] for s in shard if s["file"].startswith(own))
 
 
 def nested(record: dict[str, Any]) -> None:
     for _ in range(5):
-        record["then"] = dict(record)
+        record["stages"] = [*record["stages"], dict(record["stages"][0])]
 
 
 LIES: dict[str, Callable[[dict[str, Any]], object]] = {
-    "a file outside": lambda m: m["segments"][0][0].update(file="../../../../../../etc/passwd"),
-    "an absolute file": lambda m: m["segments"][0][0].update(file="/etc/passwd"),
-    "a hidden file": lambda m: m["segments"][0][0].update(file="segments/.."),
+    "a file outside": lambda m: m["stages"][0]["segments"][0][0].update(file="../../../../../../etc/passwd"),
+    "an absolute file": lambda m: m["stages"][0]["segments"][0][0].update(file="/etc/passwd"),
+    "a hidden file": lambda m: m["stages"][0]["segments"][0][0].update(file="segments/.."),
     "an output outside": lambda m: m.update(output=[{"file": "../../x.arrow", "rows": 1}]),
     "a list outside": lambda m: m["sources"]["a"].update(offsets={"segments": ["../../../etc/passwd"]}),
     "letters applied outside": lambda m: m.update(replayed=["offsets/../../../x"]),
     "an id with a path": lambda m: m.update(state_id="../../x"),
     "a format of another age": lambda m: m.update(format=-(10**23)),
     "an endless format": lambda m: m.update(format=float("inf")),
-    "a bound beyond numbers": lambda m: m["fingerprint"].update(bounds_us=[0, 10**23]),
-    "a column of no type": lambda m: m["described"]["columns"].update(k=True),
-    "columns that are a list": lambda m: m["described"].update(columns=[]),
-    "a watermark of 2^63": lambda m: m.update(watermark_us=2**63),
-    "an event of 2^63": lambda m: m["sources"]["a"].update(max_event_us=-(2**63)),
-    "rows of text": lambda m: m["segments"][0][0].update(rows="many"),
-    "no rows": lambda m: m["segments"][0][0].update(rows=0),
-    "fewer rows": lambda m: m["segments"][0][0].update(rows=1),
-    "negative rows": lambda m: m["segments"][0][0].update(rows=-1),
-    "due at 2^64": lambda m: m["segments"][0][0].update(first_due=2**64),
+    "a bound beyond numbers": lambda m: m["stages"][0]["fingerprint"].update(bounds_us=[0, 10**23]),
+    "a column of no type": lambda m: m["stages"][0]["described"]["columns"].update(k=True),
+    "columns that are a list": lambda m: m["stages"][0]["described"].update(columns=[]),
+    "a watermark of 2^63": lambda m: m["stages"][0].update(watermark_us=2**63),
+    "an event of 2^63": lambda m: m["stages"][0]["clocks"]["a"].update(max_event_us=-(2**63)),
+    "rows of text": lambda m: m["stages"][0]["segments"][0][0].update(rows="many"),
+    "no rows": lambda m: m["stages"][0]["segments"][0][0].update(rows=0),
+    "fewer rows": lambda m: m["stages"][0]["segments"][0][0].update(rows=1),
+    "negative rows": lambda m: m["stages"][0]["segments"][0][0].update(rows=-1),
+    "due at 2^64": lambda m: m["stages"][0]["segments"][0][0].update(first_due=2**64),
     "a billion shards": lambda m: m.update(shards=10**9),
     "three shards of two": lambda m: m.update(shards=3),
-    "negative groups": lambda m: m.update(groups=[-5, -5]),
-    "panes of another number of shards": lambda m: m.update(panes={"0": [1]}),
-    "a counter of text": lambda m: m["counters"].update(rows_in="x"),
-    "a counter that is none": lambda m: m["counters"].update(evil=1),
-    "a negative counter": lambda m: m["counters"].update(late={"lateness": -1}),
-    "a retention of text": lambda m: m.update(emission={"updates": False, "retain_us": "x"}),
+    "negative groups": lambda m: m["stages"][0].update(groups=[-5, -5]),
+    "panes of another number of shards": lambda m: m["stages"][0].update(panes={"0": [1]}),
+    "a counter of text": lambda m: m["stages"][0]["counters"].update(rows_in="x"),
+    "a counter that is none": lambda m: m["stages"][0]["counters"].update(evil=1),
+    "a negative counter": lambda m: m["stages"][0]["counters"].update(late={"lateness": -1}),
+    "a retention of text": lambda m: m["stages"][0].update(emission={"updates": False, "retain_us": "x"}),
     "six stages": nested,
-    "another gap": lambda m: m["fingerprint"].update(gap_ms=5),
-    "other keys": lambda m: m["fingerprint"].update(keys=["k bigint"]),
-    "an aggregation of its own": lambda m: m["described"]["window"]["aggregations"].append({"agg": "evil:X", "as": "x"}),
+    "another gap": lambda m: m["stages"][0]["fingerprint"].update(gap_ms=5),
+    "other keys": lambda m: m["stages"][0]["fingerprint"].update(keys=["k bigint"]),
+    "an aggregation of its own": lambda m: m["stages"][0]["described"]["window"]["aggregations"].append({"agg": "evil:X", "as": "x"}),
 }  # fmt: skip
 
 
@@ -113,9 +113,12 @@ def test_a_commit_that_cannot_be_is_refused_and_nothing_is_touched(lie: str, tmp
         (lambda m: newest(m).update(first_due=2**61, last_due=2**61), "its rows have first_due"),
         (lambda m: newest(m).update(dead=-5), "its rows have dead"),
         (lambda m: newest(m).update(rows=77), "rows, the commit says 77"),
-        (lambda m: m.update(windows=[99, 99]), "the commit says"),
-        (lambda m: m["fingerprint"].update(gap_ms=5), "a fingerprint and a description that differ in gap_ms"),
-        (lambda m: m.update(watermark_us=2**63), "watermark_us"),
+        (lambda m: m["stages"][0].update(windows=[99, 99]), "the commit says"),
+        (
+            lambda m: m["stages"][0]["fingerprint"].update(gap_ms=5),
+            "a fingerprint and a description that differ in gap_ms",
+        ),
+        (lambda m: m["stages"][0].update(watermark_us=2**63), "watermark_us"),
     ],
 )
 def test_verify_compares_a_commit_with_its_segments(lie: Any, told: str, tmp_path: Path) -> None:
@@ -144,7 +147,7 @@ def test_a_record_in_postgres_is_not_trusted_either(postgres: Any) -> None:
             with pytest.raises(SlackwaterError, match=r"damaged|does not know"):
                 run_local(SESSION, SCRIPT[:1], SCHEMA, store=store)
         changed = json.loads(json.dumps(record))
-        changed["fingerprint"]["gap_ms"] = 5
+        changed["stages"][0]["fingerprint"]["gap_ms"] = 5
         db.execute("UPDATE slackwater_pipelines SET record = %s", (json.dumps(changed),))
         assert "differ in gap_ms" in "\n".join(map(str, verify(store()).problems))
 
@@ -152,7 +155,7 @@ def test_a_record_in_postgres_is_not_trusted_either(postgres: Any) -> None:
 def test_no_module_is_imported_because_a_state_names_it(tmp_path: Path) -> None:
     store = made(tmp_path / "state")
     rewrite(latest(store), LIES["an aggregation of its own"])
-    rewrite(latest(store), lambda m: m["fingerprint"]["aggregations"].update(x="X(; n bigint)"))
+    rewrite(latest(store), lambda m: m["stages"][0]["fingerprint"]["aggregations"].update(x="X(; n bigint)"))
     evil = "import pathlib, slackwater\npathlib.Path(__file__).with_name('RUN').touch()\nclass X(slackwater.Aggregator): pass\n"
     (tmp_path / "evil.py").write_text(evil)
     program = Path(sys.executable).with_name("slackwater")
@@ -235,6 +238,6 @@ def test_a_shard_without_new_rows_drops_what_is_over(kind: str, tmp_path: Path) 
     manifest = store.open()
     store.close()
     assert manifest is not None
-    assert sum(m.rows for shard in manifest.segments for m in shard) < 10
+    assert sum(m.rows for m in manifest.metas) < 10
     assert verify(store).problems == []
     assert len(found.rows) == 2002

@@ -169,7 +169,7 @@ def test_what_a_state_applied_and_tried_is_known_of_letters_in_every_place(
     logic = compile_window(pipeline, fields)
     assert store.open() is None
     store.prepare(logic)
-    first = restore.first_manifest([logic], 1, 0, "state")
+    first = restore.first_commit(["transform"], [logic], 1, 0, "state")
     first = first.model_copy(update={"epoch": 0})
     applied = identified(letters).filter(pl.col("reason") == "late")
     one_of_two = identified(letters).filter(pl.col("file") == "/in/1.jsonl").head(1)

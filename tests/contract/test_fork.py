@@ -19,10 +19,10 @@ from tests.fixtures.states.make import HERE, KINDS
 from slackwater.cli.main import main
 from slackwater.errors import LockHeldError, StartError, StateError
 from slackwater.state import fork as forking
+from slackwater.state.commit import FORMAT, OutputMeta, SourceRecord
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
 from slackwater.state.fork import fork
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.state.protocol import OutputMeta, SourceRecord
 from slackwater.testing.kit import LocalResult
 
 Make = Callable[[str], Any]
@@ -58,7 +58,6 @@ def test_both_go_on_to_the_same_results(kind: str, make: Make) -> None:
     before = make("law").written().record
     assert (made.pipeline, made.epoch, made.output) == ("other", before["epoch"], ())
     assert made.state_id not in ("", before["state_id"])
-    assert [s.pipeline for s in made.stages] == ["other"] * len(made.stages)
     assert made.sources == {n: SourceRecord.model_validate(s) for n, s in before["sources"].items()}
     rest = [states.run(of, lambda n=n: make(n), story[of.half :], of.clock_us, flush=True) for n in ("other", "law")]
     assert plain(rest[0]) == plain(rest[1])
@@ -83,7 +82,7 @@ def test_a_state_of_format_1_is_forked_into_todays(kind: str, postgres: Any, tmp
     assert found[0] == found[1]
     with psycopg.connect(url) as db:
         rows = db.execute(f'SELECT pipeline_name, state_version FROM "{kind}".slackwater_pipelines ORDER BY 1')
-        assert rows.fetchall() == [("law", 1), ("other", 2)]
+        assert rows.fetchall() == [("law", 1), ("other", FORMAT)]
 
 
 def test_lists_and_a_runner_that_goes_on(make: Make) -> None:
@@ -91,9 +90,9 @@ def test_lists_and_a_runner_that_goes_on(make: Make) -> None:
     store = running(lambda: make("p"))
     go_on(store, None, "a", "b")
     listed = store.stage_list(1, ["one", "two"])
-    source = SourceRecord(offsets={"segments": [listed], "count": 2}, rows=2)
+    source = {"offsets": {"segments": [listed], "count": 2}, "rows": 2}
     named = {"sources": {"s": source}, "replayed": (listed,), "tried": (listed,)}
-    done = store.commit(manifest(1, segments=latest(make("p")).segments, **named))
+    done = store.commit(manifest(1, segments=latest(make("p")).stages[0].segments, **named))
     made = fork(make("p"), "q")
     assert make("q").epochs() == [1]
     last = done.model_copy(update={"sources": {}, "replayed": (), "tried": ()})
@@ -116,7 +115,7 @@ def test_lists_and_a_runner_that_goes_on(make: Make) -> None:
 
 def latest(store: Any) -> Any:
     with store.peek() as snapshot:
-        return snapshot.manifest
+        return snapshot.commit
 
 
 def test_forks_all_the_time_are_whole_commits(make: Make) -> None:
@@ -144,7 +143,7 @@ def test_forks_all_the_time_are_whole_commits(make: Make) -> None:
     assert wrong == []
     for number, one in enumerate(made):
         with make(f"f{number}").peek() as snapshot:
-            assert snapshot.manifest == one
+            assert snapshot.commit == one
             assert users(snapshot) == [str(n) for n in range(one.epoch % 7 + 1)]
 
 
@@ -214,16 +213,16 @@ def test_files_are_shared_until_one_lets_go(tmp_path: Path, monkeypatch: pytest.
     store = running(lambda: FilesStore(tmp_path, "p"))
     done = go_on(store, None, "a")
     store.close()
-    path = tmp_path / "p" / done.segments[0][0].file
+    path = tmp_path / "p" / done.stages[0].segments[0][0].file
     fork(store, "q")
-    assert path.samefile(tmp_path / "q" / done.segments[0][0].file)
+    assert path.samefile(tmp_path / "q" / done.stages[0].segments[0][0].file)
 
     def refuse(self: Path, to: Path) -> None:
         raise OSError(1, "no links here")
 
     monkeypatch.setattr(Path, "hardlink_to", refuse)
     fork(store, "r")
-    assert not path.samefile(tmp_path / "r" / done.segments[0][0].file)
+    assert not path.samefile(tmp_path / "r" / done.stages[0].segments[0][0].file)
     with monkeypatch.context() as full:
         full.setattr(shutil, "copyfile", lambda *paths: refuse(*paths))
         with pytest.raises(StateError, match=r"state file .* cannot be copied to .* \(no links here\); make room"):
@@ -266,7 +265,7 @@ def test_a_table_that_is_missing_is_told(postgres: Any) -> None:
 def test_the_command(make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     store = running(lambda: make("p"))
     last = go_on(store, None, "a", "b")
-    store.commit(last.model_copy(update={"epoch": 1, "sources": {"queue": SourceRecord(rows=4)}}))
+    store.commit(manifest(1, sources={"queue": {"rows": 4}}, segments=last.stages[0].segments))
     store.close()
     where = [store.root] if isinstance(store, FilesStore) else [store._url]
     monkeypatch.setattr(sys, "argv", ["slackwater", "state", "fork", *where, "q"])

@@ -71,7 +71,9 @@ def test_a_sum_that_overflows_stops_before_the_commit_with_its_key_and_goes_on_w
     store = make()
     latest = store.open()
     store.close()
-    assert latest is not None and latest.epoch == 0 and latest.counters["rows_used"] == 2  # nothing of the second epoch
+    assert (
+        latest is not None and latest.epoch == 0 and latest.stages[0].counters["rows_used"] == 2
+    )  # nothing of the second epoch
 
     with pytest.raises(ValueRangeError, match=told):  # a start repeats the epoch
         run_local(failing, [second], SCHEMA, store=make)

@@ -20,9 +20,10 @@ from tests.unit import test_why
 from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.errors import StateError
+from slackwater.state.commit import Commit
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.state.protocol import OUTLINE, Manifest, Snapshot
+from slackwater.state.protocol import OUTLINE, Snapshot
 from slackwater.testing.kit import Rows, run_local
 from slackwater.ui.blocks.joined import joined
 from slackwater.windows.logic import DEAD
@@ -58,15 +59,15 @@ def running(make: Make) -> Any:
     return store
 
 
-def go_on(store: Any, before: Manifest | None, *users: str) -> Manifest:
+def go_on(store: Any, before: Commit | None, *users: str) -> Commit:
     """One more epoch, after which exactly these users have a session."""
     epoch = before.epoch + 1 if before else 0
-    metas = before.segments[0] if before else ()
+    metas = before.stages[0].segments[0] if before else ()
     shard = store.shard(0, 1, epoch, metas)
     old, new = shard.reader(LOGIC).scan(), rows(*users)
     gone = old.filter(~pl.col("__h").is_in(new["__h"].implode())).with_columns(pl.lit(DEAD, pl.Int8).alias("__kind"))
     metas = shard.stage(LOGIC, pl.concat([new, gone]).sort("__h"), old, -(1 << 62))
-    done: Manifest = store.commit(manifest(epoch, segments=(metas,), windows=(len(users),)))
+    done: Commit = store.commit(manifest(epoch, segments=(metas,), windows=(len(users),)))
     store.collect_garbage()
     return done
 
@@ -104,10 +105,10 @@ def test_a_snapshot_stays_what_it_was_while_the_runner_goes_on(make: Make) -> No
         last = first
         for _ in range(KEPT_EPOCHS + 9):
             last = go_on(store, last, "a", "x")
-        assert (snapshot.manifest, snapshot.published) == (first, 0)
+        assert (snapshot.commit, snapshot.published) == (first, 0)
         assert users(snapshot) == ["a", "b", "c"]
         with make().peek() as later:
-            assert (later.manifest.epoch, users(later)) == (last.epoch, ["a", "x"])
+            assert (later.commit.epoch, users(later)) == (last.epoch, ["a", "x"])
     store.close()
 
 
@@ -120,7 +121,7 @@ def test_a_look_needs_no_runner_and_keeps_none_from_starting(make: Make) -> None
     assert other.runner() is None
     with other.peek() as snapshot:
         again = running(make)
-        go_on(again, snapshot.manifest, "b")
+        go_on(again, snapshot.commit, "b")
         assert users(snapshot) == ["a"]
         again.close()
 
@@ -136,14 +137,14 @@ def test_looks_all_the_time_refuse_no_start_and_see_whole_commits(make: Make) ->
                 store.runner()
                 with store.peek() as snapshot:
                     if snapshot is not None:
-                        found, epoch = users(snapshot), snapshot.manifest.epoch
+                        found, epoch = users(snapshot), snapshot.commit.epoch
                         assert found == [str(n) for n in range(epoch % 7 + 1)], (epoch, found)
             except BaseException as error:
                 wrong.append(error)
 
     thread = threading.Thread(target=look)
     thread.start()
-    last: Manifest | None = None
+    last: Commit | None = None
     try:
         for _ in range(3):
             store = running(make)
@@ -182,7 +183,7 @@ def test_what_is_damaged_is_told_by_name(tmp_path: Path) -> None:
     store.open()
     done = go_on(store, None, "a")
     store.close()
-    path = tmp_path / "p" / done.segments[0][0].file
+    path = tmp_path / "p" / done.stages[0].segments[0][0].file
     path.unlink()
     with pytest.raises(StateError, match=f"state file .*{path.name} cannot be read"), store.peek():
         pass

@@ -13,6 +13,7 @@ from tests.laws import final, joins, revisions, test_chained, test_replay, updat
 from tests.laws.test_revisions import WAYS, ways_to_emit
 
 from slackwater.config.window import Aggregation, Window
+from slackwater.state.commit import FORMAT
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.kit import STEPS, Crash, Quiet, Rows, run_local
@@ -126,7 +127,7 @@ def test_open_sessions_can_be_read_with_sql(url: str) -> None:
         ).fetchall()
         assert [(r[0], r[1], r[4]) for r in found] == [("shop-1", "a", 2), ("shop-1", None, 1)]
         assert db.execute("SELECT epoch, state_version, open_windows FROM state.slackwater_pipelines").fetchall() == [
-            (1, 2, 2)
+            (1, FORMAT, 2)
         ]
 
 

@@ -14,9 +14,9 @@ from tests.contract.test_peek import go_on, running, users
 from tests.contract.test_stores import manifest
 
 from slackwater.cli.main import main
+from slackwater.state.commit import OutputMeta
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.state.protocol import OutputMeta, SourceRecord
 
 CLICKS = {"clicks": {"0": 100, "1": 7}, "more": {"0": 5}}
 Ask = Callable[..., str]
@@ -62,17 +62,17 @@ def begun(make: Callable[[], Any], **more: Any) -> None:
     first = go_on(store, None, "a")
     name = store.stage_list(1, ["one"])
     sources = {
-        "events": SourceRecord(offsets=CLICKS, rows=112, max_event_us=5),
-        "old": SourceRecord(offsets={"segments": [name], "count": 3}, rows=9),
+        "events": {"offsets": CLICKS, "rows": 112, "max_event_us": 5},
+        "old": {"offsets": {"segments": [name], "count": 3}, "rows": 9},
     }
-    found = manifest(1, segments=first.segments, windows=(1,), watermark_us=4, sources=sources)
-    store.commit(found.model_copy(update=more))
+    given = {"segments": first.stages[0].segments, "windows": (1,), "watermark_us": 4, "sources": sources}
+    store.commit(manifest(1, **{**given, **more}))
     store.close()
 
 
 def sources(make: Callable[[], Any]) -> dict[str, Any]:
     with make().peek() as snapshot:
-        return {n: s.offsets for n, s in snapshot.manifest.sources.items()}
+        return {n: s.offsets for n, s in snapshot.commit.sources.items()}
 
 
 def test_offsets_of_partitions_and_files_are_set_and_nothing_else(make: Callable[[], Any], ask: Ask) -> None:
@@ -100,7 +100,7 @@ def test_offsets_of_partitions_and_files_are_set_and_nothing_else(make: Callable
         "events": {"clicks": {"0": 42, "1": 9}, "more": {"0": 5}},
         "old": {"segments": [], "count": 0},
     }
-    assert after["sources"]["events"]["max_event_us"] == 5
+    assert after["stages"][0]["clocks"]["events"]["max_event_us"] == 5
     with make().peek() as snapshot:
         assert users(snapshot) == ["a"]
     if isinstance(make(), PostgresStore):
@@ -111,7 +111,7 @@ def test_offsets_of_partitions_and_files_are_set_and_nothing_else(make: Callable
                 ("old", "files", "0", 2),
             ]  # fmt: skip
     again = running(make)
-    go_on(again, snapshot.manifest, "b")
+    go_on(again, snapshot.commit, "b")
     again.close()
     with make().peek() as snapshot:
         assert users(snapshot) == ["b"]
@@ -202,7 +202,7 @@ def test_states_that_cannot_be_changed(make: Callable[[], Any], ask: Ask) -> Non
 
 
 def test_sources_that_go_on_by_the_checkpoint(make: Callable[[], Any], ask: Ask) -> None:
-    found = {"queue": SourceRecord(rows=4), "events": SourceRecord(offsets=CLICKS, rows=1)}
+    found = {"queue": {"rows": 4}, "events": {"offsets": CLICKS, "rows": 1}}
     begun(make, sources=found)
     assert ask("events=latest").startswith(
         'error: p: source "queue" goes on by Spark\'s checkpoint only, which then holds the places of all sources; their '
@@ -217,7 +217,7 @@ def test_sources_that_were_never_read(tmp_path: Path, ask: Ask) -> None:
     for dry in (True, False):
         assert ask("earliest", where=str(file), dry=dry).startswith("error: there is no state yet; it begins with")
     assert not (tmp_path / "s").exists()
-    begun(lambda: FilesStore(tmp_path / "s", "p"), sources={"events": SourceRecord()})
+    begun(lambda: FilesStore(tmp_path / "s", "p"), sources={"events": {}})
     given = '{"events": {"clicks": {"0": 1}}}'
     assert "it was never read, so the state does not know its partitions; give the" in ask(
         given, where=str(tmp_path / "s")

@@ -10,11 +10,12 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
+from tests.support.states import driver_of
 
 from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.core.schema import Field
-from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.driver import Hooks
 from slackwater.errors import PublishError
 from slackwater.operators import compile as compiling
 from slackwater.runner import dead_letters
@@ -84,7 +85,7 @@ class Started:
         state = latest.state_id if latest else "s1"
         self.target, self.letters = target_of(self.pipeline, logic, state), letters_of(self.pipeline, state)
         self.target.open()
-        self.driver = Driver(
+        self.driver = driver_of(
             self.pipeline,
             logic,
             self.store,

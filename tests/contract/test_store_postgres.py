@@ -14,18 +14,19 @@ from tests.contract.test_stores import manifest
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
+from slackwater.state.commit import Commit
 from slackwater.state.postgres import client
 from slackwater.state.postgres import store as module
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.state.protocol import Manifest
 from slackwater.testing.kit import Rows, run_local
 from slackwater.windows.aggregations import Agg
-from slackwater.windows.logic import SETTLED, Logic
+from slackwater.windows.intervals import SessionLogic
+from slackwater.windows.logic import SETTLED
 
 KEY = Field("user", "string")
 COUNT = Aggregation(agg="count", as_="n")
 WINDOW = Window(kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["user"], aggregations=[COUNT])
-LOGIC = Logic("p", WINDOW, (KEY,), (Agg(COUNT, None),))
+LOGIC = SessionLogic("p", WINDOW, (KEY,), (Agg(COUNT, None),))
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def rows(*users: str) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def staged(store: PostgresStore, epoch: int, *users: str) -> Manifest:
+def staged(store: PostgresStore, epoch: int, *users: str) -> Commit:
     """An epoch's record with these sessions staged."""
     shard = store.shard(0, 1, epoch, ())
     metas = shard.stage(LOGIC, rows(*users), LOGIC.empty_state(), -(1 << 62))
@@ -108,7 +109,7 @@ def test_a_commit_whose_answer_was_lost_is_found_done(url: str, monkeypatch: pyt
     store = opened(url)
     transact = PostgresStore._transact
 
-    def lose_the_answer(self: PostgresStore, *given: Any) -> Manifest:
+    def lose_the_answer(self: PostgresStore, *given: Any) -> Commit:
         transact(self, *given)
         kill_backend(url, self)
         self._db.execute("SELECT 1")
@@ -119,7 +120,7 @@ def test_a_commit_whose_answer_was_lost_is_found_done(url: str, monkeypatch: pyt
     done = store.commit(record)
     monkeypatch.undo()
     assert done.epoch == 0
-    assert [m.file for m in done.segments[0]] == [""]
+    assert [m.file for m in done.stages[0].segments[0]] == [""]
     store.commit(staged(store, 1, "b"))
     assert users(url) == ["a", "b"][:1] or users(url) == ["b"]
     store.close()
@@ -201,7 +202,7 @@ def test_commits_are_fenced(url: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("UPDATE slackwater_pipelines SET state_version = 3", "has format 3, .* install a newer version"),
+        ("UPDATE slackwater_pipelines SET state_version = 9", "has format 9, .* install a newer version"),
         ("UPDATE slackwater_pipelines SET state_version = 0", "has format 0, .* no migration from it is registered"),
         ("UPDATE slackwater_pipelines SET record = '{}'", 'the record of pipeline "p" in .* is damaged'),
         ("DROP TABLE slackwater_state_p CASCADE", "slackwater_state_p.* is missing .* restore it"),

@@ -10,16 +10,17 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.support.states import commit_of
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.errors import FencedError, LockHeldError, StateError
+from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, SourceRecord
 from slackwater.state.files import arrow
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore, InMemoryStore
 from slackwater.state.postgres import store as postgres_store
-from slackwater.state.protocol import Manifest, OutputMeta, SegmentMeta, SourceRecord
 from slackwater.windows.aggregations import Agg
-from slackwater.windows.logic import Logic
+from slackwater.windows.intervals import SessionLogic
 
 Make = Callable[[], Any]
 
@@ -47,17 +48,16 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 class Prepared(postgres_store.PostgresStore):
     """With the tables of a window, as a driver would make them."""
 
-    def open(self) -> Manifest | None:
+    def open(self) -> Commit | None:
         found = super().open()
         count = Aggregation(agg="count", as_="n")
         window = Window(kind="session", gap_ms=1, max_session_duration_ms=9, group_by=["k"], aggregations=[count])
-        self.prepare(Logic("p", window, (Field("k", "string"),), (Agg(count, None),)))
+        self.prepare(SessionLogic("p", window, (Field("k", "string"),), (Agg(count, None),)))
         return found
 
 
-def manifest(epoch: int, **more: object) -> Manifest:
-    given = {"pipeline": "p", "epoch": epoch, "fingerprint": {}, "committed_us": 1, "shards": 1, "segments": ((),)}
-    return Manifest.model_validate({**given, "groups": (0,), "windows": (0,), **more})
+def manifest(epoch: int, **more: object) -> Commit:
+    return commit_of(epoch, **more)
 
 
 def test_a_commit_is_what_the_next_start_finds(make: Make) -> None:
@@ -166,8 +166,8 @@ def sealed(text: str) -> str:
         (sealed('{"format": 2}'), r"manifest .*000000000.json is damaged: .* fields? do(es)? not fit"),
         (sealed('{"format": 1}'), r"manifest .*000000000.json is damaged: its record is not what format 1 writes"),
         (
-            sealed('{"format": 3}'),
-            r"state in .* has format 3, this version reads formats 1 to 2; install a newer version",
+            sealed('{"format": 9}'),
+            r"state in .* has format 9, this version reads formats 1 to 3; install a newer version",
         ),
         (sealed('{"format": 0}'), r"no migration from it is registered"),
         (sealed(manifest(0).model_dump_json()).replace('"epoch":0', '"epoch":1'), r"does not hold what was written"),

@@ -11,13 +11,14 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
+from tests.support.states import driver_of
 
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.capacity import YEARS, Capacity
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.schema import Field
-from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.driver import Hooks
 from slackwater.errors import BadRowError
 from slackwater.operators import compile as compiling
 from slackwater.operators import fitting
@@ -113,7 +114,7 @@ class Runner:
             else PostgresStore(self.url, self.schema, "law", tempfile.mkdtemp(dir=self.home))
         )
         engine = LocalEngine(self.logic, self.sources, self.pipeline.carries_origin, max_future_ms=3 * 10**14)
-        self.driver = Driver(
+        self.driver = driver_of(
             self.pipeline, self.logic, store, self.target, engine, Hooks(lambda: 4 * 10**15), self.letters
         )
         self.driver.start(store.open(), 1, {}, "s")
@@ -127,7 +128,7 @@ class Runner:
 
     @property
     def counters(self) -> dict[str, Any]:
-        return dict(self.driver.state.counters)
+        return dict(self.driver.state.stages[0].counters)
 
     def kept(self) -> pl.DataFrame:
         found = sorted((self.home / "letters").glob("*.parquet"))

@@ -14,6 +14,7 @@ import polars as pl
 import psycopg
 import pytest
 from tests.laws import corrupted, seeds
+from tests.support.states import with_stage
 from typer.testing import CliRunner
 
 from slackwater.cli.main import app
@@ -25,10 +26,10 @@ from slackwater.maintenance.compact import compact
 from slackwater.maintenance.hot_keys import hot_keys
 from slackwater.maintenance.sizes import LARGE, forecast, sizes
 from slackwater.maintenance.verify import verify
+from slackwater.state.commit import Commit
 from slackwater.state.files.arrow import checksum, write_arrow
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.state.protocol import Manifest
 from slackwater.testing.kit import LocalResult, run_local
 
 NAME, CUT = "law", 12
@@ -115,7 +116,7 @@ def test_what_a_runner_removes_meanwhile_is_no_problem(directory: Place, tmp_pat
     directory.run("sessions", 0, CUT)
 
     class Slow(FilesStore):
-        def manifest(self, epoch: int) -> Manifest:
+        def manifest(self, epoch: int) -> Commit:
             found = super().manifest(epoch)
             if epoch == CUT - 1:
                 runner = FilesStore(tmp_path, NAME)
@@ -132,7 +133,7 @@ def test_what_a_runner_removes_meanwhile_is_no_problem(directory: Place, tmp_pat
 def test_each_problem_names_the_file_and_what_to_do(directory: Place, tmp_path: Path) -> None:
     directory.run("sessions", 0, CUT)
     store, home = FilesStore(tmp_path, NAME), tmp_path / NAME
-    of = {e: {m.file for shard in store.manifest(e).segments for m in shard} for e in store.epochs()}
+    of = {e: {m.file for m in store.manifest(e).metas} for e in store.epochs()}
     latest = of.pop(CUT - 1)
     new = min(latest - of[CUT - 2])
     old = min(file for e in range(4, CUT - 1) for file in of[e] - of[e - 1] - latest)
@@ -166,15 +167,15 @@ def test_figures_and_rows_are_judged_by_what_the_window_makes_of_them(directory:
     directory.run("sessions", 0, CUT)
     store, home = FilesStore(tmp_path, NAME), tmp_path / NAME
     latest = store.manifest(CUT - 1)
-    meta = latest.segments[0][-1]
-    assert len(latest.segments[0]) > 1
+    meta = latest.stages[0].segments[0][-1]
+    assert len(latest.stages[0].segments[0]) > 1
     frame = pl.read_ipc((home / meta.file).read_bytes())
     size, digest = write_arrow(home / meta.file, frame.with_columns(pl.col("__kh") + 1))
 
     def edit(data: dict[str, Any]) -> None:
-        data["segments"][0][-1] |= {"bytes": size, "checksum": digest}
-        data["groups"][1] += 1
-        data["segments"][0][0]["close"] += 7
+        data["stages"][0]["segments"][0][-1] |= {"bytes": size, "checksum": digest}
+        data["stages"][0]["groups"][1] += 1
+        data["stages"][0]["segments"][0][0]["close"] += 7
 
     for epoch in store.epochs()[:-1]:
         (home / "manifests" / f"{epoch:09d}.json").unlink()
@@ -203,13 +204,13 @@ def test_figures_and_rows_are_judged_by_what_the_window_makes_of_them(directory:
 def test_rows_of_sessions(change: pl.Expr, message: str, directory: Place) -> None:
     directory.run("sessions", 0, CUT)
     with directory.make().peek() as snapshot:
-        logic = step_in(snapshot.manifest)
+        logic = step_in(snapshot.commit)
         frame = snapshot.reader(0, logic).scan().sort("__h", maintain_order=True)
-    assert list(rows.of_window(logic, frame, 0, 2)) == []
-    found = list(rows.of_window(logic, frame.with_columns(change), 0, 2))
+    assert list(rows.of_segment(logic, "", frame, 0, 2)) == []
+    found = list(rows.of_segment(logic, "", frame.with_columns(change), 0, 2))
     assert any(message in text for text in found) if message else found == []
-    assert any("that are not of shard 1" in text for text in rows.of_window(logic, frame, 1, 2))
-    assert list(rows.of_window(logic, frame.drop("n.n"), 0, 2)) == ["columns are missing: n.n"]
+    assert any("that are not of shard 1" in text for text in rows.of_segment(logic, "", frame, 1, 2))
+    assert list(rows.of_segment(logic, "", frame.drop("n.n"), 0, 2)) == ["columns are missing: n.n"]
 
 
 def test_rows_of_panes_and_of_joins(tmp_path: Path) -> None:
@@ -221,21 +222,19 @@ def test_rows_of_panes_and_of_joins(tmp_path: Path) -> None:
         home = Place(str(tmp_path / case), lambda home=tmp_path / case: FilesStore(home, NAME))  # type: ignore[misc]
         home.run(case, 0, CUT)
         latest = home.make().manifest(CUT - 1)
-        step, meta = step_in(latest), latest.segments[0][0]
+        step, meta = step_in(latest), latest.stages[0].segments[0][0]
         frame = pl.read_ipc((tmp_path / case / NAME / meta.file).read_bytes())
         wrong = frame.with_columns(pl.col(c) + n for c, n in change.items())
-        judged = rows.of_side if case == "join" else rows.of_window
-        given: list[Any] = [step, meta.kind] if case == "join" else [step]
-        assert list(judged(*given, frame, 0, 2)) == []
-        assert any(message in text for text in judged(*given, wrong, 0, 2))
-    assert list(rows.of_side(step, "middle", frame, 0, 2)) == ["rows of a kind that no join has: 'middle'"]
+        assert list(rows.of_segment(step, meta.kind, frame, 0, 2)) == []
+        assert any(message in text for text in rows.of_segment(step, meta.kind, wrong, 0, 2))
+    assert list(rows.of_segment(step, "middle", frame, 0, 2)) == ["rows of a kind that no join has: 'middle'"]
 
 
 def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:
     directory.run("join", 0, 3)
     latest = directory.make().manifest(2)
     with pytest.raises(StateError, match="the state in epoch 2 does not tell which join it is of"):
-        step_in(latest.model_copy(update={"fingerprint": {"kind": "join"}}))
+        step_in(with_stage(latest, fingerprint={"kind": "join"}))
 
 
 @pytest.mark.parametrize(
@@ -250,7 +249,7 @@ def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:
         ("DROP TABLE slackwater_state_law CASCADE", r'"slackwater_state_law": is missing; restore it from a backup'),
         ("DROP TABLE slackwater_lists", r'"slackwater_lists": is missing; restore it from a backup'),
         ("UPDATE slackwater_pipelines SET record = record || '{\"shards\": \"x\"}'", r"record of .* is damaged: 1 field does not fit"),
-        ("UPDATE slackwater_pipelines SET state_version = 9", r"has format 9, this version reads formats 1 to 2; install a newer"),
+        ("UPDATE slackwater_pipelines SET state_version = 9", r"has format 9, this version reads formats 1 to 3; install a newer"),
         ("UPDATE slackwater_pipelines SET published_epoch = 99", r"epoch 99 is noted as published, the latest is 11"),
         ("UPDATE slackwater_pipelines SET epoch = 3", r"it is of epoch 3, its record of epoch 11"),
         ("UPDATE slackwater_pipelines SET record = record || '{\"pipeline\": \"other\"}'", r"its record is of 'other'"),
@@ -271,7 +270,7 @@ def test_damaged_tables_are_told(damage: str, message: str, database: Place) -> 
 def test_outputs_that_wait_in_tables_are_looked_at(database: Place) -> None:
     database.run("sessions", 0, CUT)
     with psycopg.connect(database.where) as db:
-        found = Manifest.model_validate(db.execute("SELECT record FROM slackwater_pipelines").fetchone()[0])
+        found = Commit.model_validate(db.execute("SELECT record FROM slackwater_pipelines").fetchone()[0])
         db.execute("UPDATE slackwater_pipelines SET published_epoch = -1")
     assert found.output
     assert "is missing; epoch 11 is not published yet" in database.say("verify", database.where, code=1)
@@ -352,7 +351,7 @@ def test_sizes_add_up(case: str, place: Place) -> None:
     place.run(case, 0, CUT)
     found = sizes(place.make(), 3)
     with place.make().peek() as snapshot:
-        latest = snapshot.manifest
+        latest = snapshot.commit
     assert {(s.stage, s.shard) for s in found.shards} == {(n, s) for n in range(len(latest.stages)) for s in (0, 1)}
     assert found.epoch == CUT - 1
     text = place.say("sizes", place.where, "--hot-keys", "3")
@@ -374,13 +373,13 @@ def test_sizes_add_up(case: str, place: Place) -> None:
 def named(place: Place) -> set[str]:
     store = place.make()
     manifests = [store.manifest(e) for e in store.epochs()]
-    return {m.file for manifest in manifests for stage in manifest.stages for shard in stage.segments for m in shard}
+    return {m.file for manifest in manifests for m in manifest.metas}
 
 
 def test_hot_keys_are_those_with_the_most_rows_and_events(place: Place) -> None:
     place.run("sessions", 0, CUT)
     with place.make().peek() as snapshot:
-        logic = step_in(snapshot.manifest)
+        logic = step_in(snapshot.commit)
         everything = pl.concat([snapshot.reader(s, logic).scan() for s in (0, 1)])
         found = hot_keys(place.make(), snapshot, 2)
     counted = everything.group_by("u").agg(pl.len().alias("rows"), pl.col("n.n").filter(pl.col("__kind") != 2).sum())
@@ -393,11 +392,11 @@ def test_growth_is_foretold_by_the_kept_commits(directory: Place) -> None:
     directory.run("sessions", 0, 4)
     store = directory.make()
     base = [store.manifest(e) for e in store.epochs()]
-    meta = base[0].segments[0][0]
+    meta = base[0].stages[0].segments[0][0]
 
-    def of(sizes: list[int]) -> list[Manifest]:
+    def of(sizes: list[int]) -> list[Commit]:
         weights = [((meta.model_copy(update={"bytes": b}),), ()) for b in sizes]
-        return [m.model_copy(update={"segments": w, "committed_us": n * HOUR_US}) for n, (m, w) in enumerate(zip(base, weights, strict=True))]  # fmt: skip
+        return [with_stage(m, segments=w).model_copy(update={"committed_us": n * HOUR_US}) for n, (m, w) in enumerate(zip(base, weights, strict=True))]  # fmt: skip
 
     grows, shrinks = forecast(of([100, 110, 120, 130])), forecast(of([130, 120, 110, 100]))
     assert grows is not None and shrinks is not None
@@ -497,7 +496,7 @@ def test_compact_overtakes_no_epoch_that_waits(directory: Place, tmp_path: Path)
 def test_compact_needs_a_state_that_tells_how_it_was_emitted(directory: Place, tmp_path: Path) -> None:
     directory.run("sessions", 0, 3)
     path = tmp_path / NAME / "manifests" / "000000002.json"
-    resealed(path, lambda data: data.update(emission={"updates": True, "retain_us": 0}))
+    resealed(path, lambda data: data["stages"][0].update(emission={"updates": True, "retain_us": 0}))
     with pytest.raises(
         StateError, match="epoch 2 was rewritten for another way to emit windows, which the state does not"
     ):

@@ -27,8 +27,8 @@ from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError
 from slackwater.maintenance.verify import Report, verify
+from slackwater.state.commit import Commit
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
-from slackwater.state.protocol import Manifest
 from slackwater.testing.kit import LocalResult, Replay, Rows, run_local
 
 MS = 1000
@@ -187,7 +187,7 @@ def continued(case: str, state: Stopped, home: Path) -> list[Mapping[str, Any]]:
     return [*state.before, *(r for r in rest if r["_epoch"] > state.last)]
 
 
-def batches(manifest: Manifest) -> int:
+def batches(manifest: Commit) -> int:
     """How many batches of the script a commit holds."""
     assert manifest.batch is not None
     return manifest.batch.batch + 1

@@ -86,8 +86,8 @@ def test_a_larger_gap_joins_at_once_what_it_makes_touch(tmp_path: Path) -> None:
     run_local(far(10), [], SCHEMA, state_dir=str(tmp_path), flush=False)
     with FilesStore(tmp_path, "law").peek() as snapshot:
         assert snapshot is not None
-        assert (snapshot.manifest.epoch, sum(snapshot.manifest.windows)) == (1, 2)
-        logic = logic_in(snapshot.manifest)
+        assert (snapshot.commit.epoch, sum(snapshot.commit.stages[0].windows)) == (1, 2)
+        logic = logic_in(snapshot.commit)
         held = pl.concat([snapshot.reader(s, logic).scan() for s in range(2)]).sort("__start")
     assert held.select("__start", "__last", "__due", "n.n").rows() == [
         (0, 12 * MS, 22 * MS + 1, 3),
@@ -147,6 +147,19 @@ def test_updates_that_a_larger_gap_joins_supersede_one() -> None:
     result = run_local(updates(5), [rows(0, 9), Restart(updates(10)), Quiet(500)], SCHEMA, flush=False)
     assert said(result) == [(0, 5, 1), (0, 19, 2), (9, 14, 1)]
     assert [(r["window_start"] // MS, r["_epoch"]) for r in result.gone] == [(9, 2)]
+
+
+def test_what_was_told_before_a_change_is_taken_back_after_any_number_of_starts() -> None:
+    """
+    updates     [0]5      [9]14     both are told
+    on_close    row 4 joins them, two starts later: [0 ── 9]14 replaces both
+    """
+    updates = far(5).model_copy(update={"emit": "updates"})
+    script = [rows(0, 9), Quiet(500), Restart(far(5)), Restart(), Restart(), rows(4)]
+    result = run_local(updates, script, SCHEMA)
+    assert said(result)[-1:] == [(9, 14, 1)]
+    assert (0, 14, 3) in said(result)
+    assert [r["window_start"] // MS for r in result.gone] == [9]
 
 
 def test_a_cap_that_cuts_what_was_told_as_one() -> None:

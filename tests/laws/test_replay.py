@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.schema import Field
@@ -311,7 +312,7 @@ def test_a_policy_that_carries_no_origin_cannot_replay_late_rows() -> None:
 def copies(letters: int, rows_: int, keys: int, once: bool, window: Window) -> int:
     logic = compile_window(pipeline_for(window, ["a"]), {n: Field(n, t) for n, t in SCHEMA.items()})
     frame = pl.DataFrame({"__letters": [letters], "__rows": [rows_], "__keys": [keys], "__once": [once]})
-    return int(frame.select(replay._copies(logic)).item())
+    return int(frame.select(replay._copies(replay._alike(logic))).item())
 
 
 def test_how_often_a_row_was_late_follows_from_its_letters() -> None:
@@ -391,7 +392,7 @@ def test_a_try_counts_once_wherever_a_replay_is_killed(tmp_path: Path, step: str
     assert counts(result) == [(0, 3, 1), (30, 33, 1)]
     with store().peek() as seen:
         assert seen is not None
-        ledger = Ledger.of(seen.manifest, seen.read_list)
+        ledger = Ledger.of(seen.commit, seen.read_list)
     judged = ledger.judged(pl.DataFrame(given, schema={f.name: f.polars for f in LETTER}))
     committed = step in ("commit.after", "write.before", "write.after", "note.before", "note.after")
     assert judged.select("__applied", "__tries").rows() == [(False, 3 if committed else 2), (True, 0), (True, 0)]
@@ -437,6 +438,20 @@ def test_what_a_policy_would_drop_as_late_stays_a_letter(kind: str) -> None:
     assert (result.counters.rows_late, len(table(result))) == (0, 3)
 
 
+def test_what_a_join_would_drop_as_late_stays_a_letter() -> None:
+    join = Join(
+        kind="inner", left_source="a", right_source="b", left_keys=["u"], right_keys=["u"], time_window_ms=10,
+        source_idleness_ms=1000,
+    )  # fmt: skip
+    both = Rows({s: [{"ts": t * MS, "u": "b", "id": 1, "f": 1.0} for t in (0, 100)] for s in ("a", "b")})
+    given = bad_letters(LATE_NOW, b'{"ts": 100000, "u": "b", "id": 2, "f": 1.0}')
+    script = [both, Replay(dry=True), Replay()]
+    result = run_local(join, script, SCHEMA, sources=("a", "b"), letters=given, on_error="dlq", flush=False)
+    for told_ in result.replays:
+        assert (told_.applied, dict(told_.left)) == (1, {replay.DROPPED: 1})
+    assert sorted(r["left_id"] for r in result.rows) == [1, 1, 2], "the good one finds its partner"
+
+
 def test_letters_that_stay_do_not_keep_others_from_their_turn() -> None:
     given = [*bad_letters(b"{broken"), *bad_letters(GOOD, epoch=1)]
     result = run_local(sessions(), [of(0), of(100), Replay(1), Replay(1)], SCHEMA, letters=given, on_error="dlq")
@@ -460,7 +475,7 @@ def test_late_letters_that_are_left_count_their_tries(tmp_path: Path) -> None:
     assert [r.left for r in result.replays] == [{windows.CAPPED: 1}] * 2
     with FilesStore(tmp_path, "law").peek() as seen:
         assert seen is not None
-        found = Ledger.of(seen.manifest, seen.read_list)
+        found = Ledger.of(seen.commit, seen.read_list)
     assert found.judged(pl.DataFrame(result.letters, schema={f.name: f.polars for f in LETTER}))[
         "__tries"
     ].to_list() == [2]
@@ -477,7 +492,7 @@ def test_the_count_of_tries_is_kept_forked_and_verified(tmp_path: Path) -> None:
     def tries(of_store: FilesStore) -> list[int]:
         with of_store.peek() as seen:
             assert seen is not None
-            return Ledger.of(seen.manifest, seen.read_list).judged(frame)["__tries"].to_list()
+            return Ledger.of(seen.commit, seen.read_list).judged(frame)["__tries"].to_list()
 
     assert tries(store) == [2]
     assert not verify(store).problems

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from tests.support.states import with_stage
 from tests.support.ui_states import CLOCK, PARTITIONS, SHAPES, M, S, config, drawn, ran, watched
 
 from slackwater.evolution.description import logic_in
@@ -71,7 +72,7 @@ def test_every_row_is_where_the_story_put_it(states: Any, shape: str, seed: int)
     assert (block.unaccounted, block.total.unaccounted, block.total.by_sql) == (0, 0, 0)
     assert sum(block.emitted.values()) == len(result.rows)
     kept, before = written(file), {}
-    former = {m["epoch"]: m["counters"] for m in kept}
+    former = {m["epoch"]: m["stages"][0]["counters"] for m in kept}
     for epoch, record in zip(block.epochs, kept, strict=True):
         before = former.get(record["epoch"] - 1, {} if record["epoch"] == 0 else None)
         assert (epoch.epoch, epoch.committed_us) == (record["epoch"], record["committed_us"])
@@ -81,9 +82,11 @@ def test_every_row_is_where_the_story_put_it(states: Any, shape: str, seed: int)
         assert epoch.account is not None
         names = {"used": "rows_used", "late": "late", "refused": "rows_refused", "bad": "rows_bad", "lost": "rows_lost"}
         for mine, theirs in names.items():
-            assert getattr(epoch.account, mine) == count(record["counters"], theirs) - count(before, theirs), mine
-        assert epoch.account.rows_in == count(record["counters"], "rows_in") - count(before, "rows_in")
-        assert epoch.emitted == count(record["counters"], "emitted") - count(before, "emitted")
+            assert getattr(epoch.account, mine) == count(record["stages"][0]["counters"], theirs) - count(
+                before, theirs
+            ), mine
+        assert epoch.account.rows_in == count(record["stages"][0]["counters"], "rows_in") - count(before, "rows_in")
+        assert epoch.emitted == count(record["stages"][0]["counters"], "emitted") - count(before, "emitted")
 
 
 @pytest.mark.parametrize(("shape", "seed"), CASES)
@@ -103,7 +106,7 @@ def test_the_lanes_are_the_newest_events_of_the_story(states: Any, shape: str, s
     for name, lane in lanes.items():
         assert lane.newest_us == newest.get(name)
         assert lane.lateness_us == (30 * S if name[0] == "web" else M)
-        own = record["sources"][name[0]]
+        own = record["stages"][0]["clocks"][name[0]]
         own = own if name[1] is None else own["partitions"][name[1]]
         assert (lane.idle, lane.quiet_us) == (own["idle"], own["quiet_us"])
         assert lane.since_us == record["committed_us"] - own["quiet_us"]
@@ -122,7 +125,11 @@ def test_the_lanes_are_the_newest_events_of_the_story(states: Any, shape: str, s
         assert (lanes[holder].watermark_us or far) == least
     behind = [(b.epoch, b.behind_us) for b in block.behind]
     assert behind == [
-        (m["epoch"], None if m["watermark_us"] <= far else m["committed_us"] - m["watermark_us"]) for m in written(file)
+        (
+            m["epoch"],
+            None if m["stages"][0]["watermark_us"] <= far else m["committed_us"] - m["stages"][0]["watermark_us"],
+        )
+        for m in written(file)
     ]
 
 
@@ -131,11 +138,11 @@ def standing(file: Path) -> pl.DataFrame:
     """All open windows, put together one key at a time: another way than bins are made."""
     with watched(file).store.peek() as snapshot:
         assert snapshot is not None
-        logic = logic_in(snapshot.manifest)
-        rows = pl.concat([snapshot.reader(s, logic).scan() for s in range(snapshot.manifest.shards)])
+        logic = logic_in(snapshot.commit)
+        rows = pl.concat([snapshot.reader(s, logic).scan() for s in range(snapshot.commit.shards)])
         found = []
         for _, unit in rows.group_by(logic.key_names):
-            found.append(inspect.open_windows(logic, unit, snapshot.manifest.watermark_us))
+            found.append(inspect.open_windows(logic, unit, snapshot.commit.watermark_us))
         return pl.concat([inspect.open_windows(logic, logic.empty_state(), 0), *found])
 
 
@@ -212,11 +219,13 @@ def test_the_size_is_that_of_the_files(states: Any, shape: str, seed: int) -> No
     block, home = seen_of(file).growth, file.parent / "state" / "law"
     kept = written(file)
     assert [c.epoch for c in block.commits] == [m["epoch"] for m in kept]
-    latest = [s for shard in kept[-1]["segments"] for s in shard]
+    latest = [s for shard in kept[-1]["stages"][0]["segments"] for s in shard]
     assert block.commits[-1].bytes == sum((home / s["file"]).stat().st_size for s in latest)
-    assert [c.rows for c in block.commits] == [sum(s["rows"] for shard in m["segments"] for s in shard) for m in kept]
+    assert [c.rows for c in block.commits] == [
+        sum(s["rows"] for shard in m["stages"][0]["segments"] for s in shard) for m in kept
+    ]
     times = [m["committed_us"] / 3.6e9 for m in kept]
-    weights = [float(sum(s["bytes"] for shard in m["segments"] for s in shard)) for m in kept]
+    weights = [float(sum(s["bytes"] for shard in m["stages"][0]["segments"] for s in shard)) for m in kept]
     middle, mean = sum(times) / len(times), sum(weights) / len(weights)
     spread = sum((t - middle) ** 2 for t in times)
     if spread and block.bytes_per_hour is not None:
@@ -261,18 +270,15 @@ def test_rows_that_vanish_make_it_red(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     ran(file, drawn(1))
     commits = kept(watched(file).store)
-    broken = commits[-1].model_copy(
-        update={"counters": {**commits[-1].counters, "rows_used": commits[-1].counters["rows_used"] - 3}}
-    )
+    counted = commits[-1].stages[0].counters
+    broken = with_stage(commits[-1], counters={**counted, "rows_used": counted["rows_used"] - 3})
     block = rows([*commits[:-1], broken])
     assert (block.unaccounted, block.total.unaccounted) == (3, 3)
     told = top(why(watched(file).pipeline, watched(file).store, CLOCK), block, [])
     assert not told.accounted
     assert told.sentence.startswith("3 rows are unaccounted for: ")
     # a source's row that never reached the window: no SQL could have left it out
-    broken = commits[-1].model_copy(
-        update={"counters": {**commits[-1].counters, "rows_in": commits[-1].counters["rows_in"] + 2}}
-    )
+    broken = with_stage(commits[-1], counters={**counted, "rows_in": counted["rows_in"] + 2})
     assert rows([*commits[:-1], broken]).unaccounted == 2
 
 

@@ -38,7 +38,7 @@ def test_a_changed_pipeline_goes_on(runner: Runner) -> None:
     assert told == ["gap_ms", 'aggregation "users"', "shards"]
     with FilesStore(runner.home / "state", "test").peek() as snapshot:
         assert snapshot is not None
-        assert (snapshot.manifest.shards, snapshot.manifest.fingerprint["gap_ms"]) == (3, 40_000)
+        assert (snapshot.commit.shards, snapshot.commit.stages[0].fingerprint["gap_ms"]) == (3, 40_000)
 
 
 def test_a_rebuild_reads_everything_again(runner: Runner) -> None:
@@ -47,7 +47,7 @@ def test_a_rebuild_reads_everything_again(runner: Runner) -> None:
     runner.run(source=source, window=simple(lateness_ms="1h"))
     with FilesStore(runner.home / "state", "test").peek() as snapshot:
         assert snapshot is not None
-        former = snapshot.manifest.state_id
+        former = snapshot.commit.state_id
     tumbling = simple(
         kind="tumbling", duration_ms="1m", gap_ms=None, max_session_duration_ms=None, max_groups_per_window=9
     )
@@ -57,7 +57,7 @@ def test_a_rebuild_reads_everything_again(runner: Runner) -> None:
     assert ("info", "sources begin: events at its first file") in runner.notices
     with FilesStore(runner.home / "state", "test").peek() as snapshot:
         assert snapshot is not None
-        assert snapshot.manifest.state_id not in ("", former)
+        assert snapshot.commit.state_id not in ("", former)
 
 
 def files_with(text: str, runner: Runner) -> list[str]:

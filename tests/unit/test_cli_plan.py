@@ -18,8 +18,8 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.errors import ConfigError, StateError
 from slackwater.evolution import compare
 from slackwater.runner import starting_offsets
+from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
-from slackwater.state.protocol import Manifest
 
 Say = Callable[..., tuple[int, list[str]]]
 SUM = '[[transform.window.aggregations]]\nagg = "sum"\ncolumn = "amount"\nas = "revenue"\n[target]'
@@ -46,10 +46,10 @@ def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return command
 
 
-def latest() -> Manifest:
+def latest() -> Commit:
     with FilesStore("state", "law").peek() as snapshot:
         assert snapshot is not None
-        return snapshot.manifest
+        return snapshot.commit
 
 
 def found(text: str) -> dict[str, compare.Change]:
@@ -158,14 +158,16 @@ def test_each_change_has_its_verdict(text: str, old: str, new: str, what: str, v
 
 def test_another_number_of_stages_needs_a_rebuild() -> None:
     ran(SESSION, STORY)
-    two = latest().model_copy(update={"then": latest()})
+    one = latest()
+    two = one.model_copy(update={"stages": (one.stages[0], one.stages[0])})
     (change,) = compare.compare(toml.loads(SESSION), two).changes
     assert (change.what, change.before, change.after, change.verdict) == ("stages", 2, 1, "rebuild")
 
 
 def test_a_state_that_does_not_describe_its_window_is_not_rewritten() -> None:
     ran(SESSION, STORY)
-    bare = latest().model_copy(update={"described": {}})
+    told = latest()
+    bare = told.model_copy(update={"stages": (told.stages[0].model_copy(update={"described": {}}),)})
     compared = compare.compare(toml.loads(SESSION.replace('"10m"', '"20m"')), bare)
     with pytest.raises(StateError, match="gap_ms: state has 10m, config has 20m: the state was written by a version"):
         compared.check()

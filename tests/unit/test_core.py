@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from tests.support.states import commit_of
 from tests.unit.config.test_errors import BASE, DISTINCT, A
 
 from slackwater import explain
@@ -22,10 +23,10 @@ from slackwater.engine.bounds import share
 from slackwater.errors import EpochError, StateError
 from slackwater.sources import files
 from slackwater.sources.streams import Streams
+from slackwater.state.commit import BatchId, SegmentMeta
 from slackwater.state.files import arrow, units
 from slackwater.state.files.merging import merge_plan
 from slackwater.state.files.store import FilesStore
-from slackwater.state.protocol import BatchId, Manifest, SegmentMeta, SourceRecord
 from slackwater.windows import hll
 from slackwater.windows.logic import Visit
 
@@ -184,11 +185,8 @@ def test_a_fresh_checkpoint_goes_on_where_the_state_ends(tmp_path: Path) -> None
     store.open()
     seen = [files.FileEntry("file:///in/a%20b.json", 7), files.FileEntry("file:///in/c.json", 8)]
     streams = Streams(None, [files_source("a"), files_source("b")], store)  # type: ignore[arg-type]  # nothing is read
-    state = Manifest(
-        pipeline="p", epoch=3, fingerprint={}, committed_us=0, shards=1, segments=((),), groups=(0,), windows=(0,),
-        sources={"a": SourceRecord(rows=9, offsets=files.remember(store, 3, None, seen)), "b": SourceRecord()},
-        batch=BatchId(checkpoint="lost", batch=41),
-    )  # fmt: skip
+    sources = {"a": {"rows": 9, "offsets": files.remember(store, 3, None, seen)}, "b": {}}
+    state = commit_of(3, sources=sources, batch=BatchId(checkpoint="lost", batch=41))
     (store.checkpoint / "older").mkdir()
 
     made = streams.checkpoint(state)

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.support.states import driver_of
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
@@ -15,8 +16,8 @@ from slackwater.engine.observer import Waiting
 from slackwater.errors import PublishError, StartError, StateError
 from slackwater.operators.compile import compile_window
 from slackwater.sources.base import Batch
+from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
-from slackwater.state.protocol import BatchId
 from slackwater.targets.base import Table
 from slackwater.targets.files import FilesTarget
 from slackwater.testing.kit import START_US, pipeline_for
@@ -62,7 +63,7 @@ def driver(home: Path, target: Any, window: Window = WINDOW, state_id: str = "s"
     pipeline = pipeline_for(window, ["a"])
     logic = compile_window(pipeline, FIELDS)
     hooks = Hooks(lambda: START_US, on_waiting=(lambda epoch: None) if told is None else told.append)
-    made = Driver(pipeline, logic, FilesStore(home, "law"), target, LocalEngine(logic, ["a"]), hooks)
+    made = driver_of(pipeline, logic, FilesStore(home, "law"), target, LocalEngine(logic, ["a"]), hooks)
     latest = made.store.open()
     try:
         made.start(latest, 1, {}, latest.state_id if latest else state_id)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.states import commit_of
 
 from slackwater.cli.main import main
 from slackwater.config import toml
@@ -13,7 +14,7 @@ from slackwater.engine import fold
 from slackwater.errors import StartError
 from slackwater.query import inspect
 from slackwater.runner.run import replay
-from slackwater.state.protocol import Manifest
+from slackwater.state.commit import Commit
 from slackwater.watermark import SourceClock
 
 CONFIG = """name = "paid"
@@ -134,9 +135,8 @@ def test_a_delta_table_is_appended_to(said, mode: str) -> None:  # type: ignore[
     assert f'  publish    driver  Delta table "{Path.cwd() / "out"}", append' in said("explain", config)
 
 
-def manifest(**more: object) -> Manifest:
-    empty = {"segments": ((),), "groups": (0,), "windows": (0,), "fingerprint": {}}
-    return Manifest(**({"pipeline": "paid", "epoch": 3, "committed_us": 0, "shards": 1} | empty | more))
+def manifest(**more: object) -> Commit:
+    return commit_of(3, **({"pipeline": "paid", "committed_us": 0} | more))
 
 
 def test_the_clocks_of_the_sides_wait_for_their_lateness_alone() -> None:

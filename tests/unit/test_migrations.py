@@ -88,14 +88,15 @@ def test_later_stages_go_the_same_way_and_the_record_given_is_left_alone() -> No
     given = {**record(), "then": record(kind="join")}
     before = json.dumps(given)
     found = forward(given, 1, "state")
-    assert (found["format"], found["then"]["format"]) == (FORMAT, FORMAT)
-    assert found["then"]["described"] == {}
+    assert (found["format"], [s["fingerprint"]["kind"] for s in found["stages"]]) == (FORMAT, ["session", "join"])
+    assert found["stages"][0]["described"]["window"]["kind"] == "session"
+    assert found["stages"][1]["described"] == {}
     assert json.dumps(given) == before
 
 
 def test_two_steps_are_taken_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     added = migrations.Step("adds x", lambda r: {**r, "x": r["described"]["assumed"]}, lambda t: [f"ALTER {t.state}"])
-    monkeypatch.setattr(migrations, "STEPS", {**STEPS, 2: added})
+    monkeypatch.setattr(migrations, "STEPS", {1: STEPS[1], 2: added})
     monkeypatch.setattr(migrations, "FORMAT", 3)
     found = forward(record(), 1, "state")
     assert (found["format"], found["x"][0]) == (3, "lateness_ms")

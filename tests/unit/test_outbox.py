@@ -8,13 +8,14 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.support.states import driver_of
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.engine import outbox
-from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.driver import Hooks
 from slackwater.errors import StartError
-from slackwater.evolution.restore import first_manifest
+from slackwater.evolution.restore import first_commit
 from slackwater.operators.compile import compile_window
 from slackwater.state.files.store import FilesStore
 from slackwater.targets.base import Table
@@ -101,13 +102,15 @@ def committed(home: Path, **destination: Any) -> None:
     output = store.shard(0, 1, 0, ()).stage_output(SHARDS[0])
     told = {"target": ["out", None, None], "letters": None, "columns": [f.name for f in LOGIC.output], **destination}
     update = {"epoch": 0, "output": (output,), "emitted": 2, "destination": told}
-    store.commit(first_manifest([LOGIC], 1, START_US, "s").model_copy(update=update))
+    store.commit(first_commit(["transform"], [LOGIC], 1, START_US, "s").model_copy(update=update))
     store.close()
 
 
 def start(home: Path, target: Any) -> None:
     store = FilesStore(home, "law")
-    run = Driver(pipeline_for(SESSION, ["a"]), LOGIC, store, target, LocalEngine(LOGIC, ["a"]), Hooks(lambda: START_US))
+    run = driver_of(
+        pipeline_for(SESSION, ["a"]), LOGIC, store, target, LocalEngine(LOGIC, ["a"]), Hooks(lambda: START_US)
+    )
     try:
         run.start(store.open(), 1, {}, "s")
     finally:

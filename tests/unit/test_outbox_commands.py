@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.support.states import driver_of
 
 from slackwater.cli.main import main
 from slackwater.config import toml
@@ -66,7 +67,7 @@ def started(file: Path) -> Driver:
     store = store_of(pipeline)
     latest, state = store.open(), "00ff00ff00ff00ff"
     parts = (target_of(pipeline, logic, state), LocalEngine(logic, ["a"]), Hooks(lambda: 4 * 10**15))
-    driver = Driver(pipeline, logic, store, *parts, letters_of(pipeline, state))
+    driver = driver_of(pipeline, logic, store, *parts, letters_of(pipeline, state))
     try:
         driver.start(latest, 1, {}, state)
     except BaseException:

@@ -135,17 +135,17 @@ def test_files_that_no_commit_has_wait(tmp_path: Path) -> None:
         web, app = asker.waits(one.pipeline, snapshot)
         assert (web.count, web.what, app.count, app.rows) == (1, "files", 0, 0)
         assert web.rows is None  # no file was read yet, so nobody knows how many rows one has
-        # one that a commit has does not wait; it has 7 rows a file
+        # one that a commit has does not wait; its rows are those of one file
         store = FilesStore(tmp_path / "state", "law")
         name = store.stage_list(0, [json.dumps([(tmp_path / "web" / n).as_uri(), 0, 2]) for n in ("a.jsonl",)])
         offsets = {"segments": [name], "count": 1}
-        sources = {**snapshot.manifest.sources}
-        sources["web"] = sources["web"].model_copy(update={"offsets": offsets, "rows": 7})
+        sources = {**snapshot.commit.sources}
+        sources["web"] = sources["web"].model_copy(update={"offsets": offsets})
         (tmp_path / "web" / "b.jsonl").write_text("{}")
         (tmp_path / "web" / "c.jsonl").write_text("{}")
-        later = dataclasses.replace(snapshot, manifest=snapshot.manifest.model_copy(update={"sources": sources}))
+        later = dataclasses.replace(snapshot, commit=snapshot.commit.model_copy(update={"sources": sources}))
         web, _ = Asker().waits(one.pipeline, later)
-        assert (web.count, web.rows) == (2, 14)
+        assert (web.count, web.rows) == (2, 2 * snapshot.commit.clocks["web"].rows)
 
 
 def test_a_source_that_does_not_answer_is_waited_for_no_longer_than_told(

@@ -16,9 +16,10 @@ from slackwater.errors import StartError
 from slackwater.maintenance import reset_offsets
 from slackwater.query.where import store_at
 from slackwater.state import fork, migrations
+from slackwater.state.commit import Commit
 from slackwater.state.edit import editing, next_of, no_state
 from slackwater.state.migrations import FORMAT, STEPS
-from slackwater.state.protocol import Manifest, StateStore
+from slackwater.state.protocol import StateStore
 
 
 def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> None:
@@ -34,7 +35,7 @@ def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> Non
             return
         print(f"{name}: epoch {epoch} has format {version}, this version writes format {FORMAT}")
         for number in migrations.route(version, name):
-            after = migrations.stepped(record, number)
+            after = {**migrations.STEPS[number].change(record), "format": number + 1}
             print(f"  {number} -> {number + 1}  {STEPS[number].what}")
             print("\n".join(f"          {line}" for line in _changes(record, after)))
             record = after
@@ -85,13 +86,13 @@ def reset_state(where: str, offsets: Sequence[str], pipeline: str | None, schema
         with closing(store), store.peek() as snapshot:
             if snapshot is None:
                 raise no_state()
-            _tell(snapshot.manifest, reset_offsets.moves(snapshot.manifest, offsets, config))
+            _tell(snapshot.commit, reset_offsets.moves(snapshot.commit, offsets, config))
         print("nothing was changed (--dry-run)")
         return
     print(f"committed as epoch {_reset(store, offsets, config).epoch}")
 
 
-def _reset(store: StateStore, offsets: Sequence[str], config: Pipeline | None) -> Manifest:
+def _reset(store: StateStore, offsets: Sequence[str], config: Pipeline | None) -> Commit:
     with editing(store) as manifest:
         made = reset_offsets.moves(manifest, offsets, config)
         _tell(manifest, made)
@@ -100,7 +101,7 @@ def _reset(store: StateStore, offsets: Sequence[str], config: Pipeline | None) -
         return store.commit(next_of(manifest, _now(), sources=reset_offsets.moved(manifest, made)))
 
 
-def _tell(manifest: Manifest, made: Sequence[reset_offsets.Move]) -> None:
+def _tell(manifest: Commit, made: Sequence[reset_offsets.Move]) -> None:
     """Before and after, and what it means."""
     print(f"{manifest.pipeline}: epoch {manifest.epoch}; its windows and clocks stay as they are")
     lines = [["source", "partition", "goes on at", "will go on at", ""]]

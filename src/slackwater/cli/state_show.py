@@ -16,7 +16,8 @@ from slackwater.errors import SlackwaterError, StartError
 from slackwater.query.text import json_lines, plain
 from slackwater.query.view import StateView
 from slackwater.query.where import names_at, store_at
-from slackwater.state.protocol import Manifest, StateStore
+from slackwater.state.commit import Commit
+from slackwater.state.protocol import StateStore
 from slackwater.watermark import NO_WATERMARK
 
 
@@ -53,14 +54,14 @@ def _summary(store: StateStore, name: str) -> dict[str, Any]:
         with closing(store), store.peek() as snapshot:
             if snapshot is None:
                 return {"pipeline": name, "error": "no commit yet"}
-            m = snapshot.manifest
+            m = snapshot.commit
             return {
                 "pipeline": name,
                 "epoch": m.epoch,
                 "committed": iso(m.committed_us),
                 "watermark": _time(m.watermark_us),
                 "open": _open(m),
-                "rows": sum(s.rows for stage in m.stages for shard in stage.segments for s in shard),
+                "rows": sum(s.rows for s in m.metas),
                 "bytes": m.state_bytes,
                 "runner": store.runner(),
             }
@@ -68,7 +69,7 @@ def _summary(store: StateStore, name: str) -> dict[str, Any]:
         return {"pipeline": name, "error": str(error)}
 
 
-def _open(manifest: Manifest) -> int:
+def _open(manifest: Commit) -> int:
     """Open windows of the last stage: sessions, or (key, pane)."""
     last = manifest.stages[-1]
     return sum(last.windows) or sum(sum(groups) for groups in last.panes.values())
@@ -79,9 +80,9 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
     with closing(store), store.peek(epoch) as snapshot:
         if snapshot is None:
             raise StartError(f"{where}: there is no state yet; it begins with the first epoch of: slackwater run")
-        m, published, runner, kept = snapshot.manifest, snapshot.published, store.runner(), store.epochs()
+        m, published, runner, kept = snapshot.commit, snapshot.published, store.runner(), store.epochs()
     if as_json:
-        hidden = {"segments", "output", "letters", "then"}
+        hidden: Any = {"output": True, "letters": True, "stages": {"__all__": {"segments"}}}
         shown = m.model_dump(mode="json", exclude=hidden) | {"published": published, "runner": runner, "kept": kept}
         print(json.dumps(shown, ensure_ascii=False))
         return
@@ -94,7 +95,7 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
         ["kept epochs", f"{kept[0]} to {kept[-1]}" if kept[1:] else str(m.epoch)],
     ]
     for number, stage in enumerate(m.stages):
-        name = f"stage {number + 1} " if m.then else ""
+        name = f"stage {number + 1} " if m.stages[1:] else ""
         lines += [
             [
                 f"{name}step",
@@ -103,17 +104,18 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
             [f"{name}watermark", _time(stage.watermark_us) or "none yet"],
             [
                 f"{name}state",
-                f"{plural(sum(s.rows for shard in stage.segments for s in shard), 'row')} in "
-                f"{plural(m.shards, 'shard')}, {size(sum(s.bytes for shard in stage.segments for s in shard))}",
+                f"{plural(sum(s.rows for s in stage.metas), 'row')} in "
+                f"{plural(m.shards, 'shard')}, {size(sum(s.bytes for s in stage.metas))}",
             ],
         ]
     print("\n".join(table(lines)))
     print()
     sources = [["source", "rows", "newest event", "idle", "goes on at"]]
     for name, s in m.sources.items():
-        newest = "none yet" if s.max_event_us is None else iso(s.max_event_us)
+        clock = m.clocks[name]
+        newest = "none yet" if clock.max_event_us is None else iso(clock.max_event_us)
         offsets = "Spark's checkpoint" if s.offsets is None else _brief(s.offsets)
-        sources.append([name, f"{s.rows:,}", newest, "yes" if s.idle else "no", offsets])
+        sources.append([name, f"{clock.rows:,}", newest, "yes" if clock.idle else "no", offsets])
     print("\n".join(table(sources)))
 
 

@@ -72,7 +72,7 @@ def described_at(place: str, name: str, schema: str) -> Watched:
             raise StartError(
                 f"{masked(place)}: {name} has no commit yet; it begins with the first epoch of: slackwater run"
             )
-        return Watched(pipeline_in(snapshot.manifest), "FILE", store, lines, is_described=True)
+        return Watched(pipeline_in(snapshot.commit), "FILE", store, lines, is_described=True)
 
 
 def save_page(watched: Sequence[Watched], to: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import Field
@@ -158,6 +159,7 @@ class Stage(Transform):
 
 _STEP = "describe the window in [transform.window], or the join in [transform.join]"
 _Connected = TypeVar("_Connected", Source, Lookup, Target)
+TRANSFORM = "transform"  # what the stage of a pipeline without `stages` is called
 LONGEST_NAME = 200  # a file system takes 255, and a state that is put aside gets a time behind its name
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
@@ -215,17 +217,24 @@ class Pipeline(Spec):
     REQUIRED: ClassVar[tuple[str, ...]] = ("name", "sources", "target")
 
     @property
-    def last(self) -> Pipeline:
-        """The pipeline as its last stage sees it: with one source, the stage before it."""
+    def alone(self) -> dict[str, Pipeline]:
+        """Each stage by itself, in order, by name: a pipeline of this step whose sources are what the stage reads."""
         if not self.stages:
-            return self
-        before, stage = self.stages[-2:]
-        sources = (Source(name=before.name, dataframe=object()),)
-        return self.model_copy(update={"transform": stage, "stages": (), "sources": sources})
+            return {TRANSFORM: self}
+        found = {self.stages[0].name: self}
+        for before, stage in pairwise(self.stages):
+            sources = (Source(name=before.name, dataframe=object()),)
+            found[stage.name] = self.model_copy(update={"transform": stage, "stages": (), "sources": sources})
+        return found
+
+    @property
+    def last(self) -> Pipeline:
+        """The stage whose results the target gets, by itself."""
+        return list(self.alone.values())[-1]
 
     @property
     def hold_ms(self) -> int:
-        """How far the watermark of the second stage stays behind that of the first: so far back may lie what that emits."""
+        """How far before its watermark the results of this stage may lie: so far behind is the stage that reads them."""
         return 0 if self.transform.join is None else self.transform.join.hold_ms
 
     def implied(self) -> Values:

@@ -12,21 +12,22 @@ from slackwater.engine import fold
 from slackwater.engine.protocol import IngestOutcome
 from slackwater.errors import BadRowError, EpochError, StartError
 from slackwater.operators import fitting
+from slackwater.operators.base import SIDES
 from slackwater.operators.dead_letters import LATE, OUTSIDE
 from slackwater.operators.task import EmitReport, IngestReport
 from slackwater.sources.base import Batch
-from slackwater.state.protocol import Manifest
+from slackwater.state.commit import StageState
 
 log = logging.getLogger("slackwater")
 
 
-def judge(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestOutcome) -> None:
-    """Whether an epoch may be committed. Raises BadRowError, StartError, EpochError. `before`: the previous commit."""
+def judge(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
+    """Whether an epoch may be committed. Raises BadRowError, StartError, EpochError. `before`: the stage as of the previous commit."""
     _judge_bad_rows(pipeline, before, epoch, outcome)
     _check_letters(pipeline, epoch, outcome)
 
 
-def tell(pipeline: Pipeline, before: Manifest, epoch: int, batch: Batch, outcome: IngestOutcome) -> None:
+def tell(pipeline: Pipeline, before: StageState, epoch: int, batch: Batch, outcome: IngestOutcome) -> None:
     """Log what an epoch did not use."""
     _log_lost(pipeline, epoch, batch)
     _log_units(pipeline, epoch, outcome)
@@ -51,10 +52,10 @@ def tell_overflows(pipeline: Pipeline, epoch: int, reports: Sequence[IngestRepor
         )
 
 
-def _judge_bad_rows(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestOutcome) -> None:
+def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
     step = pipeline.transform.step
     for name, stats in outcome.sources.items():
-        known = before.sources[name]
+        known = before.clocks[name]
         rows, usable = known.rows + stats.rows, known.usable + stats.usable
         if rows >= 1000 and usable == 0:
             raise StartError(
@@ -142,7 +143,7 @@ def _log_units(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
             )
 
 
-def _log_late(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestOutcome) -> None:
+def _log_late(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
     late, partly = sum(r.late for r in outcome.reports), sum(r.partly_late for r in outcome.reports)
     kept = pipeline.keeps_late
     if late or (partly and kept):
@@ -174,7 +175,7 @@ def _log_late(pipeline: Pipeline, before: Manifest, epoch: int, outcome: IngestO
 
 def _log_join(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
     join = pipeline.transform.join
-    for which, (name, source) in enumerate(zip(fold.SIDES, join.sources if join else (), strict=False)):
+    for which, (name, source) in enumerate(zip(SIDES, join.sources if join else (), strict=False)):
         reports = [r.sides[which] for r in outcome.reports if r.sides]
         most = join.max_rows_per_key if join else 0
         for crowd in (r.crowd for r in reports if r.crowd):

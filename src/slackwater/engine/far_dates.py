@@ -13,7 +13,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec import show_duration
 from slackwater.core.time import iso
 from slackwater.engine.protocol import IngestOutcome
-from slackwater.state.protocol import Manifest
+from slackwater.state.commit import StageState
 from slackwater.watermark import CONFIRMS, SourceClock, holder
 
 log = logging.getLogger("slackwater")
@@ -34,8 +34,8 @@ class FarDates:
     told: dict[str, int] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
 
-    def judged(self, before: Manifest, clocks: Mapping[str, SourceClock], epoch: int, outcome: IngestOutcome) -> None:
-        """After an epoch's rows were held against the watermark of the commit before: are most of them late?"""
+    def judged(self, before: StageState, clocks: Mapping[str, SourceClock], epoch: int, outcome: IngestOutcome) -> None:
+        """After an epoch's rows were held against the watermark that was committed before: are most of them late?"""
         if before.watermark_us != self.watermark_us:
             self.watermark_us, self.rows, self.late = before.watermark_us, 0, 0
         self.rows += sum(r.rows for r in outcome.reports)
@@ -48,7 +48,7 @@ class FarDates:
         if name is None or newest is None or abs(newest - self.told.get(name, newest - APART_US)) < APART_US:
             return
         self.told[name] = newest
-        record = before.sources.get(name)
+        record = before.clocks.get(name)
         place = f", read from {record.newest_at}" if record is not None and record.newest_at else ""
         log.warning(
             '%s: epoch %d: most rows come late, %d of %d since the watermark is at %s: source "%s" has brought %s as its newest '

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from slackwater.operators.base import Step
-from slackwater.windows.logic import Logic
+from slackwater.operators.base import Operator
 
 SUPERSEDED = "supersede"  # `__reason` of a row that was emitted before and no longer exists: its identity, else NULL
 
 
-def split(logic: Step, staged: Sequence[pl.DataFrame], upserts: bool) -> tuple[pl.DataFrame, pl.DataFrame]:
+def split(operator: Operator, staged: Sequence[pl.DataFrame], upserts: bool) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The rows of an epoch (the output columns) and the identities that are gone, each in the order of section 7.
 
         __reason    user  window_start  session_id  n
@@ -22,14 +21,9 @@ def split(logic: Step, staged: Sequence[pl.DataFrame], upserts: bool) -> tuple[p
 
     A target that only adds rows takes all of them as they are.
     """
-    output = logic.sorted_output(pl.concat(staged))
-    columns = [f.name for f in logic.output]
+    output = operator.sorted_output(pl.concat(staged))
+    columns = [f.name for f in operator.output]
     is_gone = (output["__reason"] == SUPERSEDED).to_numpy() & upserts
     if not is_gone.any():
-        return output[columns], output[identity(logic)].clear()
-    return output[np.flatnonzero(~is_gone)][columns], output[np.flatnonzero(is_gone)][identity(logic)]
-
-
-def identity(logic: Step) -> list[str]:
-    """The output columns that a superseded row still has."""
-    return [*logic.identity, *(["session_id"] if isinstance(logic, Logic) and logic.is_session else [])]
+        return output[columns], output[list(operator.retraction)].clear()
+    return output[np.flatnonzero(~is_gone)][columns], output[np.flatnonzero(is_gone)][list(operator.retraction)]

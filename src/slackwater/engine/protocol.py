@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, Protocol
 import polars as pl
 
 from slackwater.core.capacity import ANYTHING, Capacity
-from slackwater.operators.task import EmitReport, IngestReport, ShardTask, StagedLetters
+from slackwater.operators.base import Question, ShardTask
+from slackwater.operators.task import EmitReport, IngestReport, StagedLetters
 from slackwater.sources.base import Batch
 from slackwater.watermark import Heard, Span
 
@@ -76,8 +77,8 @@ class Engine(Protocol):
     def again(self, payload: Mapping[str, Any], clock_us: int, capacity: Capacity = ANYTHING) -> pl.DataFrame:
         """Rows of dead letters once more through event time and SQL; they come with `__letter`, a number.
 
-        Gives `__letter`, `__kh`, `__ts`, keys and accumulators per row that comes out; bad rows do not, nor what is beyond
-        `capacity`.
+        Gives `__letter`, `__kh`, `__ts`, and of windows keys and accumulators, per row that comes out; bad rows do not, nor
+        what is beyond `capacity`.
         """
         ...
 
@@ -87,4 +88,6 @@ class Engine(Protocol):
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]: ...
 
-    def count_groups(self, tasks: Sequence[ShardTask], starts: list[int]) -> Mapping[int, int]: ...
+    def count(self, tasks: Sequence[ShardTask], question: Question) -> Mapping[int, int]:
+        """What the shards answer, added up."""
+        ...

@@ -1,52 +1,221 @@
-"""One stateful step of a pipeline: rows in, results out, and what becomes of its state. It commits nothing itself."""
+"""One step of a pipeline: rows in, results out, and what becomes of its state. It commits nothing itself.
+
+rows of sources, ─▶ late? merge, cut ─▶ watermark ─▶ what is due ─▶ results ─▶ the stages that read them
+results of stages   state put aside     of its inputs  put aside                or a target
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.capacity import ANYTHING, Capacity
-from slackwater.engine import accounting, bounds, fold
+from slackwater.engine import accounting, bounds, fold, outbox
+from slackwater.engine.far_dates import FarDates
 from slackwater.engine.protocol import Engine, IngestOutcome
-from slackwater.operators.base import Step, is_due, touched
-from slackwater.operators.task import EmitReport, LateLetters, ShardTask
+from slackwater.engine.timer import Timer
+from slackwater.operators.base import LateLetters, Operator, ShardTask
+from slackwater.operators.task import EmitReport, IngestReport
 from slackwater.sources.base import Batch
-from slackwater.state.protocol import Manifest, StateStore
-from slackwater.watermark import NO_WATERMARK, SourceClock, holder, listen
-from slackwater.windows.logic import Logic
+from slackwater.state.commit import OutputMeta, StageState
+from slackwater.state.protocol import StateStore
+from slackwater.watermark import NO_WATERMARK, SourceClock, global_watermark, holder, listen, run_on
+
+NO_ROWS = Batch(None, {}, {})
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a stage has emitted in an epoch, for those who read it. `watermark_us`: no later result lies before it."""
+
+    rows: pl.DataFrame | None
+    watermark_us: int
+
+
+@dataclass(frozen=True)
+class Moment:
+    """An epoch as all its stages see it. `quiet_us`: for so long the sources were asked; None where nobody asked them."""
+
+    epoch: int
+    clock_us: int
+    batch: Batch = NO_ROWS
+    quiet_us: int | None = None
+    flush: bool = False
+
+    @property
+    def moves_clocks(self) -> bool:
+        """Whether a watermark may move: dead letters, applied once more, move none."""
+        return self.batch.replayed is None
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """What an epoch makes of a stage; nothing of it is committed."""
+
+    state: StageState
+    output: tuple[OutputMeta, ...] = ()
+    letters: tuple[OutputMeta, ...] = ()
+    outcome: IngestOutcome | None = None  # None: no row came
+    reports: Sequence[EmitReport] = ()
 
 
 @dataclass(frozen=True)
 class Stage:
     """A window or a join, with what it runs on. `number`: its place in the pipeline, from 0.
 
-    `pipeline` describes this step alone: a later stage's has one source, the stage before it.
+    `pipeline` describes this step alone: its sources are the stage's inputs, be they sources or stages. `behind_us`: of the
+    inputs that are stages, how far back before their watermark their results may lie.
     """
 
+    # configuration
+    name: str
     pipeline: Pipeline
-    logic: Step
+    operator: Operator
     store: StateStore
     engine: Engine
     in_worker: Callable[[int], Callable[[str], None] | None]
     number: int = 0
+    behind_us: Mapping[str, int] = field(default_factory=dict)
     capacity: Capacity = ANYTHING  # of the state, and of the target where its results go
+    # not checkpointed
+    far_dates: FarDates | None = None
 
-    def tasks(self, state: Manifest, clocks: Mapping[str, SourceClock]) -> list[ShardTask]:
-        """The work of the next epoch; `clocks`: of the sources, quiet times that are not committed among them."""
-        epoch = state.epoch + 1
-        # rows are tagged with their source's place; those of idle partitions come after all sources (see engine.spark)
+    @property
+    def inputs(self) -> list[str]:
+        return [s.name for s in self.pipeline.sources]
+
+    # -- an epoch ------------------------------------------------------------------------------------------------
+
+    def advance(
+        self,
+        before: StageState,
+        clocks: Mapping[str, SourceClock],
+        moment: Moment,
+        upstream: Mapping[str, Results],
+        timer: Timer,
+    ) -> Advanced:
+        """The stage after an epoch: rows folded in, the watermark of its inputs, what is due put aside.
+
+        `clocks`: of its inputs before the rows, with quiet times that were not committed. `upstream`: what the stages before
+        it have emitted. Raises SlackwaterError if the epoch may not be committed.
+        """
+        batch = self._rows(moment.batch, upstream)
+        outcome, tasks = None, list[ShardTask]()
+        if batch.payload:
+            with timer.phase("read"):
+                tasks = self.tasks(before, clocks, moment.epoch)
+            with timer.phase("ingest"):
+                outcome = self._read(before, clocks, moment, batch, tasks)
+        clocks, outcome = self._heard(clocks, moment, upstream, outcome)
+        watermark = self._watermark(before, clocks, moment, upstream)
+        state = fold.ingested(self.operator, before, batch, outcome or IngestOutcome((), {}), clocks, watermark)
+        if outcome is not None:
+            bounds.check(self.operator, self.engine, before, state, tasks)
+        if moment.flush:  # just past the latest close of what is open
+            close = max((m.close for m in state.metas), default=watermark)
+            state = state.model_copy(update={"watermark_us": max(watermark, close)})
+        with timer.phase("emit"):
+            return self._emit(before, state, moment, outcome)
+
+    def _rows(self, batch: Batch, upstream: Mapping[str, Results]) -> Batch:
+        """The batch as this stage sees it: the rows of its own inputs."""
+        found = {n: self.engine.payload(r.rows) for n, r in upstream.items() if r.rows is not None and r.rows.height}
+        mine = {n: rows for n, rows in batch.payload.items() if n in self.inputs}
+        return replace(batch, payload={**mine, **found})
+
+    def _read(
+        self,
+        before: StageState,
+        clocks: Mapping[str, SourceClock],
+        moment: Moment,
+        batch: Batch,
+        tasks: Sequence[ShardTask],
+    ) -> IngestOutcome:
+        """Fold a batch's rows into the shards, judge what could not be used, and tell it."""
+        overtaken = {n: c.overtaken_partitions(before.watermark_us) for n, c in clocks.items()}
+        outcome = self.engine.ingest(batch, tasks, moment.clock_us, {n: p for n, p in overtaken.items() if p})
+        accounting.judge(self.pipeline, before, moment.epoch, outcome)
+        accounting.tell(self.pipeline, before, moment.epoch, batch, outcome)
+        if self.far_dates is not None:
+            self.far_dates.judged(before, clocks, moment.epoch, outcome)
+        return outcome
+
+    def _heard(
+        self,
+        clocks: Mapping[str, SourceClock],
+        moment: Moment,
+        upstream: Mapping[str, Results],
+        outcome: IngestOutcome | None,
+    ) -> tuple[Mapping[str, SourceClock], IngestOutcome | None]:
+        """The clocks after the rows, and the rows with more of their times where a clock asked for them."""
+        if outcome is None or not moment.moves_clocks:
+            if moment.quiet_us is None:
+                return clocks, outcome
+            asked = [n for n in clocks if n not in upstream]
+            return {**clocks, **{n: listen(clocks[n], fold.NOTHING, moment.quiet_us) for n in asked}}, outcome
+        outcome = fold.with_spans(outcome, clocks)
+        heard = {
+            n: listen(c, fold.heard(outcome.sources.get(n)), 0 if n in upstream else moment.quiet_us or 0)
+            for n, c in clocks.items()
+        }
+        if self.far_dates is not None:
+            self.far_dates.followed(heard, moment.epoch, outcome)
+        return heard, outcome
+
+    def _watermark(
+        self,
+        before: StageState,
+        clocks: Mapping[str, SourceClock],
+        moment: Moment,
+        upstream: Mapping[str, Results],
+    ) -> int:
+        if not moment.moves_clocks:
+            return before.watermark_us
+        return self.watermark(before.watermark_us, clocks, {n: r.watermark_us for n, r in upstream.items()})
+
+    def watermark(self, since: int, clocks: Mapping[str, SourceClock], upstream: Mapping[str, int]) -> int:
+        """The least of what its sources and the stages that it reads have reached; it never goes back."""
+        found = [NO_WATERMARK if w == NO_WATERMARK else w - self.behind_us.get(n, 0) for n, w in upstream.items()]
+        read = [c for n, c in clocks.items() if n not in upstream]
+        if read:
+            close = self.pipeline.transform.step.idle_close_ms
+            found.append(run_on(global_watermark(since, read), read, None if close is None else 1000 * close))
+        return max(since, min(found))
+
+    def _emit(self, before: StageState, state: StageState, moment: Moment, outcome: IngestOutcome | None) -> Advanced:
+        """Put aside what comes out between two watermarks."""
+        telling = self.operator.updates and (moment.flush or self.may_tell(before, moment.clock_us))
+        due = self.due_tasks(state, moment.epoch, before.watermark_us, moment.flush, telling)
+        reports = self.engine.emit(due) if due else ()
+        accounting.tell_overflows(self.pipeline, moment.epoch, reports)
+        after = fold.emitted(state, reports, self.operator, moment.clock_us, telling, before.watermark_us)
+        reported: list[IngestReport | EmitReport] = [*(outcome.reports if outcome is not None else ()), *reports]
+        output = tuple(o for r in reported for o in r.outputs)
+        letters = tuple(staged.output for staged in outcome.letters) if outcome is not None else ()
+        return Advanced(after, output, letters, outcome, reports)
+
+    def results(self, output: Sequence[OutputMeta]) -> pl.DataFrame | None:
+        """What was put aside as rows, for the stages that read it."""
+        staged = [self.store.output(o) for o in output]
+        return outbox.split(self.operator, staged, upserts=False)[0] if staged else None
+
+    # -- shards --------------------------------------------------------------------------------------------------
+
+    def tasks(self, state: StageState, clocks: Mapping[str, SourceClock], epoch: int) -> list[ShardTask]:
+        """The work of an epoch; `clocks`: of the inputs, quiet times that are not committed among them."""
+        # rows are tagged with their source's place; those of idle partitions come after all sources (see spark.engine)
         count = len(clocks)
         overtaken = (i for i, c in enumerate(clocks.values()) if c.was_overtaken(state.watermark_us))
         idle = (*overtaken, *range(count, 2 * count))
         committed = fold.clocks(self.pipeline, state)
         late = LateLetters(self.pipeline.name, holder(committed)) if self.pipeline.keeps_late else None
-        cap = bounds.cap(self.logic)
+        cap = self.operator.admits
         return [
             ShardTask(
-                self.logic,
+                self.operator,
                 self.store.shard(shard, state.shards, epoch, metas, self.number),
                 shard,
                 watermark=state.watermark_us,
@@ -63,87 +232,30 @@ class Stage:
             for shard, metas in enumerate(state.segments)
         ]
 
-    def due_tasks(self, ingested: Manifest, since: int, flush: bool, telling: bool) -> list[ShardTask]:
+    def due_tasks(self, state: StageState, epoch: int, since: int, flush: bool, telling: bool) -> list[ShardTask]:
         """The shards that may have something to say between two watermarks."""
-        watermark = ingested.watermark_us
+        watermark = state.watermark_us
         return [
             ShardTask(
-                self.logic,
-                self.store.shard(shard, ingested.shards, ingested.epoch, metas, self.number),
+                self.operator,
+                self.store.shard(shard, state.shards, epoch, metas, self.number),
                 shard,
                 watermark,
                 since,
                 flush=flush,
                 telling=telling,
             )
-            for shard, metas in enumerate(ingested.segments)
-            if touched(self.logic, metas, since, watermark, telling)
+            for shard, metas in enumerate(state.segments)
+            if self.operator.touched(metas, since, watermark, telling)
         ]
 
-    def closes(self, state: Manifest, watermark: int) -> bool:
+    def closes(self, state: StageState, epoch: int, watermark: int) -> bool:
         """Whether anything becomes due on the way to a watermark; reads the state of the shards that may have it."""
         ahead = state.model_copy(update={"watermark_us": watermark})
-        return any(is_due(task) for task in self.due_tasks(ahead, state.watermark_us, False, False))
+        return any(
+            self.operator.is_due(task) for task in self.due_tasks(ahead, epoch, state.watermark_us, False, False)
+        )
 
-    def read(
-        self,
-        before: Manifest,
-        batch: Batch,
-        tasks: Sequence[ShardTask],
-        clock_us: int,
-        idle: Mapping[str, Sequence[str]],
-    ) -> IngestOutcome:
-        """Fold a batch's rows into the shards. Raises SlackwaterError if the epoch may not be committed with them."""
-        outcome = self.engine.ingest(batch, tasks, clock_us, idle)
-        accounting.judge(self.pipeline, before, before.epoch + 1, outcome)
-        return outcome
-
-    def emit(
-        self, ingested: Manifest, since: int, clock_us: int, flush: bool, telling: bool
-    ) -> tuple[Manifest, Sequence[EmitReport]]:
-        """Stage what comes out between two watermarks."""
-        due = self.due_tasks(ingested, since, flush, telling)
-        reports = self.engine.emit(due) if due else ()
-        accounting.tell_overflows(self.pipeline, ingested.epoch, reports)
-        return fold.emitted(ingested, reports, self.logic, clock_us, telling, since), reports
-
-    def may_tell(self, state: Manifest, clock_us: int) -> bool:
+    def may_tell(self, state: StageState, clock_us: int) -> bool:
         """emit = "updates": whether windows that are open may be emitted again by now."""
-        interval = self.logic.window.emit_interval_ms if isinstance(self.logic, Logic) else 0
-        return clock_us - state.told_us >= 1000 * interval
-
-
-@dataclass(frozen=True)
-class Following:
-    """A stage that reads what the one before it emits. `hold_us`: how far its watermark stays behind that one's."""
-
-    stage: Stage
-    hold_us: int
-
-    @property
-    def source(self) -> str:
-        return self.stage.pipeline.sources[0].name
-
-    def follow(
-        self, before: Manifest, rows: pl.DataFrame | None, watermark_us: int, clock_us: int, flush: bool
-    ) -> tuple[Manifest, Sequence[EmitReport]]:
-        """The next state, not committed, after the rows that the stage before emitted up to its watermark."""
-        stage, outcome = self.stage, IngestOutcome((), {})
-        clocks = fold.clocks(stage.pipeline, before)
-        batch = Batch(None, {}, None)
-        tasks = stage.tasks(before, clocks)
-        if rows is not None and rows.height:
-            batch = Batch(None, {}, {self.source: stage.engine.payload(rows)})
-            outcome = stage.read(before, batch, tasks, clock_us, {})
-            accounting.tell(stage.pipeline, before, before.epoch + 1, batch, outcome)
-            clocks = {name: listen(c, fold.heard(outcome.sources.get(name)), 0) for name, c in clocks.items()}
-        watermark = before.watermark_us
-        if watermark_us != NO_WATERMARK:
-            watermark = max(watermark, watermark_us - self.hold_us)
-        ingested = fold.ingested(before, before.epoch + 1, batch, outcome, clocks, watermark)
-        bounds.check(stage.logic, stage.engine, before, ingested, tasks)
-        if flush:
-            close = max((m.close for shard in ingested.segments for m in shard), default=watermark)
-            ingested = ingested.model_copy(update={"watermark_us": max(watermark, close)})
-        telling = stage.logic.updates and (flush or stage.may_tell(before, clock_us))
-        return stage.emit(ingested, before.watermark_us, clock_us, flush, telling)
+        return clock_us - state.emitted_us >= self.operator.early_us

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any
 
 from slackwater.config.aggregation import Aggregation
@@ -24,17 +25,18 @@ from slackwater.config.step import Step as Spec
 from slackwater.config.step import allowed_ms
 from slackwater.config.target import Target
 from slackwater.config.window import Window
+from slackwater.core.dispatch import unregistered
 from slackwater.core.schema import Field
 from slackwater.core.words import plural
 from slackwater.errors import StateError
 from slackwater.evolution import migrate, restore
 from slackwater.evolution.texts import BY_KEY, columns_text, emission_text, moved
-from slackwater.joins.logic import JoinLogic
-from slackwater.operators.base import Step
-from slackwater.state.protocol import Manifest
+from slackwater.operators.base import Operator
+from slackwater.operators.windowed import Windowed
+from slackwater.state.commit import Commit, StageState
 from slackwater.windows.aggregations import Agg
 from slackwater.windows.aggregations.custom import custom
-from slackwater.windows.logic import Logic, allowed_us
+from slackwater.windows.logic import allowed_us
 
 COMPATIBLE, MIGRATED, REBUILD = "compatible", "migrated", "rebuild"
 
@@ -109,9 +111,9 @@ class Comparison:
 
 def compare(
     pipeline: Pipeline,
-    manifest: Manifest,
+    commit: Commit,
     *,
-    steps: Sequence[Step] | None = None,
+    steps: Sequence[Operator] | None = None,
     shards: int | None = None,
     published: int | None = None,
 ) -> Comparison:
@@ -119,20 +121,20 @@ def compare(
 
     Raises ConfigError for a description in the state that cannot be read.
     """
-    own = [pipeline, *([pipeline.last] if pipeline.stages else [])]
-    kind = "join" if manifest.fingerprint.get("kind") == "join" else "window"
+    own = list(pipeline.alone.values())
+    kind = "join" if commit.stages[0].fingerprint.get("kind") == "join" else "window"
     found: list[Change] = []
-    if len(own) != len(manifest.stages):
+    if len(own) != len(commit.stages):
         how = "a stage begins with the rows of the one before it, which are gone"
-        found.append(Change("stages", len(manifest.stages), len(own), REBUILD, how))
+        found.append(Change("stages", len(commit.stages), len(own), REBUILD, how))
     else:
-        for n, (one, state) in enumerate(zip(own, manifest.stages, strict=True)):
+        for n, (one, state) in enumerate(zip(own, commit.stages, strict=True)):
             made = None if steps is None else steps[n]
             prefix = f"stages[{n}]." if own[1:] else ""
-            found += _Stage(one.transform.step, state, made, prefix).changes()
+            found += _Stage(one.transform.step, commit, state, made, prefix).changes()
             found += _texts(one, state, prefix)
-    found += _around(pipeline, manifest, shards)
-    return Comparison(pipeline.name, manifest.epoch, kind, tuple(found), _waiting(pipeline, manifest, published))
+    found += _around(pipeline, commit, shards)
+    return Comparison(pipeline.name, commit.epoch, kind, tuple(found), _waiting(pipeline, commit, published))
 
 
 def shown(what: str, value: Any) -> str:
@@ -146,26 +148,27 @@ def shown(what: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class _Stage:
-    """One step: as the state has it (`manifest`) and as the config has it; `made` with all types, where they are known."""
+    """One step: as the state has it (`state`, of `commit`) and as the config has it; `made` with all types, where they are known."""
 
     step: Spec
-    manifest: Manifest
-    made: Step | None
+    commit: Commit
+    state: StageState
+    made: Operator | None
     prefix: str
 
     @property
     def rows(self) -> int:
-        return sum(m.rows for shard in self.manifest.segments for m in shard)
+        return sum(m.rows for m in self.state.metas)
 
     @property
     def open(self) -> int:
-        return sum(self.manifest.windows) or sum(sum(groups) for groups in self.manifest.panes.values())
+        return sum(self.state.windows) or sum(sum(groups) for groups in self.state.panes.values())
 
     def change(self, what: str, before: Any, after: Any, verdict: str, how: str) -> Change:
         return Change(self.prefix + what, before, after, verdict, how)
 
     def changes(self) -> Iterator[Change]:
-        wrote = self.manifest.fingerprint
+        wrote = self.state.fingerprint
         was, now = ("join" if w else "window" for w in (wrote.get("kind") == "join", isinstance(self.step, Join)))
         if was != now:
             yield self.change("kind", was, now, REBUILD, f"{self.rows:,} state rows are of a {was}")
@@ -177,9 +180,9 @@ class _Stage:
     # -- windows -------------------------------------------------------------------------------------------------
 
     def _window(self, new: Window) -> Iterator[Change]:
-        wrote, old = self.manifest.fingerprint, migrate.described_window(self.manifest)
+        wrote, old = self.state.fingerprint, migrate.described_window(self.state)
         if old is not None:
-            restore.check_described(self.manifest, old)
+            restore.check_described(self.commit, self.state, old)
         lost = False
         for key in ("kind", "duration_ms", "hop_ms", "offset_ms"):
             if wrote.get(key) != getattr(new, key):
@@ -194,24 +197,23 @@ class _Stage:
 
     def _columns(self) -> Mapping[str, Field]:
         """The columns whose types are known."""
-        if isinstance(self.made, Logic):
-            fields = (*self.made.keys, *(i.source for i in self.made.inputs))
-            return {f.name: f for f in fields}
+        if self.made is not None:
+            return _read_by(self.made)
         assert isinstance(self.step, Window)
-        return restore.columns_of(self.manifest, self.step)
+        return restore.columns_of(self.state, self.step)
 
     def _keys(self, new: Window) -> Iterator[Change]:
-        was, columns = list(self.manifest.fingerprint.get("keys", [])), self._columns()
+        was, columns = list(self.state.fingerprint.get("keys", [])), self._columns()
         now = [f"{k} {columns[k].type}" if k in columns else k for k in new.group_by]
         if was != now:
             how = f"{self.rows:,} state rows are kept by the former keys, and these are part of where a row is found"
             yield self.change("keys", was, now, REBUILD, how)
 
     def _session(self, new: Window) -> Iterator[Change]:
-        wrote = self.manifest.fingerprint
+        wrote = self.state.fingerprint
         gap, cap = wrote.get("gap_ms"), wrote.get("max_session_duration_ms")
         after, above = new.gap_ms, new.max_session_duration_ms
-        known = bool(self.manifest.described)
+        known = bool(self.state.described)
         if gap != after and isinstance(gap, str) and isinstance(after, str):
             yield self.change(
                 "gap_ms", gap, after, COMPATIBLE, "rows bring it from the next start on; what was read keeps its own"
@@ -238,9 +240,9 @@ class _Stage:
         return self.change(what, before, after, REBUILD, why)
 
     def _aggregations(self, new: Window, old: Window | None) -> Iterator[Change]:
-        was = dict(self.manifest.fingerprint.get("aggregations", {}))
-        columns, known = self._columns(), bool(self.manifest.described)
-        described = self.manifest.described.get("window", {}).get("aggregations", ())
+        was = dict(self.state.fingerprint.get("aggregations", {}))
+        columns, known = self._columns(), bool(self.state.described)
+        described = self.state.described.get("window", {}).get("aggregations", ())
         policies = {a.get("as"): a.get("on_overflow", "fail") for a in described}
         for spec in new.aggregations:
             what, now = f'aggregation "{spec.as_}"', _fingerprint(spec, columns)
@@ -270,9 +272,9 @@ class _Stage:
 
     def _settings(self, new: Spec, old: Spec | None) -> Iterator[Change]:
         """All that the fingerprint does not hold. What rewrites the state is its emission."""
-        was, now = restore.emission_of(self.manifest), _emission(new)
+        was, now = restore.emission_of(self.state), _emission(new)
         rewrites, told = was != now, False
-        assumed = self.manifest.described.get("assumed", ())  # no config said so
+        assumed = self.state.described.get("assumed", ())  # no config said so
         for key in type(new).KINDS if old is not None else ():
             if key not in BY_KEY or key in assumed:
                 continue
@@ -282,15 +284,15 @@ class _Stage:
             verdict = COMPATIBLE
             if rewrites and key in ("emit", "late_data", "allowed_lateness_ms", "lateness_ms"):
                 verdict, told = MIGRATED, True
-            yield self.change(key, before, after, verdict, BY_KEY[key](before, after, self.manifest))
+            yield self.change(key, before, after, verdict, BY_KEY[key](before, after, self.state))
         if rewrites and not told:
             yield self.change("emission", was, now, MIGRATED, emission_text(self.rows))
 
     # -- joins ---------------------------------------------------------------------------------------------------
 
     def _join(self, new: Join) -> Iterator[Change]:
-        wrote = self.manifest.fingerprint
-        now = restore.fingerprint(self.made) if isinstance(self.made, JoinLogic) else _of_join(new, wrote)
+        wrote = self.state.fingerprint
+        now = _of_join(new, wrote) if self.made is None else restore.fingerprint(self.made)
         why = {
             "outer": "whether a row found a partner was not kept of the other side",
             "bounds_us": "rows outside of the former bounds are gone, and pairs within the new ones were not looked for",
@@ -300,9 +302,20 @@ class _Stage:
         for key, how in why.items():
             if wrote.get(key) != now[key]:
                 yield self.change(key, wrote.get(key), now[key], REBUILD, f"{how} ({plural(self.rows, 'row')})")
-        described = self.manifest.described.get("join")
+        described = self.state.described.get("join")
         old = None if described is None else Join.draft(dict(described), "state", "", [])
         yield from self._settings(new, old)
+
+
+@singledispatch
+def _read_by(operator: Operator) -> Mapping[str, Field]:
+    """The columns of the rows that a window reads."""
+    unregistered(operator, "slackwater.evolution.compare")
+
+
+@_read_by.register(Windowed)
+def _(operator: Windowed) -> Mapping[str, Field]:
+    return {f.name: f for f in (*operator.keys, *(i.source for i in operator.inputs))}
 
 
 def _of_join(new: Join, wrote: Mapping[str, Any]) -> dict[str, Any]:
@@ -318,7 +331,7 @@ def _of_join(new: Join, wrote: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _emission(step: Spec) -> dict[str, Any]:
-    """As `recover.emission`, of a spec."""
+    """As `restore.emission`, of a spec."""
     if isinstance(step, Window):
         return {"updates": step.emit == "updates", "retain_us": 0 if step.emit == "final" else allowed_us(step)}
     return {"updates": False, "retain_us": 1000 * allowed_ms(step)}
@@ -348,31 +361,31 @@ def _without_beginning(spec: Aggregation) -> str | None:
 # -- what is around the steps ------------------------------------------------------------------------------------------
 
 
-def _around(pipeline: Pipeline, manifest: Manifest, shards: int | None) -> Iterator[Change]:
+def _around(pipeline: Pipeline, commit: Commit, shards: int | None) -> Iterator[Change]:
     """Sources, shards, targets."""
-    known = manifest.sources
+    known = commit.sources
     for source in pipeline.sources:
         if known and source.name not in known:
             how = "it is read from its own beginning (starting_offsets), and holds the watermark until it is heard or counts as idle"
             yield Change(f'source "{source.name}"', None, as_written(source.query or "given"), COMPATIBLE, how)
     for name in known.keys() - {s.name for s in pipeline.sources}:
         how = "its clock and where it goes on are forgotten; what was read of it stays in the windows"
-        yield Change(f'source "{name}"', plural(known[name].rows, "row"), None, COMPATIBLE, how)
+        yield Change(f'source "{name}"', plural(commit.clocks[name].rows, "row"), None, COMPATIBLE, how)
     store = pipeline.state_store
     wanted = shards or (store.shards if store else None)
-    if wanted is not None and wanted != manifest.shards:
-        rows = sum(m.rows for stage in manifest.stages for shard in stage.segments for m in shard)
-        yield Change("shards", manifest.shards, wanted, MIGRATED, f"{rows:,} state rows are spread over {wanted}")
+    if wanted is not None and wanted != commit.shards:
+        rows = sum(m.rows for m in commit.metas)
+        yield Change("shards", commit.shards, wanted, MIGRATED, f"{rows:,} state rows are spread over {wanted}")
     for what, target, key in (("target", pipeline.target, "target"), ("dead_letter", pipeline.dead_letter, "letters")):
-        before, after = manifest.destination.get(key), place(target)
-        if manifest.destination and before != after:
-            how = f"what comes out after epoch {manifest.epoch} goes there; what is out stays where it is"
+        before, after = commit.destination.get(key), place(target)
+        if commit.destination and before != after:
+            how = f"what comes out after epoch {commit.epoch} goes there; what is out stays where it is"
             yield Change(what, _name(before), _name(after), COMPATIBLE, how)
 
 
-def _texts(pipeline: Pipeline, manifest: Manifest, prefix: str) -> Iterator[Change]:
+def _texts(pipeline: Pipeline, state: StageState, prefix: str) -> Iterator[Change]:
     """SQL and what sources read; the state has hashes of them. Whether other SQL means the same, only its author knows."""
-    known = manifest.texts
+    known = state.texts
 
     def short(text: str) -> str | None:
         return f"text {text[:8]}" if text else None
@@ -396,11 +409,11 @@ def _name(parts: Sequence[str | None] | None) -> str | None:
     return None if parts is None else next((p for p in parts if p), "console")
 
 
-def _waiting(pipeline: Pipeline, manifest: Manifest, published: int | None) -> str | None:
+def _waiting(pipeline: Pipeline, commit: Commit, published: int | None) -> str | None:
     """Why the former config has to start once more: what it committed is not out, and the new one would write it elsewhere."""
-    if published is None or published >= manifest.epoch or not manifest.staged or not manifest.destination:
+    if published is None or published >= commit.epoch or not commit.staged or not commit.destination:
         return None
-    former = manifest.destination
+    former = commit.destination
     changed = [
         k for k, t in (("target", pipeline.target), ("letters", pipeline.dead_letter)) if former.get(k) != place(t)
     ]
@@ -410,6 +423,6 @@ def _waiting(pipeline: Pipeline, manifest: Manifest, published: int | None) -> s
     if not changed:
         return None
     return (
-        f"epoch {manifest.epoch} was committed and not yet published, and the config has changed since ({', '.join(changed)}); "
+        f"epoch {commit.epoch} was committed and not yet published, and the config has changed since ({', '.join(changed)}); "
         "start once with the former config, then change it"
     )

@@ -1,46 +1,46 @@
-"""The logic of a state as the state itself tells it: of windows from their description, of joins from their fingerprint."""
+"""The operator of a state as the state itself tells it: of windows from their description, of joins from their fingerprint."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from slackwater.config.aggregator import without_imports
 from slackwater.config.data import from_data
 from slackwater.config.window import Window
 from slackwater.core.schema import Field
 from slackwater.errors import StateError
-from slackwater.evolution import restore
-from slackwater.joins.logic import JoinLogic, Side, side
-from slackwater.operators.base import Step
+from slackwater.evolution import migrate, restore
+from slackwater.joins.logic import Side, side
+from slackwater.operators.base import Operator
 from slackwater.operators.compile import bind_window
-from slackwater.state.protocol import Manifest
-from slackwater.windows.logic import Logic
+from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.windowed import Windowed
+from slackwater.state.commit import Commit, StageState
 
 SIDES = ("left", "right")
 
 
-def step_in(manifest: Manifest) -> Step:
+def step_in(commit: Commit, number: int = 0) -> Windowed | IntervalJoin:
     """The window or join of one stage. Raises StateError where the state does not tell it.
 
     Of a join only what its buffers depend on: it can be read and rewritten by it, not run.
     """
-    if manifest.fingerprint.get("kind") != "join":
-        return logic_in(manifest)
+    stage = commit.stages[number]
+    if stage.fingerprint.get("kind") != "join":
+        return logic_in(commit, number)
     try:
-        left, right = (_side(manifest, which) for which in (0, 1))
+        left, right = (_side(stage, which) for which in (0, 1))
     except (KeyError, TypeError, ValueError, IndexError):
         raise StateError(
-            f"{manifest.pipeline}: the state in epoch {manifest.epoch} does not tell which join it is of"
+            f"{commit.pipeline}: the state in epoch {commit.epoch} does not tell which join it is of"
         ) from None
-    allowed = restore.emission_of(manifest)["retain_us"]
-    return JoinLogic(manifest.pipeline, left, right, allowed, "later", None, False)
+    allowed = restore.emission_of(stage)["retain_us"]
+    return IntervalJoin(commit.pipeline, left, right, allowed, "later", None, False)
 
 
-def _side(manifest: Manifest, which: int) -> Side:
-    written = manifest.fingerprint
+def _side(stage: StageState, which: int) -> Side:
+    written = stage.fingerprint
     keys, columns = ([_field(text) for text in written[part][which]] for part in ("keys", "columns"))
     low, high = written["bounds_us"]
-    allowed = int(restore.emission_of(manifest)["retain_us"])
+    allowed = int(restore.emission_of(stage)["retain_us"])
     outer = SIDES[which] in written["outer"]
     return side(which, SIDES[which], keys, columns, (), int(low), int(high), allowed, outer)
 
@@ -52,23 +52,24 @@ def _field(text: object) -> Field:
     return Field(name, type_)
 
 
-def as_emitted(logic: Step, manifest: Manifest) -> bool:
+def as_emitted(logic: Operator, stage: StageState) -> bool:
     """Whether the rows of a stage are as its description has them: not in the commit that rewrote them for another."""
-    return bool(restore.emission_of(manifest) == restore.emission(logic))
+    return bool(restore.emission_of(stage) == restore.emission(logic))
 
 
-def logic_in(manifest: Manifest) -> Logic:
+def logic_in(commit: Commit, number: int = 0) -> Windowed:
     """The window of a state as the state itself describes it. Raises StateError where it does not.
 
     It may name classes of aggregations: none is imported because of that (ConfigError), a config has to name it.
     """
-    if "window" not in manifest.described:
-        what = "a join" if manifest.fingerprint.get("kind") == "join" else "a window that the state does not describe"
+    stage = commit.stages[number]
+    if "window" not in stage.described:
+        what = "a join" if stage.fingerprint.get("kind") == "join" else "a window that the state does not describe"
         raise StateError(
-            f"{manifest.pipeline}: the state in epoch {manifest.epoch} is of {what}; "
+            f"{commit.pipeline}: the state in epoch {commit.epoch} is of {what}; "
             + ("only windows can be looked into" if what == "a join" else "name the config's file instead")
         )
     with without_imports():
-        window = from_data(Window, manifest.described["window"], f"state of {manifest.pipeline}")
-        logic = bind_window(manifest.pipeline, window, restore.columns_of(manifest, window))
-    return replace(logic, gone_us=manifest.gone_us, rows_from_us=manifest.rows_from_us, revised=manifest.revised)
+        window = from_data(Window, stage.described["window"], f"state of {commit.pipeline}")
+        logic = bind_window(commit.pipeline, window, restore.columns_of(stage, window))
+    return logic.remembering(migrate.memory_of(stage))

@@ -9,65 +9,95 @@ does the same again, or finds it done. What may change is said by `evolution.com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import singledispatch
 from typing import Any
 
 import polars as pl
 
 from slackwater.config.data import from_data
 from slackwater.config.window import Window
+from slackwater.core.dispatch import unregistered
 from slackwater.core.hashing import shard_of
 from slackwater.evolution import restore
-from slackwater.joins.logic import JoinLogic
-from slackwater.operators import interval_join
-from slackwater.operators.base import Step
-from slackwater.state.protocol import Manifest, StateStore
+from slackwater.joins import step
+from slackwater.joins.buffer import Change
+from slackwater.operators.base import Figures, Operator
+from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.panes import Panes
+from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
+from slackwater.state.commit import SegmentMeta, StageState
+from slackwater.state.protocol import StateStore
 from slackwater.windows import changed, sessions
-from slackwater.windows.logic import LOOSE, LOOSE_TOLD, Logic
+from slackwater.windows.logic import LOOSE, LOOSE_TOLD
 
 
-def limited(logic: Step, manifest: Manifest) -> Step:
-    """The logic with what a state remembers of former configs."""
-    if isinstance(logic, JoinLogic):
-        return logic
-    return replace(logic, gone_us=manifest.gone_us, rows_from_us=manifest.rows_from_us, revised=manifest.revised)
+def memory_of(state: StageState) -> dict[str, Any]:
+    """What a state knows of former configs."""
+    return {"gone_us": state.gone_us, "rows_from_us": state.rows_from_us, "revised": state.revised}
 
 
-def onward(logic: Step, manifest: Manifest) -> Step:
-    """The logic as it goes on from a state that is to be carried over to it."""
-    if isinstance(logic, JoinLogic):
-        return logic
-    return changed.remembering(former_of(logic, manifest), logic, manifest.watermark_us)
+@singledispatch
+def limited(operator: Operator, state: StageState) -> Operator:
+    """The operator with what a state remembers of former configs."""
+    unregistered(operator, "slackwater.evolution.migrate.limited")
 
 
-def former_of(logic: Logic, manifest: Manifest) -> Logic:
-    """The window that a state was written for, with the aggregations of `logic`; the same one where the state does not tell.
+@limited.register(Windowed)
+def _(operator: Windowed, state: StageState) -> Operator:
+    return operator.remembering(memory_of(state))
+
+
+@limited.register
+def _(operator: IntervalJoin, state: StageState) -> Operator:
+    return operator
+
+
+@singledispatch
+def onward(operator: Operator, state: StageState) -> Operator:
+    """The operator as it goes on from a state that is to be carried over to it."""
+    unregistered(operator, "slackwater.evolution.migrate.onward")
+
+
+@onward.register(Windowed)
+def _(operator: Windowed, state: StageState) -> Operator:
+    return operator.after(former_of(operator, state), state.watermark_us)
+
+
+@onward.register
+def _(operator: IntervalJoin, state: StageState) -> Operator:
+    return operator
+
+
+def former_of(operator: Windowed, state: StageState) -> Windowed:
+    """The window that a state was written for, with the aggregations of this one; the same one where the state does not tell.
 
     Raises ConfigError for a description that cannot be read.
     """
-    window, emission = described_window(manifest) or logic.window, restore.emission_of(manifest)
+    window, emission = described_window(state) or operator.window, restore.emission_of(state)
     wrote: dict[str, Any] = {
-        "aggregations": logic.window.aggregations,
+        "aggregations": operator.window.aggregations,
         "late_data": "reopen" if emission["retain_us"] else "drop",
         "allowed_lateness_ms": emission["retain_us"] // 1000,
         "emit": "updates" if emission["updates"] else "on_close",
     }
-    made = limited(replace(logic, window=window.model_copy(update=wrote)), manifest)
-    assert isinstance(made, Logic)
-    return made
+    former = replace(operator, window=window.model_copy(update=wrote))
+    return former.remembering(memory_of(state))
 
 
-def described_window(manifest: Manifest) -> Window | None:
+def described_window(state: StageState) -> Window | None:
     """The window that a state describes, but for its aggregations, whose classes may be gone; None where it describes none."""
-    if "window" not in manifest.described:
+    if "window" not in state.described:
         return None
-    data = {**manifest.described["window"], "aggregations": [{"agg": "count", "as": "__"}]}
-    return from_data(Window, data, f"state of {manifest.pipeline}")
+    data = {**state.described["window"], "aggregations": [{"agg": "count", "as": "__"}]}
+    return from_data(Window, data, f"state of stage {state.name}")
 
 
-def reading(former: Logic, manifest: Manifest) -> Logic:
+def reading(former: Windowed, state: StageState) -> Windowed:
     """The former window with those aggregations only that are in the state and in the config."""
-    kept = dict(manifest.fingerprint.get("aggregations", {}))
+    kept = dict(state.fingerprint.get("aggregations", {}))
     return replace(former, aggs=tuple(a for a in former.aggs if kept.get(a.name) == a.fingerprint()))
 
 
@@ -75,86 +105,138 @@ def reading(former: Logic, manifest: Manifest) -> Logic:
 class Carrying:
     """One stage on its way from a commit to the next: `rows` and `before` as `read` found them, None for a join."""
 
-    logic: Step
-    stage: int
-    manifest: Manifest
+    operator: Operator
+    number: int
+    epoch: int  # the one that is made
+    state: StageState
     rows: pl.DataFrame
     before: pl.DataFrame
     rewritten: bool
 
-    def manifest_of(self, store: StateStore, shards: int, clock_us: int) -> Manifest:
-        """Stage the rows for these shards; the commit to make of it, without its description."""
-        logic, epoch = self.logic, self.manifest.epoch + 1
-        update: dict[str, Any] = {
-            "epoch": epoch,
-            "fingerprint": restore.fingerprint(logic),
-            "emission": restore.emission(logic),
-            "committed_us": clock_us,
-            "shards": shards,
-            "output": (),
-            "letters": (),
-            "emitted": 0,
-        }
-        if isinstance(logic, JoinLogic):
-            before_us = restore.emission_of(self.manifest)["retain_us"]
-            none = (0,) * shards
-            update["segments"] = interval_join.reshard(logic, store, self.manifest, shards, before_us, self.stage)
-            update |= {"groups": none, "windows": none}
-        else:
-            update |= self._spread(logic, store, shards) | {
-                "gone_us": logic.gone_us,
-                "rows_from_us": logic.rows_from_us,
-            }
-        return self.manifest.model_copy(update=update)
-
-    def _spread(self, logic: Logic, store: StateStore, shards: int) -> dict[str, Any]:
-        watermark, epoch = self.manifest.watermark_us, self.manifest.epoch + 1
-        owner, owned = (shard_of(f["__kh"].to_numpy(), shards) for f in (self.rows, self.before))
-        metas, groups, windows = [], [], []
-        panes: dict[int, list[int]] = {}
-        for shard in range(shards):
-            rows = self.rows.filter(pl.Series(owner == shard))
-            before = self.before.filter(pl.Series(owned == shard)) if self.rewritten else None
-            metas.append(store.shard(shard, shards, epoch, (), self.stage).adopt(logic, rows, before))
-            keys, open_ = sessions.open_groups(logic, rows, watermark) if logic.is_session else (0, 0)
-            groups.append(keys)
-            windows.append(open_)
-            if not logic.is_session:
-                for start, n in rows["__start"].value_counts().iter_rows():
-                    panes.setdefault(start, [0] * shards)[shard] = n
-        return {
-            "waiting": self._waits(logic, watermark),
-            "segments": tuple(metas),
-            "groups": tuple(groups),
-            "windows": tuple(windows),
-            "panes": {p: tuple(g) for p, g in panes.items()},
-        }
-
-    def _waits(self, logic: Logic, watermark: int) -> bool:
-        """Whether something is to be emitted though neither a row comes nor the watermark moves."""
-        if logic.updates:
-            return self.manifest.waiting or (self.rewritten and self.rows.height > 0)
-        behind = self.rows["__kind"].is_in([LOOSE, LOOSE_TOLD]) & (self.rows["__due"] <= watermark)
-        return logic.is_session and bool(behind.any())
+    def spread(self, store: StateStore, shards: int) -> StageState:
+        """Stage the rows for these shards; the stage to commit, without its description."""
+        told = {"fingerprint": restore.fingerprint(self.operator), "emission": restore.emission(self.operator)}
+        return self.state.model_copy(update=told | _spread(self.operator, self, store, shards))
 
 
-def read(logic: Step, store: StateStore, manifest: Manifest, stage: int) -> Carrying:
-    """The whole state of a stage, as `logic` goes on with it. Changes nothing."""
-    if isinstance(logic, JoinLogic):
-        return Carrying(logic, stage, manifest, pl.DataFrame(), pl.DataFrame(), False)
-    former = former_of(logic, manifest)
-    wrote = reading(former, manifest)
-    after = changed.remembering(former, logic, manifest.watermark_us)
+@singledispatch
+def _spread(operator: Operator, found: Carrying, store: StateStore, shards: int) -> dict[str, Any]:
+    """Stage the rows for these shards; what the commit says of them."""
+    unregistered(operator, "slackwater.evolution.migrate.Carrying")
+
+
+@_spread.register(Windowed)
+def _(operator: Windowed, found: Carrying, store: StateStore, shards: int) -> dict[str, Any]:
+    epoch = found.epoch
+    owner, owned = (shard_of(f["__kh"].to_numpy(), shards) for f in (found.rows, found.before))
+    metas, parts = [], []
+    for shard in range(shards):
+        rows = found.rows.filter(pl.Series(owner == shard))
+        before = found.before.filter(pl.Series(owned == shard)) if found.rewritten else None
+        metas.append(store.shard(shard, shards, epoch, (), found.number).adopt(operator, rows, before))
+        parts.append(rows)
+    figures = _figures(operator, parts, found.state.watermark_us)
+    return {
+        "waiting": _waits(operator, found),
+        "segments": tuple(metas),
+        "groups": figures.groups,
+        "windows": figures.windows,
+        "panes": figures.panes,
+        **operator.memory,
+    }
+
+
+@_spread.register
+def _(operator: IntervalJoin, found: Carrying, store: StateStore, shards: int) -> dict[str, Any]:
+    none = (0,) * shards
+    return {"segments": _buffered(operator, found, store, shards), "groups": none, "windows": none}
+
+
+@singledispatch
+def _figures(operator: Operator, parts: Sequence[pl.DataFrame], watermark: int) -> Figures:
+    """What the commit counts of the rows of each shard."""
+    unregistered(operator, "slackwater.evolution.migrate.Carrying")
+
+
+@_figures.register
+def _(operator: Panes, parts: Sequence[pl.DataFrame], watermark: int) -> Figures:
+    none, panes = (0,) * len(parts), dict[int, list[int]]()
+    for shard, rows in enumerate(parts):
+        for start, n in rows["__start"].value_counts().iter_rows():
+            panes.setdefault(start, [*none])[shard] = n
+    return Figures(none, none, {p: tuple(groups) for p, groups in panes.items()})
+
+
+@_figures.register
+def _(operator: Sessions, parts: Sequence[pl.DataFrame], watermark: int) -> Figures:
+    counts = [sessions.open_groups(operator, rows, watermark) for rows in parts]
+    return Figures(tuple(keys for keys, _ in counts), tuple(open_ for _, open_ in counts))
+
+
+def _waits(operator: Windowed, found: Carrying) -> bool:
+    """Whether something is to be emitted though neither a row comes nor the watermark moves."""
+    if operator.updates:
+        return found.state.waiting or (found.rewritten and found.rows.height > 0)
+    pieces = found.rows["__kind"].is_in([LOOSE, LOOSE_TOLD])  # of sessions: no pane is one here
+    return bool((pieces & (found.rows["__due"] <= found.state.watermark_us)).any())
+
+
+def _buffered(
+    operator: IntervalJoin, found: Carrying, store: StateStore, shards: int
+) -> tuple[tuple[SegmentMeta, ...], ...]:
+    """The segments per shard of the same buffers, spread over another number of shards.
+
+    What had expired by the lateness that was allowed so far stays expired.
+    """
+    state, epoch = found.state, found.epoch
+    gone = state.watermark_us - restore.emission_of(state)["retain_us"] + operator.allowed_us
+    every: dict[int, pl.DataFrame] = {}
+    for side in operator.sides:
+        parts = [
+            store.shard(shard, state.shards, epoch, metas, found.number).buffers(operator).scan(side.which, gone)
+            for shard, metas in enumerate(state.segments)
+        ]
+        every[side.which] = pl.concat(parts)
+    segments = []
+    for shard in range(shards):
+        changes: dict[int, Change] = {}
+        for which, rows in every.items():
+            mine = rows.filter(pl.Series(shard_of(rows["__kh"].to_numpy(), shards) == shard))
+            mine = mine.sort("__kh", "__ts", "__id")
+            first = epoch * step.NUMBERS
+            changes[which] = Change(
+                mine.with_columns(pl.int_range(first, first + pl.len(), dtype=pl.Int64).alias("__id"))
+            )
+        segments.append(store.shard(shard, shards, epoch, (), found.number).adopt_buffers(operator, changes))
+    return tuple(segments)
+
+
+@singledispatch
+def read(operator: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> Carrying:
+    """The whole state of a stage, as this operator goes on with it. Changes nothing."""
+    unregistered(operator, "slackwater.evolution.migrate.read")
+
+
+@read.register(Windowed)
+def _(operator: Windowed, store: StateStore, state: StageState, epoch: int, number: int) -> Carrying:
+    former = former_of(operator, state)
+    wrote = reading(former, state)
+    after = operator.after(former, state.watermark_us)
     before = pl.concat(
         [
-            store.shard(shard, manifest.shards, manifest.epoch + 1, metas, stage).reader(wrote).scan()
-            for shard, metas in enumerate(manifest.segments)
+            store.shard(shard, state.shards, epoch, metas, number).reader(wrote).scan()
+            for shard, metas in enumerate(state.segments)
         ]
     ).sort("__h", maintain_order=True)
-    rows = changed.carried(former, after, before, manifest.watermark_us)
-    before = logic.unrevised(changed.begun(logic, before)).select(logic.state_schema.keys())
+    rows = changed.carried(former, after, before, state.watermark_us)
+    before = operator.unrevised(changed.begun(operator, before)).select(operator.state_schema.keys())
     same = rows.height == before.height and rows.equals(before) and wrote.aggs == former.aggs
-    return Carrying(after, stage, manifest, rows, before, rewritten=not same)
+    return Carrying(after, number, epoch, state, rows, before, rewritten=not same)
 
 
-__all__ = ["Carrying", "described_window", "former_of", "limited", "onward", "read", "reading"]
+@read.register
+def _(operator: IntervalJoin, store: StateStore, state: StageState, epoch: int, number: int) -> Carrying:
+    return Carrying(operator, number, epoch, state, pl.DataFrame(), pl.DataFrame(), False)
+
+
+__all__ = ["Carrying", "described_window", "former_of", "limited", "memory_of", "onward", "read", "reading"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import singledispatch
 from typing import Any
 
 import xxhash
@@ -13,19 +14,24 @@ from slackwater.config.paths import as_written
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.step import Step
 from slackwater.config.window import Window
+from slackwater.core.dispatch import unregistered
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, StateError
-from slackwater.joins.logic import JoinLogic
-from slackwater.operators import interval_join
-from slackwater.state.protocol import Manifest, SourceRecord
-from slackwater.windows.logic import Logic
+from slackwater.operators.base import Operator
+from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.windowed import Windowed
+from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageState
 
 
-def fingerprint(logic: Logic | JoinLogic) -> dict[str, Any]:
-    """What a state depends on; a change of any of it needs a new state. Readable, part of every manifest."""
-    if isinstance(logic, JoinLogic):
-        return interval_join.fingerprint(logic)
-    w = logic.window
+@singledispatch
+def fingerprint(operator: Operator) -> dict[str, Any]:
+    """What a state depends on; a change of any of it needs a new state. Readable, part of every commit."""
+    unregistered(operator, "slackwater.evolution.restore.fingerprint")
+
+
+@fingerprint.register(Windowed)
+def _(operator: Windowed) -> dict[str, Any]:
+    w = operator.window
     return {
         "kind": w.kind,
         "duration_ms": w.duration_ms,
@@ -33,34 +39,67 @@ def fingerprint(logic: Logic | JoinLogic) -> dict[str, Any]:
         "offset_ms": w.offset_ms,
         "gap_ms": w.gap_ms,
         "max_session_duration_ms": w.max_session_duration_ms,
-        "keys": [f"{k.name} {k.type}" for k in logic.keys],  # in order: it is part of the hash
-        "aggregations": {a.name: a.fingerprint() for a in logic.aggs},
+        "keys": [f"{k.name} {k.type}" for k in operator.keys],  # in order: it is part of the hash
+        "aggregations": {a.name: a.fingerprint() for a in operator.aggs},
     }
 
 
-def emission(logic: Logic | JoinLogic) -> dict[str, Any]:
+@fingerprint.register
+def _(operator: IntervalJoin) -> dict[str, Any]:
+    return {
+        "kind": "join",
+        "outer": [s.name for s in operator.sides if s.outer],
+        "bounds_us": [operator.left.low_us, operator.left.high_us],
+        "keys": [[f"{k.name} {k.type}" for k in s.keys] for s in operator.sides],
+        "columns": [[f"{f.name} {f.type}" for f in s.fields] for s in operator.sides],
+    }
+
+
+@singledispatch
+def emission(operator: Operator) -> dict[str, Any]:
     """How results are emitted, as far as the state shows it; a change of it needs no new state, but an epoch of `evolution.migrate`."""
-    if isinstance(logic, JoinLogic):
-        return interval_join.emission(logic)
-    return {"updates": logic.updates, "retain_us": logic.retain_us}
+    unregistered(operator, "slackwater.evolution.restore.emission")
 
 
-def emission_of(manifest: Manifest) -> dict[str, Any]:
+@emission.register(Windowed)
+def _(operator: Windowed) -> dict[str, Any]:
+    return {"updates": operator.updates, "retain_us": operator.retain_us}
+
+
+@emission.register
+def _(operator: IntervalJoin) -> dict[str, Any]:
+    return {"updates": False, "retain_us": operator.allowed_us}
+
+
+def emission_of(stage: StageState) -> dict[str, Any]:
     """How the windows of a state were emitted."""
-    return {"updates": False, "retain_us": 0} | dict(manifest.emission)
+    return {"updates": False, "retain_us": 0} | dict(stage.emission)
 
 
-def described(step: Step, logic: Logic | JoinLogic) -> dict[str, Any]:
+def described(step: Step, operator: Operator) -> dict[str, Any]:
     """The window with the types of its columns, from which `bind_window` makes the same logic, or the join; empty for what it
     cannot tell.
 
-    Part of every manifest, so that a state can be read without a config. SQL is not: it may hold secrets, see `sql_hashes`.
+    Part of every commit, so that a state can be read without a config. SQL is not: it may hold secrets, see `sql_hashes`.
     """
     data = as_data(step)
-    if data is None or isinstance(logic, JoinLogic):
-        return {} if data is None else {"join": {k: v for k, v in data.items() if k not in ("left_sql", "right_sql")}}
-    columns = {f.name: f.type for f in (*logic.keys, *(i.source for i in logic.inputs))}
+    return {} if data is None else _described(operator, data)
+
+
+@singledispatch
+def _described(operator: Operator, data: Mapping[str, Any]) -> dict[str, Any]:
+    unregistered(operator, "slackwater.evolution.restore.described")
+
+
+@_described.register(Windowed)
+def _(operator: Windowed, data: Mapping[str, Any]) -> dict[str, Any]:
+    columns = {f.name: f.type for f in (*operator.keys, *(i.source for i in operator.inputs))}
     return {"window": data, "columns": columns}
+
+
+@_described.register
+def _(operator: IntervalJoin, data: Mapping[str, Any]) -> dict[str, Any]:
+    return {"join": {k: v for k, v in data.items() if k not in ("left_sql", "right_sql")}}
 
 
 def sql_hashes(pipeline: Pipeline) -> dict[str, str]:
@@ -78,10 +117,10 @@ def _hash(text: str | None) -> str:
     return xxhash.xxh3_64_hexdigest(text.encode()) if text else ""
 
 
-def check_described(manifest: Manifest, window: Window) -> None:
+def check_described(commit: Commit, stage: StageState, window: Window) -> None:
     """Raise StateError if a state describes another window than the one that its rows were written for, as far as can be told
     without the types of its aggregations. `window`: as it is described."""
-    wrote, described = manifest.fingerprint, manifest.described
+    wrote, described = stage.fingerprint, stage.described
     lengths = ("kind", "duration_ms", "hop_ms", "offset_ms", "gap_ms", "max_session_duration_ms")
     wrong = [key for key in lengths if wrote.get(key) != getattr(window, key)]
     columns = described.get("columns", {})
@@ -92,16 +131,16 @@ def check_described(manifest: Manifest, window: Window) -> None:
         wrong.append("aggregations")
     if wrong:
         raise StateError(
-            f"{manifest.pipeline}: the state in epoch {manifest.epoch} is damaged: its fingerprint and its description differ in "
+            f"{commit.pipeline}: the state in epoch {commit.epoch} is damaged: its fingerprint and its description differ in "
             f"{', '.join(wrong)}; restore it from a copy"
         )
 
 
-def columns_of(manifest: Manifest, window: Window) -> dict[str, Field]:
+def columns_of(stage: StageState, window: Window) -> dict[str, Field]:
     """The columns that a window of the state reads: as it describes itself, or as its fingerprint tells."""
-    if "columns" in manifest.described:
-        return {name: Field(name, type_) for name, type_ in manifest.described["columns"].items()}
-    written = manifest.fingerprint
+    if "columns" in stage.described:
+        return {name: Field(name, type_) for name, type_ in stage.described["columns"].items()}
+    written = stage.fingerprint
     columns = {name: Field(name, type_) for name, _, type_ in (k.rpartition(" ") for k in written.get("keys", ()))}
     for a in window.aggregations:
         begin = f"{a.agg} {a.column} "
@@ -111,44 +150,55 @@ def columns_of(manifest: Manifest, window: Window) -> dict[str, Field]:
     return columns
 
 
-def first_manifest(logics: Sequence[Logic | JoinLogic], shards: int, clock_us: int, state_id: str = "") -> Manifest:
+def first_commit(
+    names: Sequence[str], operators: Sequence[Operator], shards: int, clock_us: int, state_id: str = ""
+) -> Commit:
     """The state before the first epoch, of all stages; never committed itself."""
-    logic, *more = logics
-    return Manifest(
-        pipeline=logic.pipeline,
+    stages = (first_state(name, operator, shards) for name, operator in zip(names, operators, strict=True))
+    return Commit(
+        pipeline=operators[0].pipeline,
         state_id=state_id,
         epoch=-1,
-        fingerprint=fingerprint(logic),
-        emission=emission(logic),
         committed_us=clock_us,
         shards=shards,
-        segments=((),) * shards,
-        groups=(0,) * shards,
-        windows=(0,) * shards,
-        then=first_manifest(more, shards, clock_us, state_id) if more else None,
+        stages=tuple(stages),
     )
 
 
-def with_descriptions(manifest: Manifest, stages: Sequence[tuple[Pipeline, Logic | JoinLogic]]) -> Manifest:
-    """The state with what its stages are, as this config has them."""
-    (pipeline, logic), *more = stages
-    told = {
-        "described": described(pipeline.transform.step, logic),
-        "fingerprint": fingerprint(logic),
-        "texts": sql_hashes(pipeline) | query_hashes(pipeline),
-        "then": manifest.then and with_descriptions(manifest.then, more),
-    }
-    return manifest.model_copy(update=told)
+def first_state(name: str, operator: Operator, shards: int) -> StageState:
+    """A stage before its first epoch."""
+    none = (0,) * shards
+    told = {"fingerprint": fingerprint(operator), "emission": emission(operator)}
+    return StageState(name=name, segments=((),) * shards, groups=none, windows=none, **told)
 
 
-def with_sources(manifest: Manifest, names: Sequence[str], schemas: Mapping[str, str]) -> Manifest:
-    """The state with the sources of this config: new ones begin, removed ones are forgotten (so is their offset)."""
-    return manifest.model_copy(
-        update={
-            "sources": {n: manifest.sources.get(n, SourceRecord()) for n in names},
-            "schemas": dict(schemas),
+def with_descriptions(commit: Commit, stages: Sequence[tuple[str, Pipeline, Operator]]) -> Commit:
+    """The state with what its stages are, as this config has them: name, the step alone, its operator."""
+    found = []
+    for state, (name, pipeline, operator) in zip(commit.stages, stages, strict=True):
+        told = {
+            "name": name,
+            "described": described(pipeline.transform.step, operator),
+            "fingerprint": fingerprint(operator),
+            "texts": sql_hashes(pipeline) | query_hashes(pipeline),
         }
+        found.append(state.model_copy(update=told))
+    return commit.model_copy(update={"stages": tuple(found)})
+
+
+def with_sources(
+    commit: Commit, names: Sequence[str], inputs: Mapping[str, Sequence[str]], schemas: Mapping[str, str]
+) -> Commit:
+    """The state with the sources of this config: new ones begin, removed ones are forgotten (so is their offset).
+
+    `names`: of the sources; `inputs`: of each stage; `schemas`: of the sources that have one.
+    """
+    sources = {n: commit.sources.get(n, SourceRecord()).model_copy(update={"columns": schemas.get(n)}) for n in names}
+    stages = (
+        s.model_copy(update={"clocks": {n: s.clocks.get(n, ClockRecord()) for n in inputs[s.name]}})
+        for s in commit.stages
     )
+    return commit.model_copy(update={"sources": sources, "stages": tuple(stages)})
 
 
 def check_schema(source: str, before: str | None, now: str) -> list[str]:

@@ -9,9 +9,9 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec import show_duration
 from slackwater.config.window import METADATA, Window
 from slackwater.core.time import iso
-from slackwater.state.protocol import Manifest
+from slackwater.state.commit import StageState
 
-Text = Callable[[Any, Any, Manifest], str]
+Text = Callable[[Any, Any, StageState], str]
 
 
 def moved(before: int, after: int, open_: int) -> str:
@@ -31,19 +31,19 @@ def emission_text(rows: int) -> str:
     return f"{rows:,} state rows are written anew; windows that are gone stay gone"
 
 
-def _lateness(before: Any, after: Any, manifest: Manifest) -> str:
-    at = iso(manifest.watermark_us)
+def _lateness(before: Any, after: Any, state: StageState) -> str:
+    at = iso(state.watermark_us)
     if after > before:
         return f"the watermark stays at {at} until events are {show_duration(after)} ahead of it"
     return f"the watermark goes on from {at} with the next rows"
 
 
-def _allowed(before: Any, after: Any, manifest: Manifest) -> str:
+def _allowed(before: Any, after: Any, state: StageState) -> str:
     return "windows that are gone stay gone; those that are open or retained are kept as long as it says now"
 
 
 def _same(text: str) -> Text:
-    return lambda before, after, manifest: text
+    return lambda before, after, state: text
 
 
 _NEXT = "it holds from the next start on"

@@ -77,16 +77,6 @@ class JoinLogic:
         columns = [Field(name, f.type) for side in self.sides for name, f in side.output]
         return [*columns, Field(EVENT_TIME, "timestamp")]
 
-    @property
-    def identity(self) -> tuple[str, ...]:
-        """None: pairs are a multiset."""
-        return ()
-
-    @property
-    def updates(self) -> bool:
-        """Nothing that comes out is said again."""
-        return False
-
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The order of section 10: later time, keys, left columns, right columns; NULL first, NaN last."""
         if frame.height < 2:

@@ -18,10 +18,12 @@ from slackwater.errors import StateError
 from slackwater.evolution import migrate
 from slackwater.evolution.description import as_emitted, step_in
 from slackwater.maintenance.sizes import Sizes, sizes
-from slackwater.operators.base import Step
+from slackwater.operators.base import Operator
+from slackwater.state.commit import Commit, StageState
+from slackwater.state.edit import next_of
 from slackwater.state.postgres import client
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.state.protocol import Manifest, StateStore
+from slackwater.state.protocol import StateStore
 
 
 @dataclass(frozen=True)
@@ -43,35 +45,36 @@ def compact(store: StateStore) -> Compacted:
                 f"{latest.pipeline}: epoch {latest.epoch} is committed and not yet published, and no commit may overtake it; "
                 "start the pipeline once, then compact"
             )
-        steps = [_step(stage) for stage in latest.stages]
+        steps = [_step(latest, number) for number in range(len(latest.stages))]
         for number, step in enumerate(steps):
             store.prepare(step, number)
         clock = time.time_ns() // 1000
-        stages = [_compacted(step, store, m, latest.epoch, clock, n) for n, (step, m) in enumerate(zip(steps, latest.stages, strict=True))]  # fmt: skip
-        done = stages[0] if not stages[1:] else stages[0].model_copy(update={"then": stages[1]})
-        store.commit(done)
+        stages = (
+            _compacted(step, store, state, latest.epoch + 1, number)
+            for number, (step, state) in enumerate(zip(steps, latest.stages, strict=True))
+        )
+        store.commit(next_of(latest, clock, stages=tuple(stages)))
         store.collect_garbage()
         if isinstance(store, PostgresStore):
             _vacuum(store, len(steps))
         return Compacted(before, sizes(store))
 
 
-def _step(manifest: Manifest) -> Step:
-    step = step_in(manifest)
-    if not as_emitted(step, manifest):
+def _step(commit: Commit, number: int) -> Operator:
+    step = step_in(commit, number)
+    if not as_emitted(step, commit.stages[number]):
         raise StateError(
-            f"{manifest.pipeline}: epoch {manifest.epoch} was rewritten for another way to emit windows, which the state does "
+            f"{commit.pipeline}: epoch {commit.epoch} was rewritten for another way to emit windows, which the state does "
             "not describe yet; start the pipeline once, then compact"
         )
     return step
 
 
-def _compacted(step: Step, store: StateStore, stage: Manifest, epoch: int, clock_us: int, number: int) -> Manifest:
+def _compacted(step: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageState:
     """A stage as it is to be committed; its shards are as many as before."""
-    stage = stage.model_copy(update={"epoch": epoch})
-    done = migrate.read(step, store, stage, number).manifest_of(store, stage.shards, clock_us)
-    # what waits to be told still does
-    return done.model_copy(update={"waiting": stage.waiting})
+    done = migrate.read(step, store, state, epoch, number).spread(store, state.shards)
+    # what waits to be emitted still does
+    return done.model_copy(update={"waiting": state.waiting})
 
 
 def _vacuum(store: PostgresStore, stages: int) -> None:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from slackwater.engine import fold
 from slackwater.maintenance.sizes import kept
-from slackwater.state.protocol import Manifest, StateStore
+from slackwater.state.commit import Commit
+from slackwater.state.protocol import StateStore
 
 
 @dataclass(frozen=True)
-class Commit:
+class Kept:
     """One kept commit. Rows are those since the commit before it, None where that one is not kept; times in µs UTC.
 
     `open`: open windows of the last stage; of a join, the rows that its first stage has buffered.
@@ -27,9 +28,9 @@ class Commit:
     bytes: int
 
 
-def history(store: StateStore) -> list[Commit]:
+def history(store: StateStore) -> list[Kept]:
     """The kept commits, oldest first. Takes no lock; what is damaged is left out. Raises StartError, StateError."""
-    found, commits = list[Commit](), kept(store)
+    found, commits = list[Kept](), kept(store)
     for number, manifest in enumerate(commits):
         before = commits[number - 1] if number else None
         follows = before is not None and before.epoch == manifest.epoch - 1
@@ -37,13 +38,13 @@ def history(store: StateStore) -> list[Commit]:
     return found
 
 
-def _commit(manifest: Manifest, before: Manifest | None) -> Commit:
+def _commit(manifest: Commit, before: Commit | None) -> Kept:
     former = (0, 0, 0, 0) if before is None else _totals(before)
     known = before is not None or manifest.epoch == 0
     rows_in, late, bad, emitted = (
         now - then if known else None for now, then in zip(_totals(manifest), former, strict=True)
     )
-    return Commit(
+    return Kept(
         manifest.epoch,
         manifest.committed_us,
         manifest.watermark_us,
@@ -56,12 +57,12 @@ def _commit(manifest: Manifest, before: Manifest | None) -> Commit:
     )
 
 
-def _totals(manifest: Manifest) -> tuple[int, int, int, int]:
+def _totals(manifest: Commit) -> tuple[int, int, int, int]:
     c = fold.counters(manifest)
     return c.rows_in, c.rows_late, c.rows_bad, c.rows_emitted
 
 
-def open_windows(manifest: Manifest) -> int:
+def open_windows(manifest: Commit) -> int:
     """Open windows of the last stage: sessions, or (key, pane); rows that wait, of a join."""
     last = manifest.stages[-1]
     if last.fingerprint.get("kind") == "join":

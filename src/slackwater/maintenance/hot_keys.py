@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any
 
 import polars as pl
 
+from slackwater.core.dispatch import unregistered
 from slackwater.evolution.description import step_in
-from slackwater.joins.logic import JoinLogic
+from slackwater.operators.base import Operator
+from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.windowed import Windowed
 from slackwater.query.inspect import plain
-from slackwater.state.protocol import Manifest, Snapshot, StateStore
-from slackwater.windows.logic import OPEN, Logic
+from slackwater.state.protocol import Snapshot, StateStore
+from slackwater.windows.logic import OPEN
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ def hot_keys(store: StateStore, snapshot: Snapshot, count: int) -> list[HotKey]:
     Raises StateError where the state does not describe its window.
     """
     found = list[HotKey]()
-    for number in range(len(snapshot.manifest.stages)):
+    for number in range(len(snapshot.commit.stages)):
         for key in _keys(store, snapshot, number, count):
             found += [] if key in found else [key]
     by_rows = sorted(found, key=lambda k: -k.rows)[:count]
@@ -42,16 +46,21 @@ def hot_keys(store: StateStore, snapshot: Snapshot, count: int) -> list[HotKey]:
 
 def _keys(store: StateStore, snapshot: Snapshot, number: int, count: int) -> Iterator[HotKey]:
     """The candidates of each shard of a stage: no key is in two of them."""
-    manifest = snapshot.manifest.stages[number]
-    step = step_in(manifest)
-    for shard in range(manifest.shards):
-        if isinstance(step, JoinLogic):
-            yield from _buffered(store, step, manifest, snapshot.manifest.epoch, number, shard, count)
-        else:
-            yield from _windowed(step, snapshot.reader(shard, step, number).scan(), number, count)
+    step = step_in(snapshot.commit, number)
+    for shard in range(snapshot.commit.shards):
+        yield from _of_shard(step, store, snapshot, number, shard, count)
 
 
-def _windowed(logic: Logic, rows: pl.DataFrame, number: int, count: int) -> Iterator[HotKey]:
+@singledispatch
+def _of_shard(
+    operator: Operator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
+) -> Iterator[HotKey]:
+    unregistered(operator, "slackwater.maintenance.hot_keys")
+
+
+@_of_shard.register(Windowed)
+def _(logic: Windowed, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int) -> Iterator[HotKey]:
+    rows = snapshot.reader(shard, logic, number).scan()
     counter = next((a for a in logic.aggs if a.spec.agg == "count" and a.column is None), None)
     events = pl.lit(None, pl.Int64)
     if counter is not None:
@@ -62,12 +71,14 @@ def _windowed(logic: Logic, rows: pl.DataFrame, number: int, count: int) -> Iter
             yield HotKey(number, "", plain(row, logic.key_names), row["__rows"], row["__events"])
 
 
-def _buffered(
-    store: StateStore, logic: JoinLogic, manifest: Manifest, epoch: int, number: int, shard: int, count: int
+@_of_shard.register
+def _(
+    logic: IntervalJoin, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
 ) -> Iterator[HotKey]:
-    buffers = store.shard(shard, manifest.shards, epoch, manifest.segments[shard], number).buffers(logic)
+    state, epoch = snapshot.commit.stages[number], snapshot.commit.epoch
+    buffers = store.shard(shard, state.shards, epoch, state.segments[shard], number).buffers(logic)
     for side in logic.sides:
         names = [k.name for k in side.keys]
-        rows = buffers.scan(side.which, manifest.watermark_us)
+        rows = buffers.scan(side.which, state.watermark_us)
         for row in rows.group_by(names).agg(pl.len().alias("__rows")).top_k(count, by="__rows").iter_rows(named=True):
             yield HotKey(number, side.name, plain(row, names), row["__rows"], None)

@@ -21,7 +21,7 @@ from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.spec import nearest
 from slackwater.errors import StartError
 from slackwater.sources.kafka import Broker
-from slackwater.state.protocol import Manifest, SourceRecord
+from slackwater.state.commit import Commit, SourceRecord
 
 Wanted = str | int | Mapping[str, Any]  # a word, a time in µs, or offsets per topic and partition
 NO_FILES: Mapping[str, Any] = {"segments": [], "count": 0}
@@ -67,13 +67,13 @@ def is_files(offsets: Mapping[str, Any] | None) -> bool:
     return offsets is not None and isinstance(offsets.get("segments"), list)
 
 
-def moves(manifest: Manifest, given: Sequence[str], pipeline: Pipeline | None) -> list[Move]:
+def moves(manifest: Commit, given: Sequence[str], pipeline: Pipeline | None) -> list[Move]:
     """What a reset does to each source that it names. `pipeline`: the config, where words are to be asked of a broker.
 
     Raises StartError, EpochError.
     """
     for name, source in manifest.sources.items():
-        if source.offsets is None and source.rows:
+        if source.offsets is None and manifest.clocks[name].rows:
             raise StartError(
                 f'{manifest.pipeline}: source "{name}" goes on by Spark\'s checkpoint only, which then holds the places of all '
                 "sources; their offsets cannot be reset: give the pipeline a new name or state path to start over"
@@ -82,7 +82,7 @@ def moves(manifest: Manifest, given: Sequence[str], pipeline: Pipeline | None) -
     return [Move(name, manifest.sources[name].offsets, _offsets(manifest, name, w, pipeline)) for name, w in wanted]
 
 
-def moved(manifest: Manifest, made: Sequence[Move]) -> Mapping[str, SourceRecord]:
+def moved(manifest: Commit, made: Sequence[Move]) -> Mapping[str, SourceRecord]:
     """The sources of a commit after these moves."""
     after = {m.source: m.after for m in made}
     return {n: s.model_copy(update={"offsets": after[n]}) if n in after else s for n, s in manifest.sources.items()}
@@ -128,7 +128,7 @@ def _word(name: str, value: Any) -> str | int:
 # -- per kind of source ----------------------------------------------------------------------------------------------
 
 
-def _offsets(manifest: Manifest, name: str, wanted: Wanted, pipeline: Pipeline | None) -> Mapping[str, Any]:
+def _offsets(manifest: Commit, name: str, wanted: Wanted, pipeline: Pipeline | None) -> Mapping[str, Any]:
     where, before = f'--offsets: source "{name}"', manifest.sources[name].offsets
     broker = _broker(pipeline, name)
     if is_files(before) or (broker is None and before is None and _reads_files(pipeline, name)):

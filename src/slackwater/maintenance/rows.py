@@ -3,95 +3,154 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import singledispatch
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from slackwater.core.arrays import Int64s
+from slackwater.core.dispatch import unregistered
 from slackwater.core.hashing import key_hash, mix, shard_of
 from slackwater.core.schema import Field
 from slackwater.core.words import plural
 from slackwater.evolution import restore
 from slackwater.joins.buffer import places
-from slackwater.joins.logic import JoinLogic, Side
+from slackwater.joins.logic import Side
+from slackwater.operators.base import Operator
+from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.panes import Panes
+from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
+from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.files.buffers import meta_of
-from slackwater.state.protocol import Manifest, SegmentMeta
+from slackwater.state.protocol import ShardState
 from slackwater.windows import panes, sessions
-from slackwater.windows.family import family
-from slackwater.windows.logic import (
-    DEAD,
-    FLOOR,
-    HIDDEN,
-    LOOSE,
-    LOOSE_TOLD,
-    REVISED,
-    SETTLED,
-    TOLD,
-    Logic,
-)
+from slackwater.windows.logic import DEAD, FLOOR, HIDDEN, LOOSE, LOOSE_TOLD, REVISED, SETTLED, TOLD
 
 _OF_SESSIONS, _OF_PANES = (SETTLED, LOOSE, FLOOR, DEAD, TOLD, LOOSE_TOLD), (SETTLED, LOOSE, DEAD)
 
 
-def of_window(logic: Logic, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True) -> Iterator[str]:
-    """What is wrong with rows of one shard of a window, in the order of their file.
+@singledispatch
+def of_segment(
+    operator: Operator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
+) -> Iterator[str]:
+    """What is wrong with rows of one shard, in the order of their file. `kind`: of the segment.
 
     `exact`: they were written for this way to emit; else only what does not depend on it is looked at.
     """
-    wanted = {c: t for c, t in logic.state_schema.items() if exact or c not in REVISED}
+    unregistered(operator, "slackwater.maintenance.rows.of_segment")
+
+
+@of_segment.register(Windowed)
+def _(operator: Windowed, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True) -> Iterator[str]:
+    wanted = {c: t for c, t in operator.state_schema.items() if exact or c not in REVISED}
     misfits = list(_misfits(rows, wanted))
     yield from misfits
     if misfits:
         return
-    h, kh, kind, start, last, due = (rows[c].to_numpy() for c in HIDDEN)
-    yield from _hashed(rows, logic.keys, logic.keys, shard, shards)
+    h, what, start, last = (rows[c].to_numpy() for c in ("__h", "__kind", "__start", "__last"))
+    yield from _hashed(rows, operator.keys, operator.keys, shard, shards)
     yield from _counted(h[1:] < h[:-1], "not in the order of their units")
-    yield from _counted(h != (kh if logic.is_session else mix(kh, start)), "in the unit of another key or pane")
-    known = np.isin(kind, _OF_SESSIONS if logic.is_session else _OF_PANES)
+    yield from _counted((what != DEAD) & (start > last), "that end before they start")
+    yield from _of_kind(operator, rows, exact)
+
+
+@singledispatch
+def _of_kind(operator: Operator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
+    """What is wrong with the units, kinds and times of a window's state rows."""
+    unregistered(operator, "slackwater.maintenance.rows.of_segment")
+
+
+@_of_kind.register
+def _(operator: Panes, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
+    h, kh, kind, start, due = (rows[c].to_numpy() for c in ("__h", "__kh", "__kind", "__start", "__due"))
+    known, alive = np.isin(kind, _OF_PANES), kind != DEAD
+    yield from _counted(h != mix(kh, start), "in the unit of another key or pane")
     yield from _counted(~known, "of an unknown kind")
-    alive = known & (kind != DEAD)
-    yield from _counted(alive & (start > last), "that end before they start")
-    if not logic.is_session:
-        yield from _counted(alive & (start != panes.pane_start(logic, start)), "that start where no pane does")
-        if exact:
-            yield from _counted(alive & (due != panes.due(logic, start)), "that are due when their pane is not")
-        return
-    end = rows["__end"].to_numpy() if logic.dynamic else last + logic.gap_us
-    yield from _counted(alive & (end < last), "whose gap ends before their last event")
+    yield from _counted(known & alive & (start != panes.pane_start(operator, start)), "that start where no pane does")
+    if exact:
+        late = known & alive & (due != panes.due(operator, start))
+        yield from _counted(late, "that are due when their pane is not")
+
+
+@_of_kind.register
+def _(operator: Sessions, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
+    h, kh, kind, last, due = (rows[c].to_numpy() for c in ("__h", "__kh", "__kind", "__last", "__due"))
+    known, alive = np.isin(kind, _OF_SESSIONS), kind != DEAD
+    yield from _counted(h != kh, "in the unit of another key or pane")
+    yield from _counted(~known, "of an unknown kind")
+    end = rows["__end"].to_numpy() if operator.dynamic else last + operator.gap_us
+    yield from _counted(known & alive & (end < last), "whose gap ends before their last event")
     whole, floor, loose = np.isin(kind, (SETTLED, TOLD)), kind == FLOOR, np.isin(kind, (LOOSE, LOOSE_TOLD))
-    late = (loose & (due > end + 1)) | (whole & (due != end + 1)) | (floor & (due != end + logic.reach_us + 1))
+    late = (loose & (due > end + 1)) | (whole & (due != end + 1)) | (floor & (due != end + operator.reach_us + 1))
     yield from _counted(late, "that are due when their gap is not over")
 
 
-def misdescribed(step: Logic | JoinLogic | None, manifest: Manifest) -> str:
-    """What is wrong with what a stage says of itself; empty for nothing, and where it cannot be told (`step`: as it is described)."""
-    if not isinstance(step, Logic):
-        return ""
-    wrote, found = dict(manifest.fingerprint), restore.fingerprint(step)
+@singledispatch
+def misdescribed(operator: Operator, state: StageState) -> str:
+    """What is wrong with what a stage says of itself; empty for nothing. `operator`: as it is described."""
+    unregistered(operator, "slackwater.maintenance.rows.misdescribed")
+
+
+@misdescribed.register(Windowed)
+def _(operator: Windowed, state: StageState) -> str:
+    wrote, found = dict(state.fingerprint), restore.fingerprint(operator)
     wrong = [key for key in found if wrote.get(key) != found[key]]
     return f"has a fingerprint and a description that differ in {', '.join(wrong)}" if wrong else ""
 
 
-def counted(logic: Logic, rows: pl.DataFrame, manifest: Manifest, shard: int) -> Iterator[str]:
-    """What is wrong with the figures that a commit has of the visible rows of a shard."""
-    if logic.is_session:
-        found = sessions.open_groups(logic, rows, manifest.watermark_us)
-        wanted = (manifest.groups[shard], manifest.windows[shard])
-        if found != wanted:
-            yield (
-                f"{plural(found[0], 'key')} with {plural(found[1], 'open interval')}, the commit says {wanted[0]:,} with {wanted[1]:,}"
-            )
-        return
+@misdescribed.register
+def _(operator: IntervalJoin, state: StageState) -> str:
+    return ""  # it is read from the fingerprint
+
+
+@singledispatch
+def visible(operator: Operator, state: ShardState) -> pl.DataFrame | None:
+    """The rows of a shard that a commit has figures of; None where it has those of its segments alone."""
+    unregistered(operator, "slackwater.maintenance.rows.visible")
+
+
+@visible.register(Windowed)
+def _(operator: Windowed, state: ShardState) -> pl.DataFrame:
+    return state.reader(operator).scan()
+
+
+@visible.register
+def _(operator: IntervalJoin, state: ShardState) -> None:
+    return
+
+
+@singledispatch
+def counted(operator: Operator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
+    """What is wrong with the figures that a commit has of the `visible` rows of a shard."""
+    unregistered(operator, "slackwater.maintenance.rows.counted")
+
+
+@counted.register
+def _(operator: Panes, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
     there = dict(rows["__start"].value_counts().iter_rows())
-    for start, groups in manifest.panes.items():
+    for start, groups in state.panes.items():
         if there.get(start, 0) != groups[shard]:
             yield f"{plural(there.get(start, 0), 'key')} in the pane at {start} µs, the commit says {groups[shard]:,}"
 
 
-def of_side(logic: JoinLogic, kind: str, rows: pl.DataFrame, shard: int, shards: int) -> Iterator[str]:
-    """What is wrong with buffered rows of one side, or with a list of places (`left+`, `left-`), in the order of their file."""
-    side, what = side_of(logic, kind)
+@counted.register
+def _(operator: Sessions, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
+    found = sessions.open_groups(operator, rows, state.watermark_us)
+    wanted = (state.groups[shard], state.windows[shard])
+    if found != wanted:
+        yield (
+            f"{plural(found[0], 'key')} with {plural(found[1], 'open interval')}, the commit says {wanted[0]:,} with {wanted[1]:,}"
+        )
+
+
+@of_segment.register
+def _(
+    operator: IntervalJoin, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
+) -> Iterator[str]:
+    """Buffered rows of one side, or a list of places (`left+`, `left-`)."""
+    side, what = side_of(operator, kind)
     if side is None:
         yield f"rows of a kind that no join has: {kind!r}"
         return
@@ -104,37 +163,47 @@ def of_side(logic: JoinLogic, kind: str, rows: pl.DataFrame, shard: int, shards:
         yield from _counted(shard_of(kh, shards) != shard, f"that are not of shard {shard}")
         yield from _counted(id_[1:] < id_[:-1], "not in the order of their numbers")
         return
-    yield from _hashed(rows, side.keys, shared_keys(logic), shard, shards)
+    yield from _hashed(rows, side.keys, shared_keys(operator), shard, shards)
     yield from _counted(
         (kh[1:] < kh[:-1]) | ((kh[1:] == kh[:-1]) & (ts[1:] < ts[:-1])), "not in the order of key and time"
     )
 
 
-def side_of(logic: JoinLogic, kind: str) -> tuple[Side | None, str]:
+def side_of(operator: IntervalJoin, kind: str) -> tuple[Side | None, str]:
     """The side of a segment, and whether it is a list: "+" of rows that found a partner, "-" of rows that had to go."""
     name, what = kind.rstrip("+-"), kind[len(kind.rstrip("+-")) :]
-    return next((s for s in logic.sides if s.name == name and what in ("", "+", "-")), None), what
+    return next((s for s in operator.sides if s.name == name and what in ("", "+", "-")), None), what
 
 
-def shared_keys(logic: JoinLogic) -> list[Field]:
+def shared_keys(operator: IntervalJoin) -> list[Field]:
     """The keys of both sides in the types they are hashed in."""
-    pairs = zip(logic.left.keys, logic.right.keys, strict=True)
+    pairs = zip(operator.left.keys, operator.right.keys, strict=True)
     return [a if a.type == b.type else Field(a.name, "bigint") for a, b in pairs]
 
 
-def figures(logic: Logic | JoinLogic, rows: pl.DataFrame, meta: SegmentMeta) -> Iterator[str]:
+def figures(operator: Operator, rows: pl.DataFrame, meta: SegmentMeta) -> Iterator[str]:
     """What is wrong with what a commit says of the times in a segment."""
-    if isinstance(logic, JoinLogic):
-        side, what = side_of(logic, meta.kind)
-        assert side is not None
-        found: Mapping[str, int] = meta_of(side, what, rows, meta.file, meta.bytes).model_dump(
-            include={"first_due", "last_due", "close", "dead", "most"}
-        )
-    else:
-        found = family(logic).stats(logic, rows)._asdict()
-    for name, value in found.items():
+    for name, value in _figures(operator, rows, meta).items():
         if getattr(meta, name) != value:
             yield f"its rows have {name} {value}, the commit says {getattr(meta, name)}"
+
+
+@singledispatch
+def _figures(operator: Operator, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
+    unregistered(operator, "slackwater.maintenance.rows.figures")
+
+
+@_figures.register(Windowed)
+def _(operator: Windowed, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
+    return operator.stats(rows)._asdict()
+
+
+@_figures.register
+def _(operator: IntervalJoin, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
+    side, what = side_of(operator, meta.kind)
+    assert side is not None
+    found = meta_of(side, what, rows, meta.file, meta.bytes)
+    return found.model_dump(include={"first_due", "last_due", "close", "dead", "most"})
 
 
 def _misfits(rows: pl.DataFrame, wanted: Mapping[str, pl.DataType]) -> Iterator[str]:

@@ -13,10 +13,11 @@ import psycopg
 
 from slackwater.errors import StartError, StateError
 from slackwater.maintenance.hot_keys import HotKey, hot_keys
+from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore, offset_files
 from slackwater.state.postgres import client, owned
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.state.protocol import Manifest, StateStore
+from slackwater.state.protocol import StateStore
 
 LARGE = 1 << 30  # bytes: where a start begins to warn
 HOUR_US = 3_600_000_000
@@ -80,20 +81,20 @@ def sizes(store: StateStore, hot: int = 0) -> Sizes:
     with store.peek() as snapshot:
         if snapshot is None:
             raise StartError("there is no state yet; it begins with the first epoch of: slackwater run")
-        found = Sizes(snapshot.manifest.pipeline, snapshot.manifest.epoch)
+        found = Sizes(snapshot.commit.pipeline, snapshot.commit.epoch)
         if hot:
             found.hot = hot_keys(store, snapshot, hot)
         if isinstance(store, FilesStore):
-            _of_files(store, snapshot.manifest, found)
+            _of_files(store, snapshot.commit, found)
         elif isinstance(store, PostgresStore):
-            _of_tables(store, snapshot.manifest, found)
+            _of_tables(store, snapshot.commit, found)
     return found
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def _of_files(store: FilesStore, latest: Manifest, found: Sizes) -> None:
+def _of_files(store: FilesStore, latest: Commit, found: Sizes) -> None:
     home, commits = Path(store.root), kept(store)
     found.state_bytes, found.kept = latest.state_bytes, [m.epoch for m in commits]
     found.shards = [
@@ -121,7 +122,7 @@ def _of_files(store: FilesStore, latest: Manifest, found: Sizes) -> None:
     found.forecast = forecast(commits)
 
 
-def kept(store: StateStore) -> list[Manifest]:
+def kept(store: StateStore) -> list[Commit]:
     """The commits that are kept, oldest first; what a runner removes meanwhile, or is damaged, is left out."""
     found = []
     for epoch in store.epochs():
@@ -130,20 +131,20 @@ def kept(store: StateStore) -> list[Manifest]:
                 found.append(store.manifest(epoch))
                 continue
             with store.peek(epoch) as snapshot:
-                found += [] if snapshot is None else [snapshot.manifest]
+                found += [] if snapshot is None else [snapshot.commit]
         except StateError:
             continue
     return found
 
 
-def files_of(manifest: Manifest) -> list[str]:
+def files_of(manifest: Commit) -> list[str]:
     """The files that a commit names, relative to its directory."""
     offsets = [name for s in manifest.sources.values() for name in offset_files(s.offsets)]
     staged = [o.file for o in (*manifest.output, *manifest.letters)]
     return [*_segments(manifest), *staged, *offsets, *manifest.replayed, *manifest.tried]
 
 
-def _segments(manifest: Manifest) -> dict[str, int]:
+def _segments(manifest: Commit) -> dict[str, int]:
     return {m.file: m.bytes for stage in manifest.stages for shard in stage.segments for m in shard}
 
 
@@ -164,7 +165,7 @@ def _epoch(name: str) -> int:
     return int(number) if number.isdigit() else -1
 
 
-def forecast(commits: Sequence[Manifest]) -> Forecast | None:
+def forecast(commits: Sequence[Commit]) -> Forecast | None:
     """The straight line through the sizes of the kept commits; None where they are too few or of one moment.
 
     bytes            ● ─ ─ ─ LARGE
@@ -185,7 +186,7 @@ def forecast(commits: Sequence[Manifest]) -> Forecast | None:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def _of_tables(store: PostgresStore, latest: Manifest, found: Sizes) -> None:
+def _of_tables(store: PostgresStore, latest: Commit, found: Sizes) -> None:
     try:
         with closing(client.connect(store.url, "state store")) as db:
             t, found.kept = owned.located(db, store.tables, len(latest.stages)), [latest.epoch]

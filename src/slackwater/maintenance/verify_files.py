@@ -20,13 +20,12 @@ import pyarrow as pa
 from slackwater.core.words import plural
 from slackwater.errors import SlackwaterError, StateError
 from slackwater.evolution.description import as_emitted, step_in
-from slackwater.joins.logic import JoinLogic
 from slackwater.maintenance import rows
 from slackwater.maintenance.report import Problem, Report, advised
-from slackwater.operators.base import Step
+from slackwater.operators.base import Operator
+from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, StageState
 from slackwater.state.files.arrow import frame_of, open_arrow, wrong_in
 from slackwater.state.files.store import FilesStore, offset_files
-from slackwater.state.protocol import Manifest, OutputMeta, SegmentMeta
 
 COPY = "a copy of the state directory"
 
@@ -48,9 +47,9 @@ class _Check:
 
     store: FilesStore
     report: Report
-    manifests: dict[int, Manifest] = field(default_factory=dict)
+    manifests: dict[int, Commit] = field(default_factory=dict)
     segments: dict[str, _Segment] = field(default_factory=dict)
-    steps: dict[tuple[int, int], Step | None] = field(default_factory=dict)  # of an epoch and stage
+    steps: dict[tuple[int, int], Operator | None] = field(default_factory=dict)  # of an epoch and stage
 
     @property
     def home(self) -> Path:
@@ -117,7 +116,8 @@ class _Check:
     def gather(self) -> None:
         for epoch, manifest in self.manifests.items():
             for number, stage in enumerate(manifest.stages):
-                if wrong := rows.misdescribed(self.step(epoch, number), stage):
+                step = self.step(epoch, number)
+                if step is not None and (wrong := rows.misdescribed(step, stage)):
                     self.tell(self.path(epoch), wrong, (epoch,))
                 for shard, metas in enumerate(stage.segments):
                     for meta in metas:
@@ -131,11 +131,11 @@ class _Check:
             what = f"says of {meta.file} something else than the manifest of epoch {known.epochs[0]}"
             self.tell(self.path(epoch), what, (epoch,))
 
-    def step(self, epoch: int, stage: int) -> Step | None:
+    def step(self, epoch: int, stage: int) -> Operator | None:
         """The logic of a stage; None where the state does not describe it, or this process cannot make it."""
         if (epoch, stage) not in self.steps:
             try:
-                self.steps[epoch, stage] = step_in(self.manifests[epoch].stages[stage])
+                self.steps[epoch, stage] = step_in(self.manifests[epoch], stage)
             except SlackwaterError:
                 self.steps[epoch, stage] = None
         return self.steps[epoch, stage]
@@ -152,7 +152,7 @@ class _Check:
         for wrong in self.judged(found, self.step(epoch, found.stage), self.manifests[epoch].stages[found.stage]):
             self.tell(path, wrong, found.epochs)
 
-    def judged(self, found: _Segment, step: Step | None, manifest: Manifest) -> Iterator[str]:
+    def judged(self, found: _Segment, step: Operator | None, state: StageState) -> Iterator[str]:
         """What is wrong with the rows of a segment whose bytes are those that were written."""
         meta, place = found.meta, (found.shard, found.shards)
         try:
@@ -162,11 +162,8 @@ class _Check:
                 return
             if step is None:
                 return
-            frame, exact = frame_of(table), as_emitted(step, manifest)
-            if isinstance(step, JoinLogic):
-                wrong = list(rows.of_side(step, meta.kind, frame, *place))
-            else:
-                wrong = list(rows.of_window(step, frame, *place, exact))
+            frame, exact = frame_of(table), as_emitted(step, state)
+            wrong = list(rows.of_segment(step, meta.kind, frame, *place, exact))
             yield from (f"holds {text}" if text[0].isdigit() else text for text in wrong)
             if exact and not wrong and frame.height:
                 yield from rows.figures(step, frame, meta)
@@ -181,16 +178,16 @@ class _Check:
         damaged = {p.place for p in self.report.problems}
         for number, stage in enumerate(manifest.stages):
             step = self.step(epoch, number)
-            if step is None or isinstance(step, JoinLogic) or not as_emitted(step, stage):
+            if step is None or not as_emitted(step, stage):
                 continue
             for shard, metas in enumerate(stage.segments):
                 if str(self.path(epoch)) in damaged or any(str(self.home / m.file) in damaged for m in metas):
                     continue
                 try:
-                    everything = self.store.shard(shard, stage.shards, epoch, metas, number).reader(step).scan()
+                    everything = rows.visible(step, self.store.shard(shard, stage.shards, epoch, metas, number))
                 except StateError:
                     continue  # removed meanwhile
-                for wrong in rows.counted(step, everything, stage, shard):
+                for wrong in rows.counted(step, everything, stage, shard) if everything is not None else ():
                     self.tell(self.path(epoch), f"shard {shard} holds {wrong}", (epoch,))
 
     def outputs(self, epoch: int, published: int | None) -> None:
@@ -282,9 +279,9 @@ def _fact(message: str) -> str:
     return re.sub(r"^(manifest|state file) \S+ ", "", fact)
 
 
-def _misshapen(manifest: Manifest) -> Iterator[str]:
+def _misshapen(manifest: Commit) -> Iterator[str]:
     for number, stage in enumerate(manifest.stages):
-        of = f"stage {number + 1}: " if manifest.then else ""
+        of = f"stage {number + 1}: " if manifest.stages[1:] else ""
         lengths = {"segments": stage.segments, "groups": stage.groups, "windows": stage.windows}
         for name, per_shard in lengths.items():
             if len(per_shard) != stage.shards:

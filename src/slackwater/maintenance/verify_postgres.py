@@ -11,27 +11,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import singledispatchmethod
 from typing import Any
 
 import polars as pl
 import psycopg
 import pyarrow as pa
 
+from slackwater.core.dispatch import unregistered
 from slackwater.core.words import plural
 from slackwater.errors import EpochError, SlackwaterError, StateError
 from slackwater.evolution.description import as_emitted, step_in
-from slackwater.joins.logic import JoinLogic
 from slackwater.maintenance import rows
 from slackwater.maintenance.report import Problem, Report
-from slackwater.operators.base import Step
-from slackwater.state.postgres import client, owned
-from slackwater.state.postgres.buffers import JoinTable
+from slackwater.operators.base import Operator
+from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.windowed import Windowed
+from slackwater.state.commit import Commit, StageState
+from slackwater.state.postgres import client, columns, owned
 from slackwater.state.postgres.commit import lists, offsets_of
 from slackwater.state.postgres.snapshot import latest
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.postgres.units import PostgresShard
-from slackwater.state.protocol import Manifest
 from slackwater.watermark import NO_WATERMARK
 
 RESTORE = "restore it from a backup of the database, or start over under a new name"
@@ -54,7 +56,7 @@ class _Check:
         row = self.db.execute(query, given).fetchone()
         return None if row is None else row[0]
 
-    def record(self, manifest: Manifest, published: int) -> None:
+    def record(self, manifest: Commit, published: int) -> None:
         t = self.tables
         row = self.db.execute(
             f"SELECT epoch, watermark FROM {t.pipelines} WHERE pipeline_name = %s", (t.pipeline,)
@@ -81,7 +83,7 @@ class _Check:
                 what = f"source {name[0]!r}, partition {name[1]!r}: found offset {found.get(name)}, the record has {wanted.get(name)}"
                 self.tell(t.offsets, what, "a start goes on from the record; the next commit writes this table anew")
 
-    def put_aside(self, manifest: Manifest, published: int) -> None:
+    def put_aside(self, manifest: Commit, published: int) -> None:
         """Outputs that wait, and lists."""
         t = self.tables
         for meta in (*manifest.output, *manifest.letters) if published < manifest.epoch else ():
@@ -109,9 +111,9 @@ class _Check:
             if self.one(f"SELECT 1 FROM {t.lists} WHERE token = %s", name) is None:
                 self.tell(f"{t.lists}, row {name}", "is missing")
 
-    def stage(self, manifest: Manifest, number: int) -> None:
+    def stage(self, commit: Commit, number: int) -> None:
         """The table of a stage."""
-        table = self.tables.of(number)
+        table, state = self.tables.of(number), commit.stages[number]
         if self.one("SELECT to_regclass(%s)::text", table.state) is None:
             self.tell(table.state, "is missing")
             return
@@ -120,22 +122,21 @@ class _Check:
         alien = self.one(
             f"SELECT count(*) FROM {table.state} WHERE pipeline_name <> %s OR epoch > %s",
             table.pipeline,
-            manifest.epoch,
+            commit.epoch,
         )
         if alien:
-            self.tell(table.state, f"{plural(alien, 'row')} of another pipeline, or of an epoch after {manifest.epoch}")
+            self.tell(table.state, f"{plural(alien, 'row')} of another pipeline, or of an epoch after {commit.epoch}")
         try:
-            step = step_in(manifest)
+            step = step_in(commit, number)
         except SlackwaterError:
             self.report.unread += 1
             return
-        if wrong := rows.misdescribed(step, manifest):
+        if wrong := rows.misdescribed(step, state):
             self.tell(f"{self.tables.pipelines}, row {self.tables.pipeline!r}", f"its record {wrong}")
-        wanted = JoinTable(table, step).types() if isinstance(step, JoinLogic) else table.types(step)
-        if list(self._columns(table, wanted)):
+        if list(self._columns(table, columns.types(step, table))):
             return
         try:
-            for wrong in self._rows(table, step, manifest, number):
+            for wrong in self._rows(table, step, state, commit.epoch):
                 self.tell(table.state, wrong)
         except EpochError as error:
             self.tell(table.state, str(error).removeprefix("state could not be read: "))
@@ -157,27 +158,52 @@ class _Check:
                 self.tell(table.state, what)
                 yield what
 
-    def _rows(self, table: Tables, step: Step, manifest: Manifest, number: int) -> Iterator[str]:
-        exact = as_emitted(step, manifest)
-        if not isinstance(step, JoinLogic):
-            yield from self._ordinals(table)
-        for shard, metas in enumerate(manifest.segments):
-            state = PostgresShard(self.url, table, shard, manifest.shards, manifest.epoch, metas, self.snapshot)
-            if isinstance(step, JoinLogic):
-                for side in step.sides:
-                    frame = state.buffers(step).scan(side.which, manifest.watermark_us)
-                    self.report.rows += frame.height
-                    yield from rows.of_side(step, side.name, frame, shard, manifest.shards)
-                    said = sum(m.rows for m in metas if m.kind == side.name)
-                    if exact and frame.height != said:
-                        yield f"{plural(frame.height, 'row')} of the {side.name} side in shard {shard}, the record says {said:,}"
-                continue
-            frame = state.reader(step).scan()
+    def _rows(self, table: Tables, operator: Operator, of: StageState, epoch: int) -> Iterator[str]:
+        exact = as_emitted(operator, of)
+        yield from self._numbered(operator, table)
+        for shard, metas in enumerate(of.segments):
+            state = PostgresShard(self.url, table, shard, of.shards, epoch, metas, self.snapshot)
+            yield from self._shard(operator, state, of, exact)
+
+    @singledispatchmethod
+    def _numbered(self, operator: Operator, table: Tables) -> Iterator[str]:
+        """What is wrong with the places of rows in their units."""
+        unregistered(operator, "slackwater.maintenance.verify_postgres")
+
+    @_numbered.register(Windowed)
+    def _(self, operator: Windowed, table: Tables) -> Iterator[str]:
+        yield from self._ordinals(table)
+
+    @_numbered.register
+    def _(self, operator: IntervalJoin, table: Tables) -> Iterator[str]:
+        yield from ()  # it has no units
+
+    @singledispatchmethod
+    def _shard(self, operator: Operator, state: PostgresShard, of: StageState, exact: bool) -> Iterator[str]:
+        """What is wrong with the rows of a shard, and with what the record counts of them."""
+        unregistered(operator, "slackwater.maintenance.verify_postgres")
+
+    @_shard.register(Windowed)
+    def _(self, operator: Windowed, state: PostgresShard, of: StageState, exact: bool) -> Iterator[str]:
+        frame = state.reader(operator).scan()
+        self.report.rows += frame.height
+        wrong = list(rows.of_segment(operator, "", frame, state.shard, state.shards, exact))
+        yield from wrong
+        if exact and not wrong:
+            found = rows.counted(operator, frame, of, state.shard)
+            yield from (f"shard {state.shard}: {text}" for text in found)
+
+    @_shard.register
+    def _(self, operator: IntervalJoin, state: PostgresShard, of: StageState, exact: bool) -> Iterator[str]:
+        for side in operator.sides:
+            frame = state.buffers(operator).scan(side.which, of.watermark_us)
             self.report.rows += frame.height
-            wrong = list(rows.of_window(step, frame, shard, manifest.shards, exact))
-            yield from wrong
-            if exact and not wrong:
-                yield from (f"shard {shard}: {text}" for text in rows.counted(step, frame, manifest, shard))
+            yield from rows.of_segment(operator, side.name, frame, state.shard, state.shards)
+            said = sum(m.rows for m in state.metas if m.kind == side.name)
+            if exact and frame.height != said:
+                yield (
+                    f"{plural(frame.height, 'row')} of the {side.name} side in shard {state.shard}, the record says {said:,}"
+                )
 
     def _ordinals(self, table: Tables) -> Iterator[str]:
         broken = self.one(
@@ -218,8 +244,8 @@ def verify_postgres(store: PostgresStore) -> Report:
             check.record(manifest, published)
             check.put_aside(manifest, published)
             check.tables = owned.located(db, tables, len(manifest.stages))
-            for number, stage in enumerate(manifest.stages):
-                check.stage(stage.model_copy(update={"epoch": manifest.epoch}), number)
+            for number in range(len(manifest.stages)):
+                check.stage(manifest, number)
             report.sound = None if report.problems else manifest.epoch
     except psycopg.Error as error:
         raise StateError(f"state store {place}: {client.reason(error)}") from None

@@ -1,38 +1,193 @@
-"""The stateful step of a pipeline, windows or a join, as the driver and the engines see it."""
+"""An operator: the stateful part of a stage, a window or a join, as the driver and the engines see it.
+
+    class Panes(PaneLogic)          operators/panes.py            tumbling and hopping windows
+    class Sessions(SessionLogic)    operators/sessions.py
+    class IntervalJoin(JoinLogic)   operators/interval_join.py
+
+An operator is a pure logic of `windows` or `joins`, and what that does on a shard. What only one room asks of it, as a
+store its columns or `why` its open windows, that room knows by class (`functools.singledispatch`); an operator that is not
+registered there is an error.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
 import polars as pl
 
-from slackwater.joins.logic import JoinLogic
-from slackwater.operators import interval_join, windows
-from slackwater.operators.task import EmitReport, IngestReport, ShardTask
-from slackwater.state.protocol import SegmentMeta
-from slackwater.windows.family import family
-from slackwater.windows.logic import Logic
+from slackwater.core.capacity import ANYTHING, Capacity
+from slackwater.core.schema import Field
+from slackwater.operators.task import EmitReport, IngestReport
+from slackwater.state.commit import SegmentMeta
+from slackwater.state.protocol import ShardState
 
-Step = Logic | JoinLogic
+SIDES = ("left", "right")
 
-
-def ingest(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-    """Fold an epoch's rows into a shard."""
-    work = interval_join.ingest if isinstance(task.logic, JoinLogic) else windows.ingest
-    return work(task, rows, origins)
+Question = Callable[["ShardTask"], Mapping[int, int]]  # to one shard; it goes to workers, so it can be pickled
+Recount = Callable[[Question], Mapping[int, int]]  # asks all shards, as they are after the rows, and adds up
 
 
-def emit(task: ShardTask) -> EmitReport:
-    """Stage what comes out of a shard between two watermarks."""
-    return interval_join.emit(task) if isinstance(task.logic, JoinLogic) else windows.emit(task)
+@dataclass(frozen=True)
+class Figures:
+    """What a commit counts of the state of a stage, so that no shard need be opened: each operator fills in its own part.
+
+    `groups`, `windows`: per shard, keys with open sessions and open sessions. `panes`: start -> keys per shard, while not
+    forgotten. `sides`: of a join, what became of the rows of each.
+    """
+
+    groups: tuple[int, ...]
+    windows: tuple[int, ...]
+    panes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    sides: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
-def touched(logic: Step, metas: tuple[SegmentMeta, ...], since: int, watermark: int, telling: bool) -> bool:
-    """Whether a shard may have something to say between two watermarks, as far as is known without reading it."""
-    if isinstance(logic, JoinLogic):
-        return interval_join.touched(metas, since, watermark)
-    visit = family(logic).visit(logic, since, watermark, telling)
-    return any(visit.touches(m.first_due, m.last_due) for m in metas)
+class Operator(Protocol):
+    """Frozen, and it can be pickled: it goes to workers within its tasks. Times in µs; it has no clock and opens nothing."""
+
+    @property
+    def pipeline(self) -> str: ...
+
+    @property
+    def output(self) -> Sequence[Field]:
+        """The columns of what it emits."""
+        ...
+
+    @property
+    def identity(self) -> tuple[str, ...] | None:
+        """The output columns that tell rows apart; None: results are a multiset."""
+        ...
+
+    @property
+    def retraction(self) -> tuple[str, ...]:
+        """The output columns that a superseded row still has."""
+        ...
+
+    @property
+    def updates(self) -> bool:
+        """Whether what is open is emitted too, when it has changed."""
+        ...
+
+    @property
+    def early_us(self) -> int:
+        """How long after that it may be emitted again."""
+        ...
+
+    @property
+    def admits(self) -> int | None:
+        """The bound beyond which new groups are dropped, to be divided over the shards; None where they are not."""
+        ...
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether rows are folded together before a shard sees them: then what came late is found by reading once more."""
+        ...
+
+    def late_before(self, watermark: int) -> int:
+        """Only rows before this time may be late at this watermark; all of them where they are folded."""
+        ...
+
+    def input_of(self, source: str) -> int:
+        """Which of its inputs the rows of a source are: 0 where it has but one."""
+        ...
+
+    def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Rows it emitted, in the order of the contract."""
+        ...
+
+    # -- on a shard ----------------------------------------------------------------------------------------------
+
+    def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
+        """Fold an epoch's rows into a shard and stage its new state.
+
+        `origins`: where each row came from (see `operators.dead_letters`), where late rows become letters here.
+        """
+        ...
+
+    def touched(self, metas: Sequence[SegmentMeta], since: int, watermark: int, telling: bool) -> bool:
+        """Whether a shard may have something to emit between two watermarks, as far as is known without reading it."""
+        ...
+
+    def is_due(self, task: ShardTask) -> bool:
+        """Whether a shard has something to emit; reads it."""
+        ...
+
+    def emit(self, task: ShardTask) -> EmitReport:
+        """Stage what comes out of a shard between two watermarks, and the state that changes with it."""
+        ...
+
+    def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
+        """The dead letters of late rows: `__start` (event time), `_origin`, and `__idle` where sources may be idle."""
+        ...
+
+    # -- in the commit -------------------------------------------------------------------------------------------
+
+    def ingested(self, before: Figures, reports: Sequence[IngestReport]) -> Figures:
+        """The figures after an epoch's rows."""
+        ...
+
+    def emitted(self, before: Figures, reports: Sequence[EmitReport], watermark: int) -> Figures:
+        """The figures after what was due came out, without what is over."""
+        ...
+
+    def size(self, figures: Figures) -> tuple[int, int]:
+        """How many windows are open, of how many groups."""
+        ...
+
+    def living(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
+        """The segments of a shard without those that are over, also where no new row touched the shard.
+
+        `since`: the watermark that the epoch before committed, at which nothing needs what is over any more.
+        """
+        ...
+
+    def check_bounds(self, figures: Figures, watermark: int, recount: Recount) -> None:
+        """Raise CapExceededError if an epoch's rows made the state larger than allowed; `watermark`: of the epoch before."""
+        ...
 
 
-def is_due(task: ShardTask) -> bool:
-    """Whether it has."""
-    return interval_join.is_due(task) if isinstance(task.logic, JoinLogic) else windows.is_due(task)
+@dataclass(frozen=True)
+class LateLetters:
+    """`late_data = "dlq"`: what the letters of late rows say of their epoch. `held_by`: the source that held the watermark."""
+
+    pipeline: str
+    held_by: str | None
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """What a shard needs to know of an epoch."""
+
+    operator: Operator
+    state: ShardState  # as of the previous commit, or the previous step
+    shard: int
+    watermark: int  # ingest: of the previous epoch; emit: the new one
+    since: int  # of the previous epoch, in both
+    idle_sources: tuple[int, ...] = ()
+    bound: int | None = None  # drop_new_groups: this shard's part of max_groups_per_window
+    groups: int = 0  # sessions: keys that are open now
+    pane_groups: Mapping[int, int] | None = None  # panes: groups per pane now
+    flush: bool = False
+    telling: bool = False  # emit = "updates": open windows that were changed are emitted now
+    late: LateLetters | None = None  # late rows become letters
+    keeps_bad: bool = False  # so do rows that bring no usable gap
+    capacity: Capacity = ANYTHING  # what the target and the state can hold of a row
+    hit: Callable[[str], None] | None = None  # called before and after staging: see engine.kill_points
+
+    def staging(self, when: str) -> None:
+        """Say that staging begins ("before") or is over ("after")."""
+        if self.hit:
+            self.hit(f"stage.{when}")
+
+
+def with_idle(task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows that tell whether their source or partition is idle, where they told which it is."""
+    if "__src" not in rows.columns:
+        return rows
+    return rows.with_columns(pl.col("__src").is_in(list(task.idle_sources)).alias("__idle")).drop("__src")
+
+
+def is_over(meta: SegmentMeta, since: int) -> bool:
+    """Whether a file holds only what is over. In Postgres there is none: the commit deletes what is over from the table."""
+    return meta.dead <= since and "/" in meta.file

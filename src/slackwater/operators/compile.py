@@ -1,4 +1,4 @@
-"""From a window's spec and the columns that are there to its logic; misfits are told by name, with the columns there are."""
+"""From the spec of a window or join and the columns that are there to its operator; misfits are told by name, with the columns there are."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from slackwater.config.window import Window
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.errors import StartError
 from slackwater.joins import logic as joins
-from slackwater.joins.logic import JoinLogic
+from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.panes import Panes
+from slackwater.operators.sessions import Sessions
 from slackwater.windows.aggregations import Agg
-from slackwater.windows.logic import Logic
 
 
-def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> Logic:
+def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> Panes | Sessions:
     """Bind keys and aggregations to the columns that come out of the SQL. Raises StartError, one line per misfit."""
     window = pipeline.transform.window
     assert window is not None
     return bind_window(pipeline.name, window, columns)
 
 
-def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> Logic:
+def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> Panes | Sessions:
     """The same for the window of a pipeline of this name."""
     problems: list[str] = []
 
@@ -64,10 +65,11 @@ def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> 
     ]
     if problems:
         raise StartError("\n".join(problems))
-    return Logic(pipeline, window, tuple(k for k in keys if k is not None), tuple(aggs))
+    kind = Sessions if window.kind == "session" else Panes
+    return kind(pipeline, window, tuple(k for k in keys if k is not None), tuple(aggs))
 
 
-def compile_join(pipeline: Pipeline, columns: tuple[Mapping[str, Field], Mapping[str, Field]]) -> JoinLogic:
+def compile_join(pipeline: Pipeline, columns: tuple[Mapping[str, Field], Mapping[str, Field]]) -> IntervalJoin:
     """Bind a join to the columns that come out of each side's SQL. Raises StartError, one line per misfit."""
     join = pipeline.transform.join
     assert join is not None
@@ -116,7 +118,7 @@ def compile_join(pipeline: Pipeline, columns: tuple[Mapping[str, Field], Mapping
         )
         for which, (source, names) in enumerate(zip(join.sources, chosen, strict=True))
     )
-    return JoinLogic(
+    return IntervalJoin(
         pipeline.name, left, right, allowed, join.event_time, join.max_rows_per_key, join.on_state_cap == "drop_oldest"
     )
 

@@ -10,21 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import polars as pl
 
 from slackwater.core.dead_letter import LETTER
-from slackwater.joins.logic import JoinLogic
+from slackwater.operators.base import ShardTask, with_idle
+from slackwater.operators.task import StagedLetters
 from slackwater.sources.base import CORRUPT
-from slackwater.windows import panes
 from slackwater.windows.aggregations import quote
-from slackwater.windows.logic import Int64s, Logic
 
 LATE, BAD_GAP = "late", "no gap"
 OUTSIDE = "event time outside of the years 1 to 9999"
 UNPUBLISHED = "not published"  # a result that its target did not take, see `run.set_aside`
 ORIGIN = "_origin"
-WINDOWS_SHOWN = 100  # starts of missed windows that a letter lists
 
 _FIELDS = {f.name: f for f in LETTER}
 ORIGIN_FIELDS = tuple(_FIELDS[n] for n in ("source", "topic", "partition", "offset", "key", "value", "headers", "file"))
@@ -125,27 +122,32 @@ def _headers(kind: str) -> str:
     return f"to_json(transform({pairs}, h -> named_struct('key', h.key, 'value', CAST(h.value AS BINARY))))"
 
 
+def stage_late(task: ShardTask, rows: pl.DataFrame) -> StagedLetters:
+    """Stage the letters of late rows that were found by reading the batch a second time, see `Operator.late_letters`."""
+    letters = task.operator.late_letters(task, with_idle(task, rows))
+    return StagedLetters(output=task.state.stage_output(letters), reasons={LATE: letters.height})
+
+
 def late_letters(
-    logic: Logic | JoinLogic, rows: pl.DataFrame, watermark: int, epoch: int, pipeline: str, held_by: str | None
+    task: ShardTask, rows: pl.DataFrame, missed: pl.Series | None = None, windows: pl.Series | None = None
 ) -> pl.DataFrame:
-    """The letters of late rows: `__start` (event time, µs), `_origin`, and `__idle` where sources may be idle."""
-    ts = rows["__start"].to_numpy()
-    count, starts = np.ones(len(ts), dtype=np.int64), pl.Series([None] * len(ts), dtype=pl.String)
-    if isinstance(logic, Logic) and not logic.is_session:
-        first, count = panes.missed(logic, ts, watermark)
-        starts = _listed(first, count, logic.hop_us)
+    """The letters of late rows: `__start` (event time, µs), `_origin`, and `__idle` where sources may be idle.
+
+    `missed`: how many windows each was late for. `windows`: their starts, as JSON lists.
+    """
+    assert task.late is not None
     idle = pl.col("__idle") if "__idle" in rows.columns else pl.lit(False)
     known = {
         "reason": pl.lit(LATE),
-        "pipeline": pl.lit(pipeline),
-        "epoch": pl.lit(epoch),
+        "pipeline": pl.lit(task.late.pipeline),
+        "epoch": pl.lit(task.state.epoch),
         "event_time": _moment(pl.col("__start")),
         "cause": pl.when(idle).then(pl.lit("idle")).otherwise(pl.lit("lateness")),
-        "watermark": _moment(pl.lit(watermark)),
-        "watermark_source": pl.lit(held_by),
-        "late_us": watermark - pl.col("__start"),
-        "windows_missed": pl.lit(pl.Series(count)) if isinstance(logic, Logic) else pl.lit(None),
-        "windows": pl.lit(starts),
+        "watermark": _moment(pl.lit(task.watermark)),
+        "watermark_source": pl.lit(task.late.held_by),
+        "late_us": task.watermark - pl.col("__start"),
+        "windows_missed": pl.lit(missed),
+        "windows": pl.lit(windows),
     }
     found = rows.select(
         *(pl.col(ORIGIN).struct.field(f.name).alias(f.name) for f in ORIGIN_FIELDS),
@@ -169,17 +171,6 @@ def bad_gap_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFra
 
 def _moment(us: pl.Expr) -> pl.Expr:
     return us.cast(pl.Datetime("us")).dt.replace_time_zone("UTC")
-
-
-def _listed(first: Int64s, count: Int64s, hop: int) -> pl.Series:
-    """Window starts as JSON lists of ISO times, at most `WINDOWS_SHOWN` each."""
-    shown = np.minimum(count, WINDOWS_SHOWN)
-    row = np.repeat(np.arange(len(first)), shown)
-    nth = np.arange(len(row)) - np.repeat(np.cumsum(shown) - shown, shown)
-    spread = pl.DataFrame({"row": row, "start": first[row] + nth * hop})
-    text = pl.col("start").cast(pl.Datetime("us")).dt.strftime('"%Y-%m-%dT%H:%M:%S%.fZ"')
-    joined = spread.group_by("row", maintain_order=True).agg(text.str.join(", "))["start"]
-    return "[" + joined + "]"
 
 
 def _is_meta(column: str) -> bool:

@@ -9,17 +9,20 @@ Each test has two forms, for Spark and for frames.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import reduce
+from functools import reduce, singledispatch
 from typing import NamedTuple
 
 import polars as pl
 
 from slackwater.core.capacity import YEARS, Capacity
+from slackwater.core.dispatch import unregistered
 from slackwater.core.schema import Field
-from slackwater.joins.logic import JoinLogic
-from slackwater.operators.base import Step
+from slackwater.operators.base import Operator
+from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.panes import Panes
+from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
 from slackwater.windows.aggregations import quote
-from slackwater.windows.logic import Logic
 
 ZERO, RANGE, KEY = "U+0000", "time out of range", "key too large"
 REASONS = {
@@ -41,16 +44,16 @@ class Test(NamedTuple):
     frame: pl.Expr
 
 
-def unfit_sql(logic: Step, which: int, capacity: Capacity) -> str | None:
+def unfit_sql(operator: Operator, which: int, capacity: Capacity) -> str | None:
     """Spark SQL: why a row does not fit; None if all do. `which`: the side of a join."""
-    tests = list(_tests(logic, which, capacity))
+    tests = list(_tests(operator, which, capacity))
     cases = " ".join(f"WHEN {t.sql} THEN '{t.reason}'" for t in tests)
     return f"CASE {cases} END" if tests else None
 
 
-def unfit(logic: Step, which: int, capacity: Capacity, rows: pl.DataFrame) -> pl.Series | None:
+def unfit(operator: Operator, which: int, capacity: Capacity, rows: pl.DataFrame) -> pl.Series | None:
     """The same over a frame of rows with `ts`."""
-    tests = list(_tests(logic, which, capacity))
+    tests = list(_tests(operator, which, capacity))
     if not tests:
         return None
     found = pl.lit(None, pl.String)
@@ -59,40 +62,85 @@ def unfit(logic: Step, which: int, capacity: Capacity, rows: pl.DataFrame) -> pl
     return rows.select(found.alias(UNFIT))[UNFIT]
 
 
-def _tests(logic: Step, which: int, capacity: Capacity) -> Iterator[Test]:
-    fields = _held(logic, which, capacity)
+def _tests(operator: Operator, which: int, capacity: Capacity) -> Iterator[Test]:
+    kept = _kept(operator, which, capacity)
     if not capacity.zero:
-        for field in fields:
+        for field in kept.fields:
             if test := _zero(field):
                 yield test
     if capacity.times is not None:
         first, last = capacity.times
-        reach = _reach(logic)
-        low, high = first + reach, last - reach
+        low, high = first + kept.reach_us, last - kept.reach_us
         yield Test(RANGE, f"unix_micros(_event_ts) NOT BETWEEN {low}L AND {high}L", ~pl.col("ts").is_between(low, high))
-        for field in fields:
+        for field in kept.fields:
             if test := _range(field, first, last):
                 yield test
-    if capacity.key_bytes is not None and isinstance(logic, Logic):
-        sized = [f for f in logic.keys if f.type in ("string", "binary")]
-        room = capacity.key_bytes - _TUPLE - _FIXED * (1 + len(logic.keys) - len(sized)) - _VARIABLE * len(sized)
+    if capacity.key_bytes is not None:
+        sized = [f for f in kept.unique if f.type in ("string", "binary")]
+        room = capacity.key_bytes - _TUPLE - _FIXED * (1 + len(kept.unique) - len(sized)) - _VARIABLE * len(sized)
         if sized:
             length = " + ".join(f"coalesce(octet_length({quote(f.name)}), 0)" for f in sized)
             bytes_ = reduce(lambda a, b: a + b, (_length(f).fill_null(0) for f in sized))
             yield Test(KEY, f"{length} > {room}", bytes_ > room)
 
 
-def _held(logic: Step, which: int, capacity: Capacity) -> Sequence[Field]:
-    """The columns whose values are written or kept as they are."""
-    if isinstance(logic, JoinLogic):
-        return logic.sides[which].fields
-    found = {f.name: f for f in logic.keys}
-    for agg in logic.aggs:
+# -- what depends on the operator --------------------------------------------------------------------------------------
+
+
+class _Kept(NamedTuple):
+    """What becomes of a row's values. `fields`: those that are written or kept as they are; `unique`: those that are part of a
+    unique index of the target; `reach_us`: how far from its time a time may be that is worked out from it."""
+
+    fields: Sequence[Field]
+    unique: Sequence[Field]
+    reach_us: int
+
+
+@singledispatch
+def _kept(operator: Operator, which: int, capacity: Capacity) -> _Kept:
+    unregistered(operator, "slackwater.operators.fitting.unfit")
+
+
+@_kept.register
+def _(operator: Windowed, which: int, capacity: Capacity) -> _Kept:
+    found = {f.name: f for f in operator.keys}
+    for agg in operator.aggs:
         written = not agg.spec.builtin or _plain(agg.output.type)
         kept = capacity.state and any(_textual(t) for t in agg.accumulators.values())
         if written or kept:
             found |= {i.source.name: i.source for i in agg.inputs if not i.hashed}
-    return list(found.values())
+    window = operator.window
+    lengths = (window.duration_ms, window.max_session_duration_ms, window.allowed_lateness_ms, window.lateness_ms)
+    return _Kept(list(found.values()), operator.keys, 2000 * sum(length or 0 for length in lengths))
+
+
+@_kept.register
+def _(operator: IntervalJoin, which: int, capacity: Capacity) -> _Kept:
+    return _Kept(operator.sides[which].fields, (), max(side.keep_us for side in operator.sides))
+
+
+@singledispatch
+def usable(operator: Operator) -> tuple[int, int]:
+    """The event times (µs, inclusive) of which all windows begin, end and are final in the years 1 to 9999."""
+    unregistered(operator, "slackwater.operators.fitting.usable")
+
+
+@usable.register
+def _(operator: Panes) -> tuple[int, int]:
+    return YEARS[0] + operator.duration_us, YEARS[1] - operator.duration_us - operator.allowed_us
+
+
+@usable.register
+def _(operator: Sessions) -> tuple[int, int]:
+    return YEARS[0], YEARS[1] - operator.cap_us - operator.reach_us - operator.allowed_us
+
+
+@usable.register
+def _(operator: IntervalJoin) -> tuple[int, int]:
+    return YEARS
+
+
+# -- one column --------------------------------------------------------------------------------------------------------
 
 
 def _plain(type_: str) -> bool:
@@ -106,23 +154,6 @@ def _textual(kind: pl.DataType) -> bool:
     if isinstance(kind, pl.Struct):
         return any(_textual(f.dtype) for f in kind.fields)  # type: ignore[arg-type]
     return kind == pl.String or kind.is_temporal()
-
-
-def usable(logic: Step) -> tuple[int, int]:
-    """The event times (µs, inclusive) of which all windows begin, end and are final in the years 1 to 9999."""
-    if isinstance(logic, JoinLogic):
-        return YEARS
-    longest = max(logic.cap_us, logic.duration_us)
-    return YEARS[0] + logic.duration_us, YEARS[1] - longest - logic.reach_us - logic.allowed_us
-
-
-def _reach(logic: Step) -> int:
-    """How far from a row's time (µs) a time may be that is worked out from it."""
-    if isinstance(logic, JoinLogic):
-        return max((side.keep_us for side in logic.sides), default=0)
-    window = logic.window
-    lengths = (window.duration_ms, window.max_session_duration_ms, window.allowed_lateness_ms, window.lateness_ms)
-    return 2000 * sum(length or 0 for length in lengths)
 
 
 def _zero(field: Field) -> Test | None:

@@ -10,8 +10,9 @@ import polars as pl
 
 from slackwater.core import lateness
 from slackwater.joins.logic import JoinLogic
+from slackwater.windows.intervals import SessionLogic
 from slackwater.windows.logic import Logic
-from slackwater.windows.panes import last_window
+from slackwater.windows.panes import PaneLogic, last_window
 
 
 def late_by(logic: Logic | JoinLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
@@ -21,11 +22,13 @@ def late_by(logic: Logic | JoinLogic, late: pl.DataFrame, watermark: int) -> dic
     if isinstance(logic, JoinLogic):
         return lateness.counted(watermark - logic.allowed_us - late["__ts"].to_numpy())
     horizon, start = logic.horizon(watermark), late["__start"].to_numpy()
-    if horizon > watermark - logic.retain_us or logic.rows_from_us > int(start.min()):
+    if horizon > watermark - logic.retain_us or (
+        isinstance(logic, SessionLogic) and logic.rows_from_us > int(start.min())
+    ):
         return {
             lateness.NEVER: int(late["__n"].sum()) if "__n" in late.columns else late.height
         }  # a former config forgot it
-    if logic.is_session:
+    if not isinstance(logic, PaneLogic):
         return lateness.counted(horizon - start)
     # a pane's rows are late once its last window is gone
     return lateness.counted(horizon - last_window(logic, start) - logic.duration_us + 1, late["__n"].to_numpy())

@@ -1,58 +1,13 @@
-"""What a shard is told, and what it tells."""
+"""What a shard reports of an epoch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 
-from slackwater.core.capacity import ANYTHING, Capacity
-from slackwater.joins.logic import JoinLogic
-from slackwater.state.protocol import OutputMeta, Record, SegmentMeta, ShardState
-from slackwater.windows.logic import Logic
-
-
-@dataclass(frozen=True)
-class LateLetters:
-    """`late_data = "dlq"`: what the letters of late rows say of their epoch. `held_by`: the source that held the watermark."""
-
-    pipeline: str
-    held_by: str | None
-
-
-@dataclass(frozen=True)
-class ShardTask:
-    """What a shard needs to know; `metas` is its state as of the previous commit (or step)."""
-
-    logic: Logic | JoinLogic
-    state: ShardState  # as of the previous commit, or the previous step
-    shard: int
-    watermark: int  # ingest: of the previous epoch; emit: the new one
-    since: int  # of the previous epoch, in both
-    idle_sources: tuple[int, ...] = ()
-    bound: int | None = None  # drop_new_groups: this shard's part of max_groups_per_window
-    groups: int = 0  # sessions: keys that are open now
-    pane_groups: Mapping[int, int] | None = None  # panes: groups per pane now
-    flush: bool = False
-    telling: bool = False  # emit = "updates": open windows that were changed are emitted now
-    late: LateLetters | None = None  # late rows become letters
-    keeps_bad: bool = False  # so do rows that bring no usable gap
-    capacity: Capacity = ANYTHING  # what the target and the state can hold of a row
-    hit: Callable[[str], None] | None = None  # called before and after staging: see engine.faults
-
-    @property
-    def windows(self) -> Logic:
-        """The logic, of windows."""
-        assert isinstance(self.logic, Logic)
-        return self.logic
-
-    @property
-    def join(self) -> JoinLogic:
-        """The logic, of a join."""
-        assert isinstance(self.logic, JoinLogic)
-        return self.logic
+from slackwater.state.commit import OutputMeta, Record, SegmentMeta
 
 
 class StagedLetters(Record):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from slackwater.state.protocol import OutputMeta, SegmentMeta, ShardState, Units
+from slackwater.state.commit import OutputMeta, SegmentMeta
+from slackwater.state.protocol import ShardState, Units
 
 if TYPE_CHECKING:
     import polars as pl

@@ -18,35 +18,37 @@ from slackwater.config.target import StateStore, Target
 from slackwater.config.window import Window
 from slackwater.engine import fold
 from slackwater.errors import ConfigError, StateError
-from slackwater.state.protocol import Manifest
+from slackwater.state.commit import Commit, StageState
 
 
-def pipeline_in(manifest: Manifest) -> Pipeline:
+def pipeline_in(manifest: Commit) -> Pipeline:
     """Raises StateError where the state does not describe its window or join."""
     try:
         with without_imports():
-            steps = [_step(m) for m in manifest.stages]
+            steps = [_step(manifest.pipeline, stage) for stage in manifest.stages]
+            if not all(steps):
+                raise StateError(_undescribed(manifest))
             return _pipeline(manifest, steps)
     except ConfigError as error:
         raise StateError(f"{_undescribed(manifest)} ({error})") from None
 
 
-def _step(manifest: Manifest) -> dict[str, Any]:
+def _step(pipeline: str, stage: StageState) -> dict[str, Any]:
     """The argument of a stage."""
     for name, spec in (("window", Window), ("join", Join)):
-        if name in manifest.described:
-            return {name: from_data(spec, manifest.described[name], f"state of {manifest.pipeline}")}
-    raise StateError(_undescribed(manifest))
+        if name in stage.described:
+            return {name: from_data(spec, stage.described[name], f"state of {pipeline}")}
+    return {}
 
 
-def _undescribed(manifest: Manifest) -> str:
+def _undescribed(manifest: Commit) -> str:
     return (
         f"{manifest.pipeline}: the state in epoch {manifest.epoch} does not describe its window or join; "
         "name the config's file instead"
     )
 
 
-def _pipeline(manifest: Manifest, steps: list[dict[str, Any]]) -> Pipeline:
+def _pipeline(manifest: Commit, steps: list[dict[str, Any]]) -> Pipeline:
     window, more = steps[0].get("window"), steps[1:]
     waits = 0 if window is None or window.emit != "final" else 1000 * allowed_ms(window)
     of_us = fold.counters(manifest).lateness.get("of_us", {})
@@ -54,10 +56,7 @@ def _pipeline(manifest: Manifest, steps: list[dict[str, Any]]) -> Pipeline:
         Source(name=n, dataframe=object(), lateness_ms=max(of_us[n] - waits, 0) // 1000 if n in of_us else None)
         for n in manifest.sources
     )
-    names = [next(iter(m.sources), f"stage {n}") for n, m in enumerate(manifest.stages[1:])]
-    stages = tuple(
-        Stage(name=name, on_error="dlq", **step) for name, step in zip([*names, "results"], steps, strict=True)
-    )
+    stages = tuple(Stage(name=s.name, on_error="dlq", **step) for s, step in zip(manifest.stages, steps, strict=True))
     return Pipeline(
         name=manifest.pipeline,
         sources=sources,

@@ -7,6 +7,7 @@ import decimal
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import singledispatch
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,26 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec import nearest
-from slackwater.core.arrays import distinct
+from slackwater.core.arrays import Int64s, distinct
+from slackwater.core.dispatch import unregistered
 from slackwater.core.hashing import key_hash, mix, shard_of
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import compare, restore
 from slackwater.evolution.description import logic_in
+from slackwater.operators.base import Operator
 from slackwater.operators.compile import compile_window
-from slackwater.state.protocol import Manifest, Snapshot
+from slackwater.operators.panes import Panes
+from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
+from slackwater.state.commit import Commit, StageState
+from slackwater.state.protocol import Snapshot
+from slackwater.windows import pane_emission, session_emission
 from slackwater.windows.aggregations import normalised
-from slackwater.windows.family import family
 from slackwater.windows.logic import FAR, LOOSE, LOOSE_TOLD, SETTLED, TOLD, Logic
 
 
-def logic_of(pipeline: Pipeline, manifest: Manifest) -> Logic:
+def logic_of(pipeline: Pipeline, manifest: Commit) -> Windowed:
     """The window that a state was written for, by a config that can go on with it.
 
     Where the state does not describe it, it is the config's, over the columns whose types the fingerprint tells. Raises
@@ -40,9 +47,10 @@ def logic_of(pipeline: Pipeline, manifest: Manifest) -> Logic:
             "join keeps and for how long"
         )
     compare.compare(pipeline, manifest).check()
-    if manifest.described:
+    state = manifest.stages[0]
+    if state.described:
         return logic_in(manifest)
-    columns = restore.columns_of(manifest, window)
+    columns = restore.columns_of(state, window)
     unknown = [c for a in window.aggregations if (c := a.column) and c not in columns]
     if unknown:
         raise StateError(
@@ -169,53 +177,89 @@ def _value(logic: Logic, field: Field, text: str | None) -> Any:
     return text
 
 
-def rows_of(snapshot: Snapshot, logic: Logic, key: pl.DataFrame, stage: int = 0) -> pl.DataFrame:
+def rows_of(snapshot: Snapshot, logic: Windowed, key: pl.DataFrame, stage: int = 0) -> pl.DataFrame:
     """All state rows of one key; `key` as `key_of` gives it; `stage`: whose windows they are, -1 for the last one's."""
-    stages = snapshot.manifest.stages
-    manifest = stages[stage]
+    stages = snapshot.commit.stages
+    state = stages[stage]
     hashes = key_hash(key, logic.keys).to_numpy()
-    shard = int(shard_of(hashes, manifest.shards)[0])
-    if not logic.is_session:
-        starts = np.array(sorted(manifest.panes), dtype=np.int64)
-        hashes = distinct(mix(np.repeat(hashes, len(starts)), starts))
-    found = snapshot.reader(shard, logic, stage % len(stages)).units(hashes)
+    shard = int(shard_of(hashes, state.shards)[0])
+    found = snapshot.reader(shard, logic, stage % len(stages)).units(_units(logic, hashes, state))
     mine = [pl.col(k).eq_missing(key[k][0]) for k in logic.key_names]
     return found.filter(pl.all_horizontal(mine)) if mine else found
+
+
+@singledispatch
+def _units(operator: Operator, key: Int64s, state: StageState) -> Int64s:
+    """The units that may hold rows of a key, by its hash."""
+    unregistered(operator, "slackwater.query.inspect.rows_of")
+
+
+@_units.register
+def _(operator: Panes, key: Int64s, state: StageState) -> Int64s:
+    starts = np.array(sorted(state.panes), dtype=np.int64)
+    return distinct(mix(np.repeat(key, len(starts)), starts))
+
+
+@_units.register
+def _(operator: Sessions, key: Int64s, state: StageState) -> Int64s:
+    return key
 
 
 # -- open windows ----------------------------------------------------------------------------------------------------
 
 
-def open_windows(logic: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+@singledispatch
+def open_windows(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """The open windows that state rows make, as they would be if no row came any more, those that close first first.
 
     Columns: keys, `__start`, `__end`, `__reason` (`close`, `cap`), `__closes` (the watermark that closes it), accumulators.
     """
-    untold = {TOLD: SETTLED, LOOSE_TOLD: LOOSE} if logic.is_session else {SETTLED: LOOSE} if logic.updates else {}
-    rows = rows.with_columns(pl.col("__kind").replace(untold))
-    found = family(logic).emit(logic, rows, watermark, FAR, True).rows
-    closes = pl.col("__end")
-    if logic.is_session:
-        closes = pl.when(pl.col("__reason") == "cap").then(pl.col("__start") + logic.cap_us).otherwise(closes + 1)
+    unregistered(operator, "slackwater.query.inspect.open_windows")
+
+
+@open_windows.register
+def _(operator: Panes, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    if operator.updates:
+        rows = _untold(rows, {SETTLED: LOOSE})
+    found = pane_emission.emit(operator, rows, watermark, FAR, True).rows
+    return _by_close(operator, found, pl.col("__end"))
+
+
+@open_windows.register
+def _(operator: Sessions, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    rows = _untold(rows, {TOLD: SETTLED, LOOSE_TOLD: LOOSE})
+    found = session_emission.emit(operator, rows, watermark, FAR, True).rows
+    cut = pl.col("__reason") == "cap"
+    return _by_close(
+        operator, found, pl.when(cut).then(pl.col("__start") + operator.cap_us).otherwise(pl.col("__end") + 1)
+    )
+
+
+def _untold(rows: pl.DataFrame, kinds: Mapping[int, int]) -> pl.DataFrame:
+    """State rows as if nothing of them had been emitted."""
+    return rows.with_columns(pl.col("__kind").replace(kinds))
+
+
+def _by_close(logic: Logic, found: pl.DataFrame, closes: pl.Expr) -> pl.DataFrame:
     return found.with_columns(closes.alias("__closes")).sort("__closes", "__start", *logic.key_names)
 
 
-def soonest(snapshot: Snapshot, logic: Logic, count: int) -> pl.DataFrame:
+def soonest(snapshot: Snapshot, logic: Sessions, count: int) -> pl.DataFrame:
     """The open sessions that close first, at least `count` if there are so many, as `open_windows` gives them.
 
     The horizon is widened until they are found, so that the work is about theirs and not that of the whole state.
     """
-    manifest = snapshot.manifest
-    metas = [m for shard in manifest.segments for m in shard]
-    readers = [snapshot.reader(shard, logic) for shard in range(manifest.shards)]
-    since = manifest.watermark_us
+    state = snapshot.commit.stages[0]
+    metas = list(state.metas)
+    readers = [snapshot.reader(shard, logic) for shard in range(state.shards)]
+    since = state.watermark_us
     if not metas:
         return open_windows(logic, logic.empty_state(), since)
     latest, first = max(m.close for m in metas), min(m.first_due for m in metas)
     base, step = max(since, first - 1), 1000
     while True:
         horizon = base + step
-        visit = family(logic).visit(logic, since, horizon, True)
+        visit = logic.visit(since, horizon, True)
         units = pl.concat([r.due(visit) for r in readers])
         found = open_windows(logic, units, since).filter(pl.col("__closes") <= horizon)
         if found.height >= count or horizon >= latest:

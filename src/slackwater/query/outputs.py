@@ -72,7 +72,7 @@ def _state(where: str) -> Output:
     store = store_at(place, name or None)
     with closing(store), StateView(store) as view:
         rows, manifest = view.scan(), view.manifest()
-    identity = logic_in(manifest.stages[-1]).identity
+    identity = logic_in(manifest, -1).identity
     label = f"state of {manifest.pipeline} in epoch {manifest.epoch}"
     return Output(label, rows.select(c for c in rows.columns if not c.startswith("_")), identity)
 

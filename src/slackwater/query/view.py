@@ -17,21 +17,27 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import singledispatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.core.dispatch import unregistered
 from slackwater.errors import StartError, StateError
 from slackwater.evolution.description import logic_in
+from slackwater.operators.base import Operator
+from slackwater.operators.panes import Panes
+from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
 from slackwater.query import inspect
 from slackwater.query.condition import chosen, condition
 from slackwater.query.where import store_at
 from slackwater.query.windows import own_names, standing
+from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
-from slackwater.state.protocol import Manifest, Snapshot, StateStore
-from slackwater.windows.logic import Logic
+from slackwater.state.protocol import Snapshot, StateStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,7 +65,7 @@ class StateView:
 
     def __init__(self, store: StateStore, epoch: int | None = None) -> None:
         self._store, self._epoch = store, epoch
-        self._held: tuple[Snapshot, ExitStack, Logic] | None = None
+        self._held: tuple[Snapshot, ExitStack, Windowed] | None = None
         self._opening = threading.Lock()
 
     # -- questions -----------------------------------------------------------------------------------------------
@@ -85,8 +91,7 @@ class StateView:
         low = None if earliest_end is None else _time(earliest_end, "earliest_end")
         high = None if latest_start is None else _time(latest_start, "latest_start")
         with self._looking() as (snapshot, logic):
-            if not logic.is_session:
-                raise StartError(f"{logic.pipeline}: find_sessions: the windows are {logic.window.kind}, not sessions")
+            _check_sessions(logic)
             found = self._of_key(snapshot, logic, key)
             if low is not None:
                 found = found.filter(pl.col(own_names(logic)["_last_event"]).dt.timestamp("us") >= low)
@@ -134,14 +139,14 @@ class StateView:
         """The commits that can be asked, ascending; the Postgres store keeps the latest only."""
         return self._store.epochs()
 
-    def manifest(self) -> Manifest:
+    def manifest(self) -> Commit:
         """The record of the commit that is asked. Raises StateError if there is none."""
         with self._store.peek(self._epoch) as snapshot:
-            return _there(snapshot).manifest
+            return _there(snapshot).commit
 
     def key_of(self, texts: Sequence[str]) -> dict[str, Any]:
         """A key from texts `name=value`, as people write it (see `query.inspect.key_of`), for `fetch` and `find_sessions`."""
-        logic = logic_in(self.manifest().stages[self.stage])
+        logic = logic_in(self.manifest(), self.stage)
         if not texts and not logic.key_names:
             return {}
         return inspect.key_of(logic, texts).row(0, named=True)
@@ -157,31 +162,31 @@ class StateView:
     # -- how it looks --------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _looking(self) -> Iterator[tuple[Snapshot, Logic]]:
+    def _looking(self) -> Iterator[tuple[Snapshot, Windowed]]:
         """One commit, readable within the block. Files stay open until there is a later commit; a database is asked anew."""
         if not isinstance(self._store, FilesStore):
             with self._store.peek(self._epoch) as found:
                 snapshot = _there(found)
-                yield snapshot, logic_in(snapshot.manifest.stages[self.stage])
+                yield snapshot, logic_in(snapshot.commit, self.stage)
             return
         with self._opening:
             held = self._held
-            if held is None or (self._epoch is None and self._store.epochs()[-1:] != [held[0].manifest.epoch]):
+            if held is None or (self._epoch is None and self._store.epochs()[-1:] != [held[0].commit.epoch]):
                 held = self._opened()
         yield (
             held[0],
             held[2],
         )  # also if another thread puts a later commit in its place: files stay while they are used
 
-    def _opened(self) -> tuple[Snapshot, ExitStack, Logic]:
+    def _opened(self) -> tuple[Snapshot, ExitStack, Windowed]:
         with ExitStack() as stack:
             snapshot = _there(stack.enter_context(self._store.peek(self._epoch)))
-            logic = logic_in(snapshot.manifest.stages[self.stage])
+            logic = logic_in(snapshot.commit, self.stage)
             self.close()
             self._held = snapshot, stack.pop_all(), logic
         return self._held
 
-    def _of_key(self, snapshot: Snapshot, logic: Logic, key: Any) -> pl.DataFrame:
+    def _of_key(self, snapshot: Snapshot, logic: Windowed, key: Any) -> pl.DataFrame:
         rows = inspect.rows_of(snapshot, logic, _key(logic, key), self.stage)
         return logic.sorted_output(_answer(snapshot, logic, rows))
 
@@ -198,24 +203,40 @@ class StateView:
         self.close()
 
 
+@singledispatch
+def _check_sessions(operator: Operator) -> None:
+    """Raise StartError if the windows are no sessions."""
+    unregistered(operator, "slackwater.query.view.find_sessions")
+
+
+@_check_sessions.register
+def _(operator: Panes) -> None:
+    raise StartError(f"{operator.pipeline}: find_sessions: the windows are {operator.window.kind}, not sessions")
+
+
+@_check_sessions.register
+def _(operator: Sessions) -> None:
+    return
+
+
 def _there(snapshot: Snapshot | None) -> Snapshot:
     if snapshot is None:
         raise StateError("there is no state yet; it begins with the first epoch of: slackwater run")
     return snapshot
 
 
-def _shards(snapshot: Snapshot, logic: Logic, stage: int) -> Iterator[pl.DataFrame]:
-    count = len(snapshot.manifest.stages)
-    for shard in range(snapshot.manifest.shards):
+def _shards(snapshot: Snapshot, logic: Windowed, stage: int) -> Iterator[pl.DataFrame]:
+    count = len(snapshot.commit.stages)
+    for shard in range(snapshot.commit.shards):
         yield snapshot.reader(shard, logic, stage % count).scan()
 
 
-def _answer(snapshot: Snapshot, logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
-    watermark = snapshot.manifest.stages[-1].watermark_us
-    return standing(logic, rows, watermark, snapshot.manifest.epoch)
+def _answer(snapshot: Snapshot, logic: Windowed, rows: pl.DataFrame) -> pl.DataFrame:
+    watermark = snapshot.commit.stages[-1].watermark_us
+    return standing(logic, rows, watermark, snapshot.commit.epoch)
 
 
-def _key(logic: Logic, given: Any) -> pl.DataFrame:
+def _key(logic: Windowed, given: Any) -> pl.DataFrame:
     """One row with the key columns."""
     names = logic.key_names
     if not isinstance(given, Mapping):

@@ -6,25 +6,31 @@ newest event ── lateness ──▶ watermark of each source ── minimum �
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import singledispatchmethod
+from typing import Any, NamedTuple
 
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.core.dispatch import unregistered
 from slackwater.core.lateness import NOTHING, Lateness, lateness
 from slackwater.engine import fold
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import compare
 from slackwater.evolution.description import step_in
-from slackwater.joins.logic import JoinLogic
+from slackwater.operators.base import Operator
+from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.panes import Panes
+from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
 from slackwater.query import inspect
-from slackwater.state.protocol import Manifest, Snapshot, StateStore
+from slackwater.state.commit import Commit, StageState
+from slackwater.state.protocol import Snapshot, StateStore
 from slackwater.watermark import NO_WATERMARK, SourceClock, holder
 from slackwater.windows import panes
 from slackwater.windows.intervals import Unit
-from slackwater.windows.logic import Logic
 
 NEXT = 5  # windows that are listed
 
@@ -146,54 +152,55 @@ def why_of(pipeline: Pipeline, snapshot: Snapshot, runner: str | None, now_us: i
     return _Look(pipeline, snapshot).answer(runner, now_us, key)
 
 
+class _Waits(NamedTuple):
+    """What is open, by its kind: how many windows of how many keys, the next ones; of a join what waits on each side."""
+
+    kind: str
+    windows: int = 0
+    keys: int | None = None
+    next: tuple[Open, ...] = ()
+    sides: tuple[Side, ...] = ()
+
+
 class _Look:
     """One look at one snapshot."""
 
     def __init__(self, pipeline: Pipeline, snapshot: Snapshot) -> None:
         self.pipeline, self.snapshot = pipeline, snapshot
-        self.manifest: Manifest = snapshot.manifest
-        self.join: JoinLogic | None = None
+        self.manifest: Commit = snapshot.commit
+        self.state: StageState = snapshot.commit.stages[0]
+        self.operator: Operator
         if pipeline.transform.join is None:
-            self.logic: Logic = inspect.logic_of(pipeline, self.manifest)
+            self.operator = inspect.logic_of(pipeline, self.manifest)
         else:
             compare.compare(pipeline, self.manifest).check()
-            found = step_in(self.manifest)
-            assert isinstance(found, JoinLogic)
-            self.join = found
-        self.clocks: Mapping[str, SourceClock] = fold.clocks(pipeline, self.manifest)
+            self.operator = step_in(self.manifest)
+        self.clocks: Mapping[str, SourceClock] = fold.clocks(pipeline, self.state)
 
     def answer(self, runner: str | None, now_us: int, key: inspect.Texts) -> Why:
         m, close = self.manifest, self.pipeline.transform.step.idle_close_ms
         clocks = tuple(c for name, clock in self.clocks.items() for c in _clocks(name, clock))
         held = holder(self.clocks)
-        sides: tuple[Side, ...] = ()
-        if self.join is None:
-            kind = self.logic.window.kind
-            of_key = self._of_key(key) if key else None
-            count, keys, following = self._sessions() if self.logic.is_session else self._panes()
-        else:
-            if key:
-                raise StartError(f"{self.pipeline.name}: --key: rows of a join have no window; leave it out")
-            kind, sides = "join", self._sides(self.join)
-            of_key, count, keys, following = None, 0, None, ()
+        of_key = self._of_key(self.operator, key) if key else None
+        waits = self._waits(self.operator)
         return Why(
             pipeline=self.pipeline.name,
-            kind=kind,
+            kind=waits.kind,
             now_us=now_us,
             runner=runner,
             epoch=m.epoch,
             committed_us=m.committed_us,
             is_published=not m.staged or self.snapshot.published >= m.epoch,
-            watermark_us=_known(m.watermark_us),
+            watermark_us=_known(self.state.watermark_us),
             clocks=clocks,
             holder=None if held is None else _slowest([c for c in clocks if c.source == held]),
             idle_close_us=None if close is None else 1000 * close,
-            open_windows=count,
-            open_keys=keys,
-            next=following,
+            open_windows=waits.windows,
+            open_keys=waits.keys,
+            next=waits.next,
             key=of_key,
-            sides=sides,
-            then_us=None if m.then is None else _known(m.then.watermark_us),
+            sides=waits.sides,
+            then_us=None if not m.stages[1:] else _known(m.stages[-1].watermark_us),
             changed_files={
                 n: s.offsets["changed"]
                 for n, s in m.sources.items()
@@ -202,58 +209,87 @@ class _Look:
             lateness=lateness(fold.counters(m).lateness, fold.waits_us(self.pipeline)),
         )
 
-    def _sides(self, join: JoinLogic) -> tuple[Side, ...]:
+    # -- what is open --------------------------------------------------------------------------------------------
+
+    @singledispatchmethod
+    def _waits(self, operator: Operator) -> _Waits:
+        unregistered(operator, "slackwater.query.why")
+
+    @_waits.register
+    def _(self, operator: Panes) -> _Waits:
+        """The windows, from the counts of groups per pane that are part of the commit."""
+        groups = {pane: sum(of_shards) for pane, of_shards in self.state.panes.items()}
+        totals = panes.window_totals(operator, groups, self.state.watermark_us)
+        found = [(s, n) for s, n in sorted(totals.items()) if n]
+        following = (self._open(None, s, None, s + operator.duration_us, "close", None, n) for s, n in found[:NEXT])
+        return _Waits(operator.window.kind, len(found), None, tuple(following))
+
+    @_waits.register
+    def _(self, operator: Sessions) -> _Waits:
+        rows = inspect.soonest(self.snapshot, operator, NEXT)
+        count = rows.height if rows.height < NEXT else sum(self.state.windows)
+        return _Waits("session", count, sum(self.state.groups), self._sessions(operator, rows.head(NEXT)))
+
+    @_waits.register
+    def _(self, operator: IntervalJoin) -> _Waits:
         spec = self.pipeline.transform.join
         assert spec is not None
-        metas = [m for shard in self.manifest.segments for m in shard]
+        metas = list(self.state.metas)
         found = []
-        for side, source in zip(join.sides, (spec.left_source, spec.right_source), strict=True):
+        for side, source in zip(operator.sides, (spec.left_source, spec.right_source), strict=True):
             mine = [m for m in metas if m.kind == side.name and m.rows]
             over = max((m.dead for m in mine), default=None)
             found.append(Side(side.name, source, sum(m.rows for m in mine), side.keep_us, over, side.outer))
-        return tuple(found)
+        return _Waits("join", sides=tuple(found))
 
-    # -- what is open --------------------------------------------------------------------------------------------
+    # -- one key -------------------------------------------------------------------------------------------------
 
-    def _panes(self) -> tuple[int, int | None, tuple[Open, ...]]:
-        """The windows, from the counts of groups per pane that are part of the commit."""
-        groups = {pane: sum(of_shards) for pane, of_shards in self.manifest.panes.items()}
-        totals = panes.window_totals(self.logic, groups, self.manifest.watermark_us)
-        found = [(s, n) for s, n in sorted(totals.items()) if n][:NEXT]
-        return (
-            sum(1 for n in totals.values() if n),
-            None,
-            tuple(self._open(None, s, None, s + self.logic.duration_us, "close", None, n) for s, n in found),
-        )
+    @singledispatchmethod
+    def _of_key(self, operator: Operator, given: inspect.Texts) -> OfKey:
+        unregistered(operator, "slackwater.query.why")
 
-    def _sessions(self) -> tuple[int, int | None, tuple[Open, ...]]:
-        rows = inspect.soonest(self.snapshot, self.logic, NEXT)
-        count = rows.height if rows.height < NEXT else sum(self.manifest.windows)
-        return count, sum(self.manifest.groups), self._rows(rows.head(NEXT))
+    @_of_key.register
+    def _(self, operator: Panes, given: inspect.Texts) -> OfKey:
+        watermark, key = self.state.watermark_us, inspect.key_of(operator, given, "--key")
+        rows = inspect.rows_of(self.snapshot, operator, key)
+        found = self._rows(operator, inspect.open_windows(operator, rows, watermark))
+        before = None
+        if watermark > NO_WATERMARK:
+            before = panes.last_closed(operator, operator.horizon(watermark)) + operator.hop_us
+        return OfKey(inspect.plain(key.row(0, named=True), operator.key_names), found, None, before)
 
-    def _of_key(self, given: inspect.Texts) -> OfKey:
-        logic, watermark = self.logic, self.manifest.watermark_us
-        key = inspect.key_of(logic, given, "--key")
-        rows = inspect.rows_of(self.snapshot, logic, key)
-        found = inspect.open_windows(logic, rows, watermark)
-        floor, before = None, None
-        if logic.is_session:
-            unit = Unit.of(logic, rows)
-            floor = _known(int(unit.floors(logic.reach_us, logic.horizon(watermark))[0])) if unit.keys else None
-            before = None if watermark <= NO_WATERMARK else logic.horizon(watermark) - logic.gap_us
-        elif watermark > NO_WATERMARK:
-            before = panes.last_closed(logic, logic.horizon(watermark)) + logic.hop_us
-        return OfKey(inspect.plain(key.row(0, named=True), logic.key_names), self._rows(found, rows), floor, before)
+    @_of_key.register
+    def _(self, operator: Sessions, given: inspect.Texts) -> OfKey:
+        watermark, key = self.state.watermark_us, inspect.key_of(operator, given, "--key")
+        rows = inspect.rows_of(self.snapshot, operator, key)
+        found = self._sessions(operator, inspect.open_windows(operator, rows, watermark), rows)
+        unit, horizon = Unit.of(operator, rows), operator.horizon(watermark)
+        floor = _known(int(unit.floors(operator.reach_us, horizon)[0])) if unit.keys else None
+        before = None if watermark <= NO_WATERMARK else horizon - operator.gap_us
+        return OfKey(inspect.plain(key.row(0, named=True), operator.key_names), found, floor, before)
 
-    def _rows(self, found: pl.DataFrame, state: pl.DataFrame | None = None) -> tuple[Open, ...]:
-        """Open windows of keys; `state`: all state rows, if they are of one key."""
-        count = next((a for a in self.logic.aggs if a.spec.agg == "count" and a.column is None), None)
+    @_of_key.register
+    def _(self, operator: IntervalJoin, given: inspect.Texts) -> OfKey:
+        raise StartError(f"{self.pipeline.name}: --key: rows of a join have no window; leave it out")
+
+    def _sessions(self, logic: Sessions, found: pl.DataFrame, state: pl.DataFrame | None = None) -> tuple[Open, ...]:
+        """Open sessions; `state`: all state rows, if they are of one key."""
+        return self._rows(logic, found, lambda row: self._last(logic, row, state))
+
+    def _rows(
+        self,
+        logic: Windowed,
+        found: pl.DataFrame,
+        last: Callable[[Mapping[str, Any]], int | None] | None = None,
+    ) -> tuple[Open, ...]:
+        """Open windows of keys; `last`: the time of the last event of one, where that is known."""
+        count = next((a for a in logic.aggs if a.spec.agg == "count" and a.column is None), None)
         counts = [None] * found.height if count is None else count.finish(found).to_list()
         return tuple(
             self._open(
-                inspect.plain(r, self.logic.key_names),
+                inspect.plain(r, logic.key_names),
                 r["__start"],
-                self._last(r, state),
+                None if last is None else last(r),
                 r["__closes"],
                 r["__reason"],
                 n,
@@ -262,11 +298,9 @@ class _Look:
             for r, n in zip(found.iter_rows(named=True), counts, strict=True)
         )
 
-    def _last(self, row: Mapping[str, Any], state: pl.DataFrame | None) -> int | None:
-        if not self.logic.is_session:
-            return None
-        if row["__reason"] == "close" and not self.logic.dynamic:
-            return int(row["__end"]) - self.logic.gap_us
+    def _last(self, logic: Sessions, row: Mapping[str, Any], state: pl.DataFrame | None) -> int | None:
+        if row["__reason"] == "close" and not logic.dynamic:
+            return int(row["__end"]) - logic.gap_us
         if state is None:
             return None
         inside = state.filter(pl.col("__start").is_between(row["__start"], row["__end"], closed="left"))

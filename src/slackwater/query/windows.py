@@ -7,10 +7,17 @@ gone       │   retained      │     open
 
 from __future__ import annotations
 
+from functools import singledispatch
+
 import numpy as np
 import polars as pl
 
-from slackwater.windows.family import family
+from slackwater.core.dispatch import unregistered
+from slackwater.operators.base import Operator
+from slackwater.operators.panes import Panes
+from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
+from slackwater.windows import pane_emission, session_emission
 from slackwater.windows.logic import (
     FAR,
     LOOSE,
@@ -21,20 +28,20 @@ from slackwater.windows.logic import (
     Emitted,
     Int64s,
     Logic,
-    sorted_by_key,
 )
+from slackwater.windows.order import sorted_by_key
 
 TIMES = pl.Datetime("us", "UTC")
 OWN = ("_status", "_closes_at", "_last_event", "_epoch")
 
 
-def standing(logic: Logic, rows: pl.DataFrame, watermark: int, epoch: int) -> pl.DataFrame:
+def standing(logic: Windowed, rows: pl.DataFrame, watermark: int, epoch: int) -> pl.DataFrame:
     """The windows that whole units of state rows make, as they would come out if no row came any more.
 
     Columns: those of the output (without the metadata of emission), `_status`, `_closes_at`, `_last_event` (sessions),
     `_epoch`, each under the name that `own_names` gives it.
     """
-    found = _sessions(logic, rows, watermark) if logic.is_session else _panes(logic, rows, watermark)
+    found = _put_together(logic, rows, watermark)
     closes = found["__closes"].to_numpy()
     still = closes > logic.horizon(watermark)
     if not still.all():
@@ -46,7 +53,7 @@ def standing(logic: Logic, rows: pl.DataFrame, watermark: int, epoch: int) -> pl
     own = own_names(logic)
     columns.append(pl.Series(own["_status"], np.where(closes > watermark, "open", "retained"), dtype=pl.String))
     columns.append(found["__closes"].cast(TIMES).alias(own["_closes_at"]))
-    if logic.is_session:
+    if "__last" in found.columns:
         columns.append(found["__last"].cast(TIMES).alias(own["_last_event"]))
     columns.append(pl.Series(own["_epoch"], np.full(found.height, epoch), dtype=pl.Int64))
     return pl.DataFrame(columns)
@@ -60,16 +67,24 @@ def own_names(logic: Logic) -> dict[str, str]:
     return {name: f"_{name}" if name in of_user else name for name in OWN}
 
 
-def _panes(logic: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+@singledispatch
+def _put_together(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """The windows that state rows make, as they would be emitted, with `__closes`; of sessions `__last` too."""
+    unregistered(operator, "slackwater.query.windows.standing")
+
+
+@_put_together.register
+def _(logic: Panes, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """The windows that hold panes."""
     if logic.updates:
         unsaid = pl.lit([], pl.List(pl.Int64)).alias("__out")  # else only what was changed comes out
         rows = rows.with_columns(pl.lit(LOOSE, pl.Int8).alias("__kind"), unsaid)
-    found = family(logic).emit(logic, rows, logic.horizon(watermark), FAR, True).rows
+    found = pane_emission.emit(logic, rows, logic.horizon(watermark), FAR, True).rows
     return found.with_columns(pl.col("__end").alias("__closes"))
 
 
-def _sessions(logic: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+@_put_together.register
+def _(logic: Sessions, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """The sessions: whole ones as they are, and those that pieces make."""
     kind = rows["__kind"].to_numpy()
     whole = _whole(logic, _only(rows, (kind == SETTLED) | (kind == TOLD)))
@@ -77,7 +92,7 @@ def _sessions(logic: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     if pieces.is_empty():
         return whole
     pieces = pieces.with_columns(pl.lit(LOOSE, pl.Int8).alias("__kind"))
-    made = family(logic).emit(logic, pieces, logic.horizon(watermark), FAR, True).rows
+    made = session_emission.emit(logic, pieces, logic.horizon(watermark), FAR, True).rows
     cut = (made["__reason"] == "cap").to_numpy()
     start, end = made["__start"].to_numpy(), made["__end"].to_numpy()
     made = made.with_columns(
@@ -87,7 +102,7 @@ def _sessions(logic: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     return pl.concat([whole, made.select(whole.columns)])
 
 
-def _whole(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
+def _whole(logic: Sessions, rows: pl.DataFrame) -> pl.DataFrame:
     """Rows that are a session each, as they would be emitted, with `__closes` and `__last`."""
     end = pl.col("__end") if logic.dynamic else pl.col("__last") + logic.gap_us
     return rows.select(
@@ -108,7 +123,7 @@ def _only(rows: pl.DataFrame, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) 
     return rows if mask.all() else rows[np.flatnonzero(mask)]
 
 
-def _last_events(logic: Logic, sessions: pl.DataFrame, pieces: pl.DataFrame) -> Int64s:
+def _last_events(logic: Sessions, sessions: pl.DataFrame, pieces: pl.DataFrame) -> Int64s:
     """The time of each session's last event, in µs.
 
     In order of key and start a session is followed by the pieces that it was put together from.

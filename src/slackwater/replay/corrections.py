@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import singledispatch
 
 import polars as pl
 
-from slackwater.core.arrays import distinct
+from slackwater.core.dispatch import unregistered
 from slackwater.core.hashing import key_hash, shard_of
 from slackwater.engine.driver import Driver
-from slackwater.operators.task import EmitReport, ShardTask
-from slackwater.state.protocol import OutputMeta
+from slackwater.operators.base import Operator, ShardTask
+from slackwater.operators.task import EmitReport
+from slackwater.operators.windowed import Windowed
+from slackwater.state.commit import OutputMeta
 from slackwater.targets.base import Readable
 from slackwater.windows import backdated as windows
 from slackwater.windows.aggregations import normalised, stored
@@ -24,22 +27,20 @@ from slackwater.windows.logic import Logic
 class Corrections:
     """The corrections that rows make, shard by shard; `refused`: `__group` and why, for rows that cannot be applied."""
 
-    def __init__(self, driver: Driver, target: Readable, rows: pl.DataFrame) -> None:
+    def __init__(self, logic: Windowed, driver: Driver, target: Readable, rows: pl.DataFrame) -> None:
         state = driver.state
-        self.logic, self.store = driver.windows, driver.store
+        self.logic, self.store = logic, driver.store
         kept = stored_windows(self.logic, target, windows.ranges(self.logic, rows))
         lost = why_lost(self.logic)
         owner, other = (shard_of(f["__kh"].to_numpy(), state.shards) for f in (rows, kept))
         refused: list[pl.DataFrame] = []
         self.repairs: dict[int, tuple[windows.Repair, pl.DataFrame]] = {}
-        for shard, metas in enumerate(state.segments):
+        for shard, metas in enumerate(state.stages[0].segments):
             mine = rows.filter(pl.Series(owner == shard))
             if mine.is_empty():
                 continue
-            units = self.logic.empty_state()
-            if self.logic.is_session:
-                reader = self.store.shard(shard, state.shards, state.epoch + 1, metas).reader(self.logic)
-                units = reader.units(distinct(mine["__kh"].to_numpy()))
+            reader = self.store.shard(shard, state.shards, state.epoch + 1, metas).reader(self.logic)
+            units = reader.units(windows.units(self.logic, mine))
             done = windows.repair(
                 self.logic, mine, units, kept.filter(pl.Series(other == shard)), state.watermark_us, lost
             )
@@ -93,13 +94,24 @@ def _reasons(repair: windows.Repair) -> dict[str, int]:
     return {why: n for why, n in found.items() if n}
 
 
-def why_lost(logic: Logic) -> str | None:
+@singledispatch
+def corrections(operator: Operator, driver: Driver, target: Readable, rows: pl.DataFrame) -> Corrections:
+    """The corrections that rows make."""
+    unregistered(operator, "slackwater.replay.corrections")
+
+
+@corrections.register(Windowed)
+def _(operator: Windowed, driver: Driver, target: Readable, rows: pl.DataFrame) -> Corrections:
+    return Corrections(operator, driver, target, rows)
+
+
+def why_lost(operator: Windowed) -> str | None:
     """Why windows that the target holds cannot be put together with more rows; None if they can."""
-    if logic.is_session and logic.dynamic:
+    if operator.ends:
         return (
             "its session left the state, and of a session whose rows bring their own gaps the last event is not stored"
         )
-    lost = stored.lost(logic.aggs)
+    lost = stored.lost(operator.aggs)
     if not lost:
         return None
     return f"its window left the state, and what it was aggregated from is not stored for {', '.join(lost)}"

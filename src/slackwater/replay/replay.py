@@ -14,21 +14,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import singledispatch
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from slackwater.core.dispatch import unregistered
 from slackwater.engine.driver import Driver
 from slackwater.errors import StartError
 from slackwater.operators import fitting
+from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN_FIELDS, UNPUBLISHED
-from slackwater.replay.corrections import Corrections
+from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.panes import Panes
+from slackwater.operators.sessions import Sessions
+from slackwater.replay.corrections import corrections
 from slackwater.replay.tries import Ledger, applied_lines
 from slackwater.sources.base import Batch, Replayed
 from slackwater.targets.base import Readable
-from slackwater.windows.logic import Logic
-from slackwater.windows.panes import late_before
 
 Payload = Callable[[pl.DataFrame], Mapping[str, Any]]  # letters with `__letter` -> rows per source, for the engine
 
@@ -119,10 +123,11 @@ def bad_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool)
         found.renewed = sum((Counter(s.reasons) for s in outcome.letters), Counter())
         found.refused = sum(r.refused for r in outcome.reports)
         return found
-    before, refused = Counter(driver.state.counters.get("letters", {})), driver.state.counters.get("rows_refused", 0)
+    former = driver.state.stages[0].counters
     driver.run_batch(_batch(judged.good, payload, _replayed(driver, judged.good, tried)), 0)
-    found.renewed = Counter(driver.state.counters.get("letters", {})) - before
-    found.refused = driver.state.counters.get("rows_refused", 0) - refused
+    counters = driver.state.stages[0].counters
+    found.renewed = Counter(counters.get("letters", {})) - Counter(former.get("letters", {}))
+    found.refused = counters.get("rows_refused", 0) - former.get("rows_refused", 0)
     return found
 
 
@@ -142,7 +147,7 @@ def _numbered(letters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
 def _judged(driver: Driver, letters: pl.DataFrame, payload: Payload) -> _Judged:
     """Read the letters once more, as an epoch would, and tell those that are bad again. Equal ones share their fate."""
     read, numbers = _numbered(letters)
-    rows = driver.engine.decoded(payload(read), driver.hooks.clock_us())
+    rows = driver.stage.engine.decoded(payload(read), driver.hooks.clock_us())
     verdict = rows.group_by("__letter").agg(
         pl.col("__bad").drop_nulls().first().alias("__bad"), pl.len().alias("__rows")
     )
@@ -161,7 +166,7 @@ def _judged(driver: Driver, letters: pl.DataFrame, payload: Payload) -> _Judged:
 
 def _keeps(driver: Driver) -> bool:
     """Whether a row that is late leaves something behind: a letter, or a result of its own."""
-    return driver.pipeline.keeps_late or driver.windows.window.late_data == "standalone"
+    return driver.pipeline.keeps_late or driver.pipeline.transform.step.late_data == "standalone"
 
 
 def _without_late(driver: Driver, judged: _Judged, payload: Payload) -> _Judged:
@@ -169,10 +174,9 @@ def _without_late(driver: Driver, judged: _Judged, payload: Payload) -> _Judged:
     before the watermark stay, if any of them would be dropped."""
     if not sum(r.late for r in driver.rehearse(_batch(judged.good, payload)).reports):
         return judged
-    logic, watermark = driver.windows, driver.state.watermark_us
-    before = watermark if logic.is_session else late_before(logic, watermark)
+    before = driver.stage.operator.late_before(driver.state.watermark_us)
     read, numbers = _numbered(judged.good)
-    rows = driver.engine.again(payload(read), driver.hooks.clock_us(), driver.stage.capacity)
+    rows = driver.stage.engine.again(payload(read), driver.hooks.clock_us(), driver.stage.capacity)
     late = numbers.join(rows.filter(pl.col("__ts") < before).select("__letter").unique(), on="__letter", how="semi")
     late, place = late.select("epoch", "__id").unique(), ["epoch", "__id"]
     left = judged.good.join(late, on=place, how="semi", maintain_order="left").with_columns(
@@ -188,14 +192,10 @@ def _without_late(driver: Driver, judged: _Judged, payload: Payload) -> _Judged:
 def check_late(driver: Driver) -> None:
     """Raise StartError if late rows cannot be applied: before anything is."""
     target = driver.target
-    if not isinstance(driver.logic, Logic):
-        raise StartError(
-            f"{driver.pipeline.name}: late rows of a join cannot be replayed: the rows that they missed have left the state; "
-            "send them again, or choose others by --reason"
-        )
+    _alike(driver.stage.operator)
     if not driver.pipeline.keeps_late:
         raise StartError(
-            f'{driver.pipeline.name}: there are letters of late rows, and late_data = "{driver.windows.window.late_data}" does not '
+            f'{driver.pipeline.name}: there are letters of late rows, and late_data = "{driver.pipeline.transform.step.late_data}" does not '
             'carry where a row came from through the SQL; set it back to "dlq" or "reopen", or choose others by --reason'
         )
     if not (target.upserts and isinstance(target, Readable)):
@@ -215,7 +215,7 @@ def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool
     every = letters
     rows, letters = _rows(driver, letters, payload, found.left)
     while True:  # once more for each time that something is left: a letter is applied as a whole
-        work = Corrections(driver, target, rows)
+        work = corrections(driver.stage.operator, driver, target, rows)
         if work.refused.is_empty():
             break
         whole = letters.filter(pl.col("__group").is_in(work.refused["__group"].implode()))
@@ -253,11 +253,11 @@ def _rows(
     )
     groups = groups.with_row_index("__group").with_columns(pl.col("__group").cast(pl.Int64))
     once = payload(letters.unique("__letter", keep="first"))
-    again = driver.engine.again(once, driver.hooks.clock_us(), driver.stage.capacity)
+    again = driver.stage.engine.again(once, driver.hooks.clock_us(), driver.stage.capacity)
     rows = again.join(groups, on=["__letter", "__ts"])
     seen = rows.group_by("__group").agg(pl.len().alias("__rows"), pl.col("__kh").n_unique().alias("__keys"))
     groups = groups.join(seen, on="__group", how="left").with_columns(pl.col("__rows", "__keys").fill_null(0))
-    groups = groups.with_columns(_copies(driver.windows).alias("__copies"))
+    groups = groups.with_columns(_copies(_alike(driver.stage.operator)).alias("__copies"))
     letters = letters.join(groups.select("__letter", "__ts", "__group", "__rows", "__copies"), on=["__letter", "__ts"])
     for why, is_left in ((GONE, pl.col("__rows") == 0), (UNCLEAR, (pl.col("__rows") > 0) & (pl.col("__copies") == 0))):
         count = letters.filter(is_left).height
@@ -273,15 +273,36 @@ def _dense(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
     return found["__letter"].cast(pl.Int64)
 
 
-def _copies(logic: Logic) -> pl.Expr:
-    """How often each row of a group was late, 0 where that is not known.
+@singledispatch
+def _alike(operator: Operator) -> pl.Expr:
+    """Whether all rows of a group were late, or none. Raises StartError if no late row can ever be applied."""
+    unregistered(operator, "slackwater.replay.replay.late_rows")
+
+
+@_alike.register
+def _(operator: Panes) -> pl.Expr:
+    return pl.lit(True)  # they have one time
+
+
+@_alike.register
+def _(operator: Sessions) -> pl.Expr:
+    return pl.col("__keys") == 1
+
+
+@_alike.register
+def _(operator: IntervalJoin) -> pl.Expr:
+    raise StartError(
+        f"{operator.pipeline}: late rows of a join cannot be replayed: the rows that they missed have left the state; "
+        "send them again, or choose others by --reason"
+    )
+
+
+def _copies(alike: pl.Expr) -> pl.Expr:
+    """How often each row of a group was late, 0 where that is not known. `alike`: see `_alike`.
 
     Equal rows of a file have equal letters. A record of a topic is there once, however often its letter is.
     """
     letters, rows, once = pl.col("__letters"), pl.col("__rows"), pl.col("__once")
-    alike = (
-        pl.lit(True) if not logic.is_session else pl.col("__keys") == 1
-    )  # then all rows of the group were late, or none
     even = (rows > 0) & (letters % rows.clip(1) == 0)
     return (
         pl.when((rows == 1) | (alike & even))

@@ -17,7 +17,7 @@ import polars as pl
 
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.hashing import key_hash
-from slackwater.state.protocol import Manifest
+from slackwater.state.commit import Commit
 
 _ID = [
     f
@@ -43,7 +43,7 @@ class Ledger:
     entries: pl.DataFrame
 
     @classmethod
-    def of(cls, manifest: Manifest | None, read_list: Callable[[str], list[str]]) -> Ledger:
+    def of(cls, manifest: Commit | None, read_list: Callable[[str], list[str]]) -> Ledger:
         """What a commit knows; None: no state yet, and so nothing."""
         done = _lines(manifest.replayed if manifest else (), read_list, "__done")
         tries = _lines(manifest.tried if manifest else (), read_list, "__tries")

@@ -20,11 +20,13 @@ from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
 from slackwater.core.dead_letter import LETTER
+from slackwater.engine.far_dates import FarDates
 from slackwater.engine.kill_points import Faults
-from slackwater.engine.stage import Following, Stage
+from slackwater.engine.stage import Stage
 from slackwater.errors import StartError
-from slackwater.operators.base import Step
+from slackwater.operators.base import Operator
 from slackwater.operators.compile import compile_join, compile_window
+from slackwater.operators.windowed import Windowed
 from slackwater.sources import files
 from slackwater.sources.base import reason
 from slackwater.sources.cloud import CloudReader, kinesis_options, pubsub_options
@@ -40,7 +42,6 @@ from slackwater.targets.base import Table, Target
 from slackwater.targets.console import ConsoleTarget
 from slackwater.targets.files import FilesTarget
 from slackwater.windows.aggregations import quote
-from slackwater.windows.logic import Logic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -141,7 +142,7 @@ def _cloud(spec: Source, connection: Connection) -> CloudReader:
     )
 
 
-def bind(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> tuple[dict[str, str], Step]:
+def bind(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> tuple[dict[str, str], Operator]:
     """Event time and SQL of each source against the columns that are there, and the window or join over what comes out."""
     times, outputs = {}, {}
     for spec, source in zip(pipeline.sources, sources, strict=True):
@@ -159,30 +160,34 @@ def bind(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]
     return times, logic
 
 
-def results_of(pipeline: Pipeline, session: SparkSession, logic: Step) -> Step:
+def results_of(pipeline: Pipeline, session: SparkSession, logic: Operator) -> Operator:
     """The step whose results the target gets, after the first one's. Raises StartError."""
-    return _second(pipeline, session, logic)[1] if pipeline.stages else logic
+    for own in list(pipeline.alone.values())[1:]:
+        logic = _behind(own, session, logic)[1]
+    return logic
 
 
-def _second(pipeline: Pipeline, session: SparkSession, logic: Step) -> tuple[DataFrame, Logic]:
-    """The columns that the second stage reads, and its window over them."""
-    own = pipeline.last
-    frame = session.createDataFrame([], ", ".join(f"{quote(f.name)} {f.type}" for f in logic.output))
+def _behind(own: Pipeline, session: SparkSession, before: Operator) -> tuple[DataFrame, Windowed]:
+    """The columns that a stage reads of the one before it, and its window over them."""
+    frame = session.createDataFrame([], ", ".join(f"{quote(f.name)} {f.type}" for f in before.output))
     return frame, compile_window(own, analysis.check_sql(session, own, own.sources[0].name, frame))
 
 
-def following(
-    pipeline: Pipeline, session: SparkSession, logic: Step, store: StateStore, faults: Faults
-) -> Following | None:
-    """The stage that reads what the first one emits, bound to its columns; None where there is none. Raises StartError."""
-    if not pipeline.stages:
-        return None
-    own, (frame, bound) = pipeline.last, _second(pipeline, session, logic)
-    name = own.sources[0].name
-    times = {name: analysis.time_expression(own, session, name, frame, False)}
-    end = analysis.end_expression(own, session, name, frame) if isinstance(bound.window.gap_ms, str) else None
-    engine = SparkEngine(session, own, bound, times, end=end)
-    return Following(Stage(own, bound, store, engine, faults.in_worker, 1), 1000 * pipeline.hold_ms)
+def stages_of(
+    pipeline: Pipeline, session: SparkSession, first: SparkEngine, store: StateStore, faults: Faults
+) -> list[Stage]:
+    """All stages, bound to their columns; `first`: what the stage that reads the sources runs on. Raises StartError."""
+    (name, own), *more = pipeline.alone.items()
+    found = [Stage(name, own, first.logic, store, first, faults.in_worker, far_dates=FarDates(own))]
+    for number, (name, own) in enumerate(more, 1):
+        before, read = found[-1], own.sources[0].name
+        frame, bound = _behind(own, session, before.operator)
+        times = {read: analysis.time_expression(own, session, read, frame, False)}
+        end = analysis.end_expression(own, session, read, frame) if isinstance(bound.window.gap_ms, str) else None
+        engine = SparkEngine(session, own, bound, times, end=end)
+        behind = {read: 1000 * before.pipeline.hold_ms}
+        found.append(Stage(name, own, bound, store, engine, faults.in_worker, number, behind))
+    return found
 
 
 def ends(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> str | None:
@@ -233,10 +238,9 @@ def store_of(pipeline: Pipeline) -> StateStore:
     return FilesStore(store.path or "", pipeline.name)
 
 
-def target_of(pipeline: Pipeline, logic: Step, state_id: str = "") -> Target:
+def target_of(pipeline: Pipeline, logic: Operator, state_id: str = "") -> Target:
     """The target a config names, for the epochs of a state."""
-    identity = logic.identity if isinstance(logic, Logic) else None  # joined rows are a multiset
-    return _target(pipeline.target, pipeline, Table(pipeline.name, tuple(logic.output), identity, state_id))
+    return _target(pipeline.target, pipeline, Table(pipeline.name, tuple(logic.output), logic.identity, state_id))
 
 
 def letters_of(pipeline: Pipeline, state_id: str = "") -> Target | None:

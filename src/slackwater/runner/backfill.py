@@ -34,7 +34,7 @@ from slackwater.core.capacity import capacity_of
 from slackwater.core.time import iso
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, SlackwaterError, StartError
-from slackwater.operators.base import Step
+from slackwater.operators.base import Operator
 from slackwater.runner.assemble import target_of
 from slackwater.runner.run import _Run
 from slackwater.sources import files
@@ -42,7 +42,7 @@ from slackwater.sources.base import Batch, SourceBatch, reason
 from slackwater.sources.files import FilesSource
 from slackwater.sources.kafka import KafkaSource, Offsets
 from slackwater.spark.engine import SparkEngine
-from slackwater.state.protocol import BatchId, SourceRecord
+from slackwater.state.commit import BatchId, SourceRecord
 from slackwater.targets.base import Target
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ class _Backfill(_Run):
         super().__init__(pipeline, True, spark, on_status, notice, stop or threading.Event())
         self.span, self.partial, self.written = span, partial, Written()
 
-    def _target_of(self, results: Step, state_id: str) -> Target:
+    def _target_of(self, results: Operator, state_id: str) -> Target:
         window = self.pipeline.transform.window
         assert window is not None
         inner = target_of(self.pipeline, results, state_id)
@@ -330,7 +330,7 @@ class _Backfill(_Run):
 
     def _rows_of_range(self, name: str, frame: DataFrame) -> DataFrame:
         """Rows without a usable time stay: what becomes of them is not decided here."""
-        engine = self.driver.engine
+        engine = self.driver.stage.engine
         assert isinstance(engine, SparkEngine)
         low, high = self.span.rows_us
         at = f"unix_micros({engine.times[name]})"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import reduce, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -22,36 +21,23 @@ from slackwater.config.source import Source
 from slackwater.config.target import StateStore, Target
 from slackwater.config.window import Window
 from slackwater.core.schema import Field, arrow_schema
-from slackwater.core.words import plural
-from slackwater.engine.fold import late_text
-from slackwater.errors import BadRowError, ConfigError, StartError
-from slackwater.joins import step as joining
-from slackwater.joins.buffer import NoBuffers
-from slackwater.joins.logic import JoinLogic
-from slackwater.joins.slots import Slots
-from slackwater.operators.task import plain
+from slackwater.errors import ConfigError, StartError
+from slackwater.operators.base import Operator
 from slackwater.runner import assemble, border
 from slackwater.sources.base import CORRUPT
 from slackwater.sources.streams import FrameSource, in_session
-from slackwater.spark import session
+from slackwater.spark import session, whole_batch
 from slackwater.spark.engine import SparkEngine
-from slackwater.spark.workers import lifted
-from slackwater.windows import panes, sessions
+from slackwater.spark.whole_batch import UPTO, Fold
 from slackwater.windows.aggregations import quote
-from slackwater.windows.family import family
-from slackwater.windows.logic import FAR, NO_WATERMARK, Logic, allowed_us, late_sample
+from slackwater.windows.logic import allowed_us
 
 if TYPE_CHECKING:
-    import polars as pl
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from slackwater.operators.base import Step
-
 Planned = ParamSpec("Planned")
-Fold = Callable[["pl.DataFrame"], "pl.DataFrame"]
 ROWS = "rows"  # what the only source of a window is called
-_UPTO = "__upto"  # hidden: the watermark at the end, the same in every row
 
 
 def _quietly(plan: Callable[Planned, DataFrame]) -> Callable[Planned, DataFrame]:
@@ -107,10 +93,10 @@ def batch(
         newest = (
             engine.timed(ROWS, df)
             .where("__bad IS NULL")
-            .selectExpr(f"max(unix_micros(_event_ts)) - {behind}L AS {_UPTO}")
+            .selectExpr(f"max(unix_micros(_event_ts)) - {behind}L AS {UPTO}")
         )
         rows = rows.crossJoin(newest.hint("broadcast"))
-    return _over_shards(rows, shards, engine.logic, _windows(engine.windows), df)
+    return _over_shards(rows, shards, engine.logic, whole_batch.windows(engine.logic), df)
 
 
 @_quietly
@@ -133,9 +119,8 @@ def batch_join(
     frames = {join.left_source: left, join.right_source: right}
     engine = _planned(name, frames, join, None, on_error, lookups)
     sides = [engine.columns(source, engine.usable(source, frame), None) for source, frame in frames.items()]
-    assert isinstance(engine.logic, JoinLogic)
-    logic = replace(engine.logic, max_rows_per_key=None)
-    return _over_shards(reduce(lambda a, b: a.unionByName(b), sides), shards, logic, _pairs(logic), left)
+    rows = reduce(lambda a, b: a.unionByName(b), sides)
+    return _over_shards(rows, shards, engine.logic, whole_batch.pairs(engine.logic), left)
 
 
 # -- the plan --------------------------------------------------------------------------------------------------------
@@ -220,7 +205,7 @@ def _planned(
     return planner
 
 
-def _over_shards(rows: DataFrame, shards: int | None, logic: Step, fold: Fold, given: DataFrame) -> DataFrame:
+def _over_shards(rows: DataFrame, shards: int | None, logic: Operator, fold: Fold, given: DataFrame) -> DataFrame:
     """Run `fold` over all rows of each shard; the result is a DataFrame of the caller's session."""
     names = rows.columns
     moved = rows.repartition("__kh") if shards is None else rows.repartition(shards, "__kh")
@@ -252,55 +237,3 @@ def _task(names: list[str], output: list[Field], fold: Fold) -> Any:
         yield from found.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(arrow_schema(output)).to_batches(100_000)
 
     return shard
-
-
-def _windows(logic: Logic) -> Fold:
-    def fold(rows: pl.DataFrame) -> pl.DataFrame:
-        import polars as pl
-
-        from slackwater.core.hashing import mix
-
-        upto = rows[_UPTO][0] if _UPTO in rows.columns else FAR
-        if logic.dynamic and rows["__end"].null_count():
-            _refuse(logic, rows.filter(rows["__end"].is_null()))
-        rows = lifted(logic, rows.drop(_UPTO, strict=False))
-        if logic.is_session:
-            done = sessions.ingest(logic, rows, logic.empty_state(), NO_WATERMARK)
-        else:
-            rows = rows.with_columns(pl.Series("__h", mix(rows["__kh"].to_numpy(), rows["__start"].to_numpy())))
-            done = panes.ingest(logic, rows, logic.empty_state(), NO_WATERMARK)
-        emitted = family(logic).emit(logic, done.state, NO_WATERMARK, upto, False)
-        return logic.sorted_output(logic.output_frame(emitted))
-
-    return fold
-
-
-def _refuse(logic: Logic, bad: pl.DataFrame) -> None:
-    sample = "; ".join(
-        late_text({k: plain(v) for k, v in s.items()}) for s in late_sample(bad, logic.key_names, "__ts")
-    )
-    raise BadRowError(
-        f"{logic.pipeline}: {plural(bad.height, 'bad row')} in a shard: gap_ms ({logic.window.gap_ms}) is NULL, not positive or not "
-        f'below max_session_duration_ms: {sample}; correct the expression, or give on_error="drop" to leave such rows out'
-    )
-
-
-def _pairs(logic: JoinLogic) -> Fold:
-    def fold(rows: pl.DataFrame) -> pl.DataFrame:
-        import polars as pl
-
-        slots, output = Slots.between(logic), list[pl.DataFrame]()
-        new = {side.which: slots.apart(rows, side.which, ["__kh", "__ts"]) for side in logic.sides}
-        done = joining.ingest(logic, new, NoBuffers(), NO_WATERMARK, 0, output.append)
-        for side in logic.sides:
-            lonely = done.changes[side.which].rows.filter(~pl.col("__matched"))
-            if side.outer and lonely.height:
-                output.append(logic.alone(side.which, lonely))
-        schema = {f.name: f.polars for f in logic.output}
-        return (
-            logic.sorted_output(pl.concat([f.select(list(schema)) for f in output]))
-            if output
-            else pl.DataFrame(schema=schema)
-        )
-
-    return fold

@@ -50,7 +50,7 @@ def notes(pipeline: Pipeline) -> list[str]:
     try:
         with store.peek() as snapshot:
             for spec in pipeline.sources if snapshot is not None else ():
-                record = snapshot.manifest.sources.get(spec.name) if snapshot else None
+                record = snapshot.commit.sources.get(spec.name) if snapshot else None
                 offsets = (record.offsets if record else None) or {}
                 told = offsets.get("changed", {})
                 names, count = list(told.get("last", [])), int(told.get("count", 0))

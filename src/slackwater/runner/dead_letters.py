@@ -77,7 +77,7 @@ def ledger(pipeline: Pipeline) -> Ledger:
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return Ledger.of(None, lambda name: [])  # in memory: no replay can have found it
     with store_of(pipeline).peek() as seen:
-        return Ledger.of(seen.manifest if seen else None, seen.read_list if seen else lambda name: [])
+        return Ledger.of(seen.commit if seen else None, seen.read_list if seen else lambda name: [])
 
 
 def summary(pipeline: Pipeline) -> pl.DataFrame:

@@ -19,16 +19,16 @@ from slackwater.engine.observer import Columns, Observer, Observers, Waiting
 from slackwater.engine.status import Status
 from slackwater.errors import ConfigError, EpochError, ExhaustedError, LockHeldError, SlackwaterError, StartError
 from slackwater.evolution import restore
-from slackwater.operators.base import Step
+from slackwater.operators.base import Operator
 from slackwater.runner import border, former, pace, starting_offsets, tell
 from slackwater.runner.assemble import (
     bind,
     carrying,
     ends,
-    following,
     letters_of,
     source_of,
     spark_settings,
+    stages_of,
     store_of,
     target_of,
 )
@@ -44,7 +44,7 @@ from slackwater.sources.streams import Streams
 from slackwater.spark import session
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.workers import warm_up
-from slackwater.state.protocol import Manifest
+from slackwater.state.commit import Commit
 from slackwater.targets.base import Target
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class _Run:
         self.last: Status | None = None
         self.driver: Driver  # from `_prepare` on
         self._base: SparkSession | None = None  # Spark, once it is up
-        self._latest: Manifest | None = None  # what the store held at the start
+        self._latest: Commit | None = None  # what the store held at the start
         self._report = on_status
         self._progress: tuple[int, int] | None = None
         self._stated = False  # where sources begin is not what the config says
@@ -295,7 +295,7 @@ class _Run:
 
     # -- before the first batch ----------------------------------------------------------------------------------
 
-    def _prepare(self, latest: Manifest | None) -> bool:
+    def _prepare(self, latest: Commit | None) -> bool:
         """Put the parts together. Returns whether that was done; not if the run was to stop meanwhile."""
         self._latest = latest
         if self.stop.is_set():
@@ -313,7 +313,7 @@ class _Run:
         warm.start()
         lookups = Lookups(self.session, self.pipeline.transform.lookups, lambda line: self.notice("warning", line))
         lookups.load()
-        known = dict(latest.schemas) if latest else {}
+        known = {n: s.columns for n, s in latest.sources.items()} if latest else {}
         sources = [
             source_of(self.session, self.pipeline, i, known.get(s.name)) for i, s in enumerate(self.pipeline.sources)
         ]
@@ -336,15 +336,15 @@ class _Run:
             self._observers.waiting,
             kill_points.from_environment(),
         )
-        then = following(self.pipeline, self.session, logic, self.store, hooks.faults)
         state_id = latest.state_id if latest else uuid.uuid4().hex
-        results = logic if then is None else then.stage.logic
+        stages = stages_of(self.pipeline, self.session, engine, self.store, hooks.faults)
+        results = stages[-1].operator
         self._observers.described(Columns({s.name: _columns(s.schema) for s in sources}, results.output))
         self.target, self.letters = self._target_of(results, state_id), letters_of(self.pipeline, state_id)
         for place in (self.target, self.letters):
             if place is not None:
                 place.open()
-        self.driver = Driver(self.pipeline, logic, self.store, self.target, engine, hooks, self.letters, then)
+        self.driver = Driver(self.pipeline, stages, self.store, self.target, hooks, self.letters)
         if self.stop.is_set():
             return False
         self.driver.start(latest, shards, schemas, state_id)
@@ -355,7 +355,7 @@ class _Run:
         warm.join()
         return not self.stop.is_set()
 
-    def _target_of(self, results: Step, state_id: str) -> Target:
+    def _target_of(self, results: Operator, state_id: str) -> Target:
         return target_of(self.pipeline, results, state_id)
 
     def _warm(self, shards: int) -> None:

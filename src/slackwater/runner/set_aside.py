@@ -22,8 +22,9 @@ from slackwater.core.words import plural
 from slackwater.errors import StartError
 from slackwater.operators.dead_letters import UNPUBLISHED, holding
 from slackwater.runner.assemble import aside_of, letters_of, store_of
+from slackwater.state.commit import Commit
 from slackwater.state.edit import no_state
-from slackwater.state.protocol import Manifest, StateStore
+from slackwater.state.protocol import StateStore
 from slackwater.targets.kafka_rows import json_objects
 
 log = logging.getLogger("slackwater")
@@ -44,7 +45,7 @@ def waiting(pipeline: Pipeline, limit: int) -> Waiting | None:
     with store.peek() as found:
         if found is None:
             raise no_state()
-        manifest = found.manifest
+        manifest = found.commit
         if not manifest.staged or found.published >= manifest.epoch:
             return None
         rows = _rows(store, manifest)
@@ -81,7 +82,7 @@ def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
 
 
 @contextmanager
-def held(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateStore, Manifest]]:
+def held(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateStore, Commit]]:
     """The store, locked, and its latest commit, which is that epoch and waits. Raises StartError, LockHeldError."""
     store = store_of(pipeline)
     if store.written() is None:
@@ -96,7 +97,7 @@ def held(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateStore, Manifest]
         store.close()
 
 
-def check(pipeline: Pipeline, latest: Manifest, published: int, epoch: int) -> None:
+def check(pipeline: Pipeline, latest: Commit, published: int, epoch: int) -> None:
     """Raise StartError unless this epoch waits to be published."""
     if not latest.staged or published >= latest.epoch:
         raise StartError(
@@ -108,7 +109,7 @@ def check(pipeline: Pipeline, latest: Manifest, published: int, epoch: int) -> N
         )
 
 
-def _rows(store: StateStore, manifest: Manifest) -> pl.DataFrame:
+def _rows(store: StateStore, manifest: Commit) -> pl.DataFrame:
     return pl.concat([store.output(o) for o in manifest.output]) if manifest.output else pl.DataFrame()
 
 
@@ -125,7 +126,7 @@ def as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.DataFrame:
     return rows.select(found.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
 
 
-def _to_letters(pipeline: Pipeline, manifest: Manifest, rows: pl.DataFrame, own: pl.DataFrame | None) -> str:
+def _to_letters(pipeline: Pipeline, manifest: Commit, rows: pl.DataFrame, own: pl.DataFrame | None) -> str:
     """Both under markers of their own: what was written before a crash is not written again."""
     of_rows, of_letters = aside_of(pipeline, manifest.state_id), letters_of(pipeline, manifest.state_id)
     assert of_rows is not None
@@ -143,7 +144,7 @@ def _to_letters(pipeline: Pipeline, manifest: Manifest, rows: pl.DataFrame, own:
     return f"the dead letters ({of_rows.description})"
 
 
-def _to_files(to: Path, manifest: Manifest, rows: pl.DataFrame, own: pl.DataFrame | None) -> str:
+def _to_files(to: Path, manifest: Commit, rows: pl.DataFrame, own: pl.DataFrame | None) -> str:
     try:
         to.mkdir(parents=True, exist_ok=True)
         for what, frame in (("rows", rows if rows.height else None), ("letters", own)):

@@ -25,7 +25,7 @@ from slackwater.config.source import Source
 from slackwater.core.words import plural
 from slackwater.engine.status import Status
 from slackwater.runner import starting_offsets
-from slackwater.state.protocol import Manifest
+from slackwater.state.commit import Commit
 
 log = logging.getLogger("slackwater")
 
@@ -45,7 +45,7 @@ def stamp(us: int | None) -> str:
 # -- the start ---------------------------------------------------------------------------------------------------------
 
 
-def start(pipeline: Pipeline, latest: Manifest | None) -> str:
+def start(pipeline: Pipeline, latest: Commit | None) -> str:
     """Version, pipeline, state and its epoch, sources and where they go on, the target."""
     epoch = "new" if latest is None else f"at epoch {latest.epoch}, committed {stamp(latest.committed_us)}"
     sources = "; ".join(f'"{s.name}": {_what(pipeline, s)}, {_from(pipeline, s, latest)}' for s in pipeline.sources)
@@ -63,12 +63,13 @@ def _what(pipeline: Pipeline, source: Source) -> str:
     return f"{source.query} in {connection.kind}" if connection.kind != "files" else f"files {source.query}"
 
 
-def _from(pipeline: Pipeline, source: Source, latest: Manifest | None) -> str:
+def _from(pipeline: Pipeline, source: Source, latest: Commit | None) -> str:
     record = None if latest is None else latest.sources.get(source.name)
-    if record is None or (record.offsets is None and not record.rows):
+    rows = 0 if latest is None or record is None else latest.clocks[source.name].rows
+    if record is None or (record.offsets is None and not rows):
         return starting_offsets.place(pipeline, source)
     if record.offsets is None:
-        return f"after {plural(record.rows, 'row')}"
+        return f"after {plural(rows, 'row')}"
     if "segments" in record.offsets:
         count = int(record.offsets.get("count", 0))
         return f"after {count:,} file{'' if count == 1 else 's'}"
@@ -144,7 +145,7 @@ def end(pipeline: Pipeline, status: Status | None, seconds: float) -> str:
     )
 
 
-def committed(state: Manifest | None) -> str:
+def committed(state: Commit | None) -> str:
     """What was committed last, as a sentence."""
     if state is None or state.epoch < 0:
         return "nothing was committed yet"

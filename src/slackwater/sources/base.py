@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from slackwater.errors import EpochError
-from slackwater.state.protocol import BatchId, SourceRecord, StateStore
+from slackwater.state.commit import BatchId, SourceRecord
+from slackwater.state.protocol import StateStore
 
 CORRUPT = "_corrupt_record"
 

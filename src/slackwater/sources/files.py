@@ -20,7 +20,8 @@ from slackwater.config.source import Source
 from slackwater.errors import EpochError, StartError
 from slackwater.sources.base import CORRUPT, SourceBatch, checkpoint_line, reason
 from slackwater.sources.times import UTC, TextTimes, zone_of
-from slackwater.state.protocol import SourceRecord, StateStore
+from slackwater.state.commit import SourceRecord
+from slackwater.state.protocol import StateStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -23,7 +23,8 @@ from slackwater.config.source import Source
 from slackwater.errors import EpochError, StartError
 from slackwater.sources.base import CORRUPT, SourceBatch, checkpoint_line, reason
 from slackwater.sources.payload import Payload
-from slackwater.state.protocol import SourceRecord, StateStore
+from slackwater.state.commit import SourceRecord
+from slackwater.state.protocol import StateStore
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.errors import StartError
 from slackwater.sources.base import Batch, Seekable, SourceBatch
-from slackwater.state.protocol import BatchId, Manifest, StateStore
+from slackwater.state.commit import BatchId, Commit
+from slackwater.state.protocol import StateStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,7 +66,7 @@ class Streams:
         """What a checkpoint is good for: another list of sources needs a fresh one."""
         return [{"name": s.name} if isinstance(s, FrameSource) else s.signature() for s in self.sources]
 
-    def checkpoint(self, state: Manifest) -> Path:
+    def checkpoint(self, state: Commit) -> Path:
         """The checkpoint that continues the state: a fresh one behind the stored offsets, as the state alone says where to go
         on; with a source that cannot seek, the one of its latest batch.
 
@@ -77,7 +78,7 @@ class Streams:
                 shutil.rmtree(other, ignore_errors=True)
         return chosen
 
-    def _checkpoint(self, state: Manifest) -> Path:
+    def _checkpoint(self, state: Commit) -> Path:
         home = self.store.checkpoint
         seekable = [s for s in self.sources if not isinstance(s, FrameSource)]
         if len(seekable) < len(self.sources) and state.batch is not None:
@@ -89,13 +90,13 @@ class Streams:
                 and json.loads(signature.read_text()) == self.signature()
             ):
                 return last
-            lost = [s.name for s in self.sources if isinstance(s, FrameSource) and state.sources[s.name].rows]
+            lost = [s.name for s in self.sources if isinstance(s, FrameSource) and state.clocks[s.name].rows]
             if lost:
                 raise StartError(
                     f'source "{lost[0]}" cannot seek and resumes by Spark\'s checkpoint only, but {last} is lost or was made '
                     "for other sources; restore it, or give the pipeline a new name or state path to start over"
                 )
-            if any(state.sources[s.name].rows for s in self.sources):
+            if any(c.rows for c in state.clocks.values()):
                 raise StartError(
                     "sources were added or removed and one of them cannot seek; keep the sources as they were"
                 )
@@ -106,7 +107,7 @@ class Streams:
         (fresh / "sources.json").write_text(json.dumps(self.signature()))
         return fresh
 
-    def _seek(self, checkpoint: Path, sources: Sequence[Seekable], state: Manifest) -> None:
+    def _seek(self, checkpoint: Path, sources: Sequence[Seekable], state: Commit) -> None:
         """Make a fresh checkpoint whose batch 0 is done: it ends where the state ends, per source."""
         lines = [s.seek(checkpoint, i, self.store, state.sources[s.name]) for i, s in enumerate(sources)]
         meta = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": {}}
@@ -118,7 +119,7 @@ class Streams:
             (checkpoint / name).parent.mkdir(exist_ok=True)
             (checkpoint / name).write_text(content)
 
-    def batch(self, checkpoint: Path, number: int, planned: DataFrame, state: Manifest) -> Batch:
+    def batch(self, checkpoint: Path, number: int, planned: DataFrame, state: Commit) -> Batch:
         """A planned Spark batch: DataFrames per source that has rows, and the offsets after it."""
         found: dict[str, SourceBatch] = {}
         position = 0

@@ -22,9 +22,8 @@ from slackwater.core.dead_letter import LETTER
 from slackwater.core.words import plural
 from slackwater.engine.protocol import IngestOutcome, SourceStats, Unfit
 from slackwater.errors import EpochError
-from slackwater.joins.logic import JoinLogic
-from slackwater.operators import base, fitting
-from slackwater.operators.base import Step
+from slackwater.operators import fitting
+from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.dead_letters import (
     ORIGIN,
     OUTSIDE,
@@ -33,18 +32,16 @@ from slackwater.operators.dead_letters import (
     origin_column,
     unfit_columns,
 )
-from slackwater.operators.task import EmitReport, IngestReport, ShardTask, StagedLetters
+from slackwater.operators.task import EmitReport, IngestReport, StagedLetters
 from slackwater.sources.base import CORRUPT, Batch, reason
 from slackwater.sources.files import local_name
-from slackwater.spark import analysis, epoch_sql, undecodable
+from slackwater.spark import analysis, columns, epoch_sql, undecodable
 from slackwater.spark.first_looks import FirstLooks
 from slackwater.spark.statistics import FILE, count_unfit, spans_of, statistics, stats_of
 from slackwater.spark.workers import Task, count_task, emit_task, ingest_task, late_task, letters_task, run_over
 from slackwater.state.protocol import ShardState
 from slackwater.watermark import Span
-from slackwater.windows import panes
 from slackwater.windows.aggregations import quote
-from slackwater.windows.logic import Logic
 
 if TYPE_CHECKING:
     import polars as pl
@@ -75,7 +72,7 @@ class SparkEngine:
 
     session: SparkSession
     pipeline: Pipeline
-    logic: Step
+    logic: Operator
     times: Mapping[str, str]
     refresh: Callable[[], None] = field(default=lambda: None)
     sql: Mapping[str, str] = field(default_factory=dict)
@@ -87,7 +84,7 @@ class SparkEngine:
         from pyspark import cloudpickle
 
         self.looks = FirstLooks(self.session, self.pipeline, self.times)
-        for agg in self.logic.aggs if isinstance(self.logic, Logic) else ():
+        for agg in columns.aggregations(self.logic):
             if agg.kind.module not in (None, "__main__"):
                 top = sys.modules[agg.kind.module.partition(".")[0]]
                 cloudpickle.register_pickle_by_value(top)  # type: ignore[no-untyped-call]
@@ -128,7 +125,9 @@ class SparkEngine:
 
         observed: dict[str, Any] = {}
         parts: list[DataFrame] = []
-        before = self._origins_before(tasks[0].watermark) if self.pipeline.carries_origin else None
+        # where rows are folded, their letters are found by reading once more: see `_with_letters`
+        found_here = self.pipeline.carries_origin and not self.logic.is_folded
+        before = tasks[0].operator.late_before(tasks[0].watermark) if found_here else None
         unfit: dict[str, list[Observation]] = {}
         for name, timed in read.timed.items():
             observed[name] = Observation()
@@ -166,8 +165,7 @@ class SparkEngine:
 
     def _marked(self, name: str, out: DataFrame, task: ShardTask) -> DataFrame | None:
         """Rows that came out of the SQL, with why they cannot be held; None where all can."""
-        which = 0 if isinstance(self.logic, Logic) or name == self.logic.left.source else 1
-        why = fitting.unfit_sql(self.logic, which, task.capacity)
+        why = fitting.unfit_sql(self.logic, self.logic.input_of(name), task.capacity)
         return None if why is None else out.selectExpr("*", f"{why} AS {fitting.UNFIT}")
 
     def _unfit(self, read: _Read, outcome: IngestOutcome, task: ShardTask) -> tuple[list[Unfit], list[StagedLetters]]:
@@ -201,23 +199,9 @@ class SparkEngine:
             found.append(Unfit(seen.source, reasons, samples[:3]))
         return found, staged
 
-    def _origins_before(self, watermark: int) -> int | None:
-        """Rows before this time (µs) may be late, and take along where they came from; None where others find that out."""
-        if isinstance(self.logic, JoinLogic):
-            return watermark - self.logic.allowed_us
-        return watermark if self.logic.is_session else None
-
     def _columns(self, source: str, tag: int | None, before: int | None) -> list[str]:
         """The columns that go to the shards, over the output of the SQL."""
-        if isinstance(self.logic, JoinLogic):
-            return epoch_sql.side_columns(self.logic, 0 if source == self.logic.left.source else 1, tag, before)
-        return epoch_sql.row_columns(self.logic, tag, before, self.end)
-
-    @property
-    def windows(self) -> Logic:
-        """The logic, of windows."""
-        assert isinstance(self.logic, Logic)
-        return self.logic
+        return columns.columns(self.logic, source, tag, before, self.end)
 
     def _outputs(self, read: _Read, name: str, timed: DataFrame) -> list[tuple[int | None, DataFrame]]:
         """What comes out of the SQL for one source's usable rows, with its tag (see `_by_idleness`; None: needs none)."""
@@ -255,21 +239,15 @@ class SparkEngine:
             plain = [quote(c) for c in rows.columns if c not in (FILE, LETTER_NUMBER, "__bad", CORRUPT)]
             rows = rows.selectExpr(*plain, numbered_origin(LETTER_NUMBER))
             out = analysis.run_sql(self.session, self.pipeline, name, rows, self.sql.get(name))
-            columns = epoch_sql.row_columns(self.windows, None, end=self.end)
-            why = fitting.unfit_sql(self.windows, 0, capacity)
+            why = fitting.unfit_sql(self.logic, self.logic.input_of(name), capacity)
             out = out if why is None else out.where(f"({why}) IS NULL")
-            parts.append(out.selectExpr(*columns, f"{ORIGIN}.offset AS {LETTER_NUMBER}"))
+            parts.append(out.selectExpr(*self._columns(name, None, None), f"{ORIGIN}.offset AS {LETTER_NUMBER}"))
         try:
             found = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), parts).toArrow())
         except Exception as error:
             raise EpochError(f"the letters cannot be read, and nothing was replayed: {reason(error)}") from error
         assert isinstance(found, pl.DataFrame)
-        types = {k.name: k.polars for k in self.windows.keys} | {
-            i.field.name: i.field.polars for i in self.windows.inputs
-        }
-        found = found.with_columns(found[n].cast(t) for n, t in types.items())
-        found = found.drop_nulls("__end") if self.windows.dynamic else found
-        return self.windows.lift_rows(found).with_columns(found[LETTER_NUMBER])
+        return columns.again(self.logic, found, LETTER_NUMBER)
 
     def decoded(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
         import polars as pl
@@ -296,8 +274,8 @@ class SparkEngine:
         staged: list[StagedLetters] = []
         if self.pipeline.transform.on_error == "dlq":
             staged += [letters for n in bad for letters in self._stage_bad(n, read.timed[n], tasks[0].state)]
-        folded = isinstance(self.logic, Logic) and not self.logic.is_session
-        if self._keeps_late and folded and any(r.late or r.partly_late for r in outcome.reports):
+        some_late = any(r.late or r.partly_late for r in outcome.reports)
+        if self._keeps_late and self.logic.is_folded and some_late:
             staged += self._stage_late(read, tasks[0])
         samples = {name: self._bad_samples(name, read.timed[name]) for name in bad}
         unfit, letters = self._unfit(read, outcome, tasks[0]) if outcome.unfit else ((), [])
@@ -313,7 +291,7 @@ class SparkEngine:
 
     def _stage_late(self, read: _Read, task: ShardTask) -> list[StagedLetters]:
         """A second job over the output of the SQL: lateness follows from a row's time and the watermark alone."""
-        late = epoch_sql.earlier(panes.late_before(task.windows, task.watermark))
+        late = epoch_sql.earlier(task.operator.late_before(task.watermark))
         parts = [
             out.where(late).selectExpr(*epoch_sql.late_columns(tag))
             for name, timed in read.timed.items()
@@ -348,15 +326,8 @@ class SparkEngine:
         return [name for name, connection in found.items() if connection is not None and connection.kind == "files"]
 
     def _lift(self, rows: DataFrame, tagged: bool) -> DataFrame:
-        """Partial accumulators per key and pane for tumbling and hopping windows that lift in SQL, else rows."""
-        from pyspark.sql import functions as F  # noqa: N812 — Spark's own name for it
-
-        logic = self.logic
-        if isinstance(logic, JoinLogic) or logic.is_session or not logic.lifts_in_sql:
-            return rows
-        aggregates = [F.expr(sql).alias(name) for name, sql in epoch_sql.pane_aggregates(logic).items()]
-        groups = [quote(c) for c in epoch_sql.group_columns(logic, tagged)]
-        return rows.selectExpr(*epoch_sql.pane_columns(logic)).groupBy(*groups).agg(*aggregates)
+        """What is folded before the shuffle."""
+        return columns.lift(self.logic, rows, tagged)
 
     def _bad_samples(self, name: str, timed: DataFrame) -> list[str]:
         """A few bad rows in words: why, the row as JSON, and its file where there is one."""
@@ -389,12 +360,12 @@ class SparkEngine:
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
         if self._is_local():
             with ThreadPoolExecutor(len(tasks)) as pool:
-                return list(pool.map(base.emit, tasks))
+                return list(pool.map(lambda task: task.operator.emit(task), tasks))
         return [EmitReport.model_validate_json(r) for r in self._over_shards(tasks, emit_task(list(tasks)))]
 
-    def count_groups(self, tasks: Sequence[ShardTask], starts: list[int]) -> Mapping[int, int]:
+    def count(self, tasks: Sequence[ShardTask], question: Question) -> Mapping[int, int]:
         counts: Counter[int] = Counter()
-        for report in self._over_shards(tasks, count_task(list(tasks), starts)):
+        for report in self._over_shards(tasks, count_task(list(tasks), question)):
             counts.update({int(w): n for w, n in json.loads(report).items()})
         return counts
 

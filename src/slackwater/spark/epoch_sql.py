@@ -11,7 +11,7 @@ from slackwater.operators.dead_letters import ORIGIN
 from slackwater.sources import times
 from slackwater.windows.aggregations import normalised_sql, quote
 from slackwater.windows.logic import Logic
-from slackwater.windows.panes import pane_us
+from slackwater.windows.panes import PaneLogic, pane_us
 
 _PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}
 
@@ -117,13 +117,13 @@ def late_columns(source: int | None) -> list[str]:
     return ["unix_micros(_event_ts) AS __start", ORIGIN, *tag]
 
 
-def pane_columns(logic: Logic) -> list[str]:
+def pane_columns(logic: PaneLogic) -> list[str]:
     """For tumbling and hopping windows: the row's columns and the start of its pane."""
     pane, offset = pane_us(logic), logic.offset_us
     return ["*", f"__ts - pmod(__ts - {offset}L, {pane}L) AS __start"]
 
 
-def pane_aggregates(logic: Logic) -> dict[str, str]:
+def pane_aggregates(logic: PaneLogic) -> dict[str, str]:
     """Partial accumulators per (keys, pane), how many rows they stand for and the first event time among these.
 
     For windows that lift in SQL; `windows.panes.lift` does the same for the others.
@@ -132,7 +132,7 @@ def pane_aggregates(logic: Logic) -> dict[str, str]:
     return {"__n": "count(1)", "__first": "min(__ts)", **lifted}
 
 
-def group_columns(logic: Logic, tagged: bool) -> list[str]:
+def group_columns(logic: PaneLogic, tagged: bool) -> list[str]:
     return ["__kh", "__start", *(["__src"] if tagged else []), *logic.key_names]
 
 

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING
 from slackwater import errors
 from slackwater.core.dead_letter import LETTER
 from slackwater.errors import EpochError, SlackwaterError
-from slackwater.operators import base, windows
-from slackwater.operators.task import ShardTask, StagedLetters
+from slackwater.operators import dead_letters
+from slackwater.operators.base import Question, ShardTask
+from slackwater.operators.task import StagedLetters
 from slackwater.sources.base import reason
+from slackwater.spark import columns
 from slackwater.state.protocol import ShardState
-from slackwater.windows import panes
 from slackwater.windows.aggregations import quote
-from slackwater.windows.logic import Logic
 
 if TYPE_CHECKING:
-    import polars as pl
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
@@ -73,20 +72,10 @@ def ingest_task(tasks: list[ShardTask]) -> Task:
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
         origins = rows.drop_in_place("__origin") if "__origin" in rows.columns else None
-        if isinstance(task.logic, Logic):
-            rows = lifted(task.logic, rows)
-        return base.ingest(task, rows, origins).model_dump_json()
+        operator = task.operator
+        return operator.ingest(task, columns.typed(operator, rows), origins).model_dump_json()
 
     return run
-
-
-def lifted(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows as Spark hands them to a shard, with typed keys and accumulators."""
-    rows = rows.with_columns(rows[k.name].cast(k.polars) for k in logic.keys)
-    if not logic.is_session and logic.lifts_in_sql:
-        return rows.cast(logic.accumulators)  # type: ignore[arg-type]
-    rows = rows.with_columns(rows[i.field.name].cast(i.field.polars) for i in logic.inputs)
-    return logic.lift_rows(rows) if logic.is_session else panes.lift(logic, rows)
 
 
 def letters_task(state: ShardState) -> Task:
@@ -108,26 +97,27 @@ def late_task(task: ShardTask) -> Task:
 
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
-        return windows.stage_late(task, windows.with_idle(task, rows)).model_dump_json()
+        return dead_letters.stage_late(task, rows).model_dump_json()
 
     return run
 
 
 def emit_task(tasks: list[ShardTask]) -> Task:
     def run(table: pa.Table) -> str:
-        return base.emit(tasks[table.column(0)[0].as_py()]).model_dump_json()
+        task = tasks[table.column(0)[0].as_py()]
+        return task.operator.emit(task).model_dump_json()
 
     return run
 
 
-def count_task(tasks: list[ShardTask], starts: list[int]) -> Task:
+def count_task(tasks: list[ShardTask], question: Question) -> Task:
     def run(table: pa.Table) -> str:
-        return json.dumps(windows.count_groups(tasks[table.column(0)[0].as_py()], starts))
+        return json.dumps(dict(question(tasks[table.column(0)[0].as_py()])))
 
     return run
 
 
 def _warm_task(table: pa.Table) -> str:
-    from slackwater.operators import base
+    from slackwater.operators import compile as every
 
-    return base.__name__
+    return every.__name__

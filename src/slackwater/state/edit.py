@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from slackwater.errors import StartError, StateError
-from slackwater.state.protocol import Manifest, StateStore
+from slackwater.state.commit import Commit
+from slackwater.state.protocol import StateStore
 
 
 @contextmanager
-def editing(store: StateStore) -> Iterator[Manifest]:
+def editing(store: StateStore) -> Iterator[Commit]:
     """Hold the lock of a state. Raises StartError for no state, LockHeldError, StateError."""
     if store.written() is None:  # an `open` would make room for one
         raise no_state()
@@ -33,7 +34,7 @@ def no_state() -> StartError:
     return StartError("there is no state yet; it begins with the first epoch of: slackwater run")
 
 
-def check_published(manifest: Manifest, published: int) -> None:
+def check_published(manifest: Commit, published: int) -> None:
     """Raise StateError if another commit would overtake output that has not reached the target."""
     if manifest.staged and published < manifest.epoch:
         raise unpublished(manifest.pipeline, manifest.epoch)
@@ -46,7 +47,7 @@ def unpublished(pipeline: str, epoch: int) -> StateError:
     )
 
 
-def next_of(manifest: Manifest, clock_us: int, **changed: Any) -> Manifest:
+def next_of(manifest: Commit, clock_us: int, **changed: Any) -> Commit:
     """The next commit: the same state without output, but for what is `changed`."""
     update = {"epoch": manifest.epoch + 1, "committed_us": clock_us, "output": (), "letters": (), "emitted": 0}
     return manifest.model_copy(update={**update, **changed})

@@ -16,13 +16,14 @@ from collections.abc import Callable
 
 from slackwater.config.pipeline import LONGEST_NAME, NAME
 from slackwater.errors import StartError, StateError
+from slackwater.state.commit import Commit, SourceRecord
 from slackwater.state.edit import unpublished
-from slackwater.state.protocol import Manifest, SourceRecord, StateStore
+from slackwater.state.protocol import StateStore
 
 PATIENCE_S = 5.0  # a runner publishes what it has committed at once
 
 
-def fork(store: StateStore, name: str, epoch: int | None = None) -> Manifest:
+def fork(store: StateStore, name: str, epoch: int | None = None) -> Commit:
     """Copy a state, also beside its runner; returns the record of the copy. Needs the lock of the new pipeline only.
 
     Raises StartError for a name that cannot be one, StateError as `StateStore.fork`, and for output that waits.
@@ -48,16 +49,12 @@ def taken(name: str, epoch: int, place: str) -> StateError:
     return StateError(f'"{name}" has a state already, epoch {epoch} {place}; choose another name')
 
 
-def forked(manifest: Manifest, name: str, listed: Callable[[str], str] = lambda name: name) -> Manifest:
+def forked(manifest: Commit, name: str, listed: Callable[[str], str] = lambda name: name) -> Commit:
     """A commit as that of the pipeline `name`: nothing of its output. `listed`: what its lists are called now."""
-    return _renamed(manifest, name, uuid.uuid4().hex, time.time_ns() // 1000, listed)
-
-
-def _renamed(manifest: Manifest, name: str, state_id: str, clock_us: int, listed: Callable[[str], str]) -> Manifest:
     update = {
         "pipeline": name,
-        "state_id": state_id,
-        "committed_us": clock_us,
+        "state_id": uuid.uuid4().hex,
+        "committed_us": time.time_ns() // 1000,
         "sources": {n: _source(s, listed) for n, s in manifest.sources.items()},
         "output": (),
         "letters": (),
@@ -65,7 +62,6 @@ def _renamed(manifest: Manifest, name: str, state_id: str, clock_us: int, listed
         "emitted": 0,
         "replayed": tuple(map(listed, manifest.replayed)),
         "tried": tuple(map(listed, manifest.tried)),
-        "then": manifest.then and _renamed(manifest.then, name, state_id, clock_us, listed),
     }
     return manifest.model_copy(update=update)
 
@@ -77,13 +73,13 @@ def _source(source: SourceRecord, listed: Callable[[str], str]) -> SourceRecord:
     return source.model_copy(update={"offsets": {**offsets, "segments": [listed(n) for n in offsets["segments"]]}})
 
 
-def lists_of(manifest: Manifest) -> list[str]:
+def lists_of(manifest: Commit) -> list[str]:
     """The names of all lists that a commit refers to."""
     offsets = (s.offsets for s in manifest.sources.values())
     named = (n for o in offsets if o and isinstance(o.get("segments"), list) for n in o["segments"])
     return list(dict.fromkeys([*named, *manifest.replayed, *manifest.tried]))
 
 
-def rooted(manifest: Manifest) -> list[str]:
+def rooted(manifest: Commit) -> list[str]:
     """Its sources that go on by Spark's checkpoint only, which is not copied: a run of a fork is refused for them."""
-    return [n for n, s in manifest.sources.items() if s.offsets is None and s.rows]
+    return [n for n, s in manifest.sources.items() if s.offsets is None and manifest.clocks[n].rows]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from slackwater.errors import StateError
 
-Record = dict[str, Any]  # the manifest of a stage as JSON has it
+Record = dict[str, Any]  # a commit as JSON has it
 UNBOUNDED = 2**31 - 1
 
 
@@ -27,7 +27,7 @@ class Tables(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """From one format to the next: `what` it does in words, `change` to each stage's record, `tables` to each stage's tables."""
+    """From one format to the next: `what` it does in words, `change` to the record, `tables` to each stage's tables."""
 
     what: str
     change: Callable[[Record], Record]
@@ -46,6 +46,17 @@ def to_2(record: Record) -> Record:
     """
     emission = {"updates": False, "retain_us": 0} | record.get("emission", {})
     return {**record, "emission": emission, "described": record.get("described") or _described(record, emission)}
+
+
+def _each(change: Callable[[Record], Record]) -> Callable[[Record], Record]:
+    """The same step for the stage that the record of the first holds as `then`."""
+
+    def both(record: Record) -> Record:
+        then = record.get("then")
+        changed = change(record)
+        return changed if then is None else {**changed, "then": {**change(then), "format": 2}}
+
+    return both
 
 
 def _described(record: Record, emission: Mapping[str, Any]) -> Record:
@@ -109,8 +120,75 @@ def _new_rows(version: int) -> Callable[[Tables], Sequence[str]]:
     ]
 
 
+# -- format 3: a commit holds its stages ---------------------------------------------------------------------------------
+
+# what lies in both as it did in the record of a stage in format 2
+_OF_STAGE = [
+    "fingerprint",
+    "emission",
+    "described",
+    "texts",
+    "watermark_us",
+    "gone_us",
+    "rows_from_us",
+    "revised",
+    "segments",
+    "groups",
+    "windows",
+    "panes",
+    "waiting",
+]
+_OF_COMMIT = [
+    "pipeline",
+    "state_id",
+    "epoch",
+    "committed_us",
+    "shards",
+    "batch",
+    "output",
+    "letters",
+    "destination",
+    "emitted",
+    "replayed",
+    "tried",
+]
+_COUNTED_OF_COMMIT = ("replayed", "files_changed")
+
+
+def to_3(record: Record) -> Record:
+    """The second stage, which the record of the first held as `then`, lies beside it; sources keep where they go on, and each
+    stage has the clocks of what it reads.
+
+    The first stage of two is called as the second calls what it reads; else stages are called as a config without names has it.
+    """
+    then = record.get("then")
+    name = "transform" if then is None else next(iter(then.get("sources", {})), "stage 1")
+    stages = [_stage(name, record)]
+    if then is not None:
+        stages.append(_stage("stage 2" if name != "stage 2" else "stage 1", then))
+    schemas = record.get("schemas", {})
+    sources = {
+        n: {"offsets": s.get("offsets"), "columns": schemas.get(n)} for n, s in record.get("sources", {}).items()
+    }
+    counters = {k: v for k, v in record.get("counters", {}).items() if k in _COUNTED_OF_COMMIT}
+    kept = {k: record[k] for k in _OF_COMMIT if k in record}
+    return {**kept, "stages": stages, "sources": sources, "counters": counters}
+
+
+def _stage(name: str, record: Record) -> Record:
+    clocks = {n: {k: v for k, v in s.items() if k != "offsets"} for n, s in record.get("sources", {}).items()}
+    return {
+        "name": name,
+        **{k: record[k] for k in _OF_STAGE if k in record},
+        "clocks": clocks,
+        "emitted_us": record.get("told_us", 0),
+        "counters": {k: v for k, v in record.get("counters", {}).items() if k not in _COUNTED_OF_COMMIT},
+    }
+
+
 STEPS: Mapping[int, Step] = {
-    1: Step("describes each window, so that the state can be read without a config", to_2, _new_rows(2)),
+    1: Step("describes each window, so that the state can be read without a config", _each(to_2), _new_rows(2)),
+    2: Step("holds all stages side by side, so that there may be any number of them", to_3, _new_rows(3)),
 }
 FORMAT = max(STEPS) + 1
 
@@ -130,23 +208,16 @@ def route(version: int, what: str) -> list[int]:
 
 
 def forward(record: Record, version: int, what: str) -> Record:
-    """A record in today's format, its later stages too. Raises StateError."""
+    """A record in today's format. Raises StateError."""
     for number in route(version, what):
         try:
-            record = stepped(record, number)
+            record = {**STEPS[number].change(record), "format": number + 1}
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise StateError(
                 f"{what} is damaged: its record is not what format {number} writes ({type(error).__name__}); "
                 "restore it from a copy"
             ) from None
     return record
-
-
-def stepped(record: Record, version: int) -> Record:
-    """A record in the next format."""
-    then = record.get("then")
-    changed = {**STEPS[version].change(record), "format": version + 1}
-    return changed if then is None else {**changed, "then": stepped(then, version)}
 
 
 def statements(version: int, stages: Sequence[Tables]) -> list[str]:

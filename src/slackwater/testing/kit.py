@@ -28,19 +28,18 @@ from slackwater.core.dead_letter import LETTER
 from slackwater.core.schema import Field
 from slackwater.engine import fold
 from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.far_dates import FarDates
 from slackwater.engine.kill_points import STEPS
-from slackwater.engine.stage import Following
 from slackwater.engine.stage import Stage as Stepping
 from slackwater.engine.status import Counters, Status
-from slackwater.joins.logic import JoinLogic
 from slackwater.operators import compile as compiling
-from slackwater.operators.base import Step
+from slackwater.operators.base import Operator
 from slackwater.replay import replay
 from slackwater.replay.replay import Outcome
 from slackwater.sources.base import Batch
 from slackwater.state import protocol
+from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
-from slackwater.state.protocol import BatchId
 from slackwater.testing.local import LocalEngine
 from slackwater.watermark import NO_WATERMARK
 
@@ -288,10 +287,10 @@ def run_local(
     fields = {name: Field(name, spark) for name, spark in schema.items()}
     given_upserts = upserts
 
-    def described() -> tuple[Pipeline, Step, Step]:
+    def described() -> tuple[Pipeline, Operator, Operator]:
         """The pipeline, its step and the one whose results come out."""
         made = pipeline_for(step, sources, lateness_ms, on_error=on_error, upserts=given_upserts, then=then)
-        first: Step = (
+        first: Operator = (
             compiling.compile_join(made, (fields, fields))
             if isinstance(step, Join)
             else compiling.compile_window(made, fields)
@@ -301,9 +300,9 @@ def run_local(
         return made, first, compiling.compile_window(made.last, {f.name: f for f in first.output})
 
     pipeline, logic, last = described()
-    upserts = upserts and not isinstance(last, JoinLogic)
+    upserts = upserts and last.identity is not None
     frame_schema = {"ts": pl.Int64(), **{f.name: f.polars for f in fields.values()}}
-    target = _Target(last.output, last.identity, upserts)
+    target = _Target(last.output, last.identity or (), upserts)
     target.told = on_publish or target.told
     targets = {"": target}
     aside, faults, result = _Target(LETTER, (), upserts=False), _Faults(), LocalResult()
@@ -320,12 +319,14 @@ def run_local(
         hooks = Hooks(lambda: now, on_status=result.statuses.append, faults=faults)
         held: protocol.StateStore = store() if store else FilesStore(state_dir or "", pipeline.name)
         engine = LocalEngine(logic, sources, pipeline.carries_origin, step.max_future_ms)
-        after = None
-        if then is not None:
-            own = pipeline.last
-            behind = LocalEngine(last, [own.sources[0].name], max_future_ms=then.max_future_ms)
-            after = Following(Stepping(own, last, held, behind, faults.in_worker, 1), 1000 * pipeline.hold_ms)
-        driver = Driver(pipeline, logic, held, target, engine, hooks, aside, after)
+        (name, own), *more = pipeline.alone.items()
+        stages = [Stepping(name, own, logic, held, engine, faults.in_worker, far_dates=FarDates(own))]
+        for name, own in more:
+            read = own.sources[0].name
+            behind = LocalEngine(last, [read], max_future_ms=own.transform.step.max_future_ms)
+            held_us = {read: 1000 * pipeline.hold_ms}
+            stages.append(Stepping(name, own, last, held, behind, faults.in_worker, 1, held_us))
+        driver = Driver(pipeline, stages, held, target, hooks, aside)
         try:
             driver.start(driver.store.open(), shards, {}, state_id)
         except BaseException:
@@ -357,10 +358,10 @@ def run_local(
                 then = item.then or then
                 pipeline, logic, last = described()
                 if item.target is not None:
-                    fresh = _Target(last.output, last.identity, upserts)
+                    fresh = _Target(last.output, last.identity or (), upserts)
                     fresh.told = target.told
                     target = targets.setdefault(item.target, fresh)
-                target.becomes(last.output, last.identity if upserts else ())
+                target.becomes(last.output, (last.identity or ()) if upserts else ())
                 driver = begin(shards)
                 result.epochs.append(driver.state.epoch)
                 continue

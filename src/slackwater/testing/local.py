@@ -9,43 +9,41 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from slackwater.core.capacity import ANYTHING, Capacity
+from slackwater.core.dispatch import unregistered
 from slackwater.core.hashing import key_hash, shard_of, spark_xxhash64
 from slackwater.core.schema import Field
 from slackwater.engine.protocol import IngestOutcome, SourceStats, Unfit
-from slackwater.joins.logic import JoinLogic
 from slackwater.joins.slots import Slots
-from slackwater.operators import base, fitting, windows
-from slackwater.operators.base import Step
-from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, unfit_letters
-from slackwater.operators.task import EmitReport, ShardTask, StagedLetters
+from slackwater.operators import fitting
+from slackwater.operators.base import Operator, Question, ShardTask
+from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, stage_late, unfit_letters
+from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.panes import Panes
+from slackwater.operators.sessions import Sessions
+from slackwater.operators.task import EmitReport, StagedLetters
+from slackwater.operators.windowed import Windowed
 from slackwater.sources.base import Batch
 from slackwater.watermark import CONFIRMS, Heard, Span
 from slackwater.windows import panes
 from slackwater.windows.aggregations import Input, normalised
-from slackwater.windows.logic import Int64s, Logic
-from slackwater.windows.panes import late_before, pane_start
+from slackwater.windows.logic import Int64s
 
 
 @dataclass(frozen=True)
 class LocalEngine:
     """Runs shard tasks one after the other. `sources`: names, in the order of the config."""
 
-    logic: Step
+    logic: Operator
     sources: Sequence[str]
     keeps_late: bool = False  # late rows become letters
     max_future_ms: int = 3_600_000  # as the window or join has it
-
-    @property
-    def windows(self) -> Logic:
-        """The logic, of windows."""
-        assert isinstance(self.logic, Logic)
-        return self.logic
 
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
@@ -78,7 +76,7 @@ class LocalEngine:
             source = np.full(usable.height, index)
             if idle.get(name) and listed:
                 source += len(self.sources) * usable["__partition"].is_in(list(idle[name])).to_numpy()
-            prepared.append(self._prepared(name, usable, source if tagged else None))
+            prepared.append(prepare(self.logic, name, usable, source if tagged else None))
             if self.keeps_late:
                 origins.append(_origins(name, usable, source if tagged else None))
         if not prepared:
@@ -87,25 +85,21 @@ class LocalEngine:
         every = pl.concat(prepared)
         owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
         mine = [(t, owner == t.shard) for t in tasks]
-        if not self.keeps_late:
-            return IngestOutcome(
-                [base.ingest(t, every.filter(m)) for t, m in mine], stats, unfit=unfit, staged=staged, spans=spans
-            )
-        origin = pl.concat(origins)
-        if isinstance(self.logic, JoinLogic) or self.logic.is_session:
-            reports = [base.ingest(t, every.filter(m), origin[ORIGIN].filter(m)) for t, m in mine]
-            return IngestOutcome(reports, stats, unfit=unfit, staged=staged, spans=spans)
-        reports = [base.ingest(t, every.filter(m)) for t, m in mine]
-        late = origin.filter(pl.col("__start") < late_before(tasks[0].windows, tasks[0].watermark))
-        staged += [windows.stage_late(tasks[0], windows.with_idle(tasks[0], late))] if late.height else []
+        kept, folded = pl.concat(origins) if self.keeps_late else None, self.logic.is_folded
+        alongside = None if kept is None or folded else kept[ORIGIN]
+        reports = [
+            t.operator.ingest(t, every.filter(m), None if alongside is None else alongside.filter(m)) for t, m in mine
+        ]
+        if kept is not None and folded:
+            late = kept.filter(pl.col("__start") < tasks[0].operator.late_before(tasks[0].watermark))
+            staged += [stage_late(tasks[0], late)] if late.height else []
         return IngestOutcome(reports, stats, unfit=unfit, staged=staged, spans=spans)
 
     def _fitting(
         self, source: str, rows: pl.DataFrame, task: ShardTask, unfit: list[Unfit], staged: list[StagedLetters]
     ) -> pl.DataFrame:
         """The rows that can be held; what cannot is noted, and its letters staged where they are kept."""
-        which = 0 if isinstance(self.logic, Logic) or source == self.logic.left.source else 1
-        why = fitting.unfit(self.logic, which, task.capacity, rows)
+        why = fitting.unfit(self.logic, self.logic.input_of(source), task.capacity, rows)
         if why is None or not why.len() - why.null_count():
             return rows
         bad = rows.with_columns(why).filter(why.is_not_null())
@@ -119,24 +113,18 @@ class LocalEngine:
             staged.append(StagedLetters(output=task.state.stage_output(letters), reasons=counts))
         return rows.filter(why.is_null())
 
-    def _prepared(self, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
-        if isinstance(self.logic, JoinLogic):
-            return prepare_side(self.logic, 0 if source == self.logic.left.source else 1, rows, tag)
-        return prepare(self.logic, rows, tag)
-
     def payload(self, rows: pl.DataFrame) -> pl.DataFrame:
         return rows.with_columns(rows["_event_ts"].dt.timestamp("us").alias("ts")).drop("_event_ts")
 
     def again(self, payload: Mapping[str, Any], clock_us: int, capacity: Capacity = ANYTHING) -> pl.DataFrame:
         latest = clock_us + self.max_future_ms * 1000
         found = []
-        for frame in payload.values():
+        for name, frame in payload.items():
             first, last = fitting.usable(self.logic)
             rows = frame.filter(pl.col("ts").is_between(first, min(latest, last)))
-            why = fitting.unfit(self.logic, 0, capacity, rows)
+            why = fitting.unfit(self.logic, self.logic.input_of(name), capacity, rows)
             rows = rows if why is None else rows.filter(why.is_null())
-            lifted = self.windows.lift_rows(_inputs(self.windows, rows)).with_columns(rows["__letter"])
-            found.append(lifted.drop_nulls("__end") if self.windows.dynamic else lifted)
+            found.append(lifted(self.logic, name, rows))
         return pl.concat(found)
 
     def decoded(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
@@ -150,10 +138,10 @@ class LocalEngine:
         return pl.concat([f.select("__letter", why.otherwise(None).alias("__bad")) for f in payload.values()])
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
-        return [base.emit(t) for t in tasks]
+        return [t.operator.emit(t) for t in tasks]
 
-    def count_groups(self, tasks: Sequence[ShardTask], starts: list[int]) -> Mapping[int, int]:
-        return sum((Counter(windows.count_groups(t, starts)) for t in tasks), Counter())
+    def count(self, tasks: Sequence[ShardTask], question: Question) -> Mapping[int, int]:
+        return sum((Counter(question(t)) for t in tasks), Counter())
 
 
 @dataclass(frozen=True)
@@ -185,30 +173,38 @@ def _heard(rows: pl.DataFrame, usable: pl.DataFrame, partition: str) -> Heard:
     return Heard(int((rows["__partition"] == partition).sum()), newest if isinstance(newest, int) else None)
 
 
-def prepare(logic: Logic, rows: pl.DataFrame, source: Int64s | None) -> pl.DataFrame:
-    """Rows as `operators.windows.ingest` takes them: what `spark.epoch_sql` does in Spark SQL."""
-    frame = _inputs(logic, rows)
-    if source is not None:
-        frame = frame.with_columns(pl.Series("__src", source, dtype=pl.Int32))
-    if not logic.is_session and not logic.lifts_in_sql:
-        return panes.lift(logic, frame)
-    lifted = logic.lift_rows(frame)
-    if logic.is_session:
-        return lifted
+@singledispatch
+def prepare(operator: Operator, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
+    """Rows of a source as `operator.ingest` takes them: what `spark.columns` does in Spark SQL."""
+    unregistered(operator, "slackwater.testing.local.prepare")
+
+
+@prepare.register
+def _(operator: Panes, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
+    frame = _tagged(_inputs(operator, rows), tag)
+    if not operator.lifts_in_sql:
+        return panes.lift(operator, frame)
+    lifted = operator.lift_rows(frame)
     return lifted.with_columns(
-        pl.Series("__start", pane_start(logic, lifted["__ts"].to_numpy())),
+        pl.Series("__start", panes.pane_start(operator, lifted["__ts"].to_numpy())),
         pl.lit(1, pl.Int64).alias("__n"),
         pl.col("__ts").alias("__first"),
     ).drop("__ts")
 
 
-def prepare_side(logic: JoinLogic, which: int, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
-    """Rows of one side as `operators.interval_join.ingest` takes them: what `spark.epoch_sql` does in Spark SQL."""
-    side, slots = logic.sides[which], Slots.between(logic)
+@prepare.register
+def _(operator: Sessions, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
+    return operator.lift_rows(_tagged(_inputs(operator, rows), tag))
+
+
+@prepare.register
+def _(operator: IntervalJoin, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
+    which, slots = operator.input_of(source), Slots.between(operator)
+    side = operator.sides[which]
     keys = normalised(rows, list(side.keys))
     shared = [
         Field(k.name, "bigint") if k.type != other.type else k
-        for k, other in zip(side.keys, logic.sides[1 - which].keys, strict=True)
+        for k, other in zip(side.keys, operator.sides[1 - which].keys, strict=True)
     ]
     mine = {slot: rows[f.name].cast(f.polars) for slot, f in slots.of[which]}
     empty = pl.Series([None]).new_from_index(0, rows.height)
@@ -218,23 +214,40 @@ def prepare_side(logic: JoinLogic, which: int, rows: pl.DataFrame, tag: Int64s |
         "__side": pl.Series([which], dtype=pl.Int8).new_from_index(0, rows.height),
         **{s.name: mine.get(s.name, empty.cast(s.polars)) for s in slots.columns},
     }
-    found = pl.DataFrame([c.alias(name) for name, c in columns.items()])
-    return found if tag is None else found.with_columns(pl.Series("__src", tag, dtype=pl.Int32))
+    return _tagged(pl.DataFrame([c.alias(name) for name, c in columns.items()]), tag)
 
 
-def _inputs(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
+def _tagged(rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
+    return rows if tag is None else rows.with_columns(pl.Series("__src", tag, dtype=pl.Int32))
+
+
+@singledispatch
+def lifted(operator: Operator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows of dead letters, one by one: `__letter`, `__kh`, `__ts`; of windows those with a usable gap, with accumulators."""
+    unregistered(operator, "slackwater.testing.local.lifted")
+
+
+@lifted.register(Windowed)
+def _(operator: Windowed, source: str, rows: pl.DataFrame) -> pl.DataFrame:
+    found = operator.lift_rows(_inputs(operator, rows)).with_columns(rows["__letter"])
+    return found.drop_nulls("__end") if operator.ends else found
+
+
+@lifted.register
+def _(operator: IntervalJoin, source: str, rows: pl.DataFrame) -> pl.DataFrame:
+    return prepare(operator, source, rows, None).select("__kh", "__ts").with_columns(rows["__letter"])
+
+
+def _inputs(operator: Windowed, rows: pl.DataFrame) -> pl.DataFrame:
     """The columns that a shard wants of each row: `__kh`, `__ts`, keys, inputs, and `__end` where rows bring their gaps."""
-    fields = {i.source.name: i.source for i in logic.inputs} | {k.name: k for k in logic.keys}
-    rows = normalised(rows, list(fields.values()))
-    columns = [key_hash(rows, logic.keys), rows["ts"].alias("__ts"), *(rows[k.name] for k in logic.keys)]
-    columns += [_input(rows, i) for i in logic.inputs]
-    if logic.dynamic:  # here the gap is a column, in milliseconds
-        gap = rows[str(logic.window.gap_ms)] * 1000
-        columns.append(
-            (rows["ts"] + gap)
-            .set(~(gap.is_between(0, logic.cap_us, closed="none")).fill_null(False), None)
-            .alias("__end")
-        )
+    fields = {i.source.name: i.source for i in operator.inputs} | {k.name: k for k in operator.keys}
+    normal = normalised(rows, list(fields.values()))
+    columns = [key_hash(normal, operator.keys), normal["ts"].alias("__ts"), *(normal[k.name] for k in operator.keys)]
+    columns += [_input(normal, i) for i in operator.inputs]
+    if operator.ends:  # here the gap is a column, in milliseconds
+        gap, cap = normal[str(operator.window.gap_ms)] * 1000, 1000 * (operator.window.max_session_duration_ms or 0)
+        usable = gap.is_between(0, cap, closed="none").fill_null(False)
+        columns.append((normal["ts"] + gap).set(~usable, None).alias("__end"))
     return pl.DataFrame({c.name: c for c in columns})
 
 

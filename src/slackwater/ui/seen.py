@@ -12,7 +12,8 @@ from slackwater.maintenance.sizes import kept
 from slackwater.query.described import pipeline_in
 from slackwater.query.inspect import Texts
 from slackwater.query.why import Why, why_of
-from slackwater.state.protocol import Manifest, Snapshot, StateStore
+from slackwater.state.commit import Commit
+from slackwater.state.protocol import Snapshot, StateStore
 from slackwater.ui.blocks.account import Rows, rows
 from slackwater.ui.blocks.closing import Closing, closing
 from slackwater.ui.blocks.growth import Growth, growth
@@ -41,7 +42,7 @@ class Watched:
     asker: Asker = field(default_factory=Asker)
     is_described: bool = False
 
-    def of(self, manifest: Manifest) -> Pipeline:
+    def of(self, manifest: Commit) -> Pipeline:
         """The pipeline that a commit is looked at by. Raises StateError."""
         return pipeline_in(manifest) if self.is_described else self.pipeline
 
@@ -75,8 +76,8 @@ def look_at(watched: Watched, now_us: int, epoch: int | None = None) -> Seen:
         return seen(watched, snapshot, kept(watched.store), watched.store.runner(), now_us)
 
 
-def seen(watched: Watched, snapshot: Snapshot, commits: Iterable[Manifest], runner: str | None, now_us: int) -> Seen:
-    manifest = snapshot.manifest
+def seen(watched: Watched, snapshot: Snapshot, commits: Iterable[Commit], runner: str | None, now_us: int) -> Seen:
+    manifest = snapshot.commit
     # a runner may have gone on, or have removed this commit's record, since the snapshot was taken
     history = [*(m for m in commits if m.epoch < manifest.epoch), manifest]
     pipeline = watched.of(manifest)
@@ -97,7 +98,7 @@ def seen(watched: Watched, snapshot: Snapshot, commits: Iterable[Manifest], runn
     )
 
 
-def tag_of(manifest: Manifest, runner: str | None, published: bool) -> str:
+def tag_of(manifest: Commit, runner: str | None, published: bool) -> str:
     """The epoch, with what else may differ: whose state it is, who runs it, what is published."""
     rest = f"{manifest.state_id}\0{manifest.committed_us}\0{runner}\0{published}"
     return f"{manifest.epoch}-{hashlib.sha256(rest.encode()).hexdigest()[:12]}"
@@ -113,10 +114,10 @@ def key_at(watched: Watched, key: Texts, now_us: int) -> OneKey:
 
 def _told(watched: Watched, snapshot: Snapshot, key: Texts, now_us: int) -> list[str]:
     """What `why --key` says of the key itself; it knows the windows of the first stage."""
-    if snapshot.manifest.then is not None:
+    if len(snapshot.commit.stages) > 1:
         return []
     try:
-        answer = why_of(watched.of(snapshot.manifest), snapshot, None, now_us, key)
+        answer = why_of(watched.of(snapshot.commit), snapshot, None, now_us, key)
     except SlackwaterError:
         return []
     lines = list(watched.told(answer, watched.file))

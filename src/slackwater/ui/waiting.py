@@ -131,9 +131,9 @@ def _shown(name: str) -> bool:
 
 
 def _answer(source: Source, known: _Known, snapshot: Snapshot) -> Waits:
-    record = snapshot.manifest.sources.get(source.name)
+    record = snapshot.commit.sources.get(source.name)
     offsets: Mapping[str, Any] = (record.offsets if record is not None else None) or {}
-    rows = 0 if record is None else record.rows
+    rows = snapshot.commit.clocks[source.name].rows if record is not None else 0
     if isinstance(known.found, dict):
         read = {(t, int(p)): int(o) for t, parts in offsets.items() for p, o in parts.items()}
         # a partition that no commit knows begins at its start; records may be gone before they were read

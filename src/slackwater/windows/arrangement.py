@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slackwater.windows.intervals import Bools, Unit, first_of_each, runs_of
-from slackwater.windows.logic import FAR, LOOSE, LOOSE_TOLD, ROW, SETTLED, TOLD, Int64s, Logic
+from slackwater.windows.intervals import Bools, SessionLogic, Unit, first_of_each, runs_of
+from slackwater.windows.logic import FAR, LOOSE, LOOSE_TOLD, ROW, SETTLED, TOLD, Int64s
 from slackwater.windows.session_cuts import session_heads
 
 
@@ -36,7 +36,7 @@ class Arrangement:
     end: Int64s
 
 
-def arranged(logic: Logic, unit: Unit) -> Arrangement:
+def arranged(logic: SessionLogic, unit: Unit) -> Arrangement:
     """Of the intervals of a unit that is not empty: of its keys and times, whatever else it holds."""
     cap = logic.cap_us
     run, _ = runs_of(logic, unit)
@@ -49,7 +49,7 @@ def arranged(logic: Logic, unit: Unit) -> Arrangement:
     return Arrangement(session, heads, start, reach, is_cut, end)
 
 
-def as_told(logic: Logic, unit: Unit, piece: Int64s) -> Unit:
+def as_told(logic: SessionLogic, unit: Unit, piece: Int64s) -> Unit:
     """New rows and intervals of the state (`piece`: what they become), these marked as told where the target holds them still.
 
     It does if their session has the same intervals as before the rows came, ends where it ended, and is final when it was.
@@ -70,7 +70,9 @@ def as_told(logic: Logic, unit: Unit, piece: Int64s) -> Unit:
     return unlike(logic, unit, there, before, after, after.session[piece[there]])
 
 
-def unlike(logic: Logic, unit: Unit, there: Int64s, before: Arrangement, after: Arrangement, now: Int64s) -> Unit:
+def unlike(
+    logic: SessionLogic, unit: Unit, there: Int64s, before: Arrangement, after: Arrangement, now: Int64s
+) -> Unit:
     """Intervals of sessions that are put together, or end, otherwise than before are not what the target holds.
 
     `there`: positions of the intervals that `before` arranges; `now`: the session of `after` that each of them is in.

@@ -12,13 +12,15 @@ gone by the window's own reckoning leaves again. A window of panes was missed as
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import singledispatch
 
 import numpy as np
 import polars as pl
 
 from slackwater.core.arrays import distinct, member
+from slackwater.core.dispatch import unregistered
 from slackwater.windows import panes, session_emission, sessions
-from slackwater.windows.intervals import Unit, acknowledged, first_of_each, runs_of
+from slackwater.windows.intervals import SessionLogic, Unit, acknowledged, first_of_each, runs_of
 from slackwater.windows.logic import (
     DEAD,
     FLOOR,
@@ -30,9 +32,10 @@ from slackwater.windows.logic import (
     Emitted,
     Int64s,
     Logic,
-    sorted_by_key,
     unrevised,
 )
+from slackwater.windows.order import sorted_by_key
+from slackwater.windows.panes import PaneLogic
 
 _FOR_EVER_MS = 10**15
 
@@ -50,39 +53,50 @@ class Repair:
     refused: pl.Series
 
 
+@singledispatch
 def ranges(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
     """Which stored windows rows may touch: `__kh`, keys, `__low` and `__high` (µs, of window starts, inclusive).
 
     Rows as in `repair`. Disjoint for equal keys.
     """
-    keys = ["__kh", *logic.key_names]
-    if logic.is_session:
-        # a session touched begins at most a cap before the row, and so does the one before it that may have been cut
-        before, after = 2 * logic.cap_us + 3 * logic.reach_us, logic.cap_us + 2 * logic.reach_us
-        low, high = pl.col("__ts").min() - before, pl.col("__ts").max() + after
-        return rows.group_by(keys).agg(low.alias("__low"), high.alias("__high"))
-    index, window = _missed(logic, rows)
-    spread = rows.select(keys)[index].with_columns(pl.Series("__low", window), pl.Series("__high", window))
-    return spread.unique()
+    unregistered(logic, "slackwater.windows.backdated.ranges")
 
 
+@singledispatch
+def units(logic: Logic, rows: pl.DataFrame) -> Int64s:
+    """The units of the state that rows may touch; sorted, unique."""
+    unregistered(logic, "slackwater.windows.backdated.units")
+
+
+@singledispatch
 def repair(
     logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, stored: pl.DataFrame, watermark: int, lost: str | None
 ) -> Repair:
     """Apply late rows (`__kh`, `__ts`, keys, accumulators; panes: `__missed`, how many windows each was late for).
 
-    `state`: all rows of the touched units (sessions). `stored`: the target's rows in `ranges`: `__kh`, keys, `__start`,
-    `__end`, `__rev`, accumulators. `lost`: why these cannot be merged; None if they can.
+    `state`: all rows of the `units`. `stored`: the target's rows in `ranges`: `__kh`, keys, `__start`, `__end`, `__rev`,
+    accumulators. `lost`: why these cannot be merged; None if they can.
     """
-    if logic.is_session:
-        return _sessions(logic, rows, state, stored, watermark, lost)
-    return _panes(logic, rows, stored, watermark, lost)
+    unregistered(logic, "slackwater.windows.backdated.repair")
 
 
 # -- tumbling and hopping windows ------------------------------------------------------------------------------------
 
 
-def _missed(logic: Logic, rows: pl.DataFrame) -> tuple[Int64s, Int64s]:
+@ranges.register
+def _(logic: PaneLogic, rows: pl.DataFrame) -> pl.DataFrame:
+    keys = ["__kh", *logic.key_names]
+    index, window = _missed(logic, rows)
+    spread = rows.select(keys)[index].with_columns(pl.Series("__low", window), pl.Series("__high", window))
+    return spread.unique()
+
+
+@units.register
+def _(logic: PaneLogic, rows: pl.DataFrame) -> Int64s:
+    return np.empty(0, dtype=np.int64)  # they were missed as a whole
+
+
+def _missed(logic: PaneLogic, rows: pl.DataFrame) -> tuple[Int64s, Int64s]:
     """(row, window start) of every window that each row was late for."""
     first = panes.first_window(logic, panes.pane_start(logic, rows["__ts"].to_numpy()))
     count = rows["__missed"].to_numpy()
@@ -91,7 +105,10 @@ def _missed(logic: Logic, rows: pl.DataFrame) -> tuple[Int64s, Int64s]:
     return index, first[index] + nth * logic.hop_us
 
 
-def _panes(logic: Logic, rows: pl.DataFrame, stored: pl.DataFrame, watermark: int, lost: str | None) -> Repair:
+@repair.register
+def _(
+    logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, stored: pl.DataFrame, watermark: int, lost: str | None
+) -> Repair:
     index, window = _missed(logic, rows)
     keys, kept = ["__kh", *logic.key_names], ["__kh", *logic.key_names, *logic.accumulators]
     pairs = rows.select(kept)[index].with_columns(pl.Series("__start", window), pl.Series("__at", index))
@@ -126,8 +143,22 @@ def _panes(logic: Logic, rows: pl.DataFrame, stored: pl.DataFrame, watermark: in
 # -- sessions --------------------------------------------------------------------------------------------------------
 
 
-def _sessions(
-    logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, stored: pl.DataFrame, watermark: int, lost: str | None
+@ranges.register
+def _(logic: SessionLogic, rows: pl.DataFrame) -> pl.DataFrame:
+    # a session touched begins at most a cap before the row, and so does the one before it that may have been cut
+    before, after = 2 * logic.cap_us + 3 * logic.reach_us, logic.cap_us + 2 * logic.reach_us
+    low, high = pl.col("__ts").min() - before, pl.col("__ts").max() + after
+    return rows.group_by(["__kh", *logic.key_names]).agg(low.alias("__low"), high.alias("__high"))
+
+
+@units.register
+def _(logic: SessionLogic, rows: pl.DataFrame) -> Int64s:
+    return distinct(rows["__kh"].to_numpy())
+
+
+@repair.register
+def _(
+    logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, stored: pl.DataFrame, watermark: int, lost: str | None
 ) -> Repair:
     """
     state     ─┬─ gone, floors ─────────────────────────────────────────────▶ floors ┐
@@ -174,14 +205,14 @@ def _sessions(
     return Repair(Emitted(upserts, changed, superseded, has[0] - had[0], has[1] - had[1]), refused)
 
 
-def _settled(logic: Logic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def _settled(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Without the sessions that are gone though they are still pieces: as in any epoch, they are put together first."""
     done = session_emission.emit(logic, state, watermark, watermark)
     visited = pl.Series(member(state["__h"].to_numpy(), distinct(done.state["__h"].to_numpy())))
     return pl.concat([state.filter(~visited), done.state.filter(pl.col("__kind") != DEAD)])
 
 
-def _open_again(logic: Logic, staying: pl.DataFrame) -> pl.DataFrame:
+def _open_again(logic: SessionLogic, staying: pl.DataFrame) -> pl.DataFrame:
     """What the target holds of sessions that are open now, where the state does not remember it until they close."""
     columns = ["__kh", *logic.key_names, "__start", "__rev"]
     if logic.revises:
@@ -190,7 +221,7 @@ def _open_again(logic: Logic, staying: pl.DataFrame) -> pl.DataFrame:
     return again.drop("__start").explode("__out").rename({"__out": "__start"}).select(columns)
 
 
-def _keeping(logic: Logic) -> Logic:
+def _keeping(logic: SessionLogic) -> SessionLogic:
     """The same window, but sessions are retained for ever."""
     emit = "on_close" if logic.window.emit == "final" else logic.window.emit
     retaining = {"late_data": "reopen", "allowed_lateness_ms": _FOR_EVER_MS, "emit": emit}
@@ -202,12 +233,12 @@ def _is_gone(horizon: int) -> pl.Expr:
     return (pl.col("__kind") == FLOOR) | (whole & (pl.col("__due") <= horizon))
 
 
-def _may_be_cut(logic: Logic) -> pl.Expr:
+def _may_be_cut(logic: SessionLogic) -> pl.Expr:
     """Of stored sessions: one that ends at the cap may have been cut there; its last event is not known then."""
     return pl.col("__due") - 1 - pl.col("__start") == logic.cap_us
 
 
-def _revived(keeping: Logic, held: pl.DataFrame, stored: pl.DataFrame) -> pl.DataFrame:
+def _revived(keeping: SessionLogic, held: pl.DataFrame, stored: pl.DataFrame) -> pl.DataFrame:
     """Stored sessions that are not in the state, as state rows that the target holds as they stand."""
     identity = ["__kh", *keeping.key_names, "__start"]
     known = held.select("__kh", *keeping.key_names, "__out").explode("__out").drop_nulls("__out")
@@ -222,7 +253,7 @@ def _revived(keeping: Logic, held: pl.DataFrame, stored: pl.DataFrame) -> pl.Dat
 
 
 def _refused(
-    keeping: Logic, rows: pl.DataFrame, held: pl.DataFrame, revived: pl.DataFrame, lost: str | None
+    keeping: SessionLogic, rows: pl.DataFrame, held: pl.DataFrame, revived: pl.DataFrame, lost: str | None
 ) -> pl.Series:
     """Per row why it cannot be applied: by what else is in its run (all that is joined by the gap)."""
     hidden = ["__kh", "__kind", "__start", "__last", "__due", *keeping.key_names]
@@ -262,7 +293,7 @@ def _refused(
     return pl.Series("refused", found.tolist(), dtype=pl.String)
 
 
-def _with_floors(logic: Logic, staying: pl.DataFrame, past: pl.DataFrame, horizon: int) -> pl.DataFrame:
+def _with_floors(logic: SessionLogic, staying: pl.DataFrame, past: pl.DataFrame, horizon: int) -> pl.DataFrame:
     """State rows of whole units: what stays, and the floors that what is gone leaves where they still count."""
     bare = past.with_columns(pl.lit(FLOOR, pl.Int8).alias("__kind"))
     everything = pl.concat([staying, bare])
@@ -273,4 +304,4 @@ def _with_floors(logic: Logic, staying: pl.DataFrame, past: pl.DataFrame, horizo
     return pl.concat([unit.frame.filter(pl.col("__kind") != FLOOR), floors]).sort("__h", maintain_order=True)
 
 
-__all__ = ["CAPPED", "Repair", "ranges", "repair"]
+__all__ = ["CAPPED", "Repair", "ranges", "repair", "units"]

@@ -11,48 +11,55 @@ A larger gap joins at once what it makes touch; a smaller one leaves what was jo
     late to 13     [15 ── 20]22       [32]34     15 to 20 stays one session, though its rows may be 5 apart
 
 What left the state left it under the former gap: its floor stays where it was. Floors that were forgotten made rows late up
-to `watermark - gap`, and these stay late by themselves (`Logic.rows_from_us`); windows that were gone stay gone (`gone_us`).
+to `watermark - gap`, and these stay late by themselves (`SessionLogic.rows_from_us`); windows that were gone stay gone (`gone_us`).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import singledispatch
 
 import numpy as np
 import polars as pl
 
+from slackwater.core.dispatch import unregistered
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import panes
 from slackwater.windows.arrangement import arranged
-from slackwater.windows.family import family
-from slackwater.windows.intervals import Bools, Unit, acknowledged, chosen, first_of_each, runs_of
+from slackwater.windows.intervals import Bools, SessionLogic, Unit, acknowledged, chosen, first_of_each, runs_of
 from slackwater.windows.logic import FAR, LOOSE, LOOSE_TOLD, SETTLED, TOLD, Int64s, Logic
+from slackwater.windows.panes import PaneLogic
 from slackwater.windows.session_cuts import session_heads
 from slackwater.windows.sessions import floor_rows, pieces, state_of
 
 
-def remembering(former: Logic, logic: Logic, watermark: int) -> Logic:
-    """The window as it goes on from a state of the former one: what that has forgotten stays forgotten."""
-    gone = former.horizon(watermark)
-    since = max(former.rows_from_us, gone - former.reach_us) if logic.is_session else logic.rows_from_us
-    return replace(logic, gone_us=gone, rows_from_us=since, revised=logic.is_session and former.revises)
-
-
 def carried(former: Logic, logic: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """All state rows of a shard, or of several, sorted by `__h`: `rows` of `former` as those of `logic`, see `remembering`.
+    """All state rows of a shard, or of several, sorted by `__h`: `rows` of `former` as those of `logic`.
 
-    `logic`: as `remembering` gives it; keys, kind and lengths are those of `former`. `rows` have the accumulators that both
+    `logic`: as `Logic.after` gives it; keys, kind and lengths are those of `former`. `rows` have the accumulators that both
     have: those of other aggregations begin as of no row.
     """
     rows = logic.unrevised(begun(logic, rows))
-    rows = family(former).forget(former, former.unrevised(rows), watermark)
-    if not logic.is_session:
-        rows = panes.renewed(logic, rows, former.updates)
-    elif rows.height and (former.gap_us, former.cap_us) != (logic.gap_us, logic.cap_us):
-        rows = _rejoined(former, logic, rows, watermark)
-    return (
-        family(logic).forget(logic, rows.select(logic.state_schema.keys()), watermark).sort("__h", maintain_order=True)
-    )
+    rows = _going_on(logic, former, former.forget(former.unrevised(rows), watermark), watermark)
+    return logic.forget(rows.select(logic.state_schema.keys()), watermark).sort("__h", maintain_order=True)
+
+
+@singledispatch
+def _going_on(logic: Logic, former: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """State rows that are not forgotten, as the new window goes on with them."""
+    unregistered(logic, "slackwater.windows.changed.carried")
+
+
+@_going_on.register
+def _(logic: PaneLogic, former: PaneLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    return panes.renewed(logic, rows, former.updates)
+
+
+@_going_on.register
+def _(logic: SessionLogic, former: SessionLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    if rows.is_empty() or (former.gap_us, former.cap_us) == (logic.gap_us, logic.cap_us):
+        return rows
+    return _rejoined(former, logic, rows, watermark)
 
 
 def begun(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
@@ -64,7 +71,7 @@ def begun(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(nothing[c].new_from_index(0, rows.height) for c in nothing.columns)
 
 
-def _rejoined(former: Logic, logic: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def _rejoined(former: SessionLogic, logic: SessionLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Open and retained sessions as the new gap and cap join and cut them; what is gone becomes floors."""
     whole = Unit.of(former, acknowledged(former, rows, watermark))
     horizon = former.horizon(watermark)
@@ -81,7 +88,9 @@ def _rejoined(former: Logic, logic: Logic, rows: pl.DataFrame, watermark: int) -
     return pl.concat(parts)
 
 
-def _as_one_state(former: Logic, logic: Logic, unit: Unit, floors: Int64s, watermark: int) -> pl.DataFrame:
+def _as_one_state(
+    former: SessionLogic, logic: SessionLogic, unit: Unit, floors: Int64s, watermark: int
+) -> pl.DataFrame:
     was = arranged(former, unit)
     before, end = was.session, was.end[was.session]
     if logic.gap_us < former.gap_us:
@@ -100,7 +109,7 @@ def _as_one_state(former: Logic, logic: Logic, unit: Unit, floors: Int64s, water
     return state_of(logic, unit, run, pieces(logic, unit, reach, run, limit), floors, watermark)
 
 
-def _sessions(logic: Logic, unit: Unit, cap: int) -> Int64s:
+def _sessions(logic: SessionLogic, unit: Unit, cap: int) -> Int64s:
     """Number the sessions that intervals make if no row comes any more."""
     run, _ = runs_of(logic, unit)
     return np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
@@ -120,7 +129,7 @@ def _unlike(unit: Unit, before: Int64s, after: Int64s, ends: Bools | None = None
     return replace(unit, kind=np.where(changed & (kind == LOOSE_TOLD), LOOSE, kind).astype(np.int8))
 
 
-def _merged(logic: Logic, unit: Unit, session: Int64s) -> Unit:
+def _merged(logic: SessionLogic, unit: Unit, session: Int64s) -> Unit:
     """One interval per session."""
     heads = first_of_each(session)
     columns = ["__h", "__kh", *logic.revisions, *logic.key_names, *logic.accumulators]

@@ -1,17 +1,131 @@
-"""State rows and new rows of the touched keys as arrays, and what sessions ask of them: runs, floors, parts."""
+"""A session window, compiled; state rows and new rows of the touched keys as arrays, and what sessions ask of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from slackwater.core.hashing import session_ids
+from slackwater.core.schema import Field
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.logic import FAR, FLOOR, LOOSE_TOLD, ROW, SETTLED, TOLD, Int64s, Logic, sorted_by_key
+from slackwater.windows.logic import (
+    DEAD,
+    FAR,
+    FLOOR,
+    LOOSE,
+    LOOSE_TOLD,
+    NEVER,
+    OPEN,
+    ROW,
+    SETTLED,
+    TOLD,
+    Forgotten,
+    Int64s,
+    Logic,
+    Stats,
+    Visit,
+)
+from slackwater.windows.order import sorted_by_key
 
 Bools = NDArray[np.bool_]
+
+SESSION_ID = "session_id"
+
+
+@dataclass(frozen=True)
+class SessionLogic(Logic):
+    """A compiled session window. `rows_from_us`, `revised`: what is left of a former config, see `windows.changed`.
+
+    Rows before the first are late by themselves; with the second there are sessions that were emitted under that config.
+    """
+
+    rows_from_us: int = NEVER
+    revised: bool = False
+
+    @property
+    def gap_us(self) -> int:
+        """The gap of every row; 0 where each row brings its own."""
+        return 0 if isinstance(self.window.gap_ms, str) else (self.window.gap_ms or 0) * 1000
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether each row brings its own gap: it holds [ts, ts + gap], as `__end`, and sessions are rows that touch."""
+        return isinstance(self.window.gap_ms, str)
+
+    @property
+    def reach_us(self) -> int:
+        """No row holds more than this beyond its time."""
+        return self.cap_us if self.dynamic else self.gap_us
+
+    @property
+    def cap_us(self) -> int:
+        return (self.window.max_session_duration_ms or 0) * 1000
+
+    @property
+    def revises(self) -> bool:
+        return super().revises or self.revised
+
+    @property
+    def memory(self) -> Mapping[str, Any]:
+        return {**super().memory, "rows_from_us": self.rows_from_us, "revised": self.revised}
+
+    def after(self, former: Self, watermark: int) -> Self:
+        since = max(former.rows_from_us, former.horizon(watermark) - former.reach_us)
+        return replace(super().after(former, watermark), rows_from_us=since, revised=former.revises)
+
+    @property
+    def ends(self) -> dict[str, pl.DataType]:
+        return {"__end": pl.Int64()} if self.dynamic else {}
+
+    @cached_property
+    def output(self) -> list[Field]:
+        return [*self.keys, *self.bounds, Field(SESSION_ID, "bigint"), *self.values]
+
+    @property
+    def retraction(self) -> tuple[str, ...]:
+        return (*self.identity, SESSION_ID)
+
+    def _identified(self, rows: pl.DataFrame) -> pl.DataFrame:
+        return super()._identified(rows).with_columns(session_ids(rows, self.keys, "__start").alias(SESSION_ID))
+
+    def stats(self, state: pl.DataFrame) -> Stats:
+        kind, due, last = (state[c].to_numpy() for c in ("__kind", "__due", "__last"))
+        loose, open_ = (kind == LOOSE) | (kind == LOOSE_TOLD), np.isin(kind, OPEN)
+        end = state["__end"].to_numpy() if self.dynamic else last + self.gap_us
+        forgotten = end[kind != DEAD] + self.reach_us + 1
+        waiting = self.updates and bool((kind == LOOSE).any())
+        return Stats(
+            first_due=NEVER if waiting else int(due[open_].min(initial=FAR)),
+            last_due=FAR if loose.any() else int(due[open_].max(initial=NO_WATERMARK)),
+            close=int((end[open_] + 1).max(initial=NO_WATERMARK)),
+            dead=FAR if loose.any() else int(forgotten.max(initial=NO_WATERMARK)) + self.retain_us,
+        )
+
+    def visit(self, since: int, watermark: int, telling: bool = False) -> Visit:
+        """Sessions that close, or are gone, or are a piece that may be cut."""
+        closing, going = (since, watermark), (self.horizon(since), self.horizon(watermark))
+        settled = ((since, FAR), going) if telling else (closing, going)
+        upto = FAR if self.updates else watermark
+        return Visit((*settled, (FAR - 1, upto)), settled, (going,), loose_upto=upto, start_before=FAR)
+
+    def forgotten(self, watermark: int) -> Forgotten:
+        """Sessions that are gone, and floors, that no longer make any row late."""
+        horizon = self.horizon(watermark)
+        return Forgotten(settled_upto=horizon - self.reach_us, floor_upto=horizon)
+
+    def forget(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+        """Without the sessions that are gone and the floors that no longer make any row late."""
+        if state.is_empty():
+            return state
+        unit, horizon = Unit.of(self, state), self.horizon(watermark)
+        needed = unit.floors(self.reach_us, horizon)[unit.key] != NO_WATERMARK
+        return unit.frame.filter(pl.Series(~unit.is_gone(horizon) | needed)).sort("__h", maintain_order=True)
 
 
 @dataclass(frozen=True)
@@ -27,7 +141,7 @@ class Unit:
     end: Int64s  # how far its rows reach: last + gap, or what they brought
 
     @classmethod
-    def of(cls, logic: Logic, frame: pl.DataFrame) -> Unit:
+    def of(cls, logic: SessionLogic, frame: pl.DataFrame) -> Unit:
         frame, key = sorted_by_key(frame, logic.key_names, "__start", "__last")
         kind, start, last, due = (frame[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
         end = frame["__end"].to_numpy() if logic.dynamic else last + logic.gap_us
@@ -48,7 +162,7 @@ class Unit:
         return (self.kind == FLOOR) | (whole & (self.due <= horizon))
 
     def floors(self, reach: int, horizon: int) -> Int64s:
-        """Per key the floor that still counts at the horizon, else NO_WATERMARK; `reach`: see `Logic.reach_us`."""
+        """Per key the floor that still counts at the horizon, else NO_WATERMARK; `reach`: see `SessionLogic.reach_us`."""
         gone = self.is_gone(horizon)
         is_open = ~gone & (self.kind != ROW)
         floor = per_key(np.maximum, np.where(gone, self.end, NO_WATERMARK), self.key)
@@ -56,7 +170,7 @@ class Unit:
         return np.where((horizon <= floor + reach) | (first <= floor + reach), floor, NO_WATERMARK)
 
 
-def acknowledged(logic: Logic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def acknowledged(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """State rows, those that closed without being written again marked as what they are: emitted as they stand."""
     if not logic.revises:
         return state
@@ -113,7 +227,7 @@ def chosen(unit: Unit, mask: Bools) -> Unit:
     )
 
 
-def runs_of(logic: Logic, unit: Unit) -> tuple[Int64s, Int64s]:
+def runs_of(logic: SessionLogic, unit: Unit) -> tuple[Int64s, Int64s]:
     """Number the runs of intervals that touch (inclusive), and give how far each one's predecessors' events reach."""
     reach = reaches(unit.key, unit.start, unit.last)
     if not logic.dynamic:

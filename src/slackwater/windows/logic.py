@@ -1,7 +1,7 @@
 """A window compiled against the columns that are there: the private half of `config.window.Window`.
 
-`Logic` holds what both window families share: keys, aggregations, the schema of a state row, lifting, merging and
-finishing. `panes.py` (tumbling, hopping) and `sessions.py` add how intervals combine, and when they are due.
+`Logic` is what all windows share: keys, aggregations, the schema of a state row, lifting, merging and finishing.
+`panes.PaneLogic` (tumbling, hopping) and `intervals.SessionLogic` add how intervals combine, and when they are due.
 
 A state row is one interval with its accumulators:
 
@@ -29,10 +29,11 @@ is over needs no delete: whether it is open, closed, retained or gone follows fr
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import polars as pl
@@ -40,7 +41,6 @@ from numpy.typing import NDArray
 
 from slackwater.config.window import Window, allowed_ms
 from slackwater.core.schema import Field
-from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.aggregations import Agg, Input
 
 Int64s = NDArray[np.int64]
@@ -156,12 +156,11 @@ def allowed_us(window: Window) -> int:
 
 
 @dataclass(frozen=True)
-class Logic:
+class Logic(ABC):
     """A compiled window. Times in microseconds; pure: no clock, no I/O.
 
-    `gone_us`, `rows_from_us`: what a former config of the state has forgotten stays forgotten (see `windows.changed`):
-    windows that close at or before the first are gone, and rows before the second are late by themselves. `revised`: there
-    are sessions that were emitted under a former config.
+    `gone_us`: what a former config of the state has forgotten stays forgotten (see `windows.changed`): windows that close at
+    or before it are gone.
     """
 
     pipeline: str
@@ -169,43 +168,6 @@ class Logic:
     keys: tuple[Field, ...]
     aggs: tuple[Agg, ...]
     gone_us: int = NEVER
-    rows_from_us: int = NEVER
-    revised: bool = False
-
-    @property
-    def is_session(self) -> bool:
-        return self.window.kind == "session"
-
-    @property
-    def duration_us(self) -> int:
-        return (self.window.duration_ms or 0) * 1000
-
-    @property
-    def hop_us(self) -> int:
-        return (self.window.hop_ms or self.window.duration_ms or 0) * 1000
-
-    @property
-    def offset_us(self) -> int:
-        return self.window.offset_ms * 1000
-
-    @property
-    def gap_us(self) -> int:
-        """The gap of every row; 0 where each row brings its own."""
-        return 0 if isinstance(self.window.gap_ms, str) else (self.window.gap_ms or 0) * 1000
-
-    @property
-    def dynamic(self) -> bool:
-        """Whether each row brings its own gap: it holds [ts, ts + gap], as `__end`, and sessions are rows that touch."""
-        return isinstance(self.window.gap_ms, str)
-
-    @property
-    def reach_us(self) -> int:
-        """No row holds more than this beyond its time."""
-        return self.cap_us if self.dynamic else self.gap_us
-
-    @property
-    def cap_us(self) -> int:
-        return (self.window.max_session_duration_ms or 0) * 1000
 
     @property
     def allowed_us(self) -> int:
@@ -223,7 +185,7 @@ class Logic:
     @property
     def revises(self) -> bool:
         """Whether a window may be emitted more than once."""
-        return self.updates or self.retain_us > 0 or self.revised
+        return self.updates or self.retain_us > 0
 
     @property
     def revisions(self) -> list[str]:
@@ -233,6 +195,19 @@ class Logic:
     def horizon(self, watermark: int) -> int:
         """Windows whose close is at or before it are gone."""
         return max(watermark - self.retain_us, self.gone_us)
+
+    @property
+    def memory(self) -> Mapping[str, Any]:
+        """What it knows of former configs: kept with the state, see `remembering`."""
+        return {"gone_us": self.gone_us}
+
+    def remembering(self, memory: Mapping[str, Any]) -> Self:
+        """The window with what a state knows of former configs; `memory` may hold more than it asks for."""
+        return replace(self, **{name: memory[name] for name in self.memory})
+
+    def after(self, former: Self, watermark: int) -> Self:
+        """The window as it goes on from a state of the former one: what that has forgotten stays forgotten."""
+        return replace(self, gone_us=former.horizon(watermark))
 
     @cached_property
     def key_names(self) -> list[str]:
@@ -255,25 +230,62 @@ class Logic:
     @cached_property
     def state_schema(self) -> dict[str, pl.DataType]:
         revised = REVISED if self.revises else {}
-        ends = {"__end": pl.Int64()} if self.dynamic else {}
-        return {**HIDDEN, **ends, **revised, **{k.name: k.polars for k in self.keys}, **self.accumulators}
+        return {**HIDDEN, **self.ends, **revised, **{k.name: k.polars for k in self.keys}, **self.accumulators}
 
-    @cached_property
+    @property
+    def ends(self) -> dict[str, pl.DataType]:
+        """The column of a state row that says how far its rows reach, where that does not follow from its times."""
+        return {}
+
+    # -- what comes out ------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
     def output(self) -> list[Field]:
         """The columns of section 7, in order."""
-        w = self.window
-        bounds = [Field(w.window_start_column, "timestamp"), Field(w.window_end_column, "timestamp")]
-        values = [a.output for a in self.aggs]
-        if w.emit_metadata:
-            values += METADATA
-        if self.is_session:
-            return [*self.keys, *bounds, Field("session_id", "bigint"), *values]
-        return [*bounds, *self.keys, *values]
+
+    @property
+    def bounds(self) -> list[Field]:
+        """The output columns that say when a window begins and ends."""
+        return [Field(name, "timestamp") for name in (self.window.window_start_column, self.window.window_end_column)]
+
+    @property
+    def values(self) -> list[Field]:
+        """The output columns behind keys and bounds."""
+        return [*(a.output for a in self.aggs), *(METADATA if self.window.emit_metadata else [])]
 
     @property
     def identity(self) -> tuple[str, ...]:
         """The output columns that tell windows apart."""
         return (*self.key_names, self.window.window_start_column)
+
+    @property
+    def retraction(self) -> tuple[str, ...]:
+        """The output columns that a superseded row still has."""
+        return self.identity
+
+    # -- what is due, and what is over ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def stats(self, state: pl.DataFrame) -> Stats:
+        """Of a set of state rows that is not empty."""
+
+    @abstractmethod
+    def visit(self, since: int, watermark: int, telling: bool = False) -> Visit:
+        """The rows whose unit wants a visit when the watermark goes from `since` to `watermark`.
+
+        `telling`: all that were changed and not emitted, too.
+        """
+
+    @abstractmethod
+    def forgotten(self, watermark: int) -> Forgotten:
+        """Which state rows no longer matter."""
+
+    @abstractmethod
+    def forget(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+        """State rows without those that no longer matter."""
+
+    # -- rows ----------------------------------------------------------------------------------------------------
 
     def empty_state(self) -> pl.DataFrame:
         return empty(self.state_schema)
@@ -337,13 +349,9 @@ class Logic:
         return frame.select(*found, "__reason")
 
     def _identified(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Keys, window start and session id, with reason and revision."""
-        from slackwater.core.hashing import session_ids
-
+        """What tells windows apart, with reason and revision."""
         columns = [*(rows[k] for k in self.key_names), rows["__reason"], rows["__rev"]]
         columns.append(_utc(rows["__start"]).alias(self.window.window_start_column))
-        if self.is_session:
-            columns.append(session_ids(rows, self.keys, "__start").alias("session_id"))
         return pl.DataFrame(columns)
 
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -373,51 +381,3 @@ def unrevised(rows: pl.DataFrame, schema: Mapping[str, pl.DataType]) -> pl.DataF
 
 def _utc(us: pl.Series) -> pl.Series:
     return us.cast(pl.Datetime("us", "UTC"))
-
-
-def sorted_by_key(frame: pl.DataFrame, keys: Sequence[str], *then: str) -> tuple[pl.DataFrame, Int64s]:
-    """Sort by (`__kh`, key, then…) and number the keys 0, 1, … in that order.
-
-    Hashes of different keys may collide; they are told apart by the keys themselves. That sort is slower, so it is only
-    done when two neighbours with one hash differ in their keys.
-    """
-    frame = frame.sort(["__kh", *then], maintain_order=True)
-    hashes = frame["__kh"].to_numpy()
-    changed = np.ones(frame.height, dtype=bool)
-    changed[1:] = hashes[1:] != hashes[:-1]
-    if keys and not bool(changed.all()):
-        differs = frame.select(pl.any_horizontal(pl.col(k).ne_missing(pl.col(k).shift(1)) for k in keys)).to_series()
-        if bool((differs.to_numpy() & ~changed).any()):
-            frame = frame.sort(["__kh", *keys, *then], maintain_order=True)
-            hashes = frame["__kh"].to_numpy()
-            changed[1:] = hashes[1:] != hashes[:-1]
-            differs = frame.select(
-                pl.any_horizontal(pl.col(k).ne_missing(pl.col(k).shift(1)) for k in keys)
-            ).to_series()
-            changed |= differs.to_numpy()
-            changed[0] = True
-    return frame, np.cumsum(changed) - 1
-
-
-def late_sample(rows: pl.DataFrame, keys: Sequence[str], time: str, limit: int = 3) -> list[dict[str, object]]:
-    """A few late rows for the log: keys and event time in microseconds."""
-    return [{**{k: r[k] for k in keys}, "event_us": r[time]} for r in rows.head(limit).iter_rows(named=True)]
-
-
-__all__ = [
-    "DEAD",
-    "FAR",
-    "FLOOR",
-    "LOOSE",
-    "LOOSE_TOLD",
-    "NO_WATERMARK",
-    "OPEN",
-    "ROW",
-    "SETTLED",
-    "TOLD",
-    "Counts",
-    "Emitted",
-    "Ingested",
-    "Logic",
-    "Stats",
-]

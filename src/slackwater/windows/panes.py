@@ -19,60 +19,109 @@ holds, with `updates` every one. The windows of LOOSE panes are put together fro
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import polars as pl
 
 from slackwater.core.arrays import distinct, member
-from slackwater.core.hashing import mix
+from slackwater.core.schema import Field
 from slackwater.windows.logic import (
     FAR,
     LOOSE,
     NEVER,
     SETTLED,
     Counts,
-    Emitted,
     Forgotten,
     Ingested,
     Int64s,
     Logic,
     Stats,
     Visit,
-    sorted_by_key,
 )
-from slackwater.windows.pane_revisions import UNSAID, after_rows, begun_late, notes, with_notes
+from slackwater.windows.order import sorted_by_key
+from slackwater.windows.pane_revisions import UNSAID, after_rows, begun_late
 
 
-def pane_us(logic: Logic) -> int:
+@dataclass(frozen=True)
+class PaneLogic(Logic):
+    """A compiled tumbling or hopping window."""
+
+    @property
+    def duration_us(self) -> int:
+        return (self.window.duration_ms or 0) * 1000
+
+    @property
+    def hop_us(self) -> int:
+        return (self.window.hop_ms or self.window.duration_ms or 0) * 1000
+
+    @property
+    def offset_us(self) -> int:
+        return self.window.offset_ms * 1000
+
+    @cached_property
+    def output(self) -> list[Field]:
+        return [*self.bounds, *self.keys, *self.values]
+
+    def stats(self, state: pl.DataFrame) -> Stats:
+        start, last = state["__start"].to_numpy(), int(state["__due"].to_numpy().max())
+        first, close = int(first_window(self, start.min()) + self.duration_us), last - self.retain_us
+        if bool((state["__kind"].to_numpy() == LOOSE).any()):
+            return Stats(first_due=NEVER, last_due=FAR, close=close, dead=FAR)
+        return Stats(first_due=first, last_due=close, close=close, dead=last)
+
+    def visit(self, since: int, watermark: int, telling: bool = False) -> Visit:
+        """The panes that are part of a window that closes in (since, watermark], and those that were changed and not emitted."""
+        loose_upto = FAR if self.revises else NEVER
+        move, kept, waiting = (since, watermark), self.retain_us, (FAR - 1, watermark)
+        if self.updates:
+            return Visit((waiting,), (), (), loose_upto, start_before=FAR)
+        if self.hop_us == self.duration_us:
+            return Visit((move, waiting), ((since + kept, watermark + kept),), (), loose_upto, start_before=FAR)
+        now = last_closed(self, watermark)
+        closing = ((since + kept, FAR),) if now > last_closed(self, since) else ()  # else no window ends there
+        return Visit((move, waiting), closing, (), loose_upto, start_before=now + self.duration_us)
+
+    def forgotten(self, watermark: int) -> Forgotten:
+        """Panes that are out of their last window."""
+        return Forgotten(settled_upto=watermark, floor_upto=NEVER)
+
+    def forget(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+        """The panes that some window still needs."""
+        return state.filter((pl.col("__due") > watermark) | (pl.col("__kind") == LOOSE))
+
+
+def pane_us(logic: PaneLogic) -> int:
     """The length of a pane in microseconds."""
     return math.gcd(logic.duration_us, logic.hop_us)
 
 
-def pane_start(logic: Logic, ts: Int64s) -> Int64s:
+def pane_start(logic: PaneLogic, ts: Int64s) -> Int64s:
     """The start of the pane that holds each time; floor division, so times before 1970 work."""
     pane, offset = pane_us(logic), logic.offset_us
     return (ts - offset) // pane * pane + offset
 
 
-def first_window(logic: Logic, pane: Int64s) -> Int64s:
+def first_window(logic: PaneLogic, pane: Int64s) -> Int64s:
     """The start of the earliest window that holds each pane."""
     hop, offset = logic.hop_us, logic.offset_us
     return (pane - logic.duration_us - offset) // hop * hop + offset + hop
 
 
-def last_window(logic: Logic, pane: Int64s) -> Int64s:
+def last_window(logic: PaneLogic, pane: Int64s) -> Int64s:
     """The start of the latest window that holds each pane."""
     hop, offset = logic.hop_us, logic.offset_us
     return (pane - offset) // hop * hop + offset
 
 
-def last_closed(logic: Logic, watermark: int) -> int:
+def last_closed(logic: PaneLogic, watermark: int) -> int:
     """The largest window start whose window is closed at a watermark (at a horizon: whose window is gone)."""
     hop, offset = logic.hop_us, logic.offset_us
     return (watermark - logic.duration_us - offset) // hop * hop + offset
 
 
-def lift(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
+def lift(logic: PaneLogic, rows: pl.DataFrame) -> pl.DataFrame:
     """Rows (`__kh`, `__ts`, keys, inputs) as partial accumulators per key and pane.
 
     The same as Spark SQL makes of them before the shuffle, where every aggregation has a form in it.
@@ -95,19 +144,19 @@ def lift(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
     return logic.merge_groups(lifted, np.cumsum(new), [*carried, pl.col("__n").sum(), pl.col("__first").min()])
 
 
-def late_before(logic: Logic, watermark: int) -> int:
+def late_before(logic: PaneLogic, watermark: int) -> int:
     """Rows before this time are late for at least one window: it is the end of the last one that is gone."""
     return last_closed(logic, logic.horizon(watermark)) + logic.duration_us
 
 
-def missed(logic: Logic, ts: Int64s, watermark: int) -> tuple[Int64s, Int64s]:
+def missed(logic: PaneLogic, ts: Int64s, watermark: int) -> tuple[Int64s, Int64s]:
     """Of the windows that hold each time those that are gone at `watermark`: the first one's start, and how many."""
     first = first_window(logic, ts)
     gone = np.minimum(last_window(logic, ts), last_closed(logic, logic.horizon(watermark)))
     return first, np.clip((gone - first) // logic.hop_us + 1, 0, None)
 
 
-def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> Ingested:
+def ingest(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> Ingested:
     """Fold lifted panes (`__kh`, `__start`, `__n`, keys, accumulators) into the touched units.
 
     A row is late for a window that is gone at `watermark` (of the previous epoch), and late for good if that holds for
@@ -139,7 +188,7 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
     )
 
 
-def _merge(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def _merge(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Rows of equal key and pane become one state row, LOOSE if any of them is."""
     pane = rows["__start"].to_numpy()
     earliest = np.maximum(first_window(logic, pane), last_closed(logic, logic.horizon(watermark)) + logic.hop_us)
@@ -180,153 +229,18 @@ def _merge(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
     return begun_late(merged, begun, first, last_closed(logic, watermark), logic.hop_us)
 
 
-def overlapping(logic: Logic) -> bool:
+def overlapping(logic: PaneLogic) -> bool:
     """Whether a pane may be part of several windows."""
     return logic.hop_us != logic.duration_us
 
 
-def due(logic: Logic, pane: Int64s) -> Int64s:
+def due(logic: PaneLogic, pane: Int64s) -> Int64s:
     """The watermark at which the last window that holds each pane is gone."""
     return last_window(logic, pane) + logic.duration_us + logic.retain_us
 
 
-def siblings(logic: Logic, panes: pl.DataFrame, since: int, watermark: int) -> Int64s:
-    """The units that hold the other panes of the windows that LOOSE panes are emitted with; sorted, unique."""
-    loose = panes.filter(pl.col("__kind") == LOOSE)
-    if logic.hop_us == logic.duration_us or loose.is_empty():
-        return np.empty(0, dtype=np.int64)
-    pane = loose["__start"].to_numpy()
-    low = np.maximum(first_window(logic, pane), last_closed(logic, logic.horizon(since)) + logic.hop_us)
-    high = last_window(logic, pane) + logic.duration_us
-    if not logic.updates:
-        high = np.minimum(high, last_closed(logic, watermark) + logic.duration_us)
-    index, starts = _stretched(low, high - pane_us(logic), pane_us(logic))
-    return distinct(mix(loose["__kh"].to_numpy()[index], starts))
-
-
-def _stretched(low: Int64s, high: Int64s, step: int) -> tuple[Int64s, Int64s]:
-    """All steps from low to high of each row: the row they belong to, and the step."""
-    times = np.clip((high - low) // step + 1, 0, None)
-    index = np.repeat(np.arange(len(low)), times)
-    nth = np.arange(len(index)) - np.repeat(np.cumsum(times) - times, times)
-    return index, low[index] + nth * step
-
-
-def emit(logic: Logic, panes: pl.DataFrame, since: int, watermark: int, telling: bool = False) -> Emitted:
-    """The windows to emit when the watermark goes from `since` to `watermark`, put together from the panes they hold.
-
-    window 60, hop 20, allowed lateness 30      since  watermark
-    [0 ─────────── 60)                          │ 62   │ 85       closed before: emitted if a pane of it is LOOSE
-         [20 ─────────── 80)                    │      │          closes now: emitted
-              [40 ─────────── 100)              │      │          open: emitted with `telling`, if a pane is LOOSE
-    """
-    kinds = panes["__kind"].to_numpy()
-    any_loose = bool((kinds == LOOSE).any())
-    pane = panes["__start"].to_numpy()
-    closed, now = last_closed(logic, since), last_closed(logic, watermark)
-    oldest = last_closed(logic, logic.horizon(since)) if any_loose else closed
-    low = np.maximum(first_window(logic, pane), oldest + logic.hop_us)
-    high = last_window(logic, pane) if logic.updates and telling else np.minimum(last_window(logic, pane), now)
-    index, window = _stretched(low, high, logic.hop_us)
-    spread = logic.unrevised(panes).select("__kh", "__kind", *logic.revisions, *logic.key_names, *logic.accumulators)
-    spread = spread[index].with_columns(pl.Series("__start", window), pl.Series("__end", window + logic.duration_us))
-    if logic.revises:
-        spread = spread.with_columns((pl.col("__kind") == LOOSE).alias("__changed"))
-        if overlapping(logic):
-            spread = _as_noted(logic, panes, spread, index)
-    if overlapping(logic):
-        carried = [pl.col(c).first() for c in ("__kh", "__start", "__end")]
-        carried += [pl.col("__changed").any()] if logic.revises else []
-        spread = _put_together(logic, spread, carried)
-    if logic.revises:
-        before = pl.col("__start") <= closed
-        spread = spread.filter(pl.col("__changed") if logic.updates else pl.col("__changed") | ~before)
-        told = pl.lit(0, pl.Int64) if logic.updates else before.cast(pl.Int64)
-        spread = spread.with_columns((pl.col("__rev") + told + 1).alias("__rev"))
-    rows = spread.with_columns(
-        (pl.col("__end") + logic.allowed_us).alias("__final"),
-        *([] if logic.revises else [pl.lit(1, pl.Int64).alias("__rev")]),
-        pl.when(pl.col("__start") > now)
-        .then(pl.lit("update"))
-        .otherwise(pl.when(pl.col("__start") > closed).then(pl.lit("close")).otherwise(pl.lit("late")))
-        .alias("__reason"),
-    ).select("__kh", *logic.key_names, "__start", "__end", "__final", "__rev", "__reason", *logic.accumulators)
-    state = _told(logic, panes, rows, watermark, telling) if any_loose else logic.empty_state()
-    return Emitted(rows, state, rows.clear().select("__kh", *logic.key_names, "__start", "__rev"))
-
-
-def standalone(logic: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Rows (as `ingest` takes them) of windows that are gone, as windows of their own, told apart by their reason."""
-    pane = rows["__start"].to_numpy()
-    gone = np.minimum(last_window(logic, pane), last_closed(logic, logic.horizon(watermark)))
-    index, window = _stretched(first_window(logic, pane), gone, logic.hop_us)
-    spread = rows.select("__kh", *logic.key_names, *logic.accumulators)[index]
-    spread = spread.with_columns(pl.Series("__start", window), pl.Series("__end", window + logic.duration_us))
-    carried = [pl.col(c).first() for c in ("__kh", "__start", "__end")]
-    return _put_together(logic, spread, carried).with_columns(
-        pl.col("__end").alias("__final"),
-        pl.lit(1, pl.Int64).alias("__rev"),
-        pl.lit("standalone").alias("__reason"),
-    )
-
-
-def _put_together(logic: Logic, spread: pl.DataFrame, carried: list[pl.Expr]) -> pl.DataFrame:
-    """Panes, one row per window that holds them, merged per key and window."""
-    if spread.is_empty():
-        return spread
-    spread, key = sorted_by_key(spread, logic.key_names, "__start")
-    start = spread["__start"].to_numpy()
-    new = np.ones(spread.height, dtype=bool)
-    new[1:] = (key[1:] != key[:-1]) | (start[1:] != start[:-1])
-    return logic.merge_groups(spread, np.cumsum(new), carried)
-
-
-def _as_noted(logic: Logic, panes: pl.DataFrame, spread: pl.DataFrame, index: Int64s) -> pl.DataFrame:
-    """Panes, one row per window that holds them (`index`: which pane), with what each of them notes of that window."""
-    found = notes(panes, first_window(logic, panes["__start"].to_numpy()), logic.hop_us)
-    spread = spread.with_columns(pl.lit([], pl.List(pl.Int64)).alias("__out"))
-    if found.is_empty():
-        return spread
-    at = pl.DataFrame({"__row": index, "__start": spread["__start"]})
-    known = at.join(found, on=["__row", "__start"], how="left", maintain_order="left")
-    return spread.with_columns(
-        known["__rev"].fill_null(spread["__rev"]),
-        (spread["__changed"] & ~known["__holds"].fill_null(False)).alias("__changed"),
-    )
-
-
-def _told(logic: Logic, panes: pl.DataFrame, rows: pl.DataFrame, watermark: int, telling: bool) -> pl.DataFrame:
-    """The units with LOOSE panes after their windows were emitted; a pane of a window that waits stays LOOSE."""
-    hashes = panes["__h"].to_numpy()
-    units = panes.filter(pl.Series(member(hashes, distinct(hashes[panes["__kind"].to_numpy() == LOOSE]))))
-    pane, loose = units["__start"].to_numpy(), units["__kind"].to_numpy() == LOOSE
-    first, closed = first_window(logic, pane), last_closed(logic, watermark)
-    waits = logic.updates and not telling
-    still = (last_window(logic, pane) > closed) if waits else np.zeros(len(pane), dtype=bool)
-    index, window = _stretched(first, last_window(logic, pane), logic.hop_us)
-    keys = ["__kh", *logic.key_names]
-    of_pane = units.select(keys)[index].with_columns(pl.Series("__row", index), pl.Series("__start", window))
-    said = of_pane.filter(pl.Series(loose[index])).join(
-        rows.select(*keys, "__start", pl.col("__rev") - (0 if logic.updates else 1)),
-        on=[*keys, "__start"],
-        nulls_equal=True,
-    )
-    if overlapping(logic):
-        gone = last_closed(logic, logic.horizon(watermark))
-        known = notes(units, first, logic.hop_us)
-        known = pl.concat([known, said.select("__row", "__start", "__rev", pl.lit(True).alias("__holds"))])
-        units = with_notes(units, known.filter(pl.col("__start") > gone), first, logic.hop_us)
-    else:
-        rev = units["__rev"].to_numpy().copy()
-        rev[said["__row"].to_numpy()] = said["__rev"].to_numpy()
-        units = units.with_columns(pl.Series("__rev", rev))
-    kind = np.where(loose & still, LOOSE, SETTLED)
-    told = units.with_columns(pl.Series("__kind", kind, dtype=pl.Int8))
-    return told.select(logic.state_schema.keys()).sort("__h", maintain_order=True)
-
-
 def admit(
-    logic: Logic, rows: pl.DataFrame, existing: pl.DataFrame, watermark: int, bound: int
+    logic: PaneLogic, rows: pl.DataFrame, existing: pl.DataFrame, watermark: int, bound: int
 ) -> tuple[pl.DataFrame, int]:
     """`on_state_cap = "drop_new_groups"` in one shard: the rows that fit, and how many raw rows were refused.
 
@@ -367,39 +281,7 @@ def _hashable(value: object) -> object:
     return "NaN" if isinstance(value, float) and value != value else value
 
 
-def stats(logic: Logic, state: pl.DataFrame) -> Stats:
-    """Of a set of panes that is not empty."""
-    start, last = state["__start"].to_numpy(), int(state["__due"].to_numpy().max())
-    first, close = int(first_window(logic, start.min()) + logic.duration_us), last - logic.retain_us
-    if bool((state["__kind"].to_numpy() == LOOSE).any()):
-        return Stats(first_due=NEVER, last_due=FAR, close=close, dead=FAR)
-    return Stats(first_due=first, last_due=close, close=close, dead=last)
-
-
-def visit(logic: Logic, since: int, watermark: int, telling: bool = False) -> Visit:
-    """The panes that are part of a window that closes in (since, watermark], and those that were changed and not emitted."""
-    loose_upto = FAR if logic.revises else NEVER
-    move, kept, waiting = (since, watermark), logic.retain_us, (FAR - 1, watermark)
-    if logic.updates:
-        return Visit((waiting,), (), (), loose_upto, start_before=FAR)
-    if logic.hop_us == logic.duration_us:
-        return Visit((move, waiting), ((since + kept, watermark + kept),), (), loose_upto, start_before=FAR)
-    now = last_closed(logic, watermark)
-    closing = ((since + kept, FAR),) if now > last_closed(logic, since) else ()  # else no window ends there
-    return Visit((move, waiting), closing, (), loose_upto, start_before=now + logic.duration_us)
-
-
-def forgotten(logic: Logic, watermark: int) -> Forgotten:
-    """Panes that are out of their last window."""
-    return Forgotten(settled_upto=watermark, floor_upto=NEVER)
-
-
-def forget(logic: Logic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """The panes that some window still needs."""
-    return state.filter((pl.col("__due") > watermark) | (pl.col("__kind") == LOOSE))
-
-
-def renewed(logic: Logic, state: pl.DataFrame, updates: bool) -> pl.DataFrame:
+def renewed(logic: PaneLogic, state: pl.DataFrame, updates: bool) -> pl.DataFrame:
     """State rows for a changed way to emit; `updates`: whether changed windows were emitted at once before."""
     state = state.with_columns(pl.Series("__due", due(logic, state["__start"].to_numpy())))
     if logic.updates and not updates:  # what is open was not emitted yet
@@ -409,7 +291,7 @@ def renewed(logic: Logic, state: pl.DataFrame, updates: bool) -> pl.DataFrame:
     return state
 
 
-def window_totals(logic: Logic, panes: dict[int, int], watermark: int) -> dict[int, int]:
+def window_totals(logic: PaneLogic, panes: dict[int, int], watermark: int) -> dict[int, int]:
     """Per open or retained window the sum of its panes' groups: exact for tumbling, an upper bound for hopping windows."""
     totals: dict[int, int] = {}
     closed = last_closed(logic, logic.horizon(watermark))
@@ -421,7 +303,7 @@ def window_totals(logic: Logic, panes: dict[int, int], watermark: int) -> dict[i
     return totals
 
 
-def exact_totals(logic: Logic, state: pl.DataFrame, windows: list[int]) -> dict[int, int]:
+def exact_totals(logic: PaneLogic, state: pl.DataFrame, windows: list[int]) -> dict[int, int]:
     """The number of groups in each of these windows, counted in the live panes of one shard."""
     keys = ["__kh", *logic.key_names]
     return {

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slackwater.windows.intervals import Bools, Unit
-from slackwater.windows.logic import ROW, Int64s, Logic
+from slackwater.windows.intervals import Bools, SessionLogic, Unit
+from slackwater.windows.logic import ROW, Int64s
 
 
 def _long_runs(start: Int64s, last: Int64s, run: Int64s, cap: int) -> tuple[Int64s, Int64s]:
@@ -45,7 +45,9 @@ def session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: in
     return heads
 
 
-def place_late_rows(logic: Logic, unit: Unit, run: Int64s, piece: Int64s, watermark: int) -> tuple[Int64s, Bools]:
+def place_late_rows(
+    logic: SessionLogic, unit: Unit, run: Int64s, piece: Int64s, watermark: int
+) -> tuple[Int64s, Bools]:
     """Rows behind the watermark never move a cut: in a run that reaches the cap each one is placed by itself.
 
     Where joining the sessions on both sides would reach the cap it joins the earlier one; where joining even one would,

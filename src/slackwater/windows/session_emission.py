@@ -19,13 +19,22 @@ import polars as pl
 from slackwater.core.arrays import distinct, member
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.arrangement import arranged
-from slackwater.windows.intervals import Bools, Unit, acknowledged, chosen, first_of_each, per_key, runs_of
-from slackwater.windows.logic import DEAD, FAR, LOOSE, LOOSE_TOLD, OPEN, SETTLED, TOLD, Emitted, Int64s, Logic
+from slackwater.windows.intervals import (
+    Bools,
+    SessionLogic,
+    Unit,
+    acknowledged,
+    chosen,
+    first_of_each,
+    per_key,
+    runs_of,
+)
+from slackwater.windows.logic import DEAD, FAR, LOOSE, LOOSE_TOLD, OPEN, SETTLED, TOLD, Emitted, Int64s
 from slackwater.windows.session_cuts import session_heads
 from slackwater.windows.sessions import floor_rows, pieces, state_of
 
 
-def emit(logic: Logic, units: pl.DataFrame, since: int, watermark: int, telling: bool = False) -> Emitted:
+def emit(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, telling: bool = False) -> Emitted:
     """The sessions to emit when the watermark goes from `since` to `watermark`; `units`: all rows of the keys visited.
 
     `telling` (emit = "updates"): also those that are open and changed since they were emitted last.
@@ -66,7 +75,7 @@ def emit(logic: Logic, units: pl.DataFrame, since: int, watermark: int, telling:
     )
 
 
-def standalone(logic: Logic, late: pl.DataFrame) -> pl.DataFrame:
+def standalone(logic: SessionLogic, late: pl.DataFrame) -> pl.DataFrame:
     """Late rows (as `ingest` gives them) as sessions of their own, told apart by their reason (KIP-94)."""
     unit = Unit.of(logic, late)
     run, _ = runs_of(logic, unit)
@@ -85,12 +94,12 @@ def standalone(logic: Logic, late: pl.DataFrame) -> pl.DataFrame:
     ).select(_columns(logic))
 
 
-def _columns(logic: Logic) -> list[str]:
+def _columns(logic: SessionLogic) -> list[str]:
     """Of emitted rows."""
     return ["__kh", *logic.key_names, "__start", "__end", "__final", "__rev", "__reason", *logic.accumulators]
 
 
-def _replaced(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
+def _replaced(logic: SessionLogic, rows: pl.DataFrame) -> pl.DataFrame:
     """What emitted sessions (with `__out`) supersede: the starts they were emitted under before, but for their own."""
     columns = ["__kh", *logic.key_names, "__start", "__rev"]
     if not logic.revises:
@@ -102,7 +111,7 @@ def _replaced(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
     return several.drop("__start").rename({"__out": "__start"}).select(columns)
 
 
-def _keys_gone(logic: Logic, units: pl.DataFrame, going: Bools, staying: Bools) -> int:
+def _keys_gone(logic: SessionLogic, units: pl.DataFrame, going: Bools, staying: Bools) -> int:
     """How many keys lose their last session."""
     gone, still = units[np.flatnonzero(going)], units[np.flatnonzero(staying)]
     hashes = gone["__kh"].to_numpy()
@@ -113,7 +122,7 @@ def _keys_gone(logic: Logic, units: pl.DataFrame, going: Bools, staying: Bools) 
     return closing.join(still.select(keys), on=keys, how="anti", nulls_equal=True).height
 
 
-def _settle(logic: Logic, units: pl.DataFrame, since: int, watermark: int, telling: bool) -> Emitted:
+def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, telling: bool) -> Emitted:
     """Put the sessions of these units together, emit those that are due, and give what remains."""
     cap, horizon = logic.cap_us, logic.horizon(watermark)
     whole = Unit.of(logic, acknowledged(logic, units, since))
@@ -151,7 +160,9 @@ def _settle(logic: Logic, units: pl.DataFrame, since: int, watermark: int, telli
     return Emitted(rows.select(_columns(logic)), state, superseded, -emptied, left - int(held.sum()))
 
 
-def _told(logic: Logic, unit: Unit, session: Int64s, heads: Int64s, emitted: Bools, merged: pl.DataFrame) -> Unit:
+def _told(
+    logic: SessionLogic, unit: Unit, session: Int64s, heads: Int64s, emitted: Bools, merged: pl.DataFrame
+) -> Unit:
     """The intervals with what the target now holds of them: an emitted session's start, kept with its first interval."""
     if not logic.revises or not emitted.any():
         return unit
@@ -171,7 +182,9 @@ def _told(logic: Logic, unit: Unit, session: Int64s, heads: Int64s, emitted: Boo
     return replace(unit, frame=frame, kind=np.where(now, LOOSE_TOLD, unit.kind).astype(np.int8))
 
 
-def _remaining(logic: Logic, whole: Unit, rest: Unit, floors: Int64s, watermark: int) -> tuple[pl.DataFrame, Bools]:
+def _remaining(
+    logic: SessionLogic, whole: Unit, rest: Unit, floors: Int64s, watermark: int
+) -> tuple[pl.DataFrame, Bools]:
     """The new rows of all settled units, and which of their keys have no session any more."""
     reach, horizon = logic.reach_us, logic.horizon(watermark)
     first = np.full(whole.keys, FAR)
@@ -195,7 +208,7 @@ def _remaining(logic: Logic, whole: Unit, rest: Unit, floors: Int64s, watermark:
     return pl.concat(parts).sort("__h", maintain_order=True), bare
 
 
-def _superseded(logic: Logic, merged: pl.DataFrame, emitted: Bools) -> pl.DataFrame:
+def _superseded(logic: SessionLogic, merged: pl.DataFrame, emitted: Bools) -> pl.DataFrame:
     """What the emitted sessions replaced in the target and is no session of its key any more."""
     gone = _replaced(logic, merged.filter(pl.Series(emitted)))
     if gone.is_empty():

@@ -29,6 +29,7 @@ from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.arrangement import as_told
 from slackwater.windows.intervals import (
     Bools,
+    SessionLogic,
     Unit,
     acknowledged,
     chosen,
@@ -38,29 +39,11 @@ from slackwater.windows.intervals import (
     renumber,
     runs_of,
 )
-from slackwater.windows.logic import (
-    DEAD,
-    FAR,
-    FLOOR,
-    LOOSE,
-    LOOSE_TOLD,
-    NEVER,
-    OPEN,
-    ROW,
-    SETTLED,
-    TOLD,
-    Counts,
-    Forgotten,
-    Ingested,
-    Int64s,
-    Logic,
-    Stats,
-    Visit,
-)
+from slackwater.windows.logic import FAR, FLOOR, LOOSE, LOOSE_TOLD, OPEN, ROW, SETTLED, TOLD, Counts, Ingested, Int64s
 from slackwater.windows.session_cuts import place_late_rows
 
 
-def pieces(logic: Logic, unit: Unit, reach: Int64s, run: Int64s, limit: Int64s) -> Int64s:
+def pieces(logic: SessionLogic, unit: Unit, reach: Int64s, run: Int64s, limit: Int64s) -> Int64s:
     """Number the pieces: per run one piece below `limit`, above it one per interval (overlapping ones together).
 
     An interval that reaches across the limit is one of those above: sessions that a larger gap brought together.
@@ -73,7 +56,9 @@ def pieces(logic: Logic, unit: Unit, reach: Int64s, run: Int64s, limit: Int64s) 
     return np.cumsum(new) - 1
 
 
-def state_of(logic: Logic, unit: Unit, run: Int64s, piece: Int64s, floors: Int64s, watermark: int) -> pl.DataFrame:
+def state_of(
+    logic: SessionLogic, unit: Unit, run: Int64s, piece: Int64s, floors: Int64s, watermark: int
+) -> pl.DataFrame:
     """The new state rows of all keys in `unit` (its open and retained intervals), with the floors of those keys.
 
     A session that the watermark has passed already (a late row's) stays LOOSE: it is visited and comes out.
@@ -106,7 +91,7 @@ def state_of(logic: Logic, unit: Unit, run: Int64s, piece: Int64s, floors: Int64
     return pl.concat([rows, floor_rows(logic, frame, unit.key, floors)])
 
 
-def floor_rows(logic: Logic, frame: pl.DataFrame, key: Int64s, floors: Int64s) -> pl.DataFrame:
+def floor_rows(logic: SessionLogic, frame: pl.DataFrame, key: Int64s, floors: Int64s) -> pl.DataFrame:
     """One FLOOR row per key that has one; `floors` is indexed by key."""
     heads = first_of_each(key)
     values = floors[key[heads]]
@@ -125,7 +110,9 @@ def floor_rows(logic: Logic, frame: pl.DataFrame, key: Int64s, floors: Int64s) -
     return logic.unrevised(rows).select(logic.state_schema.keys())
 
 
-def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None) -> Ingested:
+def ingest(
+    logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None
+) -> Ingested:
     """Fold lifted rows (`__kh`, `__ts`, keys, accumulators) into the touched units.
 
     `watermark` is the one the previous epoch committed. `room`: how many keys may still open a session in this shard
@@ -222,7 +209,7 @@ def ingest(logic: Logic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int
     )
 
 
-def _accepted(logic: Logic, unit: Unit, run: Int64s, horizon: int) -> Bools:
+def _accepted(logic: SessionLogic, unit: Unit, run: Int64s, horizon: int) -> Bools:
     """A run is taken if it holds an open or retained session, or a row with horizon <= ts + gap; else it is late.
 
     Of a run that is taken, rows before its open session that are themselves further back than that stay late: they could
@@ -238,7 +225,7 @@ def _accepted(logic: Logic, unit: Unit, run: Int64s, horizon: int) -> Bools:
     return result
 
 
-def _refused(logic: Logic, unit: Unit, accepted: Bools, had_open: Bools, room: int) -> Bools:
+def _refused(logic: SessionLogic, unit: Unit, accepted: Bools, had_open: Bools, room: int) -> Bools:
     """Rows of new keys beyond `room`, which are admitted in order of (first event time, key)."""
     new = accepted & ~had_open[unit.key]
     heads = np.flatnonzero(new)
@@ -256,53 +243,7 @@ def _refused(logic: Logic, unit: Unit, accepted: Bools, had_open: Bools, room: i
     return result
 
 
-def stats(logic: Logic, state: pl.DataFrame) -> Stats:
-    """Of a set of state rows that is not empty."""
-    kind, due, last = (state[c].to_numpy() for c in ("__kind", "__due", "__last"))
-    loose, open_ = (kind == LOOSE) | (kind == LOOSE_TOLD), np.isin(kind, OPEN)
-    end = state["__end"].to_numpy() if logic.dynamic else last + logic.gap_us
-    forgotten = end[kind != DEAD] + logic.reach_us + 1
-    waiting = logic.updates and bool((kind == LOOSE).any())
-    return Stats(
-        first_due=NEVER if waiting else int(due[open_].min(initial=FAR)),
-        last_due=FAR if loose.any() else int(due[open_].max(initial=NO_WATERMARK)),
-        close=int((end[open_] + 1).max(initial=NO_WATERMARK)),
-        dead=FAR if loose.any() else int(forgotten.max(initial=NO_WATERMARK)) + logic.retain_us,
-    )
-
-
-def visit(logic: Logic, since: int, watermark: int, telling: bool = False) -> Visit:
-    """The rows whose unit wants a visit when the watermark goes from `since` to `watermark`.
-
-    They close, or are gone, or are a piece that may be cut. `telling`: all that were changed and not emitted, too.
-    """
-    closing, going = (since, watermark), (logic.horizon(since), logic.horizon(watermark))
-    settled = ((since, FAR), going) if telling else (closing, going)
-    upto = FAR if logic.updates else watermark
-    return Visit((*settled, (FAR - 1, upto)), settled, (going,), loose_upto=upto, start_before=FAR)
-
-
-def forgotten(logic: Logic, watermark: int) -> Forgotten:
-    """Sessions that are gone, and floors, that no longer make any row late."""
-    horizon = logic.horizon(watermark)
-    return Forgotten(settled_upto=horizon - logic.reach_us, floor_upto=horizon)
-
-
-def forget(logic: Logic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Without the sessions that are gone and the floors that no longer make any row late."""
-    if state.is_empty():
-        return state
-    unit, horizon = Unit.of(logic, state), logic.horizon(watermark)
-    needed = unit.floors(logic.reach_us, horizon)[unit.key] != NO_WATERMARK
-    return unit.frame.filter(pl.Series(~unit.is_gone(horizon) | needed)).sort("__h", maintain_order=True)
-
-
-def renewed(logic: Logic, state: pl.DataFrame, updates: bool) -> pl.DataFrame:
-    """State rows for a changed way to emit: they say themselves what was emitted of them."""
-    return state
-
-
-def open_groups(logic: Logic, state: pl.DataFrame, watermark: int) -> tuple[int, int]:
+def open_groups(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> tuple[int, int]:
     """(keys with open or retained sessions, their intervals) of a whole shard."""
     whole = pl.col("__kind").is_in([SETTLED, TOLD]) & (pl.col("__due") > logic.horizon(watermark))
     still = state.filter(whole | pl.col("__kind").is_in([LOOSE, LOOSE_TOLD]))

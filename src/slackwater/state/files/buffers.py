@@ -23,9 +23,9 @@ from slackwater.core.arrays import Int64s, heads, member
 from slackwater.joins.buffer import OUTLINE, Change, Changes
 from slackwater.joins.logic import HIDDEN, JoinLogic, Side
 from slackwater.joins.match import Run, bisect, order
+from slackwater.state.commit import SegmentMeta
 from slackwater.state.files.arrow import frame_of, opened, write_arrow
 from slackwater.state.files.merging import merge_plan
-from slackwater.state.protocol import SegmentMeta
 from slackwater.watermark import NO_WATERMARK
 
 

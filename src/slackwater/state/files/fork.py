@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from slackwater.errors import StateError
+from slackwater.state.commit import Commit
 from slackwater.state.fork import forked, lists_of, taken
-from slackwater.state.protocol import Manifest, Snapshot, not_kept
+from slackwater.state.protocol import Snapshot, not_kept
 
 ATTEMPTS = 5
 
@@ -30,11 +31,11 @@ class Copy(Origin, Protocol):
     def forking(self) -> Path: ...
     def claim(self) -> None: ...
     def check_begins(self) -> None: ...
-    def found(self, manifest: Manifest) -> None: ...
+    def found(self, manifest: Commit) -> None: ...
     def close(self) -> None: ...
 
 
-def fork(store: Origin, copy: Copy, epoch: int | None) -> Manifest | None:
+def fork(store: Origin, copy: Copy, epoch: int | None) -> Commit | None:
     """See `StateStore.fork`."""
     name = Path(copy.root).name
     if there := copy.epochs():
@@ -74,7 +75,7 @@ def _clear(directory: Path) -> None:
     (directory / "forking").unlink()
 
 
-def _copied(store: Origin, to: Path, epoch: int | None, made: list[Path]) -> Manifest | None:
+def _copied(store: Origin, to: Path, epoch: int | None, made: list[Path]) -> Commit | None:
     """Put the files of a commit below `to`; None while its output waits.
 
     What a runner removes meanwhile is of a commit that is not kept any more: then a later one is looked for.
@@ -84,10 +85,10 @@ def _copied(store: Origin, to: Path, epoch: int | None, made: list[Path]) -> Man
         with store.peek(epoch) as snapshot:
             if snapshot is None:
                 break
-            manifest = snapshot.manifest
+            manifest = snapshot.commit
             if manifest.staged and snapshot.published < manifest.epoch:
                 return None
-            segments = [s.file for stage in manifest.stages for shard in stage.segments for s in shard]
+            segments = [m.file for m in manifest.metas]
             try:
                 for name in [*segments, *lists_of(manifest)]:
                     if (to / name) not in made:

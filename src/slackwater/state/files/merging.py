@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from slackwater.state.protocol import SegmentMeta
+from slackwater.state.commit import SegmentMeta
 
 FAN = 8  # segments of one size class before they are merged into one of the next
 

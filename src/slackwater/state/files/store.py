@@ -34,12 +34,12 @@ from pydantic import ValidationError
 from slackwater.errors import EpochError, ExhaustedError, FencedError, LockHeldError, StateError
 from slackwater.joins.logic import JoinLogic
 from slackwater.state import migrations
+from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, misfit
 from slackwater.state.files.arrow import checksum, opened, read_arrow, verify, write_synced
 from slackwater.state.files.buffers import FilesBuffers
 from slackwater.state.files.fork import fork
 from slackwater.state.files.units import FilesShard, SegmentReader
-from slackwater.state.protocol import Manifest, OutputMeta, Publish, SegmentMeta, Snapshot, Written, misfit, not_kept
-from slackwater.windows.logic import Logic
+from slackwater.state.protocol import Publish, Snapshot, Stateful, Written, not_kept
 
 log = logging.getLogger("slackwater")
 
@@ -58,7 +58,7 @@ class FilesStore:
         self._latest = -1
         self._whole: set[str] = set()  # segments that were looked at and found as written
 
-    def open(self) -> Manifest | None:
+    def open(self) -> Commit | None:
         self.claim()
         try:
             latest = self._found()
@@ -81,7 +81,7 @@ class FilesStore:
             ) from error
         self._take_lock()
 
-    def _found(self) -> Manifest | None:
+    def _found(self) -> Commit | None:
         """The latest commit, if it is what the rest of the directory says it is."""
         epochs = self.epochs()
         latest = self._read(epochs[-1]) if epochs else None
@@ -254,7 +254,7 @@ class FilesStore:
     def _path(self, epoch: int) -> Path:
         return self._dir / "manifests" / f"{epoch:09d}.json"
 
-    def _verify(self, manifest: Manifest) -> None:
+    def _verify(self, manifest: Commit) -> None:
         """Every segment is there and holds what was written; once per start, as later ones are this process's own."""
         for meta in (m for stage in manifest.stages for shard in stage.segments for m in shard):
             verify(self._dir / meta.file, meta.checksum, meta.bytes)
@@ -267,7 +267,7 @@ class FilesStore:
         """A file that is there while a fork is made in this directory."""
         return self._dir / "forking"
 
-    def manifest(self, epoch: int) -> Manifest:
+    def manifest(self, epoch: int) -> Commit:
         """The record of a commit. Raises StateError if it is not there, damaged, or another one's."""
         return self._read(epoch)
 
@@ -291,10 +291,10 @@ class FilesStore:
         migrations.route(version, f"state in {self.root}")
         return Written(version, data)
 
-    def _read(self, epoch: int) -> Manifest:
+    def _read(self, epoch: int) -> Commit:
         (version, data), path = self._written(epoch), self._path(epoch)
         try:
-            found = Manifest.model_validate(migrations.forward(data, version, f"manifest {path}"))
+            found = Commit.model_validate(migrations.forward(data, version, f"manifest {path}"))
         except ValidationError as error:
             raise StateError(
                 f"manifest {self._path(epoch)} is damaged: {misfit(error)}; restore it from a copy"
@@ -308,7 +308,7 @@ class FilesStore:
             )
         return found
 
-    def prepare(self, logic: Logic | JoinLogic, stage: int = 0) -> None:
+    def prepare(self, logic: Stateful, stage: int = 0) -> None:
         return
 
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> FilesShard:
@@ -332,20 +332,20 @@ class FilesStore:
     def joins(self, target: object) -> bool:
         return False
 
-    def commit(self, manifest: Manifest, publish: Publish | None = None) -> Manifest:
+    def commit(self, manifest: Commit, publish: Publish | None = None) -> Commit:
         if manifest.epoch != self._latest + 1:
             raise FencedError(
                 f"epoch {manifest.epoch} does not follow epoch {self._latest}, the latest this runner knows; nothing was committed"
             )
         return self._put(manifest)
 
-    def found(self, manifest: Manifest) -> None:
+    def found(self, manifest: Commit) -> None:
         """Begin a state with this commit, whatever its epoch; its files are there. After an `open` that found none."""
         self._verify(manifest)
         self._put(manifest)
         self.note_published(manifest.epoch)
 
-    def _put(self, manifest: Manifest) -> Manifest:
+    def _put(self, manifest: Commit) -> Commit:
         final, text = self._path(manifest.epoch), manifest.model_dump_json()
         try:
             with tempfile.NamedTemporaryFile("w", dir=self._dir, prefix=".commit-", delete=False) as file:
@@ -416,7 +416,7 @@ class FilesStore:
                 if numbered and f"{folder}/{path.name}" not in used and int(path.name[:9]) <= self._latest:
                     path.unlink(missing_ok=True)
 
-    def fork(self, name: str, epoch: int | None = None) -> Manifest | None:
+    def fork(self, name: str, epoch: int | None = None) -> Commit | None:
         return fork(self, FilesStore(self._dir.parent, name), epoch)
 
     def remove(self) -> None:

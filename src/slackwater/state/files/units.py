@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from slackwater.core.arrays import distinct, member
 from slackwater.joins.buffer import Changes
 from slackwater.joins.logic import JoinLogic
+from slackwater.state.commit import OutputMeta, SegmentMeta
 from slackwater.state.files.arrow import frame_of, opened, write_arrow
 from slackwater.state.files.buffers import FilesBuffers, JoinWriter
 from slackwater.state.files.merging import merge_plan
-from slackwater.state.protocol import OUTLINE, OutputMeta, SegmentMeta
+from slackwater.state.protocol import OUTLINE
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.family import family
 from slackwater.windows.logic import DEAD, HIDDEN, Int64s, Logic, Visit, empty, unrevised
 
 
@@ -201,13 +201,13 @@ class FilesShard:
         """A new file; its name is unique, so a task may run twice."""
         name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
         size, digest = write_arrow(Path(self.root) / name, rows)
-        stats = family(logic).stats(logic, rows)
+        stats = logic.stats(rows)
         return SegmentMeta(file=name, rows=rows.height, bytes=size, checksum=digest, **stats._asdict())
 
     def _merged(self, logic: Logic, metas: list[SegmentMeta], oldest: bool, watermark: int) -> pl.DataFrame:
         """Several segments as one. Only where nothing older lies below may rows be forgotten: else they would uncover it."""
         if oldest:
-            frame = family(logic).forget(logic, self.at(tuple(metas)).reader(logic).scan(), watermark)
+            frame = logic.forget(self.at(tuple(metas)).reader(logic).scan(), watermark)
         else:
             opened = [Segment(self.root, m) for m in metas]
             rows = [logic.unrevised(s.rows(np.arange(s.meta.rows))) for s in opened]

@@ -24,10 +24,10 @@ from slackwater.errors import EpochError, StartError
 from slackwater.joins.buffer import OUTLINE, Changes
 from slackwater.joins.logic import JoinLogic, Side
 from slackwater.joins.match import Run
+from slackwater.state.commit import FORMAT, SegmentMeta, StageState
 from slackwater.state.files.buffers import meta_of
 from slackwater.state.postgres import client
 from slackwater.state.postgres.tables import Tables
-from slackwater.state.protocol import FORMAT, Manifest, SegmentMeta
 
 PLACE = ("side", "key_hash", "event_time", "row_id")
 _FAR = 2**62
@@ -235,14 +235,14 @@ def adopt(table: JoinTable, changes: Changes) -> tuple[SegmentMeta, ...]:
     )
 
 
-def move(db: psycopg.Connection[Any], table: JoinTable, manifest: Manifest) -> None:
+def move(db: psycopg.Connection[Any], table: JoinTable, state: StageState, epoch: int) -> None:
     """What was staged becomes the state. Raises EpochError if some of it is gone."""
-    staged = [m for metas in manifest.segments for m in metas if m.file]
+    staged = [m for m in state.metas if m.file]
     tokens = [m.file for m in staged]
     count = db.execute(f"SELECT count(*) FROM {table.staged} WHERE token = ANY(%s)", (tokens,)).fetchone()
     if count is None or count[0] != sum(m.rows for m in staged):
         raise EpochError(
-            f"epoch {manifest.epoch} was not committed: the rows staged for it in {table.staged} are gone (Postgres was "
+            f"epoch {epoch} was not committed: the rows staged for it in {table.staged} are gone (Postgres was "
             "restarted after a crash); start again, the epoch is repeated"
         )
     same = " AND ".join(f"s.{c} = t.{c}" for c in PLACE)
@@ -251,13 +251,13 @@ def move(db: psycopg.Connection[Any], table: JoinTable, manifest: Manifest) -> N
         columns = client.quoted(["side", *table.names(side).values()])
         if rows:
             db.execute(
-                f"INSERT INTO {table.state} ({columns}, epoch) SELECT {columns}, {manifest.epoch} FROM {table.staged}"
+                f"INSERT INTO {table.state} ({columns}, epoch) SELECT {columns}, {epoch} FROM {table.staged}"
                 " WHERE token = ANY(%s)",
                 (rows,),
             )
         if matched:
             db.execute(
-                f"UPDATE {table.state} s SET matched = true, epoch = {manifest.epoch}, updated_at = now()"
+                f"UPDATE {table.state} s SET matched = true, epoch = {epoch}, updated_at = now()"
                 f" FROM {table.staged} t WHERE t.token = ANY(%s) AND {same}",
                 (matched,),
             )
@@ -267,12 +267,12 @@ def move(db: psycopg.Connection[Any], table: JoinTable, manifest: Manifest) -> N
             )
 
 
-def forget(db: psycopg.Connection[Any], table: JoinTable, manifest: Manifest) -> dict[tuple[str, int], int]:
+def forget(db: psycopg.Connection[Any], table: JoinTable, state: StageState) -> dict[tuple[str, int], int]:
     """Delete what has expired; returns how many rows, per side and shard."""
     gone: dict[tuple[str, int], int] = {}
-    shard = f"mod(mod(key_hash, {manifest.shards}) + {manifest.shards}, {manifest.shards})::integer"
+    shard = f"mod(mod(key_hash, {state.shards}) + {state.shards}, {state.shards})::integer"
     for side in table.logic.sides:
-        upto = _moment(manifest.watermark_us - side.keep_us - 1)
+        upto = _moment(state.watermark_us - side.keep_us - 1)
         found = db.execute(
             f"WITH gone AS (DELETE FROM {table.state} WHERE side = %s AND event_time <= {upto} RETURNING key_hash)"
             f" SELECT {shard}, count(*) FROM gone GROUP BY 1",
@@ -283,11 +283,11 @@ def forget(db: psycopg.Connection[Any], table: JoinTable, manifest: Manifest) ->
 
 
 def collapsed(
-    logic: JoinLogic, manifest: Manifest, gone: Mapping[tuple[str, int], int], size: int
+    logic: JoinLogic, state: StageState, gone: Mapping[tuple[str, int], int], size: int
 ) -> tuple[tuple[SegmentMeta, ...], ...]:
     """The figures per side and shard after the staged rows became part of the table and the expired ones left it."""
     found = []
-    for shard, metas in enumerate(manifest.segments):
+    for shard, metas in enumerate(state.segments):
         kept = []
         for side in logic.sides:
             own = [m for m in metas if m.kind == side.name]
@@ -299,8 +299,8 @@ def collapsed(
                         file="",
                         kind=side.name,
                         rows=rows,
-                        bytes=size // (2 * manifest.shards),
-                        first_due=max(min(m.first_due for m in own), manifest.watermark_us + 1),
+                        bytes=size // (2 * state.shards),
+                        first_due=max(min(m.first_due for m in own), state.watermark_us + 1),
                         last_due=max(m.last_due for m in own),
                         close=max(m.close for m in own),
                         dead=max(m.dead for m in own),

@@ -9,24 +9,26 @@ import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import singledispatchmethod
 from typing import Any
 
 import psycopg
 
+from slackwater.core.dispatch import unregistered
 from slackwater.errors import EpochError, FencedError
 from slackwater.joins.logic import JoinLogic
+from slackwater.state.commit import FORMAT, Commit, SegmentMeta, StageState
 from slackwater.state.postgres import buffers, client
 from slackwater.state.postgres.buffers import JoinTable
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.postgres.units import collapsed
-from slackwater.state.protocol import FORMAT, Manifest, Publish, SegmentMeta
+from slackwater.state.protocol import Publish, Stateful
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.family import family
 from slackwater.windows.logic import DEAD, FLOOR, SETTLED, TOLD, Logic
 
 
 @dataclass(frozen=True)
-class Commit:
+class Transaction:
     """`run` raises FencedError, EpochError and psycopg's errors. `place` is the store's, for messages.
 
     Without `stages` the record changes alone, see `state.edit`. Tables change within the transaction: a commit that fails
@@ -35,11 +37,11 @@ class Commit:
 
     db: psycopg.Connection[Any]
     tables: Tables
-    stages: Sequence[Logic | JoinLogic]
+    stages: Sequence[Stateful]
     place: str
     altering: Sequence[str] = ()  # statements that change the tables of the state
 
-    def run(self, manifest: Manifest, publish: Publish | None, commit_id: uuid.UUID) -> Manifest:
+    def run(self, manifest: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
         db, t = self.db, self.tables
         with db.transaction():
             self._fence(manifest)
@@ -57,7 +59,7 @@ class Commit:
                 (
                     done.model_dump_json(),
                     client.time(done.watermark_us),
-                    sum(done.windows),
+                    sum(done.stages[0].windows),
                     commit_id,
                     done.epoch if published else -1,
                     self.tables.pipeline,
@@ -68,13 +70,15 @@ class Commit:
                 db.execute(f"TRUNCATE {', '.join(staged)}")
         return done
 
-    def _moved(self, manifest: Manifest, stage: int = 0) -> Manifest:
-        """The manifest with the figures that remain, after the staged rows of all stages became their state."""
-        change = Change(self.db, replace(self.tables, stage=stage), self.stages[stage])
-        then = None if manifest.then is None else self._moved(manifest.then, stage + 1)
-        return manifest.model_copy(update={"segments": change.run(manifest), "then": then})
+    def _moved(self, commit: Commit) -> Commit:
+        """The commit with the figures that remain, after the staged rows of all stages became their state."""
+        moved = []
+        for number, (state, logic) in enumerate(zip(commit.stages, self.stages, strict=True)):
+            change = Change(self.db, replace(self.tables, stage=number), logic, commit.epoch)
+            moved.append(state.model_copy(update={"segments": change.run(state)}))
+        return commit.model_copy(update={"stages": tuple(moved)})
 
-    def _fence(self, manifest: Manifest) -> None:
+    def _fence(self, manifest: Commit) -> None:
         """Take the epoch: nobody else can, and only if the one before is the latest."""
         t = self.tables
         if manifest.epoch == 0:
@@ -93,14 +97,14 @@ class Commit:
                 f"epoch {manifest.epoch} was already committed by another runner {self.place}; this one stops"
             )
 
-    def _write_offsets(self, manifest: Manifest) -> None:
+    def _write_offsets(self, manifest: Commit) -> None:
         t = self.tables
-        rows = []
+        rows, clocks = [], manifest.clocks
         for name, source in manifest.sources.items():
             for partition, offset in offsets_of(source.offsets).items():
-                clock = source.partitions.get(partition, source)
-                newest = client.time(clock.max_event_us)
-                rows.append((self.tables.pipeline, name, partition, offset, newest, clock.idle, FORMAT, manifest.epoch))
+                heard = clocks[name].partitions.get(partition, clocks[name])
+                newest = client.time(heard.max_event_us)
+                rows.append((self.tables.pipeline, name, partition, offset, newest, heard.idle, FORMAT, manifest.epoch))
         with self.db.cursor() as cursor:
             cursor.executemany(
                 f"INSERT INTO {t.offsets} VALUES (%s, %s, %s, %s, %s, %s, %s, %s, now()) ON CONFLICT (pipeline_name, source,"
@@ -120,28 +124,39 @@ class Change:
 
     db: psycopg.Connection[Any]
     tables: Tables
-    logic: Logic | JoinLogic
+    logic: Stateful
+    epoch: int
 
-    def run(self, manifest: Manifest) -> tuple[tuple[SegmentMeta, ...], ...]:
+    def run(self, state: StageState) -> tuple[tuple[SegmentMeta, ...], ...]:
         """Staged rows become the state, what is over leaves it; the figures that remain. Raises EpochError."""
-        if isinstance(self.logic, JoinLogic):
-            table = JoinTable(self.tables, self.logic)
-            buffers.move(self.db, table, manifest)
-            gone = buffers.forget(self.db, table, manifest)
-            return buffers.collapsed(self.logic, manifest, gone, self._size())
-        self._move(self.logic, manifest)
-        self._forget(self.logic, manifest.watermark_us)
+        return self._run(self.logic, state)
+
+    @singledispatchmethod
+    def _run(self, logic: Stateful, state: StageState) -> tuple[tuple[SegmentMeta, ...], ...]:
+        unregistered(logic, "slackwater.state.postgres.commit.Change")
+
+    @_run.register
+    def _(self, logic: Logic, state: StageState) -> tuple[tuple[SegmentMeta, ...], ...]:
+        self._move(logic, state)
+        self._forget(logic, state.watermark_us)
         size = self._size()
-        return tuple(collapsed(metas, size // manifest.shards) for metas in manifest.segments)
+        return tuple(collapsed(metas, size // state.shards) for metas in state.segments)
+
+    @_run.register
+    def _(self, logic: JoinLogic, state: StageState) -> tuple[tuple[SegmentMeta, ...], ...]:
+        table = JoinTable(self.tables, logic)
+        buffers.move(self.db, table, state, self.epoch)
+        gone = buffers.forget(self.db, table, state)
+        return buffers.collapsed(logic, state, gone, self._size())
 
     def _size(self) -> int:
         row = self.db.execute("SELECT pg_total_relation_size(%s)", (self.tables.state,)).fetchone()
         return int(row[0]) if row else 0
 
-    def _move(self, logic: Logic, manifest: Manifest) -> None:
+    def _move(self, logic: Logic, state: StageState) -> None:
         """The staged units become the state: per step of the epoch, in order, all shards at once."""
         t = self.tables
-        staged = [[m for m in metas if m.file] for metas in manifest.segments]
+        staged = [[m for m in metas if m.file] for metas in state.segments]
         columns = [*t.columns(logic).values(), "ordinal"]
         values = ", ".join(
             f"{c} = excluded.{c}" for c in map(client.quote, columns) if c not in ('"unit"', '"ordinal"')
@@ -152,7 +167,7 @@ class Change:
             count = self.db.execute(f"SELECT count(*) FROM {t.staged} WHERE token = ANY(%s)", (tokens,)).fetchone()
             if count is None or count[0] != sum(m.rows for m in metas):
                 raise EpochError(
-                    f"epoch {manifest.epoch} was not committed: the rows staged for it in {t.staged} are gone (Postgres was "
+                    f"epoch {self.epoch} was not committed: the rows staged for it in {t.staged} are gone (Postgres was "
                     "restarted after a crash); start again, the epoch is repeated"
                 )
             self.db.execute(
@@ -161,7 +176,7 @@ class Change:
                 (tokens,),
             )
             self.db.execute(
-                f"INSERT INTO {t.state} ({client.quoted(columns)}, epoch) SELECT {client.quoted(columns)}, {manifest.epoch}"
+                f"INSERT INTO {t.state} ({client.quoted(columns)}, epoch) SELECT {client.quoted(columns)}, {self.epoch}"
                 f" FROM {t.staged} WHERE token = ANY(%s) AND kind <> {DEAD}"
                 f" ON CONFLICT (unit, ordinal) DO UPDATE SET {values}, epoch = excluded.epoch, updated_at = now()",
                 (tokens,),
@@ -171,7 +186,7 @@ class Change:
         """Delete the units all of whose rows are over."""
         if watermark <= NO_WATERMARK:
             return
-        rule = family(logic).forgotten(logic, watermark)
+        rule = logic.forgotten(watermark)
 
         def over(row: str) -> str:
             return (

@@ -12,14 +12,15 @@ import psycopg
 
 from slackwater.errors import LockHeldError, StateError
 from slackwater.state import migrations
+from slackwater.state.commit import FORMAT, Commit
 from slackwater.state.fork import forked, lists_of, taken
 from slackwater.state.postgres import client, owned
 from slackwater.state.postgres.snapshot import exists, latest, lock_holder, lock_key
 from slackwater.state.postgres.tables import Tables
-from slackwater.state.protocol import FORMAT, Manifest, not_kept
+from slackwater.state.protocol import not_kept
 
 
-def fork(url: str, tables: Tables, name: str, epoch: int | None, place: str) -> Manifest | None:
+def fork(url: str, tables: Tables, name: str, epoch: int | None, place: str) -> Commit | None:
     """See `StateStore.fork`."""
     new = replace(tables, pipeline=name)
     try:
@@ -49,7 +50,7 @@ def _lock(db: psycopg.Connection[Any], new: Tables, place: str) -> None:
         raise LockHeldError(f'"{new.pipeline}" is already running: {who} holds its lock {place}; choose another name')
 
 
-def _fork(db: psycopg.Connection[Any], old: Tables, new: Tables, epoch: int | None, place: str) -> Manifest | None:
+def _fork(db: psycopg.Connection[Any], old: Tables, new: Tables, epoch: int | None, place: str) -> Commit | None:
     found = latest(db, old, place) if exists(db, old.pipelines) else None
     if found is None or epoch not in (None, found[0].epoch):
         raise not_kept(epoch or 0, [found[0].epoch] if found else [], f"the tables {place}, which hold the latest")
@@ -75,7 +76,7 @@ def _fork(db: psycopg.Connection[Any], old: Tables, new: Tables, epoch: int | No
             made.epoch,
             made.epoch,
             client.time(made.watermark_us),
-            sum(made.windows),
+            sum(made.stages[0].windows),
             made.model_dump_json(),
         ),
     )

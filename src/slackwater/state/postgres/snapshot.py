@@ -17,11 +17,12 @@ from pydantic import ValidationError
 from slackwater.errors import StateError
 from slackwater.joins.logic import JoinLogic
 from slackwater.state import migrations
+from slackwater.state.commit import Commit, misfit
 from slackwater.state.postgres import client, owned
 from slackwater.state.postgres.buffers import PostgresBuffers
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.postgres.units import PostgresReader, PostgresShard
-from slackwater.state.protocol import Manifest, Snapshot, Written, misfit, not_kept
+from slackwater.state.protocol import Snapshot, Written, not_kept
 from slackwater.windows.logic import Logic
 
 
@@ -40,7 +41,7 @@ def written(db: psycopg.Connection[Any], tables: Tables, place: str) -> tuple[Wr
     return Written(row[1], row[2]), row[0]
 
 
-def latest(db: psycopg.Connection[Any], tables: Tables, place: str) -> tuple[Manifest, int, int] | None:
+def latest(db: psycopg.Connection[Any], tables: Tables, place: str) -> tuple[Commit, int, int] | None:
     """The record of a pipeline, the last epoch that was published, and the format it is stored in; None if it has no row.
 
     Raises StateError.
@@ -50,7 +51,7 @@ def latest(db: psycopg.Connection[Any], tables: Tables, place: str) -> tuple[Man
         return None
     (version, record), published = found
     try:
-        return Manifest.model_validate(migrations.forward(record, version, _of(tables, place))), published, version
+        return Commit.model_validate(migrations.forward(record, version, _of(tables, place))), published, version
     except ValidationError as error:
         raise StateError(
             f'the record of pipeline "{tables.pipeline}" in {tables.pipelines} {place} is damaged: '

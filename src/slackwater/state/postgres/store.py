@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
-from functools import wraps
+from functools import singledispatchmethod, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,16 +31,18 @@ import pyarrow as pa
 from psycopg import errors
 
 from slackwater.core.capacity import YEARS, Capacity
+from slackwater.core.dispatch import unregistered
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.joins.logic import JoinLogic
 from slackwater.state import migrations
-from slackwater.state.postgres import client, owned
+from slackwater.state.commit import FORMAT, Commit, OutputMeta, SegmentMeta
+from slackwater.state.postgres import client, columns, owned
 from slackwater.state.postgres.buffers import JoinTable
-from slackwater.state.postgres.commit import Commit, lists
+from slackwater.state.postgres.commit import Transaction, lists
 from slackwater.state.postgres.snapshot import exists, latest, lock_holder, lock_key, peek, written
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.postgres.units import PostgresShard
-from slackwater.state.protocol import FORMAT, Manifest, OutputMeta, Publish, SegmentMeta, Snapshot, Written
+from slackwater.state.protocol import Publish, Snapshot, Stateful, Written
 from slackwater.windows.logic import Logic
 
 log = logging.getLogger("slackwater")
@@ -95,7 +97,7 @@ class PostgresStore:
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self.tables = Tables(schema, pipeline)
         self._connection: psycopg.Connection[Any] | None = None
-        self._stages: dict[int, Logic | JoinLogic] = {}
+        self._stages: dict[int, Stateful] = {}
         self._altering: dict[int, list[str]] = {}  # per stage: what the next commit changes about its table
         self._epoch = -1
         self._published = -1
@@ -115,7 +117,7 @@ class PostgresStore:
 
     # -- start and end -------------------------------------------------------------------------------------------
 
-    def open(self) -> Manifest | None:
+    def open(self) -> Commit | None:
         self.checkpoint.mkdir(parents=True, exist_ok=True)
         try:
             self._connect()
@@ -166,7 +168,7 @@ class PostgresStore:
 
     def epochs(self) -> list[int]:
         with self.peek() as snapshot:
-            return [] if snapshot is None else [snapshot.manifest.epoch]
+            return [] if snapshot is None else [snapshot.commit.epoch]
 
     def written(self) -> Written | None:
         try:
@@ -176,7 +178,7 @@ class PostgresStore:
         except psycopg.Error as error:
             raise StateError(f"state store {self._place}: {client.reason(error)}") from None
 
-    def fork(self, name: str, epoch: int | None = None) -> Manifest | None:
+    def fork(self, name: str, epoch: int | None = None) -> Commit | None:
         from slackwater.state.postgres.fork import fork
 
         return fork(self._url, self.tables, name, epoch, self._place)
@@ -233,7 +235,7 @@ class PostgresStore:
             for statement in t.shared():
                 db.execute(statement)
 
-    def _latest(self) -> Manifest | None:
+    def _latest(self) -> Commit | None:
         found = latest(self._db, self.tables, self._place)
         manifest, self._published, self._version = found or (None, -1, FORMAT)
         self._epoch = manifest.epoch if manifest else -1
@@ -257,19 +259,21 @@ class PostgresStore:
                 self._db.execute(f"UPDATE {table} SET {columns} WHERE pipeline_name = %s", [*values, self._pipeline])
         self._version = FORMAT
 
-    def prepare(self, logic: Logic | JoinLogic, stage: int = 0) -> None:
+    def prepare(self, logic: Stateful, stage: int = 0) -> None:
         self._migrate()
-        t = self.tables.of(stage)
-        if isinstance(logic, JoinLogic):
-            JoinTable(t, logic).check(f"pipeline {self._pipeline}: state store")
-        else:
-            client.check_names(list(t.columns(logic).values()), f"pipeline {self._pipeline}: state store")
+        columns.check(logic, self.tables.of(stage), f"pipeline {self._pipeline}: state store")
         if self._epoch >= 0:
             self._rename(stage)
         self._stages[stage] = logic
-        if isinstance(logic, JoinLogic):
-            self._prepare_join(JoinTable(t, logic))
-            return
+        self._make_tables(logic, stage)
+
+    @singledispatchmethod
+    def _make_tables(self, logic: Stateful, stage: int) -> None:
+        unregistered(logic, "slackwater.state.postgres.store.PostgresStore")
+
+    @_make_tables.register
+    def _(self, logic: Logic, stage: int) -> None:
+        t = self.tables.of(stage)
         self._altering.pop(stage, None)
         if self._epoch >= 0:
             self._must_exist(t.state)
@@ -312,8 +316,10 @@ class PostgresStore:
             self._db.execute(statement)
             owned.sign(self._db, t, "staged")
 
-    def _prepare_join(self, table: JoinTable) -> None:
-        t = table.tables
+    @_make_tables.register
+    def _(self, logic: JoinLogic, stage: int) -> None:
+        t = self.tables.of(stage)
+        table = JoinTable(t, logic)
         if self._epoch >= 0:
             self._must_exist(t.state)
         else:
@@ -395,7 +401,7 @@ class PostgresStore:
         url = getattr(target, "url", None)
         return isinstance(url, str) and client.role_and_place(url) == client.role_and_place(self._url)
 
-    def commit(self, manifest: Manifest, publish: Publish | None = None) -> Manifest:
+    def commit(self, manifest: Commit, publish: Publish | None = None) -> Commit:
         if manifest.epoch != self._epoch + 1:
             raise FencedError(
                 f"epoch {manifest.epoch} does not follow epoch {self._epoch}, the latest this runner knows; nothing was committed"
@@ -421,9 +427,7 @@ class PostgresStore:
             self._published = manifest.epoch
         return done
 
-    def _look(
-        self, manifest: Manifest, publish: Publish | None, commit_id: uuid.UUID, error: psycopg.Error
-    ) -> Manifest:
+    def _look(self, manifest: Commit, publish: Publish | None, commit_id: uuid.UUID, error: psycopg.Error) -> Commit:
         """The connection broke during a commit: find out whether it took place, and repeat it if it surely did not."""
         log.warning(
             "%s: connection lost while epoch %d was committed: %s", self._pipeline, manifest.epoch, client.reason(error)
@@ -435,7 +439,7 @@ class PostgresStore:
         if row is not None and row[1] == commit_id:
             self._altering.clear()
             log.warning("%s: epoch %d had been committed", self._pipeline, manifest.epoch)
-            return Manifest.model_validate(row[2])
+            return Commit.model_validate(row[2])
         found = -1 if row is None else row[0]
         if found != manifest.epoch - 1:
             raise FencedError(
@@ -450,11 +454,11 @@ class PostgresStore:
                 "the next start finds out whether it was committed"
             ) from None
 
-    def _transact(self, manifest: Manifest, publish: Publish | None, commit_id: uuid.UUID) -> Manifest:
+    def _transact(self, manifest: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
         stages = [self._stages[n] for n in sorted(self._stages)]
         altering = [statement for n in sorted(self._altering) for statement in self._altering[n]]
         given = None if publish is None else _refusing(publish)
-        done = Commit(self._db, self.tables, stages, self._place, altering).run(manifest, given, commit_id)
+        done = Transaction(self._db, self.tables, stages, self._place, altering).run(manifest, given, commit_id)
         self._altering.clear()
         return done
 
@@ -509,7 +513,7 @@ class PostgresStore:
         ).fetchone()
         if row is None:
             return
-        latest = Manifest.model_validate(row[0])
+        latest = Commit.model_validate(row[0])
         used = [*(n for s in latest.sources.values() for n in lists(s.offsets)), *latest.replayed, *latest.tried]
         self._db.execute(
             f"DELETE FROM {self.tables.lists} WHERE pipeline_name = %s AND epoch <= %s AND token <> ALL(%s)",

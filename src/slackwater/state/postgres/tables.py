@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
+from slackwater.state.commit import FORMAT
 from slackwater.state.postgres import client
-from slackwater.state.protocol import FORMAT
 from slackwater.windows.logic import LOOSE, LOOSE_TOLD, REVISED, SETTLED, TOLD, Logic
 
 # the hidden columns of a state row, as people read them

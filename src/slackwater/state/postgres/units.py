@@ -16,12 +16,12 @@ import polars as pl
 from slackwater.errors import EpochError
 from slackwater.joins.buffer import Changes
 from slackwater.joins.logic import JoinLogic
+from slackwater.state.commit import OutputMeta, SegmentMeta
 from slackwater.state.files.arrow import encoded
 from slackwater.state.postgres import buffers, client
 from slackwater.state.postgres.buffers import JoinTable, PostgresBuffers
 from slackwater.state.postgres.tables import TIMES, Tables
-from slackwater.state.protocol import OUTLINE, OutputMeta, SegmentMeta
-from slackwater.windows.family import family
+from slackwater.state.protocol import OUTLINE
 from slackwater.windows.logic import DEAD, LOOSE, LOOSE_TOLD, SETTLED, TOLD, Int64s, Logic, Visit
 
 _PLACE = "__ordinal"  # hidden: the place of a row in its unit
@@ -65,7 +65,7 @@ class PostgresShard:
                 client.append(cursor, self.tables.schema, self.tables.name_of("staged"), frame)
         except ConnectionError as error:
             raise EpochError(f"state was not staged: {error}") from None
-        stats = family(logic).stats(logic, rows)
+        stats = logic.stats(rows)
         return (
             *self.metas,
             SegmentMeta(file=token, rows=frame.height, bytes=frame.estimated_size(), **stats._asdict()),
@@ -79,7 +79,7 @@ class PostgresShard:
             return self.at(()).stage(logic, pl.concat([rows, dead]).sort("__h", maintain_order=True), before, 0)
         if rows.is_empty():
             return ()
-        stats = family(logic).stats(logic, rows)
+        stats = logic.stats(rows)
         return (SegmentMeta(file="", rows=rows.height, bytes=rows.estimated_size(), **stats._asdict()),)
 
     def buffers(self, logic: JoinLogic) -> PostgresBuffers:

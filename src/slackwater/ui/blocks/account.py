@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from slackwater.core.lateness import NOTHING, Lateness, said
 from slackwater.engine import fold
-from slackwater.state.protocol import Manifest
+from slackwater.state.commit import Commit
 
 PARTS = ("used", "late", "refused", "bad", "lost", "keyless", "by_sql")
 
@@ -58,7 +58,7 @@ class Rows:
     advice: str | None
 
 
-def rows(kept: Sequence[Manifest], lateness: Lateness = NOTHING) -> Rows:
+def rows(kept: Sequence[Commit], lateness: Lateness = NOTHING) -> Rows:
     """From the kept commits, oldest first; `lateness`: what `why` says of the latest."""
     latest = fold.counters(kept[-1])
     total = _account(_parts(kept[-1]), sql=True)
@@ -68,18 +68,18 @@ def rows(kept: Sequence[Manifest], lateness: Lateness = NOTHING) -> Rows:
     return Rows(total, missing, epochs, *by_reason, lateness, said(lateness))
 
 
-def _epoch(manifest: Manifest, before: Manifest | None) -> Epoch:
+def _epoch(manifest: Commit, before: Commit | None) -> Epoch:
     if manifest.epoch > 0 and (before is None or before.epoch != manifest.epoch - 1):
         return Epoch(manifest.epoch, manifest.committed_us, None, None)
     now, former = _parts(manifest), dict.fromkeys(_parts(manifest), 0) if before is None else _parts(before)
     since = {n: now[n] - former[n] for n in now}
     written = any(
-        text for m in (manifest, before or manifest) for name, text in m.texts.items() if name.endswith("sql")
+        text for m in (manifest, before or manifest) for name, text in m.stages[0].texts.items() if name.endswith("sql")
     )
     return Epoch(manifest.epoch, manifest.committed_us, _account(since, written), since["emitted"])
 
 
-def _parts(manifest: Manifest) -> dict[str, int]:
+def _parts(manifest: Commit) -> dict[str, int]:
     c = fold.counters(manifest)
     keyless = sum(side.get("keyless", 0) for side in c.sides.values())
     return {

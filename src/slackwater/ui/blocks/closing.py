@@ -10,20 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from slackwater.core.arrays import Int64s, distinct, member
+from slackwater.core.dispatch import unregistered
 from slackwater.core.hashing import mix
-from slackwater.evolution.description import logic_in
+from slackwater.evolution.description import step_in
+from slackwater.operators.base import Operator
+from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.panes import Panes
+from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
 from slackwater.query import inspect
 from slackwater.state.protocol import Snapshot, Units
 from slackwater.ui.axis import step
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import panes
-from slackwater.windows.logic import LOOSE, LOOSE_TOLD, SETTLED, TOLD, Logic
+from slackwater.windows.logic import LOOSE, LOOSE_TOLD, SETTLED, TOLD
 
 BINS = 200
 KEYS = 100  # of a bin that are listed
@@ -66,14 +73,52 @@ class Window:
 
 def closing(snapshot: Snapshot) -> Closing | None:
     """The windows of the last stage; None where that is a join. Raises StateError."""
-    logic = _logic(snapshot)
-    if logic is None:
+    last = snapshot.commit.stages[-1]
+    found = _closes(step_in(snapshot.commit, -1), snapshot)
+    if found is None:
         return None
-    watermark = snapshot.manifest.stages[-1].watermark_us
-    times, counts = _sessions(snapshot, logic) if logic.is_session else _windows(snapshot, logic)
+    what, times, counts = found
     width, bins = binned(times, counts)
-    what = "sessions" if logic.is_session else "keys in windows"
+    watermark = last.watermark_us
     return Closing(what, None if watermark <= NO_WATERMARK else watermark, int(counts.sum()), width, bins)
+
+
+@singledispatch
+def _closes(operator: Operator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s] | None:
+    """What closes, when (ascending), and how many then."""
+    unregistered(operator, "slackwater.ui.blocks.closing")
+
+
+@_closes.register
+def _(operator: Panes, snapshot: Snapshot) -> tuple[str, Int64s, Int64s]:
+    last = snapshot.commit.stages[-1]
+    groups = {pane: sum(of_shards) for pane, of_shards in last.panes.items()}
+    totals = panes.window_totals(operator, groups, last.watermark_us)
+    ends = {s + operator.duration_us: n for s, n in sorted(totals.items()) if n}
+    still = [(e, n) for e, n in ends.items() if e > last.watermark_us]
+    times = np.array([e for e, _ in still], dtype=np.int64)
+    return "keys in windows", times, np.array([n for _, n in still], dtype=np.int64)
+
+
+@_closes.register
+def _(operator: Sessions, snapshot: Snapshot) -> tuple[str, Int64s, Int64s]:
+    watermark = snapshot.commit.stages[-1].watermark_us
+    found: list[Int64s] = [np.empty(0, dtype=np.int64)]
+    for reader, rows in _outlines(snapshot, operator):
+        h, kind, _, due = (rows[c].to_numpy() for c in rows.columns)
+        pieces = distinct(h[(kind == LOOSE) | (kind == LOOSE_TOLD)])
+        whole = ((kind == SETTLED) | (kind == TOLD)) & (due > watermark)
+        if len(pieces):
+            whole &= ~member(h, pieces)
+        found.append(due[whole])
+        for hashes in _parts(pieces):
+            found.append(inspect.open_windows(operator, reader.units(hashes), watermark)["__closes"].to_numpy())
+    return "sessions", *np.unique(np.concatenate(found), return_counts=True)
+
+
+@_closes.register
+def _(operator: IntervalJoin, snapshot: Snapshot) -> None:
+    return
 
 
 def binned(times: Int64s, counts: Int64s) -> tuple[int, tuple[Bin, ...]]:
@@ -98,34 +143,57 @@ def binned(times: Int64s, counts: Int64s) -> tuple[int, tuple[Bin, ...]]:
 
 def keys(snapshot: Snapshot, from_us: int, to_us: int) -> list[Window]:
     """The first KEYS windows that close within a bin, by when they close. Raises StateError."""
-    logic = _logic(snapshot)
-    if logic is None:
-        return []
-    watermark = snapshot.manifest.stages[-1].watermark_us
-    found = [inspect.open_windows(logic, logic.empty_state(), watermark)]
-    for reader, rows in _outlines(snapshot, logic):
-        for hashes in _of_bin(logic, reader, rows, watermark, from_us, to_us):
-            windows = inspect.open_windows(logic, reader.units(hashes), watermark)
-            found.append(windows.filter(pl.col("__closes").is_between(from_us, to_us, closed="left")))
-    chosen = pl.concat(found).sort("__closes", "__start", *logic.key_names).head(KEYS)
+    return _keys(step_in(snapshot.commit, -1), snapshot, from_us, to_us)
+
+
+@singledispatch
+def _keys(operator: Operator, snapshot: Snapshot, low: int, high: int) -> list[Window]:
+    unregistered(operator, "slackwater.ui.blocks.closing.keys")
+
+
+@_keys.register(Windowed)
+def _(operator: Windowed, snapshot: Snapshot, low: int, high: int) -> list[Window]:
+    watermark = snapshot.commit.stages[-1].watermark_us
+    found = [inspect.open_windows(operator, operator.empty_state(), watermark)]
+    for reader, rows in _outlines(snapshot, operator):
+        for hashes in _of_bin(operator, reader, rows, watermark, low, high):
+            windows = inspect.open_windows(operator, reader.units(hashes), watermark)
+            found.append(windows.filter(pl.col("__closes").is_between(low, high, closed="left")))
+    chosen = pl.concat(found).sort("__closes", "__start", *operator.key_names).head(KEYS)
     return [
-        Window(inspect.plain(r, logic.key_names), r["__start"], r["__closes"], r["__reason"])
+        Window(inspect.plain(r, operator.key_names), r["__start"], r["__closes"], r["__reason"])
         for r in chosen.iter_rows(named=True)
     ]
 
 
-def _of_bin(logic: Logic, reader: Units, rows: pl.DataFrame, watermark: int, low: int, high: int) -> Iterator[Int64s]:
+@_keys.register
+def _(operator: IntervalJoin, snapshot: Snapshot, low: int, high: int) -> list[Window]:
+    return []
+
+
+@singledispatch
+def _of_bin(
+    operator: Operator, reader: Units, rows: pl.DataFrame, watermark: int, low: int, high: int
+) -> Iterator[Int64s]:
     """The units of a shard that may have the first windows of a bin; all that make up a window come at once."""
-    h, kind, start, due = (rows[c].to_numpy() for c in rows.columns)
-    if not logic.is_session:
-        inside = np.flatnonzero((start < high) & (start >= low - logic.duration_us))
-        starts = distinct(np.sort(start[inside]))[:PANES]
-        # the first windows are those of the first panes: as many keys of each pane as are listed, then all panes of these
-        picked = [np.sort(h[inside[start[inside] == pane]])[:KEYS] for pane in starts]
-        if picked:
-            hashes = distinct(reader.units(distinct(np.concatenate(picked)))["__kh"].to_numpy())
-            yield distinct(mix(np.repeat(hashes, len(starts)), np.tile(starts, len(hashes))))
-        return
+    unregistered(operator, "slackwater.ui.blocks.closing.keys")
+
+
+@_of_bin.register
+def _(operator: Panes, reader: Units, rows: pl.DataFrame, watermark: int, low: int, high: int) -> Iterator[Int64s]:
+    h, start = rows["__h"].to_numpy(), rows["__start"].to_numpy()
+    inside = np.flatnonzero((start < high) & (start >= low - operator.duration_us))
+    starts = distinct(np.sort(start[inside]))[:PANES]
+    # the first windows are those of the first panes: as many keys of each pane as are listed, then all panes of these
+    picked = [np.sort(h[inside[start[inside] == pane]])[:KEYS] for pane in starts]
+    if picked:
+        hashes = distinct(reader.units(distinct(np.concatenate(picked)))["__kh"].to_numpy())
+        yield distinct(mix(np.repeat(hashes, len(starts)), np.tile(starts, len(hashes))))
+
+
+@_of_bin.register
+def _(operator: Sessions, reader: Units, rows: pl.DataFrame, watermark: int, low: int, high: int) -> Iterator[Int64s]:
+    h, kind, _, due = (rows[c].to_numpy() for c in rows.columns)
     pieces = distinct(h[(kind == LOOSE) | (kind == LOOSE_TOLD)])
     whole = ((kind == SETTLED) | (kind == TOLD)) & (due > watermark) & (due >= low) & (due < high)
     chosen = np.flatnonzero(whole & ~member(h, pieces))
@@ -134,41 +202,11 @@ def _of_bin(logic: Logic, reader: Units, rows: pl.DataFrame, watermark: int, low
     yield from _parts(pieces)
 
 
-def _logic(snapshot: Snapshot) -> Logic | None:
-    last = snapshot.manifest.stages[-1]
-    return None if last.fingerprint.get("kind") == "join" else logic_in(last)
-
-
-def _outlines(snapshot: Snapshot, logic: Logic) -> Iterator[tuple[Units, pl.DataFrame]]:
-    stages = snapshot.manifest.stages
+def _outlines(snapshot: Snapshot, logic: Windowed) -> Iterator[tuple[Units, pl.DataFrame]]:
+    stages = snapshot.commit.stages
     for shard in range(stages[-1].shards):
         reader = snapshot.reader(shard, logic, len(stages) - 1)
         yield reader, reader.outline()
-
-
-def _sessions(snapshot: Snapshot, logic: Logic) -> tuple[Int64s, Int64s]:
-    """When sessions close, ascending, and how many then."""
-    watermark = snapshot.manifest.stages[-1].watermark_us
-    found: list[Int64s] = []
-    for reader, rows in _outlines(snapshot, logic):
-        h, kind, _, due = (rows[c].to_numpy() for c in rows.columns)
-        pieces = distinct(h[(kind == LOOSE) | (kind == LOOSE_TOLD)])
-        whole = ((kind == SETTLED) | (kind == TOLD)) & (due > watermark)
-        if len(pieces):
-            whole &= ~member(h, pieces)
-        found.append(due[whole])
-        for hashes in _parts(pieces):
-            found.append(inspect.open_windows(logic, reader.units(hashes), watermark)["__closes"].to_numpy())
-    return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *found]), return_counts=True)
-
-
-def _windows(snapshot: Snapshot, logic: Logic) -> tuple[Int64s, Int64s]:
-    last = snapshot.manifest.stages[-1]
-    groups = {pane: sum(of_shards) for pane, of_shards in last.panes.items()}
-    totals = panes.window_totals(logic, groups, last.watermark_us)
-    ends = {s + logic.duration_us: n for s, n in sorted(totals.items()) if n}
-    still = [(e, n) for e, n in ends.items() if e > last.watermark_us]
-    return np.array([e for e, _ in still], dtype=np.int64), np.array([n for _, n in still], dtype=np.int64)
 
 
 def _parts(hashes: Int64s) -> Iterator[Int64s]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slackwater.maintenance.history import open_windows
 from slackwater.maintenance.sizes import HOUR_US, LARGE, forecast
-from slackwater.state.protocol import Manifest
+from slackwater.state.commit import Commit
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Growth:
     full_us: int | None
 
 
-def growth(kept: Sequence[Manifest]) -> Growth:
+def growth(kept: Sequence[Commit]) -> Growth:
     """From the kept commits, oldest first."""
     trend = forecast(kept)
     full = None
@@ -45,5 +45,5 @@ def growth(kept: Sequence[Manifest]) -> Growth:
     )
 
 
-def _rows(manifest: Manifest) -> int:
-    return sum(m.rows for stage in manifest.stages for shard in stage.segments for m in shard)
+def _rows(manifest: Commit) -> int:
+    return sum(m.rows for m in manifest.metas)

@@ -86,10 +86,10 @@ class Joined:
 
 def joined(snapshot: Snapshot, sources: Sequence[str]) -> Joined | None:
     """None where the first stage is no join. `sources`: of the left side and the right. Raises StateError."""
-    first = snapshot.manifest.stages[0]
+    first = snapshot.commit.stages[0]
     if first.fingerprint.get("kind") != "join":
         return None
-    logic = step_in(first)
+    logic = step_in(snapshot.commit)
     assert isinstance(logic, JoinLogic)
     watermark = first.watermark_us
     rows = [
@@ -100,7 +100,7 @@ def joined(snapshot: Snapshot, sources: Sequence[str]) -> Joined | None:
     low = min((int(t.min()) for t in times if len(t)), default=0)
     high = max((int(t.max()) for t in times if len(t)), default=0)
     width = step(high - low + 1, BINS - 1)
-    counters = fold.counters(snapshot.manifest)
+    counters = fold.counters(snapshot.commit)
     found = []
     for side, source, waiting in zip(logic.sides, sources, rows, strict=True):
         counts = counters.sides.get(side.name, {})
@@ -137,7 +137,7 @@ def _crowd(snapshot: Snapshot, logic: JoinLogic, which: int, hashes: Int64s, wat
     most = values[int(counts.argmax())]
     side, names = logic.sides[which], [k.name for k in logic.sides[which].keys]
     held = [pl.DataFrame(schema={c: t for c, t in side.schema.items() if c in names})]
-    for shard in range(snapshot.manifest.shards):
+    for shard in range(snapshot.commit.shards):
         buffers = snapshot.buffers(shard, logic)
         for run in buffers.runs(which, np.array([most], dtype=np.int64), -FAR, FAR):
             places = np.flatnonzero((run.kh == most) & (side.due(run.ts) > watermark))

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any
 
 import polars as pl
 
+from slackwater.core.dispatch import unregistered
 from slackwater.errors import StartError
 from slackwater.evolution.description import logic_in
+from slackwater.operators.base import Operator
+from slackwater.operators.panes import Panes
+from slackwater.operators.sessions import Sessions
 from slackwater.query import inspect
 from slackwater.query.windows import standing
 from slackwater.state.protocol import Snapshot
@@ -41,7 +46,7 @@ class OneKey:
     """The block. `told`: the lines of `why --key` about it; of a second stage's windows there are none."""
 
     key: Mapping[str, Any]
-    is_session: bool
+    of_sessions: bool
     watermark_us: int | None
     epoch: int
     bars: tuple[Bar, ...]
@@ -50,43 +55,59 @@ class OneKey:
 
 def one_key(snapshot: Snapshot, given: inspect.Texts, told: Sequence[str] = ()) -> OneKey:
     """The windows of a key of the last stage. Raises StartError for a wrong key, and for a join."""
-    last = snapshot.manifest.stages[-1]
+    last = snapshot.commit.stages[-1]
     if last.fingerprint.get("kind") == "join":
-        raise StartError(f"{last.pipeline}: rows of a join have no window, so there is no page of a key")
-    logic = logic_in(last)
+        raise StartError(f"{snapshot.commit.pipeline}: rows of a join have no window, so there is no page of a key")
+    logic = logic_in(snapshot.commit, -1)
     key = inspect.key_of(logic, given)
     rows = inspect.rows_of(snapshot, logic, key, -1)
-    found = standing(logic, rows, last.watermark_us, snapshot.manifest.epoch)
+    found = standing(logic, rows, last.watermark_us, snapshot.commit.epoch)
     window = logic.window
     start, end = window.window_start_column, window.window_end_column
     hidden = {*logic.key_names, start, end, "_status", "_closes_at", "_last_event", "_epoch"}
     times = [c for c in (start, end, "_closes_at", "_last_event") if c in found.columns]
     found = found.with_columns(pl.col(c).dt.timestamp("us") for c in times).sort(start)
     values = [c for c in found.columns if c not in hidden]
-    bars = []
+    bars, longest = [], _longest(logic)
     for r in found.iter_rows(named=True):
-        capped = logic.is_session and r["_closes_at"] == r[start] + logic.cap_us
+        cap = None if longest is None else r[start] + longest
         bars.append(
             Bar(
                 start_us=r[start],
                 last_us=r.get("_last_event"),
                 end_us=r[end],
-                cap_us=r[start] + logic.cap_us if logic.is_session else None,
+                cap_us=cap,
                 closes_us=r["_closes_at"],
                 status=r["_status"],
-                cut=capped,
+                cut=cap is not None and r["_closes_at"] == cap,
                 revision=_revision(rows, r[start], r[end]) if logic.revises else None,
                 values=inspect.plain(r, values),
             )
         )
     return OneKey(
         inspect.plain(key.row(0, named=True), logic.key_names),
-        logic.is_session,
+        longest is not None,
         None if last.watermark_us <= NO_WATERMARK else last.watermark_us,
-        snapshot.manifest.epoch,
+        snapshot.commit.epoch,
         tuple(bars),
         tuple(told),
     )
+
+
+@singledispatch
+def _longest(operator: Operator) -> int | None:
+    """How long a session may be, in µs; None of windows that are no sessions."""
+    unregistered(operator, "slackwater.ui.blocks.key")
+
+
+@_longest.register
+def _(operator: Panes) -> None:
+    return
+
+
+@_longest.register
+def _(operator: Sessions) -> int:
+    return operator.cap_us
 
 
 def _revision(rows: pl.DataFrame, start: int, end: int) -> int:

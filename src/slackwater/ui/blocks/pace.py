@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slackwater.engine import fold
-from slackwater.state.protocol import Manifest
+from slackwater.state.commit import Commit
 from slackwater.ui.waiting import Waits
 
 BEFORE = ("read", "ingest", "emit")  # phases that a commit tells of itself
@@ -46,7 +46,7 @@ class Pace:
     behind_us: int | None
 
 
-def pace(kept: Sequence[Manifest], waits: Sequence[Waits], now_us: int) -> Pace:
+def pace(kept: Sequence[Commit], waits: Sequence[Waits], now_us: int) -> Pace:
     """From the kept commits, oldest first."""
     laps = tuple(_lap(m, *_beside(kept, n)) for n, m in enumerate(kept))
     first, last = kept[0], kept[-1]
@@ -70,14 +70,14 @@ def pace(kept: Sequence[Manifest], waits: Sequence[Waits], now_us: int) -> Pace:
     )
 
 
-def _beside(kept: Sequence[Manifest], at: int) -> tuple[Manifest | None, Manifest | None]:
+def _beside(kept: Sequence[Commit], at: int) -> tuple[Commit | None, Commit | None]:
     """The commits right before and after one, where they are kept."""
     before = kept[at - 1] if at and kept[at - 1].epoch == kept[at].epoch - 1 else None
     after = kept[at + 1] if at + 1 < len(kept) and kept[at + 1].epoch == kept[at].epoch + 1 else None
     return before, after
 
 
-def _lap(manifest: Manifest, before: Manifest | None, after: Manifest | None) -> Lap:
+def _lap(manifest: Commit, before: Commit | None, after: Commit | None) -> Lap:
     known = before is not None or manifest.epoch == 0
     rows = fold.counters(manifest).rows_in - (0 if before is None else fold.counters(before).rows_in)
     own, former, later = (_table(m) for m in (manifest, before, after))
@@ -89,9 +89,9 @@ def _lap(manifest: Manifest, before: Manifest | None, after: Manifest | None) ->
     return Lap(manifest.epoch, manifest.committed_us, rows if known else None, since, told)
 
 
-def _table(manifest: Manifest | None) -> Mapping[str, int]:
+def _table(manifest: Commit | None) -> Mapping[str, int]:
     return {} if manifest is None else fold.counters(manifest).spent_us
 
 
-def _spent(manifest: Manifest) -> int:
+def _spent(manifest: Commit) -> int:
     return sum(us for p, us in _table(manifest).items() if p in PHASES)

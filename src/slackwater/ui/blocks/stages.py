@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slackwater.maintenance.history import open_windows
-from slackwater.state.protocol import Manifest
+from slackwater.state.commit import Commit, StageState
 from slackwater.watermark import NO_WATERMARK
 
 
@@ -21,16 +20,15 @@ class StageSeen:
     emitted: int
 
 
-def stages(manifest: Manifest) -> tuple[StageSeen, ...]:
+def stages(manifest: Commit) -> tuple[StageSeen, ...]:
     """Every stage, in order."""
     return tuple(_stage(m) for m in manifest.stages)
 
 
-def _stage(m: Manifest) -> StageSeen:
-    alone = m.model_copy(update={"then": None})
+def _stage(m: StageState) -> StageSeen:
     watermark = None if m.watermark_us <= NO_WATERMARK else m.watermark_us
-    rows = sum(meta.rows for shard in m.segments for meta in shard)
+    kind = str(m.fingerprint.get("kind", ""))
+    rows = sum(meta.rows for meta in m.metas if not meta.kind.endswith(("+", "-")))
+    waiting = rows if kind == "join" else sum(m.windows) or sum(sum(groups) for groups in m.panes.values())
     emitted = sum(m.counters.get("emitted", {}).values())
-    return StageSeen(
-        tuple(m.sources), str(m.fingerprint.get("kind", "")), watermark, open_windows(alone), rows, emitted
-    )
+    return StageSeen(tuple(m.clocks), kind, watermark, waiting, rows, emitted)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slackwater.query.why import Clock, Why
-from slackwater.state.protocol import Manifest
+from slackwater.state.commit import Commit
 from slackwater.watermark import NO_WATERMARK
 
 
@@ -43,7 +43,7 @@ class Watermark:
     behind: tuple[Behind, ...]
 
 
-def watermark(why: Why, kept: Sequence[Manifest]) -> Watermark:
+def watermark(why: Why, kept: Sequence[Commit]) -> Watermark:
     """From the answer of `why`, and the kept commits, oldest first."""
     return Watermark(
         why.watermark_us,
@@ -66,6 +66,6 @@ def _lane(c: Clock, why: Why) -> Lane:
     )
 
 
-def _behind(manifest: Manifest) -> int | None:
+def _behind(manifest: Commit) -> int | None:
     at = manifest.watermark_us
     return None if at <= NO_WATERMARK else manifest.committed_us - at

@@ -1,0 +1,35 @@
+"""Seconds per phase of an epoch; each phase begins and ends at a kill point."""
+
+from __future__ import annotations
+
+import time
+
+from slackwater.engine.kill_points import Faults
+
+
+class Timer:
+    """`with timer.phase("ingest"): …`; a phase that several stages have adds up."""
+
+    def __init__(self, faults: Faults, epoch: int) -> None:
+        self.seconds: dict[str, float] = {}
+        self.began = time.monotonic()
+        self._faults, self._epoch, self._name, self._from = faults, epoch, "", 0.0
+
+    def phase(self, name: str) -> Timer:
+        self._name = name
+        return self
+
+    @property
+    def total(self) -> float:
+        """Seconds since the epoch began."""
+        return time.monotonic() - self.began
+
+    def __enter__(self) -> None:
+        self._faults.hit(f"{self._name}.before", self._epoch)
+        self._from = time.monotonic()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        took = time.monotonic() - self._from
+        self.seconds[self._name] = self.seconds.get(self._name, 0.0) + took
+        if kind is None:
+            self._faults.hit(f"{self._name}.after", self._epoch)

@@ -1,0 +1,137 @@
+"""Tumbling and hopping windows on a shard: rows arrive folded into panes; windows are put together when they close."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import polars as pl
+
+from slackwater.core.arrays import distinct, member
+from slackwater.core.hashing import mix
+from slackwater.core.time import iso
+from slackwater.errors import CapExceededError
+from slackwater.operators.base import Figures, Recount, ShardTask, with_idle
+from slackwater.operators.dead_letters import late_letters
+from slackwater.operators.task import EmitReport, IngestReport
+from slackwater.operators.windowed import Windowed, untouched
+from slackwater.windows import pane_emission, panes
+from slackwater.windows.logic import Int64s
+from slackwater.windows.panes import PaneLogic
+
+WINDOWS_SHOWN = 100  # starts of missed windows that a letter lists
+
+
+@dataclass(frozen=True)
+class Panes(PaneLogic, Windowed):
+    """Tumbling and hopping windows."""
+
+    @property
+    def is_folded(self) -> bool:
+        return True
+
+    def late_before(self, watermark: int) -> int:
+        """They are late for one of their windows at least."""
+        return panes.late_before(self, watermark)
+
+    def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
+        """`rows`: lifted panes (see `windows.panes.lift`). They stand for several raw rows: the engine stages their letters."""
+        if rows.is_empty():
+            return untouched(task)
+        rows = with_idle(task, rows).with_columns(_units(rows))
+        total = int(rows["__n"].sum())
+        behind = int(rows["__n"].filter(rows["__start"] < self.late_before(task.watermark)).sum())
+        reader, refused = task.state.reader(self), 0
+        if task.bound is not None and self._may_exceed(task, rows):
+            there = self.forget(reader.scan(), task.watermark)
+            rows, refused = panes.admit(self, rows, there, task.watermark, task.bound)
+        before = reader.units(distinct(rows["__h"].to_numpy()))
+        done = panes.ingest(self, rows, before, task.watermark)
+        alone = None
+        if self.window.late_data == "standalone":
+            alone = pane_emission.standalone(self, rows, task.watermark)
+        task.staging("before")
+        found = self.ingest_report(task, done, before, alone)
+        task.staging("after")
+        found |= {"rows": total, "refused": refused, "partly_late": behind - done.counts.late}
+        return IngestReport(**found)
+
+    def emit(self, task: ShardTask) -> EmitReport:
+        due = self.due(task)
+        if due.is_empty():
+            return EmitReport(shard=task.shard, segments=task.state.metas)
+        if self.revises:
+            more = pane_emission.siblings(self, due, task.since, task.watermark)
+            more = more[~member(more, distinct(due["__h"].to_numpy()))]
+            due = pl.concat([due, task.state.reader(self).units(more)])
+        done = pane_emission.emit(self, due, task.since, task.watermark, task.telling)
+        return self.emit_report(task, done, due)
+
+    def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
+        first, count = panes.missed(self, rows["__start"].to_numpy(), task.watermark)
+        return late_letters(task, rows, pl.Series(count), _listed(first, count, self.hop_us))
+
+    # -- in the commit -------------------------------------------------------------------------------------------
+
+    def ingested(self, before: Figures, reports: Sequence[IngestReport]) -> Figures:
+        counts = {pane: list(groups) for pane, groups in before.panes.items()}
+        for r in reports:
+            for pane, n in r.new_groups.items():
+                counts.setdefault(pane, [0] * len(before.groups))[r.shard] += n
+        return replace(before, panes={pane: tuple(groups) for pane, groups in counts.items()})
+
+    def emitted(self, before: Figures, reports: Sequence[EmitReport], watermark: int) -> Figures:
+        living = {p: groups for p, groups in before.panes.items() if panes.window_totals(self, {p: 1}, watermark)}
+        return replace(before, panes=living)
+
+    def size(self, figures: Figures) -> tuple[int, int]:
+        groups = sum(sum(of_shards) for of_shards in figures.panes.values())
+        return groups, groups
+
+    def check_bounds(self, figures: Figures, watermark: int, recount: Recount) -> None:
+        """The sum over a hopping window's panes is an upper bound: only beyond the limit are groups counted in the state."""
+        bound = self.fails_above
+        if bound is None:
+            return
+        totals = panes.window_totals(self, {p: sum(groups) for p, groups in figures.panes.items()}, watermark)
+        suspects = sorted(w for w, groups in totals.items() if groups > bound)
+        if suspects and panes.overlapping(self):
+            exact = recount(partial(self.groups_in, tuple(suspects)))
+            totals = {w: exact.get(w, 0) for w in suspects}
+            suspects = [w for w in suspects if totals[w] > bound]
+        if suspects:
+            window = suspects[0]
+            raise CapExceededError(
+                f"{self.pipeline}: window {iso(window)} to {iso(window + self.duration_us)} holds {totals[window]} groups, "
+                f'max_groups_per_window is {bound}; raise it, or set on_state_cap = "drop_new_groups"; nothing of this epoch was committed'
+            )
+
+    def groups_in(self, windows: Sequence[int], task: ShardTask) -> Mapping[int, int]:
+        """The exact number of groups in each of these windows of a shard."""
+        return panes.exact_totals(self, task.state.reader(self).scan(), list(windows))
+
+    def _may_exceed(self, task: ShardTask, rows: pl.DataFrame) -> bool:
+        """Whether any open window could hold more groups than the bound, if every lifted row were a new group."""
+        counts = dict(task.pane_groups or {})
+        for start, n in rows["__start"].value_counts().iter_rows():
+            counts[start] = counts.get(start, 0) + n
+        totals = panes.window_totals(self, counts, task.watermark)
+        return max(totals.values(), default=0) > (task.bound or 0)
+
+
+def _units(rows: pl.DataFrame) -> pl.Series:
+    """Where lifted panes are found."""
+    return pl.Series("__h", mix(rows["__kh"].to_numpy(), rows["__start"].to_numpy()))
+
+
+def _listed(first: Int64s, count: Int64s, hop: int) -> pl.Series:
+    """Window starts as JSON lists of ISO times, at most `WINDOWS_SHOWN` each."""
+    shown = np.minimum(count, WINDOWS_SHOWN)
+    row = np.repeat(np.arange(len(first)), shown)
+    nth = np.arange(len(row)) - np.repeat(np.cumsum(shown) - shown, shown)
+    spread = pl.DataFrame({"row": row, "start": first[row] + nth * hop})
+    text = pl.col("start").cast(pl.Datetime("us")).dt.strftime('"%Y-%m-%dT%H:%M:%S%.fZ"')
+    joined = spread.group_by("row", maintain_order=True).agg(text.str.join(", "))["start"]
+    return "[" + joined + "]"

@@ -1,0 +1,110 @@
+"""Session windows on a shard: rows arrive one by one; a key's sessions merge, are cut at the cap, and close by their gap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+
+from slackwater.core.arrays import distinct
+from slackwater.core.words import plural
+from slackwater.errors import CapExceededError
+from slackwater.operators.base import Figures, Recount, ShardTask, with_idle
+from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN, bad_gap_letters, late_letters
+from slackwater.operators.task import EmitReport, IngestReport, StagedLetters
+from slackwater.operators.windowed import Windowed, untouched
+from slackwater.windows import session_emission, sessions
+from slackwater.windows.intervals import SessionLogic
+
+
+@dataclass(frozen=True)
+class Sessions(SessionLogic, Windowed):
+    """Session windows."""
+
+    def late_before(self, watermark: int) -> int:
+        return watermark
+
+    def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
+        """`rows`: `__kh`, `__ts`, keys, accumulators, and `__end` where rows bring their gaps."""
+        if rows.is_empty():
+            return untouched(task)
+        rows, origins, bad = self._with_gaps(with_idle(task, rows), origins)
+        if origins is not None:
+            rows = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__row"))
+        before = task.state.reader(self).units(distinct(rows["__kh"].to_numpy()))
+        room = None if task.bound is None else max(task.bound - task.groups, 0)
+        done = sessions.ingest(self, rows, before, task.watermark, room)
+        alone = None
+        if self.window.late_data == "standalone" and done.late.height:
+            alone = session_emission.standalone(self, done.late)
+        task.staging("before")
+        found = self.ingest_report(task, done, before, alone)
+        letters = self._stage_letters(task, done.late, origins, bad)
+        task.staging("after")
+        found |= {"rows": rows.height, "letters": letters}
+        return IngestReport(**found, bad=bad.height, bad_sample=self.sample(bad, "__ts"))
+
+    def _with_gaps(
+        self, rows: pl.DataFrame, origins: pl.Series | None
+    ) -> tuple[pl.DataFrame, pl.Series | None, pl.DataFrame]:
+        """The rows whose gap is one, with their origins, and the others."""
+        if not self.dynamic:
+            return rows, origins, rows.clear()
+        usable = rows["__end"].is_not_null()
+        bad = rows.filter(~usable)
+        if origins is None:
+            return rows.filter(usable), None, bad
+        return rows.filter(usable), origins.filter(usable), bad.with_columns(origins.filter(~usable).alias(ORIGIN))
+
+    def _stage_letters(
+        self, task: ShardTask, late: pl.DataFrame, origins: pl.Series | None, bad: pl.DataFrame
+    ) -> StagedLetters | None:
+        """Stage the letters of a shard's late rows and of its rows without a gap; None where there are none of both."""
+        frames, reasons = [], {}
+        if origins is not None and task.late is not None and late.height:
+            frames.append(self.late_letters(task, late.with_columns(origins[late["__row"]].alias(ORIGIN))))
+            reasons[LATE] = late.height
+        if task.keeps_bad and bad.height:
+            frames.append(bad_gap_letters(bad, task.state.epoch, self.pipeline))
+            reasons[BAD_GAP] = bad.height
+        return StagedLetters(output=task.state.stage_output(pl.concat(frames)), reasons=reasons) if frames else None
+
+    def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
+        return late_letters(task, rows, pl.Series(np.ones(rows.height, dtype=np.int64)))  # its own session was missed
+
+    def emit(self, task: ShardTask) -> EmitReport:
+        due = self.due(task)
+        if due.is_empty():
+            return EmitReport(shard=task.shard, segments=task.state.metas)
+        done = session_emission.emit(self, due, task.since, task.watermark, task.telling)
+        return self.emit_report(task, done, due)
+
+    # -- in the commit -------------------------------------------------------------------------------------------
+
+    def ingested(self, before: Figures, reports: Sequence[IngestReport]) -> Figures:
+        return _counted(before, reports)
+
+    def emitted(self, before: Figures, reports: Sequence[EmitReport], watermark: int) -> Figures:
+        return _counted(before, reports)
+
+    def size(self, figures: Figures) -> tuple[int, int]:
+        return sum(figures.windows), sum(figures.groups)
+
+    def check_bounds(self, figures: Figures, watermark: int, recount: Recount) -> None:
+        """Of the whole state, which is counted exactly."""
+        bound, found = self.fails_above, sum(figures.groups)
+        if bound is not None and found > bound:
+            raise CapExceededError(
+                f"{self.pipeline}: {plural(found, 'key has open sessions', 'keys have open sessions')}, max_groups_per_window is {bound}; raise it, "
+                'or set on_state_cap = "drop_new_groups"; nothing of this epoch was committed'
+            )
+
+
+def _counted(before: Figures, reports: Sequence[IngestReport | EmitReport]) -> Figures:
+    groups, windows = list(before.groups), list(before.windows)
+    for r in reports:
+        groups[r.shard] += r.groups
+        windows[r.shard] += r.windows
+    return replace(before, groups=tuple(groups), windows=tuple(windows))

@@ -1,0 +1,167 @@
+"""What tumbling, hopping and session windows have in common on a shard: what is due, what a shard reports, bounds.
+
+A task is deterministic and may run twice: it reads files that a commit named and writes files with fresh names, which
+count for nothing until the driver commits a record that names them.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import dropwhile
+from typing import Any
+
+import polars as pl
+
+from slackwater.operators.base import Figures, Recount, ShardTask, is_over
+from slackwater.operators.lateness import late_by
+from slackwater.operators.task import EmitReport, IngestReport, Overflows, plain
+from slackwater.state.commit import OutputMeta, SegmentMeta
+from slackwater.windows.logic import Emitted, Ingested, Logic
+
+Report = dict[str, Any]  # fields of an `IngestReport`
+
+
+@dataclass(frozen=True)
+class Windowed(Logic):
+    """A window as an operator, but for what each kind does in its own way."""
+
+    @abstractmethod
+    def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport: ...
+
+    @abstractmethod
+    def emit(self, task: ShardTask) -> EmitReport: ...
+
+    @abstractmethod
+    def late_before(self, watermark: int) -> int: ...
+
+    @abstractmethod
+    def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame: ...
+
+    @abstractmethod
+    def ingested(self, before: Figures, reports: Sequence[IngestReport]) -> Figures: ...
+
+    @abstractmethod
+    def emitted(self, before: Figures, reports: Sequence[EmitReport], watermark: int) -> Figures: ...
+
+    @abstractmethod
+    def size(self, figures: Figures) -> tuple[int, int]: ...
+
+    @abstractmethod
+    def check_bounds(self, figures: Figures, watermark: int, recount: Recount) -> None: ...
+
+    @property
+    def is_folded(self) -> bool:
+        return False
+
+    @property
+    def early_us(self) -> int:
+        return 1000 * self.window.emit_interval_ms
+
+    @property
+    def admits(self) -> int | None:
+        return self.window.max_groups_per_window if self.window.on_state_cap == "drop_new_groups" else None
+
+    @property
+    def fails_above(self) -> int | None:
+        """The bound of groups beyond which an epoch fails; None where it does not."""
+        return self.window.max_groups_per_window if self.window.on_state_cap == "fail" else None
+
+    def input_of(self, source: str) -> int:
+        return 0
+
+    def touched(self, metas: Sequence[SegmentMeta], since: int, watermark: int, telling: bool) -> bool:
+        visit = self.visit(since, watermark, telling)
+        return any(visit.touches(m.first_due, m.last_due) for m in metas)
+
+    def is_due(self, task: ShardTask) -> bool:
+        return not self.due(task).is_empty()
+
+    def due(self, task: ShardTask) -> pl.DataFrame:
+        """All rows of the units of a shard that want a visit between two watermarks."""
+        return task.state.reader(self).due(self.visit(task.since, task.watermark, task.telling))
+
+    def living(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
+        """Only the oldest may go: else they would uncover older versions of what they hold."""
+        return tuple(dropwhile(lambda meta: is_over(meta, since), metas))
+
+    # -- what a shard reports ------------------------------------------------------------------------------------
+
+    def ingest_report(
+        self, task: ShardTask, done: Ingested, before: pl.DataFrame, alone: pl.DataFrame | None
+    ) -> Report:
+        """Stage what came of an epoch's rows. `before`: all rows of the units; `alone`: results that late rows form."""
+        counts = done.counts
+        return {
+            "shard": task.shard,
+            "segments": task.state.stage(self, done.state, before, task.since),
+            **(self._alone(task, alone) if alone is not None else {}),
+            "used": counts.used,
+            "late": counts.late,
+            "late_idle": counts.late_idle,
+            "late_windows": counts.late_windows,
+            "late_by": late_by(self, done.late, task.watermark),
+            "refused": counts.refused,
+            "groups": counts.groups,
+            "windows": counts.windows,
+            "new_groups": done.new_groups,
+            "late_sample": self.sample(done.late, "__start"),
+        }
+
+    def _alone(self, task: ShardTask, rows: pl.DataFrame) -> Report:
+        """`late_data = "standalone"`."""
+        if rows.is_empty():
+            return {}
+        frame = self.output_frame(Emitted(rows, self.empty_state(), rows.clear()))
+        return {
+            "outputs": (task.state.stage_output(frame),),
+            "reasons": {"standalone": rows.height},
+            "overflows": self.overflows(rows),
+        }
+
+    def emit_report(self, task: ShardTask, done: Emitted, before: pl.DataFrame) -> EmitReport:
+        """Stage what an epoch emits. `before`: all rows of the units."""
+        if task.flush:
+            done = replace(done, rows=done.rows.with_columns(pl.col("__reason").replace("close", "flush")))
+        outputs: tuple[OutputMeta, ...] = ()
+        if done.rows.height or done.superseded.height:
+            outputs = (task.state.stage_output(self.output_frame(done)),)
+        last_end = done.rows["__end"].filter(done.rows["__reason"] != "update").max()
+        reasons = Counter(dict(done.rows["__reason"].value_counts().iter_rows()))
+        reasons.update(supersede=done.superseded.height)
+        return EmitReport(
+            shard=task.shard,
+            segments=(
+                task.state.stage(self, done.state, before, task.since) if done.state.height else task.state.metas
+            ),
+            outputs=outputs,
+            reasons={k: n for k, n in reasons.items() if n},
+            groups=done.groups,
+            windows=done.windows,
+            last_end_us=last_end if isinstance(last_end, int) else None,
+            overflows=self.overflows(done.rows),
+        )
+
+    def overflows(self, rows: pl.DataFrame) -> Overflows:
+        """The results of windows that did not fit their type."""
+        count, sample = 0, list[dict[str, object]]()
+        for agg in self.aggs:
+            beyond = agg.overflowed(rows) if agg.spec.on_overflow == "null" else None
+            if beyond is not None:
+                count += int(beyond.sum())
+                sample += [{"aggregation": agg.name, **s} for s in self.sample(rows.filter(beyond), "__start")]
+        return Overflows(count=count, sample=tuple(sample[:3]))
+
+    def sample(self, rows: pl.DataFrame, time: str, limit: int = 3) -> tuple[dict[str, Any], ...]:
+        """A few rows for the log: keys and event time in microseconds."""
+        return tuple(
+            {**{k: plain(r[k]) for k in self.key_names}, "event_us": plain(r[time])}
+            for r in rows.head(limit).iter_rows(named=True)
+        )
+
+
+def untouched(task: ShardTask) -> IngestReport:
+    """Of a shard that got no row."""
+    return IngestReport(shard=task.shard, segments=task.state.metas)

@@ -1,0 +1,131 @@
+"""What each operator wants of the rows that come out of the SQL: columns for the shards, where they came from, typed frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import singledispatch
+from typing import TYPE_CHECKING
+
+from slackwater.core.dispatch import unregistered
+from slackwater.operators.base import Operator
+from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.panes import Panes
+from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
+from slackwater.spark import epoch_sql
+from slackwater.windows import panes
+from slackwater.windows.aggregations import Agg, quote
+
+if TYPE_CHECKING:
+    import polars as pl
+    from pyspark.sql import DataFrame
+
+
+@singledispatch
+def aggregations(operator: Operator) -> Sequence[Agg]:
+    """What goes to the workers by value."""
+    unregistered(operator, "slackwater.spark.columns.aggregations")
+
+
+@aggregations.register(Windowed)
+def _(operator: Windowed) -> Sequence[Agg]:
+    return operator.aggs
+
+
+@aggregations.register(IntervalJoin)
+def _(operator: IntervalJoin) -> Sequence[Agg]:
+    return ()
+
+
+@singledispatch
+def columns(operator: Operator, source: str, tag: int | None, before: int | None, end: str | None) -> list[str]:
+    """Spark SQL over the output of a source's SQL: the columns that go to the shards.
+
+    `before`, `end`: see `epoch_sql.row_columns`.
+    """
+    unregistered(operator, "slackwater.spark.columns.columns")
+
+
+@columns.register(Windowed)
+def _(operator: Windowed, source: str, tag: int | None, before: int | None, end: str | None) -> list[str]:
+    return epoch_sql.row_columns(operator, tag, before, end)
+
+
+@columns.register(IntervalJoin)
+def _(operator: IntervalJoin, source: str, tag: int | None, before: int | None, end: str | None) -> list[str]:
+    return epoch_sql.side_columns(operator, operator.input_of(source), tag, before)
+
+
+@singledispatch
+def lift(operator: Operator, rows: DataFrame, tagged: bool) -> DataFrame:
+    """What is folded before the shuffle: rows with these `columns`, as they are shuffled."""
+    unregistered(operator, "slackwater.spark.columns.lift")
+
+
+@lift.register(Panes)
+def _(operator: Panes, rows: DataFrame, tagged: bool) -> DataFrame:
+    """Partial accumulators per key and pane, where they lift in SQL."""
+    from pyspark.sql import functions as F  # noqa: N812 — Spark's own name for it
+
+    if not operator.lifts_in_sql:
+        return rows
+    aggregates = [F.expr(sql).alias(name) for name, sql in epoch_sql.pane_aggregates(operator).items()]
+    groups = [quote(c) for c in epoch_sql.group_columns(operator, tagged)]
+    return rows.selectExpr(*epoch_sql.pane_columns(operator)).groupBy(*groups).agg(*aggregates)
+
+
+@lift.register(Sessions)
+@lift.register(IntervalJoin)
+def _(operator: Operator, rows: DataFrame, tagged: bool) -> DataFrame:
+    return rows
+
+
+@singledispatch
+def typed(operator: Operator, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows as Spark hands them to a shard, as `operator.ingest` takes them: with typed keys and accumulators."""
+    unregistered(operator, "slackwater.spark.columns.typed")
+
+
+@typed.register(Panes)
+def _(operator: Panes, rows: pl.DataFrame) -> pl.DataFrame:
+    if operator.lifts_in_sql:
+        rows = rows.with_columns(rows[k.name].cast(k.polars) for k in operator.keys)
+        return rows.cast(operator.accumulators)  # type: ignore[arg-type]
+    return panes.lift(operator, _inputs(operator, rows))
+
+
+@typed.register(Sessions)
+def _(operator: Sessions, rows: pl.DataFrame) -> pl.DataFrame:
+    return operator.lift_rows(_inputs(operator, rows))
+
+
+@typed.register(IntervalJoin)
+def _(operator: IntervalJoin, rows: pl.DataFrame) -> pl.DataFrame:
+    return rows
+
+
+def _inputs(operator: Windowed, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows that are not folded, with their keys and the inputs of the aggregations as they were declared."""
+    types = {k.name: k.polars for k in operator.keys} | {i.field.name: i.field.polars for i in operator.inputs}
+    return rows.with_columns(rows[name].cast(dtype) for name, dtype in types.items())
+
+
+@singledispatch
+def again(operator: Operator, rows: pl.DataFrame, number: str) -> pl.DataFrame:
+    """Rows of dead letters with these `columns`, one by one: `__kh`, `__ts`, and `number`, a column that they keep.
+
+    Of windows those with a usable gap, with keys and accumulators.
+    """
+    unregistered(operator, "slackwater.spark.columns.again")
+
+
+@again.register(Windowed)
+def _(operator: Windowed, rows: pl.DataFrame, number: str) -> pl.DataFrame:
+    found = _inputs(operator, rows)
+    found = found.drop_nulls("__end") if operator.ends else found
+    return operator.lift_rows(found).with_columns(found[number])
+
+
+@again.register(IntervalJoin)
+def _(operator: IntervalJoin, rows: pl.DataFrame, number: str) -> pl.DataFrame:
+    return rows.select("__kh", "__ts", number)

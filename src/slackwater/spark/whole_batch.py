@@ -1,0 +1,108 @@
+"""All rows of a shard at once, as one epoch of which nothing is late: what `slackwater.batch` runs in the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import singledispatch
+from typing import TYPE_CHECKING
+
+from slackwater.core.dispatch import unregistered
+from slackwater.core.hashing import mix
+from slackwater.core.words import plural
+from slackwater.engine.fold import late_text
+from slackwater.errors import BadRowError
+from slackwater.joins import step as joining
+from slackwater.joins.buffer import NoBuffers
+from slackwater.joins.slots import Slots
+from slackwater.operators.base import Operator
+from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.panes import Panes
+from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
+from slackwater.spark.columns import typed
+from slackwater.watermark import NO_WATERMARK
+from slackwater.windows import pane_emission, panes, session_emission, sessions
+from slackwater.windows.logic import FAR, Emitted
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Fold = Callable[["pl.DataFrame"], "pl.DataFrame"]
+UPTO = "__upto"  # hidden: the watermark at the end, the same in every row
+
+
+def windows(operator: Operator) -> Fold:
+    """What the rows of a shard make of windows."""
+
+    def fold(rows: pl.DataFrame) -> pl.DataFrame:
+        upto = rows[UPTO][0] if UPTO in rows.columns else FAR
+        return _folded(operator, rows.drop(UPTO, strict=False), upto)
+
+    return fold
+
+
+@singledispatch
+def _folded(operator: Operator, rows: pl.DataFrame, upto: int) -> pl.DataFrame:
+    """What all rows of a shard make, of windows that close up to this watermark."""
+    unregistered(operator, "slackwater.spark.whole_batch.windows")
+
+
+@_folded.register(Panes)
+def _(operator: Panes, rows: pl.DataFrame, upto: int) -> pl.DataFrame:
+    import polars as pl
+
+    rows = typed(operator, rows)
+    rows = rows.with_columns(pl.Series("__h", mix(rows["__kh"].to_numpy(), rows["__start"].to_numpy())))
+    done = panes.ingest(operator, rows, operator.empty_state(), NO_WATERMARK)
+    return _output(operator, pane_emission.emit(operator, done.state, NO_WATERMARK, upto))
+
+
+@_folded.register(Sessions)
+def _(operator: Sessions, rows: pl.DataFrame, upto: int) -> pl.DataFrame:
+    if operator.dynamic and rows["__end"].null_count():
+        _refuse(operator, rows.filter(rows["__end"].is_null()))
+    done = sessions.ingest(operator, typed(operator, rows), operator.empty_state(), NO_WATERMARK)
+    return _output(operator, session_emission.emit(operator, done.state, NO_WATERMARK, upto))
+
+
+def _output(operator: Windowed, emitted: Emitted) -> pl.DataFrame:
+    return operator.sorted_output(operator.output_frame(emitted))
+
+
+def _refuse(operator: Sessions, bad: pl.DataFrame) -> None:
+    sample = "; ".join(map(late_text, operator.sample(bad, "__ts")))
+    raise BadRowError(
+        f"{operator.pipeline}: {plural(bad.height, 'bad row')} in a shard: gap_ms ({operator.window.gap_ms}) is NULL, not positive or not "
+        f'below max_session_duration_ms: {sample}; correct the expression, or give on_error="drop" to leave such rows out'
+    )
+
+
+@singledispatch
+def pairs(operator: Operator) -> Fold:
+    """What the rows of both sides in a shard make of a join."""
+    unregistered(operator, "slackwater.spark.whole_batch.pairs")
+
+
+@pairs.register(IntervalJoin)
+def _(operator: IntervalJoin) -> Fold:
+    logic = replace(operator, max_rows_per_key=None)
+
+    def fold(rows: pl.DataFrame) -> pl.DataFrame:
+        import polars as pl
+
+        slots, output = Slots.between(logic), list[pl.DataFrame]()
+        new = {side.which: slots.apart(rows, side.which, ["__kh", "__ts"]) for side in logic.sides}
+        done = joining.ingest(logic, new, NoBuffers(), NO_WATERMARK, 0, output.append)
+        for side in logic.sides:
+            lonely = done.changes[side.which].rows.filter(~pl.col("__matched"))
+            if side.outer and lonely.height:
+                output.append(logic.alone(side.which, lonely))
+        schema = {f.name: f.polars for f in logic.output}
+        return (
+            logic.sorted_output(pl.concat([f.select(list(schema)) for f in output]))
+            if output
+            else pl.DataFrame(schema=schema)
+        )
+
+    return fold

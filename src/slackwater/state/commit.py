@@ -1,0 +1,273 @@
+"""The record of one commit: what each stage left behind, where sources go on, what waits to be published. Values only.
+
+Commit ─┬─ stages   name, what it is, clocks of its inputs, watermark, segments per shard, counters
+        ├─ sources  where each goes on
+        └─ output   put aside, and dead letters: published after the commit
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from slackwater.state.migrations import FORMAT as FORMAT
+from slackwater.watermark import NO_WATERMARK, SourceClock
+
+# What a record may hold. A state may be damaged, or made by somebody else: a name of it must not lead out of its directory,
+# and no number may be one that the engine could never have written.
+Time = Annotated[int, Field(ge=-(1 << 62), le=1 << 62)]  # microseconds; all infinities are within
+Amount = Annotated[int, Field(ge=0, lt=1 << 63)]
+Name = Annotated[str, Field(pattern=r"^$|^([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)]  # of a file or row
+Id = Annotated[str, Field(pattern=r"^[\w-]*$", max_length=64)]
+
+
+def _counted(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Counters: numbers, or tables of them."""
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            _counted(value)
+        elif isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+            raise ValueError(f"{name} is no count")
+    return found
+
+
+def _offsets(found: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Where a source goes on: lists are named, and lie beside the state."""
+    listed = (found or {}).get("segments", [])
+    if isinstance(listed, list):
+        for name in listed:
+            if not isinstance(name, str) or not re.fullmatch(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*", name):
+                raise ValueError(f"{str(name)[:100]!r} is no name of a list")
+    return found
+
+
+def _fingerprint(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What tells one step from another; its bounds are times that the engine counts with."""
+    for value in found.values():
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(number, int) and abs(number) > 1 << 62:
+                raise ValueError("a number is too large")
+    return found
+
+
+def _described(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    columns = found.get("columns", {})
+    if not isinstance(columns, Mapping) or not all(isinstance(type_, str) for type_ in columns.values()):
+        raise ValueError("columns are no names with types")
+    return found
+
+
+def _emission(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(found.get("updates", False), bool):
+        raise ValueError("updates is neither true nor false")
+    retain = found.get("retain_us", 0)
+    if isinstance(retain, bool) or not isinstance(retain, int) or not 0 <= retain <= 1 << 62:
+        raise ValueError("retain_us is no duration")
+    return found
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SegmentMeta(Record):
+    """One immutable file of state rows of one shard, sorted by `__h`. Times in microseconds UTC."""
+
+    file: Name
+    rows: Amount
+    bytes: Amount
+    first_due: Time  # smallest watermark at which a row of it may emit
+    last_due: Time  # largest such watermark: nothing is due after it
+    close: Time  # the watermark that closes the last of its open windows
+    dead: Time  # all its rows are forgotten once the watermark is at or above this
+    checksum: Id = ""  # of a file's content, see `state.files.arrow.checksum`
+    kind: str = ""  # joins: "left", "right", and with "+" and "-" which of these rows found a partner or had to go
+    most: Amount = 0  # joins: the most rows that one key has in it
+
+    @model_validator(mode="after")
+    def _holds_something(self) -> SegmentMeta:
+        if "/" in self.file and not self.rows:
+            raise ValueError("a file without rows is never written")
+        return self
+
+
+class OutputMeta(Record):
+    """One staged output file (Arrow), columns of the target plus `__reason`."""
+
+    file: Name
+    rows: Amount
+    checksum: Id = ""
+
+
+class PartitionRecord(Record):
+    """The clock of one partition of a source."""
+
+    max_event_us: Time | None = None
+    quiet_us: Amount = 0
+    idle: bool = False
+    spans: tuple[tuple[Time, Time, Amount], ...] = ()
+
+
+class ClockRecord(Record):
+    """One input of a stage at the end of an epoch: how far it is in event time, and what came of it."""
+
+    max_event_us: Time | None = None
+    quiet_us: Amount = 0
+    idle: bool = False
+    partitions: Mapping[str, PartitionRecord] = Field(default_factory=dict)
+    rows: Amount = 0
+    usable: Amount = 0
+    spans: tuple[tuple[Time, Time, Amount], ...] = ()  # with `max_jump_ms`, see `watermark`
+    newest_at: str | None = None  # where the row with the newest event time was read, for people
+
+    def clock(self, lateness_us: int, idleness_us: int, jump_us: int | None = None) -> SourceClock:
+        partitions = {
+            name: SourceClock(
+                lateness_us, idleness_us, p.max_event_us, p.quiet_us, p.idle, jump_us=jump_us, spans=p.spans
+            )
+            for name, p in self.partitions.items()
+        }
+        own = (lateness_us, idleness_us, self.max_event_us, self.quiet_us, self.idle, partitions)
+        return SourceClock(*own, jump_us=jump_us, spans=self.spans)
+
+
+class SourceRecord(Record):
+    """Where a source goes on (`offsets`; None: by Spark's checkpoint only), and the columns that it was first read with."""
+
+    offsets: Annotated[Mapping[str, Any] | None, AfterValidator(_offsets)] = None
+    columns: str | None = None  # as Spark writes schemas in JSON
+
+
+class BatchId(Record):
+    """A Spark batch: the checkpoint's id and the batch's number."""
+
+    checkpoint: Id
+    batch: Amount
+
+
+class StageState(Record):
+    """What one stage left behind: how far it is, what it holds, what it counted."""
+
+    name: str
+    # what it is
+    fingerprint: Annotated[Mapping[str, Any], AfterValidator(_fingerprint)]
+    emission: Annotated[Mapping[str, Any], AfterValidator(_emission)] = Field(
+        default_factory=dict
+    )  # how it was emitted, as far as the state shows it
+    described: Annotated[Mapping[str, Any], AfterValidator(_described)] = Field(
+        default_factory=dict
+    )  # its window or join, so that the state can be read without a config
+    texts: Mapping[str, str] = Field(default_factory=dict)  # hashes of what may hold secrets: SQL, queries of sources
+    # how far it is
+    clocks: Mapping[str, ClockRecord] = Field(default_factory=dict)  # of its inputs: sources, or stages
+    watermark_us: Time = NO_WATERMARK
+    gone_us: Time = NO_WATERMARK  # what former configs have forgotten, see `windows.changed`
+    rows_from_us: Time = NO_WATERMARK
+    revised: bool = False
+    # what it holds
+    segments: tuple[tuple[SegmentMeta, ...], ...]  # per shard, oldest first
+    groups: tuple[Amount, ...]  # per shard: keys with open sessions
+    windows: tuple[Amount, ...]  # per shard: open sessions
+    panes: Mapping[Time, tuple[Amount, ...]] = Field(
+        default_factory=dict
+    )  # start -> keys per shard, while not forgotten
+    # what it emitted and counted
+    emitted_us: Time = 0  # emit = "updates": when changed windows were emitted last, by the epoch's clock
+    waiting: bool = False  # and whether some were changed since
+    counters: Annotated[Mapping[str, Any], AfterValidator(_counted)] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _of_all_shards(self) -> StageState:
+        shards = len(self.segments)
+        for name, found in (("groups", self.groups), ("windows", self.windows)):
+            if len(found) != shards:
+                raise ValueError(f"{name} of {len(found)} shards, there are {shards}")
+        if any(len(groups) != shards for groups in self.panes.values()):
+            raise ValueError(f"a pane has groups of another number of shards than {shards}")
+        return self
+
+    @property
+    def shards(self) -> int:
+        return len(self.segments)
+
+    @property
+    def metas(self) -> Iterator[SegmentMeta]:
+        """All segments of all shards."""
+        return (meta for shard in self.segments for meta in shard)
+
+
+class Commit(Record):
+    """One commit, which is one epoch of the whole pipeline: everything the next epoch, the targets and the metrics need."""
+
+    format: int = Field(default=FORMAT, ge=1, le=FORMAT)
+    pipeline: str
+    state_id: Id = ""  # of the state's first start: targets tell a state that was started over by it
+    epoch: Annotated[int, Field(ge=-1, lt=10**18)]
+    committed_us: Time
+    shards: Annotated[int, Field(ge=1, le=1 << 20)]
+    stages: Annotated[
+        tuple[StageState, ...], Field(min_length=1, max_length=1000)
+    ]  # in the order in which rows pass them
+    sources: Mapping[str, SourceRecord] = Field(default_factory=dict)
+    batch: BatchId | None = None  # the latest Spark batch that is part of the state
+    output: tuple[OutputMeta, ...] = ()
+    letters: tuple[OutputMeta, ...] = ()
+    destination: Mapping[str, Any] = Field(default_factory=dict)  # of output and letters
+    emitted: Amount = 0
+    replayed: tuple[Name, ...] = ()  # names of staged lists: the dead letters that were applied, see `replay.replay`
+    tried: tuple[Name, ...] = ()  # the list of those that were tried and left, with how often, see `replay.tries`
+    counters: Annotated[Mapping[str, Any], AfterValidator(_counted)] = Field(default_factory=dict)  # of no stage
+
+    @model_validator(mode="after")
+    def _of_all_shards(self) -> Commit:
+        for stage in self.stages:
+            if stage.shards != self.shards:
+                raise ValueError(f"segments of {stage.shards} shards, there are {self.shards}")
+        if len({stage.name for stage in self.stages}) != len(self.stages):
+            raise ValueError("two stages have one name")
+        return self
+
+    def stage(self, name: str) -> StageState:
+        """The stage of this name."""
+        return next(s for s in self.stages if s.name == name)
+
+    @property
+    def staged(self) -> bool:
+        """Whether something waits to be published."""
+        return bool(self.output or self.letters)
+
+    @property
+    def of_sources(self) -> list[StageState]:
+        """The stages that read sources."""
+        return [s for s in self.stages if s.clocks.keys() & self.sources.keys()] or [self.stages[0]]
+
+    @property
+    def watermark_us(self) -> int:
+        """How far all sources are: the least watermark of the stages that read them."""
+        return min(s.watermark_us for s in self.of_sources)
+
+    @property
+    def clocks(self) -> dict[str, ClockRecord]:
+        """How far each source is, as the first stage that reads it has it."""
+        found = {n: c for s in reversed(self.stages) for n, c in s.clocks.items()}
+        return {n: found.get(n, ClockRecord()) for n in self.sources}
+
+    @property
+    def metas(self) -> Iterator[SegmentMeta]:
+        """All segments of all stages."""
+        return (meta for stage in self.stages for meta in stage.metas)
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(m.bytes for m in self.metas)
+
+
+def misfit(error: ValidationError) -> str:
+    """What does not fit about a record, in words."""
+    first, count = error.errors(include_url=False)[0], error.error_count()
+    where = ".".join(map(str, first["loc"]))[:100]
+    what = str(first["msg"]).removeprefix("Value error, ")[:200]
+    return f"{count} field{'s do' if count > 1 else ' does'} not fit ({where + ': ' if where else ''}{what})"

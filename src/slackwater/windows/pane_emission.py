@@ -1,0 +1,148 @@
+"""Tumbling and hopping windows out: put together from the panes they hold, when they close or were changed."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from slackwater.core.arrays import distinct, member
+from slackwater.core.hashing import mix
+from slackwater.windows.logic import LOOSE, SETTLED, Emitted, Int64s
+from slackwater.windows.order import sorted_by_key
+from slackwater.windows.pane_revisions import notes, with_notes
+from slackwater.windows.panes import PaneLogic, first_window, last_closed, last_window, overlapping, pane_us
+
+
+def siblings(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: int) -> Int64s:
+    """The units that hold the other panes of the windows that LOOSE panes are emitted with; sorted, unique."""
+    loose = panes.filter(pl.col("__kind") == LOOSE)
+    if logic.hop_us == logic.duration_us or loose.is_empty():
+        return np.empty(0, dtype=np.int64)
+    pane = loose["__start"].to_numpy()
+    low = np.maximum(first_window(logic, pane), last_closed(logic, logic.horizon(since)) + logic.hop_us)
+    high = last_window(logic, pane) + logic.duration_us
+    if not logic.updates:
+        high = np.minimum(high, last_closed(logic, watermark) + logic.duration_us)
+    index, starts = _stretched(low, high - pane_us(logic), pane_us(logic))
+    return distinct(mix(loose["__kh"].to_numpy()[index], starts))
+
+
+def _stretched(low: Int64s, high: Int64s, step: int) -> tuple[Int64s, Int64s]:
+    """All steps from low to high of each row: the row they belong to, and the step."""
+    times = np.clip((high - low) // step + 1, 0, None)
+    index = np.repeat(np.arange(len(low)), times)
+    nth = np.arange(len(index)) - np.repeat(np.cumsum(times) - times, times)
+    return index, low[index] + nth * step
+
+
+def emit(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: int, telling: bool = False) -> Emitted:
+    """The windows to emit when the watermark goes from `since` to `watermark`, put together from the panes they hold.
+
+    window 60, hop 20, allowed lateness 30      since  watermark
+    [0 ─────────── 60)                          │ 62   │ 85       closed before: emitted if a pane of it is LOOSE
+         [20 ─────────── 80)                    │      │          closes now: emitted
+              [40 ─────────── 100)              │      │          open: emitted with `telling`, if a pane is LOOSE
+    """
+    kinds = panes["__kind"].to_numpy()
+    any_loose = bool((kinds == LOOSE).any())
+    pane = panes["__start"].to_numpy()
+    closed, now = last_closed(logic, since), last_closed(logic, watermark)
+    oldest = last_closed(logic, logic.horizon(since)) if any_loose else closed
+    low = np.maximum(first_window(logic, pane), oldest + logic.hop_us)
+    high = last_window(logic, pane) if logic.updates and telling else np.minimum(last_window(logic, pane), now)
+    index, window = _stretched(low, high, logic.hop_us)
+    spread = logic.unrevised(panes).select("__kh", "__kind", *logic.revisions, *logic.key_names, *logic.accumulators)
+    spread = spread[index].with_columns(pl.Series("__start", window), pl.Series("__end", window + logic.duration_us))
+    if logic.revises:
+        spread = spread.with_columns((pl.col("__kind") == LOOSE).alias("__changed"))
+        if overlapping(logic):
+            spread = _as_noted(logic, panes, spread, index)
+    if overlapping(logic):
+        carried = [pl.col(c).first() for c in ("__kh", "__start", "__end")]
+        carried += [pl.col("__changed").any()] if logic.revises else []
+        spread = _put_together(logic, spread, carried)
+    if logic.revises:
+        before = pl.col("__start") <= closed
+        spread = spread.filter(pl.col("__changed") if logic.updates else pl.col("__changed") | ~before)
+        told = pl.lit(0, pl.Int64) if logic.updates else before.cast(pl.Int64)
+        spread = spread.with_columns((pl.col("__rev") + told + 1).alias("__rev"))
+    rows = spread.with_columns(
+        (pl.col("__end") + logic.allowed_us).alias("__final"),
+        *([] if logic.revises else [pl.lit(1, pl.Int64).alias("__rev")]),
+        pl.when(pl.col("__start") > now)
+        .then(pl.lit("update"))
+        .otherwise(pl.when(pl.col("__start") > closed).then(pl.lit("close")).otherwise(pl.lit("late")))
+        .alias("__reason"),
+    ).select("__kh", *logic.key_names, "__start", "__end", "__final", "__rev", "__reason", *logic.accumulators)
+    state = _told(logic, panes, rows, watermark, telling) if any_loose else logic.empty_state()
+    return Emitted(rows, state, rows.clear().select("__kh", *logic.key_names, "__start", "__rev"))
+
+
+def standalone(logic: PaneLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """Rows (as `ingest` takes them) of windows that are gone, as windows of their own, told apart by their reason."""
+    pane = rows["__start"].to_numpy()
+    gone = np.minimum(last_window(logic, pane), last_closed(logic, logic.horizon(watermark)))
+    index, window = _stretched(first_window(logic, pane), gone, logic.hop_us)
+    spread = rows.select("__kh", *logic.key_names, *logic.accumulators)[index]
+    spread = spread.with_columns(pl.Series("__start", window), pl.Series("__end", window + logic.duration_us))
+    carried = [pl.col(c).first() for c in ("__kh", "__start", "__end")]
+    return _put_together(logic, spread, carried).with_columns(
+        pl.col("__end").alias("__final"),
+        pl.lit(1, pl.Int64).alias("__rev"),
+        pl.lit("standalone").alias("__reason"),
+    )
+
+
+def _put_together(logic: PaneLogic, spread: pl.DataFrame, carried: list[pl.Expr]) -> pl.DataFrame:
+    """Panes, one row per window that holds them, merged per key and window."""
+    if spread.is_empty():
+        return spread
+    spread, key = sorted_by_key(spread, logic.key_names, "__start")
+    start = spread["__start"].to_numpy()
+    new = np.ones(spread.height, dtype=bool)
+    new[1:] = (key[1:] != key[:-1]) | (start[1:] != start[:-1])
+    return logic.merge_groups(spread, np.cumsum(new), carried)
+
+
+def _as_noted(logic: PaneLogic, panes: pl.DataFrame, spread: pl.DataFrame, index: Int64s) -> pl.DataFrame:
+    """Panes, one row per window that holds them (`index`: which pane), with what each of them notes of that window."""
+    found = notes(panes, first_window(logic, panes["__start"].to_numpy()), logic.hop_us)
+    spread = spread.with_columns(pl.lit([], pl.List(pl.Int64)).alias("__out"))
+    if found.is_empty():
+        return spread
+    at = pl.DataFrame({"__row": index, "__start": spread["__start"]})
+    known = at.join(found, on=["__row", "__start"], how="left", maintain_order="left")
+    return spread.with_columns(
+        known["__rev"].fill_null(spread["__rev"]),
+        (spread["__changed"] & ~known["__holds"].fill_null(False)).alias("__changed"),
+    )
+
+
+def _told(logic: PaneLogic, panes: pl.DataFrame, rows: pl.DataFrame, watermark: int, telling: bool) -> pl.DataFrame:
+    """The units with LOOSE panes after their windows were emitted; a pane of a window that waits stays LOOSE."""
+    hashes = panes["__h"].to_numpy()
+    units = panes.filter(pl.Series(member(hashes, distinct(hashes[panes["__kind"].to_numpy() == LOOSE]))))
+    pane, loose = units["__start"].to_numpy(), units["__kind"].to_numpy() == LOOSE
+    first, closed = first_window(logic, pane), last_closed(logic, watermark)
+    waits = logic.updates and not telling
+    still = (last_window(logic, pane) > closed) if waits else np.zeros(len(pane), dtype=bool)
+    index, window = _stretched(first, last_window(logic, pane), logic.hop_us)
+    keys = ["__kh", *logic.key_names]
+    of_pane = units.select(keys)[index].with_columns(pl.Series("__row", index), pl.Series("__start", window))
+    said = of_pane.filter(pl.Series(loose[index])).join(
+        rows.select(*keys, "__start", pl.col("__rev") - (0 if logic.updates else 1)),
+        on=[*keys, "__start"],
+        nulls_equal=True,
+    )
+    if overlapping(logic):
+        gone = last_closed(logic, logic.horizon(watermark))
+        known = notes(units, first, logic.hop_us)
+        known = pl.concat([known, said.select("__row", "__start", "__rev", pl.lit(True).alias("__holds"))])
+        units = with_notes(units, known.filter(pl.col("__start") > gone), first, logic.hop_us)
+    else:
+        rev = units["__rev"].to_numpy().copy()
+        rev[said["__row"].to_numpy()] = said["__rev"].to_numpy()
+        units = units.with_columns(pl.Series("__rev", rev))
+    kind = np.where(loose & still, LOOSE, SETTLED)
+    told = units.with_columns(pl.Series("__kind", kind, dtype=pl.Int8))
+    return told.select(logic.state_schema.keys()).sort("__h", maintain_order=True)

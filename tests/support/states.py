@@ -1,0 +1,40 @@
+"""Commits and drivers of one stage, for tests that look at one thing of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.stage import Stage
+from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageState
+
+_OF_SOURCE = SourceRecord.model_fields.keys()
+
+
+def commit_of(epoch: int, **given: Any) -> Commit:
+    """A commit of one stage and one shard; what a stage has of `given` is the stage's, and a source's clock, too."""
+    counters = given.pop("counters", {})
+    sources = {n: s if isinstance(s, dict) else s.model_dump() for n, s in given.pop("sources", {}).items()}
+    of_stage = {k: given.pop(k) for k in StageState.model_fields.keys() & given.keys()}
+    stage = {"name": "transform", "fingerprint": {}, "segments": ((),), "groups": (0,), "windows": (0,), **of_stage}
+    clocks = {n: {k: v for k, v in s.items() if k in ClockRecord.model_fields} for n, s in sources.items()}
+    positions = {n: {k: v for k, v in s.items() if k in _OF_SOURCE} for n, s in sources.items()}
+    stages = ({**stage, "clocks": clocks, "counters": counters},)
+    common = {"pipeline": "p", "epoch": epoch, "committed_us": 1, "shards": len(stage["segments"])}
+    return Commit.model_validate({**common, "stages": stages, "sources": positions, **given})
+
+
+def driver_of(
+    pipeline: Any, logic: Any, store: Any, target: Any, engine: Any, hooks: Hooks, letters: Any = None
+) -> Driver:
+    """A driver of a pipeline whose only stage has this logic."""
+    ((name, own),) = pipeline.alone.items()
+    stage = Stage(name, own, logic, store, engine, hooks.faults.in_worker)
+    return Driver(pipeline, [stage], store, target, hooks, letters)
+
+
+def with_stage(commit: Commit, number: int = 0, **changed: Any) -> Commit:
+    """A commit with something else in one of its stages."""
+    stages = list(commit.stages)
+    stages[number] = stages[number].model_copy(update=changed)
+    return commit.model_copy(update={"stages": tuple(stages)})

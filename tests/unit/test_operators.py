@@ -1,0 +1,197 @@
+"""Operators: frozen, picklable, registered in every room that asks for their kind; one that is not is an error, not a silent branch."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import FrozenInstanceError
+from functools import singledispatchmethod
+from inspect import signature
+from typing import Any
+
+import pytest
+
+import slackwater
+import slackwater as sw
+from slackwater.core.schema import Field
+from slackwater.errors import CapExceededError
+from slackwater.joins.logic import JoinLogic
+from slackwater.operators.base import Figures, Operator, ShardTask
+from slackwater.operators.compile import compile_join, compile_window
+from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.panes import Panes
+from slackwater.operators.sessions import Sessions
+from slackwater.operators.task import EmitReport, IngestReport, SideReport
+from slackwater.state.commit import SegmentMeta
+from slackwater.testing.kit import pipeline_for
+from slackwater.windows.logic import Logic
+
+FIELDS = {"u": Field("u", "string")}
+COUNT = [sw.Aggregation(agg="count", as_="n")]
+
+
+def window(kind: str, **more: Any) -> Any:
+    shape: dict[str, Any] = {"duration_ms": 10}
+    if kind == "session":
+        shape = {"gap_ms": 5, "max_session_duration_ms": 100}
+    if kind == "hopping":
+        shape |= {"hop_ms": 5}
+    given = {"group_by": ["u"], "aggregations": COUNT, "max_groups_per_window": 3, **shape, **more}
+    return compile_window(pipeline_for(sw.Window(kind=kind, **given), ["a"]), FIELDS)
+
+
+def join() -> IntervalJoin:
+    spec = sw.Join(
+        kind="left", left_source="a", right_source="b", left_keys=["u"], right_keys=["u"], time_window_ms=10
+    )  # fmt: skip
+    return compile_join(pipeline_for(spec, ["a", "b"]), (FIELDS, FIELDS))
+
+
+EVERY: dict[str, tuple[Callable[[], Operator], type]] = {
+    "tumbling": (lambda: window("tumbling"), Panes),
+    "hopping": (lambda: window("hopping"), Panes),
+    "session": (lambda: window("session"), Sessions),
+    "join": (join, IntervalJoin),
+}
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_an_operator_is_frozen_and_goes_to_workers(kind: str) -> None:
+    make, cls = EVERY[kind]
+    operator = make()
+    assert type(operator) is cls
+    with pytest.raises(FrozenInstanceError):
+        operator.pipeline = "another"  # type: ignore[misc]
+    _ = operator.output  # what is cached goes along, or is made again
+    sent = pickle.loads(pickle.dumps(operator))
+    assert sent == operator
+    assert [f.name for f in sent.output] == [f.name for f in operator.output]
+    task = ShardTask(operator, None, 0, watermark=1, since=0)  # type: ignore[arg-type]
+    assert pickle.loads(pickle.dumps(task)).operator == operator
+
+
+def test_what_tells_results_apart_and_what_a_row_that_goes_still_has() -> None:
+    assert (window("tumbling").identity, window("tumbling").retraction) == (("u", "window_start"),) * 2
+    assert window("session").retraction == ("u", "window_start", "session_id")
+    assert (join().identity, join().retraction) == (None, ())
+
+
+# -- in the commit -----------------------------------------------------------------------------------------------------
+
+
+def test_panes_count_groups_per_pane_while_some_window_needs_them() -> None:
+    operator, none = window("hopping"), Figures((0, 0), (0, 0))
+    reports = [
+        IngestReport(shard=0, segments=(), new_groups={0: 2}),
+        IngestReport(shard=1, segments=(), new_groups={0: 1, 5000: 4}),
+    ]
+    after = operator.ingested(none, reports)
+    assert (after.panes, operator.size(after)) == ({0: (2, 1), 5000: (0, 4)}, (7, 7))
+    assert none.panes == {}, "figures are values"
+    assert operator.emitted(after, [], 10_000).panes == {5000: (0, 4)}
+
+
+def test_sessions_count_keys_and_intervals_per_shard() -> None:
+    operator = window("session")
+    after = operator.ingested(Figures((1, 0), (1, 0)), [IngestReport(shard=1, segments=(), groups=2, windows=3)])
+    assert (after.groups, after.windows, operator.size(after)) == ((1, 2), (1, 3), (4, 3))
+    after = operator.emitted(after, [EmitReport(shard=0, segments=(), groups=-1, windows=-1)], 0)
+    assert (after.groups, after.windows) == ((0, 2), (0, 3))
+
+
+def test_a_join_counts_what_became_of_the_rows_of_each_side() -> None:
+    operator = join()
+    sides = (SideReport(buffered=2, late=1), SideReport(buffered=1))
+    after = operator.ingested(Figures((0,), (0,)), [IngestReport(shard=0, segments=(), sides=sides)])
+    after = operator.emitted(after, [EmitReport(shard=0, segments=(), unmatched=(2, 0))], 0)
+    assert {side: (n["buffered"], n["late"], n["unmatched"]) for side, n in after.sides.items()} == {
+        "left": (2, 1, 2),
+        "right": (1, 0, 0),
+    }
+    assert operator.size(after) == (0, 0)
+
+
+def meta(name: str, dead: int) -> SegmentMeta:
+    return SegmentMeta(file=name, rows=1, bytes=1, first_due=0, last_due=0, close=0, dead=dead)
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_segments_that_are_over_leave_without_uncovering_older_rows(kind: str) -> None:
+    metas = (meta("segments/a", 1), meta("segments/b", 9), meta("segments/c", 1), meta("", 1))
+    left = EVERY[kind][0]().living(metas, 5)
+    kept = [m.file for m in left]
+    assert kept == (["segments/b", ""] if kind == "join" else ["segments/b", "segments/c", ""])
+
+
+def test_a_bound_is_counted_exactly_where_windows_overlap() -> None:
+    operator, asked = window("hopping"), list[object]()
+    figures = Figures((0,), (0,), {0: (2,), 5000: (2,)})  # four in the window at 0, unless they are the same keys
+
+    def recount(question: Any) -> dict[int, int]:
+        asked.append(pickle.loads(pickle.dumps(question)))
+        return {0: 3}
+
+    operator.check_bounds(figures, -(1 << 62), recount)
+    assert len(asked) == 1
+    with pytest.raises(CapExceededError, match=r"holds 4 groups, max_groups_per_window is 3"):
+        operator.check_bounds(figures, -(1 << 62), lambda question: {0: 4})
+    with pytest.raises(CapExceededError, match=r"4 keys have open sessions, max_groups_per_window is 3"):
+        window("session").check_bounds(Figures((2, 2), (2, 2)), 0, recount)
+    window("session", on_state_cap="drop_new_groups").check_bounds(Figures((2, 2), (2, 2)), 0, recount)
+    assert window("session", on_state_cap="drop_new_groups").admits == 3
+    assert (window("session").admits, join().admits) == (None, None)
+    assert len(asked) == 1, "sessions are counted by the commit"
+
+
+# -- in the rooms ------------------------------------------------------------------------------------------------------
+
+
+def questions() -> Iterator[tuple[str, Any]]:
+    """Every question of a room that is answered by the class of an operator or logic."""
+    for found in pkgutil.walk_packages(slackwater.__path__, "slackwater."):
+        module = importlib.import_module(found.name)
+        for name, value in vars(module).items():
+            if getattr(value, "__module__", None) != found.name:
+                continue
+            if hasattr(value, "registry"):
+                yield f"{found.name}.{name}", value
+            for inner, method in vars(value).items() if isinstance(value, type) else ():
+                if isinstance(method, singledispatchmethod):
+                    yield f"{found.name}.{name}.{inner}", method.dispatcher
+
+
+class Strange:
+    """An operator that nobody knows."""
+
+    pipeline = "p"
+
+
+def test_every_room_answers_for_every_operator_or_refuses_it_by_name() -> None:
+    """Where joins have no answer, the question is about windows alone, and no join gets there."""
+    known: dict[str, set[str]] = {}
+    for name, question in questions():
+        bare = question.dispatch(object)
+        answered = {cls.__name__ for cls in (Panes, Sessions, IntervalJoin) if question.dispatch(cls) is not bare}
+        known[name] = answered
+        assert answered in ({"Panes", "Sessions", "IntervalJoin"}, {"Panes", "Sessions"}, {"IntervalJoin"}), name
+        assert question.dispatch(Strange) is bare, name
+    assert len(known) > 30
+    for room in ("evolution", "maintenance", "query", "replay", "runner", "spark", "state", "testing", "ui", "windows"):
+        if room != "runner":
+            assert any(name.startswith(f"slackwater.{room}.") for name in known), room
+
+
+def test_an_operator_that_a_room_does_not_know_is_an_error() -> None:
+    for name, question in questions():
+        bare = question.dispatch(object)
+        room = ".".join(name.split(".")[:3])
+        with pytest.raises(TypeError, match=rf"{room}\S* is not registered for Strange"):
+            bare(*([Strange()] * len(signature(bare).parameters)))
+
+
+def test_an_operator_is_the_logic_that_stores_know() -> None:
+    assert issubclass(Panes, Logic)
+    assert issubclass(Sessions, Logic)
+    assert issubclass(IntervalJoin, JoinLogic)
