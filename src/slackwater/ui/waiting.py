@@ -20,6 +20,7 @@ from typing import Any
 from slackwater.config.connection import KafkaConnection
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
+from slackwater.core.words import plural
 from slackwater.errors import SlackwaterError
 from slackwater.sources.files import local_name, located, recall
 from slackwater.sources.kafka import Broker
@@ -143,7 +144,7 @@ def _answer(source: Source, known: _Known, snapshot: Snapshot) -> Waits:
         return Waits(source.name, "", None, None, known.problem)
     done = int(offsets.get("count", 0))
     if known.found is None or done > MOST:
-        return Waits(source.name, "files", None, None, f"more than {MOST:,} files, which are not compared")
+        return Waits(source.name, "files", None, None, f"more than {plural(MOST, 'file')}, which are not compared")
     names = {local_name(e.path) for e in recall(snapshot, offsets)}  # type: ignore[arg-type]
     count = sum(1 for name in known.found if str(Path(name)) not in names)
     return Waits(source.name, "files", count, round(rows / done * count) if done else (0 if not count else None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
+from slackwater.core.words import plural
 from slackwater.ui.axis import Axis
 from slackwater.ui.blocks.joined import Buffer, Joined
 from slackwater.ui.svg import WIDTH, el, line, picture, rect, text, time_axis, title
@@ -48,7 +49,7 @@ def _lane(side: Buffer, across: Axis, y: float, most: int) -> list[Markup]:
         x1, x2 = across.at(age.from_us), across.at(age.to_us)
         width = max(x2 - x1 - (1 if x2 - x1 > 4 else 0), 2)
         found = "" if age.matched is None else f", {number(age.matched)} of them with a partner"
-        about = title(f"{side.side}: {number(age.rows)} rows of {moment(age.from_us)} to {moment(age.to_us)}{found}")
+        about = title(f"{side.side}: {plural(age.rows, 'row')} of {moment(age.from_us)} to {moment(age.to_us)}{found}")
         top = min(up.at(age.rows), base - 2)
         parts.append(rect(x1, top, width, base - top, "bar" if age.matched is None else "bar alone", about))
         if age.matched:

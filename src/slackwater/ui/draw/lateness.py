@@ -5,9 +5,10 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from slackwater.core.lateness import Lateness
+from slackwater.core.words import plural
 from slackwater.ui.axis import Axis
 from slackwater.ui.svg import WIDTH, count_axis, picture, rect, text, title
-from slackwater.ui.words import brief, number, span
+from slackwater.ui.words import brief, span
 
 LEFT, RIGHT, TOP, BOTTOM = 70, WIDTH - 14, 12, 120
 
@@ -25,7 +26,7 @@ def steps(block: Lateness) -> Markup:
     for n, (chance, count) in enumerate(zip(block.chances, counts, strict=True)):
         x, top = LEFT + slot * (n + 0.5), up.at(count)
         kind = "part late" if block.advice is None or chance.more_us > block.advice.more_us else "part used"
-        about = title(f"{number(count)} late rows that {span(chance.more_us)} more would have kept")
+        about = title(f"{plural(count, 'late row')} that {span(chance.more_us)} more would have kept")
         drawn.append(rect(x - width / 2, top, width, max(BOTTOM - top, 1 if count else 0), kind, about))
         drawn.append(text(x, BOTTOM + 18, span(chance.more_us), "tick", "middle"))
     return picture("Late rows by how much more lateness would have kept them", BOTTOM + 28, *drawn)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
+from slackwater.core.words import plural
 from slackwater.ui.axis import Axis, step
 from slackwater.ui.blocks.pace import PHASES, Pace
 from slackwater.ui.svg import WIDTH, count_axis, picture, rect, text, title
-from slackwater.ui.words import number, span
+from slackwater.ui.words import span
 
 LEFT, RIGHT, TOP, BOTTOM = 70, WIDTH - 14, 12, 170
 
@@ -30,7 +31,7 @@ def laps(block: Pace) -> Markup:
             us = lap.phases.get(phase, 0)
             if us:
                 low, high = up.at(at), up.at(at + us)
-                about = title(f"epoch {lap.epoch}, {number(lap.rows)} rows: {span(us)} {phase}")
+                about = title(f"epoch {lap.epoch}, {plural(lap.rows or 0, 'row')}: {span(us)} {phase}")
                 drawn.append(rect(x - width / 2, high, width, max(low - high, 0.6), f"phase {phase}", about))
                 at += us
     return picture("Time of each kept epoch by its phases", BOTTOM + 28, *drawn)
