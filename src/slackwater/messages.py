@@ -82,6 +82,7 @@ FAMILIES: Sequence[Family] = (
         "Run the pipeline once; or name the place that `[state_store]` names, and the pipeline (`--pipeline`) where several share it.",
         (
             "there is no state yet",
+            "has no commit yet",
             "no pipeline has its state there",
             "no such state directory",
             "has no state there",

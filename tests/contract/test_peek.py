@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.laws import joined_stories
 from tests.support import why as states
 from tests.support.stores import LOGIC, Make, go_on, running, users
 
@@ -22,6 +23,7 @@ from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import OUTLINE, Snapshot
 from slackwater.testing.kit import Rows, run_local
+from slackwater.ui.blocks.joined import joined
 
 
 @pytest.fixture(params=["files", "postgres"])
@@ -235,3 +237,22 @@ def test_an_outline_is_what_a_scan_sees_without_keys_and_values(make: Make) -> N
             assert sorted(found.rows()) == sorted(whole.select(OUTLINE).rows())
             assert found.height == len(there)
     store.close()
+
+
+@pytest.mark.parametrize("kind", ["inner", "full"])
+def test_a_join_shows_the_same_of_both_stores(postgres: Any, tmp_path: Path, kind: str) -> None:
+    """Also in the database, where a row without a partner says so in a column, and after what it held is removed from files."""
+    script = joined_stories.story(11)
+    url = postgres.database(f"join_{kind}")
+    found = []
+    for make in (lambda: FilesStore(tmp_path, "law"), lambda: PostgresStore(url, "public", "law")):
+        joined_stories.run(kind, script, store=make)
+        store = make()
+        with store.peek() as snapshot:
+            assert snapshot is not None
+            for file in (tmp_path / "law" / "segments").glob("*"):
+                file.unlink()
+            found.append(joined(snapshot, joined_stories.SOURCES))
+        store.close()
+    assert found[0] is not None and found[0].sides[0].rows > 0
+    assert found[0] == found[1]

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import websocket
 from tests.support.needs import needed
-from tests.support.ui_states import config, drawn, ran, watched
+from tests.support.ui_states import config, drawn, joined_and_counted, ran, watched
 
+from slackwater.cli.ui import watched_at
 from slackwater.testing.kit import Rows
 from slackwater.ui.server import UiServer, serve
 
@@ -155,7 +156,12 @@ def test_a_person_looks_clicks_and_follows(browser: Browser, page: tuple[UiServe
     browser.open(home + "/")
     assert "law" in browser.value("document.title")
     assert browser.value("document.querySelector('#top .sentence').classList.contains('good')")
-    assert browser.value("document.querySelectorAll('svg.plot').length") >= 6
+    assert browser.value("document.querySelectorAll('svg.plot').length") >= 8
+    # what it takes, what waits, and what more lateness would have kept
+    assert browser.value("document.querySelectorAll('#pace svg .phase').length") >= 4
+    assert "more of lateness_ms on each source you would have kept at least" in browser.value(
+        "document.querySelector('#rows .advice').textContent"
+    )
     # nothing is empty, overlong or beside the page
     assert browser.value("[...document.querySelectorAll('svg.plot')].every(s => s.getBoundingClientRect().height > 8)")
     assert browser.value("document.documentElement.scrollWidth <= innerWidth")
@@ -193,6 +199,38 @@ def test_a_person_looks_clicks_and_follows(browser: Browser, page: tuple[UiServe
     foreign = [url for url in browser.requests() if not url.startswith((home, "about:", "data:"))]
     assert foreign == []
     assert any(url.endswith("/static/htmx.min.js") for url in browser.requests())
+
+
+def test_the_slider_goes_to_a_kept_commit_and_back(browser: Browser, page: tuple[UiServer, Path]) -> None:
+    running, _ = page
+    home = f"http://127.0.0.1:{running.port}"
+    browser.open(home + "/")
+    latest = browser.value("document.querySelector('#top dd').textContent")
+    browser.value("document.getElementById('epochs').focus(); 1")
+    browser.press("ArrowLeft", 37)
+    browser.arrives("/epoch/")
+    until(lambda: browser.value("document.querySelector('#top dd')?.textContent") not in (None, latest))
+    assert "stays at this commit" in browser.value("document.querySelector('.link dd').textContent")
+    browser.click(".epochs a:last-child")
+    until(lambda: browser.value("document.querySelector('#top dd')?.textContent") == latest)
+    assert browser.complaints() == []
+
+
+def test_a_join_shows_what_waits_and_its_stages_lead_there(browser: Browser, tmp_path: Path) -> None:
+    home = tmp_path / "join"
+    joined_and_counted(home)
+    running = serve(watched_at(str(home)), 0)
+    try:
+        browser.open(f"http://127.0.0.1:{running.port}/")
+        assert browser.value("document.querySelectorAll('#joins svg .bar').length") >= 2
+        assert browser.value("document.querySelectorAll('#joins svg .cap').length") == 2
+        browser.click('a[href="#joins-title"]')
+        browser.arrives("#joins-title")
+        assert browser.value("document.getElementById('joins-title').getBoundingClientRect().top") < 800
+        assert browser.value("document.documentElement.scrollWidth <= innerWidth")
+        assert browser.complaints() == []
+    finally:
+        running.stop()
 
 
 def test_a_hostile_key_runs_nothing(browser: Browser, page: tuple[UiServer, Path], tmp_path: Path) -> None:

@@ -178,6 +178,7 @@ def test_late_rows_become_letters_of_their_source(runner: Runner) -> None:
     counters = runner.statuses[-1].counters
     letters = runner.output("letters")
     assert letters.height == counters.rows_late == counters.letters["late"] > 20
+    assert sum(counters.lateness["late"].values()) == counters.rows_late
     assert set(letters["source"]) == {"orders", "payments"}
     assert set(letters["reason"]) == {"late"}
     assert b'"order_id"' in b"".join(letters.filter(letters["source"] == "orders")["value"].to_list())

@@ -228,6 +228,9 @@ def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -
     assert set(letters) == set(expected)
     assert counters.letters == {"late": len(expected)}
     assert counters.letters["late"] == counters.rows_late + counters.rows_partly_late
+    assert sum(counters.lateness["late"].values()) == counters.rows_late
+    assert counters.lateness["rows"] == counters.rows_used + counters.rows_late
+    assert min(counters.spent_us[p] for p in ("read", "ingest", "commit")) > 0
     assert counters.rows_sql == counters.rows_used + counters.rows_late == len(FIRST) + len(SECOND)
     for at, letter in letters.items():
         n = SECOND.index(at)

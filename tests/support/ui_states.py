@@ -9,6 +9,8 @@ from typing import Any
 
 from slackwater.cli.why import lines
 from slackwater.config import toml
+from slackwater.config.join import Join
+from slackwater.config.window import Aggregation, Window
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.kit import LocalResult, Quiet, Rows, run_local
 from slackwater.ui.seen import Watched
@@ -102,3 +104,40 @@ def drawn(seed: int, epochs: int = 11, rows: int = 40, users: int = 30) -> list[
         if dice.random() < 0.3:
             script.append(Quiet(dice.choice([1000, 50_000, 130_000])))
     return script
+
+
+def joined_and_counted(home: Path, seed: int = 1, epochs: int = 12, kind: str = "inner") -> None:
+    """A join of orders and payments by user, and behind an inner one a count per minute; its state lies in `home`."""
+    dice, at, script = random.Random(seed), DAY + 9 * 3600 * S, list[Any]()
+    for _ in range(epochs):
+        at += dice.choice([10 * S, 30 * S])
+        rows = {
+            side: [
+                {
+                    "ts": at - dice.choice([0, 5 * S, 20 * S, 50 * S]) - dice.randrange(S),
+                    "user": f"u{dice.randrange(9) ** 2 // 9}",
+                }
+                for _ in range(dice.randrange(10, 60))
+            ]
+            for side in ("orders", "payments")
+        }
+        script.append(Rows(rows, took_ms=dice.randrange(20_000)))
+    join = Join(
+        kind=kind,
+        left_source="orders",
+        right_source="payments",
+        left_keys=["user"],
+        right_keys=["user"],
+        time_window_ms="2m",
+        event_time_column="ts",
+        lateness_ms="30s",
+    )
+    after = Window(
+        kind="tumbling",
+        duration_ms=60_000,
+        max_groups_per_window=999,
+        group_by=["left_user"],
+        aggregations=[Aggregation(agg="count", as_="n")],
+    )
+    more: dict[str, Any] = {"then": after} if kind == "inner" else {}
+    run_local(join, script, TYPES, ("orders", "payments"), flush=False, state_dir=str(home), clock_us=CLOCK, **more)

@@ -94,7 +94,7 @@ def test_counters_continue_after_a_restart() -> None:
     name = 'slackwater_streaming_rows_in_total{pipeline="clicks"}'
     assert (before[name], after[name]) == (1000, 1100)
     totals = [s for s in before if s.split("{")[0].endswith("_total") and "state_groups" not in s]
-    assert len(totals) == 17
+    assert len(totals) == 17 + 22  # the latter by how much lateness late rows missed
     assert all(after[s] >= before[s] for s in totals)
 
 
@@ -159,3 +159,13 @@ def test_stop_frees_the_port() -> None:
     server.stop()
     with socket.socket() as probe, pytest.raises(ConnectionRefusedError):
         probe.connect(("127.0.0.1", server.port))
+
+
+def test_late_rows_are_counted_by_what_would_have_kept_them() -> None:
+    counters = replace(COUNTERS, lateness={"rows": 975, "late": {"0": 3, "3": 17, "never": 5}, "of_us": {"web": 0}})
+    found = shown(replace(STATUS, counters=counters))
+    name = "slackwater_streaming_late_by_rows_total"
+    series = {
+        edge: found[f'{name}{{le="{edge}",pipeline="clicks"}}'] for edge in ("0.125", "0.5", "1.0", "131072.0", "+Inf")
+    }
+    assert series == {"0.125": 3, "0.5": 3, "1.0": 20, "131072.0": 20, "+Inf": 25}

@@ -113,8 +113,8 @@ path = "{home}/state"
 """
 
 
-def run_demo(keep: Path | None, rows: int) -> None:
-    """Generate, run, show. A signal ends it after the epoch in progress, with exit code 130."""
+def run_demo(keep: Path | None, rows: int, ui_port: int | None = None) -> None:
+    """Generate, run, show; and serve the page if a port is given. A signal ends it after the epoch in progress, with exit code 130."""
     console = Console()
     began = time.monotonic()
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
@@ -141,6 +141,7 @@ def run_demo(keep: Path | None, rows: int) -> None:
     console.print(
         f"\nDone in {time.monotonic() - began:.0f} s. Try next:\n"
         f"  {call} show {home}/sessions.toml\n"
+        f"  {call} ui {home}/sessions.toml {home}/counts.toml\n"
         f"  {call} explain {home}/sessions.toml\n"
         f"  {call} run {home}/sessions.toml --metrics-port 9187\n"
         f"      (runs on: add files to {home}/web, stop with Ctrl-C)\n"
@@ -149,6 +150,11 @@ def run_demo(keep: Path | None, rows: int) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if ui_port is not None:
+        from slackwater.cli.ui import show_ui
+        from slackwater.web.server import LOOPBACK
+
+        show_ui([f"{home}/sessions.toml", f"{home}/counts.toml"], LOOPBACK, ui_port, (), None, None)
 
 
 def _run(console: Console, file: Path, stop: threading.Event) -> Status | None:

@@ -191,6 +191,10 @@ def run(
     openlineage: Annotated[
         bool, typer.Option("--openlineage", help="Send run events of OpenLineage, to OPENLINEAGE_URL.")
     ] = False,
+    ui: Annotated[
+        bool, typer.Option("--ui", help="Serve its page on loopback beside it, and print the address.")
+    ] = False,
+    ui_port: Annotated[int, typer.Option(min=0, max=65535, help="Of --ui; 0: a free port.")] = 8086,
 ) -> None:
     """Run a pipeline until it is stopped (Ctrl-C), or until its input ends (--available-now)."""
     from slackwater.cli.runner import run_file
@@ -209,6 +213,7 @@ def run(
         allow_host or [],
         otel=otel,
         openlineage=openlineage,
+        ui_port=ui_port if ui else None,
     )
 
 
@@ -345,7 +350,13 @@ def serve(
 
 @app.command()
 def ui(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="The pipelines as TOML.")],
+    places: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE…", help="The pipelines as TOML; or a state directory, or postgresql://…: all there."
+        ),
+    ],
+    schema: Schema = "public",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free port.")] = 8086,
     host: Annotated[
         str, typer.Option(help="Address to bind to; another one than this machine's own needs --token.")
@@ -362,7 +373,7 @@ def ui(
     """A page about pipelines, running or not: who holds the watermark, what closes next, where every row went."""
     from slackwater.cli.ui import show_ui
 
-    show_ui(files, host, port, allow_host or [], token, save)
+    show_ui(places, host, port, allow_host or [], token, save, schema)
 
 
 @app.command()
@@ -413,11 +424,15 @@ def backfill(
 def demo(
     keep: Annotated[Path | None, typer.Option(help="Keep the demo's files in this new directory.")] = None,
     rows: Annotated[int, typer.Option(min=1000, help="How many clicks to generate.")] = 60_000,
+    ui: Annotated[
+        bool, typer.Option("--ui", help="Serve the page of both pipelines at the end, until Ctrl-C.")
+    ] = False,
+    ui_port: Annotated[int, typer.Option(min=0, max=65535, help="Of --ui; 0: a free port.")] = 8086,
 ) -> None:
     """Sessions and five-minute counts over a generated click stream, in under a minute."""
     from slackwater.cli.demo import run_demo
 
-    run_demo(keep, rows)
+    run_demo(keep, rows, ui_port if ui else None)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slackwater.cli import view as views
 from slackwater.cli.text import summary
@@ -21,6 +21,9 @@ from slackwater.errors import ConfigError
 from slackwater.explain import target_text
 from slackwater.runner import starting_offsets
 from slackwater.spark import session
+
+if TYPE_CHECKING:
+    from slackwater.ui.server import UiServer
 
 
 def run_file(
@@ -37,6 +40,7 @@ def run_file(
     names: Sequence[str] = (),
     otel: bool = False,
     openlineage: bool = False,
+    ui_port: int | None = None,
 ) -> None:
     """Load, check and run; print a summary on standard output. Raises SlackwaterError."""
     check_run_flags(available_now, flush)
@@ -49,8 +53,10 @@ def run_file(
     former = "aside" if put_aside_output else "keep" if keep_output else None
     pipeline = toml.load(file)
     view = views.choose(status_every)
+    page = None
     try:
         over = starting_offsets.parse(begin) if rebuild else None
+        page = None if ui_port is None else _page(pipeline, file, ui_port, view)
         status = run_pipeline(
             pipeline,
             view,
@@ -65,7 +71,20 @@ def run_file(
         )
     finally:
         view.close()
+        if page is not None:
+            page.stop()
     print(summary(status, pipeline.name, target_text(pipeline)))
+
+
+def _page(pipeline: Pipeline, file: Path, port: int, view: views.View) -> UiServer:
+    """The page of a pipeline, beside its run. Raises StartError for a state in memory, or a port that is taken."""
+    from slackwater.cli.ui import address, watched_at
+    from slackwater.ui.server import serve
+    from slackwater.web.server import LOOPBACK
+
+    server = serve(watched_at(str(file)), port)
+    view.notice("info", f"the page of {pipeline.name}: {address(LOOPBACK, server.port)}")
+    return server
 
 
 def _senders(view: views.View, otel: bool, openlineage: bool) -> list[Observer]:

@@ -12,23 +12,30 @@ from pathlib import Path
 from slackwater.cli.why import lines
 from slackwater.config import toml
 from slackwater.errors import StartError
-from slackwater.query.where import store_at
+from slackwater.query.described import pipeline_in
+from slackwater.query.where import names_at, store_at
+from slackwater.secrets import masked
 from slackwater.ui.seen import Watched, look_at
 
 
 def show_ui(
-    files: Sequence[Path], host: str, port: int, names: Sequence[str], token: str | None, save: Path | None
+    places: Sequence[str],
+    host: str,
+    port: int,
+    names: Sequence[str],
+    token: str | None,
+    save: Path | None,
+    schema: str = "public",
 ) -> None:
-    """Serve until SIGINT or SIGTERM, or save a file. Raises SlackwaterError."""
+    """Serve until SIGINT or SIGTERM, or save a file. `places`: configs, state directories, databases. Raises SlackwaterError."""
     from slackwater.ui.server import serve
 
     with ExitStack() as stack:
         watched = []
-        for file in files:
-            pipeline = toml.load(file)
-            store = store_at(pipeline)
-            stack.callback(store.close)
-            watched.append(Watched(pipeline, str(file), store, lines))
+        for place in places:
+            for one in watched_at(place, schema):
+                stack.callback(one.store.close)
+                watched.append(one)
         if save is not None:
             save_page(watched, save)
             return
@@ -36,11 +43,36 @@ def show_ui(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
         server = serve(watched, port, host, names, token)
-        shown = f"[{host}]" if ":" in host else host
         once = "; open it once with ?token=… behind it" if token else ""
-        print(f"http://{shown}:{server.port}/ (Ctrl-C to stop{once})", flush=True)
+        print(f"{address(host, server.port)} (Ctrl-C to stop{once})", flush=True)
         stop.wait()
         server.stop()
+
+
+def address(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+def watched_at(place: str, schema: str = "public") -> list[Watched]:
+    """The pipeline of a config, or all that have their state in a directory or database. Raises SlackwaterError."""
+    if Path(place).suffix == ".toml" and not Path(place).is_dir():
+        pipeline = toml.load(place)
+        return [Watched(pipeline, place, store_at(pipeline), lines)]
+    names = names_at(place, schema)
+    if not names:
+        raise StartError(f"{masked(place)}: no pipeline has its state there")
+    return [described_at(place, name, schema) for name in names]
+
+
+def described_at(place: str, name: str, schema: str) -> Watched:
+    """A pipeline without its config: its state says what it is. Raises StateError where it does not."""
+    store = store_at(place, name, schema)
+    with store.peek() as snapshot:
+        if snapshot is None:
+            raise StartError(
+                f"{masked(place)}: {name} has no commit yet; it begins with the first epoch of: slackwater run"
+            )
+        return Watched(pipeline_in(snapshot.commit), "FILE", store, lines, is_described=True)
 
 
 def save_page(watched: Sequence[Watched], to: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from slackwater.cli.text import ago, plural, table
 from slackwater.config import toml
+from slackwater.core.lateness import said
 from slackwater.core.time import iso
 from slackwater.errors import StartError
 from slackwater.query.why import Clock, Need, OfKey, Open, Why, why
@@ -63,6 +64,8 @@ def lines(w: Why, file: str) -> Iterator[str]:
     )
     for source, told in w.changed_files.items():
         yield changed_text(source, list(told["last"]), int(told["count"]))
+    if (advice := said(w.lateness)) is not None:
+        yield advice
     yield ""
     yield from _waiting(w, file) if w.kind == "join" else _following(w)
     if w.key is not None:

@@ -37,6 +37,7 @@ from slackwater.watermark import SourceClock, listen
 log = logging.getLogger("slackwater")
 
 GARBAGE_EVERY = 16  # epochs
+PHASES = ("read", "ingest", "emit", "commit", "write", "note")  # of an epoch that are told of
 
 
 class Driver:
@@ -61,6 +62,7 @@ class Driver:
         # not checkpointed: quiet times of ticks that were not worth a commit
         self._clocks: dict[str, dict[str, SourceClock]] = {}
         self._uncommitted_us = 0
+        self._behind: dict[str, float] = {}  # seconds per phase of the latest epoch that its commit cannot tell of
         # checkpointed
         self.state: Commit
 
@@ -224,11 +226,14 @@ class Driver:
         """Commit, publish, tell."""
         if commit.staged:
             commit = commit.model_copy(update={"destination": self.publishing.destination()})
+        commit = fold.timed(commit, {p: self._behind.get(p, 0) + timer.seconds.get(p, 0) for p in PHASES})
+        before = set(timer.seconds)
         with timer.phase("commit"):
             self._commit(commit)
         commit = self.state
         self._load_clocks()
         self.publishing.after(commit, timer)
+        self._behind = {p: s for p, s in timer.seconds.items() if p not in before}
         if commit.epoch % GARBAGE_EVERY == 0:
             self.store.collect_garbage()
         ends = [r.last_end_us for r in reports if r.last_end_us is not None]

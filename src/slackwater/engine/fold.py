@@ -9,6 +9,7 @@ from typing import Any
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.step import allowed_ms
+from slackwater.core.lateness import folded
 from slackwater.core.time import iso
 from slackwater.engine.protocol import IngestOutcome, SourceStats
 from slackwater.engine.status import Buffered, Counters, SourceStatus, Status
@@ -65,11 +66,15 @@ def _added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     return total
 
 
+def waits_us(pipeline: Pipeline) -> int:
+    """What is to be final when it is emitted waits for its late rows: the watermark does."""
+    window = pipeline.transform.window
+    return 1000 * allowed_ms(window) if window and window.emit == "final" else 0
+
+
 def clocks(pipeline: Pipeline, state: StageState) -> dict[str, SourceClock]:
     """The inputs of a stage with their clocks as committed; `pipeline` describes this stage alone."""
-    step, window = pipeline.transform.step, pipeline.transform.window
-    # what is to be final when it is emitted waits for its late rows: the watermark does
-    waits = 1000 * allowed_ms(window) if window and window.emit == "final" else 0
+    step, waits = pipeline.transform.step, waits_us(pipeline)
     return {
         s.name: state.clocks.get(s.name, ClockRecord()).clock(
             waits + 1000 * (step.lateness_ms if s.lateness_ms is None else s.lateness_ms),
@@ -110,6 +115,12 @@ def ingested(
     for stats in outcome.sources.values():
         totals.update(rows_in=stats.rows, rows_bad=stats.bad)
     totals.update(rows_bad=sum(u.rows for u in outcome.unfit))
+    known = {"lateness": before.counters["lateness"]} if "lateness" in before.counters else {}
+    if outcome.reports and batch.replayed is None:
+        judged = sum(r.used + r.late + r.refused for r in outcome.reports)
+        of_us = {name: c.lateness_us for name, c in clocks.items()}
+        found = [r.late_by for r in outcome.reports]
+        known = {"lateness": folded(known.get("lateness", {}), judged, found, of_us)}
     reasons: Counter[str] = Counter(before.counters.get("emitted", {}))
     for r in outcome.reports:
         reasons.update(r.reasons)
@@ -130,6 +141,7 @@ def ingested(
             "waiting": before.waiting or any(r.used for r in outcome.reports),
             "counters": {
                 **totals,
+                **known,
                 "late": {k: v for k, v in late.items() if v},
                 "emitted": dict(reasons),
                 "letters": dict(letters),
@@ -151,6 +163,13 @@ def following(before: Commit, **changed: Any) -> Commit:
     """The next epoch's commit: the same state, nothing that waits to be published, but for what is `changed`."""
     nothing: dict[str, Any] = {"epoch": before.epoch + 1, "output": (), "letters": (), "emitted": 0}
     return before.model_copy(update={**nothing, **changed})
+
+
+def timed(commit: Commit, seconds: Mapping[str, float]) -> Commit:
+    """With the time that epochs spent in their phases added up; of the latest one in those that it has behind it."""
+    spent: Counter[str] = Counter(commit.counters.get("spent_us", {}))
+    spent.update({phase: round(1e6 * s) for phase, s in seconds.items()})
+    return commit.model_copy(update={"counters": {**commit.counters, "spent_us": dict(spent)}})
 
 
 def read_on(before: Commit, batch: Batch) -> dict[str, SourceRecord]:

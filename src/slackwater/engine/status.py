@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Counters:
     emitted: Mapping[str, int] = field(default_factory=dict)
     letters: Mapping[str, int] = field(default_factory=dict)
     sides: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # joins: see below
+    lateness: Mapping[str, Any] = field(default_factory=dict)  # how late the late rows are, see `core.lateness`
+    spent_us: Mapping[str, int] = field(default_factory=dict, compare=False)  # by phase of an epoch, see `fold.timed`
 
     @property
     def rows_late(self) -> int:

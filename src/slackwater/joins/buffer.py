@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from slackwater.core.arrays import Int64s
 from slackwater.joins.match import Run
 
+OUTLINE = {"__kh": pl.Int64(), "__ts": pl.Int64(), "__matched": pl.Boolean()}
 NONE: Int64s = np.empty(0, dtype=np.int64)
 
 
@@ -69,6 +70,10 @@ class Buffers(Protocol):
         """Every row of a side that is not expired, `__matched` up to date."""
         ...
 
+    def outline(self, which: int, watermark: int) -> pl.DataFrame:
+        """The same rows, and of their columns `__kh`, `__ts` and `__matched` alone."""
+        ...
+
 
 class NoBuffers:
     """Nothing is buffered: all rows there will ever be are at hand."""
@@ -93,6 +98,9 @@ class NoBuffers:
 
     def scan(self, which: int, watermark: int) -> pl.DataFrame:
         return places()
+
+    def outline(self, which: int, watermark: int) -> pl.DataFrame:
+        return pl.DataFrame(schema=OUTLINE)
 
 
 Changes = Mapping[int, Change]

@@ -16,6 +16,7 @@ from slackwater.joins.logic import MATCH, UNMATCHED, JoinLogic
 from slackwater.joins.slots import Slots
 from slackwater.operators.base import SIDES, Figures, Recount, ShardTask, is_over, with_idle
 from slackwater.operators.dead_letters import LATE, ORIGIN, late_letters
+from slackwater.operators.lateness import late_by
 from slackwater.operators.task import EmitReport, IngestReport, SideReport, StagedLetters, plain
 from slackwater.state.commit import OutputMeta, SegmentMeta
 
@@ -113,6 +114,7 @@ class IntervalJoin(JoinLogic):
             used=rows.height - late - missing,
             late=late,
             late_idle=sum(t.late_idle for t in tallies),
+            late_by=sum((Counter(late_by(self, found, task.watermark)) for found in done.late.values()), Counter()),
             late_sample=self._sample(done.late),
             outputs=outputs,
             reasons={k: n for k, n in reasons.items() if n},

@@ -47,6 +47,7 @@ class IngestReport(Record):
     late: int = 0
     late_idle: int = 0
     late_windows: int = 0
+    late_by: Mapping[str, int] = Field(default_factory=dict)  # late rows by step, see `core.lateness`
     partly_late: int = 0  # late for some of their windows, not for all
     refused: int = 0
     groups: int = 0

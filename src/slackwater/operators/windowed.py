@@ -16,6 +16,7 @@ from typing import Any
 import polars as pl
 
 from slackwater.operators.base import Figures, Recount, ShardTask, is_over
+from slackwater.operators.lateness import late_by
 from slackwater.operators.task import EmitReport, IngestReport, Overflows, plain
 from slackwater.state.commit import OutputMeta, SegmentMeta
 from slackwater.windows.logic import Emitted, Ingested, Logic
@@ -101,6 +102,7 @@ class Windowed(Logic):
             "late": counts.late,
             "late_idle": counts.late_idle,
             "late_windows": counts.late_windows,
+            "late_by": late_by(self, done.late, task.watermark),
             "refused": counts.refused,
             "groups": counts.groups,
             "windows": counts.windows,

@@ -15,6 +15,7 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.dispatch import unregistered
+from slackwater.core.lateness import NOTHING, Lateness, lateness
 from slackwater.core.notebook import Shown
 from slackwater.engine import fold
 from slackwater.errors import StartError, StateError
@@ -128,6 +129,7 @@ class Why(Shown):
     sides: tuple[Side, ...] = ()
     then_us: int | None = None
     changed_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # per source: how many, the last ones
+    lateness: Lateness = NOTHING  # of the rows of the first stage
 
 
 def why(pipeline: Pipeline, store: StateStore, now_us: int, key: inspect.Texts = ()) -> Why:
@@ -205,6 +207,7 @@ class _Look:
                 for n, s in m.sources.items()
                 if s.offsets and isinstance(s.offsets.get("segments"), list) and "changed" in s.offsets
             },
+            lateness=lateness(fold.counters(m).lateness, fold.waits_us(self.pipeline)),
         )
 
     # -- what is open --------------------------------------------------------------------------------------------

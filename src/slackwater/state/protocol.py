@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import polars as pl
 
 from slackwater.errors import StateError
-from slackwater.joins.buffer import Buffers, Changes
+from slackwater.joins.buffer import Buffers, Changes, NoBuffers
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
 from slackwater.windows.logic import Int64s, Logic, Visit
@@ -65,6 +65,11 @@ class Snapshot:
     published: int
     rows_of: Callable[[int, Logic, int], Units]
     read_list: Callable[[str], list[str]] = lambda name: []
+    buffers_of: Callable[[int, JoinLogic, int], Buffers] = lambda shard, logic, stage: NoBuffers()
+
+    def buffers(self, shard: int, logic: JoinLogic, stage: int = 0) -> Buffers:
+        """The rows that one shard of a join has buffered."""
+        return self.buffers_of(shard, logic, stage)
 
     def reader(self, shard: int, logic: Logic, stage: int = 0) -> Units:
         """The rows of one shard of a stage."""

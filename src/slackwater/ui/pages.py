@@ -14,20 +14,24 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from slackwater.core.lateness import percent
 from slackwater.ui.blocks.closing import Window
 from slackwater.ui.blocks.key import OneKey
-from slackwater.ui.draw import account, closing, growth, key, watermark
+from slackwater.ui.draw import account, closing, growth, joined, key, lateness, pace, stages, watermark
 from slackwater.ui.seen import Seen
-from slackwater.ui.words import about, brief, listed, moment, number, size, span
+from slackwater.ui.words import about, brief, listed, moment, number, rate, size, span
 
-BLOCKS = ("top", "watermark", "rows", "closing", "size")
+BLOCKS = ("top", "watermark", "rows", "closing", "size", "pace", "joins")
+PHASES = {"read": "read", "ingest": "step", "emit": "emit", "commit": "commit", "write": "publish", "note": "note it"}
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a page is: `base` before its addresses, None in a file; the names of all pipelines, if there are several."""
+    """Where a page is: `base` before its addresses, None in a file; the kept commit that it stays at, None for the latest; the
+    names of all pipelines, if there are several."""
 
     base: str | None
+    epoch: int | None = None
     others: tuple[tuple[str, str], ...] = ()
 
 
@@ -45,6 +49,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     env.filters.update(moment=moment, about=about, span=span, size=size, number=number, brief=brief, listed=listed)
+    env.filters.update(percent=percent, rate=rate)
     env.globals.update(
         draw_lanes=watermark.lanes,
         draw_behind=watermark.behind,
@@ -55,6 +60,11 @@ def _templates() -> Environment:
         draw_key=key.timeline,
         draw_bytes=growth.weight,
         draw_rows=growth.rows,
+        draw_lateness=lateness.steps,
+        draw_laps=pace.laps,
+        draw_stages=stages.boxes,
+        draw_ages=joined.ages,
+        said_phases=PHASES,
         key_query=key_query,
     )
     return env
@@ -69,14 +79,16 @@ def fragment(name: str, seen: Seen, place: Place) -> bytes:
     return _rendered(f"_{name}.html", seen=seen, place=place)
 
 
-def page(seen: Seen, place: Place) -> bytes:
-    """All blocks. In a file styles are part of it, and there are no scripts and no links."""
+def page(seen: Seen, place: Place, epochs: Sequence[int] = ()) -> bytes:
+    """All blocks. In a file styles are part of it, and there are no scripts and no links. `epochs`: that can be gone to."""
     blocks = {name: Markup(fragment(name, seen, place).decode()) for name in BLOCKS}  # escaped as it was made
     style = None if place.base is not None else Markup(static("ui.css").decode())
     record = (
         None if place.base is not None else json.dumps({b: data(b, seen) for b in BLOCKS}, ensure_ascii=False, indent=1)
     )
-    return _rendered("page.html", seen=seen, place=place, blocks=blocks, style=style, record=record)
+    return _rendered(
+        "page.html", seen=seen, place=place, blocks=blocks, style=style, record=record, epochs=epochs or seen.kept
+    )
 
 
 def bin_page(seen: Seen, place: Place, low: int, high: int, windows: Sequence[Window]) -> bytes:
@@ -108,11 +120,13 @@ _DATA: Mapping[str, Callable[[Seen], Any]] = {
     "rows": lambda seen: seen.rows,
     "closing": lambda seen: seen.closing,
     "size": lambda seen: seen.growth,
+    "pace": lambda seen: seen.pace,
+    "joins": lambda seen: seen.joined,
 }
 
 
 def data(name: str, seen: Seen) -> Any:
-    """A block as plain data; None where there is none, as of windows in a join."""
+    """A block as plain data; None where there is none, as of windows in a join, or of a join in windows."""
     found = _DATA[name](seen)
     return None if found is None else dataclasses.asdict(found)
 

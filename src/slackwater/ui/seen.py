@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import SlackwaterError, StateError
 from slackwater.maintenance.sizes import kept
+from slackwater.query.described import pipeline_in
 from slackwater.query.inspect import Texts
 from slackwater.query.why import Why, why_of
 from slackwater.state.commit import Commit
@@ -16,26 +17,40 @@ from slackwater.state.protocol import Snapshot, StateStore
 from slackwater.ui.blocks.account import Rows, rows
 from slackwater.ui.blocks.closing import Closing, closing
 from slackwater.ui.blocks.growth import Growth, growth
+from slackwater.ui.blocks.joined import Joined, joined
 from slackwater.ui.blocks.key import OneKey, one_key
+from slackwater.ui.blocks.pace import Pace, pace
+from slackwater.ui.blocks.stages import StageSeen, stages
 from slackwater.ui.blocks.top import Top, top
 from slackwater.ui.blocks.watermark import Watermark, watermark
+from slackwater.ui.waiting import Asker
 
 Told = Callable[[Why, str], Iterable[str]]  # an answer of `why` as lines of text, with the file that it is about
 
 
 @dataclass(frozen=True)
 class Watched:
-    """A pipeline that has a page: its config, the file of that, and where its commits are."""
+    """A pipeline that has a page: its config, the file of that, and where its commits are.
+
+    Without a config, `pipeline` is as each commit describes it, and `file` is where the state lies.
+    """
 
     pipeline: Pipeline
     file: str
     store: StateStore
     told: Told
+    asker: Asker = field(default_factory=Asker)
+    is_described: bool = False
+
+    def of(self, manifest: Commit) -> Pipeline:
+        """The pipeline that a commit is looked at by. Raises StateError."""
+        return pipeline_in(manifest) if self.is_described else self.pipeline
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The blocks of one commit. `tag`: another one wherever something else is seen. `closing`: None for a join."""
+    """The blocks of one commit. `tag`: another one wherever something else is seen. `closing`: None for a join, `joined`: for
+    all else. `kept`: the commits up to this one that can be looked at."""
 
     tag: str
     looked_us: int
@@ -44,11 +59,16 @@ class Seen:
     rows: Rows
     closing: Closing | None
     growth: Growth
+    pace: Pace
+    joined: Joined | None
+    stages: tuple[StageSeen, ...]
+    kept: tuple[int, ...]
 
 
-def look_at(watched: Watched, now_us: int) -> Seen:
-    """Look at the latest commit. Raises StateError if there is none, it is damaged, or the config cannot go on with it."""
-    with watched.store.peek() as snapshot:
+def look_at(watched: Watched, now_us: int, epoch: int | None = None) -> Seen:
+    """Look at the latest commit, or at a kept one. Raises StateError if there is none, it is damaged, or the config cannot go
+    on with it."""
+    with watched.store.peek(epoch) as snapshot:
         if snapshot is None:
             raise StateError(
                 f"{watched.pipeline.name}: there is no state yet; it begins with the first epoch of: slackwater run {watched.file}"
@@ -60,8 +80,9 @@ def seen(watched: Watched, snapshot: Snapshot, commits: Iterable[Commit], runner
     manifest = snapshot.commit
     # a runner may have gone on, or have removed this commit's record, since the snapshot was taken
     history = [*(m for m in commits if m.epoch < manifest.epoch), manifest]
-    answer = why_of(watched.pipeline, snapshot, runner, now_us)
-    found = rows(history)
+    pipeline = watched.of(manifest)
+    answer = why_of(pipeline, snapshot, runner, now_us)
+    found = rows(history, answer.lateness)
     return Seen(
         tag_of(manifest, runner, answer.is_published),
         now_us,
@@ -70,6 +91,10 @@ def seen(watched: Watched, snapshot: Snapshot, commits: Iterable[Commit], runner
         found,
         closing(snapshot),
         growth(history),
+        pace(history, watched.asker.waits(pipeline, snapshot), now_us),
+        joined(snapshot, [s.source for s in answer.sides]),
+        stages(manifest),
+        tuple(m.epoch for m in history),
     )
 
 
@@ -92,7 +117,7 @@ def _told(watched: Watched, snapshot: Snapshot, key: Texts, now_us: int) -> list
     if len(snapshot.commit.stages) > 1:
         return []
     try:
-        answer = why_of(watched.pipeline, snapshot, None, now_us, key)
+        answer = why_of(watched.of(snapshot.commit), snapshot, None, now_us, key)
     except SlackwaterError:
         return []
     lines = list(watched.told(answer, watched.file))

@@ -1,9 +1,10 @@
 """The page over HTTP, on the one server of `web/`.
 
     GET /                       the page; with several pipelines an overview, and the pages under /p/NAME/
+    GET /epoch/41               the page of a kept commit; it stays as it is
     GET /closing?from=US&to=US  the first keys of a bin
     GET /key?user_id=u7         one key; a name alone stands for NULL
-    GET /ui/BLOCK               a block as HTML: top, watermark, rows, closing, size
+    GET /ui/BLOCK               a block as HTML: top, watermark, rows, closing, size, pace, joins
     GET /ui/BLOCK.json          the same as JSON; also /ui/keys.json and /ui/key.json with the queries above
     GET /ui/events              server-sent events: one per commit
     GET /state/                 the questions of `slackwater serve`
@@ -41,7 +42,7 @@ from slackwater.ui.access import Access, check_host
 from slackwater.ui.blocks.closing import keys
 from slackwater.ui.live import Live, Watcher, lives
 from slackwater.ui.pages import Place
-from slackwater.ui.seen import Watched, key_at
+from slackwater.ui.seen import Seen, Watched, key_at, look_at
 from slackwater.web.guard import Application
 from slackwater.web.server import LOOPBACK, HttpServer, start
 
@@ -100,7 +101,7 @@ class Ui:
         routes: list[Any] = [Route("/static/{name}", _static)]
         for live, view in zip(self._lives, self._views, strict=True):
             base = f"/p/{live.name}" if several else ""
-            routes.append(Mount(base, routes=self._routes(live, view, Place(base, others))))
+            routes.append(Mount(base, routes=self._routes(live, view, Place(base, others=others))))
         if several:
             routes.append(self._route("/", self._overview))
         self.app: Application = Starlette(routes=routes, exception_handlers={HTTPException: _refused})
@@ -119,6 +120,7 @@ class Ui:
 
         found = [
             self._route("/", partial(_page, live, place)),
+            self._route("/epoch/{epoch:int}", partial(_past, live, place)),
             self._route("/closing", partial(_bin, live, place)),
             self._route("/key", partial(_key, live, place)),
             Route("/ui/events", events),
@@ -186,6 +188,20 @@ class Ui:
 
 def _page(live: Live, place: Place, request: Request) -> Response:
     made = live.made("page", lambda seen: pages.page(seen, place))
+    if made is None:
+        return _html(pages.problem(live.name, place, live.problem or ""), 503)
+    return _tagged(request, *made, "text/html")
+
+
+def _past(live: Live, place: Place, request: Request) -> Response:
+    """A kept commit: looked at once as long as no later one is there."""
+    epoch = int(request.path_params["epoch"])
+    there = dataclasses.replace(place, epoch=epoch)
+
+    def make(latest: Seen) -> bytes:
+        return pages.page(look_at(live.watched, latest.looked_us, epoch), there, latest.kept)
+
+    made = live.made(f"epoch {epoch}", make)
     if made is None:
         return _html(pages.problem(live.name, place, live.problem or ""), 503)
     return _tagged(request, *made, "text/html")

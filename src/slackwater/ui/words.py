@@ -59,6 +59,11 @@ def brief(count: float) -> str:
     return f"{count:.3g}"
 
 
+def rate(count: float) -> str:
+    """So many a second: `1,234`, `12.3`, `0.05`."""
+    return f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
+
+
 def listed(key: dict[str, object]) -> str:
     """A key for people: `user=u7, region=NULL`."""
     return ", ".join(f"{n}={'NULL' if v is None else v}" for n, v in key.items()) or "(no key)"

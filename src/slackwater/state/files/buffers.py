@@ -9,7 +9,7 @@ right    [rows 1-8] [9]              …
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +20,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from slackwater.core.arrays import Int64s, heads, member
-from slackwater.joins.buffer import Change, Changes
-from slackwater.joins.logic import JoinLogic, Side
+from slackwater.joins.buffer import OUTLINE, Change, Changes
+from slackwater.joins.logic import HIDDEN, JoinLogic, Side
 from slackwater.joins.match import Run, bisect, order
 from slackwater.state.commit import SegmentMeta
 from slackwater.state.files.arrow import frame_of, opened, write_arrow
@@ -123,11 +123,24 @@ class FilesBuffers:
         side = self.logic.sides[which]
         found = [pl.DataFrame(schema=side.schema)]
         found += [s.everything().select(list(side.schema)) for s in self._of(which)]
-        rows = pl.concat(found)
-        alive = side.due(rows["__ts"].to_numpy()) > watermark
+        return self._alive(which, pl.concat(found), watermark)
+
+    def outline(self, which: int, watermark: int) -> pl.DataFrame:
+        found = [pl.DataFrame(schema=HIDDEN)]
+        found += [frame_of(s.table.select(list(HIDDEN))) for s in self._of(which)]
+        return self._alive(which, pl.concat(found), watermark).select(list(OUTLINE))
+
+    def _alive(self, which: int, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+        alive = self.logic.sides[which].due(rows["__ts"].to_numpy()) > watermark
         alive &= ~self.evicted(which, rows["__kh"].to_numpy(), rows["__id"].to_numpy())
         rows = rows.filter(pl.Series(alive))
         return rows.with_columns(pl.Series("__matched", self.matched(which, rows)))
+
+    def hold(self, tables: Mapping[str, pa.Table]) -> FilesBuffers:
+        """Read from files that are open already, by their names: they stay readable though they may be removed."""
+        for segment in (s for some in self._segments.values() for s in some if s.meta.file in tables):
+            segment.__dict__["table"] = tables[segment.meta.file]
+        return self
 
 
 @dataclass(frozen=True)

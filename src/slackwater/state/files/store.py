@@ -32,9 +32,11 @@ import polars as pl
 from pydantic import ValidationError
 
 from slackwater.errors import EpochError, ExhaustedError, FencedError, LockHeldError, StateError
+from slackwater.joins.logic import JoinLogic
 from slackwater.state import migrations
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, misfit
 from slackwater.state.files.arrow import checksum, opened, read_arrow, verify, write_synced
+from slackwater.state.files.buffers import FilesBuffers
 from slackwater.state.files.fork import fork
 from slackwater.state.files.units import FilesShard, SegmentReader
 from slackwater.state.protocol import Publish, Snapshot, Stateful, Written, not_kept
@@ -229,11 +231,17 @@ class FilesStore:
             if meta.file not in self._whole:
                 verify(self._dir / meta.file, meta.checksum, meta.bytes)
         self._whole = {m.file for m in named}
+
+        def buffers(shard: int, logic: JoinLogic, stage: int) -> FilesBuffers:
+            found = FilesBuffers(self.root, manifest.stages[stage].segments[shard], logic)
+            return found.hold({s.meta.file: s.table for s in stages[stage][shard].segments})
+
         return Snapshot(
             manifest,
             self.published(),
             lambda shard, logic, stage: stages[stage][shard].typed(logic.state_schema),
             self.read_list,
+            buffers,
         )
 
     def epochs(self) -> list[int]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from slackwater.core.arrays import Int64s
 from slackwater.errors import EpochError, StartError
-from slackwater.joins.buffer import Changes
+from slackwater.joins.buffer import OUTLINE, Changes
 from slackwater.joins.logic import JoinLogic, Side
 from slackwater.joins.match import Run
 from slackwater.state.commit import FORMAT, SegmentMeta, StageState
@@ -196,6 +196,14 @@ class PostgresBuffers:
         if self.shards > 1:
             condition += f" AND {mine('key_hash', self.shard, self.shards)}"
         return self._fetch(side, condition).sort("__kh", "__ts", "__id")
+
+    def outline(self, which: int, watermark: int) -> pl.DataFrame:
+        side = self._side(which)
+        query = (
+            f"SELECT key_hash, event_time, matched FROM {self.table.state} WHERE side = '{side.name}'"
+            f" AND event_time > {_moment(watermark - side.keep_us - 1)} AND {mine('key_hash', self.shard, self.shards)}"
+        )
+        return self._query(query, OUTLINE).with_columns(pl.col("__matched").fill_null(False))
 
 
 def stage(url: str, table: JoinTable, metas: Sequence[SegmentMeta], changes: Changes) -> tuple[SegmentMeta, ...]:

@@ -15,9 +15,11 @@ import xxhash
 from pydantic import ValidationError
 
 from slackwater.errors import StateError
+from slackwater.joins.logic import JoinLogic
 from slackwater.state import migrations
 from slackwater.state.commit import Commit, misfit
 from slackwater.state.postgres import client, owned
+from slackwater.state.postgres.buffers import PostgresBuffers
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.postgres.units import PostgresReader, PostgresShard
 from slackwater.state.protocol import Snapshot, Written, not_kept
@@ -85,9 +87,15 @@ def peek(url: str, tables: Tables, place: str, epoch: int | None = None) -> Iter
             stages = manifest.stages
             there = owned.located(db, tables, len(stages))
 
-            def reader(shard: int, logic: Logic, stage: int) -> PostgresReader:
+            def part(shard: int, stage: int) -> PostgresShard:
                 of, metas = there.of(stage), stages[stage].segments[shard]
-                return PostgresShard(url, of, shard, manifest.shards, manifest.epoch, metas, exported[0]).reader(logic)
+                return PostgresShard(url, of, shard, manifest.shards, manifest.epoch, metas, exported[0])
+
+            def reader(shard: int, logic: Logic, stage: int) -> PostgresReader:
+                return part(shard, stage).reader(logic)
+
+            def buffers(shard: int, logic: JoinLogic, stage: int) -> PostgresBuffers:
+                return part(shard, stage).buffers(logic)
 
             def listed(name: str) -> list[str]:
                 row = db.execute(f"SELECT lines FROM {tables.lists} WHERE token = %s", (name,)).fetchone()
@@ -95,7 +103,7 @@ def peek(url: str, tables: Tables, place: str, epoch: int | None = None) -> Iter
                     raise StateError(f"list {name} is missing in {tables.lists} {place}; restore it from a backup")
                 return str(row[0]).splitlines()
 
-            yield Snapshot(manifest, published, reader, listed)
+            yield Snapshot(manifest, published, reader, listed, buffers)
     except psycopg.Error as error:
         raise StateError(f"state store {place}: {client.reason(error)}") from None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from slackwater.core.lateness import NOTHING, Lateness, said
 from slackwater.engine import fold
 from slackwater.state.commit import Commit
 
@@ -42,7 +43,10 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Rows:
-    """The block. `letters` and `late`: by reason, over the life of the pipeline; so is `total`."""
+    """The block. `letters` and `late`: by reason, over the life of the pipeline; so is `total`.
+
+    `lateness`: of the rows since the sources have their present lateness, with what more of it would have kept.
+    """
 
     total: Account
     unaccounted: int
@@ -50,15 +54,18 @@ class Rows:
     letters: Mapping[str, int]
     late: Mapping[str, int]
     emitted: Mapping[str, int]
+    lateness: Lateness
+    advice: str | None
 
 
-def rows(kept: Sequence[Commit]) -> Rows:
-    """From the kept commits, oldest first."""
+def rows(kept: Sequence[Commit], lateness: Lateness = NOTHING) -> Rows:
+    """From the kept commits, oldest first; `lateness`: what `why` says of the latest."""
     latest = fold.counters(kept[-1])
     total = _account(_parts(kept[-1]), sql=True)
     epochs = tuple(_epoch(m, kept[n - 1] if n else None) for n, m in enumerate(kept))
     missing = max([abs(total.unaccounted), *(abs(e.account.unaccounted) for e in epochs if e.account)])
-    return Rows(total, missing, epochs, dict(latest.letters), dict(latest.late), dict(latest.emitted))
+    by_reason = dict(latest.letters), dict(latest.late), dict(latest.emitted)
+    return Rows(total, missing, epochs, *by_reason, lateness, said(lateness))
 
 
 def _epoch(manifest: Commit, before: Commit | None) -> Epoch:

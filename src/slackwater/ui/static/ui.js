@@ -10,6 +10,16 @@
   document.addEventListener("htmx:sseOpen", function () { show("live"); });
   document.addEventListener("htmx:sseError", function () { show("no connection: as of the commit shown"); });
   document.addEventListener("htmx:afterSwap", function () { show(); });
+  // the kept commits as a slider; without scripts they are links
+  function slide(event) {
+    var range = event.target;
+    if (range.id !== "epochs") return;
+    var epochs = range.dataset.epochs.split(","), last = Number(range.value) === epochs.length - 1;
+    location.href = range.dataset.base + (last ? "/" : "/epoch/" + epochs[Number(range.value)]);
+  }
+  document.addEventListener("change", slide);
+  var range = document.getElementById("epochs");
+  if (range) range.hidden = false;
   // tables that a reader opened stay open through a commit
   document.addEventListener("htmx:beforeSwap", function (event) {
     var target = event.detail.target;

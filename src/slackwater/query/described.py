@@ -1,0 +1,69 @@
+"""The pipeline of a state as the state itself describes it: enough to look into it, not to run it.
+
+Sources are known by name and lateness; their queries, SQL, target and secrets are in no commit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slackwater.config.aggregator import without_imports
+from slackwater.config.connection import DeltaConnection, FilesConnection
+from slackwater.config.data import from_data
+from slackwater.config.join import Join
+from slackwater.config.pipeline import Pipeline, Stage, Transform
+from slackwater.config.source import Source
+from slackwater.config.step import allowed_ms
+from slackwater.config.target import StateStore, Target
+from slackwater.config.window import Window
+from slackwater.engine import fold
+from slackwater.errors import ConfigError, StateError
+from slackwater.state.commit import Commit, StageState
+
+
+def pipeline_in(manifest: Commit) -> Pipeline:
+    """Raises StateError where the state does not describe its window or join."""
+    try:
+        with without_imports():
+            steps = [_step(manifest.pipeline, stage) for stage in manifest.stages]
+            if not all(steps):
+                raise StateError(_undescribed(manifest))
+            return _pipeline(manifest, steps)
+    except ConfigError as error:
+        raise StateError(f"{_undescribed(manifest)} ({error})") from None
+
+
+def _step(pipeline: str, stage: StageState) -> dict[str, Any]:
+    """The argument of a stage."""
+    for name, spec in (("window", Window), ("join", Join)):
+        if name in stage.described:
+            return {name: from_data(spec, stage.described[name], f"state of {pipeline}")}
+    return {}
+
+
+def _undescribed(manifest: Commit) -> str:
+    return (
+        f"{manifest.pipeline}: the state in epoch {manifest.epoch} does not describe its window or join; "
+        "name the config's file instead"
+    )
+
+
+def _pipeline(manifest: Commit, steps: list[dict[str, Any]]) -> Pipeline:
+    window, more = steps[0].get("window"), steps[1:]
+    waits = 0 if window is None or window.emit != "final" else 1000 * allowed_ms(window)
+    of_us = fold.counters(manifest).lateness.get("of_us", {})
+    sources = tuple(
+        Source(name=n, dataframe=object(), lateness_ms=max(of_us[n] - waits, 0) // 1000 if n in of_us else None)
+        for n in manifest.sources
+    )
+    stages = tuple(Stage(name=s.name, on_error="dlq", **step) for s, step in zip(manifest.stages, steps, strict=True))
+    return Pipeline(
+        name=manifest.pipeline,
+        sources=sources,
+        transform=None if more else Transform(on_error="dlq", **steps[0]),
+        stages=stages if more else None,
+        target=Target(connection="table", path="out", mode="append" if "join" in steps[-1] else "merge"),
+        connections={"table": DeltaConnection(), "lake": FilesConnection()},
+        dead_letter=Target(connection="lake", path="letters"),
+        state_store=StateStore(kind="files", path="state"),
+    )

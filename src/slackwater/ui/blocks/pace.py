@@ -1,0 +1,97 @@
+"""Does it keep up? Where the time of each kept epoch went, how many rows came in, and what waits at the sources.
+
+commit n tells of   read ingest emit of n, commit write note of n - 1: what lies behind it as it is written
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slackwater.engine import fold
+from slackwater.state.commit import Commit
+from slackwater.ui.waiting import Waits
+
+BEFORE = ("read", "ingest", "emit")  # phases that a commit tells of itself
+BEHIND = ("commit", "write", "note")  # and those that the next one tells of it
+PHASES = (*BEFORE, *BEHIND)
+
+
+@dataclass(frozen=True)
+class Lap:
+    """A kept commit. `rows`: that came in since the one before it; `since_us`: how long ago that was; None where it is not
+    kept. `phases`: µs, without those that are not known (yet)."""
+
+    epoch: int
+    committed_us: int
+    rows: int | None
+    since_us: int | None
+    phases: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The block. Over the kept commits: `rows_per_s` came in; while an epoch was worked on it was `busy_per_s`, which is
+    what it can do; `busy`: the share of time that epochs took. None where that is not known.
+
+    `behind_us`: how long it takes to read what waits, at the speed that it has while it works, if nothing more comes.
+    """
+
+    laps: tuple[Lap, ...]
+    rows_per_s: float | None
+    busy_per_s: float | None
+    busy: float | None
+    waits: tuple[Waits, ...]
+    asked_us: int
+    behind_us: int | None
+
+
+def pace(kept: Sequence[Commit], waits: Sequence[Waits], now_us: int) -> Pace:
+    """From the kept commits, oldest first."""
+    laps = tuple(_lap(m, *_beside(kept, n)) for n, m in enumerate(kept))
+    first, last = kept[0], kept[-1]
+    rows = fold.counters(last).rows_in - fold.counters(first).rows_in
+    over, spent = last.committed_us - first.committed_us, _spent(last) - _spent(first)
+    if _spent(first) == 0 and first.epoch > 0:
+        spent = 0  # it was written before commits told of it
+    if not over or not spent:  # a single commit, as in Postgres: over the life of the pipeline
+        rows, spent = fold.counters(last).rows_in, _spent(last)
+    able = 1e6 * rows / spent if rows and spent else None
+    waiting = [w.rows for w in waits if w.rows is not None]
+    behind = None if able is None or not waiting or len(waiting) < len(waits) else round(1e6 * sum(waiting) / able)
+    return Pace(
+        laps,
+        1e6 * rows / over if over else None,
+        able,
+        min(spent / over, 1.0) if over and spent else None,
+        tuple(waits),
+        now_us,
+        behind,
+    )
+
+
+def _beside(kept: Sequence[Commit], at: int) -> tuple[Commit | None, Commit | None]:
+    """The commits right before and after one, where they are kept."""
+    before = kept[at - 1] if at and kept[at - 1].epoch == kept[at].epoch - 1 else None
+    after = kept[at + 1] if at + 1 < len(kept) and kept[at + 1].epoch == kept[at].epoch + 1 else None
+    return before, after
+
+
+def _lap(manifest: Commit, before: Commit | None, after: Commit | None) -> Lap:
+    known = before is not None or manifest.epoch == 0
+    rows = fold.counters(manifest).rows_in - (0 if before is None else fold.counters(before).rows_in)
+    own, former, later = (_table(m) for m in (manifest, before, after))
+    phases = {p: own[p] - former.get(p, 0) for p in BEFORE if p in own and known and (former or before is None)}
+    phases |= {p: later[p] - own.get(p, 0) for p in BEHIND if p in later and own}
+    # of a runner that stopped in between the next one cannot tell
+    told = phases if phases.get("commit", 1) > 0 else {p: us for p, us in phases.items() if p in BEFORE}
+    since = None if before is None else manifest.committed_us - before.committed_us
+    return Lap(manifest.epoch, manifest.committed_us, rows if known else None, since, told)
+
+
+def _table(manifest: Commit | None) -> Mapping[str, int]:
+    return {} if manifest is None else fold.counters(manifest).spent_us
+
+
+def _spent(manifest: Commit) -> int:
+    return sum(us for p, us in _table(manifest).items() if p in PHASES)

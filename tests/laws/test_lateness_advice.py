@@ -1,0 +1,114 @@
+"""What a commit says of more lateness, against running the same story again with it and counting."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.ui_states import SHAPES, M, S, config, drawn, ran
+
+from slackwater.config.join import Join
+from slackwater.core.lateness import EDGES, NEVER, counted, folded, lateness
+from slackwater.testing.kit import Rows, run_local
+
+KINDS = {
+    **SHAPES,
+    "reopened": 'kind = "tumbling"\nduration_ms = "5m"\nlate_data = "reopen"\nallowed_lateness_ms = "3m"\n'
+    "emit_metadata = true\nmax_groups_per_window = 1000",
+    "final": 'kind = "hopping"\nduration_ms = "10m"\nhop_ms = "5m"\nlate_data = "reopen"\nallowed_lateness_ms = "3m"\n'
+    'emit = "final"\nmax_groups_per_window = 1000',
+}
+WEB, APP = 30_000, 60_000
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("kind", KINDS)
+def test_running_again_with_the_lateness_that_is_told_of_keeps_as_many(tmp_path: Path, kind: str, seed: int) -> None:
+    story = drawn(seed, epochs=14)
+    shape = KINDS[kind]
+    dead = '[dead_letter]\nconnection = "lake"\npath = "letters"\n' if "reopen" in shape else ""
+
+    def late(name: str, more_ms: int) -> Any:
+        home = tmp_path / name
+        home.mkdir()
+        file = config(shape, home)
+        file.write_text(file.read_text() + dead)
+        return ran(file, story, lateness_ms={"web": WEB + more_ms, "app": APP + more_ms}).counters
+
+    first = late("first", 0)
+    told = lateness(first.lateness)
+    assert told.late == first.rows_late
+    assert told.rows == first.rows_used + first.rows_late + first.rows_refused
+    assert told.late > 0
+    assert [c.late for c in told.chances] == sorted((c.late for c in told.chances), reverse=True)
+    assert told.chances[-1].late == 0
+    assert told.advice is not None
+    chosen = {told.chances[0], told.advice, told.chances[-1], told.chances[len(told.chances) // 2]}
+    for n, chance in enumerate(sorted(chosen, key=lambda c: c.more_us)):
+        again = late(f"again {n}", chance.more_us // 1000)
+        assert again.rows_late <= chance.late
+        if "session" not in shape:
+            assert again.rows_late == chance.late
+        kept = 1 - again.rows_late / told.rows
+        assert kept >= chance.share - 1e-12
+        assert chance.lateness_us is None  # the sources have two
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_of_a_join_too(seed: int) -> None:
+    dice, at, script = random.Random(seed), 0, []
+    for _ in range(12):
+        at += dice.choice([S, 40 * S, 5 * M])
+        script.append(
+            Rows(
+                {
+                    side: [
+                        {"ts": at - dice.choice([0, S, 50 * S, 9 * M]) - dice.randrange(S), "user": f"u{n % 3}"}
+                        for n in range(dice.randrange(20))
+                    ]
+                    for side in ("left", "right")
+                }
+            )
+        )
+
+    def late(lateness_ms: int) -> Any:
+        join = Join(
+            kind="left",
+            left_source="left",
+            right_source="right",
+            left_keys=["user"],
+            right_keys=["user"],
+            time_window_ms="1m",
+            event_time_column="ts",
+            lateness_ms=lateness_ms,
+        )
+        return run_local(join, script, {"user": "string"}, ("left", "right"), flush=False).counters
+
+    first = late(5000)
+    told = lateness(first.lateness)
+    assert told.late == first.rows_late > 0
+    for chance in told.chances:
+        assert chance.lateness_us == 5_000_000 + chance.more_us
+        assert late(chance.lateness_us // 1000).rows_late == chance.late
+
+
+def test_the_counts_begin_anew_with_another_lateness_of_a_source() -> None:
+    found = folded({}, 10, [{"0": 2}, {"3": 1}], {"a": 5})
+    assert found == {"rows": 10, "late": {"0": 2, "3": 1}, "of_us": {"a": 5}}
+    more = folded(found, 5, [{"3": 4}], {"a": 5})
+    assert more == {"rows": 15, "late": {"0": 2, "3": 5}, "of_us": {"a": 5}}
+    assert folded(more, 5, [{"3": 4}], {"a": 6}) == {"rows": 5, "late": {"3": 4}, "of_us": {"a": 6}}
+    assert lateness({}).advice is None
+    assert lateness({}).share == 1.0
+
+
+def test_a_step_is_the_least_that_is_enough() -> None:
+    import numpy as np
+
+    times = [1, 125_000, 125_001, 250_000, 10**6, 10**6 + 1, int(EDGES[-1]), 1 << 62]
+    assert counted(np.array(times)) == {"0": 2, "1": 2, "3": 1, "4": 1, str(len(EDGES) - 1): 1, NEVER: 1}
+    told = lateness(folded({}, 20, [counted(np.array(times))], {"a": 0}))
+    assert told.late == 8
+    assert told.chances[-1].late == 1  # no lateness would have kept that one

@@ -1,0 +1,56 @@
+"""The block of a join against an oracle: which rows wait, which of them found a partner, said by the story's rows alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.laws.joined_stories import AROUND, KINDS, SOURCES, S, looked_at, story, told
+
+from slackwater.testing.kit import Rows
+from slackwater.ui import pages
+from slackwater.ui.pages import Place
+
+
+@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_buffers_are_those_of_the_story(tmp_path: Path, kind: str, seed: int) -> None:
+    script = story(seed)
+    seen, _ = looked_at(kind, script, tmp_path)
+    block, (held, watermark, pairs) = seen.joined, told(script)
+    assert block is not None
+    assert (block.watermark_us, block.pairs) == (watermark, pairs)
+    assert len({age.to_us - age.from_us for side in block.sides for age in side.ages}) <= 1
+    for side, rows in zip(block.sides, held, strict=True):
+        waiting = [r for r in rows if watermark is None or r["ts"] + AROUND >= watermark]
+        assert side.rows == len(waiting) == sum(age.rows for age in side.ages)
+        assert side.expires_us == (None if watermark is None else watermark - AROUND)
+        assert side.entered == len(rows)
+        for age in side.ages:
+            inside = [r for r in waiting if age.from_us <= r["ts"] < age.to_us]
+            assert age.rows == len(inside)
+            assert age.matched == (sum(r["found"] for r in inside) if side.outer else None)
+        if side.outer:
+            assert side.matched == sum(r["found"] for r in rows)
+            assert side.share == (side.matched / len(rows) if rows else None)
+        counts = Counter(r["user"] for r in waiting)
+        if not counts:
+            assert side.crowd is None
+        else:
+            assert side.crowd is not None
+            assert side.crowd.rows == max(counts.values()) == counts[side.crowd.key["user"]]
+        assert (side.source, side.keep_us) == (SOURCES[0 if side.side == "left" else 1], AROUND)
+    content = pages.page(seen, Place("")).decode()
+    assert "What waits for partners on each side" in content
+
+
+def test_rows_that_had_to_go_are_not_among_them(tmp_path: Path) -> None:
+    script = [Rows({"orders": [{"ts": n * S + m, "user": "a"} for m in range(4)], "payments": []}) for n in range(5)]
+    seen, _ = looked_at("left", script, tmp_path, max_rows_per_key=7, on_state_cap="drop_oldest")
+    assert seen.joined is not None
+    left, right = seen.joined.sides
+    assert (left.entered, left.evicted, left.rows, right.rows) == (20, 13, 7, 0)
+    assert left.crowd is not None and left.crowd.rows == 7
+    assert seen.joined.watermark_us is None
+    assert seen.top.accounted

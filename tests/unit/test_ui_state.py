@@ -1,0 +1,194 @@
+"""The page of a state without its config, at a kept commit, beside a run; and what waits at its sources."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from tests.support.browsing import Tags, get
+from tests.support.ui_states import CLOCK, config, drawn, ran, watched
+from tests.support.why import JOIN
+
+from slackwater.cli.main import main
+from slackwater.cli.ui import watched_at
+from slackwater.config import toml
+from slackwater.config.window import Aggregation, Window
+from slackwater.errors import StartError
+from slackwater.state.files.store import FilesStore
+from slackwater.testing.kit import Rows, run_local
+from slackwater.ui import pages
+from slackwater.ui.pages import Place
+from slackwater.ui.seen import look_at
+from slackwater.ui.server import serve
+from slackwater.ui.waiting import Asker
+
+
+@pytest.mark.parametrize("shape", ["session", "hopping"])
+def test_a_state_without_its_config_is_shown_as_with_it(tmp_path: Path, shape: str) -> None:
+    file = config(shape, tmp_path)
+    ran(file, drawn(3))
+    (alone,) = watched_at(str(tmp_path / "state"))
+    assert alone.is_described
+    seen, known = look_at(alone, CLOCK), look_at(watched(file), CLOCK)
+    for block in ("top", "watermark", "rows", "closing", "size"):
+        mine, own = pages.data(block, seen), pages.data(block, known)
+        if block == "top":
+            mine["told"] = tuple(line.replace("FILE", str(file)) for line in mine["told"])
+        assert mine == own, block
+    assert pages.data("pace", seen)["waits"] == ()  # no commit says where its sources are
+
+
+def test_a_join_and_the_window_behind_it_describe_themselves(tmp_path: Path) -> None:
+    join = toml.loads(JOIN).transform.join
+    assert join is not None
+    rows = Rows({s: [{"ts": n * 20_000_000, "user": f"u{n % 3}"} for n in range(9)] for s in ("orders", "payments")})
+    types, sources = {"user": "string", "price": "decimal(10,2)"}, ("orders", "payments")
+    after = Window(
+        kind="tumbling",
+        duration_ms=60_000,
+        max_groups_per_window=99,
+        group_by=["left_user"],
+        aggregations=[Aggregation(agg="count", as_="n")],
+    )
+    inner = join.model_copy(update={"kind": "inner"})
+    run_local(inner, [rows, rows], types, sources, flush=False, state_dir=str(tmp_path), then=after)
+    (alone,) = watched_at(str(tmp_path / "law"))
+    seen = look_at(alone, 0)
+    assert [s.kind for s in seen.stages] == ["join", "tumbling"]
+    assert seen.stages[0].reads == sources
+    assert seen.joined is not None
+    assert (
+        seen.stages[0].open >= sum(s.rows for s in seen.joined.sides) > 0
+    )  # with those that are over, and lie there still
+    text = pages.page(seen, Place("")).decode()
+    assert text.count('class="box"') == 2
+    assert {'href="#joins-title"', 'href="#closing-title"'} <= set(re.findall(r'href="#[a-z]+-title"', text))
+    for name in ("joins-title", "closing-title"):
+        assert f'id="{name}"' in text
+
+
+def test_all_pipelines_of_a_directory_have_an_overview(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        file = config("session", tmp_path / name)
+        file.write_text(file.read_text().replace(str(tmp_path / name / "state"), str(tmp_path / "state")))
+        ran(file, drawn(2, epochs=3))
+        (tmp_path / "state" / "law").rename(tmp_path / "state" / name)
+        for manifest in (tmp_path / "state" / name / "manifests").glob("*.json"):
+            from slackwater.state.files.arrow import checksum
+
+            line = json.dumps({**json.loads(manifest.read_text().splitlines()[0]), "pipeline": name})
+            manifest.write_text(f"{line}\n{checksum(line.encode())}\n")
+    found = watched_at(str(tmp_path / "state"))
+    assert [w.pipeline.name for w in found] == ["one", "two"]
+    running = serve(found, 0)
+    try:
+        text = get(running, "/").text
+        assert 'href="/p/one/"' in text and 'href="/p/two/"' in text
+        assert get(running, "/p/two/ui/top.json").status == 200
+    finally:
+        running.stop()
+    with pytest.raises(StartError, match="no pipeline has its state there"):
+        watched_at(str(tmp_path / "one"))
+
+
+def test_a_kept_commit_is_shown_as_it_was(tmp_path: Path) -> None:
+    file = config("session", tmp_path)
+    ran(file, drawn(4))
+    running = serve([watched(file)], 0)
+    try:
+        latest = json.loads(get(running, "/ui/top.json").text)["epoch"]
+        text = get(running, "/").text
+        tags = Tags(text).found
+        links = [a["href"] for tag, a in tags if tag == "a" and str(a.get("href")).startswith("/epoch/")]
+        assert links[-1] == f"/epoch/{latest}"
+        assert len(links) > 4
+        past = get(running, str(links[0]))
+        assert past.status == 200
+        epoch = int(str(links[0]).rpartition("/")[2])
+        assert "stays at this commit" in past.text and "sse-connect" not in past.text
+        then = look_at(watched(file), 0, epoch)
+        assert then.top.epoch == epoch < latest
+        assert then.top.sentence in past.text.replace("&#34;", '"')
+        assert then.pace.laps[-1].epoch == epoch
+        assert get(running, "/epoch/999").status == 503
+    finally:
+        running.stop()
+
+
+def test_files_that_no_commit_has_wait(tmp_path: Path) -> None:
+    file = config("session", tmp_path)
+    ran(file, drawn(4))
+    asker, one = Asker(), watched(file)
+    for folder, names in (("web", ("a.jsonl", ".hidden.jsonl", "_tmp.jsonl")), ("app", ())):
+        (tmp_path / folder).mkdir()
+        for name in names:
+            (tmp_path / folder / name).write_text("{}")
+    with one.store.peek() as snapshot:
+        assert snapshot is not None
+        web, app = asker.waits(one.pipeline, snapshot)
+        assert (web.count, web.what, app.count, app.rows) == (1, "files", 0, 0)
+        assert web.rows is None  # no file was read yet, so nobody knows how many rows one has
+        # one that a commit has does not wait; its rows are those of one file
+        store = FilesStore(tmp_path / "state", "law")
+        name = store.stage_list(0, [json.dumps([(tmp_path / "web" / n).as_uri(), 0, 2]) for n in ("a.jsonl",)])
+        offsets = {"segments": [name], "count": 1}
+        sources = {**snapshot.commit.sources}
+        sources["web"] = sources["web"].model_copy(update={"offsets": offsets})
+        (tmp_path / "web" / "b.jsonl").write_text("{}")
+        (tmp_path / "web" / "c.jsonl").write_text("{}")
+        later = dataclasses.replace(snapshot, commit=snapshot.commit.model_copy(update={"sources": sources}))
+        web, _ = Asker().waits(one.pipeline, later)
+        assert (web.count, web.rows) == (2, 2 * snapshot.commit.clocks["web"].rows)
+
+
+def test_a_source_that_does_not_answer_is_waited_for_no_longer_than_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    from slackwater.ui import waiting
+
+    release = threading.Event()
+    monkeypatch.setattr(waiting, "_files", lambda pattern: release.wait() and [])
+    monkeypatch.setattr(waiting, "LONGEST_S", 0.01)
+    file = config("session", tmp_path)
+    ran(file, drawn(4))
+    one = watched(file)
+    with one.store.peek() as snapshot:
+        assert snapshot is not None
+        for _ in range(3):
+            found = one.asker.waits(one.pipeline, snapshot)
+            assert [w.problem for w in found] == ["it is being asked"] * 2
+        assert sum(t.name.startswith("ui-asks-") for t in threading.enumerate()) == 2
+    release.set()
+
+
+def test_run_with_ui_serves_the_page_beside_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config("session", tmp_path)
+    ran(file, drawn(4))
+    seen: list[str] = []
+
+    def run(pipeline: Any, *, on_notice: Any, **rest: Any) -> None:
+        on_notice("info", "it runs")
+        (address,) = re.findall(r"http://127\.0\.0\.1:\d+/", capsys.readouterr().err)
+        with urlopen(address) as answer:
+            seen.append(answer.read().decode())
+        seen.append(address)
+
+    monkeypatch.setattr("slackwater.runner.run.run", run)
+    monkeypatch.setattr(sys, "argv", ["slackwater", "run", str(file), "--ui", "--ui-port", "0"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None)
+    assert "Who holds the watermark?" in seen[0]
+    with pytest.raises(OSError):
+        urlopen(seen[1])
