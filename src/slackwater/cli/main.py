@@ -70,12 +70,15 @@ def init(
     brokers: Annotated[str, typer.Option(help="Of kafka.")] = "localhost:9092",
     name: Annotated[str | None, typer.Option(help="The pipeline's name, else the file's.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    no_test: Annotated[
+        bool, typer.Option("--no-test", help="Write no test beside it, tests/NAME.toml with rows of the sample.")
+    ] = False,
 ) -> None:
-    """Write a first config, commented, that passes check; from a sample of the data if there is one."""
+    """Write a first config, commented, that passes check; from a sample of the data if there is one, with a test."""
     from slackwater.cli.init import Asked, init_file
 
     paths, keys, topics = (tuple(given or ()) for given in (sample, key, topic))
-    init_file(Asked(file, source, kind, paths, keys, time, topics, brokers, name, force))  # type: ignore[arg-type]
+    init_file(Asked(file, source, kind, paths, keys, time, topics, brokers, name, force, not no_test))  # type: ignore[arg-type]
 
 
 @app.command()
@@ -92,10 +95,35 @@ def check(
     check_file(file, connect)
 
 
+@app.command("test")
+def run_tests(
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE|DIR", help="A test, a pipeline with tests beside it, or a folder of either.")
+    ] = Path(),
+    update: Annotated[
+        bool, typer.Option("--update", help="Make the files expect what came; the rest of them stays.")
+    ] = False,
+) -> None:
+    """Run the tests beside a pipeline, tests/*.toml. Exit code 0: all as expected; 1: not; 2: a test or its config is wrong."""
+    from slackwater.cli.test import test_path
+
+    if code := test_path(path, update):
+        raise typer.Exit(code)
+
+
 @app.command()
-def schema() -> None:
+def schema(
+    tests: Annotated[bool, typer.Option("--tests", help="Of the files that slackwater test runs.")] = False,
+) -> None:
     """Print the JSON Schema of a config, with which editors complete keys and flag mistakes."""
     from importlib import resources
+
+    if tests:
+        from slackwater.config import json_schema
+        from slackwater.testing.case import Case
+
+        sys.stdout.write(json_schema.text(json_schema.schema(Case, "A test of a Slackwater pipeline")))
+        return
 
     sys.stdout.write(resources.files("slackwater.config").joinpath("slackwater.schema.json").read_text("utf-8"))
 
