@@ -27,7 +27,8 @@ from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.sources import files
 from slackwater.sources.base import CORRUPT
-from slackwater.sources.kafka import Broker, KafkaSource
+from slackwater.sources.kafka import KafkaSource
+from slackwater.sources.kafka_broker import Broker
 from slackwater.sources.payload import Payload, json_payload, raw_payload
 from slackwater.sources.streams import FrameSource
 from slackwater.sources.times import UTC
