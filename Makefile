@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-kafka test check bench faults format clean
+.PHONY: help demo demo-kafka test test-all check bench faults docs reference format clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -26,8 +26,14 @@ demo: $(READY)   ## sessions and tumbling windows over a generated click stream
 demo-kafka: $(READY) ## Kafka to Postgres, with a runner that is killed on the way
 	@$(BIN)/slackwater demo-kafka
 
-test: $(READY)   ## every test, two files at a time, shuffled (SEED=2 gives another order)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --randomly-seed=$(SEED)
+# One session of Spark, one broker and one database per worker; the long files first, so that both end together.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --randomly-seed=$(SEED)
+
+test: $(READY)   ## the tests, two files at a time, shuffled (SEED=2 gives another order)
+	@SLACKWATER_LAWS_EXAMPLES=10 $(PYTEST) -m "not exhaustive"
+
+test-all: $(READY) ## every case of every test; needs RabbitMQ and Chromium beside Python and Java
+	@SLACKWATER_TEST_ALL=1 $(PYTEST)
 
 check: $(READY)  ## lint, types, import contracts, fast tests
 	@$(BIN)/ruff check .
@@ -43,6 +49,13 @@ bench: $(READY)  ## Slackwater beside Spark's own stateful operators
 faults: $(READY) ## kill -9 at every named step and at random, for every store and target; writes docs/faults.md
 	@SLACKWATER_KILLS=20 $(BIN)/python -m pytest -q -s tests/e2e/test_kill.py
 	@$(BIN)/python -m tests.e2e.matrix --events 200000 --random 50 --write docs/faults.md
+
+docs: $(READY)   ## the docs as a site, in site/: open site/index.html
+	@$(BIN)/python -m zensical build --strict --clean
+	@echo "site/index.html"
+
+reference: $(READY) ## write the pages and pictures of docs/ that are made from the code
+	@$(BIN)/python -m docgen
 
 format: $(READY) ## rewrite the sources in the house format
 	@$(BIN)/ruff check --fix .

@@ -2,21 +2,54 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
+import shutil
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import polars as pl
+import psutil
 import pytest
 
-# The JVMs of a test run live for seconds or minutes: there the second compiler costs more than it gives back.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+pytest.register_assert_rewrite("tests.support", "tests.laws")
+pytest_plugins = ["tests.support.command", "tests.support.runner", "tests.support.topics", "tests.support.why"]
+
+# The JVMs of a test run live for seconds or minutes: the second compiler and many collectors cost more than they give back.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+TESTS = Path(__file__).resolve().parent
+SHARED = TESTS.parents[1] / "shared" / "data"
+
+
+ROOMS = ("e2e", "spark", "contract", "laws", "unit")  # from few long files to many short ones
+RAM = Path("/dev/shm")
+ROOM = 4 << 30
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Directories of tests lie in memory where there is room: a store syncs every file, which a disk takes its time for."""
+    if not os.access(RAM, os.W_OK | os.X_OK) or os.statvfs(RAM).f_flag & os.ST_NOEXEC:
+        return
+    if min(shutil.disk_usage(RAM).free, psutil.virtual_memory().available) > ROOM:
+        tempfile.tempdir = str(RAM)
+
+
+@contextmanager
+def on_disk() -> Iterator[None]:
+    """For what is large, and need not be synced."""
+    before, tempfile.tempdir = tempfile.tempdir, None
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, so that two workers end together; what pytest-randomly shuffled stays so within a room."""
+    items.sort(key=lambda item: ROOMS.index(item.path.relative_to(TESTS).parts[0]))
 
 
 @pytest.fixture(autouse=True)
@@ -67,74 +100,10 @@ def postgres() -> Iterator[Any]:
     """The one Postgres server of a test run; every test takes a database of its own (`postgres.database(name)`)."""
     from slackwater.testing.services import Postgres
 
-    with Postgres.started() as server:
+    with ExitStack() as stack:
+        with on_disk():
+            server = stack.enter_context(Postgres.started())
         yield server
-
-
-@dataclass
-class Runner:
-    """Runs pipelines on Spark over JSON-lines files in a directory of its own."""
-
-    spark: Any
-    home: Path
-    statuses: list[Any] = field(default_factory=list)
-    notices: list[tuple[str, str]] = field(default_factory=list)
-
-    def write(self, name: str, rows: Sequence[Mapping[str, Any]], folder: str = "in") -> Path:
-        """One input file; modification times ascend with the order of writing, which is the order of reading."""
-        directory = self.home / folder
-        directory.mkdir(exist_ok=True)
-        path = directory / name
-        path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-        when = 1_600_000_000 + 10 * len(list(directory.iterdir()))
-        os.utime(path, (when, when))
-        return path
-
-    def run(self, **settings: Any) -> pl.DataFrame:
-        """Run with --available-now --flush unless told otherwise, and return the whole target, sorted."""
-        import slackwater as sw
-
-        lake = sw.FilesConnection()
-        given: dict[str, Any] = {
-            "name": "test",
-            "target": lake,
-            "target_path": str(self.home / "out"),
-            "state_store": sw.StateStore(kind="files", path=str(self.home / "state")),
-            "available_now": True,
-            "flush": True,
-            "spark": self.spark,
-            "on_status": self.statuses.append,
-            "on_notice": lambda level, line: self.notices.append((level, line)),
-        } | settings
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PySpark's
-            sw.run_streaming_pipeline(**given)
-        return self.output()
-
-    def output(self, folder: str = "out") -> pl.DataFrame:
-        """What was published, as one frame sorted by its first columns."""
-        found = sorted((self.home / folder).glob("*.parquet"))
-        if not found:
-            return pl.DataFrame()
-        frame = pl.concat([pl.read_parquet(p) for p in found])
-        return frame.sort(frame.columns[:4])
-
-    def source(self, schema: str, name: str = "events", folder: str = "in", **settings: Any) -> Any:
-        import slackwater as sw
-
-        return sw.Source(
-            name=name,
-            connection=sw.FilesConnection(),
-            query=str(self.home / folder / "*.jsonl"),
-            format="json",
-            schema=schema,
-            **settings,
-        )
-
-
-@pytest.fixture
-def runner(spark: Any, tmp_path: Path) -> Runner:
-    return Runner(spark, tmp_path)
 
 
 @pytest.fixture
@@ -143,6 +112,3 @@ def shared_data() -> Path:
     if not SHARED.is_dir():
         pytest.skip("no folder of real event files beside the project")
     return SHARED
-
-
-MakeRunner = Callable[[], Runner]

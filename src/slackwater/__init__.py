@@ -38,8 +38,13 @@ if TYPE_CHECKING:
     from slackwater.config.window import Window as Window
     from slackwater.errors import ConfigError as ConfigError
     from slackwater.errors import SlackwaterError as SlackwaterError
+    from slackwater.explain import Plan as Plan
+    from slackwater.explain import describe as describe
+    from slackwater.query.ask import why as why
     from slackwater.query.view import StateView as StateView
     from slackwater.query.view import open_state as open_state
+    from slackwater.query.why import Why as Why
+    from slackwater.runner.background import Handle as Handle
     from slackwater.runner.batch import batch as batch
     from slackwater.runner.batch import batch_join as batch_join
     from slackwater.runner.run import run as run
@@ -60,9 +65,11 @@ _HOMES = {
     "PubSubConnection": "config.connection",
     "RabbitMQConnection": "config.connection",
     "FilesConnection": "config.connection",
+    "Handle": "runner.background",
     "Join": "config.join",
     "Lookup": "config.source",
     "Pipeline": "config.pipeline",
+    "Plan": "explain",
     "Registered": "api",
     "SlackwaterError": "errors",
     "Source": "config.source",
@@ -71,7 +78,9 @@ _HOMES = {
     "Target": "config.target",
     "Stage": "config.pipeline",
     "Transform": "config.pipeline",
+    "Why": "query.why",
     "Window": "config.window",
+    "describe": "explain",
     "load": "config.toml",
     "loads": "config.toml",
     "open_state": "query.view",
@@ -81,6 +90,7 @@ _HOMES = {
     "run_streaming_pipeline": "api",
     "streaming_pipeline": "api",
     "to_toml": "config.toml",
+    "why": "query.ask",
 }
 __all__ = sorted([*_HOMES, "__version__"])
 

@@ -20,8 +20,11 @@ Each message says the fact, what was expected against what was found, and what t
 from __future__ import annotations
 
 import errno
+import os
+import traceback
 from collections.abc import Sequence
 
+from slackwater import messages
 from slackwater.secrets import masked
 
 
@@ -33,6 +36,17 @@ class SlackwaterError(Exception):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(masked(a) if isinstance(a, str) else a for a in args))
+
+    @property
+    def documented(self) -> str | None:
+        """The page and heading about it, as in `docs/messages.md#the-config-is-wrong`."""
+        return messages.place([c.__name__ for c in type(self).__mro__], str(self))
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows in the place of a stack trace."""
+        if os.environ.get("SLACKWATER_DEBUG"):
+            return traceback.format_exception(self)
+        return [f"{type(self).__name__}: {self}", f"what it means, and what to do: {self.documented}"]
 
 
 class ConfigError(SlackwaterError):

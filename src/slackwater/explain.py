@@ -17,6 +17,7 @@ from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
 from slackwater.config.target import Target
 from slackwater.config.window import Window, allowed_ms
+from slackwater.core.notebook import Shown
 from slackwater.core.time import duration_text
 from slackwater.core.words import plural
 
@@ -41,7 +42,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Shown):
     """The stages of a pipeline, its delivery guarantee and what its state may grow to.
 
     `state_bytes` is None for a join, whose state is what its sources bring in the time that rows are kept.
@@ -54,7 +55,7 @@ class Plan:
 
 
 def build(pipeline: Pipeline) -> Plan:
-    """The plan of a pipeline."""
+    """The plan of a pipeline: the stages a row passes, the guarantee, what the state may grow to; needs no Spark and no data."""
     step, last = pipeline.transform.step, pipeline.last.transform.step
     middle = _middle(step, pipeline)
     if pipeline.stages:
@@ -72,6 +73,9 @@ def build(pipeline: Pipeline) -> Plan:
         None if isinstance(last, Join) else projected_bytes(last),
         (*warnings(pipeline), *size_warnings(last)),
     )
+
+
+describe = build  # its name in `slackwater`
 
 
 def _middle(step: Window | Join, pipeline: Pipeline) -> tuple[Stage, ...]:

@@ -20,8 +20,9 @@ import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tests.contract.test_target_kafka import messages
+from tests.support.effort import some
 from tests.support.states import driver_of
+from tests.support.topics import messages
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
@@ -74,7 +75,7 @@ class Place:
     content: Callable[[], list[tuple[str, ...]]]
 
 
-@pytest.fixture(params=["postgres", "delta", "kafka", "kafka by session_id"])
+@pytest.fixture(params=some(["postgres", "delta", "kafka", "kafka by session_id"], keep=3))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     kind, name = request.param, f"c{uuid.uuid4().hex[:8]}"
     table, opened = Table(name, FIELDS, IDENTITY), list[Target]()
@@ -270,6 +271,7 @@ def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("place", some(["postgres", "delta", "kafka", "kafka by session_id"], keep=2), indirect=True)
 def test_a_hundred_thousand_deletes_and_upserts_at_once(place: Place, record_property: Any) -> None:
     """Into a table of 300,000 windows that all start together, the worst case for a search by window_start."""
     target = place.target()

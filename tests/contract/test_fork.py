@@ -11,10 +11,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.contract.test_peek import go_on, running, users
-from tests.contract.test_stores import manifest
 from tests.fixtures.states import make as states
 from tests.fixtures.states.make import HERE, KINDS
+from tests.support.stores import go_on, manifest, running, users
 
 from slackwater.cli.main import main
 from slackwater.errors import LockHeldError, StartError, StateError

@@ -16,7 +16,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tests.contract.test_target_kafka import messages
+from tests.support.topics import messages
 
 from slackwater.core.schema import Field
 from slackwater.targets.base import Table, Target

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import psycopg
 import pytest
-from tests.contract.test_store_postgres import LOGIC, rows
-from tests.contract.test_stores import manifest
-from tests.laws import test_ui_joined
-from tests.unit import test_why
+from tests.support import ui_joined
+from tests.support import why as states
+from tests.support.stores import LOGIC, Make, go_on, running, users
 
 from slackwater.cli.main import main
 from slackwater.config import toml
@@ -26,9 +24,6 @@ from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import OUTLINE, Snapshot
 from slackwater.testing.kit import Rows, run_local
 from slackwater.ui.blocks.joined import joined
-from slackwater.windows.logic import DEAD
-
-Make = Callable[[], Any]
 
 
 @pytest.fixture(params=["files", "postgres"])
@@ -50,31 +45,6 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     yield postgres
     for store in made:
         store.close()
-
-
-def running(make: Make) -> Any:
-    store = make()
-    store.open()
-    store.prepare(LOGIC)
-    return store
-
-
-def go_on(store: Any, before: Commit | None, *users: str) -> Commit:
-    """One more epoch, after which exactly these users have a session."""
-    epoch = before.epoch + 1 if before else 0
-    metas = before.stages[0].segments[0] if before else ()
-    shard = store.shard(0, 1, epoch, metas)
-    old, new = shard.reader(LOGIC).scan(), rows(*users)
-    gone = old.filter(~pl.col("__h").is_in(new["__h"].implode())).with_columns(pl.lit(DEAD, pl.Int8).alias("__kind"))
-    metas = shard.stage(LOGIC, pl.concat([new, gone]).sort("__h"), old, -(1 << 62))
-    done: Commit = store.commit(manifest(epoch, segments=(metas,), windows=(len(users),)))
-    store.collect_garbage()
-    return done
-
-
-def users(snapshot: Snapshot | None) -> list[str]:
-    assert snapshot is not None
-    return sorted(snapshot.reader(0, LOGIC).scan()["user"])
 
 
 def test_before_the_first_start_there_is_nothing_and_nothing_is_made(make: Make, tmp_path: Path) -> None:
@@ -220,19 +190,19 @@ def test_why_says_the_same_of_both_stores(
     url = postgres.database("peek_why")
     monkeypatch.setenv("STATE_URL", url)
     monkeypatch.chdir(tmp_path)
-    config = test_why.SESSION
+    config = states.SESSION
     stores = {"files.toml": config, "postgres.toml": config.replace('kind = "files"\npath = "state"', 'kind = "postgres"\nurl = "${STATE_URL}"')}  # fmt: skip
     clocks = [*(f"9:{m:02}" for m in range(2, 60, 8)), "10:03", "10:06"]
-    story = [*test_why.STORY, Rows({"web": test_why.at("u3", *clocks)})]
+    story = [*states.STORY, Rows({"web": states.at("u3", *clocks)})]
     window = toml.loads(config).transform.window
     given: dict[str, Any] = {
         "lateness_ms": {"web": 30_000},
-        "clock_us": test_why.NOON,
+        "clock_us": states.NOON,
         "state_dir": "state",
         "flush": False,
     }
     for store in (None, lambda: PostgresStore(url, "public", "law")):
-        run_local(window, story, test_why.TYPES, ("web", "app"), 3, store=store, **given)
+        run_local(window, story, states.TYPES, ("web", "app"), 3, store=store, **given)
 
     def say(file: str, *arguments: str) -> str:
         Path(file).write_text(stores[file])
@@ -272,17 +242,17 @@ def test_an_outline_is_what_a_scan_sees_without_keys_and_values(make: Make) -> N
 @pytest.mark.parametrize("kind", ["inner", "full"])
 def test_a_join_shows_the_same_of_both_stores(postgres: Any, tmp_path: Path, kind: str) -> None:
     """Also in the database, where a row without a partner says so in a column, and after what it held is removed from files."""
-    script = test_ui_joined.story(11)
+    script = ui_joined.story(11)
     url = postgres.database(f"join_{kind}")
     found = []
     for make in (lambda: FilesStore(tmp_path, "law"), lambda: PostgresStore(url, "public", "law")):
-        test_ui_joined.run(kind, script, store=make)
+        ui_joined.run(kind, script, store=make)
         store = make()
         with store.peek() as snapshot:
             assert snapshot is not None
             for file in (tmp_path / "law" / "segments").glob("*"):
                 file.unlink()
-            found.append(joined(snapshot, test_ui_joined.SOURCES))
+            found.append(joined(snapshot, ui_joined.SOURCES))
         store.close()
     assert found[0] is not None and found[0].sides[0].rows > 0
     assert found[0] == found[1]

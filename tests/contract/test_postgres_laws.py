@@ -9,8 +9,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.laws import final, joins, revisions, test_chained, test_replay, updates
-from tests.laws.test_revisions import WAYS, ways_to_emit
+from tests.laws import chained, final, joins, replayed, revisions, updates
+from tests.laws.ways import WAYS, ways_to_emit
+from tests.support.effort import some
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.commit import FORMAT
@@ -95,7 +96,7 @@ def test_the_answer_is_that_of_the_files_store(kind: str, crashes: bool, url: st
     assert got.rows
 
 
-@pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
+@pytest.mark.parametrize("first", some(range(0, REVISED_SEEDS, 12)))
 def test_windows_are_revised_in_postgres_as_in_files(first: int, url: str) -> None:
     """Seeds of `tests.laws.revisions`, with their deaths and restarts, on the state tables."""
     for seed in range(first, first + 12):
@@ -103,7 +104,7 @@ def test_windows_are_revised_in_postgres_as_in_files(first: int, url: str) -> No
             revisions.check(seed, cap_binds, lambda name=f"law {seed} {cap_binds}": PostgresStore(url, "public", name))
 
 
-@pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
+@pytest.mark.parametrize("first", some(range(0, REVISED_SEEDS, 12)))
 def test_after_each_epoch_the_target_is_what_the_definition_says(first: int, url: str) -> None:
     """Seeds of `tests.laws.updates` and `tests.laws.final`, with their deaths and other shards, on the state tables."""
     for seed in range(first, first + 12):
@@ -171,18 +172,18 @@ def test_another_way_to_emit_takes_the_tables_over(kind: str, url: str) -> None:
 def test_letters_applied_once_more(url: str) -> None:
     """Seeded runs with deaths: sessions that come back from the target and leave again, in tables."""
     for seed in range(REVISED_SEEDS):
-        test_replay.check(seed, lambda name=f"replay {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
+        replayed.check(seed, lambda name=f"replay {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
+@pytest.mark.parametrize("first", some(range(0, REVISED_SEEDS, 12)))
 def test_joins_keep_their_rows_in_tables(first: int, url: str) -> None:
     """Seeds of `tests.laws.joins`, with their deaths and restarts."""
     for seed in range(first, first + 12):
         joins.check(seed, lambda name=f"join {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
+@pytest.mark.parametrize("first", some(range(0, REVISED_SEEDS, 12)))
 def test_stages_keep_their_state_in_tables_of_their_own(first: int, url: str) -> None:
-    """Seeds of `tests.laws.test_chained`: a window over what a join emits, in one transaction."""
+    """Seeds of `tests.laws.chained`: a window over what a join emits, in one transaction."""
     for seed in range(first, first + 12):
-        test_chained.check(seed, lambda name=f"chain {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
+        chained.check(seed, lambda name=f"chain {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]

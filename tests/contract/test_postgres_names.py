@@ -135,7 +135,7 @@ def test_starting_over_and_removing_touch_only_the_pipelines_own(url: str, how: 
         store.open()
         run_local(WINDOW, [], {"k": "string"}, store=lambda: store, flush=False)
         store.open()
-        from tests.contract.test_store_postgres import LOGIC
+        from tests.support.stores import LOGIC
 
         store._stages[0] = LOGIC
         store.remove()

@@ -19,6 +19,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.support.needs import needed
 
 from slackwater.errors import EpochError, StartError
 from slackwater.testing.services import free_port
@@ -30,8 +31,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 def rabbit() -> Iterator[Any]:
     from slackwater.testing.rabbitmq import _INSTALLED, RabbitMQ
 
-    if not _INSTALLED.exists() and "CI" not in os.environ:
-        pytest.skip("no RabbitMQ broker on this machine (apt-get install rabbitmq-server)")
+    needed("RabbitMQ broker", _INSTALLED.exists(), "apt-get install rabbitmq-server")
     with RabbitMQ.started() as broker:
         yield broker
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.contract.test_peek import go_on, running, users
-from tests.contract.test_stores import manifest
+from tests.support.stores import go_on, manifest, running, users
 
 from slackwater.cli.main import main
 from slackwater.state.commit import OutputMeta

@@ -6,27 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import psycopg
 import pytest
-from tests.contract.test_stores import manifest
+from tests.support.stores import LOGIC, manifest, rows
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.core.schema import Field
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.state.commit import Commit
 from slackwater.state.postgres import client
 from slackwater.state.postgres import store as module
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.kit import Rows, run_local
-from slackwater.windows.aggregations import Agg
-from slackwater.windows.intervals import SessionLogic
-from slackwater.windows.logic import SETTLED
-
-KEY = Field("user", "string")
-COUNT = Aggregation(agg="count", as_="n")
-WINDOW = Window(kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["user"], aggregations=[COUNT])
-LOGIC = SessionLogic("p", WINDOW, (KEY,), (Agg(COUNT, None),))
 
 
 @pytest.fixture
@@ -43,18 +33,6 @@ def opened(url: str, **more: Any) -> PostgresStore:
         store.close()
         raise
     return store
-
-
-def rows(*users: str) -> pl.DataFrame:
-    """One open session per user."""
-    count = len(users)
-    return pl.DataFrame(
-        {
-            "__h": list(range(count)), "__kh": list(range(count)), "__kind": [SETTLED] * count, "__start": [0] * count,
-            "__last": [5] * count, "__due": [10_006] * count, "user": list(users), "n.n": [1] * count,
-        },
-        schema=LOGIC.state_schema,
-    )  # fmt: skip
 
 
 def staged(store: PostgresStore, epoch: int, *users: str) -> Commit:

@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.states import commit_of
+from tests.support.stores import manifest
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
@@ -54,10 +54,6 @@ class Prepared(postgres_store.PostgresStore):
         window = Window(kind="session", gap_ms=1, max_session_duration_ms=9, group_by=["k"], aggregations=[count])
         self.prepare(SessionLogic("p", window, (Field("k", "string"),), (Agg(count, None),)))
         return found
-
-
-def manifest(epoch: int, **more: object) -> Commit:
-    return commit_of(epoch, **more)
 
 
 def test_a_commit_is_what_the_next_start_finds(make: Make) -> None:
@@ -217,7 +213,7 @@ def test_a_full_disk_commits_nothing_and_says_so(tmp_path: Path) -> None:
     script = f"""
 import resource, polars as pl
 from pathlib import Path
-from tests.contract.test_stores import manifest
+from tests.support.stores import manifest
 from slackwater.errors import EpochError
 from slackwater.state.files.store import FilesStore
 from slackwater.state.files.arrow import write_arrow

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from decimal import Decimal
 from typing import Any
@@ -17,8 +16,9 @@ from typing import Any
 import fastavro
 import polars as pl
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
+from tests.support.topics import messages
 
 from slackwater.core.schema import Field
 from slackwater.errors import FencedError, PublishError, StartError
@@ -75,29 +75,6 @@ def opened(kafka: Any, topic: str, delivery: str = "exactly_once", **more: Any) 
     target = made(kafka, topic, delivery, **more)
     target.open()
     return target
-
-
-def messages(kafka: Any, topic: str) -> list[Any]:
-    """All messages a read_committed consumer sees."""
-    settings = {
-        "bootstrap.servers": kafka.address,
-        "group.id": "test",
-        "enable.auto.commit": False,
-        "enable.partition.eof": True,
-        "isolation.level": "read_committed",
-        "log_level": 0,
-    }
-    consumer: Consumer = Consumer(settings)
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    found, end = [], time.monotonic() + 200
-    while time.monotonic() < end:
-        message = consumer.poll(0.5)
-        if message is not None and message.error() is None:
-            found.append(message)
-        elif message is not None and message.error().code() == KafkaError._PARTITION_EOF:
-            break
-    consumer.close()
-    return found
 
 
 def numbers(kafka: Any, topic: str) -> list[int]:

@@ -17,17 +17,10 @@ import polars as pl
 import psycopg
 import pytest
 from confluent_kafka import Producer
-
-from slackwater.cli import main as cli
+from tests.support.command import command
+from tests.support.pages import ROOT, block
 
 pytestmark = pytest.mark.spark
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def block(language: str, nth: int = 0, page: str = "README.md") -> str:
-    """The nth fenced block of that language on a page."""
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
-    return [text for name, text in blocks if name == language][nth]
 
 
 @pytest.fixture
@@ -46,15 +39,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def output(folder: Path) -> list[dict[str, Any]]:
     return pl.concat([pl.read_parquet(p) for p in sorted(folder.glob("*.parquet"))]).to_dicts()
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["slackwater", *arguments])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-    return int(ended.value.code or 0)
 
 
 @pytest.mark.usefixtures("spark")

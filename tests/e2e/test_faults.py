@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.matrix import Pair, Services
+from tests.support.effort import some
 
 EVENTS, PER_EPOCH = 15_000, 2_500
 
@@ -23,11 +24,13 @@ def services(kafka: Any, postgres: Any, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.mark.parametrize(
     ("window", "store", "target", "steps"),
-    [
-        ("session", "postgres", "postgres", ["stage.after", "commit.after"]),
-        ("tumbling", "files", "delta", ["write.after"]),
-        ("session", "postgres", "kafka", ["write.after"]),
-    ],
+    some(
+        [
+            ("session", "postgres", "kafka", ["write.after"]),
+            ("tumbling", "files", "delta", ["write.after"]),
+            ("session", "postgres", "postgres", ["stage.after", "commit.after"]),
+        ]
+    ),
 )
 def test_killed_at_named_steps(services: Services, window: str, store: str, target: str, steps: list[str]) -> None:
     pair = Pair(services, store, target, window, EVENTS, PER_EPOCH)

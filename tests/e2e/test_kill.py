@@ -16,6 +16,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from tests.support.effort import some
 
 from slackwater.config import toml
 from slackwater.testing import oracle
@@ -124,7 +125,7 @@ def test_kill_nine_at_random_moments_loses_and_doubles_nothing(tmp_path: Path) -
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", some([signal.SIGTERM, signal.SIGINT]))
 def test_a_signal_finishes_the_epoch_and_the_next_run_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     rows = generate(tmp_path)
     config = tmp_path / "killed.toml"

@@ -8,7 +8,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.e2e.test_real_data import slackwater, split
+from tests.support.command import command
+from tests.support.effort import some
+from tests.support.real_data import split
 
 pytestmark = [pytest.mark.spark]
 
@@ -76,7 +78,7 @@ POLICIES = {
 
 
 @pytest.mark.shared_data
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", some(POLICIES))
 @pytest.mark.usefixtures("spark")
 def test_commits_that_came_up_to_250_days_late(
     shared_data: Path,
@@ -91,7 +93,7 @@ def test_commits_that_came_up_to_250_days_late(
     split(file, tmp_path / "in", 1)
     path = tmp_path / "commits.toml"
     path.write_text(COMMITS.replace("HOME", str(tmp_path)).replace("URL", url).replace("LATE", late))
-    assert slackwater(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
+    assert command(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
 
     def asked(query: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(url) as db:
@@ -111,17 +113,17 @@ def test_commits_that_came_up_to_250_days_late(
     assert letters[0] > least
     assert table() != wanted
     capsys.readouterr()
-    assert slackwater(monkeypatch, "dlq", "replay", str(path), "--dry-run") == 0
+    assert command(monkeypatch, "dlq", "replay", str(path), "--dry-run") == 0
     assert f"commits: {letters[0]:,} letters would be applied" in capsys.readouterr().out
-    assert slackwater(monkeypatch, "dlq", "replay", str(path), "--limit", "10") == 0
+    assert command(monkeypatch, "dlq", "replay", str(path), "--limit", "10") == 0
     assert "commits: 10 letters applied" in capsys.readouterr().out
-    assert slackwater(monkeypatch, "dlq", "replay", str(path)) == 0
+    assert command(monkeypatch, "dlq", "replay", str(path)) == 0
     said = capsys.readouterr().out
     assert f"commits: {letters[0] - 10:,} letters applied" in said
     assert "10 letters had been applied before" in said
     assert "left" not in said
     assert len(wanted) == 7_453
     assert table() == wanted
-    assert slackwater(monkeypatch, "dlq", "replay", str(path)) == 0
+    assert command(monkeypatch, "dlq", "replay", str(path)) == 0
     assert "commits: 0 letters applied" in capsys.readouterr().out
     assert table() == wanted

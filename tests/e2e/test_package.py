@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -23,12 +25,20 @@ def run(*command: object, cwd: Path) -> str:
     return done.stdout
 
 
+def sources() -> list[str]:
+    """What git has or would take; of a copy without git, all but hidden folders and what Python leaves behind."""
+    if shutil.which("git") and (ROOT / ".git").exists():
+        return run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).split("\0")
+    hidden = re.compile(r"(^|/)(\.|__pycache__/|[^/]*\.egg-info/)|^(build|dist|out|state|demo-out)/")
+    found = (str(p.relative_to(ROOT)) for folder in ROOT.iterdir() for p in [folder, *folder.rglob("*")] if p.is_file())
+    return [name for name in found if not hidden.search(name)]
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with both, made of a copy of what git has: no build folder of a former time takes part."""
     home = tmp_path_factory.mktemp("built")
-    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).split("\0")
-    for name in filter(None, listed):
+    for name in filter(None, sources()):
         if (ROOT / name).is_file():
             (home / "source" / name).parent.mkdir(parents=True, exist_ok=True)
             (home / "source" / name).write_bytes((ROOT / name).read_bytes())

@@ -8,9 +8,6 @@ from __future__ import annotations
 import datetime as dt
 import gzip
 import json
-import os
-import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,76 +15,11 @@ import polars as pl
 import psycopg
 import pytest
 from tests.laws import naive
-
-from slackwater.cli import main as cli
+from tests.support.command import command
+from tests.support.effort import some
+from tests.support.real_data import IBIS, PARTS, PIPELINES, check, split
 
 pytestmark = [pytest.mark.spark, pytest.mark.shared_data]
-
-PARTS = 12
-HOURLY_DELETED = [
-    1761, 16208, 14543, 13101, 12040, 6399, 9036, 11409, 11616, 17509, 19406, 16284,
-    18672, 30520, 18025, 26399, 24759, 19634, 17345, 19305, 22265, 16394, 16379, 15289,
-]  # fmt: skip
-
-WIKI = """
-format = "json"
-schema = "time STRING, user STRING, page STRING, channel STRING, added BIGINT, deleted BIGINT"
-"""
-COLLEGE = """
-format = "csv"
-schema = "source INT, target INT, sent BIGINT"
-options = { sep = " ", header = "true", enforceSchema = "true" }
-"""
-IBIS = """
-format = "csv"
-schema = "seq INT, sha STRING, author_time BIGINT, commit_time BIGINT, author_id STRING, nparents INT"
-options = { sep = "\\t", header = true }
-"""
-LOG = """
-format = "text"
-"""
-APACHE_TIME = r"to_timestamp(regexp_extract(value, '\\\\[(.+?)\\\\]', 1), 'dd/MMM/yyyy:HH:mm:ss Z')"
-APACHE_SQL = r"SELECT regexp_extract(value, '^(\\\\S+)', 1) AS ip, _event_ts FROM source"
-
-PIPELINES: dict[str, dict[str, Any]] = {
-    "wiki-hourly": {
-        "file": "wikiticker-2015-09-12.json.gz",
-        "source": WIKI,
-        "window": 'kind = "tumbling"\nduration_ms = "1h"\nmax_groups_per_window = 1\nevent_time_column = "time"',
-        "extra": '[[transform.window.aggregations]]\nagg = "sum"\ncolumn = "deleted"\nas = "deleted"',
-    },
-    "wiki-hopping": {
-        "file": "wikiticker-2015-09-12.json.gz",
-        "source": WIKI,
-        "window": 'kind = "hopping"\nduration_ms = "1h"\nhop_ms = "15m"\nmax_groups_per_window = 1\nevent_time_column = "time"',
-    },
-    "wiki-sessions": {
-        "file": "wikiticker-2015-09-12.json.gz",
-        "source": WIKI,
-        "window": 'kind = "session"\ngap_ms = "30m"\nmax_session_duration_ms = "30d"\ngroup_by = ["user"]\nevent_time_column = "time"',
-    },
-    "college": {
-        "file": "CollegeMsg.txt",
-        "header": 1,
-        "source": COLLEGE,
-        "window": 'kind = "session"\ngap_ms = "30m"\nmax_session_duration_ms = "30d"\ngroup_by = ["source"]\n'
-        'event_time_column = "sent"\nevent_time_unit = "s"',
-    },
-    "apache": {
-        "file": "apache_logs.log",
-        "source": LOG,
-        "sql": APACHE_SQL,
-        "window": 'kind = "session"\ngap_ms = "30m"\nmax_session_duration_ms = "30d"\ngroup_by = ["ip"]\nlateness_ms = "1m"\n'
-        f'event_time_column = "{APACHE_TIME}"',
-    },
-    "ibis": {
-        "file": "ibis_commits.tsv.gz",
-        "header": 1,
-        "source": IBIS,
-        "window": 'kind = "session"\ngap_ms = "30m"\nmax_session_duration_ms = "30d"\ngroup_by = ["author_id"]\nlateness_ms = "300d"\n'
-        'event_time_column = "author_time"\nevent_time_unit = "s"',
-    },
-}
 
 
 def config(name: str, home: Path, query: str, limit: str = "") -> Path:
@@ -130,55 +62,12 @@ path = "{home}/state"
     return path
 
 
-def split(file: Path, into: Path, header: int) -> None:
-    """The lines of a file as twelve files of the same kind, in order; modification times ascend."""
-    into.mkdir()
-    packed = file.suffix == ".gz"
-    lines = (gzip.decompress(file.read_bytes()) if packed else file.read_bytes()).splitlines(keepends=True)
-    head, body = lines[:header], lines[header:]
-    size = -(-len(body) // PARTS)
-    for n in range(PARTS):
-        content = b"".join([*head, *body[n * size : (n + 1) * size]])
-        part = into / f"{n:02}{''.join(file.suffixes[-2:]) if packed else file.suffix}"
-        part.write_bytes(gzip.compress(content) if packed else content)
-        os.utime(part, (1_500_000_000 + n, 1_500_000_000 + n))
-
-
-def slackwater(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The command, in this process: it finds the running Spark session."""
-    monkeypatch.setattr(sys, "argv", ["slackwater", *arguments])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-    return int(ended.value.code or 0)
-
-
 def result(home: Path) -> pl.DataFrame:
     return pl.concat([pl.read_parquet(p) for p in sorted((home / "out").glob("*.parquet"))])
 
 
-def check(name: str, frame: pl.DataFrame) -> None:
-    """The known answers."""
-    n = frame["n"]
-    match name:
-        case "wiki-hourly":
-            assert frame.sort("window_start")["deleted"].to_list() == HOURLY_DELETED
-            assert n.sum() == 39_244
-        case "wiki-hopping":
-            assert (frame.height, n.sum()) == (96, 156_976)
-        case "wiki-sessions":
-            assert (frame.height, n.max(), (n == 1).sum(), n.sum()) == (16_097, 3_385, 12_315, 39_244)
-        case "college":
-            assert (frame.height, n.max(), (n == 1).sum(), n.sum()) == (25_244, 165, 15_780, 59_835)
-        case "apache":
-            assert (frame.height, n.sum()) == (3_052, 10_000)
-        case "ibis":
-            assert (frame.height, n.sum()) == (7_453, 10_178)
-
-
 @pytest.mark.parametrize("name", PIPELINES)
-@pytest.mark.parametrize("cut", ["whole", "split"])
+@pytest.mark.parametrize("cut", some(["split", "whole"]))
 @pytest.mark.usefixtures("spark")
 def test_the_known_answer_comes_out(
     shared_data: Path,
@@ -194,8 +83,8 @@ def test_the_known_answer_comes_out(
     else:
         split(file, tmp_path / "in", PIPELINES[name].get("header", 0))
         path = config(name, tmp_path, f"{tmp_path}/in/*", "max_files_per_trigger = 1")
-    assert slackwater(monkeypatch, "check", str(path)) == 0
-    assert slackwater(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
+    assert command(monkeypatch, "check", str(path)) == 0
+    assert command(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
     check(name, result(tmp_path))
     said = capsys.readouterr()
     assert "0 late, 0 refused, 0 bad" in said.out
@@ -209,7 +98,7 @@ def test_a_poisoned_clock_is_told_plainly(
     """The first 45 rows are up to 50 days off: nearly everything after them is late, and nothing of that is silent."""
     split(shared_data / "wikiticker-bad-clock.json.gz", tmp_path / "in", 0)
     path = config("wiki-hourly", tmp_path, f"{tmp_path}/in/*", "max_files_per_trigger = 1")
-    assert slackwater(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
+    assert command(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
     said = capsys.readouterr()
     assert "late rows dropped (watermark 2015-11-" in said.err
     assert "most rows came late: the newest event time read is 2015-" in said.out
@@ -220,7 +109,7 @@ def test_a_poisoned_clock_is_told_plainly(
     assert f"read from {tmp_path}/in/" in log
 
 
-@pytest.mark.parametrize("cut", ["whole", "split"])
+@pytest.mark.parametrize("cut", some(["split", "whole"]))
 @pytest.mark.usefixtures("spark")
 def test_a_poisoned_clock_is_held_back_by_max_jump_ms(
     shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cut: str
@@ -233,7 +122,7 @@ def test_a_poisoned_clock_is_held_back_by_max_jump_ms(
         split(file, tmp_path / "in", 0)
         path = config("wiki-hourly", tmp_path, f"{tmp_path}/in/*", "max_files_per_trigger = 1")
     path.write_text(path.read_text().replace('duration_ms = "1h"', 'duration_ms = "1h"\nmax_jump_ms = "1h"'))
-    assert slackwater(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
+    assert command(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
     said = capsys.readouterr()
     assert "39,244 used, 0 late, 0 refused, 0 bad" in said.out
     assert 'source "events" jumps from 2015-09-1' in " ".join(said.err.split())
@@ -297,7 +186,7 @@ kind = "postgres"
 url = "{url}"
 """
     )
-    assert slackwater(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
+    assert command(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
     with psycopg.connect(url) as db:
         table = db.execute("SELECT author_id, window_start, window_end, n FROM sessions").fetchall()
         letters = db.execute("SELECT reason, cause, value FROM letters").fetchall()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.support.effort import some
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -120,7 +121,7 @@ def clean(text: str) -> None:
         assert foreign not in text, text
 
 
-@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("within", some([True, False]))
 def test_a_spark_that_was_killed_is_one_line_and_the_next_start_goes_on(home: Path, within: bool) -> None:
     """SIGKILL to its process, between two epochs and within one: what the system does when memory runs out."""
     child = Child(home, "-m", "slackwater.cli.main", "run", "life.toml")
@@ -174,7 +175,9 @@ def test_python_hears_the_run_and_its_end_and_runs_on_after_spark_was_killed(hom
     assert text.splitlines()[-1] == "over"
 
 
-@pytest.mark.parametrize("logging", ["", "logging.basicConfig(level=logging.INFO, format='mine %(name)s %(message)s')"])
+@pytest.mark.parametrize(
+    "logging", some(["", "logging.basicConfig(level=logging.INFO, format='mine %(name)s %(message)s')"])
+)
 def test_a_bad_row_is_one_line_in_python(home: Path, logging: str) -> None:
     rows(home, 1, ts="nonsense")
     child = Child(home, "-c", SCRIPT.format(before=logging, flags={"available_now": True}, after=""))
@@ -234,14 +237,15 @@ def test_an_interrupt_while_spark_starts_ends_at_once_and_leaves_no_process(home
     assert (len(gone), alive) == (len(started), [])
 
 
-def test_the_checkpoint_of_many_epochs_stays_small(home: Path) -> None:
+@pytest.mark.parametrize("epochs", some([30, 60]))
+def test_the_checkpoint_of_many_epochs_stays_small(home: Path, epochs: int) -> None:
     """Spark keeps 100 batches, each several files, and all lists of files for ten minutes, unless told otherwise."""
     config = (home / "life.toml").read_text().replace('format = "json"', 'format = "json"\nmax_files_per_trigger = 1')
     (home / "life.toml").write_text(config)
-    for number in range(2, 61):
+    for number in range(2, epochs + 1):
         rows(home, number)
     child = Child(home, "-m", "slackwater.cli.main", "run", "life.toml", "--available-now")
     assert child.ends() == 0, child.said()
-    assert committed(home) == 59
+    assert committed(home) == epochs - 1
     files = [p for p in (home / "state" / "life" / "checkpoint").rglob("*") if p.is_file()]
     assert len(files) < 60, sorted(map(str, files))

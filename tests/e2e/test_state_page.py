@@ -17,7 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.e2e.test_docs import ROOT, block, command
+from tests.support.command import command
+from tests.support.effort import some
+from tests.support.pages import ROOT, block
 
 pytestmark = pytest.mark.spark
 PAGE = "docs/state.md"
@@ -25,7 +27,7 @@ IN_FILES = '[state_store]\nkind = "files"\npath = "state"\n'
 IN_POSTGRES = '[state_store]\nkind = "postgres"\nurl = "${STATE_URL}"\n'
 
 
-@pytest.fixture(params=["files", "postgres"])
+@pytest.fixture(params=some(["files", "postgres"]))
 def where(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A directory with the README's pipeline and its events; how the place of its states is named."""
     monkeypatch.chdir(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import time
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import websocket
+from tests.support.needs import needed
 from tests.support.ui_states import config, drawn, joined_and_counted, ran, watched
 
 from slackwater.cli.ui import watched_at
@@ -133,10 +133,7 @@ def until(there: Callable[[], Any]) -> None:
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Browser]:
-    if CHROMIUM is None:
-        if os.environ.get("CI"):
-            pytest.fail("there is no Chromium, and this machine says CI: apt-get install chromium")
-        pytest.skip("there is no Chromium; get it with: apt-get install chromium")
+    needed("Chromium", CHROMIUM is not None, "apt-get install chromium")
     found = Browser(tmp_path / "browser")
     yield found
     found.close()

@@ -3,44 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.laws.drawn import CAP, GAP, KINDS, MS, NAN, SHAPES, ordered_rows, script, splits
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.testing import oracle
 from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Rows, run_local
 
-settings.register_profile(
-    "laws",
-    max_examples=int(os.environ.get("SLACKWATER_LAWS_EXAMPLES", "25")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    derandomize="CI" in os.environ,
-)
-settings.load_profile("laws")
-
-MS = 1000
-GAP, CAP, DURATION, HOP = 5, 20, 12, 5  # milliseconds
 SCHEMA = {"k": "double", "u": "string", "id": "bigint", "x": "bigint", "f": "double"}
-NAN = float("nan")
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "session": {"kind": "session", "gap_ms": GAP, "max_session_duration_ms": CAP},
-    "tumbling": {"kind": "tumbling", "duration_ms": DURATION, "max_groups_per_window": 1000},
-    "hopping": {
-        "kind": "hopping",
-        "duration_ms": DURATION,
-        "hop_ms": HOP,
-        "offset_ms": -2,
-        "max_groups_per_window": 1000,
-    },
-}
-KINDS = pytest.mark.parametrize("kind", SHAPES)
 
 
 def window(kind: str, **given_: Any) -> Window:
@@ -55,41 +30,6 @@ def window(kind: str, **given_: Any) -> Window:
         agg("count_distinct", "f", mode="exact", max_distinct_values_per_group=1000),
     ]
     return Window(**{"group_by": ["k", "u"], "aggregations": aggregations, **SHAPES[kind], **given_})
-
-
-# Times cluster where the rules bite: exactly a gap apart, one more, on the cap, on the edges of windows, before 1970.
-steps = st.sampled_from([0, 1, 2, GAP - 1, GAP, GAP + 1, DURATION, CAP - GAP, CAP - 1, CAP, 40])
-
-
-@st.composite
-def ordered_rows(draw: st.DrawFn, most: int = 30) -> list[dict[str, Any]]:
-    """Rows in event-time order; `id` is a power of two, so that a sum of ids names its members."""
-    at = draw(st.integers(-60, 20))
-    rows = []
-    for n in range(draw(st.integers(1, most))):
-        at += draw(steps)
-        rows.append(
-            {
-                "ts": at * MS,
-                "k": draw(st.sampled_from([None, 0.0, -0.0, NAN, 1.5])),
-                "u": draw(st.sampled_from(["a", None])),
-                "id": 1 << n,
-                "x": draw(st.sampled_from([None, 3, -(1 << 62), 1 << 61])),
-                "f": draw(st.sampled_from([None, NAN, -0.0, 0.0, 2.5, -1.0])),
-            }
-        )
-    return rows
-
-
-@st.composite
-def splits(draw: st.DrawFn, rows: Sequence[Any]) -> list[list[Any]]:
-    """The rows cut into micro-batches, some of them empty."""
-    edges = sorted(draw(st.lists(st.integers(0, len(rows)), max_size=6)))
-    return [list(rows[a:b]) for a, b in zip([0, *edges], [*edges, len(rows)], strict=True)]
-
-
-def script(epochs: Sequence[Sequence[Any]]) -> list[Rows]:
-    return [Rows({"a": e}) for e in epochs if e]
 
 
 def answer(rows: Sequence[Any]) -> list[tuple[Any, ...]]:

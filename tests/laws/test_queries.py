@@ -6,11 +6,12 @@ import os
 
 import pytest
 from tests.laws import queries
+from tests.support.effort import some
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "20"))
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, 20))
+@pytest.mark.parametrize("first", some(range(0, SEEDS, 20)))
 def test_a_view_shows_what_would_come_out(first: int) -> None:
     found = [queries.check(seed, seed % 5 == 0) for seed in range(first, first + 20)]
     assert sum(opened for opened, _ in found) > 20

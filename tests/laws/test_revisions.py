@@ -8,36 +8,19 @@ from typing import Any
 
 import pytest
 from tests.laws import naive, revisions
-from tests.laws.revisions import GAP, MS, SCHEMA
+from tests.laws.revisions import MS, SCHEMA
+from tests.laws.ways import WAYS, ran, sessions, tumbling, ways_to_emit
+from tests.support.effort import some
 
-from slackwater.config.window import Aggregation, Window
-from slackwater.testing.kit import Crash, LocalResult, Rows, run_local
+from slackwater.testing.kit import Crash, LocalResult, run_local
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, 20))
+@pytest.mark.parametrize("first", some(range(0, SEEDS, 20)))
 def test_seeded_runs(first: int) -> None:
     for seed in range(first, first + 20):
         revisions.checked(seed)
-
-
-def sessions(**settings: Any) -> Window:
-    return Window(
-        kind="session",
-        gap_ms=GAP,
-        max_session_duration_ms=100,
-        group_by=["u"],
-        aggregations=[Aggregation(agg="count", as_="n")],
-        emit_metadata=True,
-        **settings,
-    )
-
-
-def ran(window: Window, *epochs: list[int], **more: Any) -> LocalResult:
-    """Run over epochs of event times (in ms) of one user."""
-    script = [Rows({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 0.0} for t in times]}) for times in epochs]
-    return run_local(window, script, SCHEMA, flush=False, upserts=False, **more)
 
 
 def said(result: LocalResult) -> list[tuple[Any, ...]]:
@@ -121,18 +104,6 @@ def test_updates_wait_for_their_interval_but_not_once_a_window_closes() -> None:
     assert said(result) == [(0, "update", 0, 1, 1), (2, "close", 0, 2, 2)]
 
 
-def tumbling(**settings: Any) -> Window:
-    return Window(
-        kind="tumbling",
-        duration_ms=10,
-        max_groups_per_window=10,
-        group_by=["u"],
-        aggregations=[Aggregation(agg="count", as_="n")],
-        emit_metadata=True,
-        **settings,
-    )
-
-
 def test_only_the_corrected_window_is_emitted_again() -> None:
     result = ran(tumbling(late_data="reopen", allowed_lateness_ms=30), [0, 11], [25], [3], [4, 21])
     assert said(result) == [
@@ -171,30 +142,6 @@ def test_windows_of_late_rows_and_the_others_together_hold_every_row(seed: int) 
         counted[revisions.identity(row)] += row["ids"]
     rows = [r for epoch in run.epochs for r in epoch]
     assert counted == {revisions.identity(w): w["ids"] for w in naive.answer(run.spec, rows)}
-
-
-WAYS = {
-    kind: [[], [("close", 0, 2)], [("late", 0, 3)], [("late", 0, 4), ("update", 30, 2)], last]
-    for kind, last in (("tumbling", [("close", 30, 2)]), ("session", []))
-}
-
-
-def ways_to_emit(kind: str, **store: Any) -> list[list[tuple[Any, ...]]]:
-    """Dropped, then reopened, then updates, then dropped again, each from the state of the one before."""
-    make = tumbling if kind == "tumbling" else sessions
-    reopen = {"lateness_ms": 2, "late_data": "reopen", "allowed_lateness_ms": 100}
-    ways: list[tuple[dict[str, Any], list[int]]] = [
-        ({"lateness_ms": 2}, [0, 1]),
-        (reopen, [30]),
-        (reopen, [2]),
-        ({**reopen, "emit": "updates"}, [3, 31]),
-        ({"lateness_ms": 2}, [60]),
-    ]
-    found = []
-    for settings, times in ways:
-        result = ran(make(**settings), times, **store)
-        found.append([(r["_emit_reason"], r["window_start"] // MS, r["n"]) for r in result.rows])
-    return found
 
 
 @pytest.mark.parametrize("kind", ["tumbling", "session"])

@@ -7,8 +7,10 @@ import math
 from typing import Any
 
 import pytest
-from tests.conftest import Runner
-from tests.spark.test_engine import NAN, SCHEMA, WINDOWS, sample, us
+from tests.support.effort import some
+from tests.support.events import NAN, SCHEMA, WINDOWS, sample, us
+from tests.support.longest import Longest
+from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.errors import CapExceededError, EpochError, StartError, ValueRangeError
@@ -65,8 +67,9 @@ def answer(rows: list[dict[str, Any]]) -> list[Any]:
     return sorted((sorted(plain(r).items()) for r in rows), key=repr)
 
 
-@pytest.mark.parametrize("in_sql", [True, False])
-@pytest.mark.parametrize("kind", ["session", "hopping"])
+@pytest.mark.parametrize(
+    ("kind", "in_sql"), some([("session", True), ("hopping", False), ("session", False), ("hopping", True)], keep=2)
+)
 def test_they_agree_with_the_oracle(runner: Runner, kind: str, in_sql: bool) -> None:
     rows = sample()
     for part in range(3):
@@ -137,30 +140,7 @@ def test_sets_that_spark_makes_are_held_to_their_bound(runner: Runner) -> None:
                 runner.run(**settings)
 
 
-class Longest(sw.Aggregator):
-    """The longest text of a key, with the key in front of it: its merge takes the keys."""
-
-    inputs = {"text": "string"}  # noqa: RUF012 — as users write it
-    accumulators = {"found": "string"}  # noqa: RUF012
-    output = "string"
-    wants_keys = True
-
-    def __init__(self, mark: str = ": ", fail: bool = False) -> None:
-        self.mark, self.fail = mark, fail
-
-    def lift(self, text: Any) -> Any:
-        return {"found": text.str.to_integer() if self.fail else text}
-
-    def merge(self, keys: Any, found: Any) -> Any:
-        bare = found.str.split(self.mark).list.last()
-        best = bare.sort_by([bare.str.len_chars(), bare]).drop_nulls().last()
-        return {"found": keys["user"] + self.mark + best}
-
-    def finish(self, found: Any) -> Any:
-        return found
-
-
-@pytest.mark.parametrize("kind", ["session", "hopping"])
+@pytest.mark.parametrize("kind", some(["session", "hopping"]))
 def test_one_of_a_users_own_takes_the_keys_and_tells_what_fails(runner: Runner, kind: str) -> None:
     rows = [{"user": "a", "s": "x" * (n % 7) or "long", "ts": f"2024-03-01T00:00:{n:02}Z"} for n in range(20)]
     runner.write("0.jsonl", rows[:10])

@@ -11,10 +11,11 @@ from typing import Any
 import polars as pl
 import pytest
 from confluent_kafka import Producer
-from tests.conftest import Runner
-from tests.spark.test_engine import iso, us
-from tests.spark.test_kafka import SCHEMA as RECORD
-from tests.spark.test_kafka import START_MS, Make, topic
+from tests.support.effort import some
+from tests.support.events import iso, us
+from tests.support.runner import Runner
+from tests.support.topics import SCHEMA as RECORD
+from tests.support.topics import START_MS, Make
 
 import slackwater as sw
 from slackwater.cli.main import main
@@ -24,7 +25,6 @@ from slackwater.query.outputs import Output, output_at
 from slackwater.query.where import names_at
 from slackwater.runner.backfill import Backfilled, backfill
 
-__all__ = ["topic"]  # a fixture
 pytestmark = pytest.mark.spark
 SCHEMA = "user STRING, amount BIGINT, ts TIMESTAMP"
 MINUTE = 60
@@ -92,7 +92,7 @@ def assert_same(a: pl.DataFrame, b: pl.DataFrame) -> None:
     assert found.same, (found.only_examples, found.different_examples)
 
 
-@pytest.mark.parametrize("kind", WINDOWS)
+@pytest.mark.parametrize("kind", some(WINDOWS))
 def test_the_windows_of_the_range_are_those_of_the_live_run(runner: Runner, kind: str) -> None:
     """Sessions that the cap cuts among them; nothing else is in the other table."""
     prepared(runner)
@@ -135,7 +135,7 @@ def test_it_repairs_the_target_and_the_live_run_goes_on(runner: Runner) -> None:
     assert "new" in output_at(lake).rows["user"].to_list()
 
 
-@pytest.mark.parametrize("store", ["files", "postgres"])
+@pytest.mark.parametrize("store", some(["postgres", "files"]))
 def test_an_interrupted_one_goes_on(runner: Runner, store: str, request: pytest.FixtureRequest) -> None:
     prepared(runner)
     more: dict[str, Any] = {}

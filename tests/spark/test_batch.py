@@ -8,10 +8,11 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.conftest import Runner
-from tests.e2e.test_real_data import PIPELINES, check
-from tests.spark.test_aggregations import Longest
-from tests.spark.test_engine import SCHEMA, comparable, iso, sample, window
+from tests.support.effort import some
+from tests.support.events import SCHEMA, comparable, iso, sample, window
+from tests.support.longest import Longest
+from tests.support.real_data import PIPELINES, check
+from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.errors import ConfigError, StartError
@@ -44,8 +45,8 @@ def counts(kind: str = "session", **more: Any) -> sw.Window:
     return sw.Window(**{**given, **shape, **more})
 
 
-@pytest.mark.parametrize("kind", ["session", "tumbling", "hopping"])
-@pytest.mark.parametrize("shards", [None, 3])
+@pytest.mark.parametrize("kind", some(["hopping", "session", "tumbling"]))
+@pytest.mark.parametrize("shards", some([3, None]))
 def test_every_aggregation_agrees_with_a_streaming_run(runner: Runner, kind: str, shards: int | None) -> None:
     """Sessions are cut by the cap among them; the streaming run takes three epochs."""
     rows = sample(90)
@@ -68,7 +69,7 @@ def test_every_aggregation_agrees_with_a_streaming_run(runner: Runner, kind: str
     assert comparable(frame) == comparable(expected)
 
 
-@pytest.mark.parametrize("kind", ["session", "hopping"])
+@pytest.mark.parametrize("kind", some(["hopping", "session"]))
 def test_a_users_own_aggregation_and_columns_with_dots(runner: Runner, kind: str) -> None:
     rows = [{"user": "ab"[n % 2], "s": "x" * (n % 7), "a.dot": n % 3, "ts": iso(9 * n)} for n in range(40)]
     runner.write("0.jsonl", rows)
@@ -115,7 +116,7 @@ def test_it_is_a_plan_until_it_is_asked_for(runner: Runner) -> None:
         found.collect()
 
 
-@pytest.mark.parametrize("kind", ["session", "tumbling"])
+@pytest.mark.parametrize("kind", some(["session", "tumbling"]))
 def test_bad_rows_are_left_out_if_that_is_asked_for(runner: Runner, kind: str) -> None:
     times = [iso(0), None, "2999-01-01T00:00:00Z", iso(5)]
     runner.write("0.jsonl", [{"user": "a", "ts": at} for at in times])
@@ -139,7 +140,7 @@ def test_a_row_that_brings_no_gap(runner: Runner) -> None:
     assert expected["n"].to_list() == [2]
 
 
-@pytest.mark.parametrize("emit", ["on_close", "final"])
+@pytest.mark.parametrize("emit", some(["final", "on_close"]))
 def test_without_a_flush_what_is_open_stays_away(runner: Runner, emit: str) -> None:
     rows = [{"user": "ab"[n % 2], "ts": iso(at)} for n, at in enumerate([0, 1, 70, 71, 150, 151, 300])]
     runner.write("0.jsonl", rows)
@@ -214,7 +215,7 @@ def test_the_known_answers(spark: Any, shared_data: Path) -> None:
     check("ibis", collected(sw.batch(ibis, authors)))  # 35 % of the rows are out of order: here none is late
 
 
-@pytest.mark.parametrize("how", ["inner", "left", "right", "full"])
+@pytest.mark.parametrize("how", some(["full", "inner", "left", "right"]))
 def test_a_join_agrees_with_a_streaming_run(runner: Runner, how: str) -> None:
     for part in range(2):
         rows = [{"k": [None, 1, 2][n % 3], "v": n, "ts": iso(13 * n)} for n in range(part, 40, 2)]

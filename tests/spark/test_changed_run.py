@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.conftest import Runner
-from tests.spark import test_joins as joined
-from tests.spark.test_engine import SIMPLE, events, simple
+from tests.support import joined
+from tests.support.events import SIMPLE, events, simple
+from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.state.files.store import FilesStore

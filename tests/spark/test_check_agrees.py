@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
-from tests.support.sql_cases import ACCEPTED, REFUSED, pipeline
-from tests.unit.config.test_sql_check import DDL, NO_DDL
+from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, pipeline
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import StartError

@@ -2,66 +2,20 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from tests.conftest import Runner
+from tests.support.effort import some
+from tests.support.joined import ORDERS, PAYMENTS, join, sources, stamp, written
+from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.errors import CapExceededError, StartError
 
 pytestmark = pytest.mark.spark
-
-ORDERS = "order_id INT, region STRING, amount DOUBLE, ts TIMESTAMP"
-PAYMENTS = "paid_order BIGINT, region STRING, method STRING, ts TIMESTAMP"
-
-
-def stamp(second: float) -> str:
-    minutes, rest = divmod(second, 60)
-    return f"2024-03-01T10:{int(minutes):02d}:{rest:06.3f}Z"
-
-
-def written(runner: Runner, seed: int, late: bool = False) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Two directories of five files each, with duplicates, NULL keys and disorder within ten seconds."""
-    chance = random.Random(seed)
-    orders: list[dict[str, Any]] = []
-    payments: list[dict[str, Any]] = []
-    for epoch in range(5):
-        for rows, key, more in ((orders, "order_id", "amount"), (payments, "paid_order", "method")):
-            some = []
-            for _ in range(40):
-                at = 60 * epoch + chance.randrange(600) / 10 - (chance.choice([0, 5, 200]) if late else 0)
-                value = chance.choice([1.5, 0.0, None]) if more == "amount" else chance.choice(["card", "cash"])
-                region = chance.choice(["eu", "us", None])
-                some.append({key: chance.randrange(12), "region": region, more: value, "ts": stamp(max(at, 0))})
-                if chance.random() < 0.1:
-                    some.append(dict(some[-1]))
-            runner.write(f"{epoch}.jsonl", some, folder=key)
-            rows += some
-    return orders, payments
-
-
-def sources(runner: Runner, files: tuple[int, int] = (1, 1)) -> list[Any]:
-    return [
-        runner.source(ORDERS, "orders", "order_id", max_files_per_trigger=files[0]),
-        runner.source(PAYMENTS, "payments", "paid_order", max_files_per_trigger=files[1]),
-    ]
-
-
-def join(kind: str = "inner", **settings: Any) -> Any:
-    given: dict[str, Any] = {
-        "left_keys": ["order_id", "region"],
-        "right_keys": ["paid_order", "region"],
-        "lower_ms": "-20s",
-        "upper_ms": "30s",
-        "event_time_column": "ts",
-        "lateness_ms": "2m",
-    }
-    return sw.Join(kind=kind, left_source="orders", right_source="payments", **(given | settings))
 
 
 def expected(runner: Runner, kind: str) -> Counter[Any]:
@@ -86,7 +40,8 @@ def _word(value: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "files"), [("inner", (1, 1)), ("left", (1, 1)), ("right", (2, 1)), ("full", (1, 1)), ("full", (5, 2))]
+    ("kind", "files"),
+    some([("full", (5, 2)), ("left", (1, 1)), ("inner", (1, 1)), ("right", (2, 1)), ("full", (1, 1))]),
 )
 def test_the_answer_is_that_of_a_batch_join(runner: Runner, kind: str, files: tuple[int, int]) -> None:
     written(runner, 7)
@@ -248,7 +203,7 @@ def test_too_many_rows_of_a_key_stop_the_epoch(runner: Runner) -> None:
         runner.run(sources=sources(runner), join=join(max_rows_per_key=19))
 
 
-@pytest.mark.parametrize("state", ["postgres", "files"])
+@pytest.mark.parametrize("state", some(["postgres", "files"]))
 def test_pairs_and_state_in_postgres(runner: Runner, postgres: Any, state: str, tmp_path: Path) -> None:
     """The output is added in the transaction of the state; what waits can be read with SQL."""
     written(runner, 11)

@@ -9,85 +9,20 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-from tests.conftest import Runner
 from tests.e2e.matrix import consume
+from tests.support.effort import some
+from tests.support.runner import Runner
+from tests.support.topics import START_MS, Make, counted, minutes, waited_for
 
 import slackwater as sw
 
 pytestmark = pytest.mark.spark
-
-START_MS = 1_700_000_000_000
-SCHEMA = "user STRING, amount BIGINT"
-
-
-class Topic:
-    """A topic of a test's own. Times are seconds after the start."""
-
-    def __init__(self, broker: Any, name: str, partitions: int = 1) -> None:
-        self.broker, self.name = broker, name
-        broker.create(name, partitions)
-
-    def send(
-        self,
-        *rows: Mapping[str, Any] | bytes | None,
-        at: float = 0.0,
-        partition: int = 0,
-        key: str | None = None,
-        headers: list[tuple[str, bytes]] | None = None,
-    ) -> None:
-        from confluent_kafka import Producer
-
-        producer = Producer({"bootstrap.servers": self.broker.address, "enable.idempotence": True})
-        for row in rows:
-            value = json.dumps(row) if isinstance(row, Mapping) else row
-            producer.produce(
-                self.name, value, key, partition=partition, timestamp=int(START_MS + 1000 * at), headers=headers or []
-            )
-        assert producer.flush(30) == 0
-
-    @property
-    def connection(self) -> Any:
-        return sw.KafkaConnection(bootstrap_servers=self.broker.address)
-
-    def source(self, **more: Any) -> Any:
-        given = {"name": "events", "connection": self.connection, "query": self.name, "schema": SCHEMA}
-        return sw.Source(**{k: v for k, v in {**given, **more}.items() if v is not None})
-
-
-Make = Callable[..., Topic]
-
-
-@pytest.fixture
-def topic(kafka: Any, request: pytest.FixtureRequest) -> Make:
-    made = iter(range(100))
-    return lambda partitions=1: Topic(kafka, f"t{abs(hash(request.node.nodeid)):x}-{next(made)}", partitions)
-
-
-def minutes(**more: Any) -> Any:
-    """Counts and sums per user and minute."""
-    given = {
-        "kind": "tumbling", "duration_ms": "1m", "group_by": ["user"], "max_groups_per_window": 1000,
-        "aggregations": [sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column="amount", as_="total")],
-    }  # fmt: skip
-    return sw.Window(**{**given, **more})
-
-
-def waited_for(what: Callable[[], Any]) -> None:
-    """Return once `what` holds; machines differ in speed, so only a hang is too long."""
-    end = time.monotonic() + 300
-    while not what():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
-
-
-def counted(frame: pl.DataFrame) -> list[tuple[Any, ...]]:
-    return sorted(frame.select("user", "n", "total").rows(), key=str)
 
 
 def test_json_with_a_schema_found_out_and_the_columns_of_a_record(runner: Runner, topic: Make) -> None:
@@ -252,7 +187,7 @@ def test_records_that_cannot_be_decoded_name_their_place(runner: Runner, topic: 
     assert runner.statuses[-1].counters.rows_bad == 5
 
 
-@pytest.mark.parametrize("place", ["files", "kafka", "postgres"])
+@pytest.mark.parametrize("place", some(["kafka", "files", "postgres"]))
 def test_dead_letters_keep_the_original_bytes(
     runner: Runner, topic: Make, kafka: Any, postgres: Any, place: str
 ) -> None:

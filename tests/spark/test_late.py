@@ -11,9 +11,10 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.conftest import Runner
-from tests.spark.test_engine import SIMPLE, events, simple, us
-from tests.spark.test_kafka import Make, minutes, topic, waited_for  # noqa: F401 — a fixture
+from tests.support.effort import some
+from tests.support.events import SIMPLE, events, simple, us
+from tests.support.runner import Runner
+from tests.support.topics import Make, minutes, waited_for
 
 import slackwater as sw
 from slackwater.engine import kill_points
@@ -204,8 +205,8 @@ def letters_of(frame: pl.DataFrame) -> dict[int, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("kind", SHAPES)
-def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -> None:  # noqa: F811
+@pytest.mark.parametrize("kind", some(["session", "hopping", "tumbling"]))
+def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -> None:
     stream = topic(1)
     sql = "SELECT upper(user) AS user, amount, _event_ts FROM source WHERE amount > 0"
     given = {
@@ -246,7 +247,7 @@ def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -
         assert starts == ([] if first is None else [first + 20 * k for k in range(count)])
 
 
-def test_late_and_bad_records_side_by_side_in_postgres(runner: Runner, topic: Make, postgres: Any) -> None:  # noqa: F811
+def test_late_and_bad_records_side_by_side_in_postgres(runner: Runner, topic: Make, postgres: Any) -> None:
     """State, results and letters in one database; a hopping row that is late for a part of its windows is used as well."""
     stream, url = topic(1), postgres.database(f"late{time.time_ns()}")
     given = {
@@ -283,8 +284,8 @@ def test_late_and_bad_records_side_by_side_in_postgres(runner: Runner, topic: Ma
     assert (counters.rows_late, counters.rows_partly_late, counters.late_windows) == (1, 1, 5)
 
 
-@pytest.mark.parametrize("kind", ["tumbling", "session"])
-def test_rows_of_an_idle_partition_are_told_apart(runner: Runner, topic: Make, kind: str) -> None:  # noqa: F811
+@pytest.mark.parametrize("kind", some(["session", "tumbling"]))
+def test_rows_of_an_idle_partition_are_told_apart(runner: Runner, topic: Make, kind: str) -> None:
     """The second partition is silent until the watermark went on without it; its old row is late, cause idle.
 
     The first one keeps talking: were both silent at once, nothing would move the watermark.
@@ -321,7 +322,7 @@ def test_rows_of_an_idle_partition_are_told_apart(runner: Runner, topic: Make, k
     assert runner.statuses[-1].counters.late == {"idle": 1}
 
 
-@pytest.mark.parametrize("kind", ["tumbling", "session"])
+@pytest.mark.parametrize("kind", some(["session", "tumbling"]))
 def test_rows_of_files_are_json_and_lookups_multiply_them(runner: Runner, kind: str) -> None:
     """Two sources, the slower one named as the holder; a row that a lookup makes two of has a letter for each."""
     pl.DataFrame({"user": ["a", "a", "b"], "team": ["red", "blue", "red"]}).write_parquet(runner.home / "users.parquet")
@@ -349,11 +350,20 @@ def test_rows_of_files_are_json_and_lookups_multiply_them(runner: Runner, kind: 
 STEPS = ["ingest.after", "commit.before", "commit.after", "write.after", "note.after", "checkpoint.before"]
 
 
-@pytest.mark.parametrize(("kind", "step"), [*(("session", s) for s in STEPS), ("tumbling", "commit.before")])
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    some(
+        [
+            ("session", "commit.after"),
+            *(("session", s) for s in STEPS if s != "commit.after"),
+            ("tumbling", "commit.before"),
+        ]
+    ),
+)
 def test_dying_at_a_named_step_loses_and_doubles_no_letter(
     runner: Runner, kind: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.spark.test_golden import _DieOnce
+    from tests.support.deaths import DieOnce
 
     for n, second in enumerate((300, 0, 310)):
         runner.write(f"{n}.jsonl", events(second, second + 1))
@@ -364,7 +374,7 @@ def test_dying_at_a_named_step_loses_and_doubles_no_letter(
         "window": simple(late_data="dlq", **shape),
         "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
     }
-    death = _DieOnce(step, 1)
+    death = DieOnce(step, 1)
     monkeypatch.setattr(kill_points, "from_environment", lambda: death)
     with pytest.raises(sw.SlackwaterError, match="test: epoch 1 was "):
         runner.run(**given)
@@ -401,7 +411,7 @@ def test_input_that_changes_between_the_two_looks_stops_the_epoch(
     assert pl.read_parquet(runner.home / "letters" / "*.parquet").height == 1
 
 
-@pytest.mark.parametrize("kind", ["tumbling", "session"])
+@pytest.mark.parametrize("kind", some(["session", "tumbling"]))
 def test_a_new_watermark_compiles_nothing(runner: Runner, kind: str) -> None:
     """The watermark is no literal in Spark's plans: epochs after the first few run code that is there."""
     for n in range(7):

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import Runner
-from tests.spark.test_engine import SIMPLE, events, simple, us
+from tests.support.events import SIMPLE, events, simple, us
+from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.core.hashing import spark_xxhash64

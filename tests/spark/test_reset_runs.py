@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import Runner
-from tests.spark.test_kafka import START_MS, Make, counted, minutes, topic
+from tests.support.effort import some
+from tests.support.runner import Runner
+from tests.support.topics import START_MS, Make, counted, minutes
 
 import slackwater as sw
 from slackwater.cli.main import main
 
 pytestmark = pytest.mark.spark
-__all__ = ["topic"]
 CONFIG = """
 name = "test"
 [connections.bus]
@@ -88,7 +88,7 @@ def test_kafka_is_read_from_where_the_broker_says(
     assert counted(out) == [("a", 4 + 2 + 1, 10 + 7 + 1000), ("b", 2, 20)]
 
 
-@pytest.mark.parametrize("kind", ["files", "postgres"])
+@pytest.mark.parametrize("kind", some(["postgres", "files"]))
 def test_files_are_read_again(
     kind: str,
     runner: Runner,

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import Runner
-from tests.spark.test_engine import us
+from tests.support.effort import some
+from tests.support.events import us
+from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.core.schema import Field
@@ -116,8 +117,10 @@ def test_a_text_without_a_zone_is_of_event_time_zone(spark: Any) -> None:
     assert read(spark, NO_TIMES, "Europe/Berlin") == [None] * len(NO_TIMES)
 
 
-@pytest.mark.parametrize("form", ["json", "csv"])
-@pytest.mark.parametrize("kind", ["STRING", "TIMESTAMP", "DATE"])
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    some([(form, kind) for form in ("json", "csv") for kind in ("TIMESTAMP", "STRING", "DATE")]),
+)
 def test_rows_without_a_date_become_letters_and_stay_letters(runner: Runner, form: str, kind: str) -> None:
     """Read as text and as a time, from JSON and CSV; a replay judges them as before, whatever day it is."""
     texts = ["2024-03-01T09:00:00Z", "10:15", "2024", "T10:15:00Z", "2024-03-01T10:15:00Z", "2024-03-03"]

@@ -7,8 +7,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.conftest import Runner
-from tests.spark.test_joins import written
+from tests.support.effort import some
+from tests.support.joined import written
+from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.config import toml
@@ -85,7 +86,7 @@ FILES = 'kind = "files"\npath = "HOME/state"'
 POSTGRES = 'kind = "postgres"\nurl = "${WAREHOUSE_URL}"'
 
 
-@pytest.mark.parametrize("state", [FILES, POSTGRES], ids=["files", "postgres"])
+@pytest.mark.parametrize("state", some([pytest.param(POSTGRES, id="postgres"), pytest.param(FILES, id="files")]))
 def test_a_window_over_joined_rows(
     runner: Runner, postgres: Any, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.conftest import Runner
+from tests.support.effort import some
+from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.errors import BadRowError
@@ -47,7 +48,7 @@ WINDOWS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", WINDOWS)
+@pytest.mark.parametrize("kind", some(WINDOWS))
 def test_what_postgres_cannot_hold_is_a_letter_and_the_rest_goes_on(runner: Runner, postgres: Any, kind: str) -> None:
     url = postgres.database(f"unfit_{kind}")
     runner.write("0.jsonl", ROWS)

@@ -4,82 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from tests.support.command import GOOD, Command, Said
 
 from slackwater import __version__
-from slackwater.cli.main import main
 from slackwater.errors import CapExceededError, LockHeldError
 
-GOOD = """name = "user-sessions"
-
-[connections.lake]
-kind = "files"
-
-[[sources]]
-name = "events"
-connection = "lake"
-query = "in/*.jsonl"
-format = "json"
-schema = "user_id STRING, page STRING, ts TIMESTAMP"
-
-[transform.window]
-kind = "session"
-gap_ms = "30s"
-max_session_duration_ms = "2h"
-event_time_column = "ts"
-group_by = ["user_id"]
-max_groups_per_window = 1000
-
-[[transform.window.aggregations]]
-agg = "count"
-as = "events"
-
-[[transform.window.aggregations]]
-agg = "count_distinct"
-column = "page"
-as = "pages"
-
-[target]
-connection = "lake"
-path = "out"
-
-[state_store]
-kind = "files"
-path = "state"
-"""
 TUMBLING = (
     GOOD.replace('"session"', '"tumbling"')
     .replace('gap_ms = "30s"\nmax_session_duration_ms = "2h"', 'duration_ms = "1m"')
     .split("[state_store]")[0]
 )
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Said]
-
-
-@pytest.fixture
-def slackwater(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """The command in this process, in a directory of its own."""
-    monkeypatch.chdir(tmp_path)
-
-    def command(*arguments: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["slackwater", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return Said(int(ended.value.code or 0), said.out, said.err)
-
-    return command
 
 
 def write(text: str, name: str = "p.toml") -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.unit.test_metrics import STATUS
+from tests.support.statuses import STATUS
 
 from slackwater.cli import demo_kafka
 from slackwater.cli.clicks import FILES, HOURS, MORNING, generate

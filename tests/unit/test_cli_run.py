@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.unit.test_cli import GOOD
-from tests.unit.test_metrics import COUNTERS, STATUS
+from tests.support.command import GOOD
+from tests.support.statuses import COUNTERS, STATUS
 
 from slackwater.cli.runner import _signals, run_file
 from slackwater.cli.text import ago, describe, moment, summary
@@ -32,7 +32,7 @@ STAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ "
 FAKE = """
 import sys, time
 import slackwater.runner.run as engine
-from tests.unit.test_metrics import STATUS
+from tests.support.statuses import STATUS
 from slackwater.cli.main import main
 
 def run(pipeline, *, on_status, on_notice, stop, **flags):

@@ -7,41 +7,16 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from tests.unit.config.test_errors import BASE, CASES
-from tests.unit.test_pages import anchors
+from tests.support.command import Command
+from tests.support.mistakes import BASE, CASES
+from tests.support.pages import anchors
 
-from slackwater.cli.main import main
 from slackwater.config import documented, json_schema
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Said]
-
-
-@pytest.fixture
-def slackwater(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    monkeypatch.chdir(tmp_path)
-
-    def command(*arguments: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["slackwater", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return Said(int(ended.value.code or 0), said.out, said.err)
-
-    return command
 
 
 def test_the_schema_is_printed(slackwater: Command) -> None:

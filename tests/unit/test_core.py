@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from tests.support.mistakes import BASE, DISTINCT, A
 from tests.support.states import commit_of
-from tests.unit.config.test_errors import BASE, DISTINCT, A
 
 from slackwater import explain
 from slackwater.config import toml

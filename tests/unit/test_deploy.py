@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tests.support.command import GOOD
+from tests.support.pages import anchors
 from tests.support.promql import Samples, grouping, parsed, selectors
-from tests.unit.test_cli import GOOD
-from tests.unit.test_metrics import COUNTERS, STATUS
-from tests.unit.test_pages import anchors
+from tests.support.statuses import COUNTERS, JOIN, STATUS, exposed
 from typer.main import get_command
 
 from slackwater import explain
@@ -22,7 +22,7 @@ from slackwater.cli.main import app
 from slackwater.config.toml import loads
 from slackwater.config.window import Aggregation, Window
 from slackwater.engine.observer import Waiting
-from slackwater.engine.status import Buffered, Counters, Status
+from slackwater.engine.status import Status
 from slackwater.metrics import PREFIX, Metrics
 from slackwater.testing.kit import Rows, run_local
 
@@ -42,22 +42,6 @@ QUERIES = [
         for t in p["targets"]
     ),
 ]
-SIDES = {
-    s: dict.fromkeys(("buffered", "late", "null_keys", "matched", "unmatched", "evicted"), 1) for s in ("left", "right")
-}
-JOIN = replace(
-    STATUS,
-    pipeline="pairs",
-    window_kind="join",
-    buffered={"left": Buffered(2), "right": Buffered(3, (50_000, "k=1"))},
-    counters=Counters(sides=SIDES),
-)
-
-
-def exposed(metrics: Metrics) -> Iterator[tuple[str, dict[str, str], float]]:
-    for family in metrics.collect():
-        for sample in family.samples:
-            yield sample.name, dict(sample.labels), sample.value
 
 
 @pytest.fixture(scope="module")

@@ -9,48 +9,15 @@ from urllib.request import urlopen
 
 import pytest
 from prometheus_client import generate_latest
-from tests.unit.test_cli import GOOD
+from tests.support.command import GOOD
+from tests.support.statuses import COUNTERS, STATUS
 
 from slackwater.config.toml import loads
 from slackwater.engine.observer import Waiting
-from slackwater.engine.status import Counters, SourceStatus, Status
+from slackwater.engine.status import Counters, Status
 from slackwater.errors import StartError
 from slackwater.metrics import Metrics, serve
 from slackwater.web.server import HttpServer
-
-COUNTERS = Counters(
-    rows_in=1000,
-    rows_sql=990,
-    rows_used=950,
-    rows_bad=10,
-    rows_refused=15,
-    late_windows=31,
-    late={"lateness": 20, "idle": 5},
-    emitted={"close": 40, "cap": 2},
-    letters={"late": 25, "no event time": 3},
-)
-STATUS = Status(
-    pipeline="clicks",
-    window_kind="session",
-    late_policy="drop",
-    epoch=7,
-    rows=100,
-    emitted=4,
-    late=1,
-    seconds=0.5,
-    phases={"ingest": 0.3, "commit": 0.01},
-    clock_us=1_700_000_000_000_000,
-    watermark_us=1_699_999_000_500_000,
-    sources=(
-        SourceStatus("web", 80, 1_699_999_001_500_000, 1_699_999_000_500_000, False, 0),
-        SourceStatus("app", 20, None, None, True, 60_000_000),
-    ),
-    windows_active=12,
-    groups=11,
-    state_bytes=4096,
-    counters=COUNTERS,
-    emit_lag_seconds=3.5,
-)
 
 
 def samples(metrics: Metrics) -> dict[str, float]:

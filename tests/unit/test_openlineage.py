@@ -6,15 +6,15 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openlineage.client import event_v2
-from tests.unit.test_cli import GOOD
+from tests.support.command import GOOD
+from tests.support.posted import Posted
 
 from slackwater import observe, secrets
 from slackwater.config.pipeline import Pipeline
@@ -201,45 +201,24 @@ def test_events_are_those_of_the_specification(events: Any, said: list[str]) -> 
         assert all(f["_producer"] and f["_schemaURL"] for f in facets)
 
 
-class Receiver(ThreadingHTTPServer):
-    daemon_threads = True
+class Receiver(Posted):
+    """Keeps the events that it takes."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.status, self.events, self.tries = 200, list[Event](), 0
-        self.came = threading.Condition()
+        super().__init__()
+        self.events = list[Event]()
 
-    def wait(self, count: int) -> None:
-        with self.came:
-            goal = self.tries + count
-            assert self.came.wait_for(lambda: self.tries >= goal, 60)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Receiver
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with self.server.came:
-            self.server.tries += 1
-            if self.server.status == 200:
-                self.server.events.append({**body, "path": self.path, "auth": self.headers["Authorization"]})
-            self.server.came.notify_all()
-        self.send_response(self.server.status)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *args: Any) -> None: ...
+    def taken(self, path: str, headers: Mapping[str, str], body: bytes) -> None:
+        if self.status == 200:
+            self.events.append({**json.loads(body), "path": path, "auth": headers.get("Authorization")})
 
 
 @pytest.fixture
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     server = Receiver()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("OPENLINEAGE_URL", f"http://127.0.0.1:{server.server_port}")
-    yield server
-    server.shutdown()
-    server.server_close()
+    monkeypatch.setenv("OPENLINEAGE_URL", server.url)
+    with server.serving():
+        yield server
 
 
 def test_the_clients_variables_say_where(receiver: Receiver, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,16 +6,15 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from tests.unit.test_cli import GOOD
-from tests.unit.test_deploy import JOIN, exposed
-from tests.unit.test_metrics import COUNTERS, STATUS
+from tests.support.command import GOOD
+from tests.support.posted import Posted
+from tests.support.statuses import COUNTERS, JOIN, STATUS, exposed
 
 from slackwater import observe, secrets
 from slackwater.config.toml import loads
@@ -26,22 +25,20 @@ from slackwater.metrics import BUCKETS, Metrics
 Series = dict[tuple[str, frozenset[tuple[str, str]]], Any]
 
 
-class Receiver(ThreadingHTTPServer):
-    """A collector: keeps what it was sent. `status`: what it answers."""
-
-    daemon_threads = True
+class Receiver(Posted):
+    """A collector: keeps what it was sent."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.status, self.requests = 200, list[ExportMetricsServiceRequest]()
+        super().__init__()
+        self.requests = list[ExportMetricsServiceRequest]()
         self.headers = list[dict[str, str]]()
-        self.came = threading.Condition()
 
-    def wait(self, count: int) -> None:
-        """Until so many more requests came."""
-        with self.came:
-            goal = len(self.headers) + count
-            assert self.came.wait_for(lambda: len(self.headers) >= goal, 60)
+    def taken(self, path: str, headers: Mapping[str, str], body: bytes) -> None:
+        self.headers.append({"path": path, **headers})
+        if self.status == 200:
+            request = ExportMetricsServiceRequest()
+            request.ParseFromString(body)
+            self.requests.append(request)
 
     def latest(self) -> Series:
         found: Series = {}
@@ -60,33 +57,12 @@ class Receiver(ThreadingHTTPServer):
         return {a.key: a.value.string_value for a in attributes}
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: Receiver
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        with self.server.came:
-            self.server.headers.append({"path": self.path, **dict(self.headers)})
-            if self.server.status == 200:
-                request = ExportMetricsServiceRequest()
-                request.ParseFromString(body)
-                self.server.requests.append(request)
-            self.server.came.notify_all()
-        self.send_response(self.server.status)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *args: Any) -> None: ...
-
-
 @pytest.fixture
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     server = Receiver()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    yield server
-    server.shutdown()
-    server.server_close()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)
+    with server.serving():
+        yield server
 
 
 @pytest.fixture(autouse=True)

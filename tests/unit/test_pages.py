@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.pages import FENCE, anchors
 
 from slackwater.config import toml
 
@@ -14,7 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     p.relative_to(ROOT) for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
 )
-FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]\n]*(?:\n[^\]\n]*)?\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
 
 
@@ -23,18 +23,6 @@ def links(text: str) -> Iterator[str]:
     prose = re.sub(r"`[^`\n]*`", "`", FENCE.sub("", text))
     yield from LINK.findall(prose)
     yield from re.findall(r"^\[[^\]]+\]:\s+(\S+)", prose, re.MULTILINE)
-
-
-def anchors(text: str) -> set[str]:
-    """What the headings of a page are called, as GitHub calls them."""
-    found: dict[str, int] = {}
-    for heading in re.findall(r"^#{1,6}\s+(.*?)\s*#*$", FENCE.sub("", text), re.MULTILINE):
-        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower()
-        name = re.sub(r"[^\w\- ]", "", shown).replace(" ", "-")
-        found[name] = found.get(name, -1) + 1
-        if found[name]:
-            found[f"{name}-{found[name]}"] = 0
-    return set(found)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)

@@ -23,6 +23,19 @@ sw.Source(nmae="events")
 """
 
 
+HANDLE = """
+import slackwater as sw
+from slackwater.engine.status import Status
+
+one = sw.load("p.toml")
+in_front: Status | None = sw.run(one, available_now=True)
+behind: sw.Handle = sw.run(one, background=True)
+latest: Status | None = behind.status
+why: sw.Why = behind.why({"user": None})
+plan: sw.Plan = sw.describe(one)
+"""
+
+
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The README's Python, what pages build with it, the examples, and a file that is wrong; nothing that is ours beside them."""
@@ -31,6 +44,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert blocks
     for i, text in enumerate(blocks):
         (home / f"readme_{i}.py").write_text(text)
+    for page in (ROOT / "docs" / "notebooks.md", ROOT / "docs" / "monitoring.md"):
+        blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+        named = "" if "pipeline =" in blocks[0] else 'import slackwater as sw\npipeline = sw.load("p.toml")\n'
+        (home / f"{page.stem}_page.py").write_text(named + "\n".join(blocks))
+    (home / "handle.py").write_text(HANDLE)
     for path in (ROOT / "examples").glob("*.py"):
         (home / path.name).write_text(path.read_text())
     (home / "wrong.py").write_text(WRONG)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.unit.test_why_join import CONFIG
+from tests.support.why import JOIN
 
 from slackwater.cli.why import lines
 from slackwater.config import toml
@@ -30,7 +30,7 @@ SUMS = [Aggregation(agg="count", as_="n")]
 
 
 def test_a_join_has_no_bins_and_its_rows_add_up(tmp_path: Path) -> None:
-    join = toml.loads(CONFIG).transform.join
+    join = toml.loads(JOIN).transform.join
     assert join is not None
     run_local(join, [ROWS], TYPES, SOURCES, flush=False, state_dir=str(tmp_path))
     watched = Watched(pipeline_for(join, SOURCES), "p.toml", FilesStore(tmp_path, "law"), lines)
@@ -47,7 +47,7 @@ def test_a_join_has_no_bins_and_its_rows_add_up(tmp_path: Path) -> None:
 
 
 def test_behind_a_join_the_windows_are_the_second_stages(tmp_path: Path) -> None:
-    join = toml.loads(CONFIG).transform.join
+    join = toml.loads(JOIN).transform.join
     assert join is not None
     join = join.model_copy(update={"kind": "inner"})
     after = Window(

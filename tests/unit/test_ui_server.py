@@ -11,12 +11,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from hashlib import sha256
-from html.parser import HTMLParser
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.ui_asked import Tags, get
 from tests.support.ui_states import DAY, M, config, drawn, ran, watched
 
 from slackwater.cli.main import main
@@ -47,42 +47,6 @@ def page(drawn_state: Path) -> Iterator[UiServer]:
     running = serve([watched(drawn_state)], 0, names=["ui.example"])
     yield running
     running.stop()
-
-
-class Answer:
-    def __init__(self, found: http.client.HTTPResponse) -> None:
-        self.status, self.headers, self.body = found.status, found.headers, found.read()
-
-    @property
-    def text(self) -> str:
-        return self.body.decode()
-
-
-def get(at: UiServer, path: str, **headers: str) -> Answer:
-    client = http.client.HTTPConnection("127.0.0.1", at.port, timeout=30)
-    client.request("GET", path, headers={n.replace("_", "-"): v for n, v in headers.items()})
-    found = Answer(client.getresponse())
-    client.close()
-    return found
-
-
-class Tags(HTMLParser):
-    """The tags of a page with their attributes; fails for what is never closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        if tag not in ("meta", "link", "br", "input"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
 
 
 def events(at: UiServer, path: str, wanted: Callable[[str], bool]) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from tests.support.ui_asked import Tags, get
 from tests.support.ui_states import CLOCK, config, drawn, ran, watched
-from tests.unit.test_ui_server import Tags, get
-from tests.unit.test_why_join import CONFIG
+from tests.support.why import JOIN
 
 from slackwater.cli.main import main
 from slackwater.cli.ui import watched_at
@@ -45,7 +45,7 @@ def test_a_state_without_its_config_is_shown_as_with_it(tmp_path: Path, shape: s
 
 
 def test_a_join_and_the_window_behind_it_describe_themselves(tmp_path: Path) -> None:
-    join = toml.loads(CONFIG).transform.join
+    join = toml.loads(JOIN).transform.join
     assert join is not None
     rows = Rows({s: [{"ts": n * 20_000_000, "user": f"u{n % 3}"} for n in range(9)] for s in ("orders", "payments")})
     types, sources = {"user": "string", "price": "decimal(10,2)"}, ("orders", "payments")

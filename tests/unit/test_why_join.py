@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.test_why import Say, asked, at, say  # noqa: F401 - a fixture
+from tests.support.why import JOIN, Say, asked, at
 
 import slackwater as sw
 from slackwater.cli.why import lines
@@ -19,37 +19,6 @@ from slackwater.query.why import why
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.kit import Rows, pipeline_for, run_local
 
-CONFIG = """name = "law"
-[connections.lake]
-kind = "files"
-[[sources]]
-name = "orders"
-connection = "lake"
-query = "orders/*.jsonl"
-format = "json"
-[[sources]]
-name = "payments"
-connection = "lake"
-query = "payments/*.jsonl"
-format = "json"
-[transform.join]
-kind = "left"
-left_source = "orders"
-right_source = "payments"
-left_keys = ["user"]
-right_keys = ["user"]
-lower_ms = "0s"
-upper_ms = "5m"
-event_time_column = "ts"
-lateness_ms = "1m"
-[target]
-connection = "lake"
-path = "out"
-[state_store]
-kind = "files"
-path = "state"
-"""
-
 
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,15 +26,15 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ran(**more: Any) -> None:
-    Path("p.toml").write_text(CONFIG)
-    join = toml.loads(CONFIG).transform.join
+    Path("p.toml").write_text(JOIN)
+    join = toml.loads(JOIN).transform.join
     assert join is not None
     script = [Rows({"orders": at("u1", "9:00", "9:10"), "payments": at("u2", "9:08")})]
     types = {"user": "string", "price": "decimal(10,2)"}
     run_local(join, script, types, ("orders", "payments"), flush=False, state_dir="state", **more)
 
 
-def test_what_waits_and_until_when(say: Say) -> None:  # noqa: F811
+def test_what_waits_and_until_when(say: Say) -> None:
     ran()
     said = say()
     assert said[2].startswith("watermark  2024-03-01T09:07:00Z, ")
@@ -85,7 +54,7 @@ def test_what_waits_and_until_when(say: Say) -> None:  # noqa: F811
     assert found["holder"]["source"] == "payments"
 
 
-def test_a_join_has_no_window_of_a_key(say: Say) -> None:  # noqa: F811
+def test_a_join_has_no_window_of_a_key(say: Say) -> None:
     ran()
     assert say("--key", "user=u1") == ["1 error: law: --key: rows of a join have no window; leave it out"]
 
@@ -94,7 +63,7 @@ def test_a_window_over_joined_rows() -> None:
     counts = [sw.Aggregation(agg="count", as_="n")]
     window = sw.Window(kind="tumbling", duration_ms="1m", max_groups_per_window=9, aggregations=counts)
     ran(then=window)
-    pipeline = pipeline_for(toml.loads(CONFIG).transform.step, ("orders", "payments"), then=window)
+    pipeline = pipeline_for(toml.loads(JOIN).transform.step, ("orders", "payments"), then=window)
     said = list(lines(why(pipeline, FilesStore("state", "law"), 0), "p.toml"))
     assert said[-1].startswith("the window over what it emits is at watermark 2024-03-01T")
     assert said[-1].endswith("; its windows: slackwater state show p.toml")

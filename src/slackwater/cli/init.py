@@ -36,6 +36,7 @@ class Asked:
     brokers: str = "localhost:9092"
     name: str | None = None
     force: bool = False
+    test: bool = True  # whether a test is written beside it, where there is a sample
 
 
 def init_file(asked: Asked) -> None:
@@ -75,8 +76,14 @@ def init_file(asked: Asked) -> None:
     from slackwater.cli.describe import check_file
 
     check_file(file)
+    if samples and asked.test:
+        from slackwater.cli.init_test import write_test
+
+        for line in write_test(file, toml.load(file), samples, asked.force):
+            print(line)
+        print(f"next: {program()} test {file}")
     print(
-        f"next: {program()} run {file}"
+        f"{'then' if samples and asked.test else 'next'}: {program()} run {file}"
         + ("" if source == "kafka" else " --available-now --flush")
         + f", then {program()} show {file}"
     )

@@ -70,12 +70,15 @@ def init(
     brokers: Annotated[str, typer.Option(help="Of kafka.")] = "localhost:9092",
     name: Annotated[str | None, typer.Option(help="The pipeline's name, else the file's.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    no_test: Annotated[
+        bool, typer.Option("--no-test", help="Write no test beside it, tests/NAME.toml with rows of the sample.")
+    ] = False,
 ) -> None:
-    """Write a first config, commented, that passes check; from a sample of the data if there is one."""
+    """Write a first config, commented, that passes check; from a sample of the data if there is one, with a test."""
     from slackwater.cli.init import Asked, init_file
 
     paths, keys, topics = (tuple(given or ()) for given in (sample, key, topic))
-    init_file(Asked(file, source, kind, paths, keys, time, topics, brokers, name, force))  # type: ignore[arg-type]
+    init_file(Asked(file, source, kind, paths, keys, time, topics, brokers, name, force, not no_test))  # type: ignore[arg-type]
 
 
 @app.command()
@@ -92,10 +95,35 @@ def check(
     check_file(file, connect)
 
 
+@app.command("test")
+def run_tests(
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE|DIR", help="A test, a pipeline with tests beside it, or a folder of either.")
+    ] = Path(),
+    update: Annotated[
+        bool, typer.Option("--update", help="Make the files expect what came; the rest of them stays.")
+    ] = False,
+) -> None:
+    """Run the tests beside a pipeline, tests/*.toml. Exit code 0: all as expected; 1: not; 2: a test or its config is wrong."""
+    from slackwater.cli.test import test_path
+
+    if code := test_path(path, update):
+        raise typer.Exit(code)
+
+
 @app.command()
-def schema() -> None:
+def schema(
+    tests: Annotated[bool, typer.Option("--tests", help="Of the files that slackwater test runs.")] = False,
+) -> None:
     """Print the JSON Schema of a config, with which editors complete keys and flag mistakes."""
     from importlib import resources
+
+    if tests:
+        from slackwater.config import json_schema
+        from slackwater.testing.case import Case
+
+        sys.stdout.write(json_schema.text(json_schema.schema(Case, "A test of a Slackwater pipeline")))
+        return
 
     sys.stdout.write(resources.files("slackwater.config").joinpath("slackwater.schema.json").read_text("utf-8"))
 
@@ -435,7 +463,7 @@ def main() -> None:
     except SlackwaterError as error:
         if os.environ.get("SLACKWATER_DEBUG"):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        _tell(error)
         sys.exit(1)
     except Exception as error:
         if os.environ.get("SLACKWATER_DEBUG"):
@@ -443,7 +471,7 @@ def main() -> None:
         from slackwater.runner.border import of_service
 
         if exhausted := ExhaustedError.of(error):
-            print(f"error: {exhausted}", file=sys.stderr)
+            _tell(exhausted)
             sys.exit(1)
         if line := of_service(error):
             print(f"error: {masked(line)}", file=sys.stderr)
@@ -454,6 +482,13 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(70)
+
+
+def _tell(error: SlackwaterError) -> None:
+    """One line; who reads it on a terminal is told where its meaning is written."""
+    print(f"error: {error}", file=sys.stderr)
+    if sys.stderr.isatty():
+        print(f"what it means, and what to do: {error.documented}", file=sys.stderr)
 
 
 if __name__ == "__main__":

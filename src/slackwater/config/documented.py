@@ -187,13 +187,14 @@ _PLACES: Mapping[type[Spec], Place] = {
 
 
 def text_of(spec: type[Spec], key: str) -> str:
-    """The sentence of a key; of a stage those of a transform, too."""
-    return next((TEXTS[c][key] for c in spec.__mro__ if key in TEXTS.get(c, {})), "")
+    """The sentence of a key; of a stage those of a transform, too. Specs of other files bring their own."""
+    own: Mapping[str, str] = getattr(spec, "TEXTS", {})
+    return own.get(key) or next((TEXTS[c][key] for c in spec.__mro__ if key in TEXTS.get(c, {})), "")
 
 
 def place_of(spec: type[Spec]) -> Place:
     """Where the keys of a table are documented."""
-    return next(_PLACES[c] for c in spec.__mro__ if c in _PLACES)
+    return getattr(spec, "PLACE", None) or next(_PLACES[c] for c in spec.__mro__ if c in _PLACES)
 
 
 def place(key: str) -> Place:

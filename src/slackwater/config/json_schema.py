@@ -33,8 +33,8 @@ _ENV: Schema = {"$ref": "#/$defs/env"}
 _NUMBERS = {None: "-?[0-9]+", 0: "(?:-?0+|[0-9]+)", 1: "0*[1-9][0-9]*"}  # by the least one
 
 
-def schema() -> Schema:
-    """The whole schema, draft 2020-12."""
+def schema(spec: type[Spec] = Pipeline, title: str = "A Slackwater pipeline") -> Schema:
+    """The whole schema, draft 2020-12, of the file that a spec describes."""
     defs: dict[str, Schema] = {
         "env": {
             "type": "string",
@@ -44,19 +44,19 @@ def schema() -> Schema:
     }
     for name, least in (("duration", None), ("duration_from_0", 0), ("duration_above_0", 1)):
         defs[name] = _duration(least)
-    top = _table(Pipeline, defs)
+    top = _table(spec, defs)
     return {
         "$schema": _DIALECT,
-        "title": "A Slackwater pipeline",
-        "description": (Pipeline.__doc__ or "").partition("\n")[0],
+        "title": title,
+        "description": (spec.__doc__ or "").partition("\n")[0],
         **top,
         "$defs": dict(sorted(defs.items())),
     }
 
 
-def text() -> str:
+def text(found: Schema | None = None) -> str:
     """The schema as a file."""
-    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(found or schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def _duration(least: int | None) -> Schema:

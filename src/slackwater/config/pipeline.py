@@ -44,6 +44,7 @@ from slackwater.config.spec import (
 )
 from slackwater.config.target import StateStore, Target
 from slackwater.config.window import Window
+from slackwater.core.notebook import Shown
 from slackwater.errors import ConfigError
 
 
@@ -164,7 +165,7 @@ LONGEST_NAME = 200  # a file system takes 255, and a state that is put aside get
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
-class Pipeline(Spec):
+class Pipeline(Spec, Shown):
     """A pipeline as described, checked and frozen. See `slackwater.run_streaming_pipeline` for running one.
 
     `spark`: settings of the Spark session, as Spark spells them (`spark.jars`, `spark.driver.memory`, …).

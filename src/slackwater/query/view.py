@@ -25,6 +25,7 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.dispatch import unregistered
+from slackwater.core.notebook import Shown
 from slackwater.errors import StartError, StateError
 from slackwater.evolution.description import logic_in
 from slackwater.operators.base import Operator
@@ -54,7 +55,7 @@ def open_state(state: str | Path | Pipeline, pipeline: str | None = None, *, sch
     return StateView(store_at(state, pipeline, schema))
 
 
-class StateView:
+class StateView(Shown):
     """Open and retained windows as Polars frames (`frame.to_arrow()` makes Arrow of them); made by `open_state`.
 
     The columns are those of the target, with the values as they would come out if no row came any more, and

@@ -16,6 +16,7 @@ import polars as pl
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.dispatch import unregistered
 from slackwater.core.lateness import NOTHING, Lateness, lateness
+from slackwater.core.notebook import Shown
 from slackwater.engine import fold
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import compare
@@ -102,7 +103,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Why:
+class Why(Shown):
     """The answer, as of one commit. `holder` is None while all sources are idle: then any of an `Open`'s needs will do.
 
     Of a join (`kind`) `sides` says what waits, and no window is open; `then_us`: the watermark of the window over its rows.

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from slackwater import explain
 from slackwater.config.pipeline import Pipeline, check_run_flags
@@ -20,6 +20,7 @@ from slackwater.engine.status import Status
 from slackwater.errors import ConfigError, EpochError, ExhaustedError, LockHeldError, SlackwaterError, StartError
 from slackwater.evolution import restore
 from slackwater.operators.base import Operator
+from slackwater.runner import background as in_background
 from slackwater.runner import border, former, pace, starting_offsets, tell
 from slackwater.runner.assemble import (
     bind,
@@ -32,6 +33,7 @@ from slackwater.runner.assemble import (
     store_of,
     target_of,
 )
+from slackwater.runner.background import Handle
 from slackwater.runner.places import check_former
 from slackwater.secrets import any_known, masked
 from slackwater.sources import files
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("slackwater")
 
 
+@overload
 def run(
     pipeline: Pipeline,
     *,
@@ -70,7 +73,40 @@ def run(
     rebuild: Mapping[str, Any] | None = None,
     former_output: str | None = None,
     observers: Sequence[Observer] = (),
-) -> Status | None:
+    background: Literal[False] = False,
+) -> Status | None: ...
+
+
+@overload
+def run(
+    pipeline: Pipeline,
+    *,
+    available_now: bool = False,
+    flush: bool = False,
+    spark: SparkSession | None = None,
+    on_status: Callable[[Status], None] | None = None,
+    on_notice: Callable[[str, str], None] | None = None,
+    rebuild: Mapping[str, Any] | None = None,
+    former_output: str | None = None,
+    observers: Sequence[Observer] = (),
+    background: Literal[True],
+) -> Handle: ...
+
+
+def run(
+    pipeline: Pipeline,
+    *,
+    available_now: bool = False,
+    flush: bool = False,
+    spark: SparkSession | None = None,
+    on_status: Callable[[Status], None] | None = None,
+    on_notice: Callable[[str, str], None] | None = None,
+    stop: threading.Event | None = None,
+    rebuild: Mapping[str, Any] | None = None,
+    former_output: str | None = None,
+    observers: Sequence[Observer] = (),
+    background: bool = False,
+) -> Status | Handle | None:
     """Run a pipeline until its input ends (`available_now`), `stop` is set, or it fails.
 
     `flush`: at the end close all open windows. `rebuild`: put the state aside and start over, with each source (by name, "*"
@@ -81,7 +117,30 @@ def run(
     "aside" moves its files away, "keep" adds to what is there; None refuses.
 
     `observers` hear of the run from its beginning to its end: see `slackwater.observe`.
+
+    `background`: return at once, with a `Handle` that says how it goes, stops it, and raises what ended it. Of the run's lines
+    only warnings are logged then, unless `on_notice` takes them.
     """
+    if background:
+        check_run_flags(available_now, flush)
+        if stop is not None:
+            raise ConfigError(["stop: belongs to a run in the foreground; stop one in the background by its handle"])
+
+        def beside(stop: threading.Event, latest: Observer) -> Status | None:
+            return run(
+                pipeline,
+                available_now=available_now,
+                flush=flush,
+                spark=spark,
+                on_status=on_status,
+                on_notice=on_notice or in_background.notice,
+                stop=stop,
+                rebuild=rebuild,
+                former_output=former_output,
+                observers=(*observers, latest),
+            )
+
+        return Handle(pipeline, beside)
     check_run_flags(available_now, flush)
     if former_output not in (None, *former.CHOICES):
         raise ConfigError([f'former_output: "{former_output}" is no choice; expected "aside" or "keep"'])

@@ -81,7 +81,7 @@ class LocalEngine:
                 origins.append(_origins(name, usable, source if tagged else None))
         if not prepared:
             return IngestOutcome((), stats, unfit=unfit, staged=staged)
-        spans = _Spans(frames, latest)
+        spans = Spans(frames, latest)
         every = pl.concat(prepared)
         owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
         mine = [(t, owner == t.shard) for t in tasks]
@@ -145,7 +145,7 @@ class LocalEngine:
 
 
 @dataclass(frozen=True)
-class _Spans:
+class Spans:
     """The event times of a batch's newest rows, as an epoch's clocks may ask for them."""
 
     frames: Mapping[str, pl.DataFrame]
@@ -179,9 +179,19 @@ def prepare(operator: Operator, source: str, rows: pl.DataFrame, tag: Int64s | N
     unregistered(operator, "slackwater.testing.local.prepare")
 
 
-@prepare.register
-def _(operator: Panes, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
-    frame = _tagged(_inputs(operator, rows), tag)
+@prepare.register(Windowed)
+def _(operator: Windowed, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
+    return lift_inputs(operator, _tagged(_inputs(operator, rows), tag))
+
+
+@singledispatch
+def lift_inputs(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
+    """The same from the columns that the SQL of an epoch has picked (`spark.columns`), which those of a join are already."""
+    return frame
+
+
+@lift_inputs.register
+def _(operator: Panes, frame: pl.DataFrame) -> pl.DataFrame:
     if not operator.lifts_in_sql:
         return panes.lift(operator, frame)
     lifted = operator.lift_rows(frame)
@@ -192,9 +202,9 @@ def _(operator: Panes, source: str, rows: pl.DataFrame, tag: Int64s | None) -> p
     ).drop("__ts")
 
 
-@prepare.register
-def _(operator: Sessions, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
-    return operator.lift_rows(_tagged(_inputs(operator, rows), tag))
+@lift_inputs.register
+def _(operator: Sessions, frame: pl.DataFrame) -> pl.DataFrame:
+    return operator.lift_rows(frame)
 
 
 @prepare.register

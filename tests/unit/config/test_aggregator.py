@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.config.test_errors import BASE, COUNT, OWN, Mean, problems, swap
+from tests.support.mistakes import BASE, COUNT, OWN, Mean, problems, swap
 
 import slackwater as sw
 from slackwater.config.aggregator import check

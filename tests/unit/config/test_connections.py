@@ -6,210 +6,26 @@ import copy
 import pickle
 
 import pytest
-from tests.unit.config.test_errors import named, problems, swap
-from tests.unit.config.test_specs import ISSUE
+from tests.support.configs import ISSUE
+from tests.support.mistakes import named, problems, swap
+from tests.support.mistakes_connections import (
+    ANY_OFFSETS,
+    CASES,
+    KAFKA,
+    KEYS,
+    LATE,
+    LETTERS,
+    OFFSETS,
+    PERSISTED,
+    SOURCE,
+    TARGET,
+    S,
+    source,
+    target,
+)
 
 import slackwater as sw
 
-KAFKA = """\
-name = "p"
-[spark]
-"spark.driver.memory" = "2g"
-"spark.ui.enabled" = false
-[connections.lake]
-kind = "files"
-[connections.bus]
-kind = "kafka"
-bootstrap_servers = "b:9092"
-options = { "security.protocol" = "SASL_SSL", "sasl.password" = "${PASSWORD}" }
-schema_registry = "http://registry"
-[connections.db]
-kind = "postgres"
-url = "${URL}"
-[connections.tables]
-kind = "delta"
-[connections.queues]
-kind = "rabbitmq"
-url = "${URL}"
-[connections.streams]
-kind = "kinesis"
-region = "eu-west-1"
-[connections.pub]
-kind = "pubsub"
-project = "p"
-location = "europe-west3-a"
-[[sources]]
-name = "orders"
-connection = "bus"
-query = "orders"
-payload_format = "json"
-schema = "user STRING, amount DOUBLE"
-starting_offsets = { orders = { 0 = 1200, 1 = 7 } }
-max_offsets_per_trigger = 1000
-on_data_loss = "skip"
-commit_group = "lag"
-[transform]
-on_error = "dlq"
-[transform.window]
-kind = "tumbling"
-duration_ms = "1m"
-group_by = ["user"]
-max_groups_per_window = 10
-crash_recovery = "kafka_eos"
-[[transform.window.aggregations]]
-agg = "count"
-as = "n"
-[target]
-connection = "bus"
-topic = "counts"
-delivery = "exactly_once"
-value_format = "avro"
-key_columns = ["user"]
-[dead_letter]
-connection = "tables"
-path = "lake/bad"
-mode = "append"
-[state_store]
-kind = "postgres"
-url = "${URL}"
-schema = "slack"
-path = "checkpoints"
-"""
-LATE = KAFKA.replace('kind = "tumbling"', 'kind = "tumbling"\nlate_data = "dlq"')
-PERSISTED = KAFKA.replace("kafka_eos", "persisted")
-SOURCE = 'connection = "bus"\nquery = "orders"\n'
-KEYS = KAFKA[KAFKA.index('payload_format = "json"') : KAFKA.index("[transform]")]
-LETTERS = '[dead_letter]\nconnection = "tables"\npath = "lake/bad"\nmode = "append"\n'
-TARGET = '[target]\nconnection = "bus"\ntopic = "counts"\ndelivery = "exactly_once"\nvalue_format = "avro"\nkey_columns = ["user"]\n'
-STORE = KAFKA[KAFKA.index("[state_store]") :]
-LOOKUP = '[transform.lookups.users]\nconnection = "bus"\nquery = "users.json"\n'
-OFFSETS = "{ orders = { 0 = 1200, 1 = 7 } }"
-S = "sources[0]"
-ANY_OFFSETS = '"earliest" or "latest" or offsets by topic and partition ({ orders = { 0 = 1200 } })'
-READS = 'rows are read from a connection of kind "files" or "kafka" or "rabbitmq" or "kinesis" or "pubsub"'
-WRITES = 'a connection of kind "files" or "console" or "kafka" or "postgres" or "delta"'
-EOS = 'transform.window.crash_recovery: "kafka_eos" needs'
-
-
-def source(connection: str, keys: str) -> str:
-    """A source over another connection."""
-    return f'connection = "{connection}"\nquery = "orders"\n{keys}'
-
-
-def target(connection: str, keys: str = "") -> str:
-    return f'[target]\nconnection = "{connection}"\n{keys}'
-
-
-def of(key: str, kinds: str, this: str, advice: str = "remove it") -> str:
-    return f'{key}: belongs to connections of kind {kinds}, this one is "{this}"; {advice}'
-
-
-# base, what is replaced, by what, the lines
-# fmt: off
-CASES: list[tuple[str, ...]] = [
-    # -- connections
-    (KAFKA, 'bootstrap_servers = "b:9092"\n', "", 'connections.bus.bootstrap_servers: missing; the brokers, as in "kafka-1:9092,kafka-2:9092"'),
-    (KAFKA, "bootstrap_servers", "brokers", 'connections.bus.brokers: unknown key; did you mean "bootstrap_servers"?',
-     'connections.bus.bootstrap_servers: missing; the brokers, as in "kafka-1:9092,kafka-2:9092"'),
-    (KAFKA, '[connections.db]\nkind = "postgres"\nurl = "${URL}"\n', '[connections.db]\nkind = "postgres"\n',
-     'connections.db.url: missing; the database, as in "${WAREHOUSE_URL}" with postgresql://user:password@host/database'),
-    (KAFKA, '"postgres"\nurl', '"postgres"\nhost = "h"\nurl', 'connections.db.host: unknown key; did you mean "url"?'),
-    (KAFKA, '"rabbitmq"\nurl = "${URL}"\n', '"rabbitmq"\n',
-     'connections.queues.url: missing; the broker, as in "${RABBITMQ_URL}" with amqp://user:password@host/vhost'),
-    (KAFKA, 'region = "eu-west-1"\n', "", 'connections.streams.region: missing; the region, as in "eu-central-1"'),
-    (KAFKA, 'project = "p"\nlocation = "europe-west3-a"\n', "", "connections.pub.project: missing; the project's number or name",
-     'connections.pub.location: missing; the region or zone, as in "europe-west3-a"'),
-    (KAFKA, 'kind = "delta"', 'kind = "detla"', 'connections.tables.kind: found "detla"; did you mean "delta"?'),
-    (KAFKA, '{ "security.protocol" = "SASL_SSL", "sasl.password" = "${PASSWORD}" }', '"SSL"',
-     'connections.bus.options: found "SSL", expected a table of settings ({ "security.protocol" = "SSL" })'),
-    (KAFKA, '"security.protocol" =', "security.protocol =", "connections.bus.options.security: found a table, expected a string, a number, "
-     'true or false; a key with dots stands in quotes: "security.protocol"'),
-    # -- Spark's settings
-    (KAFKA, '"spark.driver.memory" =', "spark.driver.memory =", "spark.spark: found a table, expected a string, a number, true or false; "
-     'a key with dots stands in quotes: "spark.driver.memory"'),
-    (KAFKA, '"2g"', '["2g"]', 'spark."spark.driver.memory": found ["2g"], expected a string, a number, true or false'),
-    (KAFKA, '[spark]\n"spark.driver.memory" = "2g"\n"spark.ui.enabled" = false\n', 'spark = "local"\n',
-     'spark: found "local", expected a table of Spark settings ({ "spark.driver.memory" = "4g" })'),
-    # -- sources
-    (KAFKA, 'commit_group = "lag"\n', 'commit_group = "lag"\nmax_files_per_trigger = 1\n', of(f"{S}.max_files_per_trigger", '"files"', "kafka")),
-    (KAFKA, 'commit_group = "lag"\n', 'commit_group = "lag"\nformat = "json"\n', of(f"{S}.format", '"files"', "kafka")),
-    (KAFKA, 'commit_group = "lag"\n', 'commit_group = "lag"\nmax_messages_per_trigger = 1\n',
-     of(f"{S}.max_messages_per_trigger", '"rabbitmq" or "kinesis" or "pubsub"', "kafka")),
-    (KAFKA.replace('[transform.window]\n', '[transform.window]\nevent_time_column = "t"\n'), SOURCE + KEYS,
-     source("lake", 'format = "json"\nstarting_offsets = "latest"\n'), of(f"{S}.starting_offsets", '"kafka" or "kinesis"', "files")),
-    (KAFKA, SOURCE + KEYS, source("queues", 'commit_group = "lag"\n'), of(f"{S}.commit_group", '"kafka"', "rabbitmq")),
-    (KAFKA, SOURCE + KEYS, source("queues", 'payload_format = "avro"\n'),
-     f'{S}.payload_format: "avro" belongs to connections of kind "kafka", this one is "rabbitmq"; use "json" or "raw"'),
-    (KAFKA, SOURCE + KEYS, source("streams", "starting_offsets = { s = { 0 = 1 } }\n"),
-     f'{S}.starting_offsets: found a table, expected "earliest" or "latest"; Kinesis has no offsets to start at'),
-    (KAFKA, SOURCE + KEYS, source("db", 'format = "json"\n'), f'{S}.connection: "db" is of kind "postgres"; {READS}'),
-    (KAFKA, SOURCE + KEYS, source("tables", ""), f'{S}.connection: "tables" is of kind "delta"; {READS}'),
-    (KAFKA, 'query = "orders"\n', 'topic = "orders"\n', f'{S}.topic: unknown key; did you mean "query"?',
-     f'{S}.query: missing; a path or glob, as in "data/*.json", or a topic'),
-    (KAFKA, OFFSETS, '"newest"', f'{S}.starting_offsets: found "newest", expected {ANY_OFFSETS}'),
-    (KAFKA, OFFSETS, "{}", f"{S}.starting_offsets: found an empty table, expected {ANY_OFFSETS}"),
-    (KAFKA, OFFSETS, "{ orders = 5, sales = {} }", f"{S}.starting_offsets.orders: found 5, expected offsets by partition ({{ 0 = 1200 }})",
-     f"{S}.starting_offsets.sales: found an empty table, expected offsets by partition ({{ 0 = 1200 }})"),
-    (KAFKA, OFFSETS, "{ orders = { a = 5, 1 = -1, 2 = true } }", f'{S}.starting_offsets.orders.a: found "a", expected the number of a partition',
-     f"{S}.starting_offsets.orders.1: found -1, expected a whole number of at least 0",
-     f"{S}.starting_offsets.orders.2: found true, expected a whole number of at least 0"),
-    (KAFKA, 'payload_format = "json"', 'payload_format = "jsn"',
-     f'{S}.payload_format: found "jsn", expected "json" or "avro" or "raw"; did you mean "json"?'),
-    (KAFKA, 'payload_format = "json"', 'payload_format = "raw"', f'{S}.schema: belongs to payload_format = "json", this one is "raw"; remove it'),
-    (KAFKA, 'payload_format = "json"', 'avro_schema_file = "a.avsc"',
-     f'{S}.avro_schema_file: belongs to payload_format = "avro", this one is "json"; remove it'),
-    (KAFKA.replace('schema_registry = "http://registry"\n', ""), 'payload_format = "json"\nschema = "user STRING, amount DOUBLE"\n',
-     'payload_format = "avro"\n', f'{S}.avro_schema_file: missing; payload_format = "avro" needs it, or schema_registry in the connection'),
-    (KAFKA, "amount DOUBLE", "_event_ts TIMESTAMP", f'{S}.schema: declares "_event_ts", which is injected; rename the column'),
-    (KAFKA, "amount DOUBLE", "_KEY STRING", f'{S}.schema: declares "_key", which is injected; rename the column'),
-    (KAFKA, '"skip"', '"ignore"', f'{S}.on_data_loss: found "ignore", expected "fail" or "skip"'),
-    (KAFKA, "max_offsets_per_trigger = 1000", "max_offsets_per_trigger = 0", f"{S}.max_offsets_per_trigger: found 0, expected a whole number of at least 1"),
-    (KAFKA, "[target]", LOOKUP + "[target]",
-     'transform.lookups.users.connection: "bus" is of kind "kafka"; lookups are read from a connection of kind "files"'),
-    # -- targets
-    (KAFKA, 'topic = "counts"\n', "", 'target.topic: missing; a kafka target needs a topic, as in "sessions"'),
-    (PERSISTED, TARGET, target("db"), 'target.table: missing; a postgres target needs a table, as in "public.sessions"'),
-    (PERSISTED, TARGET, target("tables"), 'target.path: missing; a delta target needs a directory, as in "lake/sessions"'),
-    (PERSISTED, TARGET, target("lake"), 'target.path: missing; a files target needs a directory, as in "out/sessions"'),
-    (PERSISTED, TARGET, target("lake", 'table = "t"\n'),
-     of("target.table", '"postgres"', "files", 'write path instead: a files target needs a directory, as in "out/sessions"')),
-    (PERSISTED, TARGET, target("db", 'path = "out"\n'),
-     of("target.path", '"files" or "delta"', "postgres", 'write table instead: a postgres target needs a table, as in "public.sessions"')),
-    (PERSISTED, TARGET, target("db", 'table = "t"\nmode = "merge"\n'), of("target.mode", '"delta"', "postgres")),
-    (PERSISTED, TARGET, target("tables", 'path = "t"\nformat = "json"\n'), of("target.format", '"files"', "delta")),
-    (PERSISTED, TARGET, target("tables", 'path = "t"\nkey_columns = ["user"]\n'), of("target.key_columns", '"kafka"', "delta")),
-    (PERSISTED, TARGET, target("queues", 'topic = "t"\n'), f'target.connection: "queues" is of kind "rabbitmq"; results go to {WRITES}'),
-    (ISSUE, '"lake"\npath = "out/sessions"', '"screen"\npath = "out"', 'target.connection: found "screen", which is no connection; expected one of lake'),
-    (ISSUE.replace('[connections.lake]\n', '[connections.screen]\nkind = "console"\n[connections.lake]\n'), '"lake"\npath = "out/sessions"\n',
-     '"screen"\npath = "out"\n', of("target.path", '"files" or "delta"', "console"), of("target.format", '"files"', "console")),
-    (KAFKA, 'delivery = "exactly_once"', 'delivery = "once"',
-     'target.delivery: found "once", expected "at_least_once" or "exactly_once"'),
-    (KAFKA, 'value_format = "avro"', 'value_format = "csv"', 'target.value_format: found "csv", expected "json" or "avro"'),
-    (KAFKA, '["user"]\n[dead', '"user"\n[dead', 'target.key_columns: found "user", expected a list; write ["user"]'),
-    # -- dead letters
-    (KAFKA, LETTERS, "", 'dead_letter: missing; on_error = "dlq" needs it: [dead_letter] with a connection and a path, table or topic'),
-    (KAFKA, 'on_error = "dlq"', 'on_error = "drop"', 'dead_letter: on_error is "drop" and late_data "drop", under which nothing goes there; set one of them to "dlq", or remove it'),
-    (KAFKA, 'on_error = "dlq"', 'on_error = "dlp"', 'transform.on_error: found "dlp", expected "fail" or "drop" or "dlq"; did you mean "dlq"?'),
-    (LATE, LETTERS, "", 'dead_letter: missing; on_error = "dlq" and late_data = "dlq" need it: [dead_letter] with a connection and a path, table or topic'),
-    (LATE.replace('on_error = "dlq"', 'on_error = "drop"'), LETTERS, "", 'dead_letter: missing; late_data = "dlq" needs it: [dead_letter] with a connection and a path, table or topic'),
-    (KAFKA, 'path = "lake/bad"\n', "", 'dead_letter.path: missing; a delta target needs a directory, as in "lake/sessions"'),
-    (KAFKA, 'connection = "tables"\n', "", "dead_letter.connection: missing; name one of the [connections]"),
-    (KAFKA, 'connection = "tables"\n', 'connection = "table"\n', 'dead_letter.connection: found "table", which is no connection; did you mean "tables"?'),
-    (KAFKA, 'connection = "tables"\n', 'connection = "pub"\n', f'dead_letter.connection: "pub" is of kind "pubsub"; dead letters go to {WRITES}'),
-    # -- state and recovery
-    (KAFKA, STORE, '[state_store]\nkind = "postgres"\n', 'state_store.url: missing; a postgres store needs a database, as in "${STATE_URL}"'),
-    (KAFKA, STORE, '[state_store]\nkind = "files"\npath = "s"\nurl = "u"\n', 'state_store.url: belongs to kind = "postgres", this one is "files"; remove it'),
-    (KAFKA, STORE, '[state_store]\nkind = "files"\npath = "s"\nschema = "u"\n', 'state_store.schema: belongs to kind = "postgres", this one is "files"; remove it'),
-    (ISSUE.replace('"persisted"', '"at_least_once"'), 'kind = "files"                         #', 'kind = "in_memory" #',
-     'state_store.path: belongs to kind = "files" or "postgres"; an in_memory store has no directory, remove it'),
-    (KAFKA, STORE, '[state_store]\nkind = "postgre"\nurl = "u"\n',
-     'state_store.kind: found "postgre", expected "files" or "postgres" or "in_memory"; did you mean "postgres"?'),
-    (PERSISTED, STORE, '[state_store]\nkind = "in_memory"\n',
-     'transform.window.crash_recovery: "persisted" needs a durable [state_store]; use kind = "files" or "postgres"'),
-    (KAFKA, STORE, "", f'{EOS} a durable [state_store]; use kind = "files" or "postgres"'),
-    (KAFKA, 'delivery = "exactly_once"\n', "", f'{EOS} a kafka target with delivery = "exactly_once"; set it, or use "persisted"'),
-    (KAFKA, TARGET, target("db", 'table = "t"\n'), f'{EOS} a kafka target with delivery = "exactly_once"; set it, or use "persisted"'),
-]
 # fmt: on
 ENV = {"URL": "postgresql://joe:hunter2@host/db", "PASSWORD": "hunter2"}
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from tests.unit.config import test_connections, test_errors, test_join, test_stages
-from tests.unit.config.test_specs import ISSUE
-from tests.unit.test_pages import anchors
+from tests.support import mistakes, mistakes_connections, mistakes_join
+from tests.support.configs import ISSUE
+from tests.support.pages import anchors
 
 import slackwater as sw
 from slackwater.config import documented, json_schema
@@ -49,11 +49,11 @@ BEYOND = {
 
 def cases() -> Iterator[Any]:
     """Every line of the tables of errors, as (id, content, the lines of check)."""
-    for case in (*test_errors.CASES, *test_connections.CASES):
+    for case in (*mistakes.CASES, *mistakes_connections.CASES):
         base, old, new, *lines = case
-        yield pytest.param(test_errors.swap(base, old, new), lines, id=lines[0].split(";")[0])
-    for old, new, *lines in test_join.CASES:
-        yield pytest.param(test_join.swap(old, new), lines, id=f"join: {lines[0].split(';')[0]}")
+        yield pytest.param(mistakes.swap(base, old, new), lines, id=lines[0].split(";")[0])
+    for old, new, *lines in mistakes_join.CASES:
+        yield pytest.param(mistakes_join.swap(old, new), lines, id=f"join: {lines[0].split(';')[0]}")
 
 
 def parsed(content: str) -> Any:
@@ -92,8 +92,8 @@ def right_configs() -> Iterator[Any]:
             if {"name", "sources", "target"} <= set(tomllib.loads(text)):
                 yield pytest.param(text, id=f"{page.relative_to(ROOT)}-{i}")
     yield pytest.param(ISSUE, id="issue")
-    for module in (test_errors, test_connections, test_join, test_stages):
-        for name in ("BASE", "TUMBLING", "HOPPING", "PROCESSING", "KAFKA", "PERSISTED", "LATE", "TOML", "BOTH"):
+    for module in (mistakes, mistakes_connections, mistakes_join):
+        for name in ("BASE", "TUMBLING", "HOPPING", "PROCESSING", "KAFKA", "PERSISTED", "LATE", "ISSUE"):
             if isinstance(content := getattr(module, name, None), str):
                 yield pytest.param(content, id=f"{module.__name__.rpartition('.')[2]}.{name}")
 
@@ -104,7 +104,7 @@ RIGHT = list(right_configs())
 def test_there_are_configs_to_look_at() -> None:
     named = [str(param.id) for param in RIGHT]
     assert any(n.startswith("README.md") for n in named) and any(n.startswith("docs/") for n in named)
-    assert any(n.startswith("examples/") for n in named) and any(n.startswith("test_connections") for n in named)
+    assert any(n.startswith("examples/") for n in named) and any(n.startswith("mistakes_connections") for n in named)
 
 
 @pytest.mark.parametrize("content", RIGHT)
@@ -113,7 +113,7 @@ def test_it_accepts_every_right_config(content: str) -> None:
 
 
 def test_it_accepts_what_comes_from_the_environment() -> None:
-    content = test_errors.BASE
+    content = mistakes.BASE
     for old, new in (
         ('format = "json"', 'format = "${X}"'),
         ('"30s"', '"${X}s"'),
@@ -122,7 +122,7 @@ def test_it_accepts_what_comes_from_the_environment() -> None:
         ('agg = "count"\n', 'agg = "${X}"\n'),
         ('name = "p"', 'name = "${X}"'),
     ):
-        content = test_errors.swap(content, old, new)
+        content = mistakes.swap(content, old, new)
     assert problems(content) == []
 
 

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.support.sql_cases import ACCEPTED, REFUSED, config, pipeline
+from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, config, pipeline
 
 from slackwater.config import ddl, sql_check, toml
 from slackwater.core import schema
@@ -164,44 +164,6 @@ def test_joins_and_stages(old: str, new: str, said: str | None) -> None:
 def test_scalar_types_are_those_of_the_state() -> None:
     assert set(sql_check.SCALARS) == {*schema._SIMPLE, "decimal"}
     assert schema.NUMBERS == sql_check.NUMBERS
-
-
-DDL = {  # as Spark's own parser says (tests/spark/test_check_agrees.py)
-    "a STRING": {"a": "string"},
-    "a: string, b:int": {"a": "string", "b": "int"},
-    "a STRING NOT NULL COMMENT 'x, y'": {"a": "string"},
-    "`a-b` string, `c``d` INT, 1a LONG": {"a-b": "string", "c`d": "int", "1a": "bigint"},
-    "a decimal, b DEC(5), c numeric( 5 , 2 )": {"a": "decimal(10,0)", "b": "decimal(5,0)", "c": "decimal(5,2)"},
-    "a byte, b short, c long, d real, e integer": {"a": "tinyint", "b": "smallint", "c": "bigint", "d": "float", "e": "int"},
-    "a array<struct<x: int NOT NULL COMMENT 'y', z map<string,array<int>>>>": {"a": "array<struct<x:int,z:map<string,array<int>>>>"},
-    "a TIMESTAMP_LTZ, b TIMESTAMP_NTZ, c TIMESTAMP WITHOUT TIME ZONE": {"a": "timestamp", "b": "timestamp_ntz", "c": "timestamp_ntz"},
-    "select int, from string, where int": {"select": "int", "from": "string", "where": "int"},
-    "a int -- note\n, b /* x */ int": {"a": "int", "b": "int"},
-    "a VARIANT, b VOID, c BINARY": {"a": "variant", "b": "void", "c": "binary"},
-}  # fmt: skip
-NO_DDL = [
-    *("a STRNG", "a string,", "a-b string", "a.b string", "ä string", "a decimal(50,2)", "a decimal(5,9)", "a char"),
-    *("a NULL", "a ARRAY<STRING", "a array", "a int DEFAULT 3", "a int b string", "a", "a int;", "1 int", "a text"),
-    *(
-        "a datetime",
-        "a int(11)",
-        "a bigint unsigned",
-        "a TIMESTAMP WITH TIME ZONE",
-        "a string(3)",
-        "a double precision",
-    ),
-    *(
-        "a json",
-        "a 'int'",
-        "a int NULL",
-        "a bool",
-        '"a" int',
-        "a map<int>",
-        "a struct<int>",
-        ", a int",
-        "a int,, b int",
-    ),
-]
 
 
 @pytest.mark.parametrize(("text", "columns"), DDL.items())

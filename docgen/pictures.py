@@ -1,0 +1,160 @@
+"""The pictures of docs/learn: ten events through the engine, drawn by the code that draws the page of `slackwater ui`.
+
+docs/learn/clicks.jsonl ──▶ the first n of them, one epoch each ──▶ a state ──▶ blocks of the page ──▶ SVG
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from docgen.sources import ROOT
+from slackwater.cli.why import lines
+from slackwater.config.aggregation import Aggregation
+from slackwater.config.window import Window
+from slackwater.state.files.store import FilesStore
+from slackwater.testing.kit import Rows, pipeline_for, run_local
+from slackwater.ui.axis import Axis
+from slackwater.ui.blocks.key import OneKey
+from slackwater.ui.draw import account, closing, key, watermark
+from slackwater.ui.notebook import styles
+from slackwater.ui.seen import Seen, Watched, key_at, look_at
+from slackwater.ui.svg import WIDTH, el, picture, rect, text, time_axis, title
+
+EVENTS = ROOT / "docs" / "learn" / "clicks.jsonl"
+CLOCK = 1_709_299_800_000_000  # 2024-03-01T13:30:00Z
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def events() -> list[dict[str, Any]]:
+    """In the order in which they arrive; `ts` in microseconds."""
+    found = [json.loads(line) for line in EVENTS.read_text().splitlines()]
+    return [{**e, "ts": (dt.datetime.fromisoformat(e["ts"]) - _EPOCH) // dt.timedelta(microseconds=1)} for e in found]
+
+
+def window(**more: Any) -> Window:
+    """The sessions of the page."""
+    given: dict[str, Any] = {
+        "kind": "session",
+        "gap_ms": "30m",
+        "max_session_duration_ms": "3h",
+        "lateness_ms": "5m",
+        "event_time_column": "ts",
+        "group_by": ["user"],
+        "aggregations": [Aggregation(agg="count", as_="clicks")],
+    }
+    return Window(**(given | more))
+
+
+def reopening() -> Window:
+    return window(late_data="reopen", allowed_lateness_ms="6h")
+
+
+@cache
+def state(after: int, corrected: bool = False, user: str = "u1") -> tuple[Seen, OneKey, list[dict[str, Any]]]:
+    """The page of all, the page of a user, and what was emitted, once so many events were read."""
+    step = reopening() if corrected else window()
+    with tempfile.TemporaryDirectory() as home:
+        script = [Rows({"clicks": [event]}) for event in events()[:after]]
+        schema = {"user": "string", "page": "string"}
+        found = run_local(step, script, schema, ("clicks",), flush=False, state_dir=home, clock_us=CLOCK)
+        watched = Watched(pipeline_for(step, ("clicks",)), "clicks.toml", FilesStore(Path(home), "law"), lines)
+        return look_at(watched, CLOCK), key_at(watched, {"user": user}, CLOCK), found.rows
+
+
+def arrivals() -> Markup:
+    """The events on the axis of their own time, numbered as they arrive."""
+    found = events()
+    users = sorted({e["user"] for e in found})
+    times = [e["ts"] for e in found]
+    left, right, top, lane = 60, WIDTH - 20, 20, 46
+    across, bottom = Axis(min(times) - 600_000_000, max(times) + 600_000_000, left, right), top + lane * len(users)
+    parts = time_axis(across, top, bottom)
+    for n, user in enumerate(users):
+        parts.append(text(20, top + lane * n + lane / 2 + 4, user, "lane"))
+    taken: dict[str, list[float]] = {}
+    for n, e in enumerate(found, 1):
+        x, y = across.at(e["ts"]), top + lane * users.index(e["user"]) + lane / 2
+        near = any(abs(x - other) < 12 for other in taken.setdefault(e["user"], []))
+        taken[e["user"]].append(x)
+        about = title(f"{n}: {e['user']} {e['page']}")
+        parts.append(el("circle", about, cx=x, cy=y, r=4.5, class_="newest busy"))
+        parts.append(text(x, y + (20 if near else -9), str(n), "tick", "middle"))
+    return picture(
+        "Ten clicks of three users in event time, numbered in the order in which they arrive", bottom + 26, *parts
+    )
+
+
+def out_of_order() -> Markup:
+    """When each event arrived, and when it happened: what lies below the stairs of the watermark is behind it."""
+    found, lateness = events(), 300_000_000
+    left, right, top, bottom = 90, WIDTH - 20, 16, 250
+    times = [e["ts"] for e in found]
+    up = Axis(min(times) - 600_000_000, max(times) + 600_000_000, bottom, top)
+    step = (right - left) / len(found)
+    parts: list[Markup] = []
+    for y, name, _ in up.times(5):
+        parts += [el("line", x1=left, y1=y, x2=right, y2=y, class_="grid"), text(left - 8, y + 4, name, "tick", "end")]
+    newest: int | None = None
+    for n, e in enumerate(found):
+        x = left + step * (n + 0.5)
+        if newest is not None:  # judged against the watermark before it
+            y = up.at(newest - lateness)
+            parts.append(rect(x - step / 2, y - 1, step, 2, "tickmark busy"))
+        is_late = newest is not None and e["ts"] + 1_800_000_000 < newest - lateness
+        about = title(f"{n + 1}: {e['user']} {e['page']}" + (", late" if is_late else ""))
+        parts.append(
+            el("circle", about, cx=x, cy=up.at(e["ts"]), r=5, class_="part late" if is_late else "newest busy")
+        )
+        parts.append(text(x, bottom + 16, str(n + 1), "tick", "middle"))
+        newest = e["ts"] if newest is None else max(newest, e["ts"])
+    return picture("Event time over arrival, with the watermark that each event is judged against", bottom + 26, *parts)
+
+
+def _file(drawn: Markup) -> str:
+    """A drawing as a file of its own, with the styles of the page that it needs."""
+    style = styles()
+    style += (
+        "svg { background: var(--card); font-family: system-ui, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif; }"
+    )
+    style += ".part.late { fill: var(--late); }"
+    box = re.search(r'viewBox="0 0 (\S+) (\S+)"', drawn)
+    assert box is not None
+    width, height = float(box[1]), float(box[2])
+    shown = str(drawn).replace(
+        f'viewBox="{box[0][9:-1]}"',
+        f'xmlns="http://www.w3.org/2000/svg" viewBox="-16 -12 {width + 32:g} {height + 24:g}"',
+        1,
+    )
+    return shown.replace(">", f"><style>{style}</style>", 1).replace("><", ">\n<") + "\n"
+
+
+def _of_key(after: int, corrected: bool, user: str) -> Markup:
+    return key.timeline(state(after, corrected, user)[1])
+
+
+_DRAWN: Mapping[str, Callable[[], Markup]] = {
+    "events.svg": arrivals,
+    "order.svg": out_of_order,
+    "watermark.svg": lambda: watermark.lanes(state(5)[0].watermark),
+    "session.svg": partial(_of_key, 5, False, "u1"),
+    "closing.svg": lambda: closing.bins(_there(state(5)[0].closing), None),
+    "rows.svg": lambda: account.total(state(10)[0].rows.total),
+    "corrected.svg": partial(_of_key, 8, True, "u1"),
+}
+
+
+def _there(found: Any) -> Any:
+    assert found is not None
+    return found
+
+
+PICTURES: Mapping[str, Callable[[], str]] = {name: (lambda draw=draw: _file(draw())) for name, draw in _DRAWN.items()}

@@ -1,0 +1,104 @@
+"""The messages in the sources: every error that is raised, every warning that is logged, every mistake of a config."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from slackwater import errors
+from slackwater.messages import WARNING, Family, family
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ROOT / "src" / "slackwater"
+CLASSES = {n: c for n, c in vars(errors).items() if inspect.isclass(c) and issubclass(c, errors.SlackwaterError)}
+VALUE = "…"  # stands for what the message is about
+_SAYS = re.compile(r"; |expected|found |missing|is not |cannot|must ")  # how mistakes of a config are told
+
+
+@dataclass(frozen=True)
+class Message:
+    """One place in the sources. `kind`: an error class, or `WARNING`; `text` has `…` where values go, "" if it is all values."""
+
+    file: str
+    line: int
+    kind: str
+    text: str
+
+    @property
+    def family(self) -> Family | None:
+        above = [c.__name__ for c in CLASSES[self.kind].__mro__] if self.kind in CLASSES else [self.kind]
+        return family(above, self.text)
+
+
+def shown(node: ast.expr) -> str:
+    """The text of an expression, with `…` for every value in it."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return re.sub(f"{VALUE}+", VALUE, "".join(map(shown, node.values)))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return re.sub(f"{VALUE}+", VALUE, shown(node.left) + shown(node.right))
+    if isinstance(node, ast.List) and len(node.elts) == 1:
+        return shown(node.elts[0])
+    return VALUE
+
+
+def messages() -> list[Message]:
+    """All errors and warnings, in the order of the files. Mistakes of a config are told apart: see `mistakes`."""
+    found = list[Message]()
+    for path in sorted(SOURCES.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and (kind := _kind(node)) is not None:
+                said = node.args[-1 if _name(node) in _NOTICES else 0] if node.args else None
+                text = "" if said is None else re.sub(r"%[sd]", VALUE, shown(said))
+                says = text.strip(VALUE + " :.;")  # "" where it passes on what others say
+                found.append(Message(str(path.relative_to(SOURCES)), node.lineno, kind, text if says else ""))
+    return found
+
+
+_NOTICES = ("notice", "_notice")
+
+
+def _name(call: ast.Call) -> str:
+    return call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+
+
+def _kind(call: ast.Call) -> str | None:
+    name, first = _name(call), call.args[0] if call.args else None
+    if name in CLASSES:
+        return name
+    if name in _NOTICES and isinstance(first, ast.Constant) and first.value == "warning":
+        return WARNING
+    of_log = isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") == "log"
+    return WARNING if name == "warning" and of_log else None
+
+
+def mistakes() -> dict[str, list[str]]:
+    """What the modules of `config` say of keys, by module: texts with `…` for values."""
+    found = dict[str, list[str]]()
+    for path in sorted((SOURCES / "config").glob("*.py")):
+        if path.stem in ("documented", "json_schema"):
+            continue
+        functions = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)]
+        texts = dict.fromkeys(t.strip(" :") for f in functions for t in _texts(f) if len(t) > 14 and _SAYS.search(t))
+        if texts:
+            found[path.stem] = list(texts)
+    return found
+
+
+def _texts(node: ast.AST) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
+            continue  # a docstring
+        if isinstance(child, ast.JoinedStr | ast.BinOp) or (
+            isinstance(child, ast.Constant) and isinstance(child.value, str)
+        ):
+            text = shown(child)
+            if "\n" not in text:
+                yield text
+            continue
+        yield from _texts(child)

@@ -1,0 +1,78 @@
+"""How a run begins: what is not published goes out, and the state becomes one of this config.
+
+latest commit ─▶ compare with the config ─▶ publish what waits ─▶ migrate, where it has to be: an epoch of its own
+                 REBUILD: refused                                 else go on as it is
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.engine import fold
+from slackwater.engine.hooks import Hooks
+from slackwater.engine.publishing import Publishing
+from slackwater.engine.stage import Stage
+from slackwater.engine.timer import Timer
+from slackwater.evolution import compare, migrate, restore
+from slackwater.state.commit import Commit
+from slackwater.state.protocol import StateStore
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A start of this pipeline on this store."""
+
+    pipeline: Pipeline
+    store: StateStore
+    publishing: Publishing
+    hooks: Hooks
+
+    def of(
+        self, stages: Sequence[Stage], latest: Commit | None, shards: int, schemas: Mapping[str, str], state_id: str
+    ) -> tuple[list[Stage], Commit]:
+        """The stages, with what the state remembers of former configs, and the state to go on from.
+
+        Raises StateError if the state cannot go on by this config, StartError, PublishError.
+        """
+        operators = [s.operator for s in stages]
+        found = None
+        if latest is not None:
+            fold.counters(latest)  # told before anything is published
+            found = compare.compare(self.pipeline, latest, steps=operators, shards=shards)
+            found.check()
+            for change in found.changes:
+                self.hooks.on_notice(change.level, change.line)
+            self.publishing.roll_forward(latest)
+        names, clock = [s.name for s in stages], self.hooks.clock_us()
+        state = latest or restore.first_commit(names, operators, shards, clock, state_id)
+        migrates = found is not None and found.migrates
+        remembering = migrate.onward if migrates else migrate.limited
+        stages = [
+            replace(s, operator=remembering(s.operator, before)) for s, before in zip(stages, state.stages, strict=True)
+        ]
+        for stage in stages:
+            self.store.prepare(stage.operator, stage.number)
+        if migrates:
+            state = self._migrated(stages, state, shards)
+        state = _described(stages, state)
+        sources = [s.name for s in self.pipeline.sources]
+        return stages, restore.with_sources(state, sources, {s.name: s.inputs for s in stages}, schemas)
+
+    def _migrated(self, stages: Sequence[Stage], state: Commit, shards: int) -> Commit:
+        """The state as this config goes on with it, as an epoch of its own."""
+        epoch = state.epoch + 1
+        timer = Timer(self.hooks.faults, epoch)
+        with timer.phase("read"):
+            both = zip(stages, state.stages, strict=True)
+            found = [migrate.read(s.operator, self.store, before, epoch, s.number) for s, before in both]
+        with timer.phase("stage"):
+            after = tuple(one.spread(self.store, shards) for one in found)
+        with timer.phase("commit"):
+            commit = _described(stages, fold.following(state, shards=shards, stages=after))
+            return self.store.commit(commit.model_copy(update={"committed_us": self.hooks.clock_us()}))
+
+
+def _described(stages: Sequence[Stage], state: Commit) -> Commit:
+    return restore.with_descriptions(state, [(s.name, s.pipeline, s.operator) for s in stages])

@@ -1,0 +1,53 @@
+"""Whether a silence has moved anything that others see, or that rows are judged by: only then is it worth a commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.engine.stage import Stage
+from slackwater.state.commit import Commit
+from slackwater.watermark import SourceClock, global_watermark
+
+Clocks = Mapping[str, Mapping[str, SourceClock]]  # of each stage, by its name, those of its inputs
+
+
+@dataclass(frozen=True)
+class Silence:
+    """What has passed since the last commit, in which the sources were asked and had nothing.
+
+    `clocks`: now; `committed`: as of that commit; `quiet_us`: for so long; `clock_us`: wall clock, microseconds UTC.
+    """
+
+    clocks: Clocks
+    committed: Clocks
+    quiet_us: int
+    clock_us: int
+
+    def is_worth_a_commit(self, pipeline: Pipeline, stages: Sequence[Stage], state: Commit) -> bool:
+        """At once: a watermark that sources moved, one that became idle, changed windows that may be emitted by now, and
+        windows that become due. What only counts on: once per checkpoint interval.
+        """
+        reached: dict[str, int] = {}
+        counts_on = False
+        for stage, before in zip(stages, state.stages, strict=True):
+            clocks, committed = self.clocks[stage.name], self.committed[stage.name]
+            upstream = {n: reached[n] for n in stage.inputs if n in reached}
+            watermark = reached[stage.name] = stage.watermark(before.watermark_us, clocks, upstream)
+            settled = global_watermark(before.watermark_us, [c for n, c in clocks.items() if n not in upstream])
+            moved = not upstream and settled != before.watermark_us
+            if moved or (before.waiting and stage.may_tell(before, self.clock_us)):
+                return True
+            if any(c.flags != committed[n].flags for n, c in clocks.items()):
+                return True
+            undecided = any(c.undecided_us != committed[n].undecided_us for n, c in clocks.items())
+            counts_on = counts_on or watermark != before.watermark_us or undecided
+        store = pipeline.state_store
+        if counts_on and self.quiet_us >= 1000 * (store.checkpoint_interval_ms if store else 60_000):
+            return True
+        return any(
+            stage.closes(before, state.epoch + 1, reached[stage.name])
+            for stage, before in zip(stages, state.stages, strict=True)
+            if reached[stage.name] != before.watermark_us
+        )

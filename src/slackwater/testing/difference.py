@@ -1,0 +1,181 @@
+"""Expected rows against those that came: which are missing, which are unexpected, and which differ in what."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from slackwater.core.words import plural
+from slackwater.scaffold.times import text_time_us
+
+Row = Mapping[str, Any]
+_ZERO = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_SHOWN = 10  # rows of each kind
+
+
+@dataclass
+class Difference:
+    """Two lists of rows over `columns`. `pairs`: place among the expected, place among the found, the columns that differ."""
+
+    columns: Sequence[str]
+    identity: Sequence[str]
+    expected: Sequence[Row]
+    found: Sequence[Row]
+    missing: list[int] = field(default_factory=list)
+    unexpected: list[int] = field(default_factory=list)
+    pairs: list[tuple[int, int, list[str]]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unexpected or self.pairs)
+
+    def lines(self, what: str) -> list[str]:
+        """For people: a head line, then a line per row."""
+        if not self:
+            return []
+        counts = [
+            plural(len(rows), f"{name} row")
+            for name, rows in (("missing", self.missing), ("unexpected", self.unexpected))
+            if rows
+        ]
+        if self.pairs:
+            differing = dict.fromkeys(c for _, _, columns in self.pairs for c in columns)
+            counts.append(
+                f"{plural(len(self.pairs), 'row')} {'differs' if len(self.pairs) == 1 else 'differ'} in {', '.join(differing)}"
+            )
+        lines = [f"{what}: {', '.join(counts)}"]
+        lines += _some([f"  - missing     {self._text(self.expected[i])}" for i in self.missing])
+        lines += _some([f"  + unexpected  {self._text(self.found[i])}" for i in self.unexpected])
+        told = []
+        for i, j, columns in self.pairs:
+            named = [c for c in self.columns if c not in columns and (not self.identity or c in self.identity)] or [
+                c for c in self.columns if c not in columns
+            ]
+            place = " ".join(f"{c}={shown(self.found[j].get(c))}" for c in named)
+            parts = [
+                f"{c}: expected {shown(self.expected[i].get(c))}, found {shown(self.found[j].get(c))}" for c in columns
+            ]
+            told.append(f"  ~ differs     {place + '  ' if place else ''}{'; '.join(parts)}")
+        return lines + _some(told)
+
+    def _text(self, row: Row) -> str:
+        return " ".join(f"{c}={shown(row[c])}" for c in self.columns if row.get(c) is not None) or "a row of NULLs"
+
+
+def _some(lines: list[str]) -> list[str]:
+    more = len(lines) - _SHOWN
+    return lines if more <= 0 else [*lines[:_SHOWN], f"    … and {more} more of these"]
+
+
+def compare(
+    expected: Sequence[Row], found: Sequence[Row], columns: Sequence[str], identity: Sequence[str] = ()
+) -> Difference:
+    """`columns`: all that a row may have; those that an expected row names count. `identity`: what tells rows apart."""
+    named = dict.fromkeys(c for row in expected for c in row)
+    order = [*(c for c in columns if c in named), *(c for c in named if c not in columns)] or list(columns)
+    telling = [c for c in identity if c in order]
+    difference = Difference(order, telling, expected, found)
+    left, right = list(range(len(expected))), list(range(len(found)))
+    for i in list(left):
+        same = next((j for j in right if not _differing(expected[i], found[j], order)), None)
+        if same is not None:
+            left.remove(i)
+            right.remove(same)
+    for needed in (telling if len(telling) == len(identity) else (), None):
+        for i in list(left):
+            best = _nearest(expected[i], found, right, order, needed)
+            if best is not None:
+                difference.pairs.append((i, best, _differing(expected[i], found[best], order)))
+                left.remove(i)
+                right.remove(best)
+    difference.missing, difference.unexpected = left, right
+    difference.pairs.sort()
+    return difference
+
+
+def _nearest(
+    row: Row, found: Sequence[Row], among: Iterable[int], columns: Sequence[str], needed: Sequence[str] | None
+) -> int | None:
+    """The row that is meant: equal in what tells rows apart, or else in more than half of all columns."""
+    if needed is not None:
+        return next((j for j in among if needed and not _differing(row, found[j], needed)), None)
+    near = [(len(_differing(row, found[j], columns)), j) for j in among]
+    best = min(near, default=None)
+    return None if best is None or 2 * best[0] >= len(columns) else best[1]
+
+
+def _differing(a: Row, b: Row, columns: Sequence[str]) -> list[str]:
+    return [c for c in columns if not equal(a.get(c), b.get(c))]
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether an expected value and one that came are the same: numbers whatever their type, moments whatever their spelling."""
+    if a is None or b is None:
+        return a is b
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, dt.datetime) or isinstance(b, dt.datetime):
+        return (one := _moment(a)) is not None and one == _moment(b)
+    if isinstance(a, Decimal) or isinstance(b, Decimal):
+        try:
+            return Decimal(str(a)) == Decimal(str(b))
+        except InvalidOperation:
+            return False
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return (
+            a == b
+            or (a != a and b != b)
+            or ((isinstance(a, float) or isinstance(b, float)) and math.isclose(a, b, rel_tol=1e-9))
+        )
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return all(equal(a.get(k), b.get(k)) for k in {**a, **b})
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return plain(a) == plain(b)
+
+
+def _moment(value: Any) -> int | None:
+    if isinstance(value, dt.datetime):
+        aware = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
+        return (aware - _ZERO) // dt.timedelta(microseconds=1)
+    return text_time_us(value) if isinstance(value, str) else None
+
+
+def plain(value: Any) -> Any:
+    """A value as TOML has it; None where TOML has none."""
+    if isinstance(value, dt.datetime):
+        return value.astimezone(dt.UTC) if value.tzinfo else value
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(value).decode()
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value if v is not None]
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    return value
+
+
+def shown(value: Any) -> str:
+    """A value in a line for people."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, dt.datetime):
+        return value.astimezone(dt.UTC).isoformat().replace("+00:00", "Z") if value.tzinfo else value.isoformat()
+    if isinstance(value, str):
+        return value if value and " " not in value and "=" not in value else json.dumps(value, ensure_ascii=False)
+    found = plain(value)
+    return json.dumps(found, ensure_ascii=False, default=str) if isinstance(found, list | dict) else str(found)
+
+
+__all__ = ["Difference", "compare", "equal", "plain", "shown"]

@@ -1,0 +1,237 @@
+"""The way of given rows as far as the shards, by Spark: decoded, event time, SQL, the columns that shards take.
+
+    rows of all batches, numbered ─▶ decode ─▶ event time ─┬─▶ what is told of them (time, bad, place)      one job
+                                                           └─▶ SQL ─▶ columns for the shards, numbered      one job
+
+The SQL is row-wise, so that it may run once over all rows of a test; each comes out with its number, and so finds its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pyarrow as pa
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.core.capacity import ANYTHING, Capacity
+from slackwater.core.schema import Field
+from slackwater.errors import EpochError, StartError
+from slackwater.operators import fitting
+from slackwater.operators.base import Operator
+from slackwater.operators.dead_letters import ORIGIN, numbered_origin, origin_column
+from slackwater.runner import assemble
+from slackwater.sources.base import CORRUPT, reason
+from slackwater.sources.lookups import Lookups
+from slackwater.spark import analysis, session
+from slackwater.spark.engine import SparkEngine
+from slackwater.spark.statistics import FILE
+from slackwater.testing.given import NUMBER, GivenSource, Row, source_of
+from slackwater.windows.aggregations import quote
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_CLOCK = "__clock"  # hidden: when a row arrives, µs
+
+
+@dataclass(frozen=True)
+class Given:
+    """Rows of one source that arrive together: `rows`, and those of `files`. `clock_us`: when."""
+
+    source: str
+    rows: Sequence[Row] = ()
+    files: Sequence[Path] = ()
+    clock_us: int = 0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What became of them. `timed`: every row, with `n`, `ts` (µs), `bad` (why), `partition` and `_origin`; `rows`: what came
+    out of the SQL, with the `n` of its row, `__unfit` and the columns for the shards."""
+
+    timed: pl.DataFrame
+    rows: pl.DataFrame
+
+
+@dataclass
+class Front:
+    """A pipeline's sources and SQL on a Spark session. `columns`: of sources that are DataFrames without any."""
+
+    base: SparkSession
+    pipeline: Pipeline
+    columns: Mapping[str, Sequence[Field]] = field(default_factory=dict)
+    capacity: Capacity = ANYTHING
+    logic: Operator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.session = session.private(self.base, 1)
+        self.session.conf.set("spark.sql.codegen.wholeStage", "false")  # a few rows are done before a compiler is
+        self.lookups = Lookups(self.session, self.pipeline.transform.lookups, lambda line: None)
+        self.lookups.load()
+        self.sources = [
+            source_of(self.session, self.pipeline, i, self.columns.get(s.name))
+            for i, s in enumerate(self.pipeline.sources)
+        ]
+        reals: Any = self.sources
+        times, self.logic = assemble.bind(self.pipeline, self.session, reals)
+        end = assemble.ends(self.pipeline, self.session, reals)
+        clocked = {n: f"timestamp_micros({_CLOCK})" if t == analysis.CLOCK else t for n, t in times.items()}
+        self.engine = SparkEngine(self.session, self.pipeline, self.logic, clocked, end=end)
+        self._carried = {s.name: self._carrying(s) for s in self.sources}
+
+    def _carrying(self, source: GivenSource) -> str | bool:
+        """SQL that lets the number of a row come out with it; True: any does, False: none."""
+        if self.pipeline.transform.sql_of(source.name) is None:
+            return True
+        try:
+            empty = self.session.createDataFrame([], source.schema)
+            return analysis.check_origin(self.session, self.pipeline, source.name, empty) or True
+        except StartError:
+            return False
+
+    def source(self, name: str) -> GivenSource:
+        return next(s for s in self.sources if s.name == name)
+
+    # -- rows ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, given: Sequence[Given]) -> list[Prepared]:
+        """What becomes of each of these, in as few jobs as there can be. Raises SlackwaterError."""
+        found: list[Prepared | None] = [None] * len(given)
+        for source in self.sources:
+            mine = [(i, g) for i, g in enumerate(given) if g.source == source.name]
+            for i, prepared in self._of_source(source, mine) if mine else ():
+                found[i] = prepared
+        return [f for f in found if f is not None]
+
+    def _of_source(self, source: GivenSource, given: Sequence[tuple[int, Given]]) -> list[tuple[int, Prepared]]:
+        try:
+            texts = [(i, g.clock_us, row) for i, g in given for row in g.rows]
+            found: dict[int, list[Prepared]] = {i: [] for i, _ in given}
+            if texts or not any(g.files for _, g in given):
+                frame = source.decode(self.session, [row for _, _, row in texts], [clock for _, clock, _ in texts])
+                clocks = {i: g.clock_us for i, g in given}
+                for i, one in self._frame(source, frame, [i for i, _, _ in texts], clocks).items():
+                    found[i].append(one)
+            for i, g in given:
+                if g.files:
+                    read, count = self._numbered(source.read_files(self.session, g.files))
+                    found[i] += self._frame(source, read, [i] * count, {i: g.clock_us}).values()
+        except Exception as error:
+            if isinstance(error, StartError | EpochError):
+                raise
+            raise EpochError(f'{self.pipeline.name}: source "{source.name}": {reason(error)}') from None
+        return [(i, _joined(parts)) for i, parts in found.items() if parts]
+
+    def of_frame(self, name: str, frame: DataFrame, clock_us: int) -> Prepared:
+        """The same for rows that were decoded elsewhere: dead letters, what another stage emits."""
+        numbered, count = self._numbered(frame)
+        return self._frame(self.source(name), numbered, [0] * count, {0: clock_us})[0]
+
+    def _numbered(self, frame: DataFrame) -> tuple[DataFrame, int]:
+        table = frame.toArrow()
+        numbered = table.append_column(NUMBER, pa.array(range(table.num_rows), pa.int64()))
+        from pyspark.sql.types import LongType, StructField, StructType
+
+        schema = StructType([*frame.schema.fields, StructField(NUMBER, LongType())])
+        return self.session.createDataFrame(numbered, schema), table.num_rows
+
+    def _frame(
+        self, source: GivenSource, frame: DataFrame, owners: Sequence[int], clocks: Mapping[int, int]
+    ) -> dict[int, Prepared]:
+        """Rows with `__number`; `owners`: per number the batch that it belongs to."""
+        timed = self._timed(source.name, frame, {clocks[i] for i in owners} or {0}, owners, clocks)
+        told = _collected(timed.selectExpr(*_told(timed, source.name)))
+        told = told.sort("n").with_columns(pl.Series("i", [owners[n] for n in sorted(told["n"])], dtype=pl.Int64))
+        runs = [told] if self._carried[source.name] is not False else told.partition_by("i", "partition")
+        out = pl.concat([self._sql(source.name, timed, run, runs) for run in runs])
+        out = out.join(told.select("n", "i"), on="n", how="left", maintain_order="left")
+        return {
+            i: Prepared(told.filter(pl.col("i") == i).drop("i"), out.filter(pl.col("i") == i).drop("i"))
+            for i in (dict.fromkeys(owners) or clocks)
+        }
+
+    def _timed(
+        self, name: str, frame: DataFrame, times: set[int], owners: Sequence[int], clocks: Mapping[int, int]
+    ) -> DataFrame:
+        """With `_event_ts`, `__bad` and the hidden columns."""
+        if len(times) == 1:
+            clock = f"{next(iter(times))}L"
+        else:
+            every = ", ".join(f"{clocks[i]}L" for i in owners)
+            clock = f"element_at(array({every}), CAST({NUMBER} AS INT) + 1)"
+        timed = self.engine._timed(name, frame.selectExpr("*", f"{clock} AS {_CLOCK}"), 0, None)
+        latest = f"{_CLOCK} + {self.pipeline.transform.step.max_future_ms * 1000}L"
+        plain = [quote(c) for c in timed.columns if c != "__bad"]
+        late = (
+            f"CASE WHEN __bad IS NOT NULL THEN __bad WHEN unix_micros(_event_ts) > {latest} THEN 'future' END AS __bad"
+        )
+        return timed.selectExpr(*plain, late)
+
+    def _sql(self, name: str, timed: DataFrame, run: pl.DataFrame, runs: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        """What comes out of the SQL for these rows, with the number of the row where the SQL carries it, else of the first one."""
+        carried = self._carried[name]
+        rows = timed.where("__bad IS NULL")
+        if len(runs) > 1:
+            rows = rows.where(f"{NUMBER} IN ({', '.join(map(str, run['n']))})")
+        hidden = (FILE, "__bad", CORRUPT, NUMBER, _CLOCK)
+        plain = [quote(c) for c in rows.columns if c not in hidden]
+        number = f"{ORIGIN}.offset" if carried is not False else f"{run['n'][0] if run.height else 0}L"
+        rows = rows.selectExpr(*plain, *([] if carried is False else [numbered_origin(NUMBER)]))
+        sql = carried if isinstance(carried, str) else None
+        out = analysis.run_sql(self.session, self.pipeline, name, rows, sql)
+        why = fitting.unfit_sql(self.logic, self.logic.input_of(name), self.capacity) or "CAST(NULL AS STRING)"
+        columns = self.engine._columns(name, None, None)
+        return _collected(out.selectExpr(*columns, f"{why} AS {fitting.UNFIT}", f"{number} AS n"))
+
+
+_KEPT = 16
+_FRONTS: list[Front] = []  # a pipeline is bound to Spark once, however many tests it has
+
+
+def bound(base: SparkSession, pipeline: Pipeline, columns: Mapping[str, Sequence[Field]]) -> Front:
+    """The front of a pipeline, from before if there is one; its lookups are read anew."""
+    for front in _FRONTS:
+        if front.base is base and front.pipeline == pipeline and front.columns == columns:
+            front.lookups.load()
+            return front
+    del _FRONTS[: max(len(_FRONTS) - _KEPT + 1, 0)]
+    _FRONTS.append(Front(base, pipeline, columns))
+    return _FRONTS[-1]
+
+
+def _told(timed: DataFrame, source: str) -> list[str]:
+    bytes_of = {c: kind for c, kind in timed.dtypes if c not in (FILE, CORRUPT, NUMBER, _CLOCK)}
+    partition = "concat(_topic, '-', _partition)" if "_offset" in bytes_of else "CAST(NULL AS STRING)"
+    origin = origin_column(
+        {**bytes_of, **({CORRUPT: "string"} if CORRUPT in timed.columns else {})},
+        source,
+        FILE if FILE in timed.columns else "NULL",
+    )
+    return [f"{NUMBER} AS n", "unix_micros(_event_ts) AS ts", "__bad AS bad", f"{partition} AS partition", origin]
+
+
+def _collected(frame: DataFrame) -> pl.DataFrame:
+    found = pl.from_arrow(frame.toArrow())
+    assert isinstance(found, pl.DataFrame)
+    return found
+
+
+def _joined(parts: Sequence[Prepared]) -> Prepared:
+    """Rows that were given in two ways: as they stand, and in files."""
+    if len(parts) == 1:
+        return parts[0]
+    first, second = parts
+    after = 1 + max(first.timed["n"], default=0)
+    move = pl.col("n") + after
+    return replace(
+        first,
+        timed=pl.concat([first.timed, second.timed.with_columns(move)]),
+        rows=pl.concat([first.rows, second.rows.with_columns(move)]),
+    )
+
+
+__all__ = ["Front", "Given", "Prepared", "bound"]

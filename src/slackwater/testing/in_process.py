@@ -1,0 +1,175 @@
+"""An engine for given rows: event time and SQL by Spark (`testing.front`), windows and joins in this process.
+
+What a shard gets is what it would get on Spark; only the way there is another: no shuffle, no Python workers, no streaming
+query, so that a test takes milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from slackwater.core.capacity import ANYTHING, Capacity
+from slackwater.core.hashing import shard_of
+from slackwater.engine.protocol import IngestOutcome, SourceStats, Unfit
+from slackwater.operators import fitting
+from slackwater.operators.base import Operator, Question, ShardTask
+from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, stage_late, unfit_letters
+from slackwater.operators.task import EmitReport, StagedLetters
+from slackwater.operators.windowed import Windowed
+from slackwater.sources.base import Batch
+from slackwater.testing.front import Front, Given, Prepared
+from slackwater.testing.local import Spans, lift_inputs
+from slackwater.watermark import Heard
+
+
+@dataclass(frozen=True)
+class GivenEngine:
+    """Runs shard tasks one after the other over rows that Spark has prepared."""
+
+    front: Front
+    logic: Operator
+
+    def prepared(self, batch: Batch, clock_us: int) -> Mapping[str, Prepared]:
+        """The rows of a batch after Spark: a batch of dead letters brings DataFrames that are not prepared yet."""
+        return {
+            name: rows if isinstance(rows, Prepared) else self.front.of_frame(name, rows, clock_us)
+            for name, rows in batch.payload.items()
+        }
+
+    def ingest(
+        self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
+    ) -> IngestOutcome:
+        names = [s.name for s in self.front.sources]
+        given = self.prepared(batch, clock_us)
+        stats: dict[str, SourceStats] = {}
+        samples: dict[str, list[str]] = {}
+        unfit, staged = list[Unfit](), list[StagedLetters]()
+        parts, origins = list[pl.DataFrame](), list[pl.DataFrame]()
+        tagged = len(names) > 1 or any(idle.values()) or 0 in tasks[0].idle_sources
+        for index, name in enumerate(names):
+            listed = batch.partitions.get(name, {})
+            if (rows := given.get(name)) is None:
+                if listed:
+                    stats[name] = SourceStats(partitions=dict.fromkeys(listed, Heard(0, None)))
+                continue
+            stats[name] = _stats(rows.timed, listed)
+            samples[name] = self._bad(name, rows.timed, tasks[0], staged)
+            out = self._fitting(name, rows, tasks[0], unfit, staged).sort("n", maintain_order=True)
+            told = out.select("n").join(rows.timed, on="n", how="left", maintain_order="left")
+            source = np.full(out.height, index)
+            if idle.get(name) and listed:
+                source += len(names) * told["partition"].is_in(list(idle[name])).fill_null(False).to_numpy()
+            tag = [pl.Series("__src", source, dtype=pl.Int32)] if tagged else []
+            parts.append(out.drop("n", fitting.UNFIT).with_columns(tag))
+            origins.append(told.select(pl.col("ts").alias("__start"), ORIGIN).with_columns(tag))
+        spans = Spans({n: _times(p.timed) for n, p in given.items()}, _FOREVER)
+        bad = {n: s for n, s in samples.items() if s}
+        reports = self._run(tasks, parts, origins, staged) if parts else ()
+        return IngestOutcome(reports, stats, bad, unfit=unfit, staged=staged, spans=spans)
+
+    def _run(
+        self,
+        tasks: Sequence[ShardTask],
+        parts: Sequence[pl.DataFrame],
+        origins: Sequence[pl.DataFrame],
+        staged: list[StagedLetters],
+    ) -> list[Any]:
+        every, origin, folded = pl.concat(parts), pl.concat(origins), self.logic.is_folded
+        if isinstance(self.logic, Windowed):
+            typed = {k.name: k.polars for k in self.logic.keys}
+            typed |= {i.field.name: i.field.polars for i in self.logic.inputs}
+            every = every.with_columns(every[n].cast(t) for n, t in typed.items())
+        every = lift_inputs(self.logic, every)
+        owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
+        mine = [(t, owner == t.shard) for t in tasks]
+        reports = [t.operator.ingest(t, every.filter(m), None if folded else origin[ORIGIN].filter(m)) for t, m in mine]
+        if folded and tasks[0].late is not None:
+            late = origin.filter(pl.col("__start") < tasks[0].operator.late_before(tasks[0].watermark))
+            staged += [stage_late(tasks[0], late)] if late.height else []
+        return reports
+
+    def _bad(self, source: str, timed: pl.DataFrame, task: ShardTask, staged: list[StagedLetters]) -> list[str]:
+        """A few bad rows in words; the letters of all of them are staged where they are kept."""
+        bad = timed.filter(pl.col("bad").is_not_null())
+        if bad.height and task.keeps_bad:
+            sane = pl.when(pl.col("bad") != OUTSIDE).then(pl.col("ts"))
+            rows = bad.select(pl.col("bad").alias(fitting.UNFIT), sane.alias("__start"), ORIGIN)
+            staged.append(self._letters(rows, task))
+        text = pl.col(ORIGIN).struct.field("value").cast(pl.String, strict=False).str.slice(0, 300)
+        return [f"{why}: {value}" for why, value in bad.head(3).select("bad", text).iter_rows()]
+
+    def _letters(self, rows: pl.DataFrame, task: ShardTask) -> StagedLetters:
+        letters = unfit_letters(rows, task.state.epoch, self.logic.pipeline)
+        reasons = dict(rows[fitting.UNFIT].value_counts().iter_rows())
+        return StagedLetters(output=task.state.stage_output(letters), reasons=reasons)
+
+    def _fitting(
+        self, source: str, rows: Prepared, task: ShardTask, unfit: list[Unfit], staged: list[StagedLetters]
+    ) -> pl.DataFrame:
+        """The rows that can be held; what cannot is noted, and its letters staged where they are kept."""
+        why = rows.rows[fitting.UNFIT]
+        if not why.len() - why.null_count():
+            return rows.rows
+        bad = rows.rows.filter(why.is_not_null()).select("n", fitting.UNFIT)
+        told = bad.join(rows.timed, on="n", how="left", maintain_order="left")
+        text = pl.col(ORIGIN).struct.field("value").cast(pl.String, strict=False).str.slice(0, 300)
+        samples = [f"{why}: {value}" for why, value in told.head(3).select(fitting.UNFIT, text).iter_rows()]
+        unfit.append(Unfit(source, dict(bad[fitting.UNFIT].value_counts().iter_rows()), samples))
+        if task.keeps_bad:
+            staged.append(self._letters(told.select(fitting.UNFIT, pl.col("ts").alias("__start"), ORIGIN), task))
+        return rows.rows.filter(why.is_null())
+
+    def payload(self, rows: pl.DataFrame) -> Prepared:
+        """Rows that the stage before emitted."""
+        frame = self.front.session.createDataFrame(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))
+        return self.front.of_frame(self.front.sources[0].name, frame, 0)
+
+    def again(self, payload: Mapping[str, Any], clock_us: int, capacity: Capacity = ANYTHING) -> pl.DataFrame:
+        return self.front.engine.again(payload, clock_us, capacity)
+
+    def decoded(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+        return self.front.engine.decoded(payload, clock_us)
+
+    def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
+        return [t.operator.emit(t) for t in tasks]
+
+    def count(self, tasks: Sequence[ShardTask], question: Question) -> Mapping[int, int]:
+        return sum((Counter(question(t)) for t in tasks), Counter())
+
+    def given(self, rows: Sequence[Given]) -> list[Prepared]:
+        return self.front.prepare(rows)
+
+
+_FOREVER = 2**62
+
+
+def _times(timed: pl.DataFrame) -> pl.DataFrame:
+    """The usable rows, as `Spans` asks them."""
+    rows = timed.filter(pl.col("bad").is_null())
+    partition = [] if rows["partition"].null_count() == rows.height else [pl.col("partition").alias("__partition")]
+    return rows.select("ts", *partition)
+
+
+def _stats(timed: pl.DataFrame, listed: Mapping[str, int]) -> SourceStats:
+    usable, why = timed.filter(pl.col("bad").is_null()), timed["bad"]
+    newest = usable["ts"].max()
+    heard = {p: usable["ts"].filter(usable["partition"] == p).max() for p in listed}
+    counts = {p: int((timed["partition"] == p).sum()) for p in listed}
+    return SourceStats(
+        timed.height,
+        usable.height,
+        newest if isinstance(newest, int) else None,
+        undecodable=int((why == "undecodable").sum()),
+        future=int((why == "future").sum()),
+        partitions={p: Heard(counts[p], t if isinstance(t, int) else None) for p, t in heard.items()},
+        outside=int((why == OUTSIDE).sum()),
+    )
+
+
+__all__ = ["GivenEngine"]

@@ -1,0 +1,399 @@
+"""A whole pipeline in one process with a virtual clock: rows are piped in, quiet times and crashes happen when you say so.
+
+The driver, the state store and what shards do are those of a run; sources are scripted, the target is in memory.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from slackwater.config.join import Join
+from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.window import Window
+from slackwater.core.capacity import ANYTHING
+from slackwater.core.dead_letter import LETTER
+from slackwater.core.schema import Field
+from slackwater.core.time import duration_ms
+from slackwater.engine import fold
+from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.far_dates import FarDates
+from slackwater.engine.kill_points import STEPS
+from slackwater.engine.protocol import Engine
+from slackwater.engine.stage import Stage as Stepping
+from slackwater.errors import ConfigError, StartError
+from slackwater.operators import compile as compiling
+from slackwater.operators.base import Operator
+from slackwater.replay import replay
+from slackwater.replay.replay import Outcome
+from slackwater.sources.base import Batch
+from slackwater.state import protocol
+from slackwater.state.commit import BatchId
+from slackwater.state.files.store import FilesStore
+from slackwater.testing import plain
+from slackwater.testing.described import pipeline_for
+from slackwater.testing.given import Row
+from slackwater.testing.listen import capacity_of_target, listening
+from slackwater.testing.local import LocalEngine
+from slackwater.testing.result import START_US, Died, Faults, LocalResult
+from slackwater.testing.target import MemoryTarget
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from slackwater.testing.front import Front, Prepared
+
+
+class LocalPipeline:
+    """A pipeline whose rows, time and accidents a test decides; use it as a context manager, or `close` it.
+
+    `described`: a Pipeline, from TOML or Python; or a Window or Join alone, over rows of `schema` (names and Spark types) with
+    `ts`, their event time. `session`: Spark, on which event time and SQL are run; without one a pipeline that has SQL is refused
+    with a StartError that names it. `clock_us`: what the virtual clock shows first. `store`: makes the state store at each
+    start; else files in `state_dir`, or a temporary directory. `on_publish`: gets what each epoch writes. `letters`: dead ones that
+    are there before. `listen=False`: only rows that the pipeline itself keeps become letters, and the target holds any value.
+
+        >>> import slackwater as sw
+        >>> from slackwater.testing import LocalPipeline
+        >>> window = sw.Window(kind="session", gap_ms="30m", max_session_duration_ms="12h", group_by=["user"],
+        ...                    aggregations=[sw.Aggregation(agg="count", as_="clicks")])
+        >>> with LocalPipeline(window, {"user": "string"}) as test:
+        ...     test.pipe([{"user": "u1", "ts": "2024-03-01T09:00:00Z"}, {"user": "u1", "ts": "2024-03-01T09:10:00Z"}])
+        ...     test.crash("commit.before")  # the next epoch dies there, and is repeated as Spark would
+        ...     test.pipe([{"user": "u1", "ts": "2024-03-01T11:00:00Z"}])
+        ...     test.flush()
+        ...     [row["clicks"] for row in test.result().rows]
+        [2, 1]
+    """
+
+    def __init__(
+        self,
+        described: Pipeline | Window | Join,
+        schema: Mapping[str, str] | None = None,
+        *,
+        session: SparkSession | None = None,
+        shards: int = 2,
+        clock_us: int = START_US,
+        store: Callable[[], protocol.StateStore] | None = None,
+        state_dir: str | None = None,
+        on_publish: Callable[[pl.DataFrame], None] | None = None,
+        letters: Sequence[Mapping[str, Any]] = (),
+        listen: bool = True,
+    ) -> None:
+        # configuration
+        self._schema = None if schema is None else {name: Field(name, kind) for name, kind in schema.items()}
+        self._session, self._store, self._listen = session, store, listen
+        self._home = None if store or state_dir else tempfile.TemporaryDirectory(prefix="slackwater-test-")
+        self._directory = state_dir or (self._home.name if self._home else "")
+        self._open = False
+        try:
+            self._prepare(described, clock_us, shards, letters, on_publish)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(
+        self,
+        described: Pipeline | Window | Join,
+        clock_us: int,
+        shards: int,
+        letters: Sequence[Mapping[str, Any]],
+        on_publish: Callable[[pl.DataFrame], None] | None,
+    ) -> None:
+        # what a process would hold
+        self.now_us, self.shards = clock_us, shards
+        self._faults = Faults()
+        self._reshard: int | None = None
+        self._driver: Driver
+        # what outlives a process
+        self._checkpoint, self._batches, self._state_id = uuid.uuid4().hex, 0, uuid.uuid4().hex
+        self._result = LocalResult()
+        self._aside = MemoryTarget(LETTER, (), upserts=False)
+        known = {f.name: f.polars for f in LETTER}
+        self._aside.hold(pl.DataFrame({n: plain.typed([r.get(n) for r in letters], t) for n, t in known.items()}))
+        self._describe(described)
+        self._target = self._fresh_target()
+        self._target.told = on_publish or self._target.told
+        self._targets = {"": self._target}
+        self._begin()
+
+    # -- what a test says ----------------------------------------------------------------------------------------
+
+    def pipe(
+        self,
+        rows: Sequence[Row] | Mapping[str, Sequence[Row]],
+        *,
+        partitions: Mapping[str, Sequence[str]] | None = None,
+        took_ms: int = 0,
+    ) -> None:
+        """One epoch with these rows: of the only source, or per source. A text is a record as it is, which may be broken.
+
+        `partitions`: per source that has any, all partitions there are (a row's own is its "partition"; of Kafka: its
+        "_partition"). `took_ms`: how long the epoch takes.
+        """
+        given = rows if isinstance(rows, Mapping) else {self._only_source(): rows}
+        for name in given:
+            if name not in self.source_names:
+                raise ConfigError(
+                    [f'{self.pipeline.name}: there is no source "{name}"; there are: {", ".join(self.source_names)}']
+                )
+        self.now_us += took_ms * 1000
+        if "front" in self._sql_stages:
+            from slackwater.testing.front import Given
+
+            wanted = [Given(name, tuple(some), (), self.now_us) for name, some in given.items()]
+            self.pipe_prepared(dict(zip(given, self._sql_stages["front"].prepare(wanted), strict=True)), partitions)
+            return
+        payload, parts = {}, {}
+        for name, some in given.items():
+            payload[name] = self._frame(name, some)
+            if partitions and name in partitions:
+                names = [r["partition"] for r in some]  # type: ignore[index]
+                payload[name] = payload[name].with_columns(pl.Series("__partition", names, dtype=pl.String))
+                parts[name] = {p: names.count(p) for p in partitions[name]}
+        self._pipe(payload, parts)
+
+    def pipe_prepared(
+        self, rows: Mapping[str, Prepared], partitions: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        """The same for rows that `front` has prepared, as all those of a test at once."""
+        parts = {}
+        for name, one in rows.items():
+            there = one.timed["partition"].drop_nulls()
+            listed = (partitions or {}).get(name) or there.unique(maintain_order=True).to_list()
+            if listed:
+                parts[name] = {p: int((there == p).sum()) for p in listed}
+        self._pipe(dict(rows), parts)
+
+    def quiet(self, ms: int | str) -> None:
+        """All sources are asked for so long (milliseconds, or "10m"), and have nothing."""
+        length = duration_ms(ms)
+        self.now_us += length * 1000
+        self._survive(lambda: self._driver.tick(length * 1000), again=False)
+
+    def crash(self, step: str, shards: int | None = None) -> None:
+        """The next epoch dies at this step (see STEPS), and the process starts again: with so many shards, if given."""
+        if step not in STEPS:
+            raise ValueError(f"unknown step {step!r}, expected one of {STEPS}")
+        self._faults.step, self._reshard = step, shards
+
+    def restart(
+        self,
+        described: Pipeline | Window | Join | None = None,
+        *,
+        shards: int | None = None,
+        target: str | None = None,
+    ) -> None:
+        """Stop and start again over the same state: with another config, other shards, or another target (a name for it).
+
+        Raises what a start raises, as for a config that does not fit the state.
+        """
+        self._stop()
+        self.shards = shards or self.shards
+        if described is not None:
+            self._describe(described)
+        if target is not None:
+            fresh = self._fresh_target()
+            fresh.told = self._target.told
+            self._target = self._targets.setdefault(target, fresh)
+        self._target.becomes(self._last.output, (self._last.identity or ()) if self._upserts else ())
+        self._begin()
+
+    def replay(self, limit: int | None = None, dry: bool = False) -> Outcome:
+        """Apply the dead letters there are by now, at most `limit` of them. `dry`: only find out."""
+
+        def applied() -> None:
+            self._result.replays.append(replay.replay(self._driver, self._aside.table, self._reread, dry, limit))
+
+        self._survive(applied)
+        return self._result.replays[-1]
+
+    def flush(self) -> None:
+        """Close all open windows, as `--flush` does at the end of the input."""
+        self._survive(lambda: self._driver.flush())
+
+    def result(self) -> LocalResult:
+        """What was published and counted so far."""
+        found, state = self._result, self._driver.state
+        found.rows, found.gone, found.letters = self._target.rows, self._target.gone, self._aside.rows
+        found.former = {name: (t.rows, t.gone) for name, t in self._targets.items() if t is not self._target}
+        found.counters, found.watermark_us = fold.counters(state), state.watermark_us
+        ended = state.stages[-1]
+        found.open_sessions, found.open_keys = sum(ended.windows), sum(ended.groups)
+        found.table = self._target.held
+        return found
+
+    @property
+    def epoch(self) -> int:
+        """The latest commit."""
+        return self._driver.state.epoch
+
+    @property
+    def identity(self) -> tuple[str, ...] | None:
+        """The columns that tell results apart; None for a join, whose rows are a multiset."""
+        found = self._last.identity
+        return tuple(found) if found else None
+
+    @property
+    def front(self) -> Front | None:
+        """What runs the SQL of the first stage; None without Spark."""
+        return self._sql_stages.get("front")
+
+    @property
+    def source_names(self) -> list[str]:
+        return [s.name for s in self.pipeline.sources]
+
+    def close(self) -> None:
+        """Let go of the state; what was not closed is removed with the process."""
+        self._stop()
+        if self._home is not None:
+            self._home.cleanup()
+
+    def __enter__(self) -> LocalPipeline:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- parts ---------------------------------------------------------------------------------------------------
+
+    def _describe(self, described: Pipeline | Window | Join) -> None:
+        if not isinstance(described, Pipeline):
+            if self._schema is None:
+                raise StartError('a window or a join alone needs schema={"column": "type"}: the columns of its rows')
+            described = pipeline_for(described, ("a", "b") if isinstance(described, Join) else ("a",))
+        self.pipeline = pipeline = listening(described) if self._listen else described
+        given = {} if self._schema is None else {s.name: self._schema for s in pipeline.sources}
+        self._sql_stages: dict[str, Front] = {}
+        self._columns = {} if self._session is not None else plain.columns(pipeline, given)
+        if self._session is None:
+            plain.refuse_sql(pipeline, self._columns)
+        self._logic = self._last = self._compiled(pipeline, given)
+        connection = resolve(pipeline.target.connection, pipeline.connections)
+        self._upserts = connection is not None and pipeline.target.upserts(
+            connection.kind, pipeline.last.transform.step
+        )
+        if pipeline.stages:
+            own = pipeline.last
+            self._last = compiling.compile_window(own, {f.name: f for f in self._logic.output})
+            if self._session is not None and (own.transform.sql or own.transform.step.event_time_column != "_event_ts"):
+                self._sql_stages["second"] = self._front(own, {own.sources[0].name: self._logic.output})
+                self._last = self._sql_stages["second"].logic
+        self._capacity = capacity_of_target(pipeline, self._last) if self._listen else ANYTHING
+        for (
+            which,
+            front,
+        ) in self._sql_stages.items():  # what the target cannot hold is found before its results are made
+            front.capacity = self._capacity if which == "second" or not pipeline.stages else ANYTHING
+
+    def _compiled(self, pipeline: Pipeline, given: Mapping[str, Mapping[str, Field]]) -> Operator:
+        if self._session is not None:
+            timed = {n: [*f.values(), Field("_event_ts", "timestamp")] for n, f in given.items()}
+            self._sql_stages["front"] = self._front(pipeline, timed)
+            return self._sql_stages["front"].logic
+        join = pipeline.transform.join
+        if join is None:
+            return compiling.compile_window(pipeline, self._columns[pipeline.sources[0].name])
+        return compiling.compile_join(pipeline, (self._columns[join.left_source], self._columns[join.right_source]))
+
+    def _front(self, pipeline: Pipeline, columns: Mapping[str, Sequence[Field]]) -> Front:
+        from slackwater.testing.front import bound
+
+        assert self._session is not None
+        return bound(self._session, pipeline, columns)
+
+    def _fresh_target(self) -> MemoryTarget:
+        return MemoryTarget(self._last.output, self._last.identity or (), self._upserts, self._capacity)
+
+    def _engine(self, which: str, pipeline: Pipeline, logic: Operator) -> Engine:
+        if which in self._sql_stages:
+            from slackwater.testing.in_process import GivenEngine
+
+            return GivenEngine(self._sql_stages[which], logic)
+        sources = [s.name for s in pipeline.sources]
+        return LocalEngine(logic, sources, pipeline.carries_origin, pipeline.transform.step.max_future_ms)
+
+    def _begin(self) -> None:
+        try:
+            self._begun()
+        except Died:
+            self._begun()
+
+    def _begun(self) -> None:
+        pipeline, faults = self.pipeline, self._faults
+        hooks = Hooks(lambda: self.now_us, on_status=self._result.statuses.append, faults=faults)
+        held = self._store() if self._store else FilesStore(self._directory, pipeline.name)
+        engine = self._engine("front", pipeline, self._logic)
+        (name, own), *more = pipeline.alone.items()
+        stages = [Stepping(name, own, self._logic, held, engine, faults.in_worker, far_dates=FarDates(own))]
+        for name, own in more:
+            behind = self._engine("second", own, self._last)
+            held_us = {own.sources[0].name: 1000 * pipeline.hold_ms}
+            stages.append(Stepping(name, own, self._last, held, behind, faults.in_worker, 1, held_us))
+        self._driver = Driver(pipeline, stages, held, self._target, hooks, self._aside)
+        try:
+            self._driver.start(held.open(), self.shards, {}, self._state_id)
+        except BaseException:
+            held.close()
+            raise
+        self._open = True
+
+    def _stop(self) -> None:
+        if self._open:
+            self._driver.store.close()
+            self._open = False
+
+    # -- epochs --------------------------------------------------------------------------------------------------
+
+    def _pipe(self, payload: Mapping[str, Any], partitions: Mapping[str, Mapping[str, int]]) -> None:
+        number = BatchId(checkpoint=self._checkpoint, batch=self._batches)
+        self._batches += 1
+        batch = Batch(number, {}, payload, partitions=partitions)
+        self._survive(lambda: self._driver.run_batch(batch, 0), checkpoints=True)
+
+    def _survive(self, work: Callable[[], object], again: bool = True, checkpoints: bool = False) -> None:
+        """Do it; where it dies, start anew and do it once more, as Spark repeats a batch that it has not noted as done."""
+        try:
+            work()
+            if checkpoints:
+                self._faults.hit("checkpoint.before", self.epoch)
+                self._faults.hit("checkpoint.after", self.epoch)
+        except Died:
+            self._stop()
+            self.shards, self._reshard = self._reshard or self.shards, None
+            self._begin()
+            if again:
+                work()
+
+    def _only_source(self) -> str:
+        if len(self.source_names) > 1:
+            raise ConfigError(
+                [
+                    f"{self.pipeline.name}: rows of which source? There are {', '.join(self.source_names)}: give {{source: rows}}"
+                ]
+            )
+        return self.source_names[0]
+
+    def _frame(self, source: str, rows: Sequence[Row]) -> pl.DataFrame:
+        if broken := [r for r in rows if isinstance(r, str)]:
+            raise StartError(
+                f'source "{source}": {broken[0][:80]!r} is a record as it is, which needs Spark to be read: give session='
+            )
+        return plain.frame(self.pipeline, source, rows, self._columns[source], self.now_us)  # type: ignore[arg-type]
+
+    def _reread(self, found: pl.DataFrame) -> Mapping[str, Any]:
+        front = self._sql_stages.get("front")
+        if front is not None:
+            from slackwater.spark import reread
+
+            return reread.frames(front.session, [s.real for s in front.sources], found)
+        rows = [plain.decoded(value) for value in found["value"]]
+        name = self.source_names[0]
+        return {name: self._frame(name, rows).with_columns(found["__letter"])}
+
+
+__all__ = ["START_US", "STEPS", "Died", "LocalPipeline", "LocalResult"]

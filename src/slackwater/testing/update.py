@@ -1,0 +1,75 @@
+"""Rewriting what a test expects by what came; the rest of the file stays as it is, comments too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.items import AoT, Array
+
+from slackwater.testing.cases import Outcome, told
+from slackwater.testing.difference import Difference
+
+_LEFT_OUT = ("session_id",)  # where nobody named the columns: it says nothing to people
+
+
+def update(path: Path, outcome: Outcome, whole: bool = False) -> bool:
+    """Make the file expect what came. Returns whether anything changed. `whole`: also where it expects no rows at all."""
+    document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    if "expect" not in document:
+        document["expect"] = tomlkit.table()
+    expect: Any = document["expect"]
+    changed = False
+    for key, difference in outcome.differences.items():
+        if not difference or (key == "rows" and key not in expect and not whole):
+            continue
+        changed = True
+        _apply(expect, key, difference)
+    if changed:
+        path.write_text(tomlkit.dumps(document), encoding="utf-8")
+    return changed
+
+
+def _apply(expect: Any, key: str, difference: Difference) -> None:
+    columns = [c for c in difference.columns if difference.expected or c not in _LEFT_OUT]
+    given = expect.get(key)
+    if not isinstance(given, Array | AoT) or len(given) != len(difference.expected) or not len(given):
+        expect[key] = listed([told(row, columns) for row in difference.found])
+        return
+    rows: Any = given
+    for i, j, differing in difference.pairs:
+        for column in differing:
+            values = told(difference.found[j], [column])
+            if column in values:
+                rows[i][column] = values[column]
+            else:
+                del rows[i][column]
+    for i in sorted(difference.missing, reverse=True):
+        del rows[i]
+    for j in difference.unexpected:
+        row = told(difference.found[j], columns)
+        if isinstance(rows, AoT):
+            rows.append(tomlkit.item(row))
+        else:
+            rows.add_line(_inline(row), indent="  ")
+
+
+def listed(rows: Sequence[Mapping[str, Any]]) -> Array:
+    """Rows as a list of inline tables, one per line."""
+    found = tomlkit.array()
+    for row in rows:
+        found.add_line(_inline(row), indent="  ")
+    if rows:
+        found.add_line(indent="")
+    return found
+
+
+def _inline(row: Mapping[str, Any]) -> Any:
+    made = tomlkit.inline_table()
+    made.update(row)
+    return made
+
+
+__all__ = ["listed", "update"]

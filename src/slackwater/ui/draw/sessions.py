@@ -1,0 +1,60 @@
+"""Windows of several keys in event time: one lane each, the gap's tail hatched.
+
+user=u1   ▓▓▓▓▓▓▓▓░░░        ┊
+user=u2        ▓▓░░░         ┊ watermark
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from slackwater.ui.axis import Axis, around
+from slackwater.ui.svg import WIDTH, el, line, picture, rect, text, time_axis, title
+from slackwater.ui.words import moment
+
+LEFT, RIGHT, TOP, LANE = 220, WIDTH - 14, 30, 26
+
+
+@dataclass(frozen=True)
+class Span:
+    """A window of a key; µs. `last_us`: a session's last event, behind which its gap lies."""
+
+    key: str
+    start_us: int
+    last_us: int | None
+    end_us: int
+    status: str
+
+
+def timeline(spans: Sequence[Span], watermark_us: int | None) -> Markup:
+    """Nothing where there is no window."""
+    if not spans:
+        return Markup("")
+    low, high = min(s.start_us for s in spans), max(s.end_us for s in spans)
+    near = watermark_us is not None and low - (high - low) <= watermark_us <= high + (high - low)
+    if near and watermark_us is not None:
+        low, high = min(low, watermark_us), max(high, watermark_us)
+    across, bottom = Axis(*around(low, high), LEFT, RIGHT), TOP + LANE * len(spans)
+    lines = el("path", d="M0 6 L6 0", class_="hatch")
+    pattern = el("pattern", lines, id="hatch", width=6, height=6, patternUnits="userSpaceOnUse")
+    parts = [el("defs", pattern), *time_axis(across, TOP, bottom)]
+    for n, s in enumerate(spans):
+        y, x1, x2 = TOP + LANE * n + 5, across.at(s.start_us), across.at(s.end_us)
+        last = x2 if s.last_us is None else across.at(s.last_us)
+        about = title(f"{s.key}, {s.status}: {moment(s.start_us)} to {moment(s.end_us)}")
+        parts.append(text(14, y + 13, s.key if len(s.key) <= 26 else s.key[:25] + "…", "lane"))
+        parts.append(rect(x1, y, max(last - x1, 3), 16, f"session {s.status}", about))
+        if x2 > last:
+            parts.append(rect(last, y, x2 - last, 16, f"tail {s.status}", about))
+    if near and watermark_us is not None:
+        x = across.at(watermark_us)
+        side = "start" if x < (LEFT + RIGHT) / 2 else "end"
+        name = f"watermark {moment(watermark_us)}"
+        parts += [
+            line(x, TOP - 8, x, bottom, "watermark"),
+            text(x + (6 if side == "start" else -6), TOP - 12, name, "note", side),
+        ]
+    return picture("Windows in event time", bottom + 26, *parts)

@@ -1,0 +1,99 @@
+"""The pages that one starts with: their commands and events give their tables, and a run in the background is as told."""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.support.command import command
+from tests.support.pages import ROOT, block
+
+import slackwater as sw
+from slackwater.errors import LockHeldError
+
+pytestmark = pytest.mark.spark
+
+
+def output(folder: Path) -> list[dict[str, Any]]:
+    return pl.concat([pl.read_parquet(p) for p in sorted(folder.glob("*.parquet"))]).to_dicts()
+
+
+@pytest.mark.usefixtures("spark")
+def test_two_minutes_with_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page's commands over the page's events print the page's table."""
+    page = "docs/start-files.md"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "clicks").mkdir(parents=True)
+    (tmp_path / "data" / "clicks" / "morning.jsonl").write_text(block("json", 0, page))
+    commands = [line.split()[1:] for n in (0, 1) for line in block("", n, page).splitlines()]
+    assert [c[0] for c in commands] == ["init", "check", "run", "show"]
+    for arguments in commands:
+        capsys.readouterr()
+        assert command(monkeypatch, *arguments) == 0
+    assert capsys.readouterr().out == block("text", 0, page)
+
+
+@pytest.mark.usefixtures("spark")
+def test_ten_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's config over the page's events, a file each, leaves the first of the page's tables."""
+    page = "docs/learn.md"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "visits.toml").write_text(block("toml", 0, page))
+    (tmp_path / "clicks").mkdir()
+    for n, line in enumerate(block("json", 0, page).splitlines()):
+        path = tmp_path / "clicks" / f"{n}.jsonl"
+        path.write_text(line + "\n")
+        os.utime(path, (1_600_000_000 + n, 1_600_000_000 + n))
+    assert command(monkeypatch, "run", "visits.toml", "--available-now", "--flush") == 0
+    names, *lines = [line.split() for line in block("text", 0, page).splitlines()]
+    found = [
+        [f"{r[n]:%Y-%m-%dT%H:%M:%SZ}" if hasattr(r[n], "hour") else str(r[n]) for n in names]
+        for r in output(tmp_path / "out")
+    ]
+    assert sorted(found) == sorted(lines)
+
+
+def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: Any) -> None:
+    """What docs/notebooks.md says of a handle: it follows commits, answers, refuses a second run, stops, and the next goes on."""
+    shutil.copytree(ROOT / "examples" / "sessions", tmp_path / "s", ignore=shutil.ignore_patterns("out", "state"))
+    pipeline = sw.load(tmp_path / "s" / "sessions.toml")
+    events = tmp_path / "s" / "data" / "events"
+    seen: queue.Queue[int] = queue.Queue()
+
+    def until(epoch: int) -> None:
+        while seen.get(timeout=300) < epoch:
+            pass
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = sw.run(pipeline, background=True, spark=spark, on_status=lambda s: seen.put(s.epoch))
+        until(0)
+        assert run.is_running
+        second = sw.run(pipeline, background=True, spark=spark)
+        with pytest.raises(LockHeldError, match="already running"):
+            second.wait(300)
+        with pytest.raises(LockHeldError):
+            second.status  # noqa: B018
+        (events / "later.jsonl").write_text('{"user_id": "u9", "event_type": "click", "ts": "2024-03-01T15:00:00Z"}\n')
+        until(1)
+        assert [o.key for o in run.why("user_id=u9").next] == [{"user_id": "u9"}]
+        last = run.stop(300)
+        assert last is not None
+        assert last == run.status
+        assert last.counters.rows_in == 11
+        assert not run.is_running
+        with sw.open_state(pipeline) as state:
+            assert "user_id=u9" in state._repr_html_()
+        with pytest.raises(sw.SlackwaterError) as bad:  # what ends it comes out of the block
+            (events / "broken.jsonl").write_text('{"user_id": "u9", "event_type": "click"}\n')
+            with sw.run(pipeline, background=True, spark=spark, available_now=True) as third:
+                third.wait(300)
+        assert bad.value.documented == "docs/messages.md#bad-rows-stop-the-pipeline"

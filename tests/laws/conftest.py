@@ -1,0 +1,16 @@
+"""How many examples hypothesis draws for a law, and that it draws the same ones where CI is set."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "laws",
+    max_examples=int(os.environ.get("SLACKWATER_LAWS_EXAMPLES", "25")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    derandomize="CI" in os.environ,
+)
+settings.load_profile("laws")

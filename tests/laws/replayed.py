@@ -1,0 +1,113 @@
+"""Dead letters applied once more, by seed: after it the target holds the batch answer over all rows."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.state.protocol import StateStore
+from slackwater.testing import oracle
+from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Replay, Rows, run_local
+
+MS = 1000
+GAP, DURATION = 5, 12  # milliseconds
+SCHEMA = {"u": "string", "id": "bigint", "f": "double"}
+AGGREGATIONS = [
+    Aggregation(agg="count", as_="n"),
+    Aggregation(agg="sum", column="id", as_="ids"),
+    Aggregation(agg="count", column="f", as_="fs"),
+    Aggregation(agg="sum", column="f", as_="total"),
+    Aggregation(agg="avg", column="f", as_="mean"),
+    Aggregation(agg="min", column="f", as_="low"),
+    Aggregation(agg="max", column="f", as_="top"),
+    Aggregation(agg="collect_set", column="f", as_="set", max_values_per_group=100),
+]
+Item = Rows | Quiet | Crash | Replay
+Row = Mapping[str, Any]
+
+
+def window(rng: random.Random, **more: Any) -> Window:
+    kind = rng.choice(["session", "session", "tumbling", "hopping"])
+    shape: dict[str, Any] = {
+        "session": {"gap_ms": GAP, "max_session_duration_ms": 100_000},
+        "tumbling": {"duration_ms": DURATION, "offset_ms": rng.choice([0, 5])},
+        "hopping": {"duration_ms": DURATION, "hop_ms": rng.choice([5, 4]), "offset_ms": rng.choice([0, -2])},
+    }[kind]
+    late = rng.choice(["dlq", "dlq", "reopen"])
+    settings: dict[str, Any] = {"late_data": late, "lateness_ms": rng.choice([0, 0, 4, 15])}
+    if late == "reopen":
+        settings["allowed_lateness_ms"] = rng.choice([0, 3, 10, 40])
+        settings["emit"] = rng.choice(["on_close", "updates", "final"])
+    if kind == "session" or rng.random() < 0.9:
+        settings["group_by"] = ["u"]
+    settings |= {"emit_metadata": rng.random() < 0.5, "max_groups_per_window": 1000}
+    return Window(kind=kind, aggregations=AGGREGATIONS, **shape, **settings, **more)
+
+
+def rows(rng: random.Random) -> list[dict[str, Any]]:
+    """Rows in arrival order: times that wander on, with jumps back; `id` is a power of two, so a sum names its members."""
+    at, found = rng.randint(-50, 20), list[dict[str, Any]]()
+    for n in range(rng.randint(2, 28)):
+        at += rng.choice([0, 1, 2, GAP - 1, GAP, GAP + 1, DURATION, 25])
+        back = rng.choice([0, 0, 0, 1, GAP, 2 * GAP, DURATION, 40, 80])
+        value = rng.choice([None, 0.0, 2.5, -1.0, 7.0])
+        found.append({"ts": (at - back) * MS, "u": rng.choice(["a", "a", "b", None]), "id": 1 << n, "f": value})
+        if rng.random() < 0.1:
+            found.append(dict(found[-1], id=0))  # equal rows but for what names them
+            found.append(dict(found[-1]))
+    return found
+
+
+def script(rng: random.Random, given: Sequence[Row], crashes: bool) -> list[Item]:
+    edges = sorted(rng.sample(range(len(given) + 1), min(len(given), rng.randint(1, 7))))
+    items: list[Item] = []
+    for a, b in itertools.pairwise([0, *edges, len(given)]):
+        if b > a:
+            items.append(Rows({"a": given[a:b]}))
+        for item, chance in ((Quiet(500), 0.1), (Replay(rng.choice([None, 1, 3])), 0.2)):
+            if rng.random() < chance:
+                if crashes and rng.random() < 0.5:
+                    items.append(Crash(rng.choice(STEPS)))
+                items.append(item)
+    return items
+
+
+def told(rows_: Sequence[Row]) -> list[str]:
+    kept = [{k: v for k, v in sorted(r.items()) if not k.startswith("_") and k != "session_id"} for r in rows_]
+    return sorted(repr({k: sorted(v) if isinstance(v, list) else v for k, v in r.items()}) for r in kept)
+
+
+def table(result: LocalResult, upto: int | None = None) -> list[Row]:
+    """What an upserting target holds."""
+    found: dict[Any, Row] = {}
+    for row in sorted([*result.rows, *({**g, "n": None} for g in result.gone)], key=lambda r: r["_epoch"]):
+        if upto is not None and row["_epoch"] > upto:
+            break
+        name = (row["window_start"], row.get("u"))
+        if row["n"] is None:
+            assert found.pop(name, None) is not None, f"takes back what is not there: {row}"
+        else:
+            found[name] = row
+    return list(found.values())
+
+
+def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResult:
+    rng = random.Random(seed)
+    spec = window(rng)
+    given = rows(rng)
+    shards = rng.choice([1, 2, 3])
+    items = [*script(rng, given, crashes=True), Quiet(1), Rows({"a": [{"ts": 10**9, "u": "end", "id": 0, "f": None}]})]
+    if rng.random() < 0.5:
+        items.append(Crash(rng.choice(STEPS)))
+    result = run_local(spec, [*items, Replay(), Replay()], SCHEMA, shards=shards, store=store)
+    everything = [*given, {"ts": 10**9, "u": "end", "id": 0, "f": None}]
+    assert told(table(result)) == told(oracle.batch(spec, everything))
+    last = result.replays[-1]
+    assert (last.applied, dict(last.left), last.before) == (0, {}, len(result.letters))
+    assert result.counters.replayed == len(result.letters)
+    if spec.kind == "session" and not spec.allowed_lateness_ms and spec.lateness_ms == 0:
+        assert (result.open_sessions, result.open_keys) == (0, 0)
+    return result

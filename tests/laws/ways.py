@@ -1,0 +1,64 @@
+"""One stream under each way to emit, changed while it runs: what comes out of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.laws.revisions import GAP, MS, SCHEMA
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.testing.kit import LocalResult, Rows, run_local
+
+
+def sessions(**settings: Any) -> Window:
+    return Window(
+        kind="session",
+        gap_ms=GAP,
+        max_session_duration_ms=100,
+        group_by=["u"],
+        aggregations=[Aggregation(agg="count", as_="n")],
+        emit_metadata=True,
+        **settings,
+    )
+
+
+def ran(window: Window, *epochs: list[int], **more: Any) -> LocalResult:
+    """Run over epochs of event times (in ms) of one user."""
+    script = [Rows({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 0.0} for t in times]}) for times in epochs]
+    return run_local(window, script, SCHEMA, flush=False, upserts=False, **more)
+
+
+def tumbling(**settings: Any) -> Window:
+    return Window(
+        kind="tumbling",
+        duration_ms=10,
+        max_groups_per_window=10,
+        group_by=["u"],
+        aggregations=[Aggregation(agg="count", as_="n")],
+        emit_metadata=True,
+        **settings,
+    )
+
+
+WAYS = {
+    kind: [[], [("close", 0, 2)], [("late", 0, 3)], [("late", 0, 4), ("update", 30, 2)], last]
+    for kind, last in (("tumbling", [("close", 30, 2)]), ("session", []))
+}
+
+
+def ways_to_emit(kind: str, **store: Any) -> list[list[tuple[Any, ...]]]:
+    """Dropped, then reopened, then updates, then dropped again, each from the state of the one before."""
+    make = tumbling if kind == "tumbling" else sessions
+    reopen = {"lateness_ms": 2, "late_data": "reopen", "allowed_lateness_ms": 100}
+    ways: list[tuple[dict[str, Any], list[int]]] = [
+        ({"lateness_ms": 2}, [0, 1]),
+        (reopen, [30]),
+        (reopen, [2]),
+        ({**reopen, "emit": "updates"}, [3, 31]),
+        ({"lateness_ms": 2}, [60]),
+    ]
+    found = []
+    for settings, times in ways:
+        result = ran(make(**settings), times, **store)
+        found.append([(r["_emit_reason"], r["window_start"] // MS, r["n"]) for r in result.rows])
+    return found

@@ -1,0 +1,85 @@
+"""The command line in this process, in a directory of its own, and a config that it takes."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from slackwater.cli.main import main
+
+GOOD = """name = "user-sessions"
+
+[connections.lake]
+kind = "files"
+
+[[sources]]
+name = "events"
+connection = "lake"
+query = "in/*.jsonl"
+format = "json"
+schema = "user_id STRING, page STRING, ts TIMESTAMP"
+
+[transform.window]
+kind = "session"
+gap_ms = "30s"
+max_session_duration_ms = "2h"
+event_time_column = "ts"
+group_by = ["user_id"]
+max_groups_per_window = 1000
+
+[[transform.window.aggregations]]
+agg = "count"
+as = "events"
+
+[[transform.window.aggregations]]
+agg = "count_distinct"
+column = "page"
+as = "pages"
+
+[target]
+connection = "lake"
+path = "out"
+
+[state_store]
+kind = "files"
+path = "state"
+"""
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture
+def slackwater(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """The command in this process, in a directory of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def said(*arguments: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["slackwater", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return Said(int(ended.value.code or 0), out, err)
+
+    return said
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of a command in this process: it finds the running Spark session."""
+    monkeypatch.setattr(sys, "argv", ["slackwater", *arguments])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return int(ended.value.code or 0)

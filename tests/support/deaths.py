@@ -1,0 +1,20 @@
+"""Scripted deaths of a driver that leave its Spark session alive."""
+
+from __future__ import annotations
+
+
+class DeathError(Exception):
+    """A scripted crash that leaves the Spark session alive."""
+
+
+class DieOnce:
+    def __init__(self, step: str, epoch: int) -> None:
+        self.step, self.epoch, self.died = step, epoch, False
+
+    def hit(self, step: str, epoch: int) -> None:
+        if (step, epoch) == (self.step, self.epoch) and not self.died:
+            self.died = True
+            raise DeathError(step)
+
+    def in_worker(self, epoch: int) -> None:
+        """Workers are other processes: dying there is the business of tests/e2e/test_faults.py."""

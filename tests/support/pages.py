@@ -1,0 +1,29 @@
+"""The pages of this project: their headings and their fenced blocks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.DOTALL | re.MULTILINE)
+
+
+def anchors(text: str) -> set[str]:
+    """What the headings of a page are called, as GitHub calls them."""
+    found: dict[str, int] = {}
+    for heading in re.findall(r"^#{1,6}\s+(.*?)\s*#*$", FENCE.sub("", text), re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower()
+        name = re.sub(r"[^\w\- ]", "", shown).replace(" ", "-")
+        found[name] = found.get(name, -1) + 1
+        if found[name]:
+            found[f"{name}-{found[name]}"] = 0
+    return set(found)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def block(language: str, nth: int = 0, page: str = "README.md") -> str:
+    """The nth fenced block of that language on a page."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+    return [text for name, text in blocks if name == language][nth]

@@ -1,0 +1,57 @@
+"""A server on loopback that keeps what is posted to it: the other side of what tells systems of a run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Posted(ThreadingHTTPServer):
+    """`status`: what it answers; `tries`: how often it was asked, whatever it answered."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.status, self.tries = 200, 0
+        self.came = threading.Condition()
+
+    def taken(self, path: str, headers: Mapping[str, str], body: bytes) -> None:
+        """Keep a request, which may be refused after it."""
+        raise NotImplementedError
+
+    def wait(self, count: int) -> None:
+        """Until so many more requests came."""
+        with self.came:
+            goal = self.tries + count
+            assert self.came.wait_for(lambda: self.tries >= goal, 60)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        yield
+        self.shutdown()
+        self.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Posted
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        with self.server.came:
+            self.server.tries += 1
+            self.server.taken(self.path, dict(self.headers), body)
+            self.server.came.notify_all()
+        self.send_response(self.server.status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: Any) -> None: ...

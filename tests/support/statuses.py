@@ -1,0 +1,61 @@
+"""What a runner reports after an epoch, as metrics and traces get it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from slackwater.engine.status import Buffered, Counters, SourceStatus, Status
+from slackwater.metrics import Metrics
+
+COUNTERS = Counters(
+    rows_in=1000,
+    rows_sql=990,
+    rows_used=950,
+    rows_bad=10,
+    rows_refused=15,
+    late_windows=31,
+    late={"lateness": 20, "idle": 5},
+    emitted={"close": 40, "cap": 2},
+    letters={"late": 25, "no event time": 3},
+)
+STATUS = Status(
+    pipeline="clicks",
+    window_kind="session",
+    late_policy="drop",
+    epoch=7,
+    rows=100,
+    emitted=4,
+    late=1,
+    seconds=0.5,
+    phases={"ingest": 0.3, "commit": 0.01},
+    clock_us=1_700_000_000_000_000,
+    watermark_us=1_699_999_000_500_000,
+    sources=(
+        SourceStatus("web", 80, 1_699_999_001_500_000, 1_699_999_000_500_000, False, 0),
+        SourceStatus("app", 20, None, None, True, 60_000_000),
+    ),
+    windows_active=12,
+    groups=11,
+    state_bytes=4096,
+    counters=COUNTERS,
+    emit_lag_seconds=3.5,
+)
+
+
+SIDES = {
+    s: dict.fromkeys(("buffered", "late", "null_keys", "matched", "unmatched", "evicted"), 1) for s in ("left", "right")
+}
+JOIN = replace(
+    STATUS,
+    pipeline="pairs",
+    window_kind="join",
+    buffered={"left": Buffered(2), "right": Buffered(3, (50_000, "k=1"))},
+    counters=Counters(sides=SIDES),
+)
+
+
+def exposed(metrics: Metrics) -> Iterator[tuple[str, dict[str, str], float]]:
+    for family in metrics.collect():
+        for sample in family.samples:
+            yield sample.name, dict(sample.labels), sample.value

@@ -1,0 +1,44 @@
+"""Asking the page over HTTP, and reading what it answers."""
+
+from __future__ import annotations
+
+import http.client
+from html.parser import HTMLParser
+
+from slackwater.ui.server import UiServer
+
+
+class Answer:
+    def __init__(self, found: http.client.HTTPResponse) -> None:
+        self.status, self.headers, self.body = found.status, found.headers, found.read()
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+
+def get(at: UiServer, path: str, **headers: str) -> Answer:
+    client = http.client.HTTPConnection("127.0.0.1", at.port, timeout=30)
+    client.request("GET", path, headers={n.replace("_", "-"): v for n, v in headers.items()})
+    found = Answer(client.getresponse())
+    client.close()
+    return found
+
+
+class Tags(HTMLParser):
+    """The tags of a page with their attributes; fails for what is never closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "br", "input"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag

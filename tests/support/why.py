@@ -1,0 +1,134 @@
+"""States to ask why of: two sources, one of which holds the watermark."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slackwater.cli.main import main
+from slackwater.config import toml
+from slackwater.testing.kit import Crash, Quiet, Rows, run_local
+
+BASE = """name = "law"
+[connections.lake]
+kind = "files"
+[[sources]]
+name = "web"
+connection = "lake"
+query = "web/*.jsonl"
+format = "json"
+lateness_ms = "30s"
+[[sources]]
+name = "app"
+connection = "lake"
+query = "app/*.jsonl"
+format = "json"
+[transform.window]
+SHAPE
+event_time_column = "ts"
+lateness_ms = "1m"
+group_by = ["user"]
+[[transform.window.aggregations]]
+agg = "count"
+as = "clicks"
+[[transform.window.aggregations]]
+agg = "max"
+column = "price"
+as = "dearest"
+[target]
+connection = "lake"
+path = "out"
+[state_store]
+kind = "files"
+path = "state"
+"""
+SESSION = BASE.replace("SHAPE", 'kind = "session"\ngap_ms = "10m"\nmax_session_duration_ms = "1h"')
+TUMBLING = BASE.replace("SHAPE", 'kind = "tumbling"\nduration_ms = "5m"\nmax_groups_per_window = 10')
+HOPPING = BASE.replace("SHAPE", 'kind = "hopping"\nduration_ms = "10m"\nhop_ms = "5m"\nmax_groups_per_window = 10')
+TYPES = {"user": "string", "price": "decimal(10,2)"}
+DAY = int(dt.datetime(2024, 3, 1, tzinfo=dt.UTC).timestamp()) * 1_000_000
+NOON = DAY + 12 * 3600 * 1_000_000
+Say = Callable[..., list[str]]
+
+
+def us(clock: str) -> int:
+    hours, minutes = clock.split(":")
+    return DAY + (int(hours) * 3600 + int(minutes) * 60) * 1_000_000
+
+
+def at(user: str | None, *clocks: str, partition: str | None = None) -> list[dict[str, Any]]:
+    rows = [{"ts": us(c), "user": user, "price": None} for c in clocks]
+    return [r | {"partition": partition} for r in rows] if partition else rows
+
+
+STORY = [
+    Rows({"web": at("u1", "9:00", "9:05"), "app": at("u2", "9:02")}),
+    Rows({"web": at("u1", "10:03")}),
+    Quiet(45_000),
+    Rows({"web": at(None, "10:04")}),
+]
+
+
+def ran(text: str, script: Sequence[Rows | Quiet | Crash], types: dict[str, str] = TYPES, **more: Any) -> None:
+    """A pipeline that ran this script and stopped without a flush, its clock at noon."""
+    Path("p.toml").write_text(text)
+    window = toml.loads(text).transform.window
+    given: dict[str, Any] = {"lateness_ms": {"web": 30_000}, "flush": False, "state_dir": "state", "clock_us": NOON}
+    run_local(window, script, types, ("web", "app"), **{**given, **more})
+
+
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+    """The lines that `slackwater why p.toml …` prints; of an error with its exit code in front."""
+
+    def command(*arguments: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["slackwater", "why", "p.toml", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return said.out.splitlines() if not ended.value.code else [f"{ended.value.code} {said.err}".rstrip()]
+
+    return command
+
+
+def asked(say: Say, *arguments: str) -> dict[str, Any]:
+    (line,) = say("--json", *arguments)
+    return json.loads(line)  # type: ignore[no-any-return]
+
+
+JOIN = """name = "law"
+[connections.lake]
+kind = "files"
+[[sources]]
+name = "orders"
+connection = "lake"
+query = "orders/*.jsonl"
+format = "json"
+[[sources]]
+name = "payments"
+connection = "lake"
+query = "payments/*.jsonl"
+format = "json"
+[transform.join]
+kind = "left"
+left_source = "orders"
+right_source = "payments"
+left_keys = ["user"]
+right_keys = ["user"]
+lower_ms = "0s"
+upper_ms = "5m"
+event_time_column = "ts"
+lateness_ms = "1m"
+[target]
+connection = "lake"
+path = "out"
+[state_store]
+kind = "files"
+path = "state"
+"""

@@ -1,0 +1,308 @@
+"""Tests of pipelines that are files: what may stand in one, where they are found, how rows are compared and rewritten."""
+
+from __future__ import annotations
+
+import datetime as dt
+import doctest
+import json
+import re
+import tomllib
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+import slackwater as sw
+from slackwater.config import json_schema
+from slackwater.errors import ConfigError, StartError
+from slackwater.testing import LocalPipeline, case, pipeline
+from slackwater.testing.cases import Outcome, Test
+from slackwater.testing.difference import compare, equal
+from slackwater.testing.update import update
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
+PIPELINE = """
+name = "clicks"
+[connections.lake]
+kind = "files"
+[[sources]]
+name = "events"
+connection = "lake"
+query = "in/*.jsonl"
+format = "json"
+schema = "user_id STRING, ts TIMESTAMP"
+[transform.window]
+kind = "session"
+gap_ms = "30m"
+max_session_duration_ms = "12h"
+event_time_column = "ts"
+group_by = ["user_id"]
+aggregations = [{ agg = "count", as = "clicks" }]
+[target]
+connection = "lake"
+path = "out"
+[state_store]
+kind = "files"
+path = "state"
+"""
+
+
+def written(home: Path, content: str, name: str = "clicks.toml") -> Path:
+    (home / "clicks.toml").write_text(PIPELINE)
+    (home / "tests").mkdir(exist_ok=True)
+    file = home / "tests" / name
+    file.write_text(content)
+    return file
+
+
+# -- what may stand in a file
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "steps: missing; write at least one [[steps]] with rows"),
+        ("[[steps]]", "steps[0].rows: missing; a step has rows, files, quiet, crash, restart, replay or flush"),
+        ("[[steps]]\nrow = []", 'steps[0].row: unknown key; did you mean "rows"?'),
+        ("[[steps]]\nquiet_ms = 1", 'steps[0].quiet_ms: unknown key; did you mean "quiet"?'),
+        ('[[steps]]\nquiet = "soon"', 'steps[0].quiet: found "soon", expected a duration of 0 or more'),
+        ('[[steps]]\ncrash = "comit.before"', 'did you mean "commit.before"?'),
+        ("[[steps]]\nrows = 3", "steps[0].rows: found 3, expected a list of rows"),
+        ("[[steps]]\nrows = [3]", "steps[0].rows[0]: found 3, expected a table, or the text of a record as it is"),
+        ("[[steps]]\nrows.events = [3]", "steps[0].rows.events[0]: found 3, expected a table"),
+        ("[[steps]]\nrows.evnts = []", 'steps[0].rows.evnts: there is no such source; did you mean "events"?'),
+        ('[[steps]]\nfiles = ["gone.jsonl"]', 'gone.jsonl"; expected a file, a path from this test'),
+        ('[[steps]]\nrows = []\nquiet = "1h"', "steps[0].quiet: given beside rows; one thing happens per step"),
+        ("[[steps]]\nrestart = { shard = 3 }", 'steps[0].restart.shard: unknown key; did you mean "shards"?'),
+        ("[[steps]]\nrows = []\n[expect]\nletters = []", 'expect.letters: unknown key; did you mean "bad"?'),
+        ("[[steps]]\nrows = []\n[expect]\nrows = [1]", "expect.rows[0]: found 1, expected a table"),
+        ('pipeline = "gone.toml"\n[[steps]]\nrows = []', "pipeline: there is no"),
+        ('clock = "noon"\n[[steps]]\nrows = []', 'clock: found "noon", expected a moment'),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_key(tmp_path: Path, content: str, said: str) -> None:
+    file = written(tmp_path, content)
+    with pytest.raises(ConfigError) as told:
+        Test.read(file)
+    (line,) = told.value.problems
+    assert line.startswith(f"{file}: ") and said in line
+
+
+def test_a_mistake_in_the_config_is_told_with_its_file(tmp_path: Path) -> None:
+    file = written(tmp_path, "[[steps]]\nrows = []")
+    (tmp_path / "clicks.toml").write_text(PIPELINE.replace("group_by", "gruop_by"))
+    with pytest.raises(
+        ConfigError, match=r'clicks\.toml: transform\.window\.gruop_by: unknown key; did you mean "group_by"'
+    ):
+        Test.read(file)
+
+
+def test_the_schema_takes_what_is_right_and_refuses_unknown_keys(tmp_path: Path) -> None:
+    valid = Draft202012Validator(json_schema.schema(case.Case, "tests"))
+    page = DOCS.read_text().partition("```toml\n")[2].partition("```")[0]
+    assert not [e.message for e in valid.iter_errors(json.loads(json.dumps(tomllib.loads(page), default=str)))]
+    for wrong in (
+        {},
+        {"steps": [{"row": []}]},
+        {"steps": [{"crash": "now"}]},
+        {"steps": [], "expect": {"letters": []}},
+    ):
+        assert not valid.is_valid(wrong)
+
+
+# -- where tests are
+
+
+def test_the_config_is_named_or_found_by_name(tmp_path: Path) -> None:
+    file = written(tmp_path, "[[steps]]\nrows = []", "clicks-late.toml")
+    assert case.tested(file, None) == tmp_path / "clicks.toml"
+    (tmp_path / "clicks-late.toml").write_text(PIPELINE)
+    assert case.tested(file, None) == tmp_path / "clicks-late.toml"
+    assert case.tested(file, "../clicks.toml") == file.parent / "../clicks.toml"
+    other = written(tmp_path, "[[steps]]\nrows = []", "other.toml")
+    with pytest.raises(
+        ConfigError, match=r"pipeline: missing, and the folder above has clicks-late\.toml, clicks\.toml; write"
+    ):
+        case.tested(other, None)
+
+
+def test_what_a_path_means(tmp_path: Path) -> None:
+    one = written(tmp_path, "[[steps]]\nrows = []")
+    late = written(tmp_path, "[[steps]]\nrows = []", "clicks-late.toml")
+    (tmp_path / "other.toml").write_text(PIPELINE)
+    other = written(tmp_path, 'pipeline = "../other.toml"\n[[steps]]\nrows = []', "z.toml")
+    assert case.found(tmp_path) == [late, one, other]
+    assert case.found(tmp_path / "tests") == [late, one, other]
+    assert case.found(tmp_path / "clicks.toml") == [late, one]
+    assert case.found(one) == [one]
+    with pytest.raises(ConfigError, match="there are no tests"):
+        (tmp_path / "empty").mkdir()
+        case.found(tmp_path / "empty")
+
+
+# -- rows against rows
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        (1, 1.0, True),
+        (0.1 + 0.2, 0.3, True),
+        (1, True, False),
+        (float("nan"), float("nan"), True),
+        ("2024-03-01T09:00:00Z", dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC), True),
+        (
+            dt.datetime(2024, 3, 1, 10, tzinfo=dt.timezone(dt.timedelta(hours=1))),
+            dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC),
+            True,
+        ),
+        ("1.50", Decimal("1.5"), True),
+        ("x", Decimal("1.5"), False),
+        (None, 0, False),
+        (["a"], ["a", "b"], False),
+        ({"a": 1}, {"a": 1, "b": None}, True),
+        ("text", b"text", True),
+        ("2024-03-01", dt.date(2024, 3, 1), True),
+    ],
+)
+def test_values_are_compared_as_people_mean_them(a: Any, b: Any, same: bool) -> None:
+    assert equal(a, b) is equal(b, a) is same
+
+
+def test_a_difference_is_told_by_row_and_column() -> None:
+    start = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
+    expected = [{"user": "a", "n": 1}, {"user": "b", "n": 2}, {"user": "c"}]
+    found = [
+        {"user": "a", "start": start, "n": 1},
+        {"user": "b", "start": start, "n": 3},
+        {"user": "d", "start": start, "n": 9},
+    ]
+    assert compare(expected, found, ["user", "start", "n"], ["user"]).lines("rows") == [
+        "rows: 1 missing row, 1 unexpected row, 1 row differs in n",
+        "  - missing     user=c",
+        "  + unexpected  user=d n=9",
+        "  ~ differs     user=b  n: expected 2, found 3",
+    ]
+
+
+def test_rows_are_a_multiset_and_unnamed_columns_do_not_count() -> None:
+    assert not compare([{"n": 1}, {"n": 1}], [{"n": 1, "x": 3}, {"n": 1, "x": 4}], ["n", "x"])
+    twice = compare([{"n": 1}], [{"n": 1}, {"n": 1}], ["n"])
+    assert (len(twice.unexpected), twice.missing) == (1, [])
+    assert compare([], [{"n": 1}], ["n"]).lines("late rows") == ["late rows: 1 unexpected row", "  + unexpected  n=1"]
+
+
+FILE = """# about clicks
+[[steps]]
+rows = [ { user_id = "u1" } ]  # one row
+
+[expect]
+# what comes of it
+rows = [
+  { user_id = "a", n = 1 },  # stays
+  { user_id = "b", n = 2 },  # changes
+  { user_id = "c", n = 3 },
+]
+"""
+
+
+def test_update_rewrites_what_differs_and_keeps_comments(tmp_path: Path) -> None:
+    file = tmp_path / "t.toml"
+    file.write_text(FILE)
+    rows = case.load(file).expect.rows
+    assert rows is not None
+    found = [{"user_id": "a", "n": 1}, {"user_id": "b", "n": 5}, {"user_id": "d", "n": None}]
+    outcome = Outcome(
+        file, {"rows": compare(rows, found, ["user_id", "n"], ["user_id"]), "late": compare([], [{"x": 1}], ["x"])}
+    )
+    assert update(file, outcome)
+    assert file.read_text().startswith(FILE.replace("n = 2", "n = 5").partition('  { user_id = "c"')[0])
+    again = case.load(file).expect
+    assert again.rows == ({"user_id": "a", "n": 1}, {"user_id": "b", "n": 5}, {"user_id": "d"})
+    assert again.late == ({"x": 1},)
+    content = file.read_text()
+    assert not update(file, Outcome(file, {"rows": compare(again.rows, found, ["user_id", "n"], ["user_id"])}))
+    assert file.read_text() == content
+
+
+# -- a pipeline without Spark
+
+
+def test_the_example_of_the_page_runs() -> None:
+    (example,) = [b for b in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL) if "LocalPipeline" in b]
+    exec(example, {})
+
+
+def test_the_example_of_the_docstring_runs() -> None:
+    assert doctest.testmod(pipeline).failed == 0
+    assert doctest.testmod(pipeline).attempted > 3
+
+
+def described(**more: Any) -> sw.Pipeline:
+    window = sw.Window(
+        kind="session",
+        gap_ms=more.pop("gap_ms", "30m"),
+        max_session_duration_ms="12h",
+        event_time_column=more.pop("time", "ts"),
+        group_by=["user_id"],
+        aggregations=[sw.Aggregation(agg="count", as_="clicks")],
+    )
+    return sw.pipeline(
+        name="clicks",
+        connections={"lake": sw.FilesConnection()},
+        source="lake",
+        source_query="in",
+        source_format="json",
+        window=window,
+        target=sw.Target(connection="lake", path="out", format="parquet"),
+        state_store=sw.StateStore(kind="files", path="state"),
+        **{"source_schema": "user_id STRING, ts TIMESTAMP", **more},
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "sql"),
+    [
+        ({"transform_sql": "SELECT *\n FROM source"}, 'transform.sql = "SELECT * FROM source"'),
+        ({"time": "ts + INTERVAL 1 HOUR"}, 'event_time_column = "ts + INTERVAL 1 HOUR"'),
+        ({"gap_ms": "CASE WHEN true THEN 1 END"}, 'gap_ms = "CASE WHEN true THEN 1 END"'),
+    ],
+)
+def test_sql_that_would_not_be_run_is_named(more: dict[str, Any], sql: str) -> None:
+    with pytest.raises(StartError) as told:
+        LocalPipeline(described(**more))
+    assert f"clicks: this SQL would not be run: {sql}; give session=" in str(told.value)
+
+
+def test_a_config_runs_without_spark_where_it_has_no_sql() -> None:
+    at = "2024-03-01T{}:00Z".format
+    with LocalPipeline(described()) as test:
+        test.pipe([{"user_id": "u1", "ts": at("09:00")}, {"user_id": "u1", "ts": dt.datetime(2024, 3, 1, 9, 20)}])
+        test.crash("commit.after", shards=3)
+        test.pipe([{"user_id": "u1", "ts": at("11:00")}])
+        test.restart(shards=1)
+        test.pipe([{"user_id": "u2", "ts": at("09:00")}])  # late, and heard though the config only counts it
+        test.flush()
+        found = test.result()
+    assert sorted(found.table["clicks"]) == [1, 2]
+    assert [r["reason"] for r in found.letters] == ["late"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ({"evnts": []}, 'there is no source "evnts"; there are: in'),
+        (["broken"], "needs Spark to be read: give session="),
+        ([{"user_id": 3, "ts": 1}], 'column "user_id" is string, and a given row has another value'),
+    ],
+)
+def test_given_rows_that_cannot_be_are_told(rows: Any, said: str) -> None:
+    with LocalPipeline(described()) as test, pytest.raises(sw.SlackwaterError, match=said):
+        test.pipe(rows)
+
+
+def test_a_schema_must_be_known() -> None:
+    with pytest.raises(StartError, match='source "in" declares no schema; give schema='):
+        LocalPipeline(described(source_schema=None))

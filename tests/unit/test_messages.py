@@ -1,0 +1,103 @@
+"""Every message has its heading in docs/messages.md, and what is made from the code is as the code is."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from docgen import pictures, reference
+from docgen.sources import CLASSES, ROOT, Message, messages, mistakes
+from tests.support.pages import anchors
+
+from slackwater.cli import main as cli
+from slackwater.errors import BadRowError, ConfigError, LockHeldError, SlackwaterError, StartError
+from slackwater.messages import FAMILIES, PAGE, WARNING, family
+
+FOUND = messages()
+TEXT = (ROOT / PAGE).read_text()
+PASSED_ON = {"StartError", WARNING}  # may pass on what others say, line by line
+
+
+def test_the_sources_are_read() -> None:
+    """So many that none of the ways to say something is overlooked; and each class is raised somewhere."""
+    kinds = {m.kind for m in FOUND}
+    assert kinds == {*CLASSES, WARNING} - {"SlackwaterError"}
+    assert sum(m.kind == "StartError" for m in FOUND) > 150
+    assert sum(m.kind == WARNING for m in FOUND) > 20
+    assert len(mistakes()) > 10
+
+
+@pytest.mark.parametrize("message", FOUND, ids=lambda m: f"{m.file}:{m.line}")
+def test_every_message_has_an_anchor(message: Message) -> None:
+    of = message.family
+    assert of is not None, f"{message.file}:{message.line}: no family of slackwater.messages takes {message.text!r}"
+    assert of.anchor in anchors(TEXT)
+    told = of.title in ("The pipeline cannot start", "Other warnings")
+    if told and message.kind == "StartError":
+        assert len(message.text.replace("…", "").split()) < 4, (
+            f"{message.file}:{message.line}: {message.text!r} is in no family that says what to do: add a pattern or a family "
+            "to slackwater/messages.py, then make reference"
+        )
+    if message.text:
+        assert message.text in TEXT, f"{message.text!r} is not in {PAGE}: make reference"
+
+
+def test_every_mistake_of_a_config_is_listed() -> None:
+    for texts in mistakes().values():
+        for text in texts:
+            assert text in TEXT, f"{text!r} is not in {PAGE}: make reference"
+
+
+def test_every_family_has_a_heading_of_its_own_and_a_message() -> None:
+    names = [f.anchor for f in FAMILIES]
+    assert len(set(names)) == len(names)
+    unused = {f.title for f in FAMILIES} - {m.family.title for m in FOUND if m.family}
+    assert not unused, f"no message is of {unused}: remove them from slackwater/messages.py"
+
+
+def test_an_error_knows_its_place() -> None:
+    for error, anchor in (
+        (ConfigError(["p: name: missing"]), "the-config-is-wrong"),
+        (BadRowError("p: 1 bad row"), "bad-rows-stop-the-pipeline"),
+        (LockHeldError("pipeline is already running: process 7 holds it"), "another-runner-holds-the-pipeline"),
+        (StartError("p: Kafka at b:1 cannot be reached (no); check"), "a-service-cannot-be-reached"),
+        (StartError("something else"), "the-pipeline-cannot-start"),
+    ):
+        assert error.documented == f"docs/messages.md#{anchor}"
+        assert anchor in anchors(TEXT)
+        assert "Traceback" not in "\n".join(error._render_traceback_())
+        assert error._render_traceback_()[-1].endswith(str(error.documented))
+    assert SlackwaterError("x").documented is None
+    assert family(["ValueError"], "x") is None
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_command_line_names_the_place_on_a_terminal(
+    terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = _Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", told)
+    monkeypatch.setattr(sys, "argv", ["slackwater", "state", "ls", str(tmp_path / "none")])
+    with pytest.raises(SystemExit):
+        cli.main()
+    lines = told.getvalue().splitlines()
+    assert lines[0].startswith("error: ")
+    place = "what it means, and what to do: docs/messages.md#there-is-no-state-to-look-into"
+    assert lines[1:] == ([place] if terminal else [])
+
+
+@pytest.mark.parametrize("name", [*reference.PAGES])
+def test_the_reference_is_as_the_code_is(name: str) -> None:
+    assert (ROOT / "docs" / name).read_text() == reference.PAGES[name](), "make reference"
+
+
+@pytest.mark.parametrize("name", [*pictures.PICTURES])
+def test_the_pictures_are_as_the_code_draws_them(name: str) -> None:
+    assert (ROOT / "docs" / "learn" / name).read_text() == pictures.PICTURES[name](), "make reference"

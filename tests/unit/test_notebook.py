@@ -1,0 +1,237 @@
+"""What a notebook shows of a pipeline, a plan, `why`, a state and a run; and the run in the background, without Spark."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from tests.support.ui_states import M, config, drawn, ran, watched
+
+import slackwater as sw
+from slackwater.config import toml
+from slackwater.engine.observer import Observer
+from slackwater.engine.status import Counters, Status
+from slackwater.errors import StartError, StateError
+from slackwater.runner import background
+from slackwater.runner.background import Handle
+from slackwater.testing.kit import Rows
+from slackwater.ui import notebook
+
+
+def shown(what: Any) -> ElementTree.Element:
+    """Its HTML, parsed: one element, balanced, without scripts and without addresses of others."""
+    found = ElementTree.fromstring(what._repr_html_())
+    assert found.attrib["class"] == "slackwater"
+    names = {e.tag for e in found.iter()}
+    assert not names & {"script", "link", "img", "iframe"}
+    assert not any("href" in e.attrib or "src" in e.attrib for e in found.iter())
+    return found
+
+
+def words(of: ElementTree.Element) -> str:
+    return " ".join(t for e in of.iter() if e.tag != "style" for t in (e.text, e.tail) if t)
+
+
+def rects(of: ElementTree.Element, cls: str) -> list[ElementTree.Element]:
+    return [e for e in of.iter("rect") if e.attrib.get("class") == cls]
+
+
+def test_a_pipeline_shows_its_plan(tmp_path: Path) -> None:
+    pipeline = toml.load(config("session", tmp_path))
+    of_pipeline, of_plan = words(shown(pipeline)), words(shown(sw.describe(pipeline)))
+    for stage in sw.describe(pipeline).stages:
+        assert stage.title in of_pipeline
+        assert stage.title in of_plan
+    assert "Delivery: " in of_plan
+
+
+def test_why_shows_the_lanes_and_who_holds_them(tmp_path: Path) -> None:
+    file = config("session", tmp_path)
+    ran(file, drawn(3))
+    answer = sw.why(file)
+    found = shown(answer)
+    assert len([e for e in found.iter("text") if "lane" in e.attrib.get("class", "")]) == len(answer.clocks)
+    said = words(found)
+    assert answer.holder is not None
+    assert f"held by {answer.holder.source}" in said
+    of_key = sw.why(toml.load(file), {"user": "u1"})
+    assert of_key.key is not None
+    assert "user=u1" in words(shown(of_key))
+    assert sw.why(file, "user=u1").key == of_key.key
+
+
+@pytest.mark.parametrize("shape", ["session", "tumbling"])
+def test_a_state_shows_its_windows_as_bars(tmp_path: Path, shape: str) -> None:
+    file = config(shape, tmp_path)
+    ran(file, drawn(5))
+    with sw.open_state(file) as view:
+        frame = view.scan(limit=notebook.MOST)
+        found = shown(view)
+    assert frame.height > 3
+    bars = [e for e in found.iter("rect") if e.attrib.get("class", "").startswith("session ")]
+    assert len(bars) == frame.height
+    assert bool(rects(found, "tail open")) == (shape == "session")
+    body = found.find(".//tbody")
+    assert body is not None
+    assert len(body) == frame.height
+    with sw.open_state(file) as view:  # an earlier commit, too
+        assert "Epoch 9" in words(shown(view.as_of(9)))
+
+
+def test_values_are_text(tmp_path: Path) -> None:
+    file = config("session", tmp_path)
+    day = 19_783 * 86_400_000_000
+    evil = "<script>alert(1)</script>"
+    ran(file, [Rows({"web": [{"ts": day, "user": evil}], "app": [{"ts": day + M, "user": evil}]})])
+    with sw.open_state(file) as view:
+        assert evil not in view._repr_html_()
+        assert evil in words(shown(view))
+    assert evil not in sw.why(file)._repr_html_()
+
+
+def test_a_state_that_is_not_there_is_said(tmp_path: Path) -> None:
+    file = config("session", tmp_path)
+    said = words(shown(sw.open_state(file)))
+    assert "there is no state yet" in said
+    assert "docs/messages.md#there-is-no-state-to-look-into" in said
+    with pytest.raises(StateError, match="no state yet"):
+        sw.why(file)
+
+
+def test_a_large_state_shows_no_windows_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = config("session", tmp_path)
+    ran(file, drawn(5))
+    monkeypatch.setattr(notebook, "SCAN_S", -1.0)
+    with sw.open_state(file) as view:
+        said = words(shown(view))
+    assert "the answer takes longer than" in said
+
+
+def test_each_class_that_is_shown_has_a_picture() -> None:
+    """And a class without one is an error, not an empty cell."""
+    from slackwater.core.notebook import Shown
+
+    for cls in (sw.Pipeline, sw.Plan, sw.Why, sw.StateView, sw.Handle):
+        assert issubclass(cls, Shown)
+        assert notebook._shown.dispatch(cls) is not notebook._shown.dispatch(object)
+    with pytest.raises(TypeError, match="no picture of a Shown"):
+        Shown()._repr_html_()
+    assert watched  # the states of these tests are those of the page's
+
+
+# -- the handle ------------------------------------------------------------------------------------------------------
+
+
+def status(epoch: int) -> Status:
+    return Status("p", "session", "drop", epoch, 5, 1, 0, 0.1, {}, 0, None, (), 2, 2, 100, Counters(rows_in=5))
+
+
+def handle(run: Callable[[threading.Event, Observer], Status | None], tmp_path: Path) -> Handle:
+    return Handle(toml.load(config("session", tmp_path)), run)
+
+
+def test_a_handle_knows_the_latest_status_and_stops_the_run(tmp_path: Path) -> None:
+    committed = threading.Event()
+
+    def run(stop: threading.Event, latest: Observer) -> Status | None:
+        latest.status(status(0))
+        committed.set()
+        assert stop.wait(60)
+        return status(1)
+
+    one = handle(run, tmp_path)
+    assert committed.wait(60)
+    assert one.status == status(0)
+    assert one.is_running
+    assert repr(one) == "<run of law: running, epoch 0>"
+    assert "Running" in words(shown(one))
+    with pytest.raises(TimeoutError, match="law: still running after 0 s"):
+        one.wait(0)
+    assert one.stop() == one.status == one.wait() == status(1)
+    assert not one.is_running
+    assert one.error is None
+    assert "5 rows in" in words(shown(one))
+
+
+def test_an_error_of_the_run_never_vanishes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def run(stop: threading.Event, latest: Observer) -> Status | None:
+        latest.status(status(0))
+        raise StartError("law: Kafka at b:1 cannot be reached (no); check it")
+
+    with caplog.at_level(logging.ERROR, "slackwater"):
+        one = handle(run, tmp_path)
+        for asked in (one.wait, one.stop, lambda: one.status, one.wait):
+            with pytest.raises(StartError, match="cannot be reached") as found:
+                asked()
+            assert len(found.traceback) < 6, "of the caller and the handle alone, however often it is raised"
+    assert [r.getMessage() for r in caplog.records] == [
+        "law: the run in the background ended: law: Kafka at b:1 cannot be reached (no); check it"
+    ]
+    assert one.latest == status(0)
+    said = words(shown(one))
+    assert "Ended" in said
+    assert "docs/messages.md#a-service-cannot-be-reached" in said
+    assert "cannot be reached" in repr(one)
+
+
+def test_a_bug_keeps_its_trace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def run(stop: threading.Event, latest: Observer) -> Status | None:
+        raise KeyError("a bug")
+
+    with pytest.raises(KeyError) as found:
+        handle(run, tmp_path).wait()
+    assert any("test_notebook" in str(e.path) for e in found.traceback[1:])
+    assert caplog.records[0].exc_info
+
+
+def test_as_a_context_manager_it_stops_at_the_end_of_the_block(tmp_path: Path) -> None:
+    ended = list[bool]()
+
+    def run(stop: threading.Event, latest: Observer) -> Status | None:
+        ended.append(stop.wait(60))
+        return None
+
+    with handle(run, tmp_path) as one:
+        assert one.is_running
+    assert ended == [True]
+    with pytest.raises(ValueError, match="of the block"), handle(run, tmp_path):
+        raise ValueError("of the block")
+    assert ended == [True, True]
+
+    def fails(stop: threading.Event, latest: Observer) -> Status | None:
+        raise StartError("law: no")
+
+    with pytest.raises(StartError, match="law: no"), handle(fails, tmp_path):
+        pass
+
+
+def test_run_takes_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sw.run` in the background: the same run, its lines kept low, an error of it at the handle."""
+    pipeline = toml.load(config("session", tmp_path))
+    with pytest.raises(sw.ConfigError, match="stop: belongs to a run in the foreground"):
+        sw.run(pipeline, background=True, stop=threading.Event())  # type: ignore[call-overload]
+    with pytest.raises(sw.ConfigError, match="--flush: needs --available-now"):
+        sw.run(pipeline, background=True, flush=True)
+    from slackwater.runner import run as module
+
+    given: dict[str, Any] = {}
+
+    class Run:
+        def __init__(self, *args: Any) -> None:
+            given["notice"], given["observers"] = args[4], args[6]
+
+        def told(self, *args: Any) -> Status | None:
+            given["observers"][-1].status(status(7))
+            raise StartError("law: there it is")
+
+    monkeypatch.setattr(module, "_Run", Run)
+    one = sw.run(pipeline, background=True, available_now=True)
+    with pytest.raises(StartError, match="law: there it is"):
+        one.wait(60)
+    assert one.latest == status(7)
+    assert given["notice"] is background.notice

@@ -1,0 +1,258 @@
+"""The docs as a site: it builds without a warning, every page has its place, and what pages show is checked."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docgen import pictures
+from tests.support.pages import anchors
+
+from slackwater.cli.describe import check_file
+from slackwater.config import toml
+from slackwater.core.time import iso
+from slackwater.testing.kit import Rows, run_local
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md"))
+
+
+def blocks(page: str, language: str) -> list[str]:
+    found = re.findall(r"^```([\w ]*)\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
+    return [text for name, text in found if name == language]
+
+
+def configs() -> Iterator[tuple[str, int]]:
+    """The whole configs on the pages: those with a target."""
+    for page in PAGES:
+        for n, text in enumerate(blocks(page, "toml")):
+            if re.search(r"^\[target\]", text, re.MULTILINE):
+                yield page, n
+
+
+# -- the site --------------------------------------------------------------------------------------------------------
+
+
+class _Text(HTMLParser):
+    """The text of a page's content, code aside; and every address that it names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts, self.addresses, self.open = list[str](), list[str](), list[str]()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open.append(tag)
+        fetched = tag != "a"
+        self.addresses += [v for k, v in attrs if fetched and k in ("src", "href") and v]
+
+    def handle_endtag(self, tag: str) -> None:
+        while self.open and self.open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if not {"code", "pre", "script", "style"} & set(self.open):
+            self.texts.append(data)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make docs` builds; no warning, for it is strict."""
+    home = tmp_path_factory.mktemp("site")
+    shutil.copytree(DOCS, home / "docs")
+    shutil.copy(ROOT / "zensical.toml", home)
+    said = built(home)
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert "No issues found" in said.stdout + said.stderr
+    return home / "site"
+
+
+def built(home: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
+    return subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=300)
+
+
+def test_the_site_has_every_page_and_reads_as_the_markdown_does(site: Path) -> None:
+    for page in PAGES:
+        found = _Text()
+        found.feed((site / page).with_suffix(".html").read_text())
+        text = "".join(found.texts)
+        assert "|---" not in text, f"{page}: a table needs an empty line before it"
+        assert not re.search(r"^- ", text, re.MULTILINE), f"{page}: a list needs an empty line before it"
+        assert not [a for a in found.addresses if re.match(r"https?://|//", a)], f"{page} asks another host"
+
+
+def test_a_dead_link_is_no_site(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# A\n[b](nowhere.md) [c](#nothing)\n")
+    (tmp_path / "zensical.toml").write_text('[project]\nsite_name = "x"\n')
+    said = built(tmp_path)
+    assert said.returncode != 0
+    assert "2 issues found" in said.stdout + said.stderr
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    def pages(of: Any) -> Iterator[str]:
+        if isinstance(of, str):
+            yield of
+        for one in of if isinstance(of, list) else of.values() if isinstance(of, dict) else ():
+            yield from pages(one)
+
+    project = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
+    named = list(pages(project["nav"]))
+    assert sorted(named) == sorted(p for p in PAGES if not p.startswith("adr/"))
+    assert [next(iter(part)) for part in project["nav"]] == [
+        "Overview",
+        "Start",
+        "Learn",
+        "How to",
+        "Reference",
+        "Explain",
+    ]
+    decisions = (DOCS / "decisions.md").read_text()
+    assert [p for p in PAGES if p.startswith("adr/") and f"]({p})" not in decisions] == []
+
+
+def test_the_version_that_builds_it_is_pinned() -> None:
+    dev = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["dev"]
+    assert [d for d in dev if re.fullmatch(r"zensical==[\d.]+", d)]
+
+
+# -- what the pages show ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("page", "nth"), [*configs()], ids=lambda v: str(v))
+def test_every_config_on_a_page_passes_check(
+    page: str, nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = blocks(page, "toml")[nth]
+    for name in re.findall(r"\$\{(\w+)\}", text):
+        monkeypatch.setenv(name, "postgresql://me:secret@127.0.0.1:1/shop" if "URL" in name else "127.0.0.1:1")
+    for name in re.findall(r'agg = "(\w+):', text):
+        (tmp_path / f"{name}.py").write_text(blocks(page, "python")[0])
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    file = tmp_path / "page.toml"
+    file.write_text(text)
+    check_file(file)
+    assert ": ok — " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("page", "language", "word"),
+    [
+        ("from-spark.md", "python", "session_window"),
+        ("from-flink.md", "sql", "SESSION("),
+        ("from-ksqldb.md", "sql", "WINDOW SESSION"),
+    ],
+)
+def test_the_same_query_stands_side_by_side(page: str, language: str, word: str) -> None:
+    """What the other system says in its words our config says in its own: gap and lateness are equal."""
+    theirs, ours = blocks(page, language)[0], tomllib.loads(blocks(page, "toml")[0])
+    window = ours["transform"]["window"]
+    assert word in theirs
+    assert re.search(r"30'? minutes", theirs, re.IGNORECASE)
+    assert re.search(r"1'? minute\b", theirs, re.IGNORECASE)
+    assert (window["kind"], window["gap_ms"], window["lateness_ms"]) == ("session", "30m", "1m")
+
+
+def test_from_kafka_to_postgres_is_the_pipeline_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a test runs on real ones: test_docs.py."""
+    monkeypatch.setenv("KAFKA", "127.0.0.1:1")
+    monkeypatch.setenv("WAREHOUSE_URL", "postgresql://127.0.0.1:1/shop")
+    readme = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)[1]
+    assert toml.loads(blocks("start-kafka.md", "toml")[0]) == toml.loads(readme)
+
+
+@cache
+def _emitted(corrected: bool) -> dict[tuple[str, int], dict[str, Any]]:
+    """What a target that replaces rows holds in the end."""
+    step = pictures.reopening() if corrected else pictures.window()
+    script = [Rows({"clicks": [event]}) for event in pictures.events()]
+    found = run_local(step, script, {"user": "string", "page": "string"}, ("clicks",), clock_us=pictures.CLOCK)
+    return {(r["user"], r["window_start"]): r for r in found.rows}
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+def test_the_tables_of_ten_events_are_what_comes_out(corrected: bool) -> None:
+    names, *lines = [line.split() for line in blocks("learn.md", "text")[corrected].splitlines()]
+    held = _emitted(corrected).values()
+    shown = [[str(iso(r[n]) if n.startswith("window") else r[n]) for n in names] for r in held]
+    assert sorted(shown) == sorted(lines)
+
+
+def test_the_page_of_ten_events_is_about_the_pictures_events_and_window() -> None:
+    assert blocks("learn.md", "json") == [pictures.EVENTS.read_text()]
+    assert len(pictures.events()) == 10
+    assert toml.loads(blocks("learn.md", "toml")[0]).transform.window == pictures.window()
+    page = (DOCS / "learn.md").read_text()
+    for name in pictures.PICTURES:
+        assert f"](learn/{name})" in page
+    seen, one, _ = pictures.state(5)
+    assert iso(seen.watermark.watermark_us or 0) == "2024-03-01T09:26:00Z"
+    assert [iso(w) for w in (one.bars[0].last_us or 0, one.bars[0].end_us, one.bars[0].cap_us or 0)] == [
+        "2024-03-01T09:31:00Z",
+        "2024-03-01T10:01:00Z",
+        "2024-03-01T12:00:00Z",
+    ]
+    assert pictures.state(10)[0].rows.total.late == 1
+    assert pictures.state(8, True)[1].bars[0].values["clicks"] == 4
+
+
+def test_the_glossary_has_25_words_in_order() -> None:
+    words = re.findall(r"^\| \*\*(.+?)\*\* \|", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    assert len(words) == 25
+    assert words == sorted(words)
+
+
+def test_how_to_pages_are_called_as_people_search() -> None:
+    titles = {(DOCS / p).read_text().splitlines()[0].removeprefix("# ") for p in PAGES}
+    wanted = {
+        "No output yet",
+        "Late rows and dead letters",
+        "Change a running pipeline",
+        "Replay dead letters",
+        "Test a pipeline",
+        "Alert on lag",
+        "Upgrade",
+    }
+    assert wanted <= titles
+
+
+def test_what_errors_and_keys_name_is_there() -> None:
+    """Places that the code names lead somewhere."""
+    named = set[tuple[str, str]]()
+    for path in (ROOT / "src").rglob("*.py"):
+        named |= set(re.findall(r"docs/([\w-]+\.md)#([\w-]+)", path.read_text()))
+    assert named
+    for page, anchor in named:
+        assert anchor in anchors((DOCS / page).read_text()), f"docs/{page}#{anchor}"
+
+
+def test_commands_on_the_pages_exist() -> None:
+    """Every `slackwater …` in a block of a how-to or start page is a command with these options."""
+    known = (DOCS / "commands.md").read_text()
+    for page in [p for p in PAGES if p.startswith(("how-", "start-"))] + ["upgrade.md", "learn.md"]:
+        for block in blocks(page, "") + re.findall(r"^    ```\n(.*?)^    ```$", (DOCS / page).read_text(), re.S | re.M):
+            for line in block.splitlines():
+                words = line.strip().split()
+                if words[:1] != ["slackwater"]:
+                    continue
+                name = next(n for n in (" ".join(words[:3]), " ".join(words[:2])) if f"## {n}\n" in known)
+                section = known.split(f"## {name}\n")[1].split("\n## ")[0]
+                for option in (w for w in words if w.startswith("--")):
+                    assert option in section, f"{page}: {line.strip()}"
+
+
+def test_the_events_are_json_lines() -> None:
+    assert all(json.loads(line) for line in pictures.EVENTS.read_text().splitlines())

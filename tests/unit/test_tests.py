@@ -1,0 +1,111 @@
+"""The tests themselves: what they share lies in tests/support, and a file's name says which one it is."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.support.effort import some
+from tests.support.needs import needed
+
+TESTS = Path(__file__).resolve().parents[1]
+ROOT = TESTS.parent
+FILES = sorted(TESTS.rglob("*.py"))
+NAMED = re.compile(r"\btests(?:\.\w+)*\.(?:test_\w+|conftest)\b")
+
+
+def of_tests(text: str) -> list[str]:
+    """The test files that a file imports, also in the text of a script for another process."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{name.name}" for name in node.names]
+        elif isinstance(node, ast.Import):
+            found += [name.name for name in node.names]
+    found += re.findall(r"^\s*(?:from|import) (tests\.[\w.]+)", text, re.MULTILINE)
+    return sorted({m.group() for name in found if (m := NAMED.match(name))})
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(TESTS)))
+def test_no_test_imports_another(path: Path) -> None:
+    assert of_tests(path.read_text()) == [], "what two tests share is a module in tests/support"
+
+
+def test_imports_of_tests_are_found() -> None:
+    text = "from tests.unit import test_a, x\nimport tests.unit.test_b\nfrom tests.spark.test_c import y\nS = '''\nfrom tests.e2e.test_d import z\n'''"
+    assert of_tests(text) == [f"tests.{n}" for n in ("e2e.test_d", "spark.test_c", "unit.test_a", "unit.test_b")]
+    assert of_tests("from tests.support.tests import test\nfrom tests.laws import naive") == []
+
+
+def test_each_test_file_has_a_name_of_its_own() -> None:
+    names = Counter(path.name for path in FILES if path.name.startswith("test_"))
+    assert [name for name, many in names.items() if many > 1] == []
+
+
+def test_every_module_of_helpers_says_what_it_is() -> None:
+    for path in (TESTS / "support").glob("*.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+def targets() -> dict[str, str]:
+    """The targets that `make help` lists, with their commands."""
+    found = re.findall(r"^([a-z-]+):[^\n]*##[^\n]*\n((?:\t[^\n]*\n)*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    return dict(found)
+
+
+def test_the_pages_name_the_targets_that_there_are() -> None:
+    known = targets()
+    for page in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", ".ci/run"):
+        named = set(re.findall(r"(?:^|`)make ([a-z][a-z-]*)\b", (ROOT / page).read_text(), re.MULTILINE))
+        assert named <= set(known), page
+    told = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
+    assert [name for name in known if f"make {name}" not in told and name not in ("help", "clean")] == []
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert phony.split() == list(known)
+
+
+def test_ci_runs_the_checks_and_every_case_of_every_test() -> None:
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert re.findall(r"^make .*$", ci, re.MULTILINE) == ["make check", "make test-all"]
+    assert "export CI=1" in ci
+    known = targets()
+    assert '-m "not exhaustive"' in known["test"]
+    assert "SLACKWATER_TEST_ALL=1" in known["test-all"]
+    assert "-m " not in known["test-all"]
+
+
+@pytest.mark.parametrize("name", ["CI", "SLACKWATER_TEST_ALL"])
+def test_what_is_not_there_is_named_and_fails_where_everything_is_asked_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("SLACKWATER_TEST_ALL", raising=False)
+    needed("python", True, "nothing")
+    with pytest.raises(
+        pytest.skip.Exception, match="there is no Broker on this machine; get it with: apt-get install b"
+    ):
+        needed("Broker", False, "apt-get install b")
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(
+        pytest.fail.Exception, match="there is no Broker on this machine; get it with: apt-get install b"
+    ):
+        needed("Broker", False, "apt-get install b")
+
+
+def test_of_a_table_of_cases_all_but_the_first_are_exhaustive() -> None:
+    """Those that are named, and those that bring marks, keep both."""
+    cases = some([1, 2, ("a", 3), pytest.param(4, id="four", marks=pytest.mark.slow)], keep=2)
+    assert cases[:2] == [1, 2]
+    assert [(case.values, case.id, [mark.name for mark in case.marks]) for case in cases[2:]] == [
+        (("a", 3), None, ["exhaustive"]),
+        ((4,), "four", ["slow", "exhaustive"]),
+    ]
+
+
+def test_every_exhaustive_test_has_a_sibling_in_make_test() -> None:
+    """`exhaustive` stands in tests/support/effort.py only, which leaves at least one case."""
+    marked = [p.name for p in FILES if re.search(r"mark\.exhaustive", p.read_text()) and p.name != Path(__file__).name]
+    assert marked == ["effort.py"]
