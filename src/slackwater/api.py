@@ -10,7 +10,7 @@ from slackwater.config.connection import Connection
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline, Stage, Transform
 from slackwater.config.source import Lookup, Source
-from slackwater.config.spec import nearest
+from slackwater.config.spelling import nearest
 from slackwater.config.target import StateStore, Target
 from slackwater.config.window import Window
 from slackwater.errors import ConfigError

@@ -46,6 +46,20 @@ FAMILIES: Sequence[Family] = (
         "Correct the key that the line names. `slackwater check FILE` says below its lines where the keys are "
         "[documented](configuration.md); [an editor](configuration.md#in-an-editor) marks most mistakes while you type.",
     ),
+    Family(
+        "A test cannot be run as it is",
+        _S,
+        "What a test of a pipeline gives does not fit the pipeline: a column that no schema has, a value of another type, or SQL, an "
+        "event time or records that only Spark can read while the test has no session.",
+        "Correct the rows or the schema of the test; in Python give `session=`, a Spark session: [testing](testing.md).",
+        (
+            "a given row has",
+            r"declares no schema; give schema=",
+            "give session=",
+            "tests cannot write Avro",
+            "alone needs schema=",
+        ),
+    ),
     # -- one runner ------------------------------------------------------------------------------------------------
     Family(
         "Another runner holds the pipeline",
@@ -68,6 +82,7 @@ FAMILIES: Sequence[Family] = (
         "Run the pipeline once; or name the place that `[state_store]` names, and the pipeline (`--pipeline`) where several share it.",
         (
             "there is no state yet",
+            "has no commit yet",
             "no pipeline has its state there",
             "no such state directory",
             "has no state there",

@@ -3,7 +3,7 @@
     ${NAME} in a config ──▶ remember ──▶ masked ◀── every error of ours, every log line, plans, notices
     url, options                         "… token = '${NAME}' …"
 
-A config keeps the spelling of its values (`config.spec.Interpolated`), but texts are put together from them, and Spark quotes
+A config keeps the spelling of its values (`config.spelling.Interpolated`), but texts are put together from them, and Spark quotes
 the SQL in its own errors: so the values are known by themselves, for the life of the process. What is a row is left as it is,
 wherever it is shown: it is the user's data. Names of pipelines and sources are none: directories and metrics are called by them.
 """

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.support import ui_joined
+from tests.laws import joined_stories
 from tests.support import why as states
 from tests.support.stores import LOGIC, Make, go_on, running, users
 
@@ -242,17 +242,17 @@ def test_an_outline_is_what_a_scan_sees_without_keys_and_values(make: Make) -> N
 @pytest.mark.parametrize("kind", ["inner", "full"])
 def test_a_join_shows_the_same_of_both_stores(postgres: Any, tmp_path: Path, kind: str) -> None:
     """Also in the database, where a row without a partner says so in a column, and after what it held is removed from files."""
-    script = ui_joined.story(11)
+    script = joined_stories.story(11)
     url = postgres.database(f"join_{kind}")
     found = []
     for make in (lambda: FilesStore(tmp_path, "law"), lambda: PostgresStore(url, "public", "law")):
-        ui_joined.run(kind, script, store=make)
+        joined_stories.run(kind, script, store=make)
         store = make()
         with store.peek() as snapshot:
             assert snapshot is not None
             for file in (tmp_path / "law" / "segments").glob("*"):
                 file.unlink()
-            found.append(joined(snapshot, ui_joined.SOURCES))
+            found.append(joined(snapshot, joined_stories.SOURCES))
         store.close()
     assert found[0] is not None and found[0].sides[0].rows > 0
     assert found[0] == found[1]

@@ -4,51 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.support.ui_joined import AROUND, LATENESS, SOURCES, S, described, story
+from tests.laws.joined_stories import AROUND, KINDS, SOURCES, S, looked_at, story, told
 
-from slackwater.cli.why import lines
-from slackwater.state.files.store import FilesStore
-from slackwater.testing.kit import Rows, pipeline_for, run_local
+from slackwater.testing.kit import Rows
 from slackwater.ui import pages
 from slackwater.ui.pages import Place
-from slackwater.ui.seen import Seen, Watched, look_at
-
-KINDS = ("inner", "left", "right", "full")
-
-
-def looked_at(kind: str, script: list[Rows], home: Path, **more: Any) -> tuple[Seen, Any]:
-    join = described(kind, **more)
-    result = run_local(join, script, {"user": "string"}, SOURCES, flush=False, state_dir=str(home))
-    watched = Watched(pipeline_for(join, SOURCES), "p.toml", FilesStore(home, "law"), lines)
-    return look_at(watched, 0), result
-
-
-def told(script: list[Rows]) -> tuple[list[list[dict[str, Any]]], int | None, int]:
-    """The rows of each side that entered, each with whether it found a partner; the watermark; and the pairs."""
-    newest: dict[str, int] = {}
-    watermark: int | None = None
-    held: list[list[dict[str, Any]]] = [[], []]
-    pairs = 0
-    for item in script:
-        for which, source in enumerate(SOURCES):
-            for r in item.rows[source]:
-                newest[source] = max(newest.get(source, r["ts"]), r["ts"])
-                if r["user"] is None or (watermark is not None and r["ts"] < watermark):
-                    continue
-                row = {**r, "found": False}
-                for other in held[1 - which]:
-                    alive = watermark is None or other["ts"] + AROUND >= watermark
-                    if alive and other["user"] == r["user"] and abs(other["ts"] - r["ts"]) <= AROUND:
-                        row["found"] = other["found"] = True
-                        pairs += 1
-                held[which].append(row)
-        if len(newest) == 2:
-            least = min(newest.values()) - LATENESS
-            watermark = least if watermark is None else max(watermark, least)
-    return held, watermark, pairs
 
 
 @pytest.mark.parametrize("seed", range(50))

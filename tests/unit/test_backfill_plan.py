@@ -10,7 +10,9 @@ import pytest
 
 import slackwater as sw
 from slackwater.errors import StartError
-from slackwater.runner.backfill import Range, Within, backfill, described, reach_us
+from slackwater.runner.backfill import backfill
+from slackwater.runner.backfill_plan import Range, described, reach_us
+from slackwater.runner.backfill_target import Within
 
 DAY = 86_400_000_000
 COUNT = [sw.Aggregation(agg="count", as_="n")]

@@ -155,7 +155,7 @@ def questions() -> Iterator[tuple[str, Any]]:
         for name, value in vars(module).items():
             if getattr(value, "__module__", None) != found.name:
                 continue
-            if hasattr(value, "registry"):
+            if hasattr(value, "registry") and name != "_shown":  # what a notebook shows is told apart so, too
                 yield f"{found.name}.{name}", value
             for inner, method in vars(value).items() if isinstance(value, type) else ():
                 if isinstance(method, singledispatchmethod):

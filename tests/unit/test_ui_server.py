@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.ui_asked import Tags, get
+from tests.support.browsing import Tags, get
 from tests.support.ui_states import DAY, M, config, drawn, ran, watched
 
 from slackwater.cli.main import main

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from tests.support.ui_asked import Tags, get
+from tests.support.browsing import Tags, get
 from tests.support.ui_states import CLOCK, config, drawn, ran, watched
 from tests.support.why import JOIN
 

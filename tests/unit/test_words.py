@@ -13,7 +13,7 @@ import slackwater as sw
 from slackwater import explain
 from slackwater.cli.state_show import _words
 from slackwater.config.source import Source
-from slackwater.config.spec import near
+from slackwater.config.spelling import near
 from slackwater.core.schema import Field, sql_type
 from slackwater.core.words import duration, plural
 from slackwater.errors import ConfigError, StartError

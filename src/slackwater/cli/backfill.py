@@ -14,7 +14,8 @@ from slackwater.config import toml
 from slackwater.core.time import duration_ms
 from slackwater.errors import StartError
 from slackwater.explain import target_text
-from slackwater.runner.backfill import Backfilled, backfill, described
+from slackwater.runner.backfill import Backfilled, backfill
+from slackwater.runner.backfill_plan import described
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 

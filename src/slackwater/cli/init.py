@@ -12,7 +12,7 @@ from pathlib import Path
 from slackwater.cli.text import plural, program
 from slackwater.config import sql_check, toml
 from slackwater.config.pipeline import LONGEST_NAME
-from slackwater.config.spec import nearest, show
+from slackwater.config.spelling import nearest, show
 from slackwater.errors import ConfigError, StartError
 from slackwater.scaffold import propose, write
 from slackwater.scaffold.sample import Sample, read

@@ -11,7 +11,7 @@ from typing import Any
 from slackwater.cli.text import plural, program
 from slackwater.config import ddl
 from slackwater.config.pipeline import Pipeline, resolve
-from slackwater.config.spec import show_key
+from slackwater.config.spelling import show_key
 from slackwater.core.schema import INTEGERS
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.scaffold.sample import Sample

@@ -9,19 +9,9 @@ from pydantic import Field
 
 from slackwater.config import aggregator as custom
 from slackwater.config.aggregator import Aggregator
-from slackwater.config.spec import (
-    Kind,
-    MismatchError,
-    Problem,
-    Spec,
-    Values,
-    choice,
-    nearest,
-    shaped,
-    show,
-    text,
-    whole,
-)
+from slackwater.config.kinds import Kind, MismatchError, choice, shaped, text, whole
+from slackwater.config.spec import Problem, Spec, Values
+from slackwater.config.spelling import nearest, show
 
 AGGREGATES = (
     *("count", "sum", "min", "max", "avg", "first", "last", "count_distinct"),

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from slackwater.config.spec import near
+from slackwater.config.spelling import near
 
 if TYPE_CHECKING:
     import polars as pl

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import CONNECTIONS, Connection, KafkaConnection
 from slackwater.config.source import Lookup, Source, declared_columns
-from slackwater.config.spec import Problem, Values, nearest, show
+from slackwater.config.spec import Problem, Values
+from slackwater.config.spelling import nearest, show
 
 if TYPE_CHECKING:
     from slackwater.config.join import Join

@@ -8,20 +8,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from slackwater import secrets
-from slackwater.config.spec import (
-    Kind,
-    MismatchError,
-    NestedError,
-    Spec,
-    Unset,
-    choice,
-    nearest,
-    settings,
-    shaped,
-    show,
-    show_key,
-    text,
-)
+from slackwater.config.kinds import Kind, MismatchError, NestedError, choice, settings, shaped, text
+from slackwater.config.spec import Spec
+from slackwater.config.spelling import Unset, nearest, show, show_key
 
 _options = settings('a table of settings ({ "security.protocol" = "SSL" })')
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from slackwater.config.spec import near, show
+from slackwater.config.spelling import near, show
 
 _SIMPLE = {
     **{name: name for name in ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string")},

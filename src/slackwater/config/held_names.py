@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import Connection
-from slackwater.config.spec import Problem, Values, show
+from slackwater.config.spec import Problem, Values
+from slackwater.config.spelling import show
 
 if TYPE_CHECKING:
     from slackwater.config.target import StateStore, Target

@@ -11,23 +11,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from slackwater.config.spec import (
+from slackwater.config.kinds import (
     Duration,
     Kind,
     MismatchError,
-    Problem,
-    Values,
     choice,
     duration,
     misnamed,
-    nearest,
     shaped,
-    show,
-    show_duration,
     text,
     texts,
     whole,
 )
+from slackwater.config.spec import Problem, Values
+from slackwater.config.spelling import nearest, show, show_duration
 from slackwater.config.step import RECOVERY, TIMES, Step, allowed_ms
 from slackwater.errors import StartError
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from slackwater.config.checks import resolve
-from slackwater.config.spec import Problem, Values, nearest, show
+from slackwater.config.spec import Problem, Values
+from slackwater.config.spelling import nearest, show
 
 if TYPE_CHECKING:
     from slackwater.config.join import Join

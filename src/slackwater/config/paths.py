@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 from slackwater.config.checks import resolve
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Lookup, Source
-from slackwater.config.spec import Interpolated
+from slackwater.config.spelling import Interpolated
 from slackwater.config.target import StateStore, Target
 
 _S = TypeVar("_S", Source, Lookup, Target, StateStore)

@@ -11,25 +11,21 @@ from pydantic import Field
 
 from slackwater.config import ddl
 from slackwater.config.connection import Connection, connection_or_name
-from slackwater.config.spec import (
+from slackwater.config.kinds import (
     Duration,
-    Interpolated,
     Kind,
     MismatchError,
     NestedError,
-    Problem,
-    Spec,
-    Values,
     anything,
     choice,
     duration,
     reader_options,
     shaped,
-    show,
-    show_key,
     text,
     whole,
 )
+from slackwater.config.spec import Problem, Spec, Values
+from slackwater.config.spelling import Interpolated, show, show_key
 
 _INJECTED = {  # kind of connection -> columns that every row has beside its payload, and `_event_ts`
     "kafka": ("_key", "_value", "_headers", "_topic", "_partition", "_offset"),

@@ -18,7 +18,7 @@ from slackwater.config.checks import resolve
 from slackwater.config.join import SIDES, Join, output_names
 from slackwater.config.pipeline import Pipeline, Stage
 from slackwater.config.source import Lookup, Source, injected
-from slackwater.config.spec import Interpolated, nearest, show
+from slackwater.config.spelling import Interpolated, nearest, show
 from slackwater.config.sql_query import UNKNOWN, Columns, Findings, expression, query
 from slackwater.config.window import Window
 from slackwater.errors import StartError

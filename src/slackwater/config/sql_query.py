@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config import ddl
-from slackwater.config.spec import near, nearest, show
+from slackwater.config.spelling import near, nearest, show
 from slackwater.config.sql_words import (
     AGGREGATES,
     CHANGING,

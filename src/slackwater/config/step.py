@@ -6,18 +6,9 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from slackwater.config.spec import (
-    Kind,
-    MismatchError,
-    Problem,
-    Spec,
-    Values,
-    choice,
-    duration,
-    shaped,
-    show_duration,
-    text,
-)
+from slackwater.config.kinds import Kind, MismatchError, choice, duration, shaped, text
+from slackwater.config.spec import Problem, Spec, Values
+from slackwater.config.spelling import show_duration
 
 
 @shaped(type="string", minLength=1, examples=["UTC", "Europe/Berlin", "America/New_York"])

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from slackwater.config.connection import Connection, connection_or_name
-from slackwater.config.spec import Duration, Kind, Problem, Spec, Values, choice, duration, show, text, texts, whole
+from slackwater.config.kinds import Duration, Kind, choice, duration, text, texts, whole
+from slackwater.config.spec import Problem, Spec, Values
+from slackwater.config.spelling import show
 from slackwater.config.step import Step
 from slackwater.config.window import Window
 from slackwater.secrets import remember_url

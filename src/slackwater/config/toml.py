@@ -12,7 +12,8 @@ from typing import Any
 from slackwater.config.connection import Connection
 from slackwater.config.paths import Anchored, anchored
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spec import Interpolated, InterpolatedDuration, Spec, Unset, show_key
+from slackwater.config.spec import Spec
+from slackwater.config.spelling import Interpolated, InterpolatedDuration, Unset, show_key
 from slackwater.errors import ConfigError
 from slackwater.secrets import remember
 

@@ -7,24 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from slackwater.config.aggregation import AGGREGATES, Aggregation
-from slackwater.config.spec import (
-    Duration,
-    Interpolated,
-    Kind,
-    Problem,
-    Values,
-    choice,
-    duration,
-    flag,
-    many,
-    misnamed,
-    shaped,
-    show,
-    show_duration,
-    text,
-    texts,
-    whole,
-)
+from slackwater.config.kinds import Duration, Kind, choice, duration, flag, misnamed, shaped, text, texts, whole
+from slackwater.config.spec import Problem, Values, many
+from slackwater.config.spelling import Interpolated, show, show_duration
 from slackwater.config.step import RECOVERY, TIMES, Step, allowed_ms
 from slackwater.core.time import duration_ms
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spec import show_duration
+from slackwater.config.spelling import show_duration
 from slackwater.core.time import iso
 from slackwater.engine.protocol import IngestOutcome
 from slackwater.state.commit import StageState

@@ -20,7 +20,7 @@ from slackwater.config.aggregator import UnfitError
 from slackwater.config.join import Join
 from slackwater.config.paths import as_written
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spec import show_duration
+from slackwater.config.spelling import show_duration
 from slackwater.config.step import Step as Spec
 from slackwater.config.step import allowed_ms
 from slackwater.config.target import Target

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spec import show_duration
+from slackwater.config.spelling import show_duration
 from slackwater.config.window import METADATA, Window
 from slackwater.core.time import iso
 from slackwater.state.commit import StageState

@@ -18,9 +18,9 @@ from typing import Any
 
 from slackwater.config.connection import KafkaConnection
 from slackwater.config.pipeline import Pipeline, resolve
-from slackwater.config.spec import nearest
+from slackwater.config.spelling import nearest
 from slackwater.errors import StartError
-from slackwater.sources.kafka import Broker
+from slackwater.sources.kafka_broker import Broker
 from slackwater.state.commit import Commit, SourceRecord
 
 Wanted = str | int | Mapping[str, Any]  # a word, a time in µs, or offsets per topic and partition

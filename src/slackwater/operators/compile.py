@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from slackwater.config.join import output_names
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import injected
-from slackwater.config.spec import nearest
+from slackwater.config.spelling import nearest
 from slackwater.config.step import allowed_ms
 from slackwater.config.window import Window
 from slackwater.core.schema import INTEGERS, Field

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from slackwater.config.spec import nearest, show
+from slackwater.config.spelling import nearest, show
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spec import nearest
+from slackwater.config.spelling import nearest
 from slackwater.core.arrays import Int64s, distinct
 from slackwater.core.dispatch import unregistered
 from slackwater.core.hashing import key_hash, mix, shard_of

@@ -13,7 +13,7 @@ import polars as pl
 from slackwater.config.connection import KafkaConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import StartError
-from slackwater.sources.kafka import Broker
+from slackwater.sources.kafka_broker import Broker
 
 TAIL = 10_000  # records of each partition that are looked at, from its end
 _SECONDS = 30.0

@@ -31,7 +31,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from slackwater.config.spec import show
+from slackwater.config.spelling import show
 from slackwater.core.schema import sql_type
 from slackwater.core.words import plural
 from slackwater.errors import ExhaustedError, SlackwaterError, StartError, StateError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spec import near
+from slackwater.config.spelling import near
 from slackwater.errors import StartError
 from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import StateStore

@@ -30,7 +30,8 @@ from slackwater.operators.windowed import Windowed
 from slackwater.sources import files
 from slackwater.sources.base import reason
 from slackwater.sources.cloud import CloudReader, kinesis_options, pubsub_options
-from slackwater.sources.kafka import Broker, KafkaSource, named, sample
+from slackwater.sources.kafka import KafkaSource, sample
+from slackwater.sources.kafka_broker import Broker, named
 from slackwater.sources.payload import avro_payload, json_payload, raw_payload
 from slackwater.sources.streams import AnySource, FrameSource
 from slackwater.sources.times import UTC

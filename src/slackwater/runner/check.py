@@ -10,7 +10,7 @@ from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
 from slackwater.errors import SlackwaterError
 from slackwater.sources import files
-from slackwater.sources.kafka import Broker
+from slackwater.sources.kafka_broker import Broker
 
 
 def problems(pipeline: Pipeline) -> list[str]:

@@ -195,7 +195,7 @@ def _kafka(connection: KafkaConnection, topic: str, pipeline: str) -> Iterator[p
     """Every committed letter of the topic, from its start to where it ended when it was reached."""
     from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-    from slackwater.sources.kafka import Broker
+    from slackwater.sources.kafka_broker import Broker
 
     broker = Broker(connection)
     parts = broker.partitions(topic, "dead_letter")[topic]

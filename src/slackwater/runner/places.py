@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slackwater.config.paths import as_written, local, places
 from slackwater.config.pipeline import Pipeline, resolve
-from slackwater.config.spec import Interpolated, show
+from slackwater.config.spelling import Interpolated, show
 from slackwater.errors import StartError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
-from slackwater.config.spec import nearest
+from slackwater.config.spelling import nearest
 from slackwater.errors import ConfigError
 
 WORDS = ("earliest", "latest")

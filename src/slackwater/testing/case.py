@@ -20,24 +20,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from slackwater.config.spec import (
-    Kind,
-    MismatchError,
-    NestedError,
-    Problem,
-    Spec,
-    Values,
-    choice,
-    duration,
-    flag,
-    many,
-    one,
-    shaped,
-    show,
-    show_key,
-    text,
-    whole,
-)
+from slackwater.config.kinds import Kind, MismatchError, NestedError, choice, duration, flag, shaped, text, whole
+from slackwater.config.spec import Problem, Spec, Values, many, one
+from slackwater.config.spelling import show, show_key
 from slackwater.engine.kill_points import STEPS
 from slackwater.errors import ConfigError
 

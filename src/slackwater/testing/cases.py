@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spec import nearest, show_key
+from slackwater.config.spelling import nearest, show_key
 from slackwater.errors import ConfigError, SlackwaterError
 from slackwater.testing import case as cases
 from slackwater.testing.case import ONLY, Case, CaseStep

@@ -22,12 +22,13 @@ from slackwater.config import ddl
 from slackwater.config.connection import Connection, KafkaConnection
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source, injected
-from slackwater.config.spec import nearest
+from slackwater.config.spelling import nearest
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.sources import files
 from slackwater.sources.base import CORRUPT
-from slackwater.sources.kafka import Broker, KafkaSource
+from slackwater.sources.kafka import KafkaSource
+from slackwater.sources.kafka_broker import Broker
 from slackwater.sources.payload import Payload, json_payload, raw_payload
 from slackwater.sources.streams import FrameSource
 from slackwater.sources.times import UTC

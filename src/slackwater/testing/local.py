@@ -187,6 +187,11 @@ def _(operator: Windowed, source: str, rows: pl.DataFrame, tag: Int64s | None) -
 @singledispatch
 def lift_inputs(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
     """The same from the columns that the SQL of an epoch has picked (`spark.columns`), which those of a join are already."""
+    unregistered(operator, "slackwater.testing.local.lift_inputs")
+
+
+@lift_inputs.register
+def _(operator: IntervalJoin, frame: pl.DataFrame) -> pl.DataFrame:
     return frame
 
 

@@ -29,7 +29,7 @@ def not_run(pipeline: Pipeline, columns: Mapping[str, Columns]) -> list[str]:
                 found.append(f"{transform.sql_key(source.name)} = {_line(sql)}")
             there = columns.get(source.name)
             time = step.event_time_column
-            if step.time_mode == "event" and time not in ("_event_ts", *(there or ())):
+            if step.time_mode == "event" and time not in ("_event_ts", "ts", *(there or ())):  # as given rows have it
                 found.append(f"event_time_column = {_line(time)}")
             gap = getattr(step, "gap_ms", None)
             if isinstance(gap, str) and there is not None and gap not in there:

@@ -23,7 +23,7 @@ from slackwater.config.source import Source
 from slackwater.core.words import plural
 from slackwater.errors import SlackwaterError
 from slackwater.sources.files import local_name, located, recall
-from slackwater.sources.kafka import Broker
+from slackwater.sources.kafka_broker import Broker
 from slackwater.state.protocol import Snapshot
 
 LONGEST_S = 1.5

@@ -1,4 +1,4 @@
-"""Asking the page over HTTP, and reading what it answers."""
+"""Asking the page as a browser would: answers, and the tags of a page."""
 
 from __future__ import annotations
 

@@ -1,0 +1,108 @@
+"""What a backfill is made of: its range of time, how far around it rows are read, and the pipeline that it runs."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+
+from slackwater import explain
+from slackwater.config.connection import FilesConnection, KafkaConnection
+from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.target import Target as TargetSpec
+from slackwater.config.window import Window
+from slackwater.core.time import iso
+from slackwater.errors import StartError
+
+
+@dataclass(frozen=True)
+class Range:
+    """Windows that start in [since, until), µs UTC. `reach_us`: how far beyond rows are read; `slack_us`: see `backfill`."""
+
+    since_us: int
+    until_us: int
+    reach_us: int
+    slack_us: int
+
+    @property
+    def rows_us(self) -> tuple[int, int]:
+        """From when to when rows are read; the end is not included."""
+        return self.since_us - self.reach_us, self.until_us + self.reach_us
+
+    @property
+    def records_ms(self) -> tuple[int, int]:
+        """The same of Kafka records, by their own time."""
+        low, high = self.rows_us
+        return (low - self.slack_us) // 1000, -((-high - self.slack_us) // 1000)
+
+
+def reach_us(window: Window) -> int:
+    """How far from its start a window may have rows, and a session a predecessor that it would be one with."""
+    if window.kind != "session":
+        return 1000 * (window.duration_ms or 0)
+    cap = window.max_session_duration_ms or 0
+    return 1000 * (cap + (window.gap_ms if isinstance(window.gap_ms, int) else cap))
+
+
+def described(pipeline: Pipeline, since_us: int, until_us: int, into: str | None) -> Pipeline:
+    """The pipeline of a backfill: a name and a state of its own, no dead letters, maybe another place to write to.
+
+    Raises StartError where history cannot be read again, or would be added beside the windows that are there.
+    """
+    name, window = pipeline.name, pipeline.transform.window
+    if since_us >= until_us:
+        raise StartError(f"{name}: --from {iso(since_us)} is not before --to {iso(until_us)}; expected a range of time")
+    if window is None or pipeline.stages:
+        raise StartError(
+            f"{name}: a backfill writes windows by their start; expected [transform.window] alone, found a join"
+        )
+    if window.time_mode == "processing":
+        raise StartError(f'{name}: time_mode = "processing" takes the time of reading, which history has none of')
+    for source in pipeline.sources:
+        connection = resolve(source.connection, pipeline.connections)
+        if not isinstance(connection, KafkaConnection | FilesConnection):
+            kind = "a DataFrame" if connection is None else connection.kind
+            raise StartError(
+                f'{name}: source "{source.name}" is {kind}, which keeps no history; expected kafka or files'
+            )
+    target, connections = _target(pipeline, into), dict(pipeline.connections)
+    kind = explain.kind_of(pipeline.target, pipeline)
+    same = (target.path, target.table, target.topic) == (
+        pipeline.target.path,
+        pipeline.target.table,
+        pipeline.target.topic,
+    )
+    if not pipeline.target.upserts(kind, window) and same:
+        raise StartError(
+            f"{name}: its target, {explain.target_text(pipeline)}, only adds rows, and the windows of the range may be there: "
+            "name another place with --into"
+        )
+    if kind == "console":
+        connections["backfill"] = FilesConnection()
+    kept = {"late_data": "drop"} if window.late_data == "dlq" else {}
+    on_error = "drop" if pipeline.transform.on_error == "dlq" else pipeline.transform.on_error
+    transform = {"window": window.model_copy(update=kept), "on_error": on_error}
+    return pipeline.model_copy(
+        update={
+            "name": f"{name}-backfill-{_stamp(since_us)}-{_stamp(until_us)}",
+            "connections": connections,
+            "sources": tuple(s.model_copy(update={"commit_group": None}) for s in pipeline.sources),
+            "transform": pipeline.transform.model_copy(update=transform),
+            "target": target,
+            "dead_letter": None,
+        }
+    )
+
+
+def _target(pipeline: Pipeline, into: str | None) -> TargetSpec:
+    """The target, elsewhere. A console has no other place: its windows go to Parquet files."""
+    target, kind = pipeline.target, explain.kind_of(pipeline.target, pipeline)
+    if into is None:
+        return target
+    if kind == "console":
+        return TargetSpec(connection="backfill", path=into, format="parquet")
+    return target.model_copy(update={TargetSpec.NEEDED[kind][0]: into})
+
+
+def _stamp(us: int) -> str:
+    at = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us)
+    return f"{at:%Y%m%dT%H%M%S}{f'.{at.microsecond:06}' if at.microsecond else ''}Z"

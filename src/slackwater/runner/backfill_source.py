@@ -1,0 +1,79 @@
+"""The sources of a backfill: the history they hold, in batches cut here from lists of files and from offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from slackwater.runner.backfill_plan import Range
+from slackwater.sources import files
+from slackwater.sources.base import SourceBatch
+from slackwater.sources.files import FilesSource
+from slackwater.sources.kafka import KafkaSource, Offsets
+from slackwater.state.commit import SourceRecord
+from slackwater.state.protocol import StateStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RECORDS = 1_000_000  # of Kafka, per epoch, where the source sets no max_offsets_per_trigger
+
+
+class FilesReader:
+    """All files that are there at the start, in the order of a stream."""
+
+    def __init__(self, session: SparkSession, store: StateStore, source: FilesSource) -> None:
+        self.source, self._session, self._store = source, session, store
+        self._every = source.listed(session)
+
+    def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
+        known = {e.path for e in files.recall(self._store, record.offsets)}
+        left = [e for e in self._every if e.path not in known]
+        some = left[: self.source.spec.max_files_per_trigger or len(left)]
+        if not some:
+            return None
+        offsets = files.remember(self._store, epoch, record.offsets, some)
+        return SourceBatch(self.source.read(self._session, some), offsets, files=len(some))
+
+
+class KafkaReader:
+    """The records whose own time lies in the range, give or take the slack. `missing`: partitions whose first ones are gone."""
+
+    def __init__(self, session: SparkSession, source: KafkaSource, span: Range) -> None:
+        self.source, self._session = source, session
+        there = source.broker.partitions(source.spec.query or "", f'source "{source.name}"')
+        parts = [(t, p) for t, listed in there.items() for p in listed]
+        low, high = span.records_ms
+        self._start, self._end = source.broker.at(parts, low), source.broker.at(parts, high)
+        self.missing = [
+            f"{t}-{p}"
+            for (t, p), (first, _) in source.broker.bounds(parts).items()
+            if 0 < first == self._start[t, p] < self._end[t, p]
+        ]
+
+    def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
+        start = {key: self._known(record.offsets, *key, offset) for key, offset in self._start.items()}
+        left = {key: max(self._end[key] - offset, 0) for key, offset in start.items()}
+        total = sum(left.values())
+        if not total:
+            return None
+        most = min(self.source.spec.max_offsets_per_trigger or RECORDS, total)
+        # every partition gets on by its share, so that their times stay side by side
+        end = {key: start[key] + -(-most * n // total) for key, n in left.items()}
+        found = self.source.between(self._session, _by_topic(start), _by_topic(end))
+        if found is None:  # the topic was made anew, and holds less
+            found = SourceBatch(self._session.createDataFrame([], self.source.schema), _by_topic(end))
+        # a partition that has nothing in the range would hold the watermark back
+        some = {f"{t}-{p}" for (t, p), offset in self._start.items() if offset < self._end[t, p]}
+        return replace(found, partitions={p: n for p, n in found.partitions.items() if p in some})
+
+    def _known(self, offsets: Mapping[str, Any] | None, topic: str, part: int, otherwise: int) -> int:
+        return int((offsets or {}).get(topic, {}).get(str(part), otherwise))
+
+
+def _by_topic(offsets: Mapping[tuple[str, int], int]) -> Offsets:
+    found: dict[str, dict[str, int]] = {}
+    for (topic, part), offset in offsets.items():
+        found.setdefault(topic, {})[str(part)] = offset
+    return found

@@ -1,0 +1,71 @@
+"""The target of a backfill: it is given the windows of the range alone, and the others are counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from slackwater.config.window import Window
+from slackwater.core.capacity import capacity_of
+from slackwater.runner.backfill_plan import Range
+from slackwater.targets.base import Target
+
+NEVER = -(1 << 62)
+
+
+@dataclass
+class Written:
+    """Windows of this run: those written, those left out as they begin before the range, or were not over at the start."""
+
+    windows: int = 0
+    before: int = 0
+    unfinished: int = 0
+
+
+@dataclass
+class Within:
+    """A target that is given the windows of the range alone."""
+
+    target: Target
+    window: Window
+    span: Range
+    clock_us: int
+    partial: bool
+    written: Written = field(default_factory=Written)
+
+    def __post_init__(self) -> None:
+        self.guarantee, self.upserts = self.target.guarantee, self.target.upserts
+        self.description, self.capacity = self.target.description, capacity_of(self.target)
+
+    def open(self) -> None:
+        self.target.open()
+
+    def close(self) -> None:
+        self.target.close()
+
+    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
+        """Superseded rows of an append-only target have no end: the start decides."""
+        start = pl.col(self.window.window_start_column).dt.timestamp("us")
+        end = pl.col(self.window.window_end_column).dt.timestamp("us")
+        span = self.span
+        sides = rows.select(
+            (start < span.until_us).alias("due"),
+            (start < span.since_us).alias("early"),
+            (end <= span.since_us).fill_null(False).alias("over"),
+            (end > self.clock_us).fill_null(False).alias("unfinished"),
+        )
+        due, early, over, unfinished = (sides[c] for c in sides.columns)
+        reaching = due & early & ~over
+        chosen = due & ~early & ~unfinished
+        if self.partial:
+            chosen = due & ~over
+        else:
+            self.written.before += int(reaching.sum())
+            self.written.unfinished += int((due & ~early & unfinished).sum())
+        if gone is not None:
+            gone = gone.filter(start.is_between(NEVER if self.partial else span.since_us, span.until_us - 1))
+        kept = rows.filter(chosen)
+        if kept.height or (gone is not None and gone.height):
+            self.target.publish(epoch, kept, gone)
+        self.written.windows += kept.height

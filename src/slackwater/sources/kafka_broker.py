@@ -1,0 +1,138 @@
+"""A Kafka cluster, asked beside reading: which topics and partitions there are, which offsets they hold."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from slackwater.config.connection import KafkaConnection
+from slackwater.errors import EpochError, StartError
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+_SECONDS = 15
+# settings of the Java client that librdkafka does not know
+_JVM_ONLY = ("sasl.jaas.config", "ssl.truststore.location", "ssl.truststore.password", "ssl.truststore.type")
+
+
+@dataclass(frozen=True)
+class Broker:
+    """What is asked of a cluster beside reading: which partitions there are, and which offsets they hold."""
+
+    connection: KafkaConnection
+    errors: list[str] = field(default_factory=list)
+
+    def settings(self) -> dict[str, Any]:
+        """For librdkafka, quiet: what it would print goes into our own messages."""
+
+        def on_error(error: Any) -> None:
+            self.errors.append(error.str())
+
+        own = {k: v for k, v in self.connection.options.items() if k not in _JVM_ONLY}
+        return {
+            **own,
+            "bootstrap.servers": str(self.connection.bootstrap_servers),
+            "log_level": 0,
+            "error_cb": on_error,
+        }
+
+    @cached_property
+    def _admin(self) -> AdminClient:
+        from confluent_kafka.admin import AdminClient
+
+        return AdminClient(self.settings())
+
+    def partitions(self, query: str, where: str) -> dict[str, list[int]]:
+        """The partitions of each topic that a query names. Raises StartError if it cannot be asked, or names none."""
+        from confluent_kafka import KafkaException
+
+        try:
+            topics = self._admin.list_topics(timeout=_SECONDS).topics
+        except KafkaException as error:
+            self._admin.poll(0)
+            last = [e for e in self.errors if "brokers are down" not in e]
+            raise StartError(
+                f"{where}: Kafka at {self.connection.bootstrap_servers} cannot be reached "
+                f"({last[-1] if last else error.args[0].str()}); check bootstrap_servers and that the brokers run"
+            ) from None
+        found = {t: sorted(meta.partitions) for t, meta in topics.items() if matches(query, t)}
+        missing = [t for t in named(query) if t not in found]
+        if missing:
+            others = ", ".join(sorted(t for t in topics if not t.startswith("_"))[:10]) or "none"
+            raise StartError(
+                f'{where}: there is no topic "{missing[0]}" at {self.connection.bootstrap_servers}; create it, or correct '
+                f"query; there are: {others}"
+            )
+        return found
+
+    def at(self, partitions: Sequence[tuple[str, int]], ms: int) -> dict[tuple[str, int], int]:
+        """Per partition the offset of the first record whose time is `ms` or later; of the next to be written if none is."""
+        from confluent_kafka import KafkaException, TopicPartition
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+        asked = [TopicPartition(t, p) for t, p in partitions]
+        try:
+            when: Any = OffsetSpec.for_timestamp(max(ms, 0))
+            found = self._admin.list_offsets(dict.fromkeys(asked, when), request_timeout=_SECONDS)
+            offsets = {(p.topic, p.partition): found[p].result().offset for p in asked}
+        except KafkaException as error:
+            raise EpochError(
+                f"Kafka at {self.connection.bootstrap_servers} does not say which offsets it holds "
+                f"({error.args[0].str()}); check that the brokers run"
+            ) from None
+        none = [key for key, offset in offsets.items() if offset < 0]
+        return {**offsets, **{key: high for key, (_, high) in self.bounds(none).items()}} if none else offsets
+
+    def bounds(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
+        """The first offset that is there and the next to be written, per partition. Raises EpochError."""
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+        first: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+        last: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        low, high = self._listed(partitions, first, last)
+        return {p: (low[p], high[p]) for p in low}
+
+    def since(self, partitions: Sequence[tuple[str, int]], time_us: int) -> dict[tuple[str, int], int]:
+        """The first offset at or after a time, per partition; the next to be written where there is none. Raises EpochError."""
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+        at: Any = OffsetSpec.for_timestamp(-(-time_us // 1000))
+        last: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        found, high = self._listed(partitions, at, last)
+        return {p: high[p] if found[p] < 0 else found[p] for p in found}
+
+    def _listed(self, partitions: Sequence[tuple[str, int]], *specs: Any) -> list[dict[tuple[str, int], int]]:
+        """What the brokers answer to each of these questions, per partition."""
+        from confluent_kafka import KafkaException, TopicPartition
+
+        asked = [TopicPartition(t, p) for t, p in partitions]
+        end = time.monotonic() + _SECONDS
+        while True:
+            try:
+                answers = [self._admin.list_offsets(dict.fromkeys(asked, s), request_timeout=_SECONDS) for s in specs]
+                return [{(p.topic, p.partition): a[p].result().offset for p in asked} for a in answers]
+            except KafkaException as error:
+                # what the client knows of the cluster may be old: a partition that is new, a broker that came back
+                self.__dict__.pop("_admin", None)
+                if time.monotonic() > end:
+                    raise EpochError(
+                        f"Kafka at {self.connection.bootstrap_servers} does not say which offsets it holds "
+                        f"({error.args[0].str()}); check that the brokers run"
+                    ) from None
+                time.sleep(0.2)
+
+
+def named(query: str) -> list[str]:
+    """The topics that a query names one by one; none for a pattern."""
+    return [] if query.startswith("pattern:") else [t.strip() for t in query.split(",") if t.strip()]
+
+
+def matches(query: str, topic: str) -> bool:
+    if query.startswith("pattern:"):
+        return re.fullmatch(query.removeprefix("pattern:"), topic) is not None
+    return topic in named(query)

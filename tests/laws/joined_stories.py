@@ -1,0 +1,86 @@
+"""Stories of joins for the page, and what their rows alone say of them: which wait, and which of these found a partner."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from slackwater.cli.why import lines
+from slackwater.config.join import Join
+from slackwater.state.files.store import FilesStore
+from slackwater.testing.kit import Rows, pipeline_for, run_local
+from slackwater.ui.seen import Seen, Watched, look_at
+
+S = 1_000_000
+SOURCES = ("orders", "payments")
+LATENESS, AROUND = 30 * S, 120 * S
+KINDS = ("inner", "left", "right", "full")
+
+
+def story(seed: int) -> list[Rows]:
+    dice, at, found = random.Random(seed), 0, []
+    for _ in range(dice.randrange(4, 14)):
+        at += dice.choice([S, 20 * S, 90 * S])
+        rows: dict[str, list[dict[str, Any]]] = {}
+        for source in SOURCES:
+            rows[source] = [
+                {
+                    "ts": at - dice.choice([0, 5 * S, 40 * S, 300 * S]) - dice.randrange(S),
+                    "user": dice.choice(["a", "a", "b", "c", "d", None]),
+                }
+                for _ in range(dice.randrange(12))
+            ]
+        found.append(Rows(rows))
+    return found
+
+
+def described(kind: str, **more: Any) -> Join:
+    return Join(
+        kind=kind,
+        left_source="orders",
+        right_source="payments",
+        left_keys=["user"],
+        right_keys=["user"],
+        time_window_ms=AROUND // 1000,
+        event_time_column="ts",
+        lateness_ms=LATENESS // 1000,
+        source_idleness_ms="1h",
+        **more,
+    )
+
+
+def run(kind: str, script: list[Rows], **more: Any) -> Any:
+    return run_local(described(kind), script, {"user": "string"}, SOURCES, flush=False, **more)
+
+
+def looked_at(kind: str, script: list[Rows], home: Path, **more: Any) -> tuple[Seen, Any]:
+    join = described(kind, **more)
+    result = run_local(join, script, {"user": "string"}, SOURCES, flush=False, state_dir=str(home))
+    watched = Watched(pipeline_for(join, SOURCES), "p.toml", FilesStore(home, "law"), lines)
+    return look_at(watched, 0), result
+
+
+def told(script: list[Rows]) -> tuple[list[list[dict[str, Any]]], int | None, int]:
+    """The rows of each side that entered, each with whether it found a partner; the watermark; and the pairs."""
+    newest: dict[str, int] = {}
+    watermark: int | None = None
+    held: list[list[dict[str, Any]]] = [[], []]
+    pairs = 0
+    for item in script:
+        for which, source in enumerate(SOURCES):
+            for r in item.rows[source]:
+                newest[source] = max(newest.get(source, r["ts"]), r["ts"])
+                if r["user"] is None or (watermark is not None and r["ts"] < watermark):
+                    continue
+                row = {**r, "found": False}
+                for other in held[1 - which]:
+                    alive = watermark is None or other["ts"] + AROUND >= watermark
+                    if alive and other["user"] == r["user"] and abs(other["ts"] - r["ts"]) <= AROUND:
+                        row["found"] = other["found"] = True
+                        pairs += 1
+                held[which].append(row)
+        if len(newest) == 2:
+            least = min(newest.values()) - LATENESS
+            watermark = least if watermark is None else max(watermark, least)
+    return held, watermark, pairs
