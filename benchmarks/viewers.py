@@ -28,13 +28,17 @@ import psutil
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
-from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.driver import Driver
+from slackwater.engine.far_dates import FarDates
+from slackwater.engine.hooks import Hooks
+from slackwater.engine.stage import Stage
 from slackwater.operators import compile as compiling
 from slackwater.sources.base import Batch
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.kit import _Target, pipeline_for
+from slackwater.testing.described import pipeline_for
 from slackwater.testing.local import LocalEngine
+from slackwater.testing.target import MemoryTarget
 
 BLOCKS = ("top", "watermark", "rows", "closing", "size", "pace")
 ROWS = 20_000  # of an epoch
@@ -50,17 +54,18 @@ class Pipeline:
             kind="session",
             gap_ms="30m",
             max_session_duration_ms="12h",
-            event_time_column="ts",
             lateness_ms="1m",
             group_by=["user"],
             aggregations=[Aggregation(agg="count", as_="n")],
         )
         pipeline = pipeline_for(window, ["a"], name="watched")
         logic = compiling.compile_window(pipeline, {"user": Field("user", "string")})
-        target = _Target(logic.output, logic.identity)
+        target = MemoryTarget(logic.output, logic.identity)
         store = FilesStore(home, "watched")
         engine = LocalEngine(logic, ["a"], False, window.max_future_ms)
-        self.driver = Driver(pipeline, logic, store, target, engine, Hooks(lambda: time.time_ns() // 1000))
+        ((name, own),) = pipeline.alone.items()
+        stage = Stage(name, own, logic, store, engine, lambda epoch: None, far_dates=FarDates(own))
+        self.driver = Driver(pipeline, [stage], store, target, Hooks(lambda: time.time_ns() // 1000))
         self.driver.start(store.open(), 2, {}, uuid.uuid4().hex)
         self._dice, self._id, self._number, self._at = np.random.default_rng(1), uuid.uuid4().hex, 0, BEGIN
 
