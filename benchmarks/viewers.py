@@ -56,6 +56,7 @@ class Pipeline:
             max_session_duration_ms="12h",
             lateness_ms="1m",
             group_by=["user"],
+            max_groups_per_window=1_000_000_000,
             aggregations=[Aggregation(agg="count", as_="n")],
         )
         pipeline = pipeline_for(window, ["a"], name="watched")

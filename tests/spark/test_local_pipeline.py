@@ -159,7 +159,7 @@ def test_a_letter_is_replayed_by_the_decoder_of_its_source(spark: Any, tmp_path:
     with LocalPipeline(pipeline, session=spark) as test:
         for rows in BATCHES:
             test.pipe(rows)
-        assert test.replay().applied.height == 1
+        assert test.replay().applied == 1
         test.flush()
         found = test.result().table.filter(pl.col("user") == "U1").sort("window_start")
     assert found["n"].to_list() == [2, 1, 1]

@@ -238,7 +238,7 @@ class SparkEngine:
             rows = self._timed(name, frame, clock_us, latest).where("__bad IS NULL")
             plain = [quote(c) for c in rows.columns if c not in (FILE, LETTER_NUMBER, "__bad", CORRUPT)]
             rows = rows.selectExpr(*plain, numbered_origin(LETTER_NUMBER))
-            out = analysis.run_sql(self.session, self.pipeline, name, rows, self.sql.get(name))
+            out = analysis.run_sql(self.session, self.pipeline, name, rows, self._carrying(name, frame))
             why = fitting.unfit_sql(self.logic, self.logic.input_of(name), capacity)
             out = out if why is None else out.where(f"({why}) IS NULL")
             parts.append(out.selectExpr(*self._columns(name, None, None), f"{ORIGIN}.offset AS {LETTER_NUMBER}"))
@@ -248,6 +248,13 @@ class SparkEngine:
             raise EpochError(f"the letters cannot be read, and nothing was replayed: {reason(error)}") from error
         assert isinstance(found, pl.DataFrame)
         return columns.again(self.logic, found, LETTER_NUMBER)
+
+    def _carrying(self, name: str, frame: DataFrame) -> str | None:
+        """The SQL of a source with `_origin` carried through, also where late rows are not kept. Raises StartError."""
+        if name in self.sql or self.pipeline.transform.sql_of(name) is None:
+            return self.sql.get(name)
+        plain = frame.drop(FILE, LETTER_NUMBER)
+        return analysis.check_origin(self.session, self.pipeline, name, analysis.empty(self.session, plain))
 
     def decoded(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
         import polars as pl

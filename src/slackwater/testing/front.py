@@ -29,7 +29,7 @@ from slackwater.sources.lookups import Lookups
 from slackwater.spark import analysis, session
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.statistics import FILE
-from slackwater.testing.given import NUMBER, GivenSource, Row, source_of
+from slackwater.testing.given import NUMBER, GivenSource, Offsets, Row, source_of
 from slackwater.windows.aggregations import quote
 
 if TYPE_CHECKING:
@@ -98,21 +98,27 @@ class Front:
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
-    def prepare(self, given: Sequence[Given]) -> list[Prepared]:
-        """What becomes of each of these, in as few jobs as there can be. Raises SlackwaterError."""
+    def prepare(self, given: Sequence[Given], offsets: Offsets | None = None) -> list[Prepared]:
+        """What becomes of each of these, in as few jobs as there can be. Raises SlackwaterError.
+
+        `offsets`: where each partition of a topic goes on, which these rows move; None: at its beginning.
+        """
         found: list[Prepared | None] = [None] * len(given)
         for source in self.sources:
             mine = [(i, g) for i, g in enumerate(given) if g.source == source.name]
-            for i, prepared in self._of_source(source, mine) if mine else ():
+            for i, prepared in self._of_source(source, mine, {} if offsets is None else offsets) if mine else ():
                 found[i] = prepared
         return [f for f in found if f is not None]
 
-    def _of_source(self, source: GivenSource, given: Sequence[tuple[int, Given]]) -> list[tuple[int, Prepared]]:
+    def _of_source(
+        self, source: GivenSource, given: Sequence[tuple[int, Given]], offsets: Offsets
+    ) -> list[tuple[int, Prepared]]:
         try:
             texts = [(i, g.clock_us, row) for i, g in given for row in g.rows]
             found: dict[int, list[Prepared]] = {i: [] for i, _ in given}
             if texts or not any(g.files for _, g in given):
-                frame = source.decode(self.session, [row for _, _, row in texts], [clock for _, clock, _ in texts])
+                rows, times = [row for _, _, row in texts], [clock for _, clock, _ in texts]
+                frame = source.decode(self.session, rows, times, offsets)
                 clocks = {i: g.clock_us for i, g in given}
                 for i, one in self._frame(source, frame, [i for i, _, _ in texts], clocks).items():
                     found[i].append(one)

@@ -44,6 +44,9 @@ _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _EVENT_TIME = "_event_ts"
 
 
+Offsets = dict[tuple[str, int], int]  # of each partition of a topic: the next one
+
+
 @dataclass(frozen=True)
 class GivenSource:
     """A source of a config whose rows come from a test. `real`: the source itself, which decodes what was a dead letter."""
@@ -64,11 +67,16 @@ class GivenSource:
         found = self.real.read(session, [files.FileEntry(path.resolve().as_uri(), 0) for path in paths])
         return found.selectExpr("*", f"_metadata.file_path AS {FILE}")
 
-    def decode(self, session: SparkSession, rows: Sequence[Row], clocks_us: Sequence[int]) -> DataFrame:
-        """The rows with their columns and `__number`. `clocks_us`: when each one arrives, which is a record's own time."""
+    def decode(
+        self, session: SparkSession, rows: Sequence[Row], clocks_us: Sequence[int], offsets: Offsets
+    ) -> DataFrame:
+        """The rows with their columns and `__number`. `clocks_us`: when each one arrives, which is a record's own time.
+
+        `offsets`: where each partition goes on; they are moved.
+        """
         if self.kind in ("files", "dataframe"):
             return self._of_file(session, [self._text(row, self._plain) for row in rows])
-        return self._of_stream(session, rows, clocks_us)
+        return self._of_stream(session, rows, clocks_us, offsets)
 
     # -- files, DataFrames ---------------------------------------------------------------------------------------
 
@@ -122,7 +130,9 @@ class GivenSource:
 
     # -- records of a stream -------------------------------------------------------------------------------------
 
-    def _of_stream(self, session: SparkSession, rows: Sequence[Row], clocks_us: Sequence[int]) -> DataFrame:
+    def _of_stream(
+        self, session: SparkSession, rows: Sequence[Row], clocks_us: Sequence[int], counts: Offsets
+    ) -> DataFrame:
         assert self.payload is not None
         known, meta = [f.name for f in self.payload.schema.fields], (*injected(self.kind), _EVENT_TIME)
         values, places = list[bytes | None](), list[dict[str, Any]]()
@@ -134,7 +144,6 @@ class GivenSource:
                 rest = str(rest.get(self.payload.body, ""))
             values.append(_bytes(place["_value"]) if "_value" in place else self._text(rest, known).encode())
         topic = (self.spec.query or self.name).partition(",")[0].strip()
-        counts: dict[tuple[str, int], int] = {}
         offsets = []
         for place in places:
             at = str(place.get("_topic", topic)), int(place.get("_partition", 0))
@@ -190,7 +199,7 @@ def source_of(session: SparkSession, pipeline: Pipeline, index: int, columns: Se
     given = GivenSource(
         spec, connection.kind, None, FrameSource(spec.name, session.createDataFrame([], payload.schema)), payload
     )
-    schema = given.decode(session, [], []).drop(NUMBER, CORRUPT).schema
+    schema = given.decode(session, [], [], {}).drop(NUMBER, CORRUPT).schema
     return replace(given, schema=schema)
 
 

@@ -125,10 +125,9 @@ class GivenEngine:
             staged.append(self._letters(told.select(fitting.UNFIT, pl.col("ts").alias("__start"), ORIGIN), task))
         return rows.rows.filter(why.is_null())
 
-    def payload(self, rows: pl.DataFrame) -> Prepared:
-        """Rows that the stage before emitted."""
-        frame = self.front.session.createDataFrame(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))
-        return self.front.of_frame(self.front.sources[0].name, frame, 0)
+    def payload(self, rows: pl.DataFrame) -> Any:
+        """Rows that the stage before emitted; they are prepared at the time of the epoch."""
+        return self.front.session.createDataFrame(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))
 
     def again(self, payload: Mapping[str, Any], clock_us: int, capacity: Capacity = ANYTHING) -> pl.DataFrame:
         return self.front.engine.again(payload, clock_us, capacity)

@@ -146,7 +146,9 @@ class LocalPipeline:
             from slackwater.testing.front import Given
 
             wanted = [Given(name, tuple(some), (), self.now_us) for name, some in given.items()]
-            self.pipe_prepared(dict(zip(given, self._sql_stages["front"].prepare(wanted), strict=True)), partitions)
+            self.pipe_prepared(
+                dict(zip(given, self._sql_stages["front"].prepare(wanted, self._offsets), strict=True)), partitions
+            )
             return
         payload, parts = {}, {}
         for name, some in given.items():
@@ -269,6 +271,7 @@ class LocalPipeline:
         self.pipeline = pipeline = listening(described) if self._listen else described
         given = {} if self._schema is None else {s.name: self._schema for s in pipeline.sources}
         self._sql_stages: dict[str, Front] = {}
+        self._offsets: dict[tuple[str, int], int] = {}
         self._columns = {} if self._session is not None else plain.columns(pipeline, given)
         if self._session is None:
             plain.refuse_sql(pipeline, self._columns)
@@ -277,18 +280,21 @@ class LocalPipeline:
         self._upserts = connection is not None and pipeline.target.upserts(
             connection.kind, pipeline.last.transform.step
         )
-        if pipeline.stages:
-            own = pipeline.last
-            self._last = compiling.compile_window(own, {f.name: f for f in self._logic.output})
-            if self._session is not None and (own.transform.sql or own.transform.step.event_time_column != "_event_ts"):
-                self._sql_stages["second"] = self._front(own, {own.sources[0].name: self._logic.output})
-                self._last = self._sql_stages["second"].logic
+        self._behind: dict[str, Operator] = {}
+        for name, own in list(pipeline.alone.items())[1:]:
+            self._last = self._behind[name] = self._bound(name, own, self._last)
         self._capacity = capacity_of_target(pipeline, self._last) if self._listen else ANYTHING
-        for (
-            which,
-            front,
-        ) in self._sql_stages.items():  # what the target cannot hold is found before its results are made
-            front.capacity = self._capacity if which == "second" or not pipeline.stages else ANYTHING
+        last = next(reversed(self._behind), "front")
+        for name, front in self._sql_stages.items():  # what the target cannot hold is found before its results are made
+            front.capacity = self._capacity if name == last else ANYTHING
+
+    def _bound(self, name: str, own: Pipeline, before: Operator) -> Operator:
+        """A stage bound to the columns of the one before it; one with SQL of its own is bound by Spark."""
+        step = own.transform.step
+        if self._session is None or not (own.transform.sql or step.event_time_column != "_event_ts"):
+            return compiling.compile_window(own, {f.name: f for f in before.output})
+        self._sql_stages[name] = self._front(own, {own.sources[0].name: before.output})
+        return self._sql_stages[name].logic
 
     def _compiled(self, pipeline: Pipeline, given: Mapping[str, Mapping[str, Field]]) -> Operator:
         if self._session is not None:
@@ -330,10 +336,11 @@ class LocalPipeline:
         engine = self._engine("front", pipeline, self._logic)
         (name, own), *more = pipeline.alone.items()
         stages = [Stepping(name, own, self._logic, held, engine, faults.in_worker, far_dates=FarDates(own))]
-        for name, own in more:
-            behind = self._engine("second", own, self._last)
-            held_us = {own.sources[0].name: 1000 * pipeline.hold_ms}
-            stages.append(Stepping(name, own, self._last, held, behind, faults.in_worker, 1, held_us))
+        for number, (name, own) in enumerate(more, 1):
+            operator = self._behind[name]
+            held_us = {own.sources[0].name: 1000 * stages[-1].pipeline.hold_ms}
+            behind = self._engine(name, own, operator)
+            stages.append(Stepping(name, own, operator, held, behind, faults.in_worker, number, held_us))
         self._driver = Driver(pipeline, stages, held, self._target, hooks, self._aside)
         try:
             self._driver.start(held.open(), self.shards, {}, self._state_id)

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from slackwater.core.arrays import Int64s
+from slackwater.core.hashing import shard_of
 from slackwater.engine import fold
 from slackwater.evolution.description import step_in
 from slackwater.joins.logic import JoinLogic
@@ -137,11 +138,11 @@ def _crowd(snapshot: Snapshot, logic: JoinLogic, which: int, hashes: Int64s, wat
     most = values[int(counts.argmax())]
     side, names = logic.sides[which], [k.name for k in logic.sides[which].keys]
     held = [pl.DataFrame(schema={c: t for c, t in side.schema.items() if c in names})]
-    for shard in range(snapshot.commit.shards):
-        buffers = snapshot.buffers(shard, logic)
-        for run in buffers.runs(which, np.array([most], dtype=np.int64), -FAR, FAR):
-            places = np.flatnonzero((run.kh == most) & (side.due(run.ts) > watermark))
-            gone = buffers.evicted(which, run.kh[places], run.id[places])
-            held.append(run.take(places[~gone]).select(names))
+    wanted = np.array([most], dtype=np.int64)
+    buffers = snapshot.buffers(int(shard_of(wanted, snapshot.commit.shards)[0]), logic)
+    for run in buffers.runs(which, wanted, -FAR, FAR):
+        places = np.flatnonzero((run.kh == most) & (side.due(run.ts) > watermark))
+        gone = buffers.evicted(which, run.kh[places], run.id[places])
+        held.append(run.take(places[~gone]).select(names))
     keys = pl.concat(held).group_by(names).len().sort("len", *names, descending=[True, *(False for _ in names)])
     return Crowd(plain(keys.row(0, named=True), names), keys["len"][0])
