@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from slackwater.config.aggregation import QUANTILE_K, Aggregation
@@ -58,8 +59,8 @@ def build(pipeline: Pipeline) -> Plan:
     """The plan of a pipeline: the stages a row passes, the guarantee, what the state may grow to; needs no Spark and no data."""
     step, last = pipeline.transform.step, pipeline.last.transform.step
     middle = _middle(step, pipeline)
-    if pipeline.stages:
-        middle = (*middle, _hand_over(pipeline), _sql(pipeline.last), *_middle(last, pipeline.last))
+    for (before, former), (name, own) in pairwise(pipeline.alone.items()):
+        middle = (*middle, _hand_over(before, former, name), _sql(own), *_middle(own.transform.step, own))
     return Plan(
         (
             _read(pipeline),
@@ -84,14 +85,16 @@ def _middle(step: Window | Join, pipeline: Pipeline) -> tuple[Stage, ...]:
     return (_lift(step), _shuffle(step), _step(step), _emit(step))
 
 
-def _hand_over(pipeline: Pipeline) -> Stage:
-    """What the first stage emits becomes the input of the second, within the epoch."""
-    first, second = pipeline.stages
+def _hand_over(before: str, former: Pipeline, name: str) -> Stage:
+    """What a stage emits becomes the input of the next one, within the epoch."""
+    behind = f"its watermark is {duration_text(former.hold_ms)} behind: so far back may lie what the join emits"
+    if former.transform.join is None:
+        behind = "_event_ts = the last instant of each window; its watermark is that of the stage before"
     return Stage(
         "next stage",
         "driver",
-        f'"{second.name}" reads what "{first.name}" emits, in the same epoch and the same commit',
-        (f"its watermark is {duration_text(pipeline.hold_ms)} behind: so far back may lie what the join emits",),
+        f'"{name}" reads what "{before}" emits, in the same epoch and the same commit',
+        (behind,),
     )
 
 

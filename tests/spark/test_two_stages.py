@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import json
+import random
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import psycopg
 import pytest
 from tests.support.effort import some
@@ -121,3 +127,45 @@ def test_a_window_over_joined_rows(
         {"flush": last.counters.emitted["flush"]} if "flush" in last.counters.emitted else {}
     )
     assert last.counters.rows_emitted == len(rows)
+
+
+def test_hours_of_visits_as_the_page_has_them(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions, and a window over them, from the page's own config: run in two halves, the second time to the end."""
+    page = (Path(__file__).parents[2] / "docs" / "stages.md").read_text()
+    (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(runner.home)
+    rng, at, clicks = random.Random(7), dt.datetime(2024, 3, 1, tzinfo=dt.UTC), list[dict[str, str]]()
+    for _ in range(600):
+        at += dt.timedelta(seconds=rng.choice([1, 60, 300, 900]))
+        clicks.append({"user": f"u{rng.randrange(12)}", "page": "/", "ts": at.isoformat()})
+    (runner.home / "clicks").mkdir()
+    file = runner.home / "busy.toml"
+    file.write_text(text.replace('format = "json"', 'format = "json"\nmax_files_per_trigger = 3'))
+    pipeline = toml.load(file)
+    for number in range(12):
+        part = clicks[50 * number : 50 * (number + 1)]
+        (runner.home / "clicks" / f"{number:02}.jsonl").write_text("".join(json.dumps(c) + "\n" for c in part))
+        if number in (5, 11):
+            status = sw.run(pipeline, available_now=True, flush=number == 11, spark=runner.spark)
+    wanted: Counter[tuple[dt.datetime, bool]] = Counter()
+    summed: Counter[tuple[dt.datetime, bool]] = Counter()
+    for user in {c["user"] for c in clicks}:
+        times = sorted(dt.datetime.fromisoformat(c["ts"]) for c in clicks if c["user"] == user)
+        visits = [[times[0]]]
+        for time in times[1:]:
+            if time - visits[-1][-1] <= dt.timedelta(minutes=30):
+                visits[-1].append(time)
+            else:
+                visits.append([time])
+        for visit in visits:
+            end = visit[-1] + dt.timedelta(minutes=30)
+            hour = end.replace(minute=0, second=0, microsecond=0)
+            wanted[hour, len(visit) == 1] += 1
+            summed[hour, len(visit) == 1] += len(visit)
+    found = pl.read_parquet(runner.home / "out" / "**" / "*.parquet").select(
+        "window_start", "bounced", "visits", "clicks"
+    )
+    assert {(r[0], r[1]): r[2] for r in found.iter_rows()} == dict(wanted)
+    assert {(r[0], r[1]): r[3] for r in found.iter_rows()} == dict(summed)
+    assert found.height == len(wanted) > 10
+    assert status is not None and status.counters.rows_in == 600

@@ -54,8 +54,8 @@ def _check(file: Path, connect: bool) -> None:
             raise StartError("\n".join(f"{pipeline.name}: {line.removeprefix(f'{pipeline.name}: ')}" for line in found))
         notes += connecting.notes(pipeline)
     what = _described(pipeline)
-    if pipeline.stages:
-        what = f"{what}, then {_described(pipeline.last).replace('over 1 source', 'over what it emits')}"
+    for own in list(pipeline.alone.values())[1:]:
+        what = f"{what}, then {_described(own).replace('over 1 source', 'over what it emits')}"
     print(masked(f"{file}: ok — {what}, {explain.state_text(pipeline)}"))
     for line in notes:
         print(masked(f"{file}: note: {line}"))
@@ -85,12 +85,12 @@ def explain_file(file: Path) -> None:
             print(masked(f"  {'':<19}{line}"))
     print(f"\n  delivery   {found.guarantee}")
     kept: list[str] = []
-    for own in (pipeline, *([pipeline.last] if pipeline.stages else [])):
+    for own in pipeline.alone.values():
         step = own.transform.step
         if isinstance(step, Join):
             kept += explain.kept_text(step, own)
         else:
-            kept.append(f"at most about {size(found.state_bytes or 0)} at {step.max_groups_per_window:,} groups")
+            kept.append(f"at most about {size(explain.projected_bytes(step))} at {step.max_groups_per_window:,} groups")
     for i, line in enumerate(kept):
         print(f"  {'' if i else 'state':<11}{line}")
     for line in found.notes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -54,32 +53,3 @@ def check_only_added(values: Values) -> Iterator[Problem]:
             "target.mode",
             '"merge" replaces rows of equal identity, which joined rows do not have; use "append" (the default for a join)',
         )
-
-
-def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """Stages run in a row: a join, and a window over what it emits."""
-    stages = values["stages"]
-    if "transform" in values:
-        yield "stages", "given beside [transform]; a pipeline is one transform or several stages: remove one of them"
-    if len(stages) < 2:
-        yield "stages", "found 1; a single one is written as [transform]"
-        return
-    if "stages" in wrong:
-        return
-    for name, times in Counter(s.name for s in stages).items():
-        if times > 1:
-            yield "stages", f"{times} stages are called {show(name)}; give each its own name"
-    if len(stages) > 2 or stages[0].join is None or stages[1].window is None:
-        found = ", ".join("a join" if s.join is not None else "a window" for s in stages)
-        yield "stages", f"found {found}; available are a join and then a window"
-        return
-    join, window = stages[0].join, stages[1].window
-    if join.late_data == "reopen":
-        yield (
-            "stages[0].join.late_data",
-            '"reopen" is for the last stage only; raise lateness_ms to wait longer for late rows',
-        )
-    if window.late_data == "dlq":
-        yield "stages[1].window.late_data", 'what a join emits is never late; "dlq" belongs to the join'
-    if stages[1].lookups:
-        yield "stages[1].lookups", "lookups are for the first stage only; join them in left_sql or right_sql"

@@ -22,11 +22,12 @@ from slackwater.config.checks import (
 from slackwater.config.connection import Connection, all_connections
 from slackwater.config.held_names import check_held_names
 from slackwater.config.join import Join
-from slackwater.config.join_checks import check_join, check_only_added, check_stages
+from slackwater.config.join_checks import check_join, check_only_added
 from slackwater.config.kinds import Duration, Kind, MismatchError, NestedError, choice, duration, settings, shaped, text
 from slackwater.config.source import Lookup, Source
 from slackwater.config.spec import Problem, Spec, Values, many, one
 from slackwater.config.spelling import show, show_key
+from slackwater.config.stage_checks import check_stages
 from slackwater.config.target import StateStore, Target
 from slackwater.config.window import Window
 from slackwater.core.notebook import Shown

@@ -67,9 +67,8 @@ def check(pipeline: Pipeline) -> Checked:
     first = _Step(pipeline, pipeline.stages[0].AT + "[0]" if pipeline.stages else "transform", found)
     given = {source.name: _columns(pipeline, i, source, found) for i, source in enumerate(pipeline.sources)}
     out = first.check(given)
-    if pipeline.stages and out is not None:
-        own = pipeline.last
-        _Step(own, f"{Stage.AT}[1]", found).check({own.sources[0].name: out})
+    for number, own in enumerate(list(pipeline.alone.values())[1:], 1):
+        out = _Step(own, f"{Stage.AT}[{number}]", found).check({own.sources[0].name: out})
     return found
 
 
@@ -129,6 +128,18 @@ def _columns(pipeline: Pipeline, index: int, source: Source, found: Checked) -> 
     return Columns({**declared, **more}, True)
 
 
+def _results(window: Window, out: Columns) -> Columns:
+    """The columns of a window's results as rows of the next stage; types of aggregations are known at the start."""
+    types: dict[str, str | None] = {name: out.types.get(name) for name in window.group_by}
+    types |= dict.fromkeys((window.window_start_column, window.window_end_column, EVENT_TIME), "timestamp")
+    if window.kind == "session":
+        types["session_id"] = "bigint"
+    types |= {a.as_: "bigint" if a.agg in ("count", "count_distinct") else None for a in window.aggregations}
+    if window.emit_metadata:
+        types |= {"_revision": "bigint", "_final_at": "timestamp", "_emit_reason": "string"}
+    return Columns(types, True)
+
+
 def _declared(spec: Source | Lookup) -> dict[str, str | None] | None:
     if spec.schema_ is None:
         return {"value": "string"} if spec.format == "text" else None
@@ -152,8 +163,8 @@ class _Step:
     at: str
     found: Checked
 
-    def check(self, given: Mapping[str, Columns]) -> Columns | None:
-        """Check all of it against the columns of its sources; the columns that a join emits, None for a window."""
+    def check(self, given: Mapping[str, Columns]) -> Columns:
+        """Check all of it against the columns of its sources; the columns that it emits."""
         transform = self.pipeline.transform
         step = transform.step
         tables = {}
@@ -173,9 +184,10 @@ class _Step:
             return self._join(step, outputs)
         for out in outputs.values():
             self._gap(step, out)
-        self._window(step, next(iter(outputs.values())))
+        first = next(iter(outputs.values()))
+        self._window(step, first)
         self._same(step, outputs)
-        return None
+        return _results(step, first)
 
     @property
     def _kind(self) -> str:

@@ -200,7 +200,7 @@ class Stage:
     def results(self, output: Sequence[OutputMeta]) -> pl.DataFrame | None:
         """What was put aside as rows, for the stages that read it."""
         staged = [self.store.output(o) for o in output]
-        return outbox.split(self.operator, staged, upserts=False)[0] if staged else None
+        return self.operator.as_rows(outbox.split(self.operator, staged, upserts=False)[0]) if staged else None
 
     # -- shards --------------------------------------------------------------------------------------------------
 

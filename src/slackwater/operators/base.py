@@ -96,6 +96,15 @@ class Operator(Protocol):
         """Rows it emitted, in the order of the contract."""
         ...
 
+    @property
+    def row_columns(self) -> Sequence[Field]:
+        """The columns of its results as rows of the next stage, `_event_ts` among them."""
+        ...
+
+    def as_rows(self, results: pl.DataFrame) -> pl.DataFrame:
+        """Its results as rows of the next stage: none of them lies before the watermark at which they come out."""
+        ...
+
     # -- on a shard ----------------------------------------------------------------------------------------------
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:

@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from slackwater.core.schema import Field
 from slackwater.core.words import plural
 from slackwater.errors import CapExceededError
 from slackwater.joins import step
@@ -56,6 +57,13 @@ class IntervalJoin(JoinLogic):
     @property
     def retraction(self) -> tuple[str, ...]:
         return ()
+
+    @property
+    def row_columns(self) -> list[Field]:
+        return self.output  # joined rows have their event time
+
+    def as_rows(self, results: pl.DataFrame) -> pl.DataFrame:
+        return results
 
     @property
     def updates(self) -> bool:

@@ -32,6 +32,10 @@ class Panes(PaneLogic, Windowed):
     def is_folded(self) -> bool:
         return True
 
+    @property
+    def last_instant_us(self) -> int:
+        return 1  # the end is not part of a window
+
     def late_before(self, watermark: int) -> int:
         """They are late for one of their windows at least."""
         return panes.late_before(self, watermark)

@@ -23,6 +23,10 @@ from slackwater.windows.intervals import SessionLogic
 class Sessions(SessionLogic, Windowed):
     """Session windows."""
 
+    @property
+    def last_instant_us(self) -> int:
+        return 0  # an event at the end of the gap still joins
+
     def late_before(self, watermark: int) -> int:
         return watermark
 

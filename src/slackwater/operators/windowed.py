@@ -15,12 +15,14 @@ from typing import Any
 
 import polars as pl
 
+from slackwater.core.schema import Field
 from slackwater.operators.base import Figures, Recount, ShardTask, is_over
 from slackwater.operators.lateness import late_by
 from slackwater.operators.task import EmitReport, IngestReport, Overflows, plain
 from slackwater.state.commit import OutputMeta, SegmentMeta
 from slackwater.windows.logic import Emitted, Ingested, Logic
 
+EVENT_TIME = "_event_ts"
 Report = dict[str, Any]  # fields of an `IngestReport`
 
 
@@ -55,6 +57,20 @@ class Windowed(Logic):
     @property
     def is_folded(self) -> bool:
         return False
+
+    @property
+    @abstractmethod
+    def last_instant_us(self) -> int:
+        """How long before its end a window is open for the last time."""
+
+    @property
+    def row_columns(self) -> list[Field]:
+        return [*self.output, Field(EVENT_TIME, "timestamp")]
+
+    def as_rows(self, results: pl.DataFrame) -> pl.DataFrame:
+        """With `_event_ts`, the last instant of each window: what is open at a watermark does not end before it."""
+        end = results[self.window.window_end_column]
+        return results.with_columns((end - pl.duration(microseconds=self.last_instant_us)).alias(EVENT_TIME))
 
     @property
     def early_us(self) -> int:

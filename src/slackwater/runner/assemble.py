@@ -170,7 +170,7 @@ def results_of(pipeline: Pipeline, session: SparkSession, logic: Operator) -> Op
 
 def _behind(own: Pipeline, session: SparkSession, before: Operator) -> tuple[DataFrame, Windowed]:
     """The columns that a stage reads of the one before it, and its window over them."""
-    frame = session.createDataFrame([], ", ".join(f"{quote(f.name)} {f.type}" for f in before.output))
+    frame = session.createDataFrame([], ", ".join(f"{quote(f.name)} {f.type}" for f in before.row_columns))
     return frame, compile_window(own, analysis.check_sql(session, own, own.sources[0].name, frame))
 
 

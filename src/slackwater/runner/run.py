@@ -320,6 +320,11 @@ class _Run:
         from slackwater.runner import dead_letters
         from slackwater.spark import reread
 
+        if len(self.pipeline.alone) > 1:
+            raise StartError(
+                f"{self.pipeline.name}: letters are replayed as corrections of what a target holds, and what this pipeline's "
+                "first stage emits is read by the next one; read late letters with: slackwater dlq list"
+            )
         if self.pipeline.transform.window is None:
             raise StartError(
                 f"{self.pipeline.name}: letters are replayed as corrections of windows, and this is a join, whose rows are "

@@ -292,8 +292,8 @@ class LocalPipeline:
         """A stage bound to the columns of the one before it; one with SQL of its own is bound by Spark."""
         step = own.transform.step
         if self._session is None or not (own.transform.sql or step.event_time_column != "_event_ts"):
-            return compiling.compile_window(own, {f.name: f for f in before.output})
-        self._sql_stages[name] = self._front(own, {own.sources[0].name: before.output})
+            return compiling.compile_window(own, {f.name: f for f in before.row_columns})
+        self._sql_stages[name] = self._front(own, {own.sources[0].name: before.row_columns})
         return self._sql_stages[name].logic
 
     def _compiled(self, pipeline: Pipeline, given: Mapping[str, Mapping[str, Field]]) -> Operator:

@@ -172,7 +172,10 @@ def test_windows_before_joins_come_later() -> None:
     text = config()
     first, second = text.index("[[stages]]"), text.rindex("[[stages]]")
     swapped = text[:first] + text[second : text.index("[target]")] + text[first:second] + text[text.index("[target]") :]
-    assert any("found a window, a join; available are a join and then a window" in p for p in problems(swapped))
+    assert any(
+        "found a window, a join; available are a join or a window, and windows behind it" in p
+        for p in problems(swapped)
+    )
     alone = text[:second] + text[text.index("[target]") :]
     assert any("stages: found 1; a single one is written as [transform]" in p for p in problems(alone))
 
