@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Any
 
 from slackwater.config.spec import Problem, Values
 from slackwater.config.spelling import show
 
-if TYPE_CHECKING:
-    from slackwater.config.pipeline import Stage
-
 
 def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
     """Stages run in a row: a join or a window, and windows behind it, each over what the one before it emits."""
-    stages: tuple[Stage, ...] = values["stages"]
+    stages: tuple[Any, ...] = values["stages"]  # of `config.pipeline.Stage`, which is not known here
     if "transform" in values:
         yield "stages", "given beside [transform]; a pipeline is one transform or several stages: remove one of them"
     if len(stages) < 2:
@@ -44,7 +41,7 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
             yield f"stages[{number}].lookups", f"lookups are for the first stage only; join them in its {where}"
 
 
-def _settled(stage: Stage, number: int) -> Iterator[Problem]:
+def _settled(stage: Any, number: int) -> Iterator[Problem]:
     """What another stage reads is said once: it has no way to take a result back."""
     window, kind = stage.window, "join" if stage.window is None else "window"
     late = stage.step.late_data
