@@ -177,7 +177,7 @@ def test_a_person_looks_clicks_and_follows(browser: Browser, page: tuple[UiServe
     before = browser.value("document.querySelector('#top dd').textContent")
     ran(file, [Rows({"web": [], "app": []}), Rows({"web": [{"ts": 1, "user": "u1"}], "app": []})])
     until(lambda: browser.value("document.querySelector('#top dd').textContent") not in ("", before))
-    rows = "document.querySelector('#rows tbody tr:last-child th').textContent"
+    rows = "[...document.querySelectorAll('#rows details.table')].at(-1).querySelector('tbody tr:last-child th').textContent"
     until(lambda: browser.value(rows) == browser.value("document.querySelector('#top dd').textContent"))
     until(lambda: browser.value("document.querySelector('#rows details').open"))
     assert browser.value("window.same") == 1  # it is the same page still
