@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.laws import chained, final, joins, replayed, revisions, updates
+from tests.laws import chained, final, joins, replayed, revisions, updates, window_chain
 from tests.laws.ways import WAYS, ways_to_emit
 from tests.support.effort import some
 
@@ -187,3 +187,14 @@ def test_stages_keep_their_state_in_tables_of_their_own(first: int, url: str) ->
     """Seeds of `tests.laws.chained`: a window over what a join emits, in one transaction."""
     for seed in range(first, first + 12):
         chained.check(seed, lambda name=f"chain {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("seed", some(range(4), 2))
+def test_three_windows_in_a_row(seed: int, url: str) -> None:
+    """Each stage has tables of its own, under the deaths and other shards that the seed draws."""
+    window_chain.check(seed, store=lambda: PostgresStore(url, "public", "law"))
+    with psycopg.connect(url) as db:
+        found = db.execute(
+            "SELECT tablename FROM pg_tables WHERE tablename LIKE 'slackwater_state%' ORDER BY 1"
+        ).fetchall()
+    assert [name for (name,) in found] == [f"slackwater_state_law{stage}" for stage in ("", "#2", "#3")]

@@ -9,6 +9,7 @@ from typing import Any
 
 from slackwater.config.spec import Problem, Values
 from slackwater.config.spelling import show
+from slackwater.config.step import MOST_STAGES
 
 
 def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
@@ -18,6 +19,9 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
         yield "stages", "given beside [transform]; a pipeline is one transform or several stages: remove one of them"
     if len(stages) < 2:
         yield "stages", "found 1; a single one is written as [transform]"
+        return
+    if len(stages) > MOST_STAGES:
+        yield "stages", f"found {len(stages)}, expected at most {MOST_STAGES}"
         return
     if "stages" in wrong:
         return

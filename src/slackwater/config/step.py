@@ -10,6 +10,8 @@ from slackwater.config.kinds import Kind, MismatchError, choice, duration, shape
 from slackwater.config.spec import Problem, Spec, Values
 from slackwater.config.spelling import show_duration
 
+MOST_STAGES = 16  # of a pipeline
+
 
 @shaped(type="string", minLength=1, examples=["UTC", "Europe/Berlin", "America/New_York"])
 def zone(value: Any) -> str:

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import psycopg
 
+from slackwater.config.step import MOST_STAGES
 from slackwater.errors import StateError
 from slackwater.state.postgres import client
 from slackwater.state.postgres.tables import Tables
 
-STAGES = range(4)  # more than a pipeline can have: what is put aside is looked for in all of them
+STAGES = range(MOST_STAGES)  # what is put aside is looked for in all of them
 KINDS = {"windows": "VIEW", "staged": "TABLE", "state": "TABLE"}  # in the order in which they can be dropped
 _COMMENT = re.compile(r'Slackwater: (\w+) of (pipeline ".*", stage \d+)')
 

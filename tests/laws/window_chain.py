@@ -1,0 +1,90 @@
+"""Windows over what windows emit, three in a row, by seed, with deaths and other shards, against the batch answer of each in turn.
+
+rows ─▶ window ─▶ its results, at the last instant of each ─▶ window ─▶ … ─▶ target
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import slackwater as sw
+from slackwater.engine.kill_points import STEPS
+from slackwater.testing import oracle
+from slackwater.testing.pipeline import LocalPipeline
+
+MS = 1000
+SHAPES: dict[str, dict[str, Any]] = {
+    "tumbling": {"duration_ms": 20, "max_groups_per_window": 1000},
+    "hopping": {"duration_ms": 40, "hop_ms": 20, "max_groups_per_window": 1000},
+    "session": {"gap_ms": 15, "max_session_duration_ms": 120},
+}
+
+
+def drawn(rng: random.Random, keys: list[str], column: str, last: bool) -> sw.Window:
+    kind = rng.choice(list(SHAPES))
+    emit = rng.choice(["on_close", "final", "updates"] if last else ["on_close", "final"])
+    late = {"late_data": "reopen", "allowed_lateness_ms": 30} if emit == "final" and rng.random() < 0.5 else {}
+    return sw.Window(
+        kind=kind,
+        group_by=keys or (["k"] if kind == "session" else []),
+        aggregations=[sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column=column, as_="total")],
+        emit=emit,
+        lateness_ms=0 if keys != ["k", "p"] else 1000,
+        **SHAPES[kind],
+        **late,
+    )
+
+
+def pipeline(rng: random.Random) -> sw.Pipeline:
+    windows = [drawn(rng, ["k", "p"], "v", False), drawn(rng, ["k"], "total", False), drawn(rng, [], "total", True)]
+    lake = sw.Target(connection="tables", path="out", mode="merge")
+    return sw.pipeline(
+        name="law",
+        sources=[sw.Source(name="rows", dataframe=object())],
+        connections={"tables": sw.DeltaConnection()},
+        stages=[sw.Stage(name=f"w{n}", window=w) for n, w in enumerate(windows)],
+        target=lake,
+        state_store=sw.StateStore(kind="files", path="state"),
+    )
+
+
+def batch(spec: sw.Pipeline, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for stage in spec.stages:
+        assert stage.window is not None
+        instant = 0 if stage.window.kind == "session" else 1
+        rows = [{**r, "ts": r["window_end"] - instant} for r in oracle.batch(stage.window, rows)]
+    return rows
+
+
+def content(rows: Any) -> list[str]:
+    return sorted(repr((r["window_start"], r["window_end"], r["n"], r["total"])) for r in rows)
+
+
+def check(seed: int, store: Callable[[], Any] | None = None) -> None:
+    rng = random.Random(seed)
+    spec, at, every = pipeline(rng), 0, list[dict[str, Any]]()
+    schema = {"k": "string", "p": "string", "v": "bigint"}
+    with LocalPipeline(spec, schema, shards=rng.choice([1, 2, 3]), store=store, listen=False) as test:
+        for _ in range(rng.randrange(2, 9)):
+            rows = []
+            for _ in range(rng.randrange(0, 9)):
+                at += rng.choice([0, 3, 11, 40, 200])
+                ts = (at - rng.choice([0, 0, 5, 30])) * MS
+                rows.append({"k": rng.choice("ab"), "p": rng.choice("xyz"), "v": rng.randrange(9), "ts": ts})
+            if rng.random() < 0.4:
+                test.crash(rng.choice(STEPS), shards=rng.choice([None, 2, 3]))
+            test.pipe({"rows": rows})
+            every += rows
+            if rng.random() < 0.2:
+                test.restart(shards=rng.choice([1, 2, 4]))
+            if rng.random() < 0.2:
+                test.quiet(500)
+        test.flush()
+        found = test.result()
+        state = test._driver.state
+    assert content(found.table.with_columns(found.table[c].dt.timestamp("us") for c in ("window_start", "window_end")).iter_rows(named=True)) == content(batch(spec, every))  # fmt: skip
+    assert found.counters.rows_in == len(every)
+    for stage in state.stages[1:]:
+        assert stage.counters.get("late", {}) == {}, "what a stage emits is never late for the next"
