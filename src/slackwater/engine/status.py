@@ -47,7 +47,8 @@ class Counters:
     emitted: Mapping[str, int] = field(default_factory=dict)
     letters: Mapping[str, int] = field(default_factory=dict)
     sides: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # joins: see below
-    lateness: Mapping[str, Any] = field(default_factory=dict)  # how late the late rows are, see `core.lateness`
+    # how late the late rows are, see `core.lateness`: a bound that a state spread over other shards no longer knows of all rows
+    lateness: Mapping[str, Any] = field(default_factory=dict, compare=False)
     spent_us: Mapping[str, int] = field(default_factory=dict, compare=False)  # by phase of an epoch, see `fold.timed`
 
     @property
