@@ -9,7 +9,6 @@ A crash before COMMIT forgets the epoch; after it, `start` rolls it forward from
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,8 +32,6 @@ from slackwater.state.commit import Commit
 from slackwater.state.protocol import StateStore
 from slackwater.targets.base import Target
 from slackwater.watermark import SourceClock, listen
-
-log = logging.getLogger("slackwater")
 
 GARBAGE_EVERY = 16  # epochs
 PHASES = ("read", "ingest", "emit", "commit", "write", "note")  # of an epoch that are told of

@@ -230,10 +230,6 @@ class Commit(Record):
             raise ValueError("two stages have one name")
         return self
 
-    def stage(self, name: str) -> StageState:
-        """The stage of this name."""
-        return next(s for s in self.stages if s.name == name)
-
     @property
     def staged(self) -> bool:
         """Whether something waits to be published."""
