@@ -98,6 +98,9 @@ def declared_columns(ddl: str) -> list[str]:
     return [m[1] or m[2] or "" for m in named if m]
 
 
+RESULTS = object()  # the "DataFrame" of a source that is what a stage emits, see `config.pipeline.Pipeline.alone`
+
+
 class Source(Spec):
     """A stream of rows, or any streaming DataFrame (`dataframe=`, Python only).
 
@@ -187,6 +190,11 @@ class Source(Spec):
         if "name" not in values and "query" in values:
             values["name"] = values["query"]
         return values, wrong
+
+    @property
+    def of_stage(self) -> bool:
+        """Whether it stands for what a stage emits."""
+        return self.dataframe is RESULTS
 
     def implied(self) -> Values:
         return {"name": self.query}

@@ -64,11 +64,10 @@ def check(pipeline: Pipeline) -> Checked:
     if changed:
         found.skip("transform", f'SQL and columns, as [spark] sets "{changed[0]}", which changes what SQL means')
         return found
-    first = _Step(pipeline, pipeline.stages[0].AT + "[0]" if pipeline.stages else "transform", found)
     given = {source.name: _columns(pipeline, i, source, found) for i, source in enumerate(pipeline.sources)}
-    out = first.check(given)
-    for number, own in enumerate(list(pipeline.alone.values())[1:], 1):
-        out = _Step(own, f"{Stage.AT}[{number}]", found).check({own.sources[0].name: out})
+    at = {s.name: f"{Stage.AT}[{n}]" for n, s in enumerate(pipeline.stages)}
+    for name, own in pipeline.alone.items():
+        given[name] = _Step(own, at.get(name, "transform"), found, at, pipeline.lookups).check(given)
     return found
 
 
@@ -162,26 +161,35 @@ class _Step:
     pipeline: Pipeline
     at: str
     found: Checked
+    stages: Mapping[str, str]  # where each stage is described
+    lookups: Mapping[str, Lookup]
 
     def check(self, given: Mapping[str, Columns]) -> Columns:
-        """Check all of it against the columns of its sources; the columns that it emits."""
-        transform = self.pipeline.transform
-        step = transform.step
+        """Check all of it against the columns of sources and stages, by name; the columns that it emits."""
+        step = self.pipeline.transform.step
         tables = {}
-        for name, lookup in transform.lookups.items():
+        for name, lookup in self.lookups.items():
             declared = _declared(lookup)
             tables[name] = UNKNOWN if declared is None else Columns(declared, True)
-        for name, columns in tables.items():
-            if not columns.closed and any(transform.sql_of(s) for s in given):
+        own = self.pipeline.transform.lookups
+        for name in own:
+            if not tables[name].closed and any(self.pipeline.texts(w) for w in self.pipeline.ways):
                 self.found.skip(
                     f"{self.at}.lookups.{name}.schema", "none is declared, so its columns are known at the start"
                 )
-        outputs = {}
-        for source, columns in given.items():
-            self._event_time(source, columns)
-            outputs[source] = self._sql(source, columns, tables)
+        for source in self.pipeline.sources:
+            if not source.of_stage or all(s.of_stage for s in self.pipeline.sources):
+                self._event_time(source.name, given[source.name])
+        outputs, sides = dict[str, Columns](), dict[str, Columns]()
+        for way in self.pipeline.ways:
+            columns = given[way.origin]
+            for stage in way.through:
+                columns = self._sql(way.origin, columns, tables, stage.sql, f"{self.stages[stage.name]}.sql")
+            sql = self.pipeline.transform.sql_of(way.name)
+            outputs[way.key] = self._sql(way.origin, columns, tables, sql, self._sql_key(way.name))
+            sides[way.name] = outputs[way.key]
         if isinstance(step, Join):
-            return self._join(step, outputs)
+            return self._join(step, sides)
         for out in outputs.values():
             self._gap(step, out)
         first = next(iter(outputs.values()))
@@ -225,16 +233,14 @@ class _Step:
 
     # -- SQL -----------------------------------------------------------------------------------------------------
 
-    def _sql(self, source: str, columns: Columns, tables: Mapping[str, Columns]) -> Columns:
-        transform = self.pipeline.transform
-        sql = transform.sql_of(source)
+    def _sql(self, source: str, columns: Columns, tables: Mapping[str, Columns], sql: str | None, key: str) -> Columns:
+        """What comes out of one text, over rows that have these columns; `source`: where the rows come from."""
         carried = self.pipeline.carries_origin and sql is not None and re.search(rf"\b{ORIGIN}\b", sql, re.IGNORECASE)
         timed = Columns(
             {**columns.types, EVENT_TIME: "timestamp", **({ORIGIN: None} if carried else {})}, columns.closed
         )
         if sql is None:
             return timed
-        key = self._sql_key(source)
         own = Findings()
         names = [s.name for s in self.pipeline.sources]
         out = query(sql, {**tables, "source": timed}, own, names)
@@ -390,8 +396,11 @@ class _Step:
         }
         return Columns({**types, EVENT_TIME: "timestamp"}, True)
 
-    def _injected(self, source: str) -> Sequence[str]:
-        spec = next(s for s in self.pipeline.sources if s.name == source)
+    def _injected(self, name: str) -> Sequence[str]:
+        origin = next((w.origin for w in self.pipeline.ways if w.name == name and not w.through), None)
+        spec = next((s for s in self.pipeline.sources if s.name == origin), None)
+        if spec is None:
+            return ()
         connection = resolve(spec.connection, self.pipeline.connections) if spec.connection is not None else None
         return injected(connection.kind if connection is not None else None)
 

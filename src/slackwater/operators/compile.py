@@ -13,10 +13,28 @@ from slackwater.config.window import Window
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.errors import StartError
 from slackwater.joins import logic as joins
+from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
 from slackwater.operators.sessions import Sessions
+from slackwater.operators.windowed import Windowed
 from slackwater.windows.aggregations import Agg
+
+
+def compile_step(own: Pipeline, columns: Mapping[str, Mapping[str, Field]]) -> Operator:
+    """A step alone, bound to the columns that come out of the SQL of each of its inputs. Raises StartError."""
+    join = own.transform.join
+    if join is not None:
+        return compile_join(own, (columns[join.left_source], columns[join.right_source]))
+    return compile_window(own, next(iter(columns.values())))
+
+
+def columns_read(operator: Operator) -> list[str]:
+    """The columns that it takes from each row."""
+    if isinstance(operator, IntervalJoin):
+        return list(dict.fromkeys(f.name for side in operator.sides for f in side.fields))
+    assert isinstance(operator, Windowed)
+    return list(dict.fromkeys([*operator.key_names, *(i.source.name for i in operator.inputs)]))
 
 
 def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> Panes | Sessions:
@@ -127,7 +145,10 @@ def _hidden(pipeline: Pipeline) -> tuple[Sequence[str], Sequence[str]]:
     """Per side: what its connector adds to the columns of its rows."""
     assert pipeline.transform.join is not None
     found = {s.name: resolve(s.connection, pipeline.connections) if s.connection else None for s in pipeline.sources}
-    left, right = (injected(c.kind if (c := found[name]) else None) for name in pipeline.transform.join.sources)
+    direct = {w.name: w.origin for w in pipeline.ways if not w.through}  # SQL selects what comes out
+    left, right = (
+        injected(c.kind if (c := found.get(direct.get(name, ""))) else None) for name in pipeline.transform.join.sources
+    )
     return left, right
 
 

@@ -23,17 +23,14 @@ from slackwater.operators.base import Operator
 from slackwater.runner import background as in_background
 from slackwater.runner import border, former, pace, starting_offsets, tell
 from slackwater.runner.assemble import (
-    bind,
-    carrying,
-    ends,
     letters_of,
     source_of,
     spark_settings,
-    stages_of,
     store_of,
     target_of,
 )
 from slackwater.runner.background import Handle
+from slackwater.runner.binding import bind_all, stages_of
 from slackwater.runner.places import check_former
 from slackwater.secrets import any_known, masked
 from slackwater.sources import files
@@ -285,7 +282,7 @@ class _Run:
                 self._end(query)
             if self.available_now:
                 self._tell_changed(None)
-                self.engine.looks.tell_missing()
+                self._tell_missing()
             if flush and not self.stop.is_set():
                 self.driver.flush()
             return self.last
@@ -375,24 +372,20 @@ class _Run:
         self.session = session.private(base, shards)
         warm = threading.Thread(target=self._warm, args=(shards,), daemon=True)
         warm.start()
-        lookups = Lookups(self.session, self.pipeline.transform.lookups, lambda line: self.notice("warning", line))
+        lookups = Lookups(self.session, self.pipeline.lookups, lambda line: self.notice("warning", line))
         lookups.load()
         known = {n: s.columns for n, s in latest.sources.items()} if latest else {}
         sources = [
             source_of(self.session, self.pipeline, i, known.get(s.name)) for i, s in enumerate(self.pipeline.sources)
         ]
         self.streams = Streams(self.session, sources, self.store)
-        times, logic = bind(self.pipeline, self.session, sources)
+        steps = bind_all(self.pipeline, self.session, sources)
         schemas = {s.name: s.schema.json() for s in sources}
         for name, schema in schemas.items():
             for line in restore.check_schema(name, known.get(name), schema):
                 self.notice("warning", line)
         for line in explain.size_warnings(self.pipeline.last.transform.step):
             self.notice("warning", line)
-        sql = carrying(self.pipeline, self.session, sources)
-        self.engine = engine = SparkEngine(
-            self.session, self.pipeline, logic, times, lookups.refresh, sql, ends(self.pipeline, self.session, sources)
-        )
         hooks = Hooks(
             lambda: time.time_ns() // 1000,
             self._on_status,
@@ -401,7 +394,7 @@ class _Run:
             kill_points.from_environment(),
         )
         state_id = latest.state_id if latest else uuid.uuid4().hex
-        stages = stages_of(self.pipeline, self.session, engine, self.store, hooks.faults)
+        stages = stages_of(steps, self.session, self.store, hooks.faults, lookups.refresh)
         results = stages[-1].operator
         self._observers.described(Columns({s.name: _columns(s.schema) for s in sources}, results.output))
         self.target, self.letters = self._target_of(results, state_id), letters_of(self.pipeline, state_id)
@@ -529,6 +522,12 @@ class _Run:
                 self._asked = True
                 self._idle_since = self._rows_at = time.monotonic()
                 self._pace.rows_came()
+
+    def _tell_missing(self) -> None:
+        """Of columns that never held anything."""
+        for stage in self.driver.stages:
+            if isinstance(stage.engine, SparkEngine):
+                stage.engine.looks.tell_missing()
 
     def _advertise(self, batch: Batch) -> None:
         for source in self.streams.sources:
