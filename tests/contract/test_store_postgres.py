@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.support.stores import LOGIC, manifest, rows
+from tests.support.stores import LOGIC, commit, rows
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
@@ -39,7 +39,7 @@ def staged(store: PostgresStore, epoch: int, *users: str) -> Commit:
     """An epoch's record with these sessions staged."""
     shard = store.shard(0, 1, epoch, ())
     metas = shard.stage(LOGIC, rows(*users), LOGIC.empty_state(), -(1 << 62))
-    return manifest(epoch, segments=(metas,), windows=(len(users),))
+    return commit(epoch, segments=(metas,), windows=(len(users),))
 
 
 def users(url: str) -> list[str]:
@@ -160,7 +160,7 @@ def test_a_runner_that_lost_its_lock_to_another_is_fenced(url: str, monkeypatch:
     second = PostgresStore(url, "public", "p")
     second.open()
     with pytest.raises(FencedError, match="another runner took the lock"):
-        first.commit(manifest(1))
+        first.commit(commit(1))
     second.close()
     first.close()
 
@@ -169,11 +169,11 @@ def test_commits_are_fenced(url: str) -> None:
     store = opened(url)
     store.commit(staged(store, 0, "a"))
     with pytest.raises(FencedError, match="epoch 2 does not follow epoch 0"):
-        store.commit(manifest(2))
+        store.commit(commit(2))
     with psycopg.connect(url) as db:
         db.execute("UPDATE slackwater_pipelines SET epoch = 1")
     with pytest.raises(FencedError, match="epoch 1 was already committed by another runner"):
-        store.commit(manifest(1))
+        store.commit(commit(1))
     store.close()
 
 

@@ -186,7 +186,7 @@ def stages_of(
         times = {read: analysis.time_expression(own, session, read, frame, False)}
         end = analysis.end_expression(own, session, read, frame) if isinstance(bound.window.gap_ms, str) else None
         engine = SparkEngine(session, own, bound, times, end=end)
-        behind = {read: 1000 * before.pipeline.hold_ms}
+        behind = {read: 1000 * before.pipeline.watermark_delay_ms}
         found.append(Stage(name, own, bound, store, engine, faults.in_worker, number, behind))
     return found
 

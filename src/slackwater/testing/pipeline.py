@@ -22,7 +22,7 @@ from slackwater.core.time import duration_ms
 from slackwater.engine import fold
 from slackwater.engine.driver import Driver, Hooks
 from slackwater.engine.far_dates import FarDates
-from slackwater.engine.kill_points import STEPS
+from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.engine.protocol import Engine
 from slackwater.engine.stage import Stage as Stepping
 from slackwater.errors import ConfigError, StartError
@@ -178,9 +178,9 @@ class LocalPipeline:
         self._survive(lambda: self._driver.tick(length * 1000), again=False)
 
     def crash(self, step: str, shards: int | None = None) -> None:
-        """The next epoch dies at this step (see STEPS), and the process starts again: with so many shards, if given."""
-        if step not in STEPS:
-            raise ValueError(f"unknown step {step!r}, expected one of {STEPS}")
+        """The next epoch dies at this step (see KILL_POINTS), and the process starts again: with so many shards, if given."""
+        if step not in KILL_POINTS:
+            raise ValueError(f"unknown step {step!r}, expected one of {KILL_POINTS}")
         self._faults.step, self._reshard = step, shards
 
     def restart(
@@ -338,9 +338,9 @@ class LocalPipeline:
         stages = [Stepping(name, own, self._logic, held, engine, faults.in_worker, far_dates=FarDates(own))]
         for number, (name, own) in enumerate(more, 1):
             operator = self._behind[name]
-            held_us = {own.sources[0].name: 1000 * stages[-1].pipeline.hold_ms}
+            watermark_delay_us = {own.sources[0].name: 1000 * stages[-1].pipeline.watermark_delay_ms}
             behind = self._engine(name, own, operator)
-            stages.append(Stepping(name, own, operator, held, behind, faults.in_worker, number, held_us))
+            stages.append(Stepping(name, own, operator, held, behind, faults.in_worker, number, watermark_delay_us))
         self._driver = Driver(pipeline, stages, held, self._target, hooks, self._aside)
         try:
             self._driver.start(held.open(), self.shards, {}, self._state_id)
@@ -403,4 +403,4 @@ class LocalPipeline:
         return {name: self._frame(name, rows).with_columns(found["__letter"])}
 
 
-__all__ = ["START_US", "STEPS", "Died", "LocalPipeline", "LocalResult"]
+__all__ = ["KILL_POINTS", "START_US", "Died", "LocalPipeline", "LocalResult"]

@@ -222,22 +222,20 @@ class FilesStore:
         raise not_kept(epoch, kept, self.root)
 
     def _opened(self, epoch: int) -> Snapshot:
-        manifest = self._read(epoch)
-        stages = [
-            [SegmentReader(self.root, metas, {}).opened() for metas in stage.segments] for stage in manifest.stages
-        ]
-        named = [m for stage in manifest.stages for shard in stage.segments for m in shard]
+        commit = self._read(epoch)
+        stages = [[SegmentReader(self.root, metas, {}).opened() for metas in stage.segments] for stage in commit.stages]
+        named = [m for stage in commit.stages for shard in stage.segments for m in shard]
         for meta in named:
             if meta.file not in self._whole:
                 verify(self._dir / meta.file, meta.checksum, meta.bytes)
         self._whole = {m.file for m in named}
 
         def buffers(shard: int, logic: JoinLogic, stage: int) -> FilesBuffers:
-            found = FilesBuffers(self.root, manifest.stages[stage].segments[shard], logic)
+            found = FilesBuffers(self.root, commit.stages[stage].segments[shard], logic)
             return found.hold({s.meta.file: s.table for s in stages[stage][shard].segments})
 
         return Snapshot(
-            manifest,
+            commit,
             self.published(),
             lambda shard, logic, stage: stages[stage][shard].typed(logic.state_schema),
             self.read_list,
@@ -254,12 +252,12 @@ class FilesStore:
     def _path(self, epoch: int) -> Path:
         return self._dir / "manifests" / f"{epoch:09d}.json"
 
-    def _verify(self, manifest: Commit) -> None:
+    def _verify(self, commit: Commit) -> None:
         """Every segment is there and holds what was written; once per start, as later ones are this process's own."""
-        for meta in (m for stage in manifest.stages for shard in stage.segments for m in shard):
+        for meta in (m for stage in commit.stages for shard in stage.segments for m in shard):
             verify(self._dir / meta.file, meta.checksum, meta.bytes)
             opened(self._dir / meta.file, meta.rows)
-        for name in (n for source in manifest.sources.values() for n in offset_files(source.offsets)):
+        for name in (n for source in commit.sources.values() for n in offset_files(source.offsets)):
             verify(self._dir / name, Path(name).stem.rpartition("-")[2])
 
     @property
@@ -317,7 +315,7 @@ class FilesStore:
     def output(self, meta: OutputMeta) -> pl.DataFrame:
         return read_arrow(self._dir / meta.file, meta.checksum)
 
-    def stage_list(self, epoch: int, lines: Sequence[str]) -> str:
+    def write_list(self, epoch: int, lines: Sequence[str]) -> str:
         text = "".join(f"{line}\n" for line in lines)
         name = f"offsets/{epoch:09d}-{uuid.uuid4().hex[:12]}-{checksum(text.encode())}.jsonl"
         (self._dir / "offsets").mkdir(exist_ok=True)
@@ -329,24 +327,24 @@ class FilesStore:
         verify(path, path.stem.rpartition("-")[2])
         return path.read_text().splitlines()
 
-    def joins(self, target: object) -> bool:
+    def shares_transaction(self, target: object) -> bool:
         return False
 
-    def commit(self, manifest: Commit, publish: Publish | None = None) -> Commit:
-        if manifest.epoch != self._latest + 1:
+    def commit(self, commit: Commit, publish: Publish | None = None) -> Commit:
+        if commit.epoch != self._latest + 1:
             raise FencedError(
-                f"epoch {manifest.epoch} does not follow epoch {self._latest}, the latest this runner knows; nothing was committed"
+                f"epoch {commit.epoch} does not follow epoch {self._latest}, the latest this runner knows; nothing was committed"
             )
-        return self._put(manifest)
+        return self._put(commit)
 
-    def found(self, manifest: Commit) -> None:
+    def found(self, commit: Commit) -> None:
         """Begin a state with this commit, whatever its epoch; its files are there. After an `open` that found none."""
-        self._verify(manifest)
-        self._put(manifest)
-        self.note_published(manifest.epoch)
+        self._verify(commit)
+        self._put(commit)
+        self.note_published(commit.epoch)
 
-    def _put(self, manifest: Commit) -> Commit:
-        final, text = self._path(manifest.epoch), manifest.model_dump_json()
+    def _put(self, commit: Commit) -> Commit:
+        final, text = self._path(commit.epoch), commit.model_dump_json()
         try:
             with tempfile.NamedTemporaryFile("w", dir=self._dir, prefix=".commit-", delete=False) as file:
                 file.write(f"{text}\n{checksum(text.encode())}\n")
@@ -354,7 +352,7 @@ class FilesStore:
                 os.fsync(file.fileno())
         except OSError as error:
             raise ExhaustedError.of(error) or EpochError(
-                f"epoch {manifest.epoch} was not committed: a file in {self._dir} cannot be written ({error.strerror}); "
+                f"epoch {commit.epoch} was not committed: a file in {self._dir} cannot be written ({error.strerror}); "
                 "make room and start again"
             ) from None
         try:
@@ -365,13 +363,13 @@ class FilesStore:
             os.link(file.name, final)
         except FileExistsError as error:
             raise FencedError(
-                f"epoch {manifest.epoch} was already committed by another runner in {self.root}; this one stops"
+                f"epoch {commit.epoch} was already committed by another runner in {self.root}; this one stops"
             ) from error
         finally:
             Path(file.name).unlink()
         _sync_directory(final.parent)
-        self._latest = manifest.epoch
-        return manifest
+        self._latest = commit.epoch
+        return commit
 
     def published(self) -> int:
         path = self._dir / "published"

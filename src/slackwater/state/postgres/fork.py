@@ -54,19 +54,19 @@ def _fork(db: psycopg.Connection[Any], old: Tables, new: Tables, epoch: int | No
     found = latest(db, old, place) if exists(db, old.pipelines) else None
     if found is None or epoch not in (None, found[0].epoch):
         raise not_kept(epoch or 0, [found[0].epoch] if found else [], f"the tables {place}, which hold the latest")
-    manifest, published, version = found
+    commit, published, version = found
     _check_free(db, new, place)  # since we looked
-    if manifest.staged and published < manifest.epoch:
+    if commit.staged and published < commit.epoch:
         return None
-    stages = range(len(manifest.stages))
+    stages = range(len(commit.stages))
     there = owned.located(db, old, len(stages))
     for stage in stages:
         _copy_table(db, there.of(stage), new.of(stage))
     for statement in migrations.statements(version, [new.of(stage) for stage in stages]):
         db.execute(statement)
-    named = {token: uuid.uuid4().hex for token in lists_of(manifest)}
+    named = {token: uuid.uuid4().hex for token in lists_of(commit)}
     _copy_lists(db, new, named)
-    made = forked(manifest, new.pipeline, named.__getitem__)
+    made = forked(commit, new.pipeline, named.__getitem__)
     db.execute(
         f"INSERT INTO {new.pipelines} (pipeline_name, state_version, epoch, published_epoch, watermark, open_windows,"
         " commit_id, record) VALUES (%s, %s, %s, %s, %s, %s, gen_random_uuid(), %s)",

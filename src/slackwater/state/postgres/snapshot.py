@@ -81,15 +81,15 @@ def peek(url: str, tables: Tables, place: str, epoch: int | None = None) -> Iter
             if found is None:
                 yield None
                 return
-            manifest, published, _ = found
+            commit, published, _ = found
             exported = db.execute("SELECT pg_export_snapshot()").fetchone()
             assert exported is not None
-            stages = manifest.stages
+            stages = commit.stages
             there = owned.located(db, tables, len(stages))
 
             def part(shard: int, stage: int) -> PostgresShard:
                 of, metas = there.of(stage), stages[stage].segments[shard]
-                return PostgresShard(url, of, shard, manifest.shards, manifest.epoch, metas, exported[0])
+                return PostgresShard(url, of, shard, commit.shards, commit.epoch, metas, exported[0])
 
             def reader(shard: int, logic: Logic, stage: int) -> PostgresReader:
                 return part(shard, stage).reader(logic)
@@ -103,7 +103,7 @@ def peek(url: str, tables: Tables, place: str, epoch: int | None = None) -> Iter
                     raise StateError(f"list {name} is missing in {tables.lists} {place}; restore it from a backup")
                 return str(row[0]).splitlines()
 
-            yield Snapshot(manifest, published, reader, listed, buffers)
+            yield Snapshot(commit, published, reader, listed, buffers)
     except psycopg.Error as error:
         raise StateError(f"state store {place}: {client.reason(error)}") from None
 

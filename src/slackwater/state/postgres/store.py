@@ -237,9 +237,9 @@ class PostgresStore:
 
     def _latest(self) -> Commit | None:
         found = latest(self._db, self.tables, self._place)
-        manifest, self._published, self._version = found or (None, -1, FORMAT)
-        self._epoch = manifest.epoch if manifest else -1
-        return manifest
+        commit, self._published, self._version = found or (None, -1, FORMAT)
+        self._epoch = commit.epoch if commit else -1
+        return commit
 
     def _migrate(self) -> None:
         """Tables of an older format become today's, and the record with them: in one transaction, before the first epoch."""
@@ -247,13 +247,13 @@ class PostgresStore:
             return
         found = latest(self._db, self.tables, self._place)
         assert found is not None
-        manifest, _, version = found
+        commit, _, version = found
         with self._db.transaction():
-            there = owned.located(self._db, self.tables, len(manifest.stages))
-            for statement in migrations.statements(version, [there.of(n) for n in range(len(manifest.stages))]):
+            there = owned.located(self._db, self.tables, len(commit.stages))
+            for statement in migrations.statements(version, [there.of(n) for n in range(len(commit.stages))]):
                 self._db.execute(statement)
             for table, columns, values in (
-                (self.tables.pipelines, "state_version = %s, record = %s", [FORMAT, manifest.model_dump_json()]),
+                (self.tables.pipelines, "state_version = %s, record = %s", [FORMAT, commit.model_dump_json()]),
                 (self.tables.offsets, "state_version = %s", [FORMAT]),
             ):
                 self._db.execute(f"UPDATE {table} SET {columns} WHERE pipeline_name = %s", [*values, self._pipeline])
@@ -383,7 +383,7 @@ class PostgresStore:
         return frame
 
     @_told
-    def stage_list(self, epoch: int, lines: Sequence[str]) -> str:
+    def write_list(self, epoch: int, lines: Sequence[str]) -> str:
         token = uuid.uuid4().hex
         self._db.execute(
             f"INSERT INTO {self.tables.lists} VALUES (%s, %s, %s, %s)", (token, self._pipeline, epoch, "\n".join(lines))
@@ -397,68 +397,68 @@ class PostgresStore:
             raise StateError(f"list {name} is missing in {self.tables.lists} {self._place}; restore it from a backup")
         return str(row[0]).splitlines()
 
-    def joins(self, target: object) -> bool:
+    def shares_transaction(self, target: object) -> bool:
         url = getattr(target, "url", None)
         return isinstance(url, str) and client.role_and_place(url) == client.role_and_place(self._url)
 
-    def commit(self, manifest: Commit, publish: Publish | None = None) -> Commit:
-        if manifest.epoch != self._epoch + 1:
+    def commit(self, commit: Commit, publish: Publish | None = None) -> Commit:
+        if commit.epoch != self._epoch + 1:
             raise FencedError(
-                f"epoch {manifest.epoch} does not follow epoch {self._epoch}, the latest this runner knows; nothing was committed"
+                f"epoch {commit.epoch} does not follow epoch {self._epoch}, the latest this runner knows; nothing was committed"
             )
         commit_id = uuid.uuid4()
         try:
             self._migrate()
             try:
-                done = self._transact(manifest, publish, commit_id)
+                done = self._transact(commit, publish, commit_id)
             except _RefusedError as refused:
                 # the epoch itself is sound: it waits for the target, as it would in a database of its own
-                log.warning("%s: the target refused epoch %d: %s", self._pipeline, manifest.epoch, refused)
+                log.warning("%s: the target refused epoch %d: %s", self._pipeline, commit.epoch, refused)
                 publish = None
-                done = self._transact(manifest, publish, commit_id)
+                done = self._transact(commit, publish, commit_id)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             if not self._db.closed and not isinstance(error, errors.AdminShutdown):
-                raise EpochError(f"epoch {manifest.epoch} was not committed: {client.reason(error)}") from None
-            done = self._look(manifest, publish, commit_id, error)
+                raise EpochError(f"epoch {commit.epoch} was not committed: {client.reason(error)}") from None
+            done = self._look(commit, publish, commit_id, error)
         except psycopg.Error as error:
-            raise EpochError(f"epoch {manifest.epoch} was not committed: {client.reason(error)}") from None
-        self._epoch = manifest.epoch
-        if publish is not None and not manifest.letters:
-            self._published = manifest.epoch
+            raise EpochError(f"epoch {commit.epoch} was not committed: {client.reason(error)}") from None
+        self._epoch = commit.epoch
+        if publish is not None and not commit.letters:
+            self._published = commit.epoch
         return done
 
-    def _look(self, manifest: Commit, publish: Publish | None, commit_id: uuid.UUID, error: psycopg.Error) -> Commit:
+    def _look(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID, error: psycopg.Error) -> Commit:
         """The connection broke during a commit: find out whether it took place, and repeat it if it surely did not."""
         log.warning(
-            "%s: connection lost while epoch %d was committed: %s", self._pipeline, manifest.epoch, client.reason(error)
+            "%s: connection lost while epoch %d was committed: %s", self._pipeline, commit.epoch, client.reason(error)
         )
-        self._reconnect(manifest.epoch)
+        self._reconnect(commit.epoch)
         row = self._db.execute(
             f"SELECT epoch, commit_id, record FROM {self.tables.pipelines} WHERE pipeline_name = %s", (self._pipeline,)
         ).fetchone()
         if row is not None and row[1] == commit_id:
             self._altering.clear()
-            log.warning("%s: epoch %d had been committed", self._pipeline, manifest.epoch)
+            log.warning("%s: epoch %d had been committed", self._pipeline, commit.epoch)
             return Commit.model_validate(row[2])
         found = -1 if row is None else row[0]
-        if found != manifest.epoch - 1:
+        if found != commit.epoch - 1:
             raise FencedError(
                 f"epoch {found} was committed {self._place} by another runner while this one was cut off; this one stops"
             )
-        log.warning("%s: epoch %d had not been committed and is committed now", self._pipeline, manifest.epoch)
+        log.warning("%s: epoch %d had not been committed and is committed now", self._pipeline, commit.epoch)
         try:
-            return self._transact(manifest, publish, commit_id)
+            return self._transact(commit, publish, commit_id)
         except psycopg.Error as again:
             raise EpochError(
-                f"epoch {manifest.epoch}: the connection to Postgres was lost twice ({client.reason(again)}); "
+                f"epoch {commit.epoch}: the connection to Postgres was lost twice ({client.reason(again)}); "
                 "the next start finds out whether it was committed"
             ) from None
 
-    def _transact(self, manifest: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
+    def _transact(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
         stages = [self._stages[n] for n in sorted(self._stages)]
         altering = [statement for n in sorted(self._altering) for statement in self._altering[n]]
         given = None if publish is None else _refusing(publish)
-        done = Transaction(self._db, self.tables, stages, self._place, altering).run(manifest, given, commit_id)
+        done = Transaction(self._db, self.tables, stages, self._place, altering).run(commit, given, commit_id)
         self._altering.clear()
         return done
 
