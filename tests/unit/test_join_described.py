@@ -13,7 +13,7 @@ from slackwater.config import toml
 from slackwater.engine import fold
 from slackwater.errors import StartError
 from slackwater.query import inspect
-from slackwater.runner.run import replay
+from slackwater.runner.replay import replay
 from slackwater.state.commit import Commit
 from slackwater.watermark import SourceClock
 
