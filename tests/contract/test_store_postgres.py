@@ -13,7 +13,7 @@ from tests.support.stores import LOGIC, commit, rows
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.state.commit import Commit
-from slackwater.state.postgres import client
+from slackwater.state.postgres import client, lock
 from slackwater.state.postgres import store as module
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.kit import Rows, run_local
@@ -140,7 +140,7 @@ def test_rows_staged_before_a_crash_of_the_server_are_missed(postgres: Any, url:
 
 
 def test_a_second_runner_is_refused_and_told_who_runs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOCK_S", 0.2)
+    monkeypatch.setattr(lock, "LOCK_S", 0.2)
     store = opened(url)
     with pytest.raises(LockHeldError, match=r"pipeline is already running: process \d+ on .* holds its lock in schema"):
         PostgresStore(url, "public", "p").open()
@@ -153,7 +153,7 @@ def test_a_second_runner_is_refused_and_told_who_runs(url: str, monkeypatch: pyt
 
 def test_a_runner_that_lost_its_lock_to_another_is_fenced(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 0.5)
-    monkeypatch.setattr(module, "LOCK_S", 0.2)
+    monkeypatch.setattr(lock, "LOCK_S", 0.2)
     first = opened(url)
     first.commit(staged(first, 0, "a"))
     kill_backend(url, first)

@@ -18,6 +18,7 @@ from slackwater.errors import FencedError, LockHeldError, StateError
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, SourceRecord
 from slackwater.state.files import arrow
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore, InMemoryStore
+from slackwater.state.postgres import lock
 from slackwater.state.postgres import store as postgres_store
 from slackwater.windows.aggregations import Agg
 from slackwater.windows.intervals import SessionLogic
@@ -37,7 +38,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     if request.param == "files":
         return lambda: FilesStore(tmp_path, "p")
     if request.param == "postgres":
-        monkeypatch.setattr(postgres_store, "LOCK_S", 0.2)
+        monkeypatch.setattr(lock, "LOCK_S", 0.2)
         url = request.getfixturevalue("postgres").database(f"stores_{abs(hash(request.node.name)):x}")
         return lambda: Prepared(url, "public", "p")
     first = InMemoryStore("p")

@@ -28,8 +28,8 @@ from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.windowed import Windowed
 from slackwater.state.commit import Commit, StageState
-from slackwater.state.postgres import client, columns, owned
-from slackwater.state.postgres.commit import lists, offsets_of
+from slackwater.state.postgres import client, columns, lists, owned
+from slackwater.state.postgres.commit import offsets_of
 from slackwater.state.postgres.snapshot import latest
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.postgres.tables import Tables
@@ -102,7 +102,7 @@ class _Check:
             if count != meta.rows:
                 self.tell(place, f"holds {plural(count, 'row')}, the record says {meta.rows:,}")
         for name in (
-            *(n for s in commit.sources.values() for n in lists(s.offsets)),
+            *(n for s in commit.sources.values() for n in lists.named(s.offsets)),
             *commit.replayed,
             *commit.tried,
         ):

@@ -13,6 +13,7 @@ from functools import singledispatchmethod
 from typing import Any
 
 import psycopg
+from psycopg import errors
 
 from slackwater.core.dispatch import unregistered
 from slackwater.errors import EpochError, FencedError
@@ -25,6 +26,24 @@ from slackwater.state.postgres.units import collapsed
 from slackwater.state.protocol import Publish, Stateful
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.logic import EMITTED, FLOOR, TOMBSTONE, WHOLE, Logic
+
+
+class RefusedError(Exception):
+    """The target, which is in the same transaction, did not take the rows."""
+
+
+def refusing(publish: Publish) -> Publish:
+    """Tells apart what the target refuses from what fails in the state, and from a connection that is lost."""
+
+    def publishing(db: psycopg.Connection[Any]) -> None:
+        try:
+            publish(db)
+        except psycopg.Error as error:
+            if db.closed or isinstance(error, errors.AdminShutdown):
+                raise
+            raise RefusedError(client.reason(error)) from error
+
+    return publishing
 
 
 @dataclass(frozen=True)
@@ -199,12 +218,6 @@ class Change:
             f"DELETE FROM {self.tables.state} s WHERE s.closes_at <= {latest} AND {over('s')} AND NOT EXISTS"
             f" (SELECT 1 FROM {self.tables.state} o WHERE o.unit = s.unit AND NOT {over('o')})"
         )
-
-
-def lists(offsets: Any) -> list[str]:
-    """The names of staged lists that a source's offsets refer to."""
-    found = offsets.get("segments") if isinstance(offsets, dict) else None
-    return found if isinstance(found, list) else []
 
 
 def offsets_of(offsets: Any) -> dict[str, str]:

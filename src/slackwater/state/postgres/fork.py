@@ -14,8 +14,8 @@ from slackwater.errors import LockHeldError, StateError
 from slackwater.state import migrations
 from slackwater.state.commit import FORMAT, Commit
 from slackwater.state.fork import forked, lists_of, taken
-from slackwater.state.postgres import client, owned
-from slackwater.state.postgres.snapshot import exists, latest, lock_holder, lock_key
+from slackwater.state.postgres import client, lock, owned
+from slackwater.state.postgres.snapshot import exists, latest
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.protocol import not_kept
 
@@ -44,9 +44,8 @@ def _check_free(db: psycopg.Connection[Any], new: Tables, place: str) -> None:
 
 def _lock(db: psycopg.Connection[Any], new: Tables, place: str) -> None:
     """Nobody starts the new pipeline meanwhile; the lock goes with the connection."""
-    row = db.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(new),)).fetchone()
-    if row is None or not row[0]:
-        who = lock_holder(db, new) or "another process"
+    if not lock.take(db, new):
+        who = lock.holder(db, new) or "another process"
         raise LockHeldError(f'"{new.pipeline}" is already running: {who} holds its lock {place}; choose another name')
 
 
