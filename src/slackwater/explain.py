@@ -84,7 +84,9 @@ def _middle(step: Window | Join, pipeline: Pipeline) -> tuple[Stage, ...]:
 
 def _hand_over(before: str, former: Pipeline, name: str) -> Stage:
     """What a stage emits becomes the input of the next one, within the epoch."""
-    behind = f"its watermark is {duration_text(former.hold_ms)} behind: so far back may lie what the join emits"
+    behind = (
+        f"its watermark is {duration_text(former.watermark_delay_ms)} behind: so far back may lie what the join emits"
+    )
     if former.transform.join is None:
         behind = "_event_ts = the last instant of each window; its watermark is that of the stage before"
     return Stage(

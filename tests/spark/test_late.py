@@ -403,7 +403,7 @@ def test_input_that_changes_between_the_two_looks_stops_the_epoch(
         "window": simple(late_data="dlq", **shape),
         "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
     }
-    monkeypatch.setattr(SparkEngine, "_stage_late", lambda *_: [])
+    monkeypatch.setattr(SparkEngine, "_write_late", lambda *_: [])
     with pytest.raises(EpochError, match="test: epoch 1: 1 late row and 0 letters: the input was not the same when"):
         runner.run(**given)
     monkeypatch.undo()

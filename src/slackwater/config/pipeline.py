@@ -277,9 +277,9 @@ class Pipeline(Spec, Shown):
         return list(self.alone.values())[-1]
 
     @property
-    def hold_ms(self) -> int:
+    def watermark_delay_ms(self) -> int:
         """How far before its watermark the results of this stage may lie: so far behind is the stage that reads them."""
-        return 0 if self.transform.join is None else self.transform.join.hold_ms
+        return 0 if self.transform.join is None else self.transform.join.watermark_delay_ms
 
     def implied(self) -> Values:
         return {"transform": self.steps[0]} if self.stages else {}

@@ -1,6 +1,6 @@
 """What a config's SQL, keys and columns say against its schemas, found without Spark and without files.
 
-declared schema ──▶ event time ──▶ SQL (sql_query) ──▶ gap, keys, columns of the aggregations, sides of a join ──▶ next stage
+declared schema ──▶ event time ──▶ SQL (`sql.query`) ──▶ gap, keys, columns of the aggregations, sides of a join ──▶ next stage
 
 It is on the safe side: what it reports, a start refuses as well; what it cannot know it lists as not checked, with the reason.
 """
@@ -19,7 +19,8 @@ from slackwater.config.join import SIDES, Join, output_names
 from slackwater.config.pipeline import Pipeline, Stage
 from slackwater.config.source import Lookup, Source, injected
 from slackwater.config.spelling import Interpolated, nearest, show
-from slackwater.config.sql_query import UNKNOWN, Columns, Findings, expression, query
+from slackwater.config.sql.columns import UNKNOWN, Columns, Findings
+from slackwater.config.sql.query import expression, query
 from slackwater.config.window import Window
 from slackwater.errors import StartError
 

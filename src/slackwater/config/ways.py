@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from slackwater.config.pipeline import Stage
+Stage = Any  # of `config.pipeline`, which is not known here
 
 
 @dataclass(frozen=True)

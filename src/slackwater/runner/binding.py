@@ -14,6 +14,7 @@ from slackwater.config.ways import Way
 from slackwater.core.schema import Field
 from slackwater.engine.far_dates import FarDates
 from slackwater.engine.kill_points import Faults
+from slackwater.engine.protocol import Engine
 from slackwater.engine.stage import Stage
 from slackwater.operators.base import Operator
 from slackwater.operators.compile import columns_read, compile_step
@@ -80,19 +81,20 @@ def bind_all(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySou
 
 
 def stages_of(
-    steps: Mapping[str, Bound], session: SparkSession, store: StateStore, faults: Faults, refresh: Callable[[], None]
+    steps: Mapping[str, Bound], engines: Mapping[str, Engine], store: StateStore, faults: Faults
 ) -> list[Stage]:
-    """All steps, on the engines that run them. Raises StartError."""
+    """All steps, on what runs them."""
+    alone = {name: one.own for name, one in steps.items()}
     return [
         Stage(
             name,
             one.own,
             one.operator,
             store,
-            one.engine(session, refresh),
+            engines[name],
             faults.in_worker,
             number,
-            behind(one.own, {n: other.own for n, other in steps.items()}),
+            behind(one.own, alone),
             far_dates=FarDates(one.own),
         )
         for number, (name, one) in enumerate(steps.items())
@@ -101,7 +103,7 @@ def stages_of(
 
 def behind(own: Pipeline, steps: Mapping[str, Pipeline]) -> dict[str, int]:
     """How far before its watermark (µs) the rows may lie that each of the stages emits which a step reads."""
-    return {s.name: 1000 * steps[s.name].hold_ms for s in own.sources if s.of_stage}
+    return {s.name: 1000 * steps[s.name].watermark_delay_ms for s in own.sources if s.of_stage}
 
 
 def _read_alike(own: Pipeline) -> list[list[Way]]:

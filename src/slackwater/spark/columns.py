@@ -111,21 +111,21 @@ def _inputs(operator: Windowed, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 @singledispatch
-def again(operator: Operator, rows: pl.DataFrame, number: str) -> pl.DataFrame:
+def reread(operator: Operator, rows: pl.DataFrame, number: str) -> pl.DataFrame:
     """Rows of dead letters with these `columns`, one by one: `__kh`, `__ts`, and `number`, a column that they keep.
 
     Of windows those with a usable gap, with keys and accumulators.
     """
-    unregistered(operator, "slackwater.spark.columns.again")
+    unregistered(operator, "slackwater.spark.columns.reread")
 
 
-@again.register(Windowed)
+@reread.register(Windowed)
 def _(operator: Windowed, rows: pl.DataFrame, number: str) -> pl.DataFrame:
     found = _inputs(operator, rows)
     found = found.drop_nulls("__end") if operator.ends else found
     return operator.lift_rows(found).with_columns(found[number])
 
 
-@again.register(IntervalJoin)
+@reread.register(IntervalJoin)
 def _(operator: IntervalJoin, rows: pl.DataFrame, number: str) -> pl.DataFrame:
     return rows.select("__kh", "__ts", number)

@@ -33,7 +33,7 @@ from slackwater.operators.dead_letters import (
     origin_column,
     unfit_columns,
 )
-from slackwater.operators.task import EmitReport, IngestReport, StagedLetters
+from slackwater.operators.task import EmitReport, IngestReport, LetterFile
 from slackwater.sources.base import CORRUPT, Batch, reason
 from slackwater.sources.files import local_name
 from slackwater.spark import analysis, columns, epoch_sql, undecodable
@@ -169,9 +169,9 @@ class SparkEngine:
         why = fitting.unfit_sql(self.logic, self.logic.input_of(way.name), task.capacity)
         return None if why is None else out.selectExpr("*", f"{why} AS {fitting.UNFIT}")
 
-    def _unfit(self, read: _Read, outcome: IngestOutcome, task: ShardTask) -> tuple[list[Unfit], list[StagedLetters]]:
+    def _unfit(self, read: _Read, outcome: IngestOutcome, task: ShardTask) -> tuple[list[Unfit], list[LetterFile]]:
         """Look at the rows again that cannot be held: why, a few of them in words, and their letters."""
-        found, staged = [], list[StagedLetters]()
+        found, staged = [], list[LetterFile]()
         for seen in outcome.unfit:
             marked = [
                 m
@@ -190,7 +190,7 @@ class SparkEngine:
                 if self.pipeline.transform.on_error == "dlq":
                     columns = unfit_columns(rows.columns, self.pipeline.name, seen.source, task.state.epoch)
                     letters = run_over(rows.selectExpr(*columns), [f.name for f in LETTER], letters_task(task.state))
-                    staged += [StagedLetters.model_validate_json(one) for one in letters]
+                    staged += [LetterFile.model_validate_json(one) for one in letters]
             if sum(reasons.values()) != seen.rows:
                 raise EpochError(
                     f'{self.pipeline.name}: source "{seen.source}": {plural(seen.rows, "row")} that cannot be held, and '
@@ -233,7 +233,7 @@ class SparkEngine:
 
         return self.session.createDataFrame(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))
 
-    def again(self, payload: Mapping[str, Any], clock_us: int, capacity: Capacity = ANYTHING) -> pl.DataFrame:
+    def reread(self, payload: Mapping[str, Any], clock_us: int, capacity: Capacity = ANYTHING) -> pl.DataFrame:
         """Rows of dead letters, few enough for this process. Their number comes through the SQL as a part of `_origin`."""
         import polars as pl
 
@@ -254,7 +254,7 @@ class SparkEngine:
         except Exception as error:
             raise EpochError(f"the letters cannot be read, and nothing was replayed: {reason(error)}") from error
         assert isinstance(found, pl.DataFrame)
-        return columns.again(self.logic, found, LETTER_NUMBER)
+        return columns.reread(self.logic, found, LETTER_NUMBER)
 
     def _carrying(self, way: Way, frame: DataFrame) -> Sequence[str] | None:
         """The SQL on a way with `_origin` carried through, also where late rows are not kept. Raises StartError."""
@@ -285,25 +285,25 @@ class SparkEngine:
     def _with_letters(self, read: _Read, outcome: IngestOutcome, tasks: Sequence[ShardTask]) -> IngestOutcome:
         """Look at the bad rows again, and at those that came late for windows whose rows are folded before the shuffle."""
         bad = [name for name, s in outcome.sources.items() if s.bad]
-        staged: list[StagedLetters] = []
+        staged: list[LetterFile] = []
         if self.pipeline.transform.on_error == "dlq":
-            staged += [letters for n in bad for letters in self._stage_bad(n, read.timed[n], tasks[0].state)]
+            staged += [letters for n in bad for letters in self._write_bad(n, read.timed[n], tasks[0].state)]
         some_late = any(r.late or r.partly_late for r in outcome.reports)
         if self._keeps_late and self.logic.is_folded and some_late:
-            staged += self._stage_late(read, tasks[0])
+            staged += self._write_late(read, tasks[0])
         samples = {name: self._bad_samples(name, read.timed[name]) for name in bad}
         unfit, letters = self._unfit(read, outcome, tasks[0]) if outcome.unfit else ((), [])
         return replace(outcome, bad_samples=samples, unfit=unfit, staged=[*staged, *letters])
 
-    def _stage_bad(self, name: str, timed: DataFrame, state: ShardState) -> list[StagedLetters]:
+    def _write_bad(self, name: str, timed: DataFrame, state: ShardState) -> list[LetterFile]:
         bad = timed.where("__bad IS NOT NULL")
         columns = letter_columns(
             {c: kind for c, kind in timed.dtypes if c != FILE}, self.pipeline.name, name, state.epoch
         )
         staged = run_over(bad.selectExpr(*columns), [f.name for f in LETTER], letters_task(state))
-        return [StagedLetters.model_validate_json(letters) for letters in staged]
+        return [LetterFile.model_validate_json(letters) for letters in staged]
 
-    def _stage_late(self, read: _Read, task: ShardTask) -> list[StagedLetters]:
+    def _write_late(self, read: _Read, task: ShardTask) -> list[LetterFile]:
         """A second job over the output of the SQL: lateness follows from a row's time and the watermark alone."""
         late = epoch_sql.earlier(task.operator.late_before(task.watermark))
         parts = [
@@ -312,7 +312,7 @@ class SparkEngine:
             for _, tag, out in self._outputs(read, name, timed)
         ]
         rows = reduce(lambda a, b: a.unionByName(b), parts)
-        return [StagedLetters.model_validate_json(letters) for letters in run_over(rows, rows.columns, late_task(task))]
+        return [LetterFile.model_validate_json(letters) for letters in run_over(rows, rows.columns, late_task(task))]
 
     def _timed(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
         """Rows with `_event_ts` and `__bad`: NULL for a usable row, else why it is not."""

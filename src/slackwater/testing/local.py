@@ -23,11 +23,11 @@ from slackwater.engine.protocol import IngestOutcome, SourceStats, Unfit
 from slackwater.joins.slots import Slots
 from slackwater.operators import fitting
 from slackwater.operators.base import Operator, Question, ShardTask
-from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, stage_late, unfit_letters
+from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, unfit_letters, write_late
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
 from slackwater.operators.sessions import Sessions
-from slackwater.operators.task import EmitReport, StagedLetters
+from slackwater.operators.task import EmitReport, LetterFile
 from slackwater.operators.windowed import Windowed
 from slackwater.sources.base import Batch
 from slackwater.watermark import CONFIRMS, Heard, Span
@@ -57,7 +57,7 @@ class LocalEngine:
         prepared: list[pl.DataFrame] = []
         tagged = len(self.sources) > 1 or any(idle.values()) or 0 in tasks[0].idle_sources
         origins: list[pl.DataFrame] = []
-        unfit, staged = list[Unfit](), list[StagedLetters]()
+        unfit, staged = list[Unfit](), list[LetterFile]()
         for index, name in enumerate(self.sources):
             rows, listed = frames.get(name), batch.partitions.get(name, {})
             if rows is None or rows.is_empty():
@@ -96,7 +96,7 @@ class LocalEngine:
         ]
         if kept is not None and folded:
             late = kept.filter(pl.col("__start") < tasks[0].operator.late_before(tasks[0].watermark))
-            staged += [stage_late(tasks[0], late)] if late.height else []
+            staged += [write_late(tasks[0], late)] if late.height else []
         return IngestOutcome(reports, stats, unfit=unfit, staged=staged, spans=spans)
 
     def _fitting(
@@ -106,7 +106,7 @@ class LocalEngine:
         rows: pl.DataFrame,
         task: ShardTask,
         unfit: list[Unfit],
-        staged: list[StagedLetters],
+        staged: list[LetterFile],
     ) -> pl.DataFrame:
         """The rows that can be held by the input of this name; what cannot is noted, its letters staged where they are kept."""
         why = fitting.unfit(self.logic, self.logic.input_of(name), task.capacity, rows)
@@ -120,13 +120,13 @@ class LocalEngine:
         if task.keeps_bad:
             origins = _origins(source, bad.drop(fitting.UNFIT), None).with_columns(bad[fitting.UNFIT])
             letters = unfit_letters(origins, task.state.epoch, self.logic.pipeline)
-            staged.append(StagedLetters(output=task.state.stage_output(letters), reasons=counts))
+            staged.append(LetterFile(output=task.state.write_output(letters), reasons=counts))
         return rows.filter(why.is_null())
 
     def payload(self, rows: pl.DataFrame) -> pl.DataFrame:
         return rows.with_columns(rows["_event_ts"].dt.timestamp("us").alias("ts")).drop("_event_ts")
 
-    def again(self, payload: Mapping[str, Any], clock_us: int, capacity: Capacity = ANYTHING) -> pl.DataFrame:
+    def reread(self, payload: Mapping[str, Any], clock_us: int, capacity: Capacity = ANYTHING) -> pl.DataFrame:
         latest = clock_us + self.max_future_ms * 1000
         found = []
         for name, frame in payload.items():

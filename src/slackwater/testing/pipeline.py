@@ -22,7 +22,7 @@ from slackwater.core.time import duration_ms
 from slackwater.engine import fold
 from slackwater.engine.driver import Driver, Hooks
 from slackwater.engine.far_dates import FarDates
-from slackwater.engine.kill_points import STEPS
+from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.engine.protocol import Engine
 from slackwater.engine.stage import Stage as Stepping
 from slackwater.errors import ConfigError, StartError
@@ -196,9 +196,9 @@ class LocalPipeline:
         self._survive(lambda: self._driver.tick(length * 1000), again=False)
 
     def crash(self, step: str, shards: int | None = None) -> None:
-        """The next epoch dies at this step (see STEPS), and the process starts again: with so many shards, if given."""
-        if step not in STEPS:
-            raise ValueError(f"unknown step {step!r}, expected one of {STEPS}")
+        """The next epoch dies at this step (see KILL_POINTS), and the process starts again: with so many shards, if given."""
+        if step not in KILL_POINTS:
+            raise ValueError(f"unknown step {step!r}, expected one of {KILL_POINTS}")
         self._faults.step, self._reshard = step, shards
 
     def restart(
@@ -353,7 +353,7 @@ class LocalPipeline:
                 self._engine(name, own, self._steps[name]),
                 faults.in_worker,
                 number,
-                {s.name: 1000 * alone[s.name].hold_ms for s in own.sources if s.of_stage},
+                {s.name: 1000 * alone[s.name].watermark_delay_ms for s in own.sources if s.of_stage},
                 far_dates=FarDates(own),
             )
             for number, (name, own) in enumerate(alone.items())
@@ -421,4 +421,4 @@ class LocalPipeline:
         return {name: self._frame(name, rows).with_columns(found["__letter"])}
 
 
-__all__ = ["START_US", "STEPS", "Died", "LocalPipeline", "LocalResult"]
+__all__ = ["KILL_POINTS", "START_US", "Died", "LocalPipeline", "LocalResult"]

@@ -140,7 +140,7 @@ def test_how_far_the_window_stays_behind(kind: str, event_time: str, hold: int) 
     made = toml.loads(
         config(kind, **{'event_time_column = "ts"': f'event_time_column = "ts"\nevent_time = "{event_time}"'})
     )
-    assert made.hold_ms == hold
+    assert made.watermark_delay_ms == hold
 
 
 @pytest.mark.parametrize(
