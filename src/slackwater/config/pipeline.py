@@ -24,6 +24,7 @@ from slackwater.config.held_names import check_held_names
 from slackwater.config.join import Join
 from slackwater.config.join_checks import check_join, check_only_added
 from slackwater.config.kinds import Duration, Kind, MismatchError, NestedError, choice, duration, settings, shaped, text
+from slackwater.config.rows import ROWS, Rows
 from slackwater.config.source import Lookup, Source
 from slackwater.config.spec import Problem, Spec, Values, many, one
 from slackwater.config.spelling import show, show_key
@@ -54,7 +55,10 @@ def _lookups(value: Any) -> dict[str, Lookup]:
 
 
 class Transform(Spec):
-    """The SQL pre-stage (row-wise, over the view `source`), what to do with bad rows, and the window or the join."""
+    """The SQL pre-stage (row-wise, over the view `source`), what to do with bad rows, and the window or the join.
+
+    With SQL alone what it selects is what comes out: a stage without state.
+    """
 
     sql: str | None = None
     on_error: str = "fail"
@@ -85,11 +89,15 @@ class Transform(Spec):
     AT: ClassVar[str] = "transform"  # where a config describes it
 
     @property
-    def step(self) -> Window | Join:
-        """The stateful step: exactly one of the two is given."""
-        step = self.window or self.join
-        assert step is not None
-        return step
+    def step(self) -> Window | Join | Rows:
+        """The window or the join, of which at most one is given; else the SQL is all there is."""
+        return self.window or self.join or ROWS
+
+    @property
+    def is_rows(self) -> bool:
+        """Whether the SQL is all there is, also of a draft: a stage without state."""
+        none = self.window is None and self.join is None and not {"window", "join"} & self._wrong
+        return none and self.sql is not None
 
     def sql_of(self, source: str) -> str | None:
         """The SQL pre-stage of a source's rows: one for all sources of a window, one per side of a join."""
@@ -106,7 +114,7 @@ class Transform(Spec):
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         window, join = (key in values or key in wrong for key in ("window", "join"))
-        if not window and not join:
+        if not window and not join and not ("sql" in values or "sql" in wrong):
             yield "window", f"missing; {_STEP.replace('transform', cls.AT)}"
         if window and join:
             yield "join", f"given beside [{cls.AT}.window]; a stage is one or the other: remove one of them"
@@ -144,7 +152,7 @@ class Stage(Transform):
         return "give the stage a name"
 
 
-_STEP = "describe the window in [transform.window], or the join in [transform.join]"
+_STEP = "describe the window in [transform.window], or the join in [transform.join], or write sql in [transform]: it may be all there is"
 _Connected = TypeVar("_Connected", Source, Lookup, Target)
 TRANSFORM = "transform"  # what the stage of a pipeline without `stages` is called
 LONGEST_NAME = 200  # a file system takes 255, and a state that is put aside gets a time behind its name

@@ -17,6 +17,7 @@ from slackwater.config.aggregator import UnfitError
 from slackwater.config.checks import resolve
 from slackwater.config.join import SIDES, Join, output_names
 from slackwater.config.pipeline import Pipeline, Stage
+from slackwater.config.rows import Rows
 from slackwater.config.source import Lookup, Source, injected
 from slackwater.config.spelling import Interpolated, nearest, show
 from slackwater.config.sql_query import UNKNOWN, Columns, Findings, expression, query
@@ -76,9 +77,12 @@ def check_draft(pipeline: Pipeline) -> Checked:
     """The same of a draft: what could be read of a config that is wrong itself. Parts that were reported are left out."""
     transform = pipeline.transform
     usable = pipeline.sources and transform is not None and not transform._wrong & {"sql", "lookups"}
-    if not usable or pipeline.stages or {"connections", "spark"} & pipeline._wrong or transform.window is None:
+    if not usable or pipeline.stages or {"connections", "spark"} & pipeline._wrong or transform.join is not None:
         return Checked()  # the SQL of joins and of several stages when their parts are right
     window = transform.window
+    if window is None:
+        sound = transform.is_rows and not any(s._wrong for s in pipeline.sources)
+        return check(pipeline) if sound else Checked()
     wrong = set(window._wrong)
     if {"event_time_column", "time_mode", "event_time_unit"} & wrong:
         wrong |= {"event_time_column"}
@@ -182,6 +186,8 @@ class _Step:
             outputs[source] = self._sql(source, columns, tables)
         if isinstance(step, Join):
             return self._join(step, outputs)
+        if isinstance(step, Rows):
+            return self._rows(outputs)
         for out in outputs.values():
             self._gap(step, out)
         first = next(iter(outputs.values()))
@@ -202,6 +208,12 @@ class _Step:
     def _event_time(self, source: str, columns: Columns) -> None:
         step = self.pipeline.transform.step
         text = step.event_time_column
+        if isinstance(step, Rows):
+            type_ = columns.types.get(EVENT_TIME)
+            if type_ is not None and any(_no_time(type_, None)):
+                line = f'{self._of(source)}column "{EVENT_TIME}" is {type_}, which is no time; rename the column'
+                self.found.add(f"{self.at}.sql", line)
+            return
         key, of = f"{self.at}.{self._kind}.event_time_column", self._of(source)
         if step.time_mode == "processing" or text == EVENT_TIME:
             type_ = columns.types.get(EVENT_TIME)
@@ -229,9 +241,9 @@ class _Step:
         transform = self.pipeline.transform
         sql = transform.sql_of(source)
         carried = self.pipeline.carries_origin and sql is not None and re.search(rf"\b{ORIGIN}\b", sql, re.IGNORECASE)
-        timed = Columns(
-            {**columns.types, EVENT_TIME: "timestamp", **({ORIGIN: None} if carried else {})}, columns.closed
-        )
+        untimed = transform.is_rows and EVENT_TIME not in columns.types
+        added = {**({} if untimed else {EVENT_TIME: "timestamp"}), **({ORIGIN: None} if carried else {})}
+        timed = Columns({**columns.types, **added}, columns.closed)
         if sql is None:
             return timed
         key = self._sql_key(source)
@@ -257,6 +269,8 @@ class _Step:
         out = Columns(
             {name: type_ for name, type_ in out.types.items() if not (carried and name == ORIGIN)}, out.closed
         )
+        if transform.is_rows:
+            return out
         if EVENT_TIME not in out.types:
             if out.closed:
                 self.found.add(
@@ -274,6 +288,28 @@ class _Step:
         if join is None:
             return f"{self.at}.sql"
         return f"{self.at}.join.{'left' if source == join.left_source else 'right'}_sql"
+
+    def _rows(self, outputs: Mapping[str, Columns]) -> Columns:
+        """What several sources select must be one table."""
+        (first, expected), *others = outputs.items()
+        for name, out in others:
+            if not (expected.closed and out.closed):
+                continue
+            for column in dict.fromkeys((*expected.types, *out.types)):
+                a, b = (c.types.get(column) for c in (expected, out))
+                there = column in expected.types, column in out.types
+                if all(there) and (a == b or None in (a, b)):
+                    continue
+                shown = [
+                    f"{(t or 'there') if is_there else 'missing'} in source {show(source)}"
+                    for t, is_there, source in zip((a, b), there, (first, name), strict=True)
+                ]
+                self.found.add(
+                    f"{self.at}.sql",
+                    f"column {show(column)} is {shown[0]} and {shown[1]}; expected the same columns from every source: cast or "
+                    "rename in the SQL",
+                )
+        return expected
 
     # -- a window ------------------------------------------------------------------------------------------------
 

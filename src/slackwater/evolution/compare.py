@@ -63,7 +63,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All differences between a state and a config; `kind`: "window" or "join". `waits`: why the start must be put off."""
+    """All differences between a state and a config; `kind`: "window", "join" or "stage". `waits`: why the start must be put off."""
 
     pipeline: str
     epoch: int
@@ -122,7 +122,7 @@ def compare(
     Raises ConfigError for a description in the state that cannot be read.
     """
     own = list(pipeline.alone.values())
-    kind = "join" if commit.stages[0].fingerprint.get("kind") == "join" else "window"
+    kind = _KINDS.get(str(commit.stages[0].fingerprint.get("kind")), "window")
     found: list[Change] = []
     if len(own) != len(commit.stages):
         how = "a stage begins with the rows of the one before it, which are gone"
@@ -169,9 +169,12 @@ class _Stage:
 
     def changes(self) -> Iterator[Change]:
         wrote = self.state.fingerprint
-        was, now = ("join" if w else "window" for w in (wrote.get("kind") == "join", isinstance(self.step, Join)))
+        was, now = (_KINDS.get(str(kind), "window") for kind in (wrote.get("kind"), _kind(self.step)))
         if was != now:
-            yield self.change("kind", was, now, REBUILD, f"{self.rows:,} state rows are of a {was}")
+            how = f"{self.rows:,} state rows are of a {was}"
+            if was == "stage":
+                was, how = "stage without state", "the rows that were read so far are gone"
+            yield self.change("kind", was, now if now != "stage" else "stage without state", REBUILD, how)
         elif isinstance(self.step, Join):
             yield from self._join(self.step)
         elif isinstance(self.step, Window):
@@ -305,6 +308,14 @@ class _Stage:
         described = self.state.described.get("join")
         old = None if described is None else Join.draft(dict(described), "state", "", [])
         yield from self._settings(new, old)
+
+
+_KINDS = {"join": "join", "rows": "stage"}  # of a fingerprint -> what it is called; else it is a window
+
+
+def _kind(step: Spec) -> str:
+    """The kind of a step as fingerprints have it."""
+    return "join" if isinstance(step, Join) else step.kind
 
 
 @singledispatch

@@ -25,8 +25,7 @@ from slackwater.engine.kill_points import Faults
 from slackwater.engine.stage import Stage
 from slackwater.errors import StartError
 from slackwater.operators.base import Operator
-from slackwater.operators.compile import compile_join, compile_window
-from slackwater.operators.windowed import Windowed
+from slackwater.operators.compile import compile_step
 from slackwater.sources import files
 from slackwater.sources.base import reason
 from slackwater.sources.cloud import CloudReader, kinesis_options, pubsub_options
@@ -35,7 +34,7 @@ from slackwater.sources.kafka_broker import Broker, named
 from slackwater.sources.payload import avro_payload, json_payload, raw_payload
 from slackwater.sources.streams import AnySource, FrameSource
 from slackwater.sources.times import UTC
-from slackwater.spark import analysis, packages
+from slackwater.spark import analysis, columns, packages
 from slackwater.spark.engine import SparkEngine
 from slackwater.state.files.store import FilesStore, InMemoryStore
 from slackwater.state.protocol import StateStore
@@ -152,12 +151,9 @@ def bind(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]
         has_clock = connection is not None and connection.kind == "rabbitmq"
         times[source.name] = analysis.time_expression(pipeline, session, source.name, frame, has_clock)
         outputs[source.name] = analysis.check_sql(session, pipeline, source.name, frame)
-    join = pipeline.transform.join
-    if join is not None:
-        return times, compile_join(pipeline, (outputs[join.left_source], outputs[join.right_source]))
-    logic = compile_window(pipeline, next(iter(outputs.values())))
-    needed = [*logic.key_names, *{i.source.name: None for i in logic.inputs}]
-    analysis.check_same_columns(pipeline, outputs, needed)
+    logic = compile_step(pipeline, outputs)
+    if (needed := columns.needed(logic)) is not None:
+        analysis.check_same_columns(pipeline, outputs, needed)
     return times, logic
 
 
@@ -168,10 +164,11 @@ def results_of(pipeline: Pipeline, session: SparkSession, logic: Operator) -> Op
     return logic
 
 
-def _behind(own: Pipeline, session: SparkSession, before: Operator) -> tuple[DataFrame, Windowed]:
-    """The columns that a stage reads of the one before it, and its window over them."""
+def _behind(own: Pipeline, session: SparkSession, before: Operator) -> tuple[DataFrame, Operator]:
+    """The columns that a stage reads of the one before it, and its step over them."""
     frame = session.createDataFrame([], ", ".join(f"{quote(f.name)} {f.type}" for f in before.row_columns))
-    return frame, compile_window(own, analysis.check_sql(session, own, own.sources[0].name, frame))
+    read = own.sources[0].name
+    return frame, compile_step(own, {read: analysis.check_sql(session, own, read, frame)})
 
 
 def stages_of(
@@ -184,7 +181,9 @@ def stages_of(
         before, read = found[-1], own.sources[0].name
         frame, bound = _behind(own, session, before.operator)
         times = {read: analysis.time_expression(own, session, read, frame, False)}
-        end = analysis.end_expression(own, session, read, frame) if isinstance(bound.window.gap_ms, str) else None
+        window = own.transform.window
+        by_row = window is not None and isinstance(window.gap_ms, str)
+        end = analysis.end_expression(own, session, read, frame) if by_row else None
         engine = SparkEngine(session, own, bound, times, end=end)
         behind = {read: 1000 * before.pipeline.hold_ms}
         found.append(Stage(name, own, bound, store, engine, faults.in_worker, number, behind))

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.spelling import show
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_TYPE
@@ -65,6 +67,7 @@ _EXPRESSIONS = {
 
 
 CLOCK = "PROCESSING"  # stands for an event time: the epoch's clock reading
+TIMES = ("timestamp", "timestamp_ntz", "date", "string")
 
 
 def fields_of(frame: DataFrame) -> dict[str, Field]:
@@ -90,7 +93,7 @@ def time_expression(
     if step.time_mode == "processing":
         return CLOCK
     text = step.event_time_column
-    if text == "_event_ts" and text not in columns and has_clock:
+    if text == "_event_ts" and text not in columns and (has_clock or pipeline.transform.is_rows):
         return CLOCK
     expression = quote(text) if text in columns else text
     try:
@@ -101,6 +104,8 @@ def time_expression(
             f"there are: {', '.join(columns)}"
         ) from None
     type_ = Field("t", field.dataType.simpleString())
+    if pipeline.transform.is_rows and type_.type not in TIMES:
+        raise StartError(f'{where}: column "_event_ts" is {type_.type}, which is no time; rename the column')
     zone = step.event_time_zone or UTC
     return event_time_sql(expression, type_, step.event_time_unit, f'{where}: event_time_column "{text}"', zone)
 
@@ -140,6 +145,13 @@ def check_sql(session: SparkSession, pipeline: Pipeline, source: str, frame: Dat
         )
     own = ORIGIN if _selects_origin(pipeline, source) else None
     fields = {name: field for name, field in fields_of(out).items() if name != own}
+    if pipeline.transform.is_rows:  # what it selects is what comes out
+        twice = [name for name, times in Counter(map(str.casefold, out.columns)).items() if times > 1]
+        if twice:
+            raise StartError(
+                f"{where} selects {', '.join(map(show, twice))} more than once; give each column its own name"
+            )
+        return fields
     if "_event_ts" not in fields:
         raise StartError(
             f'{where} does not select "_event_ts", the event time; add it to the SELECT; it selects: {", ".join(fields)}'
@@ -182,7 +194,7 @@ def check_origin(session: SparkSession, pipeline: Pipeline, source: str, frame: 
     given = pipeline.transform.sql_of(source)
     if given is None:
         return None
-    rows = _view(session, frame, with_origin=True)
+    rows = _view(session, pipeline, frame, with_origin=True)
     plain = run_sql(session, pipeline, source, _own_view(session, pipeline, source, frame)).dtypes
     wanted = [column for column in plain if column[0].lower() != ORIGIN]
 
@@ -222,14 +234,16 @@ def _selects_origin(pipeline: Pipeline, source: str) -> bool:
 
 def _own_view(session: SparkSession, pipeline: Pipeline, source: str, frame: DataFrame) -> DataFrame:
     """The view as the config's own SQL expects it: with `_origin` if it selects that itself."""
-    return _view(session, frame, with_origin=_selects_origin(pipeline, source))
+    return _view(session, pipeline, frame, with_origin=_selects_origin(pipeline, source))
 
 
-def _view(session: SparkSession, frame: DataFrame, with_origin: bool) -> DataFrame:
-    """The view `source`, without rows."""
-    more = [f"CAST(NULL AS {ORIGIN_TYPE}) AS {ORIGIN}"] if with_origin else []
+def _view(session: SparkSession, pipeline: Pipeline, frame: DataFrame, with_origin: bool) -> DataFrame:
+    """The view `source`, without rows. Where nothing is done by time, it has none that the source did not bring."""
+    timed = "_event_ts" in frame.columns or not pipeline.transform.is_rows
+    more = ["CAST(NULL AS TIMESTAMP) AS _event_ts"] if timed else []
+    more += [f"CAST(NULL AS {ORIGIN_TYPE}) AS {ORIGIN}"] if with_origin else []
     rows = empty(session, frame).drop(CORRUPT, "_event_ts")
-    return rows.selectExpr("*", "CAST(NULL AS TIMESTAMP) AS _event_ts", *more)
+    return rows.selectExpr("*", *more)
 
 
 def forbidden(frame: DataFrame) -> set[str]:
@@ -259,10 +273,10 @@ def _nodes(tree: Any) -> list[Mapping[str, Any]]:
 
 
 def check_same_columns(pipeline: Pipeline, outputs: Mapping[str, Mapping[str, Field]], needed: list[str]) -> None:
-    """With several sources, the columns that the window uses must have one type everywhere."""
+    """With several sources, the columns that are used must have one type everywhere; without a window all are."""
     (first, expected), *others = outputs.items()
     for name, columns in others:
-        for column in needed:
+        for column in (*needed, *(set(columns) - set(expected) if pipeline.transform.is_rows else ())):
             a, b = expected.get(column), columns.get(column)
             if a and b and a.type == b.type:
                 continue

@@ -79,6 +79,7 @@ class Front:
         reals: Any = self.sources
         times, self.logic = assemble.bind(self.pipeline, self.session, reals)
         end = assemble.ends(self.pipeline, self.session, reals)
+        self._clocked = [n for n, t in times.items() if t == analysis.CLOCK and self.pipeline.transform.is_rows]
         clocked = {n: f"timestamp_micros({_CLOCK})" if t == analysis.CLOCK else t for n, t in times.items()}
         self.engine = SparkEngine(self.session, self.pipeline, self.logic, clocked, end=end)
         self._carried = {s.name: self._carrying(s) for s in self.sources}
@@ -183,7 +184,7 @@ class Front:
         rows = timed.where("__bad IS NULL")
         if len(runs) > 1:
             rows = rows.where(f"{NUMBER} IN ({', '.join(map(str, run['n']))})")
-        hidden = (FILE, "__bad", CORRUPT, NUMBER, _CLOCK)
+        hidden = (FILE, "__bad", CORRUPT, NUMBER, _CLOCK, *(["_event_ts"] if name in self._clocked else []))
         plain = [quote(c) for c in rows.columns if c not in hidden]
         number = f"{ORIGIN}.offset" if carried is not False else f"{run['n'][0] if run.height else 0}L"
         rows = rows.selectExpr(*plain, *([] if carried is False else [numbered_origin(NUMBER)]))

@@ -8,7 +8,6 @@ from slackwater.config.connection import FilesConnection
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import Target
-from slackwater.config.window import Window
 from slackwater.core.capacity import ANYTHING, YEARS, Capacity, capacity_of
 from slackwater.operators.base import Operator
 
@@ -25,9 +24,9 @@ def capacity_of_target(pipeline: Pipeline, results: Operator) -> Capacity:
 def listening(pipeline: Pipeline) -> Pipeline:
     """The same pipeline, of which late and bad rows become letters, whatever it does with them."""
     found = pipeline.transform
-    step: Window | Join = found.step
+    step = found.step
     update: dict[str, Any] = {"on_error": "dlq"} if found.on_error == "drop" else {}
-    if step.late_data == "drop":
+    if step.late_data == "drop" and not found.is_rows:
         update["join" if isinstance(step, Join) else "window"] = step.model_copy(update={"late_data": "dlq"})
     if pipeline.dead_letter is not None and not update:
         return pipeline

@@ -42,7 +42,7 @@ from slackwater.state.postgres.commit import Transaction, lists
 from slackwater.state.postgres.snapshot import exists, latest, lock_holder, lock_key, peek, written
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.postgres.units import PostgresShard
-from slackwater.state.protocol import Publish, Snapshot, Stateful, Written
+from slackwater.state.protocol import Publish, Snapshot, Stateful, Stateless, Written
 from slackwater.windows.logic import Logic
 
 log = logging.getLogger("slackwater")
@@ -325,6 +325,18 @@ class PostgresStore:
         else:
             self._begin(t, table.create())
         self._make_staged(t, table.create_staged())
+        self._db.execute(
+            f"DELETE FROM {t.outputs} WHERE pipeline_name = %s AND epoch > %s", (self._pipeline, self._epoch)
+        )
+
+    @_make_tables.register
+    def _(self, logic: Stateless, stage: int) -> None:
+        t = self.tables.of(stage)
+        if self._epoch >= 0:
+            self._must_exist(t.state)
+        else:
+            self._begin(t, [t.create_empty()])
+        self._make_staged(t, f"CREATE UNLOGGED TABLE {t.staged} (token text NOT NULL)")
         self._db.execute(
             f"DELETE FROM {t.outputs} WHERE pipeline_name = %s AND epoch > %s", (self._pipeline, self._epoch)
         )
