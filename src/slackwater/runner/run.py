@@ -173,7 +173,7 @@ def replay(
 
     Raises SlackwaterError; what was committed stays, and is not applied again.
     """
-    if pipeline.transform.window is None:
+    if pipeline.transform.join is not None:
         raise StartError(
             f"{pipeline.name}: letters are replayed as corrections of windows, and this is a join, whose rows are final; "
             "to look at them: slackwater dlq list"
@@ -325,7 +325,7 @@ class _Run:
                 f"{self.pipeline.name}: letters are replayed as corrections of what a target holds, and what this pipeline's "
                 "first stage emits is read by the next one; read late letters with: slackwater dlq list"
             )
-        if self.pipeline.transform.window is None:
+        if self.pipeline.transform.join is not None:
             raise StartError(
                 f"{self.pipeline.name}: letters are replayed as corrections of windows, and this is a join, whose rows are "
                 "final; read late letters with: slackwater dlq list"
