@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import Field
 
+from slackwater.config.bounds import bounds_of
 from slackwater.config.checks import (
     check_connections,
     check_corrections,
@@ -218,7 +219,7 @@ class Pipeline(Spec, Shown):
             return {TRANSFORM: self}
         found = {self.stages[0].name: self}
         for before, stage in pairwise(self.stages):
-            sources = (Source(name=before.name, dataframe=object()),)
+            sources = (Source(name=before.name, dataframe=bounds_of(before.step)),)
             found[stage.name] = self.model_copy(update={"transform": stage, "stages": (), "sources": sources})
         return found
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from slackwater.config import ddl
 from slackwater.config.aggregation import Aggregation
 from slackwater.config.aggregator import UnfitError
+from slackwater.config.bounds import bounds_in
 from slackwater.config.checks import resolve
 from slackwater.config.join import SIDES, Join, output_names
 from slackwater.config.pipeline import Pipeline, Stage
@@ -243,7 +244,9 @@ class _Step:
         carried = self.pipeline.carries_origin and sql is not None and re.search(rf"\b{ORIGIN}\b", sql, re.IGNORECASE)
         untimed = transform.is_rows and EVENT_TIME not in columns.types
         added = {**({} if untimed else {EVENT_TIME: "timestamp"}), **({ORIGIN: None} if carried else {})}
-        timed = Columns({**columns.types, **added}, columns.closed)
+        bounds = bounds_in(self.pipeline.sources, source)
+        known = frozenset(name.casefold() for name in bounds.names)
+        timed = Columns({**columns.types, **added}, columns.closed, known)
         if sql is None:
             return timed
         key = self._sql_key(source)
@@ -264,7 +267,8 @@ class _Step:
             advice = "" if self._kind == "join" else f", and describe aggregation in [{self.at}.window]"
             self.found.add(
                 key,
-                f"must be row-wise, it uses {', '.join(sorted(own.beyond))}; filter, project and join lookups there{advice}",
+                f"must be row-wise, it uses {', '.join(sorted(own.beyond))}; filter, project and join lookups there{advice}"
+                + bounds.told(own.beyond),
             )
         out = Columns(
             {name: type_ for name, type_ in out.types.items() if not (carried and name == ORIGIN)}, out.closed

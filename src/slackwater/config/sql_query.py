@@ -7,10 +7,11 @@ Whatever is not understood for certain is not judged: an unknown table, type or 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config import ddl
+from slackwater.config.bounds import AGGREGATE, WINDOW
 from slackwater.config.spelling import near, nearest, show
 from slackwater.config.sql_words import (
     AGGREGATES,
@@ -25,15 +26,17 @@ from slackwater.config.sql_words import (
 if TYPE_CHECKING:
     from sqlglot import exp
 
-AGGREGATE = "an aggregate (GROUP BY, count(), …)"
-
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns by name, with their types as Spark prints them (None: unknown). `closed`: there are no others."""
+    """Columns by name, with their types as Spark prints them (None: unknown). `closed`: there are no others.
+
+    `bounds`: those, case-folded, by which rows may be put together (see `config.bounds`), as far as they are followed here.
+    """
 
     types: Mapping[str, str | None] = field(default_factory=dict)
     closed: bool = False
+    bounds: frozenset[str] = frozenset()
 
     def has(self, name: str) -> bool:
         return name.casefold() in (known.casefold() for known in self.types)
@@ -75,7 +78,8 @@ def query(sql: str, tables: Mapping[str, Columns], found: Findings, rows: Sequen
         return UNKNOWN
     known = {name.casefold(): _Table(columns, set()) for name, columns in tables.items()}
     try:
-        return _Reader(found, tuple(tables), tuple(rows)).visit(tree, known, found.beyond)
+        groups = any(columns.bounds for columns in tables.values())
+        return _Reader(found, tuple(tables), tuple(rows), groups).visit(tree, known, found.beyond)
     except RecursionError:
         found.unsure.append(_DEEP)
         return UNKNOWN
@@ -205,6 +209,7 @@ class _Scope:
     aliases: dict[str, str | None] = field(default_factory=dict)
     merged: set[str] = field(default_factory=set)  # columns of USING: both tables have them
     natural: bool = False
+    grouped: bool = False  # rows are put together by a bound: an aggregate is at home here
 
     @property
     def closed(self) -> bool:
@@ -223,6 +228,7 @@ class _Reader:
     found: Findings
     tables: tuple[str, ...]
     rows: tuple[str, ...]
+    groups: bool = False  # some of the rows may be put together by a bound
 
     def visit(self, node: exp.Expr, known: Mapping[str, _Table], beyond: set[str]) -> Columns:
         """The columns of a query; notes what is wrong in it."""
@@ -261,16 +267,15 @@ class _Reader:
         else:
             beyond.add(node.key.upper())
         if node.args.get("by_name") or not (left.closed and right.closed) or len(left.types) != len(right.types):
-            return Columns(dict.fromkeys(left.types), left.closed and not node.args.get("by_name"))
+            return Columns(dict.fromkeys(left.types), left.closed and not node.args.get("by_name"), left.bounds)
         pairs = zip(left.types.items(), right.types.values(), strict=True)
-        return Columns({name: a if a == b else None for (name, a), b in pairs}, True)
+        return Columns({name: a if a == b else None for (name, a), b in pairs}, True, left.bounds)
 
     def _select(self, node: exp.Select, known: Mapping[str, _Table], beyond: set[str]) -> Columns:
         from sqlglot import exp
 
-        for key, what in (("group", AGGREGATE), ("having", AGGREGATE), ("distinct", "DISTINCT")):
-            if node.args.get(key):
-                beyond.add(what)
+        if node.args.get("distinct"):
+            beyond.add("DISTINCT")
         source = node.args.get("from_")
         scope = _Scope([])
         if source is not None:
@@ -280,10 +285,12 @@ class _Reader:
         for lateral in node.args.get("laterals") or ():
             self._items(lateral.this, scope, beyond)
             scope.tables.append((lateral.alias.casefold(), _made(lateral.alias_column_names)))
-        for key in ("where", "group", "having", "order", "sort", "distribute", "cluster"):
-            part = node.args.get(key)
-            if part is not None and key == "where":
-                self.judge(part.this, scope, beyond)
+        if node.args.get("where") is not None:
+            self.judge(node.args["where"].this, scope, beyond)
+        group: Any = node.args.get("group")
+        scope.grouped = group is not None and self._is_by(group.expressions, _aliases(node), scope)
+        if (group is not None or node.args.get("having")) and not scope.grouped:
+            beyond.add(AGGREGATE)
         if node.args.get("windows") or node.args.get("qualify") or node.args.get("match"):
             return self._unsure("WINDOW or QUALIFY")
         types: dict[str, str | None] = {}
@@ -296,7 +303,37 @@ class _Reader:
             closed = closed and complete
             if isinstance(item, exp.Alias):
                 scope.aliases[item.alias.casefold()] = self.type_of(plain, scope)
-        return Columns(types, closed)
+        return Columns(types, closed, self._bounds(node, scope))
+
+    def _is_by(self, expressions: Sequence[exp.Expr], aliases: Mapping[str, exp.Expr], scope: _Scope) -> bool:
+        """Whether rows are put together by a bound, or may be: a start judges what is not followed here."""
+        from sqlglot import exp
+
+        if not self.groups:
+            return False
+        if not expressions or not scope.closed:  # GROUP BY ALL, and the like
+            return True
+        named = [aliases[e.name.casefold()] for e in expressions if e.name.casefold() in aliases]
+        return any(isinstance(e, exp.Literal) or self._is_bound(e, scope) for e in (*expressions, *named))
+
+    def _is_bound(self, node: exp.Expr, scope: _Scope) -> bool:
+        from sqlglot import exp
+
+        return isinstance(node, exp.Column) and any(
+            node.parts[-1].name.casefold() in columns.bounds for _, columns in scope.tables
+        )
+
+    def _bounds(self, node: exp.Select, scope: _Scope) -> frozenset[str]:
+        """Under which names bounds come out of a SELECT."""
+        from sqlglot import exp
+
+        found: set[str] = set()
+        for item in node.expressions:
+            if isinstance(item, exp.Star) or (isinstance(item, exp.Column) and isinstance(item.this, exp.Star)):
+                found |= {name for _, columns in scope.tables for name in columns.bounds}
+            elif self._is_bound(item.this if isinstance(item, exp.Alias) else item, scope):
+                found.add(item.alias_or_name.casefold())
+        return frozenset(found)
 
     # -- FROM ----------------------------------------------------------------------------------------------------
 
@@ -385,7 +422,10 @@ class _Reader:
             self.judge(node.this, scope, beyond)
             return
         if isinstance(node, exp.Window):
-            beyond.add("a window function (OVER)")
+            if not self._is_by(node.args.get("partition_by") or (exp.null(),), {}, scope):
+                beyond.add(WINDOW)
+                return
+            self._items(node, replace(scope, grouped=True), beyond)
             return
         if isinstance(node, exp.Column):
             self._column(node, scope)
@@ -405,7 +445,7 @@ class _Reader:
             name = node.this.lower()
             if name not in FUNCTIONS:
                 self.found.problems.append(f'function "{node.this}" is not there{near(name, FUNCTIONS)}')
-        if name in AGGREGATES:
+        if name in AGGREGATES and not scope.grouped:
             beyond.add(AGGREGATE)
         if name in CHANGING:
             spelled = CHANGING[name]
@@ -518,6 +558,13 @@ class _Reader:
         return {}, not own_name  # else it is called as it is written, with its parentheses or operators
 
 
+def _aliases(node: exp.Select) -> dict[str, exp.Expr]:
+    """What the names of a SELECT's items stand for, where GROUP BY may use them."""
+    from sqlglot import exp
+
+    return {item.alias.casefold(): item.this for item in node.expressions if isinstance(item, exp.Alias)}
+
+
 def _made(names: Sequence[str]) -> Columns:
     """The columns that a table function makes, where they are named."""
     return Columns(dict.fromkeys(names), bool(names))
@@ -527,8 +574,11 @@ def _renamed(columns: Columns, names: Sequence[str]) -> Columns:
     if not names:
         return columns
     if len(names) != len(columns.types) or not columns.closed:
-        return Columns(dict.fromkeys(names), True)
-    return Columns(dict(zip(names, columns.types.values(), strict=True)), columns.closed)
+        return Columns(
+            dict.fromkeys(names), True, frozenset(map(str.casefold, names)) if columns.bounds else frozenset()
+        )
+    bounds = {new.casefold() for new, old in zip(names, columns.types, strict=True) if old.casefold() in columns.bounds}
+    return Columns(dict(zip(names, columns.types.values(), strict=True)), columns.closed, frozenset(bounds))
 
 
 def _without(tables: Sequence[tuple[str, Columns]], star: exp.Expr) -> dict[str, str | None]:

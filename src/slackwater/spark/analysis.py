@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from slackwater.config.bounds import AGGREGATE, ROW_BY_ROW, WINDOW, Bounds, bounds_in
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spelling import show
 from slackwater.core.schema import Field
@@ -18,7 +19,7 @@ from slackwater.errors import StartError
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_TYPE
 from slackwater.sources.base import CORRUPT, reason
 from slackwater.sources.times import UTC
-from slackwater.spark import origin
+from slackwater.spark import grouping, origin
 from slackwater.spark.epoch_sql import end_sql, event_time_sql
 from slackwater.windows.aggregations import quote
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 # plan nodes and expressions that look beyond the row, and how a user knows them
 _NODES = {
-    "Aggregate": "an aggregate (GROUP BY, count(), …)",
+    "Aggregate": AGGREGATE,
     "Distinct": "DISTINCT",
     "Deduplicate": "DISTINCT",
     "GlobalLimit": "LIMIT",
@@ -35,7 +36,7 @@ _NODES = {
     "Offset": "OFFSET",
     "Tail": "LIMIT",
     "Sort": "ORDER BY",
-    "Window": "a window function (OVER)",
+    "Window": WINDOW,
     "Intersect": "INTERSECT",
     "Except": "EXCEPT",
     "Sample": "TABLESAMPLE",
@@ -137,11 +138,13 @@ def check_sql(session: SparkSession, pipeline: Pipeline, source: str, frame: Dat
         out = run_sql(session, pipeline, source, rows)
     except Exception as error:
         raise StartError(f"{where}: {_fact(error)}; there are: {', '.join(rows.columns)}") from None
-    found = forbidden(out)
+    bounds = bounds_in(pipeline.sources, source)
+    found = forbidden(out, rows, bounds)
     if found:
         raise StartError(
             f"{where} must be row-wise, it uses {', '.join(sorted(found))}; filter, project and join lookups there"
-            + ("" if pipeline.transform.window is None else ", and describe aggregation in [transform.window]")
+            + ("" if pipeline.transform.join is not None else ", and describe aggregation in [transform.window]")
+            + bounds.told(found)
         )
     own = ORIGIN if _selects_origin(pipeline, source) else None
     fields = {name: field for name, field in fields_of(out).items() if name != own}
@@ -246,13 +249,17 @@ def _view(session: SparkSession, pipeline: Pipeline, frame: DataFrame, with_orig
     return rows.selectExpr("*", *more)
 
 
-def forbidden(frame: DataFrame) -> set[str]:
-    """What in a DataFrame's plan looks beyond the row, as users call it."""
+def forbidden(frame: DataFrame, view: DataFrame | None = None, bounds: Bounds = ROW_BY_ROW) -> set[str]:
+    """What in a DataFrame's plan looks beyond the row, as users call it.
+
+    `bounds`: the columns of `view`, which it reads, by any of which rows may be grouped all the same.
+    """
     plan = json.loads(frame._jdf.queryExecution().analyzed().toJSON())
-    found: set[str] = set()
-    for node in _nodes(plan):
-        name = str(node.get("class", "")).rsplit(".", 1)[-1]
-        if name in _NODES:
+    nodes, found = _nodes(plan), set[str]()
+    alike = grouping.columns(nodes, grouping.identities(view, bounds.names)) if view is not None else frozenset[int]()
+    for node in nodes:
+        name = grouping.kind(node)
+        if name in _NODES and not grouping.is_by(node, alike):
             found.add(_NODES[name])
         if name in _EXPRESSIONS:
             found.add(_EXPRESSIONS[name])

@@ -292,7 +292,7 @@ class LocalPipeline:
         """A stage bound to the columns of the one before it; one with SQL of its own is bound by Spark."""
         step = own.transform.step
         if self._session is None or not (own.transform.sql or step.event_time_column != "_event_ts"):
-            return compiling.compile_window(own, {f.name: f for f in before.row_columns})
+            return compiling.compile_step(own, {own.sources[0].name: {f.name: f for f in before.row_columns}})
         self._sql_stages[name] = self._front(own, {own.sources[0].name: before.row_columns})
         return self._sql_stages[name].logic
 
@@ -301,10 +301,7 @@ class LocalPipeline:
             timed = {n: [*f.values(), Field("_event_ts", "timestamp")] for n, f in given.items()}
             self._sql_stages["front"] = self._front(pipeline, timed)
             return self._sql_stages["front"].logic
-        join = pipeline.transform.join
-        if join is None:
-            return compiling.compile_window(pipeline, self._columns[pipeline.sources[0].name])
-        return compiling.compile_join(pipeline, (self._columns[join.left_source], self._columns[join.right_source]))
+        return compiling.compile_step(pipeline, self._columns)
 
     def _front(self, pipeline: Pipeline, columns: Mapping[str, Sequence[Field]]) -> Front:
         from slackwater.testing.front import bound
