@@ -14,6 +14,7 @@ from slackwater.config.connection import Connection, PostgresConnection
 from slackwater.config.join import SIDES, Join
 from slackwater.config.paths import local
 from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.rows import Rows
 from slackwater.config.source import Lookup, Source
 from slackwater.config.target import Target
 from slackwater.config.ways import Way
@@ -46,7 +47,7 @@ class Stage:
 class Plan(Shown):
     """The stages of a pipeline, its delivery guarantee and what its state may grow to.
 
-    `state_bytes` is None for a join, whose state is what its sources bring in the time that rows are kept.
+    `state_bytes` is None for a join, whose state is what its sources bring in the time that rows are kept; 0 without state.
     """
 
     stages: tuple[Stage, ...]
@@ -68,7 +69,7 @@ def build(pipeline: Pipeline) -> Plan:
     return Plan(
         (*stages, _commit(pipeline), _publish(pipeline)),
         guarantee(pipeline),
-        None if isinstance(last, Join) else projected_bytes(last),
+        None if isinstance(last, Join) else projected_bytes(last) if isinstance(last, Window) else 0,
         (*warnings(pipeline), *size_warnings(last)),
     )
 
@@ -76,7 +77,9 @@ def build(pipeline: Pipeline) -> Plan:
 describe = build  # its name in `slackwater`
 
 
-def _middle(step: Window | Join, pipeline: Pipeline) -> tuple[Stage, ...]:
+def _middle(step: Window | Join | Rows, pipeline: Pipeline) -> tuple[Stage, ...]:
+    if isinstance(step, Rows):
+        return (Stage("emit", "Spark", "what the SQL selects, in the epoch that reads it", ("no state but offsets",)),)
     if isinstance(step, Join):
         return (_shuffle_sides(step), _join(step, pipeline), _emit_pairs(step))
     return (_lift(step), _shuffle(step), _step(step), _emit(step))
@@ -123,6 +126,8 @@ def _event_time(pipeline: Pipeline) -> Stage:
     w = pipeline.transform.step
     if w.time_mode == "processing":
         time = "the epoch's clock"
+    elif isinstance(w, Rows):
+        return _untimed(pipeline)
     elif w.event_time_column == "_event_ts":
         time = "the time of each record"
     else:
@@ -145,6 +150,13 @@ def _event_time(pipeline: Pipeline) -> Stage:
             f"bad rows: {pipeline.transform.on_error}; no event time, undecodable, or more than {duration_text(w.max_future_ms)} ahead",
         ),
     )
+
+
+def _untimed(pipeline: Pipeline) -> Stage:
+    """Of rows that wait for no time."""
+    title = "_event_ts where the source brings it, else the epoch's clock"
+    lines = ("nothing waits for it, and no row is late", f"bad rows: {pipeline.transform.on_error}; undecodable")
+    return Stage("event time", "Spark", title, lines)
 
 
 def _sql(pipeline: Pipeline) -> Stage:
@@ -317,7 +329,9 @@ def target_text(pipeline: Pipeline) -> str:
 
 def _target(t: Target, pipeline: Pipeline) -> str:
     kind = kind_of(t, pipeline)
-    adds = pipeline.last.transform.join is not None or t is not pipeline.target  # pairs and letters have no identity
+    adds = (
+        pipeline.last.transform.window is None or t is not pipeline.target
+    )  # pairs, rows and letters have no identity
     if kind == "files":
         return f'{t.format or "parquet"} files in "{_place(t.path)}", one per epoch'
     if kind == "delta":
@@ -387,10 +401,9 @@ def _accumulator_bytes(a: Aggregation) -> int:
     return {"count": 8, "min": 16, "max": 16}.get(a.agg, 24)
 
 
-def size_warnings(step: Window | Join) -> tuple[str, ...]:
+def size_warnings(step: Window | Join | Rows) -> tuple[str, ...]:
     """A warning if the projected state of a window is above 1 GiB; at the default bound, which is there for safety, if it is far above."""
-    size = 0 if isinstance(step, Join) else projected_bytes(step)
-    if isinstance(step, Join) or size <= GIB:
+    if not isinstance(step, Window) or (size := projected_bytes(step)) <= GIB:
         return ()
     nobody_chose_it = step.max_groups_per_window == step.implied().get("max_groups_per_window")
     if nobody_chose_it and size <= DEFAULT_GIB * GIB:

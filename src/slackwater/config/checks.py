@@ -10,20 +10,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import CONNECTIONS, Connection, KafkaConnection
+from slackwater.config.rows import ROWS
 from slackwater.config.source import Lookup, Source, declared_columns
 from slackwater.config.spec import Problem, Values
 from slackwater.config.spelling import nearest, show
 
 if TYPE_CHECKING:
     from slackwater.config.join import Join
+    from slackwater.config.rows import Rows
     from slackwater.config.target import StateStore, Target
     from slackwater.config.window import Window
 
 
-def step_of(values: Values) -> Window | Join | None:
-    """The window or the join of a draft; None if it has neither."""
+def step_of(values: Values) -> Window | Join | Rows | None:
+    """The step of a draft; None if it has none that could be read."""
     transform = values.get("transform")
-    return None if transform is None else transform.window or transform.join
+    if transform is None:
+        return None
+    return transform.window or transform.join or (ROWS if transform.is_rows else None)
 
 
 def resolve(reference: object, known: Mapping[str, Connection]) -> Connection | None:
@@ -123,7 +127,8 @@ def check_event_time(values: Values) -> Iterator[Problem]:
             yield f"sources[{i}].schema", f'declares "_event_ts", which is injected; rename the column{use}'
         files_keys = source.format is not None or "format" in source._wrong  # of an unknown connection its keys tell
         of_files = files_keys if found is None else found.kind == "files"
-        if not (processing or named) and source.dataframe is None and of_files and "_event_ts" not in columns:
+        needed = step is not ROWS and not (processing or named)
+        if needed and source.dataframe is None and of_files and "_event_ts" not in columns:
             which = f"source {show(source.name)}" if source.name else f"sources[{i}]"
             yield (
                 f"{step.AT}.event_time_column",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import Field
 
+from slackwater.config.bounds import Bounds, bounds_of
 from slackwater.config.checks import (
     check_connections,
     check_corrections,
@@ -34,7 +35,8 @@ from slackwater.config.kinds import (
     shaped,
     text,
 )
-from slackwater.config.source import RESULTS, Lookup, Source
+from slackwater.config.rows import ROWS, Rows
+from slackwater.config.source import Lookup, Results, Source
 from slackwater.config.spec import Problem, Spec, Values, many, one
 from slackwater.config.spelling import show, show_key
 from slackwater.config.stage_checks import check_stages, each_step
@@ -65,7 +67,10 @@ def _lookups(value: Any) -> dict[str, Lookup]:
 
 
 class Transform(Spec):
-    """The SQL pre-stage (row-wise, over the view `source`), what to do with bad rows, and the window or the join."""
+    """The SQL pre-stage (row-wise, over the view `source`), what to do with bad rows, and the window or the join.
+
+    With SQL alone what it selects is what comes out: a stage without state.
+    """
 
     sql: str | None = None
     on_error: str = "fail"
@@ -96,16 +101,15 @@ class Transform(Spec):
     AT: ClassVar[str] = "transform"  # where a config describes it
 
     @property
-    def is_sql(self) -> bool:
-        """Whether it is SQL and nothing else: neither a window nor a join."""
-        return self.window is None and self.join is None
+    def step(self) -> Window | Join | Rows:
+        """The window or the join, of which at most one is given; else the SQL is all there is."""
+        return self.window or self.join or ROWS
 
     @property
-    def step(self) -> Window | Join:
-        """The stateful step: exactly one of the two is given."""
-        step = self.window or self.join
-        assert step is not None
-        return step
+    def is_rows(self) -> bool:
+        """Whether the SQL is all there is, also of a draft: a stage without state."""
+        none = self.window is None and self.join is None and not {"window", "join"} & self._wrong
+        return none and self.sql is not None
 
     def sql_of(self, source: str) -> str | None:
         """The SQL pre-stage of a source's rows: one for all sources of a window, one per side of a join."""
@@ -122,7 +126,7 @@ class Transform(Spec):
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         window, join = (key in values or key in wrong for key in ("window", "join"))
-        if not window and not join and not ({"sql"} & values.keys() or "sql" in wrong):
+        if not window and not join and not ("sql" in values or "sql" in wrong):
             yield "window", f"missing; {_STEP.replace('transform', cls.AT)}"
         if window and join:
             yield "join", f"given beside [{cls.AT}.window]; a stage is one or the other: remove one of them"
@@ -164,7 +168,7 @@ class Stage(Transform):
         return "give the stage a name"
 
 
-_STEP = "describe the window in [transform.window], the join in [transform.join], or give sql alone"
+_STEP = "describe the window in [transform.window], or the join in [transform.join], or write sql in [transform]: it may be all there is"
 _Connected = TypeVar("_Connected", Source, Lookup, Target)
 _Transformed = TypeVar("_Transformed", Transform, Stage)
 TRANSFORM = "transform"  # what the stage of a pipeline without `stages` is called
@@ -240,13 +244,13 @@ class Pipeline(Spec, Shown):
         """Each stage that runs by itself, in order, by name: a pipeline of this step, whose sources are where its rows come from."""
         if not self.stages:
             return {TRANSFORM: self}
-        sources = {s.name: s for s in self.sources}
+        sources, steps = {s.name: s for s in self.sources}, {s.name: s.step for s in self.stages}
         read = reads(self.stages, list(sources))
         found = {}
         for stage in self.steps:
             given = ways(stage, self.stages, read)
             origins = dict.fromkeys(w.origin for w in given)
-            own = tuple(sources.get(n) or Source(name=n, dataframe=RESULTS) for n in origins)
+            own = tuple(sources.get(n) or Source(name=n, dataframe=Results(bounds_of(steps[n]))) for n in origins)
             changed = {"transform": stage, "stages": (), "sources": own, "given_ways": given}
             found[stage.name] = self.model_copy(update=changed)
         return found
@@ -265,6 +269,10 @@ class Pipeline(Spec, Shown):
         found = [(f'stage "{s.name}": sql', s.sql) for s in way.through]
         own = self.transform
         return [(at, sql) for at, sql in (*found, (own.sql_key(way.name), own.sql_of(way.name))) if sql is not None]
+
+    def bounds(self, origin: str) -> Bounds:
+        """By what rows from there may be put together."""
+        return next(s for s in self.sources if s.name == origin).bounds
 
     @property
     def lookups(self) -> dict[str, Lookup]:

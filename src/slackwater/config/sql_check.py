@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slackwater.config import ddl
 from slackwater.config.aggregation import Aggregation
@@ -17,6 +17,7 @@ from slackwater.config.aggregator import UnfitError
 from slackwater.config.checks import resolve
 from slackwater.config.join import SIDES, Join, output_names
 from slackwater.config.pipeline import Pipeline, Stage
+from slackwater.config.rows import Rows
 from slackwater.config.source import Lookup, Source, injected
 from slackwater.config.spelling import Interpolated, nearest, show
 from slackwater.config.sql.columns import UNKNOWN, Columns, Findings
@@ -76,9 +77,12 @@ def check_draft(pipeline: Pipeline) -> Checked:
     """The same of a draft: what could be read of a config that is wrong itself. Parts that were reported are left out."""
     transform = pipeline.transform
     usable = pipeline.sources and transform is not None and not transform._wrong & {"sql", "lookups"}
-    if not usable or pipeline.stages or {"connections", "spark"} & pipeline._wrong or transform.window is None:
+    if not usable or pipeline.stages or {"connections", "spark"} & pipeline._wrong or transform.join is not None:
         return Checked()  # the SQL of joins and of several stages when their parts are right
     window = transform.window
+    if window is None:
+        sound = transform.is_rows and not any(s._wrong for s in pipeline.sources)
+        return check(pipeline) if sound else Checked()
     wrong = set(window._wrong)
     if {"event_time_column", "time_mode", "event_time_unit"} & wrong:
         wrong |= {"event_time_column"}
@@ -183,7 +187,8 @@ class _Step:
                 self._event_time(source.name, given[source.name])
         outputs, sides = dict[str, Columns](), dict[str, Columns]()
         for way in self.pipeline.ways:
-            columns = given[way.origin]
+            known = self.pipeline.bounds(way.origin).names
+            columns = replace(given[way.origin], bounds=frozenset(name.casefold() for name in known))
             for stage in way.through:
                 columns = self._sql(way.origin, columns, tables, stage.sql, f"{self.stages[stage.name]}.sql")
             sql = self.pipeline.transform.sql_of(way.name)
@@ -191,6 +196,8 @@ class _Step:
             sides[way.name] = outputs[way.key]
         if isinstance(step, Join):
             return self._join(step, sides)
+        if isinstance(step, Rows):
+            return self._rows(outputs)
         for out in outputs.values():
             self._gap(step, out)
         first = next(iter(outputs.values()))
@@ -211,6 +218,12 @@ class _Step:
     def _event_time(self, source: str, columns: Columns) -> None:
         step = self.pipeline.transform.step
         text = step.event_time_column
+        if isinstance(step, Rows):
+            type_ = columns.types.get(EVENT_TIME)
+            if type_ is not None and any(_no_time(type_, None)):
+                line = f'{self._of(source)}column "{EVENT_TIME}" is {type_}, which is no time; rename the column'
+                self.found.add(f"{self.at}.sql", line)
+            return
         key, of = f"{self.at}.{self._kind}.event_time_column", self._of(source)
         if step.time_mode == "processing" or text == EVENT_TIME:
             type_ = columns.types.get(EVENT_TIME)
@@ -237,9 +250,11 @@ class _Step:
     def _sql(self, source: str, columns: Columns, tables: Mapping[str, Columns], sql: str | None, key: str) -> Columns:
         """What comes out of one text, over rows that have these columns; `source`: where the rows come from."""
         carried = self.pipeline.carries_origin and sql is not None and re.search(rf"\b{ORIGIN}\b", sql, re.IGNORECASE)
-        timed = Columns(
-            {**columns.types, EVENT_TIME: "timestamp", **({ORIGIN: None} if carried else {})}, columns.closed
-        )
+        transform = self.pipeline.transform
+        untimed = transform.is_rows and EVENT_TIME not in columns.types
+        added = {**({} if untimed else {EVENT_TIME: "timestamp"}), **({ORIGIN: None} if carried else {})}
+        bounds = self.pipeline.bounds(source)
+        timed = Columns({**columns.types, **added}, columns.closed, columns.bounds)
         if sql is None:
             return timed
         own = Findings()
@@ -259,11 +274,16 @@ class _Step:
             advice = "" if self._kind == "join" else f", and describe aggregation in [{self.at}.window]"
             self.found.add(
                 key,
-                f"must be row-wise, it uses {', '.join(sorted(own.beyond))}; filter, project and join lookups there{advice}",
+                f"must be row-wise, it uses {', '.join(sorted(own.beyond))}; filter, project and join lookups there{advice}"
+                + bounds.told(own.beyond),
             )
         out = Columns(
-            {name: type_ for name, type_ in out.types.items() if not (carried and name == ORIGIN)}, out.closed
+            {name: type_ for name, type_ in out.types.items() if not (carried and name == ORIGIN)},
+            out.closed,
+            out.bounds,
         )
+        if transform.is_rows:
+            return out
         if EVENT_TIME not in out.types:
             if out.closed:
                 self.found.add(
@@ -281,6 +301,28 @@ class _Step:
         if join is None:
             return f"{self.at}.sql"
         return f"{self.at}.join.{'left' if source == join.left_source else 'right'}_sql"
+
+    def _rows(self, outputs: Mapping[str, Columns]) -> Columns:
+        """What several sources select must be one table."""
+        (first, expected), *others = outputs.items()
+        for name, out in others:
+            if not (expected.closed and out.closed):
+                continue
+            for column in dict.fromkeys((*expected.types, *out.types)):
+                a, b = (c.types.get(column) for c in (expected, out))
+                there = column in expected.types, column in out.types
+                if all(there) and (a == b or None in (a, b)):
+                    continue
+                shown = [
+                    f"{(t or 'there') if is_there else 'missing'} in source {show(source)}"
+                    for t, is_there, source in zip((a, b), there, (first, name), strict=True)
+                ]
+                self.found.add(
+                    f"{self.at}.sql",
+                    f"column {show(column)} is {shown[0]} and {shown[1]}; expected the same columns from every source: cast or "
+                    "rename in the SQL",
+                )
+        return expected
 
     # -- a window ------------------------------------------------------------------------------------------------
 

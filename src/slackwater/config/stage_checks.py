@@ -57,9 +57,9 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
     yield from _unread(stages, sources, read, _shown(values))
     readers = {name for inputs in read.values() for name in inputs}
     for number, stage in enumerate(stages):
-        if stage.name in readers and not stage.is_sql:
+        if stage.name in readers and not stage.is_rows:
             yield from _settled(stage, number)
-        if not stage.is_sql and stage.step.late_data == "dlq":
+        if not stage.is_rows and stage.step.late_data == "dlq":
             behind = [w.origin for w in ways(stage, stages, read) if w.origin not in sources]
             if behind:
                 yield (

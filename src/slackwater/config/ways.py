@@ -49,7 +49,7 @@ def reads(stages: Sequence[Stage], sources: Sequence[str]) -> dict[str, tuple[st
 def steps(stages: Sequence[Stage], shown: Iterable[str]) -> list[Stage]:
     """The stages that run: those with state, and of SQL those whose rows a target gets (`shown`)."""
     wanted = set(shown)
-    return [s for s in stages if not s.is_sql or s.name in wanted]
+    return [s for s in stages if not s.is_rows or s.name in wanted]
 
 
 def ways(stage: Stage, stages: Sequence[Stage], read: Mapping[str, Sequence[str]]) -> tuple[Way, ...]:
@@ -58,7 +58,7 @@ def ways(stage: Stage, stages: Sequence[Stage], read: Mapping[str, Sequence[str]
     found: list[Way] = []
     for name in read[stage.name]:
         before = known.get(name)
-        if before is None or not before.is_sql:
+        if before is None or not before.is_rows:
             found.append(Way(name, name))
         else:
             found += [Way(name, w.origin, (*w.through, before)) for w in ways(before, stages, read)]

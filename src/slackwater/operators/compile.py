@@ -16,25 +16,22 @@ from slackwater.joins import logic as joins
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
+from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
-from slackwater.operators.windowed import Windowed
 from slackwater.windows.aggregations import Agg
 
+HIDDEN = ("__reason", "__unfit")  # of rows on their way to a target
 
-def compile_step(own: Pipeline, columns: Mapping[str, Mapping[str, Field]]) -> Operator:
-    """A step alone, bound to the columns that come out of the SQL of each of its inputs. Raises StartError."""
-    join = own.transform.join
+
+def compile_step(pipeline: Pipeline, outputs: Mapping[str, Mapping[str, Field]]) -> Operator:
+    """What the step of a pipeline is over the columns that come out of the SQL of each of its sources, in order. Raises StartError."""
+    join = pipeline.transform.join
     if join is not None:
-        return compile_join(own, (columns[join.left_source], columns[join.right_source]))
-    return compile_window(own, next(iter(columns.values())))
-
-
-def columns_read(operator: Operator) -> list[str]:
-    """The columns that it takes from each row."""
-    if isinstance(operator, IntervalJoin):
-        return list(dict.fromkeys(f.name for side in operator.sides for f in side.fields))
-    assert isinstance(operator, Windowed)
-    return list(dict.fromkeys([*operator.key_names, *(i.source.name for i in operator.inputs)]))
+        return compile_join(pipeline, (outputs[join.left_source], outputs[join.right_source]))
+    first = next(iter(outputs.values()))
+    return (
+        compile_rows(pipeline, list(first.values())) if pipeline.transform.is_rows else compile_window(pipeline, first)
+    )
 
 
 def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> Panes | Sessions:
@@ -139,6 +136,27 @@ def compile_join(pipeline: Pipeline, columns: tuple[Mapping[str, Field], Mapping
     return IntervalJoin(
         pipeline.name, left, right, allowed, join.event_time, join.max_rows_per_key, join.on_state_cap == "drop_oldest"
     )
+
+
+def compile_rows(pipeline: Pipeline, columns: Sequence[Field]) -> Rows:
+    """The columns that the SQL selects, in order, as they come out. Raises StartError, one line per misfit."""
+    where, seen = f"{pipeline.name}: {pipeline.transform.AT}.sql", dict[str, str]()
+    problems: list[str] = []
+    for field in columns:
+        if field.name.casefold() in HIDDEN:
+            problems.append(
+                f'{where}: column "{field.name}" has a name that Slackwater uses for a column of its own; rename it'
+            )
+        elif (other := seen.setdefault(field.name.casefold(), field.name)) != field.name or columns.count(field) > 1:
+            problems.append(f'{where}: selects column "{other}" more than once; give each its own name')
+        elif not field.known:
+            problems.append(
+                f'{where}: column "{field.name}" has type {field.type}, which no target takes; cast it in the SQL, to_json() makes text '
+                "of anything"
+            )
+    if problems:
+        raise StartError("\n".join(dict.fromkeys(problems)))
+    return Rows(pipeline.name, tuple(columns))
 
 
 def _hidden(pipeline: Pipeline) -> tuple[Sequence[str], Sequence[str]]:

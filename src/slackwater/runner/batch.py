@@ -144,7 +144,8 @@ class _Planner(SparkEngine):
         if self.pipeline.transform.on_error == "drop":
             return timed.where("__bad IS NULL")
         step = self.pipeline.transform.step
-        keys = step.group_by if isinstance(step, Window) else (*step.left_keys, *step.right_keys)
+        keys = step.group_by if isinstance(step, Window) else ()
+        keys = (*step.left_keys, *step.right_keys) if isinstance(step, Join) else keys
         shown = [c for c in frame.columns if c == CORRUPT or c in step.event_time_column or c in keys]
         message = F.concat(
             F.lit(f'{self.pipeline.name}: bad row of "{name}": '),

@@ -17,9 +17,9 @@ from slackwater.engine.kill_points import Faults
 from slackwater.engine.protocol import Engine
 from slackwater.engine.stage import Stage
 from slackwater.operators.base import Operator
-from slackwater.operators.compile import columns_read, compile_step
+from slackwater.operators.compile import compile_step
 from slackwater.sources.streams import AnySource
-from slackwater.spark import analysis
+from slackwater.spark import analysis, columns
 from slackwater.spark.engine import SparkEngine
 from slackwater.state.protocol import StateStore
 from slackwater.windows.aggregations import quote
@@ -66,7 +66,8 @@ def bind(own: Pipeline, session: SparkSession, frames: Frames) -> Bound:
         inputs.setdefault(way.name, outputs[way.key])
     operator = compile_step(own, inputs)
     for together in _read_alike(own):
-        analysis.check_same_columns(own, {way.key: outputs[way.key] for way in together}, columns_read(operator))
+        which = operator.input_of(together[0].name)
+        analysis.check_same_columns(own, {w.key: outputs[w.key] for w in together}, columns.needed(operator, which))
     return Bound(own, operator, times, {s.name: frames[s.name] for s in own.sources})
 
 
@@ -75,8 +76,8 @@ def bind_all(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySou
     frames, found = frames_of(session, sources), dict[str, Bound]()
     for name, own in pipeline.alone.items():
         found[name] = bind(own, session, frames)
-        columns = ", ".join(f"{quote(f.name)} {f.type}" for f in found[name].operator.row_columns)
-        frames[name] = session.createDataFrame([], columns)
+        fields = found[name].operator.row_columns
+        frames[name] = session.createDataFrame([], ", ".join(f"{quote(f.name)} {f.type}" for f in fields))
     return found
 
 

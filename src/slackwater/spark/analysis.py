@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from slackwater.config.bounds import AGGREGATE, ROW_BY_ROW, WINDOW, Bounds
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.spelling import show
 from slackwater.config.ways import Way
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_TYPE
 from slackwater.sources.base import CORRUPT, reason
 from slackwater.sources.times import UTC
-from slackwater.spark import origin
+from slackwater.spark import grouping, origin
 from slackwater.spark.epoch_sql import end_sql, event_time_sql
 from slackwater.windows.aggregations import quote
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 # plan nodes and expressions that look beyond the row, and how a user knows them
 _NODES = {
-    "Aggregate": "an aggregate (GROUP BY, count(), …)",
+    "Aggregate": AGGREGATE,
     "Distinct": "DISTINCT",
     "Deduplicate": "DISTINCT",
     "GlobalLimit": "LIMIT",
@@ -34,7 +37,7 @@ _NODES = {
     "Offset": "OFFSET",
     "Tail": "LIMIT",
     "Sort": "ORDER BY",
-    "Window": "a window function (OVER)",
+    "Window": WINDOW,
     "Intersect": "INTERSECT",
     "Except": "EXCEPT",
     "Sample": "TABLESAMPLE",
@@ -66,6 +69,7 @@ _EXPRESSIONS = {
 
 
 CLOCK = "PROCESSING"  # stands for an event time: the epoch's clock reading
+TIMES = ("timestamp", "timestamp_ntz", "date", "string")
 
 
 def fields_of(frame: DataFrame) -> dict[str, Field]:
@@ -91,7 +95,7 @@ def time_expression(
     if step.time_mode == "processing":
         return CLOCK
     text = step.event_time_column
-    if text == "_event_ts" and text not in columns and has_clock:
+    if text == "_event_ts" and text not in columns and (has_clock or pipeline.transform.is_rows):
         return CLOCK
     expression = quote(text) if text in columns else text
     try:
@@ -102,6 +106,8 @@ def time_expression(
             f"there are: {', '.join(columns)}"
         ) from None
     type_ = Field("t", field.dataType.simpleString())
+    if pipeline.transform.is_rows and type_.type not in TIMES:
+        raise StartError(f'{where}: column "_event_ts" is {type_.type}, which is no time; rename the column')
     zone = step.event_time_zone or UTC
     return event_time_sql(expression, type_, step.event_time_unit, f'{where}: event_time_column "{text}"', zone)
 
@@ -130,32 +136,46 @@ def _over(session: SparkSession, rows: DataFrame, sql: str) -> DataFrame:
 
 def check_sql(session: SparkSession, pipeline: Pipeline, way: Way, frame: DataFrame) -> dict[str, Field]:
     """Analyse the SQL on a way over the columns at its beginning and return those that come out. Raises StartError by name."""
-    rows = _own_view(session, pipeline, way, frame)
+    view = rows = _own_view(session, pipeline, way, frame)
+    bounds = pipeline.bounds(way.origin)
     for at, sql in pipeline.texts(way):
         where = f'{pipeline.name}: source "{way.origin}": {at}'
         try:
             out = _over(session, rows, sql)
         except Exception as error:
             raise StartError(f"{where}: {_fact(error)}; there are: {', '.join(rows.columns)}") from None
-        found = forbidden(out)
+        found = forbidden(out, view, bounds)
         if found:
             raise StartError(
                 f"{where} must be row-wise, it uses {', '.join(sorted(found))}; filter, project and join lookups there"
-                + ("" if pipeline.transform.window is None else ", and describe aggregation in [transform.window]")
+                + ("" if pipeline.transform.join is not None else ", and describe aggregation in [transform.window]")
+                + bounds.told(found)
             )
-        fields = fields_of(out)
-        if "_event_ts" not in fields:
-            listed = ", ".join(name for name in fields if name != _own_origin(pipeline, way))
-            raise StartError(
-                f'{where} does not select "_event_ts", the event time; add it to the SELECT; it selects: {listed}'
-            )
-        if fields["_event_ts"].type != "timestamp":
-            raise StartError(
-                f'{where} selects "_event_ts" as {fields["_event_ts"].type}, expected timestamp; select it unchanged'
-            )
+        _check_columns(pipeline, way, out, where)
         rows = out
     own = _own_origin(pipeline, way)
     return {name: field for name, field in fields_of(rows).items() if name != own}
+
+
+def _check_columns(pipeline: Pipeline, way: Way, out: DataFrame, where: str) -> None:
+    """What a text selects has what is read on. Raises StartError."""
+    if pipeline.transform.is_rows:  # what it selects is what comes out
+        twice = [name for name, times in Counter(map(str.casefold, out.columns)).items() if times > 1]
+        if twice:
+            raise StartError(
+                f"{where} selects {', '.join(map(show, twice))} more than once; give each column its own name"
+            )
+        return
+    fields = fields_of(out)
+    if "_event_ts" not in fields:
+        listed = ", ".join(name for name in fields if name != _own_origin(pipeline, way))
+        raise StartError(
+            f'{where} does not select "_event_ts", the event time; add it to the SELECT; it selects: {listed}'
+        )
+    if fields["_event_ts"].type != "timestamp":
+        raise StartError(
+            f'{where} selects "_event_ts" as {fields["_event_ts"].type}, expected timestamp; select it unchanged'
+        )
 
 
 def end_expression(pipeline: Pipeline, session: SparkSession, way: Way, frame: DataFrame) -> str:
@@ -186,7 +206,7 @@ def check_origin(session: SparkSession, pipeline: Pipeline, way: Way, frame: Dat
         raise StartError(
             f'{where} has a column "{ORIGIN}", under which late_data = "dlq" carries where a row came from; rename it'
         )
-    rows, plain = _view(session, frame, with_origin=True), _own_view(session, pipeline, way, frame)
+    rows, plain = _view(session, pipeline, frame, with_origin=True), _own_view(session, pipeline, way, frame)
     found = []
     for at, sql in pipeline.texts(way):
         plain = _over(session, plain, sql)
@@ -240,23 +260,29 @@ def _own_origin(pipeline: Pipeline, way: Way) -> str | None:
 
 def _own_view(session: SparkSession, pipeline: Pipeline, way: Way, frame: DataFrame) -> DataFrame:
     """The view as the config's own SQL expects it: with `_origin` if it selects that itself."""
-    return _view(session, frame, with_origin=_selects_origin(pipeline, way))
+    return _view(session, pipeline, frame, with_origin=_selects_origin(pipeline, way))
 
 
-def _view(session: SparkSession, frame: DataFrame, with_origin: bool) -> DataFrame:
-    """The view `source`, without rows."""
-    more = [f"CAST(NULL AS {ORIGIN_TYPE}) AS {ORIGIN}"] if with_origin else []
+def _view(session: SparkSession, pipeline: Pipeline, frame: DataFrame, with_origin: bool) -> DataFrame:
+    """The view `source`, without rows. Where nothing is done by time, it has none that the source did not bring."""
+    timed = "_event_ts" in frame.columns or not pipeline.transform.is_rows
+    more = ["CAST(NULL AS TIMESTAMP) AS _event_ts"] if timed else []
+    more += [f"CAST(NULL AS {ORIGIN_TYPE}) AS {ORIGIN}"] if with_origin else []
     rows = empty(session, frame).drop(CORRUPT, "_event_ts")
-    return rows.selectExpr("*", "CAST(NULL AS TIMESTAMP) AS _event_ts", *more)
+    return rows.selectExpr("*", *more)
 
 
-def forbidden(frame: DataFrame) -> set[str]:
-    """What in a DataFrame's plan looks beyond the row, as users call it."""
+def forbidden(frame: DataFrame, view: DataFrame | None = None, bounds: Bounds = ROW_BY_ROW) -> set[str]:
+    """What in a DataFrame's plan looks beyond the row, as users call it.
+
+    `bounds`: the columns of `view`, which it reads, by any of which rows may be grouped all the same.
+    """
     plan = json.loads(frame._jdf.queryExecution().analyzed().toJSON())
-    found: set[str] = set()
-    for node in _nodes(plan):
-        name = str(node.get("class", "")).rsplit(".", 1)[-1]
-        if name in _NODES:
+    nodes, found = _nodes(plan), set[str]()
+    alike = grouping.columns(nodes, grouping.identities(view, bounds.names)) if view is not None else frozenset[int]()
+    for node in nodes:
+        name = grouping.kind(node)
+        if name in _NODES and not grouping.is_by(node, alike):
             found.add(_NODES[name])
         if name in _EXPRESSIONS:
             found.add(_EXPRESSIONS[name])
@@ -277,10 +303,10 @@ def _nodes(tree: Any) -> list[Mapping[str, Any]]:
 
 
 def check_same_columns(pipeline: Pipeline, outputs: Mapping[str, Mapping[str, Field]], needed: list[str]) -> None:
-    """With several sources, the columns that the window uses must have one type everywhere."""
+    """With several sources, the columns that are used must have one type everywhere; without a window all are."""
     (first, expected), *others = outputs.items()
     for name, columns in others:
-        for column in needed:
+        for column in (*needed, *(set(columns) - set(expected) if pipeline.transform.is_rows else ())):
             a, b = expected.get(column), columns.get(column)
             if a and b and a.type == b.type:
                 continue

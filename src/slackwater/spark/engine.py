@@ -139,10 +139,8 @@ class SparkEngine:
                     out = marked.observe(unfit[name][-1], count_unfit()).where(f"{fitting.UNFIT} IS NULL")
                 parts.append(out.selectExpr(*self._columns(way, tag, before)))
         lifted = self._lift(reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
-        owner = lifted.selectExpr("*", f"{epoch_sql.shard_sql(len(tasks))} AS __shard")
-        reports = run_over(
-            owner.repartitionById(len(tasks), owner["__shard"]), lifted.columns, ingest_task(list(tasks))
-        )
+        owned = columns.to_shards(self.logic, lifted, len(tasks))
+        reports = run_over(owned, lifted.columns, ingest_task(list(tasks)))
         stats: dict[str, SourceStats] = {}
         for name, observation in observed.items():
             found: Mapping[str, Any] = observation.get
@@ -215,6 +213,8 @@ class SparkEngine:
             for tag, some in _by_idleness(rows, names.index(name), len(names), read.split[name]):
                 if self.pipeline.texts(way):
                     some = some.drop("__bad", CORRUPT)
+                if self.pipeline.transform.is_rows and self.times[name] == analysis.CLOCK:
+                    some = some.drop("_event_ts")  # the source did not bring it
                 out = analysis.run_sql(self.session, self.pipeline, way, some, self.sql.get(way.key))
                 yield way, tag if read.tagged else None, out
 

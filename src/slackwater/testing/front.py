@@ -80,6 +80,7 @@ class Front:
         reals: Any = self.sources
         one = binding.bind(self.pipeline, self.session, binding.frames_of(self.session, reals))
         self.logic = one.operator
+        self._clocked = [n for n, t in one.times.items() if t == analysis.CLOCK and self.pipeline.transform.is_rows]
         clocked = {n: f"timestamp_micros({_CLOCK})" if t == analysis.CLOCK else t for n, t in one.times.items()}
         self.engine = SparkEngine(self.session, self.pipeline, self.logic, clocked, end=one.end(self.session))
         self._carried = {w.key: self._carrying(w, one.frames[w.origin]) for w in self.pipeline.ways}
@@ -183,7 +184,7 @@ class Front:
         rows = timed.where("__bad IS NULL")
         if len(runs) > 1:
             rows = rows.where(f"{NUMBER} IN ({', '.join(map(str, run['n']))})")
-        hidden = (FILE, "__bad", CORRUPT, NUMBER, _CLOCK)
+        hidden = (FILE, "__bad", CORRUPT, NUMBER, _CLOCK, *(["_event_ts"] if way.origin in self._clocked else []))
         plain = [quote(c) for c in rows.columns if c not in hidden]
         number = f"{ORIGIN}.offset" if carried is not None else f"{run['n'][0] if run.height else 0}L"
         rows = rows.selectExpr(*plain, *([] if carried is None else [numbered_origin(NUMBER)]))

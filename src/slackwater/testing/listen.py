@@ -27,7 +27,7 @@ _T = TypeVar("_T", Transform, Stage)
 def _listening(found: _T) -> _T:
     """What reads sources: no row of it is dropped unheard."""
     update: dict[str, Any] = {"on_error": "dlq"} if found.on_error == "drop" else {}
-    if not found.is_sql and found.step.late_data == "drop":
+    if not found.is_rows and found.step.late_data == "drop":
         step = found.step.model_copy(update={"late_data": "dlq"})
         update["join" if isinstance(step, Join) else "window"] = step
     return found.model_copy(update=update)

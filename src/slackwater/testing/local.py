@@ -26,6 +26,7 @@ from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, unfit_letters, write_late
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
+from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.task import EmitReport, LetterFile
 from slackwater.operators.windowed import Windowed
@@ -222,6 +223,12 @@ def _(operator: Sessions, frame: pl.DataFrame) -> pl.DataFrame:
     return operator.lift_rows(frame)
 
 
+@lift_inputs.register
+def _(operator: Rows, frame: pl.DataFrame) -> pl.DataFrame:
+    """Spread over the shards in turn: on Spark a row is of the shard whose task has read it."""
+    return frame.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__kh"))
+
+
 @prepare.register
 def _(operator: IntervalJoin, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
     which, slots = operator.input_of(source), Slots.between(operator)
@@ -240,6 +247,13 @@ def _(operator: IntervalJoin, source: str, rows: pl.DataFrame, tag: Int64s | Non
         **{s.name: mine.get(s.name, empty.cast(s.polars)) for s in slots.columns},
     }
     return _tagged(pl.DataFrame([c.alias(name) for name, c in columns.items()]), tag)
+
+
+@prepare.register
+def _(operator: Rows, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
+    timed = rows.with_columns(rows["ts"].cast(pl.Datetime("us", "UTC")).alias("_event_ts"))
+    named = (timed[f.name].alias(operator.slot(i)) for i, f in enumerate(operator.fields))
+    return lift_inputs(operator, pl.DataFrame(list(named)))
 
 
 def _tagged(rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:

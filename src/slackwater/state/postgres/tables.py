@@ -152,6 +152,11 @@ class Tables:
             " WITH (fillfactor = 80)"
         )
 
+    def create_empty(self) -> str:
+        """The table of a stage without state: it stays empty, and whatever looks at the tables of all stages finds one."""
+        name = self.pipeline.replace("'", "''")
+        return f"CREATE TABLE {self.state} (pipeline_name text NOT NULL DEFAULT '{name}', epoch bigint NOT NULL)"
+
     def create_index(self) -> str:
         """What finds the rows that are due."""
         return f"CREATE INDEX {client.quote(self.name_of('state', 'due'))} ON {self.state} (closes_at)"
