@@ -153,7 +153,7 @@ class Stage(Transform):
         return "give the stage a name"
 
 
-_STEP = "describe the window in [transform.window], or the join in [transform.join], or write sql in [transform]: it may be all there is"
+_STEP = "describe the window in [transform.window], or the join in [transform.join], or only sql in [transform]"
 _Connected = TypeVar("_Connected", Source, Lookup, Target)
 TRANSFORM = "transform"  # what the stage of a pipeline without `stages` is called
 LONGEST_NAME = 200  # a file system takes 255, and a state that is put aside gets a time behind its name

@@ -30,7 +30,10 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
             yield "stages", f"{times} stages are called {show(name)}; give each its own name"
     if any(s.join is not None for s in stages[1:]) or any(s.is_rows for s in stages[:-1]):
         found = ", ".join("a join" if s.join is not None else "SQL alone" if s.is_rows else "a window" for s in stages)
-        yield "stages", f"found {found}; available are a join or a window, windows behind it, and SQL alone as the last one"
+        yield (
+            "stages",
+            f"found {found}; available are a join or a window, windows behind it, and SQL alone as the last one",
+        )
         return
     for number, (stage, _) in enumerate(pairwise(stages)):
         yield from _settled(stage, number)
