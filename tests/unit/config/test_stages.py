@@ -173,7 +173,8 @@ def test_windows_before_joins_come_later() -> None:
     first, second = text.index("[[stages]]"), text.rindex("[[stages]]")
     swapped = text[:first] + text[second : text.index("[target]")] + text[first:second] + text[text.index("[target]") :]
     assert any(
-        "found a window, a join; available are a join or a window, windows behind it, and SQL alone as the last one" in p
+        "found a window, a join; available are a join or a window, windows behind it, and SQL alone as the last one"
+        in p
         for p in problems(swapped)
     )
     alone = text[:second] + text[text.index("[target]") :]
