@@ -58,10 +58,13 @@ def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome:
         known = before.clocks[name]
         rows, usable = known.rows + stats.rows, known.usable + stats.usable
         if rows >= 1000 and usable == 0:
-            hint = stats.unit_hint or f'check event_time_column "{step.event_time_column}" and event_time_unit'
+            if of_rows:
+                raise StartError(
+                    f'{pipeline.name}: source "{name}": none of its first {plural(rows, "row")} can be read; check its schema'
+                )
             raise StartError(
-                f'{pipeline.name}: source "{name}": none of its first {plural(rows, "row")} '
-                + ("can be used; check its schema" if of_rows else f"has a usable event time; {hint}")
+                f'{pipeline.name}: source "{name}": none of its first {plural(rows, "row")} has a usable event time; '
+                + (stats.unit_hint or f'check event_time_column "{step.event_time_column}" and event_time_unit')
             )
         if not stats.bad:
             continue
