@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slackwater.config.sql_query import Columns, Findings, query
+from slackwater.config.sql.columns import Columns, Findings
+from slackwater.config.sql.query import query
 
 import slackwater as sw
 from slackwater import explain
