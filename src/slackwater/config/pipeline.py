@@ -168,7 +168,7 @@ class Stage(Transform):
         return "give the stage a name"
 
 
-_STEP = "describe the window in [transform.window], the join in [transform.join], or give sql alone"
+_STEP = "describe the window in [transform.window], or the join in [transform.join], or only sql in [transform]"
 _Connected = TypeVar("_Connected", Source, Lookup, Target)
 _Transformed = TypeVar("_Transformed", Transform, Stage)
 TRANSFORM = "transform"  # what the stage of a pipeline without `stages` is called

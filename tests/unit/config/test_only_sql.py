@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slackwater.config.sql.columns import Columns, Findings
-from slackwater.config.sql.query import query
 
 import slackwater as sw
 from slackwater import explain
@@ -15,6 +13,8 @@ from slackwater.cli import describe
 from slackwater.config import sql_check, toml
 from slackwater.config.bounds import ROW_BY_ROW, bounds_of
 from slackwater.config.rows import ROWS
+from slackwater.config.sql.columns import Columns, Findings
+from slackwater.config.sql.query import query
 from slackwater.errors import ConfigError
 
 CONFIG = """
