@@ -77,7 +77,7 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
         "lateness_ms": "Overrides the lateness of the window or join for this source.",
     },
     Transform: {
-        "sql": "Row-wise SQL over the view `source`; what it selects is what the window sees. Keep _event_ts.",
+        "sql": "Row-wise SQL over the view `source`; what it selects is what the window sees; keep _event_ts. Without a window or join: what comes out.",
         "on_error": "Bad rows: stop the pipeline, drop and count them, or send them to [dead_letter].",
         "window": "A window over the rows.",
         "join": "A join of two sources, instead of a window.",

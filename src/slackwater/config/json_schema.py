@@ -194,7 +194,8 @@ def _rules(spec: type[Spec]) -> list[Schema]:
         rules.append({"if": {"required": ["avro_schema_file"]}, "then": _only("payload_format", "avro")})
         rules.append(_where({"enum": ["avro", "raw"]}, _without(["schema"]), "payload_format"))
     if issubclass(spec, Transform):
-        rules.append({"oneOf": [{"required": ["window"]}, {"required": ["join"]}]})
+        rules.append({"anyOf": [{"required": [key]} for key in ("window", "join", "sql")]})
+        rules.append({"not": {"required": ["window", "join"]}})
         rules.append({"if": {"required": ["join"]}, "then": _without(["sql"])})
     if spec is StateStore:
         rules.append(_where({"const": "files"}, {"required": ["path"], **_without(["url", "schema"])}, "kind"))

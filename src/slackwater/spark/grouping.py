@@ -61,8 +61,8 @@ def _expressions(nodes: Sequence[Node]) -> Iterable[Sequence[Node]]:
     """The expressions of a plan's nodes, each as the list of what it is made of."""
     for node in nodes:
         for value in node.values():
-            if isinstance(value, list) and value and isinstance(value[0], list):
-                yield from value
+            if isinstance(value, list):
+                yield from (e for e in value if isinstance(e, list) and e and isinstance(e[0], dict))
 
 
 def _number(expression: Node) -> int:

@@ -155,7 +155,8 @@ class Tables:
     def create_empty(self) -> str:
         """The table of a stage without state: it stays empty, and whatever looks at the tables of all stages finds one."""
         name = self.pipeline.replace("'", "''")
-        return f"CREATE TABLE {self.state} (pipeline_name text NOT NULL DEFAULT '{name}', epoch bigint NOT NULL)"
+        columns = f"pipeline_name text NOT NULL DEFAULT '{name}', key_hash bigint NOT NULL, epoch bigint NOT NULL"
+        return f"CREATE TABLE {self.state} ({columns})"
 
     def create_index(self) -> str:
         """What finds the rows that are due."""
