@@ -8,6 +8,7 @@ from slackwater.config.connection import Connection, KafkaConnection, PostgresCo
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
+from slackwater.core.offsets import ChangedFiles
 from slackwater.errors import SlackwaterError
 from slackwater.sources import files
 from slackwater.sources.kafka_broker import Broker
@@ -51,12 +52,12 @@ def notes(pipeline: Pipeline) -> list[str]:
         with store.peek() as snapshot:
             for spec in pipeline.sources if snapshot is not None else ():
                 record = snapshot.commit.sources.get(spec.name) if snapshot else None
-                offsets = (record.offsets if record else None) or {}
-                told = offsets.get("changed", {})
-                names, count = list(told.get("last", [])), int(told.get("count", 0))
-                if pipeline.state_store.kind == "files" and "segments" in offsets:
+                read = files.files_read(record.offsets if record else None)
+                changes = read.changed or ChangedFiles()
+                names, count = list(changes.last), changes.count
+                if pipeline.state_store.kind == "files" and read.lists:
                     known = changed.ReadFiles()
-                    known.add(files.recall(store, offsets))
+                    known.add(files.recall(store, read))
                     new = known.changed(None)
                     names += [files.local_name(e.path) for e in new]
                     count += len(new)

@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -20,9 +20,10 @@ from typing import Any
 from slackwater.config.connection import KafkaConnection
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
+from slackwater.core.offsets import KafkaOffsets
 from slackwater.core.words import plural
 from slackwater.errors import SlackwaterError
-from slackwater.sources.files import local_name, located, recall
+from slackwater.sources.files import files_read, local_name, located, recall
 from slackwater.sources.kafka_broker import Broker
 from slackwater.state.protocol import Snapshot
 
@@ -133,18 +134,19 @@ def _shown(name: str) -> bool:
 
 def _answer(source: Source, known: _Known, snapshot: Snapshot) -> Waits:
     record = snapshot.commit.sources.get(source.name)
-    offsets: Mapping[str, Any] = (record.offsets if record is not None else None) or {}
+    offsets = None if record is None else record.offsets
     rows = snapshot.commit.clocks[source.name].rows if record is not None else 0
     if isinstance(known.found, dict):
-        read = {(t, int(p)): int(o) for t, parts in offsets.items() for p, o in parts.items()}
+        read = offsets if isinstance(offsets, KafkaOffsets) else KafkaOffsets()
         # a partition that no commit knows begins at its start; records may be gone before they were read
-        count = sum(max(end - max(read.get(part, low), low), 0) for part, (low, end) in known.found.items())
+        count = sum(max(end - max(read.of(*part) or low, low), 0) for part, (low, end) in known.found.items())
         return Waits(source.name, "records", count, count)
     if known.problem is not None:
         return Waits(source.name, "", None, None, known.problem)
-    done = int(offsets.get("count", 0))
+    files = files_read(offsets)
+    done = files.count
     if known.found is None or done > MOST:
         return Waits(source.name, "files", None, None, f"more than {plural(MOST, 'file')}, which are not compared")
-    names = {local_name(e.path) for e in recall(snapshot, offsets)}  # type: ignore[arg-type]
+    names = {local_name(e.path) for e in recall(snapshot, files)}
     count = sum(1 for name in known.found if str(Path(name)) not in names)
     return Waits(source.name, "files", count, round(rows / done * count) if done else (0 if not count else None))
