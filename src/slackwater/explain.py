@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 from slackwater.config import state_size
 from slackwater.config.connection import Connection, PostgresConnection
+from slackwater.config.connectors import CONNECTORS, absolute
 from slackwater.config.join import SIDES, Join
-from slackwater.config.paths import local
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
 from slackwater.config.target import Target
@@ -104,13 +103,9 @@ def _read(pipeline: Pipeline) -> Stage:
 def _source(s: Source, connection: Connection | None) -> str:
     if s.dataframe is not None or connection is None:
         return f'"{s.name}": a streaming DataFrame'
-    if connection.kind == "files":
-        most, what = s.max_files_per_trigger, f"{s.format} files {s.query}"
-    elif connection.kind == "kafka":
-        most, what = s.max_offsets_per_trigger, f"{s.payload_format or 'json'} records of {s.query} in Kafka"
-    else:
-        most, what = s.max_messages_per_trigger, f"{s.query} in {connection.kind}"
-    return f'"{s.name}": {what}' + (f", at most {most} per epoch" if most else ", all new ones per epoch")
+    known = CONNECTORS[connection.kind]
+    most = known.most(s)
+    return f'"{s.name}": {known.rows(s)}' + (f", at most {most} per epoch" if most else ", all new ones per epoch")
 
 
 def _event_time(pipeline: Pipeline) -> Stage:
@@ -263,13 +258,8 @@ def state_text(pipeline: Pipeline) -> str:
     if store is None or store.kind == "in_memory":
         return "state in memory, gone with the process"
     if store.kind == "files":
-        return f'state in files at "{_place(store.path)}"'
+        return f'state in files at "{absolute(store.path)}"'
     return f'state in Postgres, schema "{store.schema_}"'
-
-
-def _place(path: str | None) -> str:
-    """A directory as seen from anywhere."""
-    return str(Path(path).absolute()) if path and local(path) and not path.startswith("file:") else str(path)
 
 
 def _publish(pipeline: Pipeline) -> Stage:
@@ -280,28 +270,13 @@ def _publish(pipeline: Pipeline) -> Stage:
 
 def target_text(pipeline: Pipeline) -> str:
     """The target, for people: where results are."""
-    t, kind = pipeline.target, kind_of(pipeline.target, pipeline)
-    return {
-        "files": f'"{_place(t.path)}"',
-        "delta": f'Delta table "{_place(t.path)}"',
-        "postgres": f"Postgres table {t.table}",
-        "kafka": f"Kafka topic {t.topic}",
-    }.get(kind, "the console")
+    return CONNECTORS[kind_of(pipeline.target, pipeline)].place(pipeline.target)
 
 
 def _target(t: Target, pipeline: Pipeline) -> str:
-    kind = kind_of(t, pipeline)
     adds = pipeline.last.transform.join is not None or t is not pipeline.target  # pairs and letters have no identity
-    if kind == "files":
-        return f'{t.format or "parquet"} files in "{_place(t.path)}", one per epoch'
-    if kind == "delta":
-        return f'Delta table "{_place(t.path)}", {"append" if adds else t.mode or "merge"}'
-    if kind == "postgres":
-        within = ", within the commit" if joins(pipeline) and t is pipeline.target else ""
-        return f"{'insert' if adds else 'upsert'} into Postgres table {t.table}{within}"
-    if kind == "kafka":
-        return f"Kafka topic {t.topic}, {(t.delivery or 'at_least_once').replace('_', ' ')}"
-    return "to the console"
+    within = t is pipeline.target and shares_transaction(pipeline)
+    return CONNECTORS[kind_of(t, pipeline)].written(t, adds, within)
 
 
 def kind_of(t: Target, pipeline: Pipeline) -> str:
@@ -309,7 +284,7 @@ def kind_of(t: Target, pipeline: Pipeline) -> str:
     return connection.kind if connection is not None else "console"
 
 
-def joins(pipeline: Pipeline) -> bool:
+def shares_transaction(pipeline: Pipeline) -> bool:
     """Whether state and output lie in one Postgres database, as far as the config tells."""
     store = pipeline.state_store
     connection = resolve(pipeline.target.connection, pipeline.connections)
@@ -323,18 +298,14 @@ def joins(pipeline: Pipeline) -> bool:
 
 def guarantee(pipeline: Pipeline) -> str:
     """What the pair of store and target delivers."""
-    kind = kind_of(pipeline.target, pipeline)
-    if kind == "console":
-        return "at least once: a console cannot take back what it printed"
-    if kind == "kafka" and pipeline.target.delivery != "exactly_once":
-        return 'at least once: a restart may publish an epoch again; set delivery = "exactly_once" for transactions'
+    known = CONNECTORS[kind_of(pipeline.target, pipeline)]
+    if (weaker := known.weaker(pipeline.target)) is not None:
+        return weaker
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return "exactly once while the process lives; a restart reads everything again"
-    if joins(pipeline):
+    if shares_transaction(pipeline):
         return "exactly once: state, offsets and output are one transaction"
-    if kind == "kafka":
-        return "exactly once for read_committed consumers: rows and the last epoch are one Kafka transaction"
-    return "exactly once: the target keeps the last epoch with its rows and ignores an older one"
+    return known.once
 
 
 def warnings(pipeline: Pipeline) -> tuple[str, ...]:

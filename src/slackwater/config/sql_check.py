@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from slackwater.config import ddl
 from slackwater.config.checked import Checked
 from slackwater.config.checks import resolve
+from slackwater.config.connectors import injected
 from slackwater.config.join import EVENT_TIME, SIDES, Join, output_names
 from slackwater.config.pipeline import Pipeline, Stage
-from slackwater.config.source import Lookup, Source, injected
+from slackwater.config.source import Lookup, Source
 from slackwater.config.spelling import Interpolated, nearest, show
 from slackwater.config.sql.columns import UNKNOWN, Columns, Findings
 from slackwater.config.sql.query import expression, query

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 
 from slackwater import explain
+from slackwater.config.connectors import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
 from slackwater.core.offsets import FilesRead, KafkaOffsets
@@ -60,7 +61,7 @@ def _what(pipeline: Pipeline, source: Source) -> str:
     connection = resolve(source.connection, pipeline.connections)
     if source.dataframe is not None or connection is None:
         return "a streaming DataFrame"
-    return f"{source.query} in {connection.kind}" if connection.kind != "files" else f"files {source.query}"
+    return CONNECTORS[connection.kind].named(source)
 
 
 def _from(pipeline: Pipeline, source: Source, latest: Commit | None) -> str:
