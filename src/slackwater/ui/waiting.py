@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import singledispatch
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from slackwater.config.connection import KafkaConnection
+from slackwater.config.connection import Connection, FilesConnection, KafkaConnection
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
 from slackwater.core.offsets import KafkaOffsets
@@ -65,7 +66,7 @@ class Asker:
 
     def waits(self, pipeline: Pipeline, snapshot: Snapshot) -> tuple[Waits, ...]:
         """What waits at each source that can be asked, in the order of the config."""
-        asked = [(s, ask) for s in pipeline.sources if (ask := _question(pipeline, s)) is not None]
+        asked = [(s, ask) for s in pipeline.sources if (ask := _question(_connection(pipeline, s), s)) is not None]
         with self._lock:
             threads = [t for s, ask in asked if (t := self._begin(s.name, ask)) is not None]
         end = time.monotonic() + LONGEST_S
@@ -92,16 +93,26 @@ class Asker:
         return known.thread
 
 
-def _question(pipeline: Pipeline, source: Source) -> Callable[[], Any] | None:
+def _connection(pipeline: Pipeline, source: Source) -> Connection | None:
+    return None if source.connection is None else resolve(source.connection, pipeline.connections)
+
+
+@singledispatch
+def _question(connection: Connection | None, source: Source) -> Callable[[], Any] | None:
     """How a source is asked; None where it cannot be."""
-    connection = None if source.connection is None else resolve(source.connection, pipeline.connections)
-    query = source.query or ""
-    if isinstance(connection, KafkaConnection):
-        broker = Broker(connection)
-        return lambda: _ends(broker, query, f'source "{source.name}"')
-    if connection is not None and connection.kind == "files" and query and "://" not in query:
-        return lambda: _files(located(query))
     return None
+
+
+@_question.register
+def _(connection: KafkaConnection, source: Source) -> Callable[[], Any] | None:
+    broker = Broker(connection)
+    return lambda: _ends(broker, source.query or "", f'source "{source.name}"')
+
+
+@_question.register
+def _(connection: FilesConnection, source: Source) -> Callable[[], Any] | None:
+    query = source.query or ""
+    return (lambda: _files(located(query))) if query and "://" not in query else None
 
 
 def _ends(broker: Broker, query: str, where: str) -> dict[tuple[str, int], tuple[int, int]]:
