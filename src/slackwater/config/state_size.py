@@ -6,6 +6,7 @@ import math
 
 from slackwater.config.aggregation import QUANTILE_K, Aggregation
 from slackwater.config.join import Join
+from slackwater.config.rows import Rows
 from slackwater.config.window import Window
 
 GIB = 1 << 30
@@ -42,10 +43,9 @@ def _accumulator_bytes(a: Aggregation) -> int:
     return {"count": 8, "min": 16, "max": 16}.get(a.agg, 24)
 
 
-def warnings(step: Window | Join) -> tuple[str, ...]:
+def warnings(step: Window | Join | Rows) -> tuple[str, ...]:
     """A warning if the projected state of a window is above 1 GiB; at the default bound, which is there for safety, if it is far above."""
-    size = 0 if isinstance(step, Join) else projected_bytes(step)
-    if isinstance(step, Join) or size <= GIB:
+    if not isinstance(step, Window) or (size := projected_bytes(step)) <= GIB:
         return ()
     nobody_chose_it = step.max_groups_per_window == step.implied().get("max_groups_per_window")
     if nobody_chose_it and size <= DEFAULT_GIB * GIB:

@@ -53,11 +53,15 @@ def tell_overflows(pipeline: Pipeline, epoch: int, reports: Sequence[IngestRepor
 
 
 def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
-    step = pipeline.transform.step
+    step, of_rows = pipeline.transform.step, pipeline.transform.is_rows
     for name, stats in outcome.sources.items():
         known = before.clocks[name]
         rows, usable = known.rows + stats.rows, known.usable + stats.usable
         if rows >= 1000 and usable == 0:
+            if of_rows:
+                raise StartError(
+                    f'{pipeline.name}: source "{name}": none of its first {plural(rows, "row")} can be read; check its schema'
+                )
             raise StartError(
                 f'{pipeline.name}: source "{name}": none of its first {plural(rows, "row")} has a usable event time; '
                 + (stats.unit_hint or f'check event_time_column "{step.event_time_column}" and event_time_unit')
@@ -66,7 +70,7 @@ def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome:
             continue
         what = (
             f'{pipeline.name}: epoch {epoch}: source "{name}": {plural(stats.bad, "bad row")} ({stats.undecodable:,} undecodable, '
-            f"{stats.future:,} more than {duration(step.max_future_ms)} in the future, "
+            + ("" if of_rows else f"{stats.future:,} more than {duration(step.max_future_ms)} in the future, ")
             + (f"{stats.outside:,} with an {OUTSIDE}, " if stats.outside else "")
             + f'{stats.bad - stats.undecodable - stats.future - stats.outside:,} without a usable event time in "{step.event_time_column}")'
             + (f"; {stats.unit_hint}" if stats.unit_hint else "")

@@ -250,7 +250,7 @@ def status(
     of_sources = commit.clocks
     return Status(
         pipeline=pipeline.name,
-        window_kind="join" if pipeline.last.transform.window is None else shown.kind,
+        window_kind="join" if pipeline.last.transform.join is not None else shown.kind,
         late_policy=step.late_data,
         epoch=commit.epoch,
         rows=sum(s.rows for outcome in outcomes for s in outcome.sources.values()),

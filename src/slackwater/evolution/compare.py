@@ -15,7 +15,7 @@ from slackwater.config.window import Window
 from slackwater.core.words import plural
 from slackwater.evolution import restore
 from slackwater.evolution.change import COMPATIBLE, MIGRATED, REBUILD, Change, Comparison
-from slackwater.evolution.compare_stage import StageComparison
+from slackwater.evolution.compare_stage import KINDS, StageComparison
 from slackwater.evolution.texts import columns_text
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, StageState
@@ -34,7 +34,7 @@ def compare(
     Raises ConfigError for a description in the state that cannot be read.
     """
     own = list(pipeline.alone.values())
-    kind = "join" if commit.stages[0].fingerprint.get("kind") == "join" else "window"
+    kind = KINDS.get(str(commit.stages[0].fingerprint.get("kind")), "window")
     found: list[Change] = []
     if len(own) != len(commit.stages):
         how = "a stage begins with the rows of the one before it, which are gone"

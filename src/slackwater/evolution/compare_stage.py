@@ -53,9 +53,12 @@ class StageComparison:
 
     def changes(self) -> Iterator[Change]:
         wrote = self.state.fingerprint
-        was, now = ("join" if w else "window" for w in (wrote.get("kind") == "join", isinstance(self.step, Join)))
+        was, now = (KINDS.get(str(kind), "window") for kind in (wrote.get("kind"), _kind(self.step)))
         if was != now:
-            yield self.change("kind", was, now, REBUILD, f"{self.rows:,} state rows are of a {was}")
+            how = f"{self.rows:,} state rows are of a {was}"
+            if was == "stage":
+                was, how = "stage without state", "the rows that were read so far are gone"
+            yield self.change("kind", was, now if now != "stage" else "stage without state", REBUILD, how)
         elif isinstance(self.step, Join):
             yield from self._join(self.step)
         elif isinstance(self.step, Window):
@@ -189,6 +192,14 @@ class StageComparison:
         described = self.state.described.get("join")
         old = None if described is None else Join.draft(dict(described), "state", "", [])
         yield from self._settings(new, old)
+
+
+KINDS = {"join": "join", "rows": "stage"}  # of a fingerprint -> what it is called; else it is a window
+
+
+def _kind(step: Spec) -> str:
+    """The kind of a step as fingerprints have it."""
+    return "join" if isinstance(step, Join) else step.kind
 
 
 @singledispatch

@@ -20,6 +20,7 @@ from slackwater.joins.logic import Side
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
+from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
 from slackwater.state.commit import SegmentMeta, StageState
@@ -113,9 +114,10 @@ def _(operator: Windowed, state: StageState) -> str:
     return f"has a fingerprint and a description that differ in {', '.join(wrong)}" if wrong else ""
 
 
-@misdescribed.register
-def _(operator: IntervalJoin, state: StageState) -> str:
-    return ""  # it is read from the fingerprint
+@misdescribed.register(IntervalJoin)
+@misdescribed.register(Rows)
+def _(operator: Operator, state: StageState) -> str:
+    return ""  # it is read from the fingerprint, or has none
 
 
 @singledispatch
@@ -129,8 +131,9 @@ def _(operator: Windowed, state: ShardState) -> pl.DataFrame:
     return state.reader(operator).scan()
 
 
-@visible.register
-def _(operator: IntervalJoin, state: ShardState) -> None:
+@visible.register(IntervalJoin)
+@visible.register(Rows)
+def _(operator: Operator, state: ShardState) -> None:
     return
 
 
@@ -182,6 +185,11 @@ def _(
     )
 
 
+@of_segment.register
+def _(operator: Rows, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True) -> Iterator[str]:
+    yield f"{plural(rows.height, 'row')}, and this stage keeps none"
+
+
 def side_of(operator: IntervalJoin, kind: str) -> tuple[Side | None, str]:
     """The side of a segment, and whether it is a list: "+" of rows that found a partner, "-" of rows that had to go."""
     name, what = kind.rstrip("+-"), kind[len(kind.rstrip("+-")) :]
@@ -217,6 +225,11 @@ def _(operator: IntervalJoin, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[
     assert side is not None
     found = meta_of(side, what, rows, meta.file, meta.bytes)
     return found.model_dump(include={"first_due", "last_due", "close", "dead", "most"})
+
+
+@_figures.register
+def _(operator: Rows, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
+    return {}
 
 
 def _misfits(rows: pl.DataFrame, wanted: Mapping[str, pl.DataType]) -> Iterator[str]:

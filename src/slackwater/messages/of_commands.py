@@ -10,10 +10,14 @@ FAMILIES: Sequence[Family] = (
     Family(
         "A join has no windows",
         START,
-        "The question is about windows, keys of windows or corrections, and the pipeline is a join, whose rows are final.",
+        "The question is about windows, keys of windows or corrections, and the pipeline is a join, whose rows are "
+        "final, or SQL alone, which keeps none.",
         "`slackwater explain FILE` and `slackwater why FILE` say what a join keeps and for how long: [joins](joins.md).",
         (
             "rows of a join",
+            "have no window",
+            "rows go on as they come",
+            "no row is late in a pipeline",
             "this is a join",
             "describes a join",
             "found a join",

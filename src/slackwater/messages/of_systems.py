@@ -90,7 +90,13 @@ FAMILIES: Sequence[Family] = (
         START,
         "No schema is declared and none can be inferred, or the declared one (DDL, or Avro) cannot be used.",
         "Declare `schema` of the source: [sources](sources.md).",
-        ("no schema is declared", "not valid DDL", r"[Aa]vro schema", "avro_schema_file"),
+        (
+            "no schema is declared",
+            "can be read; check its schema",
+            "not valid DDL",
+            r"[Aa]vro schema",
+            "avro_schema_file",
+        ),
     ),
     Family(
         "There is no usable event time",
@@ -115,6 +121,7 @@ FAMILIES: Sequence[Family] = (
             "under which late_data",
             '^aggregation "',
             "which Postgres does not give back",
+            "give each column its own name",
         ),
     ),
     Family(

@@ -50,7 +50,9 @@ def unfit_columns(columns: Sequence[str], pipeline: str, source: str, epoch: int
     found = {"source": _text(source), "value": f"CAST({row} AS BINARY)"}
     if ORIGIN in columns:
         found = {f.name: f"{ORIGIN}.{quote(f.name)}" for f in ORIGIN_FIELDS}
-    found |= {"reason": "__unfit", "pipeline": _text(pipeline), "epoch": f"{epoch}L", "event_time": "_event_ts"}
+    found |= {"reason": "__unfit", "pipeline": _text(pipeline), "epoch": f"{epoch}L"}
+    if "_event_ts" in columns:
+        found["event_time"] = "_event_ts"
     return [f"CAST({found.get(f.name, 'NULL')} AS {f.type}) AS {quote(f.name)}" for f in LETTER]
 
 

@@ -38,6 +38,8 @@ def _step(pipeline: str, stage: StageState) -> dict[str, Any]:
     for name, spec in (("window", Window), ("join", Join)):
         if name in stage.described:
             return {name: from_data(spec, stage.described[name], f"state of {pipeline}")}
+    if stage.fingerprint.get("kind") == "rows":
+        return {"sql": "SELECT * FROM source"}  # whatever it says: nothing of it is in the state
     return {}
 
 
@@ -62,7 +64,7 @@ def _pipeline(commit: Commit, steps: list[dict[str, Any]]) -> Pipeline:
         sources=sources,
         transform=None if more else Transform(on_error="dlq", **steps[0]),
         stages=stages if more else None,
-        target=Target(connection="table", path="out", mode="append" if "join" in steps[-1] else "merge"),
+        target=Target(connection="table", path="out", mode="merge" if "window" in steps[-1] else "append"),
         connections={"table": DeltaConnection(), "lake": FilesConnection()},
         dead_letter=Target(connection="lake", path="letters"),
         state_store=StateStore(kind="files", path="state"),

@@ -25,6 +25,7 @@ from slackwater.evolution.description import step_in
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
+from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
 from slackwater.query import inspect
@@ -172,7 +173,7 @@ class _Look:
         self.commit: Commit = snapshot.commit
         self.state: StageState = snapshot.commit.stages[0]
         self.operator: Operator
-        if pipeline.transform.join is None:
+        if pipeline.transform.window is not None:
             self.operator = inspect.logic_of(pipeline, self.commit)
         else:
             compare.compare(pipeline, self.commit).check()
@@ -244,6 +245,10 @@ class _Look:
             found.append(Side(side.name, source, sum(m.rows for m in mine), side.keep_us, over, side.outer))
         return _Waits("join", sides=tuple(found))
 
+    @_waits.register
+    def _(self, operator: Rows) -> _Waits:
+        return _Waits("rows")  # nothing does
+
     # -- one key -------------------------------------------------------------------------------------------------
 
     @singledispatchmethod
@@ -273,6 +278,10 @@ class _Look:
     @_of_key.register
     def _(self, operator: IntervalJoin, given: inspect.Texts) -> OfKey:
         raise StartError(f"{self.pipeline.name}: --key: rows of a join have no window; leave it out")
+
+    @_of_key.register
+    def _(self, operator: Rows, given: inspect.Texts) -> OfKey:
+        raise StartError(f"{self.pipeline.name}: --key: no state, rows go on as they come; leave it out")
 
     def _sessions(self, logic: Sessions, found: pl.DataFrame, state: pl.DataFrame | None = None) -> tuple[Open, ...]:
         """Open sessions; `state`: all state rows, if they are of one key."""

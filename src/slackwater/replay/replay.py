@@ -28,6 +28,7 @@ from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN_FIELDS, UNPUBLISHED
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
+from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.replay.corrections import corrections
 from slackwater.replay.tries import Ledger, applied_lines
@@ -294,6 +295,14 @@ def _(operator: IntervalJoin) -> pl.Expr:
     raise StartError(
         f"{operator.pipeline}: late rows of a join cannot be replayed: the rows that they missed have left the state; "
         "send them again, or choose others by --reason"
+    )
+
+
+@_alike.register
+def _(operator: Rows) -> pl.Expr:
+    raise StartError(
+        f"{operator.pipeline}: no row is late in a pipeline without windows and joins: these letters are of another one; choose "
+        "others by --reason"
     )
 
 

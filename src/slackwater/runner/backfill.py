@@ -123,7 +123,7 @@ class _History:
     def __init__(self, runner: Runner, parts: Parts, span: Range) -> None:
         self.pipeline, self.store, self.stop = runner.pipeline, runner.store, runner.stop
         self.notice = runner.reporter.notice
-        self.session, self.driver, self.engine, self.span = parts.session, parts.driver, parts.engine, span
+        self.session, self.driver, self.engine, self.span = parts.session, parts.driver, parts.engines[0], span
         self.readers = [self._reader(s) for s in parts.streams.sources]
 
     def read(self) -> None:

@@ -43,7 +43,8 @@ def follow(runner: Runner, parts: Parts, *, available_now: bool, stated: bool) -
         one.end(query)
     if available_now:
         files.tell_changed(None)
-        parts.engine.looks.tell_missing()
+        for engine in parts.engines:
+            engine.looks.tell_missing()
 
 
 def anchor(parts: Parts, stated: bool) -> None:

@@ -33,7 +33,7 @@ def replay(
 
     Raises SlackwaterError; what was committed stays, and is not applied again.
     """
-    if pipeline.transform.window is None:
+    if pipeline.transform.join is not None:
         raise StartError(
             f"{pipeline.name}: letters are replayed as corrections of windows, and this is a join, whose rows are final; "
             "to look at them: slackwater dlq list"

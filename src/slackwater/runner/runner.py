@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,16 +26,13 @@ from slackwater.evolution import restore
 from slackwater.operators.base import Operator
 from slackwater.runner import border, tell
 from slackwater.runner.assemble import (
-    bind,
-    carrying,
-    ends,
     letters_of,
     source_of,
     spark_settings,
-    stages_of,
     store_of,
     target_of,
 )
+from slackwater.runner.binding import bind_all, stages_of
 from slackwater.runner.reporter import Reporter
 from slackwater.sources.lookups import Lookups
 from slackwater.sources.streams import Streams
@@ -56,11 +53,11 @@ MakeTarget = Callable[[Pipeline, Operator, str], Target]
 
 @dataclass(frozen=True)
 class Parts:
-    """What a runner put together: sources, engine and driver, bound to each other and started; nothing is read yet."""
+    """What a runner put together: sources, engines of the stages and driver, bound to each other and started; nothing is read yet."""
 
     session: SparkSession
     streams: Streams
-    engine: SparkEngine
+    engines: Sequence[SparkEngine]
     driver: Driver
 
 
@@ -105,17 +102,14 @@ class Runner:
         own = session.private(base, shards)
         warm = threading.Thread(target=_warm, args=(own, shards), daemon=True)
         warm.start()
-        lookups = Lookups(own, pipeline.transform.lookups, lambda line: notice("warning", line))
+        lookups = Lookups(own, pipeline.lookups, lambda line: notice("warning", line))
         lookups.load()
         known = {n: s.columns for n, s in latest.sources.items()} if latest else {}
         sources = [source_of(own, pipeline, i, known.get(s.name)) for i, s in enumerate(pipeline.sources)]
         streams = Streams(own, sources, self.store)
-        times, logic = bind(pipeline, own, sources)
+        steps = bind_all(pipeline, own, sources)
         schemas = {s.name: s.schema.json() for s in sources}
         self._warn(schemas, known)
-        engine = SparkEngine(
-            own, pipeline, logic, times, lookups.refresh, carrying(pipeline, own, sources), ends(pipeline, own, sources)
-        )
         hooks = Hooks(
             lambda: time.time_ns() // 1000,
             self.reporter.committed,
@@ -124,7 +118,8 @@ class Runner:
             kill_points.from_environment(),
         )
         state_id = latest.state_id if latest else uuid.uuid4().hex
-        stages = stages_of(pipeline, own, engine, self.store, hooks.faults)
+        engines = {name: step.engine(own, lookups.refresh) for name, step in steps.items()}
+        stages = stages_of(steps, engines, self.store, hooks.faults)
         results = stages[-1].operator
         self.reporter.observers.described(Columns({s.name: _columns(s.schema) for s in sources}, results.output))
         letters, target = letters_of(pipeline, state_id), make_target(pipeline, results, state_id)
@@ -143,7 +138,7 @@ class Runner:
         if driver.target.guarantee != "exactly once":
             notice("warning", f"delivery to {driver.target.description} is {driver.target.guarantee}")
         warm.join()
-        return None if self.stop.is_set() else Parts(own, streams, engine, driver)
+        return None if self.stop.is_set() else Parts(own, streams, list(engines.values()), driver)
 
     def _start_spark(self) -> SparkSession | None:
         if self.stop.is_set():

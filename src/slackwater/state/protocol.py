@@ -27,10 +27,16 @@ OUTLINE = ("__h", "__kind", "__start", "__due")
 
 
 class Stateful(Protocol):
-    """What has state: a window's or a join's logic. Each store knows by its class how to keep it."""
+    """What a stage is: a window's or a join's logic, or `Stateless`. Each store knows by its class how to keep it."""
 
     @property
     def pipeline(self) -> str: ...
+
+
+class Stateless:
+    """What keeps no rows, though it is one of the stages: no store has a row of it, and what is asked about rows has one answer."""
+
+    pipeline: str
 
 
 class Units(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,33 @@ from slackwater.operators.task import EmitReport, LetterFile
 from slackwater.operators.windowed import Windowed
 from slackwater.sources.base import Batch
 from slackwater.testing.front import Front, Given, Prepared
+from slackwater.testing.given import Offsets
 from slackwater.testing.local import Spans, lift_inputs
 from slackwater.watermark import Heard
+
+
+@dataclass
+class Waiting:
+    """Rows of a source that each step which reads them prepares by its own SQL, once. `offsets`: where topics go on."""
+
+    given: Given
+    offsets: Offsets
+    after: Offsets = field(default_factory=dict)
+    found: dict[int, Prepared] = field(default_factory=dict)
+
+    def by(self, front: Front) -> Prepared:
+        if id(front) not in self.found:
+            self.after = dict(self.offsets)
+            (self.found[id(front)],) = front.prepare([self.given], self.after)
+        return self.found[id(front)]
+
+    @property
+    def timed(self) -> pl.DataFrame:
+        """As `Prepared` has it: of a record where it lies is the same for all."""
+        return next(iter(self.found.values())).timed
+
+
+Rows = Prepared | Waiting  # of a source, as a batch brings them
 
 
 @dataclass(frozen=True)
@@ -38,7 +63,11 @@ class GivenEngine:
     def prepared(self, batch: Batch, clock_us: int) -> Mapping[str, Prepared]:
         """The rows of a batch after Spark: a batch of dead letters brings DataFrames that are not prepared yet."""
         return {
-            name: rows if isinstance(rows, Prepared) else self.front.of_frame(name, rows, clock_us)
+            name: rows
+            if isinstance(rows, Prepared)
+            else rows.by(self.front)
+            if isinstance(rows, Waiting)
+            else self.front.of_frame(name, rows, clock_us)
             for name, rows in batch.payload.items()
         }
 
@@ -171,4 +200,4 @@ def _stats(timed: pl.DataFrame, listed: Mapping[str, int]) -> SourceStats:
     )
 
 
-__all__ = ["GivenEngine"]
+__all__ = ["GivenEngine", "Rows", "Waiting"]

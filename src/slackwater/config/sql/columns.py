@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns by name, with their types as Spark prints them (None: unknown). `closed`: there are no others."""
+    """Columns by name, with their types as Spark prints them (None: unknown). `closed`: there are no others.
+
+    `bounds`: those, case-folded, by which rows may be put together (see `config.bounds`), as far as they are followed here.
+    """
 
     types: Mapping[str, str | None] = field(default_factory=dict)
     closed: bool = False
+    bounds: frozenset[str] = frozenset()
 
     def has(self, name: str) -> bool:
         return name.casefold() in (known.casefold() for known in self.types)
@@ -41,6 +45,8 @@ class Scope:
     aliases: dict[str, str | None] = field(default_factory=dict)
     merged: set[str] = field(default_factory=set)  # columns of USING: both tables have them
     natural: bool = False
+    groups: bool = False  # some of the rows may be put together by a bound
+    grouped: bool = False  # they are: an aggregate is at home here
 
     @property
     def closed(self) -> bool:
@@ -60,5 +66,7 @@ def renamed(columns: Columns, names: Sequence[str]) -> Columns:
     if not names:
         return columns
     if len(names) != len(columns.types) or not columns.closed:
-        return Columns(dict.fromkeys(names), True)
-    return Columns(dict(zip(names, columns.types.values(), strict=True)), columns.closed)
+        any_of_them = frozenset(map(str.casefold, names)) if columns.bounds else frozenset[str]()
+        return Columns(dict.fromkeys(names), True, any_of_them)
+    bounds = {new.casefold() for new, old in zip(names, columns.types, strict=True) if old.casefold() in columns.bounds}
+    return Columns(dict(zip(names, columns.types.values(), strict=True)), columns.closed, frozenset(bounds))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from slackwater.config.bounds import AGGREGATE, WINDOW
 from slackwater.config.spelling import near, nearest
+from slackwater.config.sql import grouped
 from slackwater.config.sql.columns import Scope
 from slackwater.config.sql.words import AGGREGATES, CHANGING, FUNCTIONS, WITHOUT_PARENTHESES
 
 if TYPE_CHECKING:
     from sqlglot import exp
-
-AGGREGATE = "an aggregate (GROUP BY, count(), …)"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,10 @@ class Judge:
             self.judge(node.this)
             return
         if isinstance(node, exp.Window):
-            self.beyond.add("a window function (OVER)")
+            if not grouped.is_by(node.args.get("partition_by") or (exp.null(),), {}, self.scope):
+                self.beyond.add(WINDOW)
+                return
+            replace(self, scope=replace(self.scope, grouped=True)).judge_parts(node)
             return
         if isinstance(node, exp.Column):
             self._column(node)
@@ -60,7 +63,7 @@ class Judge:
             name = node.this.lower()
             if name not in FUNCTIONS:
                 self.problems.append(f'function "{node.this}" is not there{near(name, FUNCTIONS)}')
-        if name in AGGREGATES:
+        if name in AGGREGATES and not self.scope.grouped:
             self.beyond.add(AGGREGATE)
         if name in CHANGING:
             spelled = CHANGING[name]

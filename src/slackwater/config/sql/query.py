@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from slackwater.config.bounds import AGGREGATE
 from slackwater.config.spelling import near
+from slackwater.config.sql import grouped
 from slackwater.config.sql.columns import UNKNOWN, Columns, Findings, Scope, made, renamed
-from slackwater.config.sql.names import AGGREGATE, Judge
+from slackwater.config.sql.names import Judge
 from slackwater.config.sql.output import comes_out, type_of
 from slackwater.config.sql.text import DEEP, NotUnderstood, SyntaxFault, parsed
 
@@ -32,7 +34,8 @@ def query(sql: str, tables: Mapping[str, Columns], found: Findings, rows: Sequen
         return UNKNOWN
     known = {name.casefold(): _Table(columns, set()) for name, columns in tables.items()}
     try:
-        return _Reader(found, tuple(tables), tuple(rows)).visit(tree, known, found.beyond)
+        groups = any(columns.bounds for columns in tables.values())
+        return _Reader(found, tuple(tables), tuple(rows), groups).visit(tree, known, found.beyond)
     except RecursionError:
         found.unsure.append(DEEP)
         return UNKNOWN
@@ -85,6 +88,7 @@ class _Reader:
     found: Findings
     tables: tuple[str, ...]
     rows: tuple[str, ...]
+    groups: bool = False  # some of the rows may be put together by a bound
 
     def visit(self, node: exp.Expr, known: Mapping[str, _Table], beyond: set[str]) -> Columns:
         """The columns of a query; notes what is wrong in it."""
@@ -123,18 +127,17 @@ class _Reader:
         else:
             beyond.add(node.key.upper())
         if node.args.get("by_name") or not (left.closed and right.closed) or len(left.types) != len(right.types):
-            return Columns(dict.fromkeys(left.types), left.closed and not node.args.get("by_name"))
+            return Columns(dict.fromkeys(left.types), left.closed and not node.args.get("by_name"), left.bounds)
         pairs = zip(left.types.items(), right.types.values(), strict=True)
-        return Columns({name: a if a == b else None for (name, a), b in pairs}, True)
+        return Columns({name: a if a == b else None for (name, a), b in pairs}, True, left.bounds)
 
     def _select(self, node: exp.Select, known: Mapping[str, _Table], beyond: set[str]) -> Columns:
         from sqlglot import exp
 
-        for key, what in (("group", AGGREGATE), ("having", AGGREGATE), ("distinct", "DISTINCT")):
-            if node.args.get(key):
-                beyond.add(what)
+        if node.args.get("distinct"):
+            beyond.add("DISTINCT")
         source = node.args.get("from_")
-        scope = Scope([])
+        scope = Scope([], groups=self.groups)
         judge = Judge(scope, self.found.problems, beyond)
         if source is not None:
             self._table(source.this, known, scope, beyond)
@@ -143,10 +146,12 @@ class _Reader:
         for lateral in node.args.get("laterals") or ():
             judge.judge_parts(lateral.this)
             scope.tables.append((lateral.alias.casefold(), made(lateral.alias_column_names)))
-        for key in ("where", "group", "having", "order", "sort", "distribute", "cluster"):
-            part = node.args.get(key)
-            if part is not None and key == "where":
-                judge.judge(part.this)
+        if node.args.get("where") is not None:
+            judge.judge(node.args["where"].this)
+        group: Any = node.args.get("group")
+        scope.grouped = group is not None and grouped.is_by(group.expressions, grouped.aliases(node), scope)
+        if (group is not None or node.args.get("having")) and not scope.grouped:
+            beyond.add(AGGREGATE)
         if node.args.get("windows") or node.args.get("qualify") or node.args.get("match"):
             return self._unsure("WINDOW or QUALIFY")
         types: dict[str, str | None] = {}
@@ -159,7 +164,7 @@ class _Reader:
             closed = closed and complete
             if isinstance(item, exp.Alias):
                 scope.aliases[item.alias.casefold()] = type_of(plain, scope)
-        return Columns(types, closed)
+        return Columns(types, closed, grouped.bounds(node, scope))
 
     # -- FROM ----------------------------------------------------------------------------------------------------
 

@@ -67,5 +67,6 @@ class System(Generic[C]):
 
 
 def zone_of(pipeline: Pipeline, spec: Source) -> str:
-    """The zone of clock readings without one."""
-    return pipeline.transform.step.event_time_zone or UTC
+    """Of clock readings without one, as the first step has it that reads the source."""
+    readers = (own for own in pipeline.alone.values() if own.ways_from(spec.name))
+    return next((own.transform.step.event_time_zone for own in readers), None) or UTC

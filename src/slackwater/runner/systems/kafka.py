@@ -45,7 +45,11 @@ class Kafka(System[KafkaConnection]):
         else:
             payload = json_payload(session, spec, known, lambda: sample(session, spec, self.connection))
             payload = replace(payload, zone=zone_of(pipeline, spec))
-        used = "_headers" in (pipeline.transform.sql_of(spec.name) or "_headers") or pipeline.dead_letter is not None
+        used = pipeline.dead_letter is not None or any(
+            not (texts := own.texts(way)) or any("_headers" in sql for _, sql in texts)
+            for own in pipeline.alone.values()
+            for way in own.ways_from(spec.name)
+        )
         return KafkaSource(spec, broker, payload, f"slackwater-{pipeline.name}-{spec.name}", used)
 
     def check_source(self, spec: Source) -> None:

@@ -23,7 +23,7 @@ from slackwater.state.postgres import buffers, client
 from slackwater.state.postgres.buffers import JoinTable
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.postgres.units import collapsed
-from slackwater.state.protocol import Publish, Stateful
+from slackwater.state.protocol import Publish, Stateful, Stateless
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.logic import EMITTED, FLOOR, TOMBSTONE, WHOLE, Logic
 
@@ -167,6 +167,10 @@ class Change:
         buffers.move(self.db, table, state, self.epoch)
         gone = buffers.forget(self.db, table, state)
         return buffers.collapsed(logic, state, gone, self._size())
+
+    @_run.register
+    def _(self, logic: Stateless, state: StageState) -> tuple[tuple[SegmentMeta, ...], ...]:
+        return state.segments
 
     def _size(self) -> int:
         row = self.db.execute("SELECT pg_total_relation_size(%s)", (self.tables.state,)).fetchone()

@@ -18,7 +18,7 @@ from slackwater.state.postgres import client, columns, owned
 from slackwater.state.postgres.buffers import JoinTable
 from slackwater.state.postgres.snapshot import latest
 from slackwater.state.postgres.tables import Tables
-from slackwater.state.protocol import Stateful
+from slackwater.state.protocol import Stateful, Stateless
 from slackwater.windows.logic import Logic
 
 
@@ -95,6 +95,15 @@ class Preparation:
         else:
             self._begin(table.create())
         self._make_staged(table.create_staged())
+        return []
+
+    @_run.register
+    def _(self, logic: Stateless) -> list[str]:
+        if self.epoch >= 0:
+            self._must_exist()
+        else:
+            self._begin([self.tables.create_empty()])
+        self._make_staged(f"CREATE UNLOGGED TABLE {self.tables.staged} (token text NOT NULL)")
         return []
 
     def _rename(self) -> None:

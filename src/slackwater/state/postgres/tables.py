@@ -152,6 +152,12 @@ class Tables:
             " WITH (fillfactor = 80)"
         )
 
+    def create_empty(self) -> str:
+        """The table of a stage without state: it stays empty, and whatever looks at the tables of all stages finds one."""
+        name = self.pipeline.replace("'", "''")
+        columns = f"pipeline_name text NOT NULL DEFAULT '{name}', key_hash bigint NOT NULL, epoch bigint NOT NULL"
+        return f"CREATE TABLE {self.state} ({columns})"
+
     def create_index(self) -> str:
         """What finds the rows that are due."""
         return f"CREATE INDEX {client.quote(self.name_of('state', 'due'))} ON {self.state} (closes_at)"

@@ -23,6 +23,7 @@ from slackwater.evolution.description import step_in
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
+from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
 from slackwater.query import inspect
@@ -116,8 +117,9 @@ def _(operator: Sessions, snapshot: Snapshot) -> tuple[str, Int64s, Int64s]:
     return "sessions", *np.unique(np.concatenate(found), return_counts=True)
 
 
-@_closes.register
-def _(operator: IntervalJoin, snapshot: Snapshot) -> None:
+@_closes.register(IntervalJoin)
+@_closes.register(Rows)
+def _(operator: Operator, snapshot: Snapshot) -> None:
     return
 
 
@@ -166,8 +168,9 @@ def _(operator: Windowed, snapshot: Snapshot, low: int, high: int) -> list[Windo
     ]
 
 
-@_keys.register
-def _(operator: IntervalJoin, snapshot: Snapshot, low: int, high: int) -> list[Window]:
+@_keys.register(IntervalJoin)
+@_keys.register(Rows)
+def _(operator: Operator, snapshot: Snapshot, low: int, high: int) -> list[Window]:
     return []
 
 
