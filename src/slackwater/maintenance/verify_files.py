@@ -24,7 +24,6 @@ from slackwater.maintenance import rows
 from slackwater.maintenance.report import Problem, Report, advised
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, StageState
-from slackwater.state.files import lists
 from slackwater.state.files.arrow import frame_of, open_arrow, wrong_in
 from slackwater.state.files.store import FilesStore
 
@@ -220,8 +219,7 @@ class _Check:
         """Lists of offsets and of letters that were applied; a list's name ends with its checksum."""
         named: dict[str, list[int]] = {}
         for epoch, commit in self.manifests.items():
-            of_offsets = (file for s in commit.sources.values() for file in lists.named(s.offsets))
-            for file in dict.fromkeys((*of_offsets, *commit.replayed, *commit.tried)):
+            for file in commit.lists:
                 named.setdefault(file, []).append(epoch)
         for file, epochs in named.items():
             path = self.home / file
