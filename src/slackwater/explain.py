@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from slackwater.config.aggregation import QUANTILE_K, Aggregation
@@ -16,8 +15,9 @@ from slackwater.config.join import SIDES, Join
 from slackwater.config.paths import local
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.rows import Rows
-from slackwater.config.source import Source
+from slackwater.config.source import Lookup, Source
 from slackwater.config.target import Target
+from slackwater.config.ways import Way
 from slackwater.config.window import Window, allowed_ms
 from slackwater.core.notebook import Shown
 from slackwater.core.time import duration_text
@@ -58,19 +58,16 @@ class Plan(Shown):
 
 def build(pipeline: Pipeline) -> Plan:
     """The plan of a pipeline: the stages a row passes, the guarantee, what the state may grow to; needs no Spark and no data."""
-    step, last = pipeline.transform.step, pipeline.last.transform.step
-    middle = _middle(step, pipeline)
-    for (before, former), (name, own) in pairwise(pipeline.alone.items()):
-        middle = (*middle, _hand_over(before, former, name), _sql(own), *_middle(own.transform.step, own))
+    last = pipeline.last.transform.step
+    stages: list[Stage] = [_read(pipeline)]
+    for name, own in pipeline.alone.items():
+        read = [s.name for s in own.sources if s.of_stage]
+        stages += [_hand_over(n, pipeline.alone[n], name) for n in read]
+        if len(read) < len(own.sources):
+            stages.append(_event_time(own))
+        stages += [_sql(own), *_middle(own.transform.step, own)]
     return Plan(
-        (
-            _read(pipeline),
-            _event_time(pipeline),
-            _sql(pipeline),
-            *middle,
-            _commit(pipeline),
-            _publish(pipeline),
-        ),
+        (*stages, _commit(pipeline), _publish(pipeline)),
         guarantee(pipeline),
         None if isinstance(last, Join) else projected_bytes(last) if isinstance(last, Window) else 0,
         (*warnings(pipeline), *size_warnings(last)),
@@ -90,7 +87,9 @@ def _middle(step: Window | Join | Rows, pipeline: Pipeline) -> tuple[Stage, ...]
 
 def _hand_over(before: str, former: Pipeline, name: str) -> Stage:
     """What a stage emits becomes the input of the next one, within the epoch."""
-    behind = f"its watermark is {duration_text(former.hold_ms)} behind: so far back may lie what the join emits"
+    behind = (
+        f"its watermark is {duration_text(former.watermark_delay_ms)} behind: so far back may lie what the join emits"
+    )
     if former.transform.join is None:
         behind = "_event_ts = the last instant of each window; its watermark is that of the stage before"
     return Stage(
@@ -136,6 +135,7 @@ def _event_time(pipeline: Pipeline) -> Stage:
     lateness = ", ".join(
         f"{s.name}: {duration_text(w.lateness_ms if s.lateness_ms is None else s.lateness_ms)}"
         for s in pipeline.sources
+        if not s.of_stage
     )
     return Stage(
         "event time",
@@ -162,13 +162,32 @@ def _untimed(pipeline: Pipeline) -> Stage:
 def _sql(pipeline: Pipeline) -> Stage:
     lookups = tuple(
         f'lookup "{n}": {x.format} {x.query}, re-read every {duration_text(x.refresh_interval_ms)}'
-        for n, x in pipeline.transform.lookups.items()
+        for n, x in _lookups(pipeline).items()
     )
     join = pipeline.transform.join
+    lines = [_chain(pipeline, w) for w in pipeline.ways]
     if join is not None:
-        sides = [f"{side}: {_sql_text(sql)}" for side, sql in zip(SIDES, (join.left_sql, join.right_sql), strict=True)]
-        return Stage("sql", "Spark", sides[0], (sides[1], *lookups))
-    return Stage("sql", "Spark", _sql_text(pipeline.transform.sql), lookups)
+        sides = [f"{side}: {t}" for side, n in zip(SIDES, join.sources, strict=True) for t in _of(pipeline, n)]
+        return Stage("sql", "Spark", sides[0], (*sides[1:], *lookups))
+    if len(set(lines)) == 1:
+        return Stage("sql", "Spark", lines[0], lookups)
+    named = [f"{w.key}: {line}" for w, line in zip(pipeline.ways, lines, strict=True)]
+    return Stage("sql", "Spark", named[0], (*named[1:], *lookups))
+
+
+def _lookups(pipeline: Pipeline) -> dict[str, Lookup]:
+    """Those of one step, and of the SQL before it."""
+    through = [s for w in pipeline.ways for s in w.through]
+    return {n: x for t in (*through, pipeline.transform) for n, x in t.lookups.items()}
+
+
+def _of(pipeline: Pipeline, name: str) -> list[str]:
+    return [_chain(pipeline, w) for w in pipeline.ways if w.name == name]
+
+
+def _chain(pipeline: Pipeline, way: Way) -> str:
+    """The SQL on a way, one after the other."""
+    return ", then ".join(_sql_text(sql) for _, sql in pipeline.texts(way)) or _sql_text(None)
 
 
 def _sql_text(sql: str | None) -> str:

@@ -154,7 +154,7 @@ def _joins(found: Iterable[Status]) -> Iterator[Metric]:
     for status in joins:
         for side, held in status.buffered.items():
             rows.add_metric([status.pipeline, side], held.rows)
-            largest.add_metric([status.pipeline, side], held.crowd[0] if held.crowd else 0)
+            largest.add_metric([status.pipeline, side], held.hot_key[0] if held.hot_key else 0)
     yield from (rows, largest)
     for name, about in (
         ("late", "Late rows, by side."),

@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
+from slackwater.config.sql_query import Columns, Findings, query
 from tests.support.deaths import DieOnce
 from tests.support.effort import some
 from tests.support.runner import Runner
@@ -22,7 +23,6 @@ from tests.support.runner import Runner
 import slackwater as sw
 from slackwater.config import toml
 from slackwater.config.bounds import Bounds
-from slackwater.config.sql_query import Columns, Findings, query
 from slackwater.engine import kill_points
 from slackwater.engine.kill_points import STEPS
 from slackwater.errors import StartError

@@ -54,9 +54,13 @@ def _check(file: Path, connect: bool) -> None:
         if found:
             raise StartError("\n".join(f"{pipeline.name}: {line.removeprefix(f'{pipeline.name}: ')}" for line in found))
         notes += connecting.notes(pipeline)
-    what = _described(pipeline)
-    for own in list(pipeline.alone.values())[1:]:
-        what = f"{what}, then {_described(own).replace('over 1 source', 'over what it emits')}"
+    (before, first), *more = pipeline.alone.items()
+    what = _described(first)
+    for name, own in more:
+        read = [w.name for w in own.ways]
+        over = "what it emits" if read == [before] else " and ".join(f'"{n}"' for n in read)
+        counted = plural(len(own.sources), "source")
+        what, before = f"{what}, then {_described(own).replace(f'over {counted}', f'over {over}')}", name
     print(masked(f"{file}: ok — {what}, {explain.state_text(pipeline)}"))
     for line in notes:
         print(masked(f"{file}: note: {line}"))

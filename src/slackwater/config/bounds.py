@@ -9,11 +9,9 @@ Sessions do not: one that is cut at `max_session_duration_ms` closes before one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from slackwater.config.join import Join
-from slackwater.config.source import Source
 from slackwater.config.spelling import show
 from slackwater.config.step import Step
 from slackwater.config.window import Window
@@ -61,9 +59,3 @@ def bounds_of(step: Step) -> Bounds:
     if step.emit != "final" and (step.emit != "on_close" or step.late_data not in ("drop", "dlq")):
         return Bounds(why='these windows come out more than once; with emit = "final" each comes once')
     return Bounds(frozenset((step.window_start_column, step.window_end_column)))
-
-
-def bounds_in(sources: Iterable[Source], name: str) -> Bounds:
-    """The same of one of the inputs of a step that is looked at by itself, see `Pipeline.alone`."""
-    found = next((s.dataframe for s in sources if s.name == name), None)
-    return found if isinstance(found, Bounds) else ROW_BY_ROW

@@ -279,7 +279,6 @@ def _pipeline_rules() -> list[Schema]:
         {"properties": {"sources": {"minItems": 1}, "stages": {"minItems": 2, "maxItems": MOST_STAGES}}},
         {"oneOf": [{"required": ["transform"]}, {"required": ["stages"]}]},
         {"if": {"anyOf": [joins, has("window", "kind", "session")]}, "then": {"required": ["state_store"]}},
-        {"if": {"required": ["stages"]}, "then": {"required": ["state_store"]}},
         {"if": joins, "then": two_sides},
         {"if": kept, "then": {"required": ["dead_letter"]}},
     ]

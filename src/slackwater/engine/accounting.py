@@ -21,13 +21,13 @@ from slackwater.state.commit import StageState
 log = logging.getLogger("slackwater")
 
 
-def judge(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
+def enforce(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
     """Whether an epoch may be committed. Raises BadRowError, StartError, EpochError. `before`: the stage as of the previous commit."""
     _judge_bad_rows(pipeline, before, epoch, outcome)
     _check_letters(pipeline, epoch, outcome)
 
 
-def tell(pipeline: Pipeline, before: StageState, epoch: int, batch: Batch, outcome: IngestOutcome) -> None:
+def log_losses(pipeline: Pipeline, before: StageState, epoch: int, batch: Batch, outcome: IngestOutcome) -> None:
     """Log what an epoch did not use."""
     _log_lost(pipeline, epoch, batch)
     _log_units(pipeline, epoch, outcome)
@@ -182,15 +182,15 @@ def _log_join(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
     for which, (name, source) in enumerate(zip(SIDES, join.sources if join else (), strict=False)):
         reports = [r.sides[which] for r in outcome.reports if r.sides]
         most = join.max_rows_per_key if join else 0
-        for crowd in (r.crowd for r in reports if r.crowd):
+        for hot_key in (r.hot_key for r in reports if r.hot_key):
             log.warning(
                 '%s: epoch %d: %s of the %s side ("%s") wait for partners with %s; max_rows_per_key is %d',
                 pipeline.name,
                 epoch,
-                plural(crowd[0], "row"),
+                plural(hot_key[0], "row"),
                 name,
                 source,
-                crowd[1],
+                hot_key[1],
                 most,
             )
         for count, what in (

@@ -32,7 +32,7 @@ from slackwater.operators.windowed import Windowed
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import StateStore
 from slackwater.windows import changed, sessions
-from slackwater.windows.logic import LOOSE, LOOSE_TOLD
+from slackwater.windows.logic import EMITTED_FRAGMENT, FRAGMENT
 
 
 def memory_of(state: StageState) -> dict[str, Any]:
@@ -186,8 +186,8 @@ def _waits(operator: Windowed, found: Carrying) -> bool:
     """Whether something is to be emitted though neither a row comes nor the watermark moves."""
     if operator.updates:
         return found.state.waiting or (found.rewritten and found.rows.height > 0)
-    pieces = found.rows["__kind"].is_in([LOOSE, LOOSE_TOLD])  # of sessions: no pane is one here
-    return bool((pieces & (found.rows["__due"] <= found.state.watermark_us)).any())
+    fragments = found.rows["__kind"].is_in([FRAGMENT, EMITTED_FRAGMENT])  # of sessions: no pane is one here
+    return bool((fragments & (found.rows["__due"] <= found.state.watermark_us)).any())
 
 
 def _buffered(

@@ -121,7 +121,8 @@ def _(operator: Rows, data: Mapping[str, Any]) -> dict[str, Any]:
 def sql_hashes(pipeline: Pipeline) -> dict[str, str]:
     """Hashes of the SQL of one stage, by where the config has it; "" for none."""
     transform = pipeline.transform
-    return {transform.sql_key(s.name): _hash(transform.sql_of(s.name)) for s in pipeline.sources}
+    own = {transform.sql_key(w.name): _hash(transform.sql_of(w.name)) for w in pipeline.ways}
+    return own | {at: _hash(sql) for w in pipeline.ways for at, sql in pipeline.texts(w)}
 
 
 def query_hashes(pipeline: Pipeline) -> dict[str, str]:

@@ -27,9 +27,21 @@ from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.files.buffers import meta_of
 from slackwater.state.protocol import ShardState
 from slackwater.windows import panes, sessions
-from slackwater.windows.logic import DEAD, FLOOR, HIDDEN, LOOSE, LOOSE_TOLD, REVISED, SETTLED, TOLD
+from slackwater.windows.logic import (
+    CLEAN,
+    DIRTY,
+    EMITTED,
+    EMITTED_FRAGMENT,
+    FLOOR,
+    FRAGMENT,
+    HIDDEN,
+    REVISED,
+    TOMBSTONE,
+    WHOLE,
+)
 
-_OF_SESSIONS, _OF_PANES = (SETTLED, LOOSE, FLOOR, DEAD, TOLD, LOOSE_TOLD), (SETTLED, LOOSE, DEAD)
+_OF_SESSIONS = (WHOLE, FRAGMENT, FLOOR, TOMBSTONE, EMITTED, EMITTED_FRAGMENT)
+_OF_PANES = (CLEAN, DIRTY, TOMBSTONE)
 
 
 @singledispatch
@@ -53,7 +65,7 @@ def _(operator: Windowed, kind: str, rows: pl.DataFrame, shard: int, shards: int
     h, what, start, last = (rows[c].to_numpy() for c in ("__h", "__kind", "__start", "__last"))
     yield from _hashed(rows, operator.keys, operator.keys, shard, shards)
     yield from _counted(h[1:] < h[:-1], "not in the order of their units")
-    yield from _counted((what != DEAD) & (start > last), "that end before they start")
+    yield from _counted((what != TOMBSTONE) & (start > last), "that end before they start")
     yield from _of_kind(operator, rows, exact)
 
 
@@ -66,7 +78,7 @@ def _of_kind(operator: Operator, rows: pl.DataFrame, exact: bool) -> Iterator[st
 @_of_kind.register
 def _(operator: Panes, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
     h, kh, kind, start, due = (rows[c].to_numpy() for c in ("__h", "__kh", "__kind", "__start", "__due"))
-    known, alive = np.isin(kind, _OF_PANES), kind != DEAD
+    known, alive = np.isin(kind, _OF_PANES), kind != TOMBSTONE
     yield from _counted(h != mix(kh, start), "in the unit of another key or pane")
     yield from _counted(~known, "of an unknown kind")
     yield from _counted(known & alive & (start != panes.pane_start(operator, start)), "that start where no pane does")
@@ -78,13 +90,14 @@ def _(operator: Panes, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
 @_of_kind.register
 def _(operator: Sessions, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
     h, kh, kind, last, due = (rows[c].to_numpy() for c in ("__h", "__kh", "__kind", "__last", "__due"))
-    known, alive = np.isin(kind, _OF_SESSIONS), kind != DEAD
+    known, alive = np.isin(kind, _OF_SESSIONS), kind != TOMBSTONE
     yield from _counted(h != kh, "in the unit of another key or pane")
     yield from _counted(~known, "of an unknown kind")
     end = rows["__end"].to_numpy() if operator.dynamic else last + operator.gap_us
     yield from _counted(known & alive & (end < last), "whose gap ends before their last event")
-    whole, floor, loose = np.isin(kind, (SETTLED, TOLD)), kind == FLOOR, np.isin(kind, (LOOSE, LOOSE_TOLD))
-    late = (loose & (due > end + 1)) | (whole & (due != end + 1)) | (floor & (due != end + operator.reach_us + 1))
+    whole, floor = np.isin(kind, (WHOLE, EMITTED)), kind == FLOOR
+    fragments = np.isin(kind, (FRAGMENT, EMITTED_FRAGMENT))
+    late = (fragments & (due > end + 1)) | (whole & (due != end + 1)) | (floor & (due != end + operator.reach_us + 1))
     yield from _counted(late, "that are due when their gap is not over")
 
 

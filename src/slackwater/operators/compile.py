@@ -163,7 +163,10 @@ def _hidden(pipeline: Pipeline) -> tuple[Sequence[str], Sequence[str]]:
     """Per side: what its connector adds to the columns of its rows."""
     assert pipeline.transform.join is not None
     found = {s.name: resolve(s.connection, pipeline.connections) if s.connection else None for s in pipeline.sources}
-    left, right = (injected(c.kind if (c := found[name]) else None) for name in pipeline.transform.join.sources)
+    direct = {w.name: w.origin for w in pipeline.ways if not w.through}  # SQL selects what comes out
+    left, right = (
+        injected(c.kind if (c := found.get(direct.get(name, ""))) else None) for name in pipeline.transform.join.sources
+    )
     return left, right
 
 

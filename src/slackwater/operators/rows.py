@@ -90,7 +90,7 @@ class Rows(Stateless):
         why = pl.Series("__reason", [ROW]).new_from_index(0, rows.height)
         frame = pl.DataFrame([*columns, why])
         task.staging("before")
-        outputs = tuple(task.state.stage_output(part) for part in frame.iter_slices(MOST))
+        outputs = tuple(task.state.write_output(part) for part in frame.iter_slices(MOST))
         task.staging("after")
         return IngestReport(
             shard=task.shard,
@@ -101,7 +101,7 @@ class Rows(Stateless):
             reasons={ROW: rows.height},
         )
 
-    def touched(self, metas: Sequence[SegmentMeta], since: int, watermark: int, telling: bool) -> bool:
+    def touched(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
         return False
 
     def is_due(self, task: ShardTask) -> bool:

@@ -169,18 +169,18 @@ class _Look:
 
     def __init__(self, pipeline: Pipeline, snapshot: Snapshot) -> None:
         self.pipeline, self.snapshot = pipeline, snapshot
-        self.manifest: Commit = snapshot.commit
+        self.commit: Commit = snapshot.commit
         self.state: StageState = snapshot.commit.stages[0]
         self.operator: Operator
         if pipeline.transform.window is not None:
-            self.operator = inspect.logic_of(pipeline, self.manifest)
+            self.operator = inspect.logic_of(pipeline, self.commit)
         else:
-            compare.compare(pipeline, self.manifest).check()
-            self.operator = step_in(self.manifest)
+            compare.compare(pipeline, self.commit).check()
+            self.operator = step_in(self.commit)
         self.clocks: Mapping[str, SourceClock] = fold.clocks(pipeline, self.state)
 
     def answer(self, runner: str | None, now_us: int, key: inspect.Texts) -> Why:
-        m, close = self.manifest, self.pipeline.transform.step.idle_close_ms
+        m, close = self.commit, self.pipeline.transform.step.idle_close_ms
         clocks = tuple(c for name, clock in self.clocks.items() for c in _clocks(name, clock))
         held = holder(self.clocks)
         of_key = self._of_key(self.operator, key) if key else None

@@ -64,23 +64,23 @@ def _(operator: Rows, source: str, tag: int | None, before: int | None, end: str
 
 
 @singledispatch
-def needed(operator: Operator) -> list[str] | None:
-    """The columns that every source must bring, in one type; None where each has its own."""
+def needed(operator: Operator, which: int) -> list[str]:
+    """The columns that everything which comes to one of its inputs must bring, in one type."""
     unregistered(operator, "slackwater.spark.columns.needed")
 
 
 @needed.register(Windowed)
-def _(operator: Windowed) -> list[str]:
-    return [*operator.key_names, *{i.source.name: None for i in operator.inputs}]
+def _(operator: Windowed, which: int) -> list[str]:
+    return list(dict.fromkeys([*operator.key_names, *(i.source.name for i in operator.inputs)]))
 
 
 @needed.register(IntervalJoin)
-def _(operator: IntervalJoin) -> None:
-    return
+def _(operator: IntervalJoin, which: int) -> list[str]:
+    return [f.name for f in operator.sides[which].fields]
 
 
 @needed.register(Rows)
-def _(operator: Rows) -> list[str]:
+def _(operator: Rows, which: int) -> list[str]:
     return [f.name for f in operator.fields]
 
 
@@ -160,21 +160,21 @@ def _inputs(operator: Windowed, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 @singledispatch
-def again(operator: Operator, rows: pl.DataFrame, number: str) -> pl.DataFrame:
+def reread(operator: Operator, rows: pl.DataFrame, number: str) -> pl.DataFrame:
     """Rows of dead letters with these `columns`, one by one: `__kh`, `__ts`, and `number`, a column that they keep.
 
     Of windows those with a usable gap, with keys and accumulators.
     """
-    unregistered(operator, "slackwater.spark.columns.again")
+    unregistered(operator, "slackwater.spark.columns.reread")
 
 
-@again.register(Windowed)
+@reread.register(Windowed)
 def _(operator: Windowed, rows: pl.DataFrame, number: str) -> pl.DataFrame:
     found = _inputs(operator, rows)
     found = found.drop_nulls("__end") if operator.ends else found
     return operator.lift_rows(found).with_columns(found[number])
 
 
-@again.register(IntervalJoin)
+@reread.register(IntervalJoin)
 def _(operator: IntervalJoin, rows: pl.DataFrame, number: str) -> pl.DataFrame:
     return rows.select("__kh", "__ts", number)

@@ -13,7 +13,8 @@ from slackwater.cli import describe
 from slackwater.config import sql_check, toml
 from slackwater.config.bounds import ROW_BY_ROW, bounds_of
 from slackwater.config.rows import ROWS
-from slackwater.config.sql_query import Columns, Findings, query
+from slackwater.config.sql.columns import Columns, Findings
+from slackwater.config.sql.query import query
 from slackwater.errors import ConfigError
 
 CONFIG = """

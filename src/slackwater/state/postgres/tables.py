@@ -9,7 +9,7 @@ import xxhash
 
 from slackwater.state.commit import FORMAT
 from slackwater.state.postgres import client
-from slackwater.windows.logic import LOOSE, LOOSE_TOLD, REVISED, SETTLED, TOLD, Logic
+from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FRAGMENT, REVISED, WHOLE, Logic
 
 # the hidden columns of a state row, as people read them
 _READABLE = {
@@ -200,6 +200,6 @@ class Tables:
         return (
             f"CREATE OR REPLACE VIEW {self.windows} AS SELECT s.pipeline_name, {columns}, s.epoch, s.updated_at"
             f" FROM {self.state} s JOIN {self.pipelines} p USING (pipeline_name)"
-            f" WHERE s.kind IN ({LOOSE}, {LOOSE_TOLD})"
-            f" OR s.kind IN ({SETTLED}, {TOLD}) AND (p.watermark IS NULL OR s.closes_at > p.watermark)"
+            f" WHERE s.kind IN ({FRAGMENT}, {EMITTED_FRAGMENT})"
+            f" OR s.kind IN ({WHOLE}, {EMITTED}) AND (p.watermark IS NULL OR s.closes_at > p.watermark)"
         )
