@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.states import driver_of
+from tests.support.states import driver_of, target_of
 
 from slackwater.cli.main import main
 from slackwater.config import toml
@@ -18,7 +18,7 @@ from slackwater.engine.driver import Driver, Hooks
 from slackwater.errors import PublishError
 from slackwater.operators import compile as compiling
 from slackwater.runner import dead_letters
-from slackwater.runner.assemble import letters_of, store_of, target_of
+from slackwater.runner.assemble import letters_of, store_of
 from slackwater.sources.base import Batch
 from slackwater.testing.local import LocalEngine
 

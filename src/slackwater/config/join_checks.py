@@ -42,7 +42,7 @@ def check_join(values: Values) -> Iterator[Problem]:
             )
 
 
-def check_only_added(values: Values) -> Iterator[Problem]:
+def check_only_added(values: Values, at: str = "target") -> Iterator[Problem]:
     """Joined rows are pairs, equal ones too: nothing tells them apart, so they replace nothing."""
     target: Target | None = values.get("target")
     if _join(values) is None or target is None or target.mode != "merge":
@@ -50,6 +50,6 @@ def check_only_added(values: Values) -> Iterator[Problem]:
     found = resolve(target.connection, values.get("connections", {}))
     if found is not None and found.kind == "delta":  # of another kind it has no mode at all
         yield (
-            "target.mode",
+            f"{at}.mode",
             '"merge" replaces rows of equal identity, which joined rows do not have; use "append" (the default for a join)',
         )

@@ -21,7 +21,7 @@ from slackwater.config.join import Join
 from slackwater.config.pipeline import LONGEST_NAME, NAME, Pipeline, Transform
 from slackwater.config.source import Source
 from slackwater.config.spec import Spec
-from slackwater.config.step import Step
+from slackwater.config.step import MOST_STAGES, Step
 from slackwater.config.target import StateStore
 from slackwater.config.window import _KEYS_OF, KINDS_OF_WINDOW, Window
 
@@ -275,8 +275,9 @@ def _pipeline_rules() -> list[Schema]:
     kept = {"anyOf": [keeps, has("window", "late_data", "dlq"), has("join", "late_data", "dlq")]}
     two_sides = {"properties": {"sources": {"minItems": 2, "maxItems": 2}}}
     return [
-        {"properties": {"sources": {"minItems": 1}, "stages": {"minItems": 2, "maxItems": 2}}},
+        {"properties": {"sources": {"minItems": 1}, "stages": {"minItems": 2, "maxItems": MOST_STAGES}}},
         {"oneOf": [{"required": ["transform"]}, {"required": ["stages"]}]},
+        {"oneOf": [{"required": ["target"]}, {"required": ["targets"], "properties": {"targets": {"minItems": 1}}}]},
         {"if": {"anyOf": [joins, has("window", "kind", "session")]}, "then": {"required": ["state_store"]}},
         {"if": {"required": ["stages"]}, "then": {"required": ["state_store"]}},
         {"if": joins, "then": two_sides},

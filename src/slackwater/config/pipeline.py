@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -20,7 +21,7 @@ from slackwater.config.checks import (
     resolve,
 )
 from slackwater.config.connection import Connection, all_connections
-from slackwater.config.held_names import check_held_names
+from slackwater.config.held_names import check_held_names, check_names_of_state
 from slackwater.config.join import Join
 from slackwater.config.join_checks import check_join, check_only_added
 from slackwater.config.kinds import Duration, Kind, MismatchError, NestedError, choice, duration, settings, shaped, text
@@ -29,6 +30,7 @@ from slackwater.config.spec import Problem, Spec, Values, many, one
 from slackwater.config.spelling import show, show_key
 from slackwater.config.stage_checks import check_stages
 from slackwater.config.target import StateStore, Target
+from slackwater.config.target_checks import TARGET_NAME, check_targets, each_target
 from slackwater.config.window import Window
 from slackwater.core.notebook import Shown
 from slackwater.errors import ConfigError
@@ -163,6 +165,7 @@ class Pipeline(Spec, Shown):
     transform: Transform
     stages: tuple[Stage, ...] = ()
     target: Target
+    targets: tuple[Target, ...] = ()
     state_store: StateStore | None = None
     dead_letter: Target | None = None
     spark: Mapping[str, str] = Field(default_factory=dict)
@@ -179,7 +182,8 @@ class Pipeline(Spec, Shown):
             sources: Sequence[Source],
             transform: Transform | None = None,
             stages: Sequence[Stage] | None = None,
-            target: Target,
+            target: Target | None = None,
+            targets: Sequence[Target] | None = None,
             state_store: StateStore | None = None,
             dead_letter: Target | None = None,
             spark: Mapping[str, str | float] = ...,
@@ -194,6 +198,7 @@ class Pipeline(Spec, Shown):
         "transform": one(Transform),
         "stages": many(Stage, "a list of stages ([[stages]])"),
         "target": one(Target),
+        "targets": many(Target, "a list of targets ([[targets]])"),
         "state_store": one(StateStore),
         "dead_letter": one(Target),
         "spark": settings('a table of Spark settings ({ "spark.driver.memory" = "4g" })'),
@@ -201,7 +206,7 @@ class Pipeline(Spec, Shown):
         "idle_pause_ms": duration(1),
     }
     MEANT: ClassVar[Mapping[str, str]] = {"window": "transform.window", "join": "transform.join"}
-    REQUIRED: ClassVar[tuple[str, ...]] = ("name", "sources", "target")
+    REQUIRED: ClassVar[tuple[str, ...]] = ("name", "sources")
 
     @property
     def alone(self) -> dict[str, Pipeline]:
@@ -216,8 +221,35 @@ class Pipeline(Spec, Shown):
 
     @property
     def last(self) -> Pipeline:
-        """The stage whose results the target gets, by itself."""
-        return list(self.alone.values())[-1]
+        """The stage whose results the target gets (the first of several), by itself."""
+        found = self.alone
+        return found[self.target.from_ or next(reversed(found))]
+
+    @property
+    def by_target(self) -> dict[str, Pipeline]:
+        """Each target by itself, in order, by name: this pipeline as if it had no other. `last` is then the stage it is from."""
+        found: dict[str, Pipeline] = {}
+        taken = {t.name for t in self.targets}
+        final = next(reversed(self.alone))
+        for target in self.targets or (self.target,):
+            stage = target.from_ or final
+            name = target.name or _unused(stage, {*found, *taken})
+            own = target.model_copy(update={"name": name, "from_": stage})
+            found[name] = self.model_copy(update={"target": own, "targets": (own,) if self.targets else ()})
+        return found
+
+    def writer_of(self, target: str) -> str:
+        """The name of the marker that a target keeps: of the only one in [target] the pipeline's, of several one for each."""
+        if not self.targets:
+            return self.name
+        name = target if re.fullmatch(TARGET_NAME, target) else _hashed(target)
+        found = f"{self.name}~{name}"  # no pipeline is called so
+        return found if len(found) <= LONGEST_NAME else f"{self.name[:80]}~{_hashed(found)}"
+
+    @property
+    def writer(self) -> str:
+        """The name of the marker that the target keeps (the first of several)."""
+        return self.writer_of(next(iter(self.by_target)))
 
     @property
     def hold_ms(self) -> int:
@@ -225,7 +257,8 @@ class Pipeline(Spec, Shown):
         return 0 if self.transform.join is None else self.transform.join.hold_ms
 
     def implied(self) -> Values:
-        return {"transform": self.stages[0]} if self.stages else {}
+        transform = {"transform": self.stages[0]} if self.stages else {}
+        return {**transform, "target": self.targets[0]} if self.targets else transform
 
     @property
     def keeps_late(self) -> bool:
@@ -249,7 +282,6 @@ class Pipeline(Spec, Shown):
         return {
             "name": "give the pipeline a name",
             "sources": "describe at least one in [[sources]]",
-            "target": "say where results go in [target]",
         }[key]
 
     @classmethod
@@ -282,11 +314,17 @@ class Pipeline(Spec, Shown):
         yield from check_join(values)
         yield from check_state(values, wrong)
         yield from check_letters(values, wrong)
-        last = {**values, "transform": values["stages"][-1]} if values.get("stages") else values
-        yield from check_corrections(last)
-        yield from check_standalone(last)
-        yield from check_only_added(last)
-        yield from check_held_names(last, values.get("connections", {}))
+        yield from check_targets(values, wrong)
+        found: list[Problem] = []
+        for at, own in each_target(values):
+            found += [*check_corrections(own), *check_standalone(own), *check_only_added(own, at)]
+            found += check_held_names(own, values.get("connections", {}), at)
+        yield from dict.fromkeys(found)  # what several targets mind about a stage is said once
+        letters = {**values, "target": values.get("dead_letter"), "transform": None}
+        yield from check_held_names(letters, values.get("connections", {}), "dead_letter")
+        yield from check_names_of_state(values)
+        if values.get("targets"):
+            values.setdefault("target", values["targets"][0])
 
 
 def check_run_flags(available_now: bool, flush: bool) -> None:
@@ -315,6 +353,9 @@ def _name_connections(values: Values) -> None:
     values["transform"] = transform.model_copy(update={"lookups": lookups})
     if values.get("stages"):
         values["stages"] = (values["transform"], *values["stages"][1:])
+    values["targets"] = tuple(_with_format(named(t), known) for t in values.get("targets", ()))
+    if values["targets"]:
+        values["target"] = values["targets"][0]
     for place in ("target", "dead_letter"):
         if values.get(place) is not None:
             values[place] = _with_format(named(values[place]), known)
@@ -327,6 +368,14 @@ def _with_format(target: Target, known: Mapping[str, Connection]) -> Target:
     if connection is None or connection.kind != "files" or target.format is not None:
         return target
     return target.model_copy(update={"format": "parquet"})
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
+
+
+def _unused(name: str, taken: Collection[str | None]) -> str:
+    return next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3))) if n not in taken)
 
 
 def _free_name(kind: str, known: Mapping[str, Connection]) -> str:

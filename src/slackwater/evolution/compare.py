@@ -23,14 +23,13 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.spelling import show_duration
 from slackwater.config.step import Step as Spec
 from slackwater.config.step import allowed_ms
-from slackwater.config.target import Target
 from slackwater.config.window import Window
 from slackwater.core.dispatch import unregistered
 from slackwater.core.schema import Field
 from slackwater.core.words import plural
 from slackwater.errors import StateError
-from slackwater.evolution import migrate, restore
-from slackwater.evolution.texts import BY_KEY, columns_text, emission_text, moved
+from slackwater.evolution import destinations, migrate, restore
+from slackwater.evolution.texts import BY_KEY, emission_text, moved
 from slackwater.operators.base import Operator
 from slackwater.operators.windowed import Windowed
 from slackwater.state.commit import Commit, StageState
@@ -115,9 +114,9 @@ def compare(
     *,
     steps: Sequence[Operator] | None = None,
     shards: int | None = None,
-    published: int | None = None,
+    missing: Sequence[str] = (),
 ) -> Comparison:
-    """Compare a commit with a config. `shards`: how many a start has, None where only it knows. `published`: the last epoch.
+    """Compare a commit with a config. `shards`: how many a start has, None where only it knows. `missing`: targets without their part.
 
     Raises ConfigError for a description in the state that cannot be read.
     """
@@ -134,7 +133,7 @@ def compare(
             found += _Stage(one.transform.step, commit, state, made, prefix).changes()
             found += _texts(one, state, prefix)
     found += _around(pipeline, commit, shards)
-    return Comparison(pipeline.name, commit.epoch, kind, tuple(found), _waiting(pipeline, commit, published))
+    return Comparison(pipeline.name, commit.epoch, kind, tuple(found), destinations.waiting(pipeline, commit, missing))
 
 
 def shown(what: str, value: Any) -> str:
@@ -376,11 +375,8 @@ def _around(pipeline: Pipeline, commit: Commit, shards: int | None) -> Iterator[
     if wanted is not None and wanted != commit.shards:
         rows = sum(m.rows for m in commit.metas)
         yield Change("shards", commit.shards, wanted, MIGRATED, f"{rows:,} state rows are spread over {wanted}")
-    for what, target, key in (("target", pipeline.target, "target"), ("dead_letter", pipeline.dead_letter, "letters")):
-        before, after = commit.destination.get(key), place(target)
-        if commit.destination and before != after:
-            how = f"what comes out after epoch {commit.epoch} goes there; what is out stays where it is"
-            yield Change(what, _name(before), _name(after), COMPATIBLE, how)
+    for what, before, after, how in destinations.changes(pipeline, commit):
+        yield Change(what, before, after, COMPATIBLE, how)
 
 
 def _texts(pipeline: Pipeline, state: StageState, prefix: str) -> Iterator[Change]:
@@ -398,31 +394,3 @@ def _texts(pipeline: Pipeline, state: StageState, prefix: str) -> Iterator[Chang
         if (was := known.get(what, "")) not in ("", now):  # a DataFrame has none
             how = "it is read from the next start on; files, and offsets of topics, that the state knows are not read again"
             yield Change(prefix + what, short(was), short(now), COMPATIBLE, how)
-
-
-def place(target: Target | None) -> list[str | None] | None:
-    """Where a target writes, as a commit names it."""
-    return None if target is None else [target.path and as_written(target.path), target.table, target.topic]
-
-
-def _name(parts: Sequence[str | None] | None) -> str | None:
-    return None if parts is None else next((p for p in parts if p), "console")
-
-
-def _waiting(pipeline: Pipeline, commit: Commit, published: int | None) -> str | None:
-    """Why the former config has to start once more: what it committed is not out, and the new one would write it elsewhere."""
-    if published is None or published >= commit.epoch or not commit.staged or not commit.destination:
-        return None
-    former = commit.destination
-    changed = [
-        k for k, t in (("target", pipeline.target), ("letters", pipeline.dead_letter)) if former.get(k) != place(t)
-    ]
-    names, step = columns_text(pipeline), pipeline.last.transform.step
-    if isinstance(step, Window) and former.get("columns") != names:
-        changed.append("columns")
-    if not changed:
-        return None
-    return (
-        f"epoch {commit.epoch} was committed and not yet published, and the config has changed since ({', '.join(changed)}); "
-        "start once with the former config, then change it"
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,11 +161,13 @@ def bind(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]
     return times, logic
 
 
-def results_of(pipeline: Pipeline, session: SparkSession, logic: Operator) -> Operator:
-    """The step whose results the target gets, after the first one's. Raises StartError."""
-    for own in list(pipeline.alone.values())[1:]:
-        logic = _behind(own, session, logic)[1]
-    return logic
+def operators_of(pipeline: Pipeline, session: SparkSession, logic: Operator) -> dict[str, Operator]:
+    """The steps of all stages by name, after the first one's. Raises StartError."""
+    (name, _), *more = pipeline.alone.items()
+    found = {name: logic}
+    for name, own in more:
+        logic = found[name] = _behind(own, session, logic)[1]
+    return found
 
 
 def _behind(own: Pipeline, session: SparkSession, before: Operator) -> tuple[DataFrame, Windowed]:
@@ -239,9 +241,14 @@ def store_of(pipeline: Pipeline) -> StateStore:
     return FilesStore(store.path or "", pipeline.name)
 
 
-def target_of(pipeline: Pipeline, logic: Operator, state_id: str = "") -> Target:
-    """The target a config names, for the epochs of a state."""
-    return _target(pipeline.target, pipeline, Table(pipeline.name, tuple(logic.output), logic.identity, state_id))
+def targets_of(pipeline: Pipeline, operators: Mapping[str, Operator], state_id: str = "") -> dict[str, Target]:
+    """The targets a config names, by name, for the epochs of a state; `operators`: of its stages."""
+    found = {}
+    for name, own in pipeline.by_target.items():
+        logic = operators[str(own.target.from_)]
+        table = Table(own.writer, tuple(logic.output), logic.identity, state_id)
+        found[name] = _target(own.target, own, table)
+    return found
 
 
 def letters_of(pipeline: Pipeline, state_id: str = "") -> Target | None:
@@ -280,7 +287,7 @@ def _target(spec: TargetSpec, pipeline: Pipeline, table: Table) -> Target:
             value_format=spec.value_format or "json",
             delivery=spec.delivery or "at_least_once",
             key_columns=_listed(spec.key_columns),
-            upserts=spec.upserts("kafka", pipeline.last.transform.step),
+            upserts=spec.upserts("kafka", pipeline.last.transform.window),
         )
     if spec.path is not None:
         return FilesTarget(Path(spec.path), spec.format or "parquet", table)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ from slackwater.config.window import allowed_ms
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.operators.base import Operator
-from slackwater.runner.assemble import target_of
+from slackwater.runner.assemble import targets_of
 from slackwater.runner.backfill_plan import Range, described, reach_us
 from slackwater.runner.backfill_source import FilesReader, KafkaReader
 from slackwater.runner.backfill_target import Within, Written
@@ -105,11 +105,14 @@ class _Backfill(_Run):
         super().__init__(pipeline, True, spark, on_status, notice, stop or threading.Event())
         self.span, self.partial, self.written = span, partial, Written()
 
-    def _target_of(self, results: Operator, state_id: str) -> Target:
+    def _targets_of(self, operators: Mapping[str, Operator], state_id: str) -> dict[str, Target]:
         window = self.pipeline.transform.window
         assert window is not None
-        inner = target_of(self.pipeline, results, state_id)
-        return Within(inner, window, self.span, time.time_ns() // 1000, self.partial, self.written)
+        now = time.time_ns() // 1000
+        return {
+            name: Within(inner, window, self.span, now, self.partial, self.written)
+            for name, inner in targets_of(self.pipeline, operators, state_id).items()
+        }
 
     def run(self) -> Backfilled:
         latest = self.store.open()

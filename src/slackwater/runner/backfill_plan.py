@@ -88,6 +88,7 @@ def described(pipeline: Pipeline, since_us: int, until_us: int, into: str | None
             "sources": tuple(s.model_copy(update={"commit_group": None}) for s in pipeline.sources),
             "transform": pipeline.transform.model_copy(update=transform),
             "target": target,
+            "targets": (),
             "dead_letter": None,
         }
     )

@@ -31,7 +31,7 @@ from slackwater.runner.assemble import (
     spark_settings,
     stages_of,
     store_of,
-    target_of,
+    targets_of,
 )
 from slackwater.runner.background import Handle
 from slackwater.runner.places import check_former
@@ -233,7 +233,7 @@ class _Run:
         self._pace = pace.Pace(None)
         self._undo = ExitStack()
         self.store = store_of(pipeline)
-        self.target: Target | None = None
+        self.targets: dict[str, Target] = {}
         self.letters: Target | None = None
         self._spark = spark
 
@@ -353,7 +353,7 @@ class _Run:
 
     def _close(self) -> None:
         self._undo.close()
-        for part in (self.target, self.letters, self.store):
+        for part in (*self.targets.values(), self.letters, self.store):
             if part is not None:
                 part.close()
 
@@ -387,8 +387,9 @@ class _Run:
         for name, schema in schemas.items():
             for line in restore.check_schema(name, known.get(name), schema):
                 self.notice("warning", line)
-        for line in explain.size_warnings(self.pipeline.last.transform.step):
-            self.notice("warning", line)
+        for own in self.pipeline.alone.values():
+            for line in explain.size_warnings(own.transform.step):
+                self.notice("warning", line)
         sql = carrying(self.pipeline, self.session, sources)
         self.engine = engine = SparkEngine(
             self.session, self.pipeline, logic, times, lookups.refresh, sql, ends(self.pipeline, self.session, sources)
@@ -402,25 +403,35 @@ class _Run:
         )
         state_id = latest.state_id if latest else uuid.uuid4().hex
         stages = stages_of(self.pipeline, self.session, engine, self.store, hooks.faults)
-        results = stages[-1].operator
-        self._observers.described(Columns({s.name: _columns(s.schema) for s in sources}, results.output))
-        self.target, self.letters = self._target_of(results, state_id), letters_of(self.pipeline, state_id)
-        for place in (self.target, self.letters):
+        operators = {s.name: s.operator for s in stages}
+        output = {n: operators[str(own.target.from_)].output for n, own in self.pipeline.by_target.items()}
+        self._observers.described(Columns({s.name: _columns(s.schema) for s in sources}, output))
+        self.targets, self.letters = self._targets_of(operators, state_id), letters_of(self.pipeline, state_id)
+        for name, place in (*self.targets.items(), ("dead_letter", self.letters)):
             if place is not None:
-                place.open()
-        self.driver = Driver(self.pipeline, stages, self.store, self.target, hooks, self.letters)
+                self._open(name, place)
+        self.driver = Driver(self.pipeline, stages, self.store, self.targets, hooks, self.letters)
         if self.stop.is_set():
             return False
         self.driver.start(latest, shards, schemas, state_id)
         if latest is not None:
             self._tell(self.driver.recovered())
-        if self.driver.target.guarantee != "exactly once":
-            self.notice("warning", f"delivery to {self.driver.target.description} is {self.driver.target.guarantee}")
+        for target in self.targets.values():
+            if target.guarantee != "exactly once":
+                self.notice("warning", f"delivery to {target.description} is {target.guarantee}")
         warm.join()
         return not self.stop.is_set()
 
-    def _target_of(self, results: Operator, state_id: str) -> Target:
-        return target_of(self.pipeline, results, state_id)
+    def _targets_of(self, operators: Mapping[str, Operator], state_id: str) -> dict[str, Target]:
+        return targets_of(self.pipeline, operators, state_id)
+
+    def _open(self, name: str, place: Target) -> None:
+        try:
+            place.open()
+        except StartError as error:
+            if len(self.targets) < 2 or place is self.letters:
+                raise
+            raise StartError(f'target "{name}": {error}') from None
 
     def _warm(self, shards: int) -> None:
         try:

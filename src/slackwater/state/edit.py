@@ -49,5 +49,12 @@ def unpublished(pipeline: str, epoch: int) -> StateError:
 
 def next_of(manifest: Commit, clock_us: int, **changed: Any) -> Commit:
     """The next commit: the same state without output, but for what is `changed`."""
-    update = {"epoch": manifest.epoch + 1, "committed_us": clock_us, "output": (), "letters": (), "emitted": 0}
+    update = {
+        "epoch": manifest.epoch + 1,
+        "committed_us": clock_us,
+        "output": (),
+        "letters": (),
+        "reached": (),
+        "emitted": 0,
+    }
     return manifest.model_copy(update={**update, **changed})

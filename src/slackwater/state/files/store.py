@@ -5,7 +5,8 @@ state/<pipeline>/
   manifests/000000012.json  one per epoch, created only if absent: that is the commit; its last line is a checksum
   segments/…                state rows (Arrow), referred to by manifests
   outputs/…                 staged output (Arrow), kept until published
-  published                 the last epoch that reached the target, and a checksum
+  published                 the last epoch that reached all targets, and a checksum
+  reached                   the targets that have their part of an epoch while others do not, and a checksum
   checkpoint/…              Spark's plan of the next epoch; can be lost
 """
 
@@ -242,6 +243,7 @@ class FilesStore:
             lambda shard, logic, stage: stages[stage][shard].typed(logic.state_schema),
             self.read_list,
             buffers,
+            self._reached(manifest.epoch),
         )
 
     def epochs(self) -> list[int]:
@@ -395,6 +397,29 @@ class FilesStore:
         temporary, number = self._dir / ".published", str(epoch)
         write_synced(temporary, f"{number} {checksum(number.encode())}\n".encode())
         temporary.replace(self._dir / "published")
+
+    def reached(self) -> frozenset[str]:
+        return self._reached(self._latest)
+
+    def _reached(self, epoch: int) -> frozenset[str]:
+        path = self._dir / "reached"
+        try:
+            text, _, sum_ = path.read_text(errors="replace").strip().rpartition("\n")
+            found = json.loads(text) if checksum(text.encode()) == sum_ else None
+        except FileNotFoundError:
+            return frozenset()
+        except (OSError, ValueError):
+            found = None
+        if not isinstance(found, dict) or not isinstance(found.get("targets"), list):
+            log.warning("%s is damaged; what an epoch left in part is published once more", path)
+            return frozenset()
+        return frozenset(map(str, found["targets"])) if found.get("epoch") == epoch else frozenset()
+
+    def note_reached(self, epoch: int, target: str) -> None:
+        text = json.dumps({"epoch": epoch, "targets": sorted({*self._reached(epoch), target})})
+        temporary = self._dir / ".reached"
+        write_synced(temporary, f"{text}\n{checksum(text.encode())}\n".encode())
+        temporary.replace(self._dir / "reached")
 
     def collect_garbage(self) -> None:
         epochs = self.epochs()

@@ -50,7 +50,7 @@ class Transaction:
             done = self._moved(manifest) if self.stages else manifest
             if publish is not None:
                 publish(db)
-            published = publish is not None and not manifest.letters
+            published = publish is not None and not manifest.missing(())
             if published:
                 db.execute(f"DELETE FROM {t.outputs} WHERE pipeline_name = %s", (self.tables.pipeline,))
             db.execute(

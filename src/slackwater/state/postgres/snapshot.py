@@ -103,7 +103,7 @@ def peek(url: str, tables: Tables, place: str, epoch: int | None = None) -> Iter
                     raise StateError(f"list {name} is missing in {tables.lists} {place}; restore it from a backup")
                 return str(row[0]).splitlines()
 
-            yield Snapshot(manifest, published, reader, listed, buffers)
+            yield Snapshot(manifest, published, reader, listed, buffers, frozenset(manifest.reached))
     except psycopg.Error as error:
         raise StateError(f"state store {place}: {client.reason(error)}") from None
 

@@ -13,6 +13,7 @@ the staged rows over, forgets what is over, and, where the target is in the same
 from __future__ import annotations
 
 import datetime as dt
+import json
 import logging
 import shutil
 import tempfile
@@ -101,6 +102,7 @@ class PostgresStore:
         self._altering: dict[int, list[str]] = {}  # per stage: what the next commit changes about its table
         self._epoch = -1
         self._published = -1
+        self._reached: frozenset[str] = frozenset()
         self._version = FORMAT
 
     @property
@@ -239,6 +241,7 @@ class PostgresStore:
         found = latest(self._db, self.tables, self._place)
         manifest, self._published, self._version = found or (None, -1, FORMAT)
         self._epoch = manifest.epoch if manifest else -1
+        self._reached = frozenset(manifest.reached if manifest else ())
         return manifest
 
     def _migrate(self) -> None:
@@ -414,7 +417,7 @@ class PostgresStore:
             except _RefusedError as refused:
                 # the epoch itself is sound: it waits for the target, as it would in a database of its own
                 log.warning("%s: the target refused epoch %d: %s", self._pipeline, manifest.epoch, refused)
-                publish = None
+                publish, manifest = None, manifest.model_copy(update={"reached": ()})
                 done = self._transact(manifest, publish, commit_id)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             if not self._db.closed and not isinstance(error, errors.AdminShutdown):
@@ -423,7 +426,8 @@ class PostgresStore:
         except psycopg.Error as error:
             raise EpochError(f"epoch {manifest.epoch} was not committed: {client.reason(error)}") from None
         self._epoch = manifest.epoch
-        if publish is not None and not manifest.letters:
+        self._reached = frozenset(manifest.reached)
+        if publish is not None and not manifest.missing(()):
             self._published = manifest.epoch
         return done
 
@@ -505,6 +509,27 @@ class PostgresStore:
                 "%s: epoch %d is published and could not be noted: %s", self._pipeline, epoch, client.reason(error)
             )
         self._published = epoch
+
+    def reached(self) -> frozenset[str]:
+        return self._reached
+
+    def note_reached(self, epoch: int, target: str) -> None:
+        self._reached |= {target}
+        try:
+            self._db.execute(
+                f"UPDATE {self.tables.pipelines} SET record = jsonb_set(record, '{{reached}}', %s::jsonb)"
+                " WHERE pipeline_name = %s AND epoch = %s",
+                (json.dumps(sorted(self._reached)), self._pipeline, epoch),
+            )
+        except psycopg.Error as error:
+            # most targets ignore an epoch they have: it does little harm
+            log.warning(
+                '%s: epoch %d is in target "%s" and that could not be noted: %s',
+                self._pipeline,
+                epoch,
+                target,
+                client.reason(error),
+            )
 
     @_told
     def collect_garbage(self) -> None:
