@@ -312,11 +312,12 @@ def show(
         bool, typer.Option("--follow", "-f", help="Go on with new rows as they are published, until Ctrl-C.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per row; times in ISO 8601.")] = False,
+    target: Annotated[str | None, typer.Option(metavar="NAME", help="Of several targets this one alone.")] = None,
 ) -> None:
-    """Print what a pipeline has published, from its target, in the order of the windows; without Spark."""
+    """Print what a pipeline has published, from its targets, in the order of the windows; without Spark."""
     from slackwater.cli.show import show_file
 
-    show_file(file, limit, follow, as_json)
+    show_file(file, limit, follow, as_json, target)
 
 
 @app.command()
@@ -379,7 +380,10 @@ def ui(
 @app.command()
 def diff(
     a: Annotated[
-        str, typer.Argument(metavar="A", help="Files, a Delta table, postgresql://…#table, a TOML file, state:WHERE.")
+        str,
+        typer.Argument(
+            metavar="A", help="Files, a Delta table, postgresql://…#table, a TOML file, FILE.toml#target, state:WHERE."
+        ),
     ],
     b: Annotated[str, typer.Argument(metavar="B", help="The same.")],
     by: Annotated[
@@ -413,11 +417,12 @@ def backfill(
         str | None,
         typer.Option(metavar="DURATION", help="How far the time of a Kafka record may be from its event time."),
     ] = None,
+    target: Annotated[str | None, typer.Option(metavar="NAME", help="Which of several targets.")] = None,
 ) -> None:
     """Run a pipeline over bounded history into its target, beside the live one and its state."""
     from slackwater.cli.backfill import backfill_file
 
-    backfill_file(file, since, until, partial, into, slack)
+    backfill_file(file, since, until, partial, into, slack, target)
 
 
 @app.command()

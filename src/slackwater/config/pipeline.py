@@ -27,13 +27,13 @@ from slackwater.config.join_checks import check_join, check_only_added
 from slackwater.config.kinds import Duration, Kind, MismatchError, NestedError, choice, duration, settings, shaped, text
 from slackwater.config.source import Lookup, Source
 from slackwater.config.spec import Problem, Spec, Values, many, one
-from slackwater.config.spelling import show, show_key
+from slackwater.config.spelling import nearest, show, show_key
 from slackwater.config.stage_checks import check_stages
 from slackwater.config.target import StateStore, Target
 from slackwater.config.target_checks import TARGET_NAME, check_targets, each_target
 from slackwater.config.window import Window
 from slackwater.core.notebook import Shown
-from slackwater.errors import ConfigError
+from slackwater.errors import ConfigError, StartError
 
 
 @shaped(of=Lookup, named={"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "not": {"pattern": "^[Ss][Oo][Uu][Rr][Cc][Ee]$"}})
@@ -237,6 +237,17 @@ class Pipeline(Spec, Shown):
             own = target.model_copy(update={"name": name, "from_": stage})
             found[name] = self.model_copy(update={"target": own, "targets": (own,) if self.targets else ()})
         return found
+
+    def one_target(self, name: str | None = None) -> Pipeline:
+        """This pipeline with that target alone; without a name its only one. Raises StartError."""
+        found = self.by_target
+        if name is None and len(found) == 1:
+            return next(iter(found.values()))
+        if name is None:
+            raise StartError(f"{self.name} has {len(found)} targets ({', '.join(found)}); say which: --target NAME")
+        if name not in found:
+            raise StartError(f"{self.name}: --target: found {show(name)}, which is no target{nearest(name, found)}")
+        return found[name]
 
     def writer_of(self, target: str) -> str:
         """The name of the marker that a target keeps: of the only one in [target] the pipeline's, of several one for each."""

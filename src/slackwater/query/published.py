@@ -44,7 +44,7 @@ class Published(Protocol):
 
 
 def published(pipeline: Pipeline) -> Published:
-    """The results of a pipeline. Raises StartError for a target that keeps nothing."""
+    """What the target of a pipeline holds (the first of several, see `by_target`). Raises StartError if it keeps nothing."""
     target, window = pipeline.target, pipeline.last.transform.window
     connection = resolve(target.connection, pipeline.connections)
     order = None if window is None else window.window_start_column
@@ -57,9 +57,9 @@ def published(pipeline: Pipeline) -> Published:
 
         return Topic(pipeline, connection)
     if target.path is not None:
-        return _Files(Path(target.path), target.format or "parquet", pipeline.name)
+        return _Files(Path(target.path), target.format or "parquet", pipeline.writer)
     raise StartError(
-        f"{pipeline.name}: its target is the console, which keeps nothing; name another connection in [target]"
+        f"{pipeline.name}: its target is the console, which keeps nothing; name another connection in [{'targets' if pipeline.targets else 'target'}]"
     )
 
 
@@ -83,7 +83,7 @@ def in_order(frame: pl.DataFrame, start: str | None) -> pl.DataFrame:
 class _Files:
     path: Path
     form: str
-    pipeline: str
+    writer: str
     _seen: set[str] = field(default_factory=set)
 
     @property
@@ -95,7 +95,7 @@ class _Files:
 
     def fresh(self) -> pl.DataFrame | None:
         ending = {"json": "jsonl"}.get(self.form, self.form)
-        ours = re.compile(rf"{re.escape(self.pipeline)}-(?:[0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
+        ours = re.compile(rf"{re.escape(self.writer)}-(?:[0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
         try:
             there = sorted(
                 (p for p in self.path.iterdir() if ours.fullmatch(p.name)), key=lambda p: p.stat().st_mtime_ns
