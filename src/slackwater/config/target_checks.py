@@ -95,7 +95,8 @@ def _places(placed: Sequence[tuple[str, Target]], known: Mapping[str, Any]) -> I
     seen: dict[object, str] = {}
     for at, target in placed:
         connection = resolve(target.connection, known) if target.connection is not None else None
-        place = (target.path and posixpath.normpath(target.path), target.table, target.topic)
+        table = target.table and (target.table if "." in target.table else f"public.{target.table}")
+        place = (target.path and posixpath.normpath(target.path), table, target.topic)
         if connection is None or not any(place) or target._wrong:
             continue
         first = seen.setdefault((connection.kind, str(vars(connection)), *place), at)
