@@ -24,6 +24,7 @@ from slackwater.engine.silence import Silence
 from slackwater.engine.stage import NO_ROWS, Advanced, Moment, Results, Stage
 from slackwater.engine.status import Status
 from slackwater.engine.timer import Timer
+from slackwater.errors import StartError
 from slackwater.operators.base import Operator, ShardTask
 from slackwater.operators.task import EmitReport
 from slackwater.operators.unstaged import Unstaged
@@ -48,11 +49,12 @@ class Driver:
         targets: Mapping[str, Target],
         hooks: Hooks,
         letters: Target | None = None,
+        away: Mapping[str, StartError] | None = None,
     ) -> None:
         # configuration
         self.pipeline, self.store, self.targets, self.hooks = pipeline, store, targets, hooks
         outlets = outlets_of(pipeline, {s.name: s.operator for s in stages}, targets)
-        self.publishing = Publishing(pipeline, outlets, store, letters, hooks)
+        self.publishing = Publishing(pipeline, outlets, store, letters, hooks, away or {})
         held = capacity_of(store)
         self.stages = [replace(s, capacity=held & self.publishing.capacity(s.name)) for s in stages]
         # not checkpointed: quiet times of ticks that were not worth a commit

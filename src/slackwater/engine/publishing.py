@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import polars as pl
@@ -62,13 +62,14 @@ def outlets_of(
 
 @dataclass(frozen=True)
 class Publishing:
-    """The targets of a pipeline, by name, and the place of its dead letters."""
+    """The targets of a pipeline, by name, and the place of its dead letters. `away`: those that could not be opened."""
 
     pipeline: Pipeline
     outlets: Mapping[str, Outlet]
     store: StateStore
     letters: Target | None
     hooks: Hooks
+    away: Mapping[str, StartError] = field(default_factory=dict)
 
     @property
     def stages(self) -> set[str]:
@@ -93,6 +94,7 @@ class Publishing:
     def roll_forward(self, latest: Commit) -> None:
         """Publish what the latest commit of a former run left. Raises StartError if this config would publish it elsewhere."""
         if not self.waits(latest):
+            self.check_here()
             return
         stages, now, missing = list(self.pipeline.alone), self.addressed(latest), latest.missing(self.store.reached())
         changed = destinations.misdirected(latest, stages, now.targets, now.letters_to, missing)
@@ -101,6 +103,12 @@ class Publishing:
         latest = destinations.readdressed(latest, stages, list(self.outlets))
         self.hooks.on_notice("info", f"publishing epoch {latest.epoch}, which was committed and not yet published")
         self.settle(latest)
+        self.check_here()
+
+    def check_here(self) -> None:
+        """Raise StartError for a target that is not there."""
+        if self.away:
+            raise next(iter(self.away.values()))
 
     def waits(self, commit: Commit) -> bool:
         """Whether something of a commit has not reached its target."""
@@ -149,7 +157,7 @@ class Publishing:
                 with phase("write"):
                     self._write(commit, name)
             except PublishError as error:
-                failed.append(self._named(name, error))
+                failed.append(str(error) if name in self.away else self._named(name, error))
                 continue
             if name != missing[-1] or failed:  # the last note is that of all
                 with phase("note"):
@@ -168,6 +176,8 @@ class Publishing:
         self.hooks.on_waiting(None)
 
     def _write(self, commit: Commit, name: str) -> None:
+        if name in self.away:
+            raise PublishError(str(self.away[name]))
         if name != LETTERS:
             self.outlets[name].target.publish(commit.epoch, *self._output(commit, name))
         elif self.letters is not None:

@@ -46,7 +46,7 @@ from slackwater.sources.streams import Streams
 from slackwater.spark import session
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.workers import warm_up
-from slackwater.state.commit import Commit
+from slackwater.state.commit import LETTERS, Commit
 from slackwater.targets.base import Target
 
 if TYPE_CHECKING:
@@ -407,10 +407,8 @@ class _Run:
         output = {n: operators[str(own.target.from_)].output for n, own in self.pipeline.by_target.items()}
         self._observers.described(Columns({s.name: _columns(s.schema) for s in sources}, output))
         self.targets, self.letters = self._targets_of(operators, state_id), letters_of(self.pipeline, state_id)
-        for name, place in (*self.targets.items(), ("dead_letter", self.letters)):
-            if place is not None:
-                self._open(name, place)
-        self.driver = Driver(self.pipeline, stages, self.store, self.targets, hooks, self.letters)
+        away = self._opened()
+        self.driver = Driver(self.pipeline, stages, self.store, self.targets, hooks, self.letters, away)
         if self.stop.is_set():
             return False
         self.driver.start(latest, shards, schemas, state_id)
@@ -425,13 +423,17 @@ class _Run:
     def _targets_of(self, operators: Mapping[str, Operator], state_id: str) -> dict[str, Target]:
         return targets_of(self.pipeline, operators, state_id)
 
-    def _open(self, name: str, place: Target) -> None:
-        try:
-            place.open()
-        except StartError as error:
-            if len(self.targets) < 2 or place is self.letters:
-                raise
-            raise StartError(f'target "{name}": {error}') from None
+    def _opened(self) -> dict[str, StartError]:
+        """Open all targets; those that cannot be, by name: the others get what they miss before the start fails for it."""
+        away = {}
+        for name, place in (*self.targets.items(), (LETTERS, self.letters)):
+            try:
+                if place is not None:
+                    place.open()
+            except StartError as error:
+                named = len(self.targets) > 1 and name != LETTERS
+                away[name] = StartError(f'target "{name}": {error}') if named else error
+        return away
 
     def _warm(self, shards: int) -> None:
         try:
