@@ -14,7 +14,7 @@ from tests.laws.several_targets import Story
 from tests.support.effort import some
 
 import slackwater as sw
-from slackwater.engine.kill_points import STEPS
+from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.errors import PublishError
 from slackwater.runner.assemble import targets_of
 from slackwater.state.commit import LETTERS
@@ -101,7 +101,7 @@ def rows(second: int, keys: str) -> list[dict[str, Any]]:
     return [{"k": k, "ts": (second + n) * S} for n, k in enumerate(keys)]
 
 
-@pytest.mark.parametrize("step", some(STEPS))
+@pytest.mark.parametrize("step", some(KILL_POINTS))
 def test_deaths_double_nothing_and_lose_nothing(step: str, urls: list[str], tmp_path: Path) -> None:
     seeds.quiet()
     with Real(described(urls, tmp_path), SCHEMA, store=store(urls[0]), listen=False) as test:

@@ -15,7 +15,7 @@ import pytest
 from tests.laws.window_chain import MS, batch, content, drawn
 
 import slackwater as sw
-from slackwater.engine.kill_points import STEPS
+from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.errors import PublishError, StartError
 from slackwater.testing.pipeline import LocalPipeline
 
@@ -61,7 +61,7 @@ class Story:
         with LocalPipeline(made, SCHEMA, shards=rng.choice([1, 2, 3]), store=self.store, listen=False) as test:
             for _ in range(rng.randrange(2, 9)):
                 if rng.random() < 0.5:
-                    test.crash(rng.choice(STEPS), shards=rng.choice([None, 2, 3]), nth=rng.choice([1, 1, 2, 3]))
+                    test.crash(rng.choice(KILL_POINTS), shards=rng.choice([None, 2, 3]), nth=rng.choice([1, 1, 2, 3]))
                 down = rng.choice(list(test.result().tables)) if rng.random() < 0.3 else None
                 before = test.epoch
                 self.epoch(test, rng, down)

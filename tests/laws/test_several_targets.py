@@ -9,7 +9,7 @@ from tests.laws import seeds
 from tests.laws.several_targets import FIXED, SCHEMA, Story, pipeline
 from tests.support.effort import some
 
-from slackwater.engine.kill_points import STEPS
+from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.testing.pipeline import LocalPipeline
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
@@ -26,7 +26,7 @@ def test_seeded_targets(first: int) -> None:
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", KILL_POINTS)
 def test_a_death_at_every_step_of_every_target(step: str, nth: int) -> None:
     """An epoch that all three get something of: a death repeats at most the write that was not noted."""
     seeds.quiet()

@@ -100,7 +100,7 @@ def committed(home: Path, **destination: Any) -> None:
     store = FilesStore(home, "law")
     store.open()
     store.prepare(LOGIC)
-    output = store.shard(0, 1, 0, ()).stage_output(SHARDS[0])
+    output = store.shard(0, 1, 0, ()).write_output(SHARDS[0])
     told = {"target": ["out", None, None], "letters": None, "columns": [f.name for f in LOGIC.output], **destination}
     first = first_commit(["transform"], [LOGIC], 1, START_US, "s").model_dump(mode="json")
     former = {k: v for k, v in first.items() if k not in ("targets", "letters_to", "reached")}

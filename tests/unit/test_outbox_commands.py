@@ -156,9 +156,9 @@ def test_repeated_after_a_crash_it_doubles_nothing(stuck: Path, monkeypatch: pyt
     from slackwater.runner import set_aside
 
     pipeline = toml.load(stuck)
-    with set_aside.held(pipeline, 0) as (store, manifest):
-        found = set_aside._waiting(store, manifest, manifest.missing(store.reached()))
-        set_aside._to_letters(pipeline, manifest, found, None)
+    with set_aside.held(pipeline, 0) as (store, commit):
+        found = set_aside._waiting(store, commit, commit.missing(store.reached()))
+        set_aside._to_letters(pipeline, commit, found, None)
     assert ask(monkeypatch, "set-aside", stuck, 0) == 0
     assert dead_letters.newest(pipeline, dead_letters.Wanted()).height == 2
 

@@ -194,7 +194,8 @@ def _rules(spec: type[Spec]) -> list[Schema]:
         rules.append({"if": {"required": ["avro_schema_file"]}, "then": _only("payload_format", "avro")})
         rules.append(_where({"enum": ["avro", "raw"]}, _without(["schema"]), "payload_format"))
     if issubclass(spec, Transform):
-        rules.append({"oneOf": [{"required": ["window"]}, {"required": ["join"]}]})
+        rules.append({"anyOf": [{"required": [key]} for key in ("window", "join", "sql")]})
+        rules.append({"not": {"required": ["window", "join"]}})
         rules.append({"if": {"required": ["join"]}, "then": _without(["sql"])})
     if spec is StateStore:
         rules.append(_where({"const": "files"}, {"required": ["path"], **_without(["url", "schema"])}, "kind"))
@@ -279,7 +280,6 @@ def _pipeline_rules() -> list[Schema]:
         {"oneOf": [{"required": ["transform"]}, {"required": ["stages"]}]},
         {"oneOf": [{"required": ["target"]}, {"required": ["targets"], "properties": {"targets": {"minItems": 1}}}]},
         {"if": {"anyOf": [joins, has("window", "kind", "session")]}, "then": {"required": ["state_store"]}},
-        {"if": {"required": ["stages"]}, "then": {"required": ["state_store"]}},
         {"if": joins, "then": two_sides},
         {"if": kept, "then": {"required": ["dead_letter"]}},
     ]

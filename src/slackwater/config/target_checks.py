@@ -61,33 +61,21 @@ def _names(placed: Sequence[tuple[str, Target]]) -> Iterator[Problem]:
 
 
 def _stages(placed: Sequence[tuple[str, Target]], values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """Each stage is read, by another one or by a target."""
+    """What a target is from is there; that each stage is read, `stage_checks` knows."""
     stages: Sequence[Any] = values.get("stages", ())  # of `config.pipeline.Stage`, which is not known here
     if "stages" in wrong or any("name" in s._wrong for s in stages):
         return
     names = [s.name for s in stages] or ["transform"]
-    unknown = False
     for at, target in placed:
-        if "from" in target._wrong:
-            unknown = True
-        elif target.from_ is not None and target.from_ not in names:
-            unknown = True
+        if "from" not in target._wrong and target.from_ is not None and target.from_ not in names:
             yield f"{at}.from", f"found {show(target.from_)}, which is no stage{nearest(target.from_, names)}"
-    if unknown:
-        return
-    read = {target.from_ or names[-1] for _, target in placed}
-    for name in unread(stages):
-        if name not in read:
-            where = "targets" if placed[0][0] != "target" else "target.from"
-            yield (
-                where,
-                f"what stage {show(name)} emits goes nowhere; add a target with from = {show(name)}, or remove the stage",
-            )
 
 
-def unread(stages: Sequence[Any]) -> list[str]:
-    """The stages that no other stage reads."""
-    return [s.name for s in stages[-1:]]
+def shown_stages(values: Values) -> tuple[str, ...]:
+    """The stages of a draft whose results a target gets; all of them where one of these is not there."""
+    names = [s.name for s in values["stages"]]
+    found = dict.fromkeys(t.from_ or names[-1] for _, t in placed_targets(values)) or (names[-1],)
+    return tuple(found) if set(found) <= set(names) else tuple(names)
 
 
 def _places(placed: Sequence[tuple[str, Target]], known: Mapping[str, Any]) -> Iterator[Problem]:

@@ -24,7 +24,7 @@ from slackwater.evolution import destinations
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import holding
 from slackwater.state.commit import LETTERS, Commit, Destination, OutputMeta
-from slackwater.state.protocol import Joining, Publish, StateStore
+from slackwater.state.protocol import Publish, StateStore, TransactionalTarget
 from slackwater.targets.base import Target
 
 Phase = Callable[[str], AbstractContextManager[None]]
@@ -134,7 +134,7 @@ class Publishing:
 
         Gives the commit as it says so; None where the store cannot, or nothing waits.
         """
-        joined = [n for n in commit.parts if n != LETTERS and self.store.joins(self.outlets[n].target)]
+        joined = [n for n in commit.parts if n != LETTERS and self.store.shares_transaction(self.outlets[n].target)]
         if not joined:
             return commit, None
         given, hit = {n: self._output(commit, n) for n in joined}, self.hooks.faults.hit
@@ -142,7 +142,9 @@ class Publishing:
         def publish(connection: object) -> None:
             for name, (rows, gone) in given.items():
                 hit("write.before", commit.epoch)
-                cast(Joining, self.outlets[name].target).publish_within(connection, commit.epoch, rows, gone)
+                cast(TransactionalTarget, self.outlets[name].target).publish_within(
+                    connection, commit.epoch, rows, gone
+                )
                 hit("write.after", commit.epoch)
 
         return commit.model_copy(update={"reached": tuple(joined)}), publish

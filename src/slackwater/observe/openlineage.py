@@ -212,14 +212,9 @@ class OpenLineage(Observer):
                     rowCount=rows, producer=PRODUCER
                 )
             found += [event_v2.InputDataset(*place, inputFacets=statistics, facets=dict(facets)) for place in places]
-        lookups = {name: lookup for stage in self._stages for name, lookup in stage.items()}
-        for lookup in lookups.values():
+        for lookup in self._pipeline.lookups.values():
             found += [event_v2.InputDataset(*place) for place in datasets.of_source(self._pipeline, lookup)]
         return found
-
-    @property
-    def _stages(self) -> Sequence[Mapping[str, Any]]:
-        return [own.transform.lookups for own in self._pipeline.alone.values()]
 
     def _outputs(self, commits: _Commits | None) -> list[event_v2.OutputDataset]:
         found = []

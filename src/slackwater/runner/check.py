@@ -97,13 +97,15 @@ def _database(url: str, what: str) -> None:
 
 def _tables(pipeline: Pipeline) -> list[str]:
     """How the targets' tables differ from the output."""
-    from slackwater.runner.assemble import bind, operators_of, source_of, spark_settings, targets_of
+    from slackwater.runner.assemble import source_of, spark_settings, targets_of
+    from slackwater.runner.binding import bind_all
     from slackwater.sources.lookups import Lookups
     from slackwater.spark import session
     from slackwater.targets.postgres import PostgresTarget
 
     own = session.private(session.start(spark_settings(pipeline, lambda level, line: None)), 1)
-    Lookups(own, pipeline.transform.lookups, lambda line: None).load()
+    Lookups(own, pipeline.lookups, lambda line: None).load()
     sources = [source_of(own, pipeline, i, None) for i in range(len(pipeline.sources))]
-    targets = targets_of(pipeline, operators_of(pipeline, own, bind(pipeline, own, sources)[1]))
+    operators = {name: step.operator for name, step in bind_all(pipeline, own, sources).items()}
+    targets = targets_of(pipeline, operators)
     return [line for t in targets.values() if isinstance(t, PostgresTarget) for line in t.problems()]

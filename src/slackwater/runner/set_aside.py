@@ -51,20 +51,20 @@ def waiting(pipeline: Pipeline) -> Waiting | None:
     with store.peek() as found:
         if found is None:
             raise no_state()
-        manifest = found.commit
-        if not manifest.staged or found.published >= manifest.epoch:
+        commit = found.commit
+        if not commit.staged or found.published >= commit.epoch:
             return None
-        return _waiting(store, manifest, found.missing)
+        return _waiting(store, commit, found.missing)
 
 
-def _waiting(store: StateStore, manifest: Commit, missing: Sequence[str]) -> Waiting:
+def _waiting(store: StateStore, commit: Commit, missing: Sequence[str]) -> Waiting:
     waits: dict[str, list[str]] = {}
     for name in missing:
         if name != LETTERS:
-            waits.setdefault(manifest.targets[name].stage, []).append(name)
-    rows = {tuple(names): pl.concat([store.output(o) for o in manifest.output_of(s)]) for s, names in waits.items()}
-    letters = sum(o.rows for o in manifest.letters) if LETTERS in missing else 0
-    return Waiting(manifest.epoch, manifest.committed_us, rows, letters, len(manifest.targets) < 2)
+            waits.setdefault(commit.targets[name].stage, []).append(name)
+    rows = {tuple(names): pl.concat([store.output(o) for o in commit.output_of(s)]) for s, names in waits.items()}
+    letters = sum(o.rows for o in commit.letters) if LETTERS in missing else 0
+    return Waiting(commit.epoch, commit.committed_us, rows, letters, len(commit.targets) < 2)
 
 
 def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
@@ -77,13 +77,13 @@ def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
             f"{pipeline.name}: rows are set aside in the dead letters, and the config has no [dead_letter]; add one, or name a "
             "directory for them: --to DIR"
         )
-    with held(pipeline, epoch) as (store, manifest):
-        found = _waiting(store, manifest, manifest.missing(store.reached()))
-        letters = pl.concat([store.output(o) for o in manifest.letters]) if found.letters else None
+    with held(pipeline, epoch) as (store, commit):
+        found = _waiting(store, commit, commit.missing(store.reached()))
+        letters = pl.concat([store.output(o) for o in commit.letters]) if found.letters else None
         if to is None:
-            place = _to_letters(pipeline, manifest, found, letters)
+            place = _to_letters(pipeline, commit, found, letters)
         else:
-            place = _to_files(to, pipeline, manifest, found, letters)
+            place = _to_files(to, pipeline, commit, found, letters)
         store.note_published(epoch)
         if store.published() < epoch:
             raise StartError(
@@ -140,33 +140,33 @@ def as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.DataFrame:
     return rows.select(found.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
 
 
-def _to_letters(pipeline: Pipeline, manifest: Commit, found: Waiting, own: pl.DataFrame | None) -> str:
+def _to_letters(pipeline: Pipeline, commit: Commit, found: Waiting, own: pl.DataFrame | None) -> str:
     """Both under markers of their own: what was written before a crash is not written again."""
-    of_rows, of_letters = aside_of(pipeline, manifest.state_id), letters_of(pipeline, manifest.state_id)
+    of_rows, of_letters = aside_of(pipeline, commit.state_id), letters_of(pipeline, commit.state_id)
     assert of_rows is not None
     assert of_letters is not None
-    rows = [as_letters(some, pipeline.name, manifest.epoch) for some in found.rows.values() if some.height]
+    rows = [as_letters(some, pipeline.name, commit.epoch) for some in found.rows.values() if some.height]
     for target, frame in ((of_rows, pl.concat(rows) if rows else None), (of_letters, own)):
         if frame is not None:
             target.open()
             try:
-                target.publish(manifest.epoch, holding(frame, capacity_of(target).times))
+                target.publish(commit.epoch, holding(frame, capacity_of(target).times))
             finally:
                 target.close()
     return f"the dead letters ({of_rows.description})"
 
 
-def _to_files(to: Path, pipeline: Pipeline, manifest: Commit, found: Waiting, own: pl.DataFrame | None) -> str:
+def _to_files(to: Path, pipeline: Pipeline, commit: Commit, found: Waiting, own: pl.DataFrame | None) -> str:
     frames = {}
     for names, rows in found.rows.items():
-        frames[manifest.pipeline if found.alone else pipeline.writer_of(names[0]), "rows"] = rows
+        frames[commit.pipeline if found.alone else pipeline.writer_of(names[0]), "rows"] = rows
     if own is not None:
-        frames[manifest.pipeline, "letters"] = own
+        frames[commit.pipeline, "letters"] = own
     try:
         to.mkdir(parents=True, exist_ok=True)
         for (name, what), frame in frames.items():
             if frame.height:
-                path = to / f"{name}-{manifest.epoch:09d}-{what}.parquet"
+                path = to / f"{name}-{commit.epoch:09d}-{what}.parquet"
                 aside = path.with_suffix(".tmp")
                 frame.write_parquet(aside)
                 with aside.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The two places where a run of session pieces is walked one by one: cutting at the cap, and rows behind the watermark.
+"""The two places where a run of session fragments is walked one by one: cutting at the cap, and rows behind the watermark.
 
 Both only concern runs that span at least the cap; everything else is decided by whole-array operations in `sessions`.
 """
@@ -23,7 +23,7 @@ def _long_runs(start: Int64s, last: Int64s, run: Int64s, cap: int) -> tuple[Int6
 
 
 def session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: int) -> Bools:
-    """True where a session begins: at each run, and in a long run at the first piece that reaches the cap.
+    """True where a session begins: at each run, and in a long run at the first fragment that reaches the cap.
 
     What follows a cut is a run of its own: where rows bring their own gaps it may fall apart.
 
@@ -46,31 +46,31 @@ def session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: in
 
 
 def place_late_rows(
-    logic: SessionLogic, unit: Unit, run: Int64s, piece: Int64s, watermark: int
+    logic: SessionLogic, unit: Unit, run: Int64s, fragment: Int64s, watermark: int
 ) -> tuple[Int64s, Bools]:
     """Rows behind the watermark never move a cut: in a run that reaches the cap each one is placed by itself.
 
     Where joining the sessions on both sides would reach the cap it joins the earlier one; where joining even one would,
-    it is late. The session that it joins becomes one piece, and so does the next one if the row touches it: they stay whole.
+    it is late. The session that it joins becomes one fragment, and so does the next one if the row touches it: they stay whole.
 
         gap 20, cap 22    0        10         21   30
         sessions          [)20                [────)50     21 − 0 < 22, and yet no session: they do not touch
         a row behind               ● joins the earlier     else 21 would follow it, and 30 be cut off
 
-    Returns the pieces (renumbered) and which intervals are too late; other runs come back unchanged.
+    Returns the fragments (renumbered) and which intervals are too late; other runs come back unchanged.
     """
     too_late = np.zeros(len(run), dtype=bool)
     behind = (unit.kind == ROW) & (unit.start < watermark)
     if not behind.any():
-        return piece, too_late
-    label = piece.copy()
+        return fragment, too_late
+    label = fragment.copy()
     for begin, stop in zip(*_long_runs(unit.start, unit.last, run, logic.cap_us), strict=True):
         if behind[begin:stop].any():
             here = slice(begin, stop)
             _place(unit.start[here], unit.last[here], unit.end[here], behind[here], logic.cap_us, label[here])
             too_late[here] = label[here] == _LATE
     known = np.maximum.accumulate(np.where(too_late, 0, np.arange(len(run))))
-    label = label[known]  # what is late parts no piece
+    label = label[known]  # what is late parts no fragment
     changed = (np.diff(label, prepend=-1) != 0) | (np.diff(run, prepend=-1) != 0)
     return np.cumsum(changed) - 1, too_late
 
@@ -79,7 +79,7 @@ _LATE = -1
 
 
 def _place(start: Int64s, last: Int64s, end: Int64s, behind: Bools, cap: int, label: Int64s) -> None:
-    """Give each row behind the watermark of one run a session; `label`, changed in place, names the pieces.
+    """Give each row behind the watermark of one run a session; `label`, changed in place, names the fragments.
 
     It becomes _LATE for late rows and a number below that for the intervals of a session that is to stay whole.
     """

@@ -9,13 +9,13 @@
 Which session a row belongs to is settled only when the watermark has passed: an earlier row may still move the start of
 a run, and with it every cut. So a unit (one key) holds
 
-* SETTLED rows: a whole session each; it closes at `last + gap` without being written again;
-* LOOSE rows: pieces of a run that may be cut; rows at or above `min(first open start, watermark) + cap` stay pieces of
+* WHOLE rows: a whole session each; it closes at `last + gap` without being written again;
+* FRAGMENT rows: parts of a run that may be cut; rows at or above `min(first open start, watermark) + cap` stay fragments of
   their own, everything below can only end up in one session and is merged;
-* TOLD, LOOSE_TOLD rows: the same, and the target holds them as they stand (where windows are revised);
+* EMITTED, EMITTED_FRAGMENT rows: the same, and the target holds them as they stand (where windows are revised);
 * at most one FLOOR row: how far the key's sessions that left the state reached; rows at or below it are late.
 
-A SETTLED row whose close the watermark has passed was emitted, and once it is gone it *is* the key's floor: neither costs
+A WHOLE row whose close the watermark has passed was emitted, and once it is gone it *is* the key's floor: neither costs
 a write. Here rows come in; `session_emission` takes sessions out.
 """
 
@@ -26,7 +26,7 @@ import polars as pl
 
 from slackwater.core.arrays import distinct, member
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.arrangement import as_told
+from slackwater.windows.arrangement import as_emitted
 from slackwater.windows.intervals import (
     Bools,
     SessionLogic,
@@ -39,12 +39,24 @@ from slackwater.windows.intervals import (
     renumber,
     runs_of,
 )
-from slackwater.windows.logic import FAR, FLOOR, LOOSE, LOOSE_TOLD, OPEN, ROW, SETTLED, TOLD, Counts, Ingested, Int64s
+from slackwater.windows.logic import (
+    EMITTED,
+    EMITTED_FRAGMENT,
+    FAR,
+    FLOOR,
+    FRAGMENT,
+    OPEN,
+    ROW,
+    WHOLE,
+    Counts,
+    Ingested,
+    Int64s,
+)
 from slackwater.windows.session_cuts import place_late_rows
 
 
-def pieces(logic: SessionLogic, unit: Unit, reach: Int64s, run: Int64s, limit: Int64s) -> Int64s:
-    """Number the pieces: per run one piece below `limit`, above it one per interval (overlapping ones together).
+def fragments(logic: SessionLogic, unit: Unit, reach: Int64s, run: Int64s, limit: Int64s) -> Int64s:
+    """Number the fragments: per run one fragment below `limit`, above it one per interval (overlapping ones together).
 
     An interval that reaches across the limit is one of those above: sessions that a larger gap brought together.
     """
@@ -57,28 +69,28 @@ def pieces(logic: SessionLogic, unit: Unit, reach: Int64s, run: Int64s, limit: I
 
 
 def state_of(
-    logic: SessionLogic, unit: Unit, run: Int64s, piece: Int64s, floors: Int64s, watermark: int
+    logic: SessionLogic, unit: Unit, run: Int64s, fragment: Int64s, floors: Int64s, watermark: int
 ) -> pl.DataFrame:
     """The new state rows of all keys in `unit` (its open and retained intervals), with the floors of those keys.
 
-    A session that the watermark has passed already (a late row's) stays LOOSE: it is visited and comes out.
+    A session that the watermark has passed already (a late row's) stays FRAGMENT: it is visited and comes out.
     """
     frame = unit.frame
-    heads, run_heads = first_of_each(piece), first_of_each(run)
+    heads, run_heads = first_of_each(fragment), first_of_each(run)
     start = unit.start[heads]
     last, end = np.maximum.reduceat(unit.last, heads), np.maximum.reduceat(unit.end, heads)
-    piece_run = run[heads]
-    run_start = unit.start[run_heads][piece_run]
-    first_end = np.minimum.reduceat(end, np.flatnonzero(np.diff(piece_run, prepend=-1))) + 1
-    pieces_of_run = np.bincount(piece_run, minlength=len(run_heads))
+    fragment_run = run[heads]
+    run_start = unit.start[run_heads][fragment_run]
+    first_end = np.minimum.reduceat(end, np.flatnonzero(np.diff(fragment_run, prepend=-1))) + 1
+    fragments_of_run = np.bincount(fragment_run, minlength=len(run_heads))
     close = end + 1
-    told = np.logical_and.reduceat(unit.told, heads)
-    alone = (pieces_of_run[piece_run] == 1) & ((close > watermark) | told)
-    due = np.where(alone, close, np.minimum(run_start + logic.cap_us, first_end[piece_run]))
-    kind = np.where(told, np.where(alone, TOLD, LOOSE_TOLD), np.where(alone, SETTLED, LOOSE))
+    emitted = np.logical_and.reduceat(unit.emitted, heads)
+    alone = (fragments_of_run[fragment_run] == 1) & ((close > watermark) | emitted)
+    due = np.where(alone, close, np.minimum(run_start + logic.cap_us, first_end[fragment_run]))
+    kind = np.where(emitted, np.where(alone, EMITTED, EMITTED_FRAGMENT), np.where(alone, WHOLE, FRAGMENT))
     merged = logic.merge_groups(
         frame.select("__h", "__kh", *logic.revisions, *logic.key_names, *logic.accumulators),
-        piece,
+        fragment,
         [pl.col("__h").first(), pl.col("__kh").first()],
     )
     rows = merged.with_columns(
@@ -167,23 +179,23 @@ def ingest(
         first = np.full(whole.keys, FAR)
         np.minimum.at(first, unit.key, unit.start)
         limit = np.minimum(first, watermark)[unit.key] + logic.cap_us
-        piece = pieces(logic, unit, reach, run, limit)
-        piece, too_late = place_late_rows(logic, unit, run, piece, watermark)
+        fragment = fragments(logic, unit, reach, run, limit)
+        fragment, too_late = place_late_rows(logic, unit, run, fragment, watermark)
         if too_late.any():
             late[position[too_late]] = True
             keep = ~too_late
-            unit, run, piece = chosen(unit, keep), renumber(run[keep]), renumber(piece[keep])
+            unit, run, fragment = chosen(unit, keep), renumber(run[keep]), renumber(fragment[keep])
         touched = np.zeros(whole.keys, dtype=bool)
         touched[unit.key[unit.kind == ROW]] = True
         # keys that share a hash share a unit, which is replaced as a whole
         unit_of_key = whole.frame["__h"].to_numpy()[first_of_each(whole.key)]
         touched = member(unit_of_key, distinct(unit_of_key[touched]))
         kept = touched[unit.key]
-        unit, run, piece = chosen(unit, kept), renumber(run[kept]), renumber(piece[kept])
-        unit = as_told(logic, unit, piece) if logic.revises else unit
+        unit, run, fragment = chosen(unit, kept), renumber(run[kept]), renumber(fragment[kept])
+        unit = as_emitted(logic, unit, fragment) if logic.revises else unit
     new_state = logic.empty_state()
     if len(unit.key):
-        new_state = state_of(logic, unit, run, piece, floors, watermark)
+        new_state = state_of(logic, unit, run, fragment, floors, watermark)
         touched[unit.key] = False
         alone = np.flatnonzero(touched & (floors != NO_WATERMARK))
         if len(alone):
@@ -245,6 +257,6 @@ def _refused(logic: SessionLogic, unit: Unit, accepted: Bools, had_open: Bools, 
 
 def open_groups(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> tuple[int, int]:
     """(keys with open or retained sessions, their intervals) of a whole shard."""
-    whole = pl.col("__kind").is_in([SETTLED, TOLD]) & (pl.col("__due") > logic.horizon(watermark))
-    still = state.filter(whole | pl.col("__kind").is_in([LOOSE, LOOSE_TOLD]))
+    whole = pl.col("__kind").is_in([WHOLE, EMITTED]) & (pl.col("__due") > logic.horizon(watermark))
+    still = state.filter(whole | pl.col("__kind").is_in([FRAGMENT, EMITTED_FRAGMENT]))
     return still.select("__kh", *logic.key_names).unique().height, still.height
