@@ -171,7 +171,9 @@ def best(minutes: Counter[tuple[str, int]]) -> list[tuple[int, str, int, int]]:
 
 def in_table(url: str) -> list[tuple[int, str, int, int]]:
     with psycopg.connect(url) as db:
-        rows = db.execute("SELECT (extract(epoch FROM window_start) * 1000)::bigint, shop, n, place FROM top").fetchall()
+        rows = db.execute(
+            "SELECT (extract(epoch FROM window_start) * 1000)::bigint, shop, n, place FROM top"
+        ).fetchall()
     return sorted(tuple(row) for row in rows)
 
 
