@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slackwater import explain
+from slackwater.config import state_size
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
 from slackwater.engine import kill_points
@@ -155,7 +155,7 @@ class Runner:
         for name, schema in schemas.items():
             for line in restore.check_schema(name, known.get(name), schema):
                 self.reporter.notice("warning", line)
-        for line in explain.size_warnings(self.pipeline.last.transform.step):
+        for line in state_size.warnings(self.pipeline.last.transform.step):
             self.reporter.notice("warning", line)
 
 
