@@ -120,7 +120,7 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
     for name, s in m.sources.items():
         clock = m.clocks[name]
         newest = "none yet" if clock.max_event_us is None else iso(clock.max_event_us)
-        offsets = "Spark's checkpoint" if s.offsets is None else _brief(s.offsets)
+        offsets = "Spark's checkpoint" if s.offsets is None else _brief(s.offsets.stored())
         sources.append([name, f"{clock.rows:,}", newest, "yes" if clock.idle else "no", offsets])
     print("\n".join(table(sources)))
 

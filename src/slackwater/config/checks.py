@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import CONNECTIONS, Connection, KafkaConnection
+from slackwater.config.connectors import CONNECTORS
 from slackwater.config.rows import ROWS
 from slackwater.config.source import Lookup, Source, declared_columns
 from slackwater.config.spec import Problem, Values
@@ -35,9 +36,6 @@ def resolve(reference: object, known: Mapping[str, Connection]) -> Connection | 
     if isinstance(reference, Connection):
         return reference
     return known.get(str(reference))
-
-
-_OWN_TIME = ("kafka", "rabbitmq", "kinesis", "pubsub")  # they inject `_event_ts`
 
 
 def check_names(sources: tuple[Source, ...]) -> Iterator[Problem]:
@@ -129,7 +127,7 @@ def check_event_time(values: Values) -> Iterator[Problem]:
             continue
         columns = [c.casefold() for c in declared_columns(source.schema_)] if source.schema_ else []
         found = resolve(source.connection, known) if source.connection is not None else None
-        own_time = found is not None and found.kind in _OWN_TIME
+        own_time = found is not None and CONNECTORS[found.kind].own_time
         if (processing or named or own_time) and "_event_ts" in columns:
             use = "" if own_time else ', or use it with event_time_column = "_event_ts"'
             yield f"sources[{i}].schema", f'declares "_event_ts", which is injected; rename the column{use}'
@@ -169,10 +167,10 @@ def check_corrections(values: Values) -> Iterator[Problem]:
     if not (reopens or window.emit == "updates") or target.upserts(found.kind, window):
         return
     key = "emit" if window.emit == "updates" else "late_data"
-    where = {"delta": 'a delta target with mode = "append"', "kafka": "a kafka target with these key_columns"}
+    where = CONNECTORS[found.kind].only_adds or f"a {found.kind} target"
     yield (
         f"transform.window.{key}",
-        f"{show(getattr(window, key))} writes a window again, and {where.get(found.kind, f'a {found.kind} target')} only adds "
+        f"{show(getattr(window, key))} writes a window again, and {where} only adds "
         "rows: the former ones would stay beside it unmarked; set emit_metadata = true (_revision and _emit_reason tell them apart), "
         'or emit = "final", or write to postgres, delta (mode = "merge") or kafka (keyed by the identity)',
     )

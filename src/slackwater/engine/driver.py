@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.capacity import capacity_of
+from slackwater.core.offsets import Offsets
 from slackwater.engine import fold
 from slackwater.engine.beginning import Beginning
 from slackwater.engine.hooks import Hooks as Hooks
@@ -110,7 +110,7 @@ class Driver:
         stages = zip(self.stages, self.state.stages, strict=True)
         return {s.name: fold.clocks(s.pipeline, before) for s, before in stages}
 
-    def anchor(self, offsets: Mapping[str, Mapping[str, Any]], files_changed: int = 0) -> None:
+    def anchor(self, offsets: Mapping[str, Offsets], files_changed: int = 0) -> None:
         """Commit where sources begin that were never read: what "latest" means is decided once.
 
         Or what they say about files that changed after they were read, and how many these are.

@@ -13,13 +13,15 @@ import re
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import singledispatch
 from pathlib import Path
 
 import polars as pl
 
 from slackwater.config import toml
-from slackwater.config.connection import DeltaConnection, PostgresConnection
+from slackwater.config.connection import Connection, DeltaConnection, FilesConnection, PostgresConnection
 from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.target import Target
 from slackwater.errors import StartError
 from slackwater.evolution.description import logic_in
 from slackwater.query.view import StateView
@@ -84,19 +86,35 @@ def _target(pipeline: Pipeline) -> Output:
     target, window = pipeline.target, pipeline.last.transform.window
     connection = resolve(target.connection, pipeline.connections)
     identity = None if window is None else (*window.group_by, window.window_start_column)
-    if isinstance(connection, PostgresConnection):
-        found = _postgres(str(connection.url), target.table or "")
-    elif isinstance(connection, DeltaConnection):
-        found = _delta(target.path or "", connection.options)
-    elif target.path is not None:
-        found = _path(target.path)
-    else:
+    found = _written(connection, target)
+    if found is None:
         kind = "the console" if connection is None else connection.kind
         raise StartError(
             f"{pipeline.name}: its target is {kind}, which cannot be read; name files, a table or state:FILE"
         )
     label = f"{pipeline.name}, target {target.name}" if pipeline.targets else pipeline.name
     return Output(f"{label}: {found.label}", found.rows, identity)
+
+
+@singledispatch
+def _written(connection: Connection | None, target: Target) -> Output | None:
+    """All that a target holds; None for one that gives nothing back, or only by and by."""
+    return None
+
+
+@_written.register
+def _(connection: FilesConnection, target: Target) -> Output | None:
+    return _path(target.path or "")
+
+
+@_written.register
+def _(connection: DeltaConnection, target: Target) -> Output | None:
+    return _delta(target.path or "", connection.options)
+
+
+@_written.register
+def _(connection: PostgresConnection, target: Target) -> Output | None:
+    return _postgres(str(connection.url), target.table or "")
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

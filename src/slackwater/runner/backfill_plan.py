@@ -6,7 +6,8 @@ import datetime as dt
 from dataclasses import dataclass
 
 from slackwater import explain
-from slackwater.config.connection import FilesConnection, KafkaConnection
+from slackwater.config.connection import FilesConnection
+from slackwater.config.connectors import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.target import Target as TargetSpec
 from slackwater.config.window import Window
@@ -61,7 +62,7 @@ def described(pipeline: Pipeline, since_us: int, until_us: int, into: str | None
         raise StartError(f'{name}: time_mode = "processing" takes the time of reading, which history has none of')
     for source in pipeline.sources:
         connection = resolve(source.connection, pipeline.connections)
-        if not isinstance(connection, KafkaConnection | FilesConnection):
+        if connection is None or not CONNECTORS[connection.kind].keeps_history:
             kind = "a DataFrame" if connection is None else connection.kind
             raise StartError(
                 f'{name}: source "{source.name}" is {kind}, which keeps no history; expected kafka or files'

@@ -7,26 +7,16 @@ state removed, or --rebuild ─▶ a new state ─▶ is there output of a forme
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Protocol
-
-from slackwater.config.connection import DeltaConnection, PostgresConnection
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.target import Target
 from slackwater.errors import StartError
+from slackwater.runner.systems import system_of
+from slackwater.runner.systems.base import Former
 from slackwater.targets.base import Table
 from slackwater.targets.files import FilesTarget
 
 ASIDE, KEEP = "aside", "keep"
 CHOICES = (ASIDE, KEEP)
-
-
-class Former(Protocol):
-    """A target that can tell what another state left in it."""
-
-    def former(self) -> str | None:
-        """In words: as in `12 files of another state of "orders" in "out", up to epoch 11`; None for nothing."""
-        ...
 
 
 def found(pipeline: Pipeline) -> list[tuple[str, Former]]:
@@ -47,18 +37,7 @@ def _place(pipeline: Pipeline, spec: Target, writer: str, results: bool) -> Form
     kind = connection.kind if connection is not None else ""
     if results and spec.upserts(kind, pipeline.last.transform.window):
         return None  # rows are replaced
-    table = Table(writer, (), None)
-    if isinstance(connection, PostgresConnection):
-        from slackwater.targets.postgres import PostgresTarget
-
-        return PostgresTarget(connection.url, spec.table or "", table)
-    if isinstance(connection, DeltaConnection):
-        from slackwater.targets.delta import DeltaTarget
-
-        return DeltaTarget(spec.path or "", "append", table, connection.options)
-    if kind == "files" and spec.path is not None:
-        return FilesTarget(Path(spec.path), spec.format or "parquet", table)
-    return None
+    return None if connection is None else system_of(connection).former(spec, Table(writer, (), None))
 
 
 def check(pipeline: Pipeline, choice: str | None) -> list[str]:

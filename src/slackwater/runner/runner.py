@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slackwater import explain
+from slackwater.config import state_size
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
 from slackwater.engine import kill_points
@@ -168,7 +168,7 @@ class Runner:
             for line in restore.check_schema(name, known.get(name), schema):
                 self.reporter.notice("warning", line)
         for own in self.pipeline.alone.values():
-            for line in explain.size_warnings(own.transform.step):
+            for line in state_size.warnings(own.transform.step):
                 self.reporter.notice("warning", line)
 
 

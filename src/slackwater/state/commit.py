@@ -8,12 +8,21 @@ Commit ─┬─ stages   name, what it is, clocks of its inputs, watermark, seg
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 
+from slackwater.core.offsets import Offsets, parsed
 from slackwater.state.migrations import FORMAT as FORMAT
 from slackwater.state.migrations import with_targets
 from slackwater.watermark import NO_WATERMARK, SourceClock
@@ -37,14 +46,8 @@ def _counted(found: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _offsets(found: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Where a source goes on: lists are named, and lie beside the state."""
-    listed = (found or {}).get("segments", [])
-    if isinstance(listed, list):
-        for name in listed:
-            if not isinstance(name, str) or not re.fullmatch(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*", name):
-                raise ValueError(f"{str(name)[:100]!r} is no name of a list")
-    return found
+def _stored(found: Offsets | None) -> Mapping[str, Any] | None:
+    return None if found is None else found.stored()
 
 
 def _fingerprint(found: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -155,7 +158,7 @@ class ClockRecord(Record):
 class SourceRecord(Record):
     """Where a source goes on (`offsets`; None: by Spark's checkpoint only), and the columns that it was first read with."""
 
-    offsets: Annotated[Mapping[str, Any] | None, AfterValidator(_offsets)] = None
+    offsets: Annotated[Offsets | None, PlainValidator(parsed), PlainSerializer(_stored)] = None
     columns: str | None = None  # as Spark writes schemas in JSON
 
 
@@ -295,6 +298,16 @@ class Commit(Record):
         """How far each source is, as the first stage that reads it has it."""
         found = {n: c for s in reversed(self.stages) for n, c in s.clocks.items()}
         return {n: found.get(n, ClockRecord()) for n in self.sources}
+
+    @property
+    def offset_lists(self) -> list[str]:
+        """The names of lists that say where sources go on."""
+        return [name for s in self.sources.values() if s.offsets is not None for name in s.offsets.lists]
+
+    @property
+    def lists(self) -> list[str]:
+        """The names of all lists that it refers to, each once."""
+        return list(dict.fromkeys([*self.offset_lists, *self.replayed, *self.tried]))
 
     @property
     def metas(self) -> Iterator[SegmentMeta]:
