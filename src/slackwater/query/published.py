@@ -54,12 +54,14 @@ class Published(Protocol):
 
 def published(pipeline: Pipeline) -> Published:
     """The results of a pipeline. Raises StartError for a target that keeps nothing."""
-    return _published(resolve(pipeline.target.connection, pipeline.connections), pipeline)
+    connection = resolve(pipeline.target.connection, pipeline.connections)
+    assert connection is not None, "the config was checked"
+    return _published(connection, pipeline)
 
 
 @singledispatch
-def _published(connection: Connection | None, pipeline: Pipeline) -> Published:
-    unregistered(connection, "slackwater.query.published")
+def _published(connection: Connection, pipeline: Pipeline) -> Published:
+    unregistered(connection, "slackwater.query.published.published")
 
 
 @_published.register

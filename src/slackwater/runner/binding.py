@@ -21,6 +21,7 @@ from slackwater.operators.compile import compile_step
 from slackwater.sources.streams import AnySource
 from slackwater.spark import analysis, columns
 from slackwater.spark.engine import SparkEngine
+from slackwater.spark.rows import StepRows
 from slackwater.state.protocol import StateStore
 from slackwater.windows.aggregations import quote
 
@@ -41,7 +42,8 @@ class Bound(NamedTuple):
     def engine(self, session: SparkSession, refresh: Callable[[], None] = lambda: None) -> SparkEngine:
         """What runs it on Spark. Raises StartError. `refresh`: re-reads lookups."""
         carried = _carrying(self, session) if self.own.carries_origin else {}
-        return SparkEngine(session, self.own, self.operator, self.times, refresh, carried, self.end(session))
+        rows = StepRows(session, self.own, self.operator, self.times, carried, self.end(session))
+        return SparkEngine(rows, refresh)
 
     def end(self, session: SparkSession) -> str | None:
         """SQL over what comes out of the SQL for how far a row reaches, where each brings its own gap. Raises StartError."""
