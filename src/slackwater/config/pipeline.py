@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import Field
 
-from slackwater.config.bounds import Bounds, bounds_of
+from slackwater.config.bounds import SEVERAL, Bounds, bounds_of
 from slackwater.config.checks import (
     check_connections,
     check_corrections,
@@ -266,13 +266,25 @@ class Pipeline(Spec, Shown):
 
     def texts(self, way: Way) -> list[tuple[str, str]]:
         """The SQL that rows on a way go through, in order: where a config has it, and the text."""
-        found = [(f'stage "{s.name}": sql', s.sql) for s in way.through]
-        own = self.transform
-        return [(at, sql) for at, sql in (*found, (own.sql_key(way.name), own.sql_of(way.name))) if sql is not None]
+        return [(at, sql) for at, sql, _ in self.texts_with_bounds(way)]
 
-    def bounds(self, origin: str) -> Bounds:
-        """By what rows from there may be put together."""
-        return next(s for s in self.sources if s.name == origin).bounds
+    def texts_with_bounds(self, way: Way) -> list[tuple[str, str, Bounds]]:
+        """The same, each with what it may put rows together by."""
+        found = [(f'stage "{s.name}": sql', s.sql, self.bounds(way, s)) for s in way.through]
+        own = self.transform
+        every = (*found, (own.sql_key(way.name), own.sql_of(way.name), self.bounds(way)))
+        return [(at, sql, bounds) for at, sql, bounds in every if sql is not None]
+
+    def bounds(self, way: Way, reader: Stage | None = None) -> Bounds:
+        """By what the SQL of a stage on a way may put rows together; of the step itself where none is named.
+
+        By nothing where it has several inputs: it runs over each of them by itself, and a group may have rows of all.
+        """
+        name = None if reader is None else reader.name
+        mine = [w for w in self.ways if w.name == way.name] if reader is None and self.transform.join else self.ways
+        if len({w.before(name) for w in mine if w.reaches(name)}) > 1:
+            return SEVERAL
+        return next(s for s in self.sources if s.name == way.origin).bounds
 
     @property
     def lookups(self) -> dict[str, Lookup]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slackwater.config import ddl
+from slackwater.config.bounds import Bounds
 from slackwater.config.checked import Checked
 from slackwater.config.checks import resolve
 from slackwater.config.connectors import injected
@@ -156,12 +157,13 @@ class _Step:
                 self._event_time(source.name, given[source.name])
         outputs, sides = dict[str, Columns](), dict[str, Columns]()
         for way in self.pipeline.ways:
-            known = self.pipeline.bounds(way.origin).names
+            known = next(s for s in self.pipeline.sources if s.name == way.origin).bounds.names
             columns = replace(given[way.origin], bounds=frozenset(name.casefold() for name in known))
             for stage in way.through:
-                columns = self._sql(way.origin, columns, tables, stage.sql, f"{self.stages[stage.name]}.sql")
-            sql = self.pipeline.transform.sql_of(way.name)
-            outputs[way.key] = self._sql(way.origin, columns, tables, sql, self._sql_key(way.name))
+                bounds, key = self.pipeline.bounds(way, stage), f"{self.stages[stage.name]}.sql"
+                columns = self._sql(way.origin, columns, tables, stage.sql, key, bounds)
+            sql, bounds = self.pipeline.transform.sql_of(way.name), self.pipeline.bounds(way)
+            outputs[way.key] = self._sql(way.origin, columns, tables, sql, self._sql_key(way.name), bounds)
             sides[way.name] = outputs[way.key]
         if isinstance(step, Join):
             return self._join(step, sides)
@@ -217,14 +219,21 @@ class _Step:
 
     # -- SQL -----------------------------------------------------------------------------------------------------
 
-    def _sql(self, source: str, columns: Columns, tables: Mapping[str, Columns], sql: str | None, key: str) -> Columns:
+    def _sql(
+        self,
+        source: str,
+        columns: Columns,
+        tables: Mapping[str, Columns],
+        sql: str | None,
+        key: str,
+        bounds: Bounds,
+    ) -> Columns:
         """What comes out of one text, over rows that have these columns; `source`: where the rows come from."""
         carried = self.pipeline.carries_origin and sql is not None and re.search(rf"\b{ORIGIN}\b", sql, re.IGNORECASE)
         transform = self.pipeline.transform
         untimed = transform.is_rows and EVENT_TIME not in columns.types
         added = {**({} if untimed else {EVENT_TIME: "timestamp"}), **({ORIGIN: None} if carried else {})}
-        bounds = self.pipeline.bounds(source)
-        timed = Columns({**columns.types, **added}, columns.closed, columns.bounds)
+        timed = Columns({**columns.types, **added}, columns.closed, columns.bounds if bounds.names else frozenset())
         if sql is None:
             return timed
         own = Findings()

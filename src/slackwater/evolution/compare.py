@@ -16,6 +16,7 @@ from slackwater.core.words import plural
 from slackwater.evolution import restore
 from slackwater.evolution.change import COMPATIBLE, MIGRATED, REBUILD, Change, Comparison
 from slackwater.evolution.compare_stage import KINDS, StageComparison
+from slackwater.evolution.pairing import Pairing, paired
 from slackwater.evolution.texts import columns_text
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, StageState
@@ -35,21 +36,57 @@ def compare(
     """
     own = list(pipeline.alone.values())
     kind = KINDS.get(str(commit.stages[0].fingerprint.get("kind")), "window")
-    found: list[Change] = []
-    if len(own) != len(commit.stages):
-        how = "a stage begins with the rows of the one before it, which are gone"
-        found.append(Change("stages", len(commit.stages), len(own), REBUILD, how))
-    else:
-        for n, (one, state) in enumerate(zip(own, commit.stages, strict=True)):
+    pairs = paired(list(pipeline.alone), commit)
+    found = list(_stages(pipeline, commit, pairs))
+    for n, (one, state) in enumerate(zip(own, pairs.kept, strict=True)):
+        if state is not None:
             made = None if steps is None else steps[n]
             prefix = f"stages[{n}]." if own[1:] else ""
             found += StageComparison(one.transform.step, commit, state, made, prefix).changes()
             found += _texts(one, state, prefix)
+            found += _inputs(one, commit, state, prefix)
     found += _around(pipeline, commit, shards)
     return Comparison(pipeline.name, commit.epoch, kind, tuple(found), _waiting(pipeline, commit, published))
 
 
 # -- what is around the steps ------------------------------------------------------------------------------------------
+
+
+def _stages(pipeline: Pipeline, commit: Commit, pairs: Pairing) -> Iterator[Change]:
+    """Stages that begin, and those that are gone."""
+    names, own = list(pipeline.alone), list(pipeline.alone.values())
+    moved = _moved(pipeline, commit, pairs)
+    for name, one, state in zip(names, own, pairs.kept, strict=True):
+        if state is None:
+            what = "stage without state" if one.transform.is_rows else one.transform.step.kind
+            how = "it begins empty, with what comes from the next start on"
+            yield Change(f'stage "{name}"', None, what, REBUILD if moved else MIGRATED, moved or how)
+    for state in pairs.removed:
+        rows = sum(m.rows for m in state.metas)
+        how = f"its {plural(rows, 'state row')} are forgotten, open windows with them; what it emitted stays"
+        verdict = REBUILD if moved else MIGRATED
+        yield Change(f'stage "{state.name}"', plural(rows, "row"), None, verdict, moved or how, "warning")
+
+
+def _inputs(one: Pipeline, commit: Commit, state: StageState, prefix: str) -> Iterator[Change]:
+    """What a stage reads of other stages."""
+    was = [n for n in state.clocks if n not in commit.sources]
+    now = [s.name for s in one.sources if s.of_stage]
+    if state.clocks and was != now:
+        how = "it reads these from the next start on; what it read so far stays"
+        yield Change(f"{prefix}from", ", ".join(was) or None, ", ".join(now) or None, COMPATIBLE, how)
+
+
+def _moved(pipeline: Pipeline, commit: Commit, pairs: Pairing) -> str | None:
+    """Why the stages of a state cannot stay where a store keeps them: tables bear the place of their stage."""
+    store = pipeline.state_store
+    if pairs.is_same or store is None or store.kind != "postgres":
+        return None
+    stay = all(s is None or commit.stages.index(s) == n for n, s in enumerate(pairs.kept))
+    behind = all(n >= len(commit.stages) for n, s in enumerate(pairs.kept) if s is None)
+    if stay and behind:
+        return None
+    return "in Postgres a stage's table bears its place: put new stages behind those there are, and remove the last ones only"
 
 
 def _around(pipeline: Pipeline, commit: Commit, shards: int | None) -> Iterator[Change]:

@@ -87,7 +87,8 @@ class _Check:
             found = self.manifests.pop(epoch).state_id
             self.tell(self.path(epoch), f"is of another state: state_id {found!r}, the others have {usual!r}", (epoch,))
         for before, after in itertools.pairwise(self.manifests.values()):
-            if any(b.watermark_us < a.watermark_us for a, b in zip(before.stages, after.stages, strict=False)):
+            reached = {s.name: s.watermark_us for s in before.stages}
+            if any(s.watermark_us < reached.get(s.name, s.watermark_us) for s in after.stages):
                 what = f"has a watermark before that of epoch {before.epoch}"
                 self.tell(self.path(after.epoch), what, (after.epoch,))
 

@@ -183,8 +183,12 @@ class StateStore(Protocol):
         """
         ...
 
-    def prepare(self, logic: Stateful, stage: int = 0) -> None:
-        """Make room for the state of this window or join, before the first epoch."""
+    def prepare(self, logic: Stateful, stage: int = 0, begins: bool = False) -> None:
+        """Make room for the state of this window or join, before the first epoch. `begins`: it has none in the latest commit."""
+        ...
+
+    def forget(self, stages: range) -> None:
+        """What is kept of these stages may go: the latest commit knows nothing of them."""
         ...
 
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> ShardState:

@@ -161,8 +161,11 @@ class FilesStore:
         epochs = self.epochs()
         return self._log.written(epochs[-1]) if epochs else None
 
-    def prepare(self, logic: Stateful, stage: int = 0) -> None:
+    def prepare(self, logic: Stateful, stage: int = 0, begins: bool = False) -> None:
         return
+
+    def forget(self, stages: range) -> None:
+        """Files that no commit names go with the next garbage."""
 
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> FilesShard:
         return FilesShard(self.root, shard, epoch, metas)

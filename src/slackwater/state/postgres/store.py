@@ -196,11 +196,16 @@ class PostgresStore:
             prepare.migrate(self._db, self.tables, self._place)
             self._version = FORMAT
 
-    def prepare(self, logic: Stateful, stage: int = 0) -> None:
+    def prepare(self, logic: Stateful, stage: int = 0, begins: bool = False) -> None:
         self._migrate()
-        preparation = prepare.Preparation(self._db, self.tables.of(stage), self._place, self._epoch)
+        preparation = prepare.Preparation(self._db, self.tables.of(stage), self._place, self._epoch, begins)
         self._altering[stage] = preparation.run(logic)
         self._stages[stage] = logic
+
+    def forget(self, stages: range) -> None:
+        for stage in stages:
+            with self._db.transaction():
+                owned.drop(self._db, self.tables.of(stage), "windows", "staged", "state")
 
     def _connect(self) -> None:
         """Connect and take the pipeline's lock, which is gone with this connection."""
