@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from slackwater.config.connectors import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
 from slackwater.config.ways import Way
@@ -121,7 +122,7 @@ def _time(own: Pipeline, session: SparkSession, source: Source, frame: DataFrame
     if source.of_stage and not all(s.of_stage for s in own.sources):
         return quote("_event_ts")
     connection = resolve(source.connection, own.connections)
-    has_clock = connection is not None and connection.kind == "rabbitmq"
+    has_clock = connection is not None and CONNECTORS[connection.kind].own_clock
     return analysis.time_expression(own, session, source.name, frame, has_clock)
 
 
