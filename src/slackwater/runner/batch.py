@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 from slackwater.config.connection import ConsoleConnection
 from slackwater.config.join import Join
-from slackwater.config.pipeline import Pipeline, Transform
+from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import StateStore, Target
+from slackwater.config.transform import Transform
 from slackwater.config.window import Window
 from slackwater.core.schema import Field, arrow_schema
 from slackwater.errors import ConfigError, StartError
