@@ -48,7 +48,7 @@ class Plan(Shown):
 
 def build(pipeline: Pipeline) -> Plan:
     """The plan of a pipeline: the stages a row passes, the guarantee, what the state may grow to; needs no Spark and no data."""
-    last = pipeline.last.transform.step
+    last = list(pipeline.alone.values())[-1].transform.step
     stages: list[Stage] = [_read(pipeline)]
     for name, own in pipeline.alone.items():
         read = [s.name for s in own.sources if s.of_stage]
@@ -294,11 +294,21 @@ def state_text(pipeline: Pipeline) -> str:
 def _publish(pipeline: Pipeline) -> Stage:
     letters = pipeline.dead_letter
     lines = () if letters is None else (f"dead letters: {_target(letters, pipeline)}",)
-    return Stage("publish", "driver", _target(pipeline.target, pipeline), lines)
+    several = pipeline.by_target
+    if len(several) < 2:
+        return Stage("publish", "driver", _target(pipeline.target, pipeline), lines)
+    staged = len(pipeline.alone) > 1
+    each = [
+        f"{name}{f', of {own.target.from_}' if staged and name != own.target.from_ else ''}: {_target(own.target, own)}"
+        for name, own in several.items()
+    ]
+    return Stage("publish", "driver", f"to {len(several)} targets, each by itself", (*each, *lines))
 
 
 def target_text(pipeline: Pipeline) -> str:
-    """The target, for people: where results are."""
+    """The target, for people: where results are; of several each."""
+    if len(pipeline.targets) > 1:
+        return "; ".join(f"{name}: {target_text(own)}" for name, own in pipeline.by_target.items())
     return CONNECTORS[kind_of(pipeline.target, pipeline)].place(pipeline.target)
 
 
@@ -327,7 +337,12 @@ def shares_transaction(pipeline: Pipeline) -> bool:
 
 
 def guarantee(pipeline: Pipeline) -> str:
-    """What the pair of store and target delivers."""
+    """What the pair of store and target delivers; of several each, where they differ."""
+    if len(pipeline.targets) > 1:
+        each = {name: guarantee(own) for name, own in pipeline.by_target.items()}
+        if len(set(each.values())) > 1:
+            return "; ".join(f"{name}: {what}" for name, what in each.items())
+        return next(iter(each.values()))
     known = CONNECTORS[kind_of(pipeline.target, pipeline)]
     if (weaker := known.weaker(pipeline.target)) is not None:
         return weaker
@@ -346,16 +361,13 @@ def warnings(pipeline: Pipeline) -> tuple[str, ...]:
         found.append(
             'STATE IS IN MEMORY: it is lost when the process ends; for durable state set [state_store] kind = "files" and path = "state"'
         )
-    w = pipeline.last.transform.window
-    if (
-        w
-        and w.kind == "hopping"
-        and w.duration_ms
-        and w.hop_ms
-        and w.duration_ms // math.gcd(w.duration_ms, w.hop_ms) > 1000
-    ):
-        found.append(
-            f"a window of {duration_text(w.duration_ms)} every {duration_text(w.hop_ms)} is put together from more than 1000 panes; "
-            "choose a hop_ms that divides duration_ms"
-        )
+    for own in pipeline.alone.values():
+        w = own.transform.window
+        if w and w.kind == "hopping" and w.duration_ms and w.hop_ms:
+            panes = w.duration_ms // math.gcd(w.duration_ms, w.hop_ms)
+            if panes > 1000:
+                found.append(
+                    f"a window of {duration_text(w.duration_ms)} every {duration_text(w.hop_ms)} is put together from more than "
+                    "1000 panes; choose a hop_ms that divides duration_ms"
+                )
     return tuple(found)

@@ -47,6 +47,14 @@ def check_names(sources: tuple[Source, ...]) -> Iterator[Problem]:
             yield "sources", f"{times} sources are called {shown}; give each its own name"
 
 
+def placed_targets(values: Values) -> list[tuple[str, Target]]:
+    """The targets of a draft with the keys that hold them."""
+    several: Sequence[Target] = values.get("targets") or ()
+    if several:
+        return [(f"targets[{i}]", t) for i, t in enumerate(several)]
+    return [("target", values["target"])] if values.get("target") is not None else []
+
+
 def check_connections(values: Values) -> Iterator[Problem]:
     """Every reference names a connection that is there and can do what is asked of it."""
     known: Mapping[str, Any] = values.get("connections", {})  # None: there, but wrong itself
@@ -72,15 +80,15 @@ def check_connections(values: Values) -> Iterator[Problem]:
             if avro and spec.avro_schema_file is None and "avro_schema_file" not in spec._wrong:
                 line = 'missing; payload_format = "avro" needs it, or schema_registry in the connection'
                 yield f"{at}.avro_schema_file", line
-    for at in ("target", "dead_letter"):
-        target: Target | None = values.get(at)
-        if target is None or target.connection is None or "connection" in target._wrong:
+    letters: Target | None = values.get("dead_letter")
+    for at, target in (*placed_targets(values), *([] if letters is None else [("dead_letter", letters)])):
+        if target.connection is None or "connection" in target._wrong:
             continue
         found = resolve(target.connection, known)
         if found is None:
             yield from _unknown(f"{at}.connection", target.connection, known)
         elif not found.WRITES:
-            what = "results go to" if at == "target" else "dead letters go to"
+            what = "dead letters go to" if at == "dead_letter" else "results go to"
             kinds = [k for k, c in CONNECTIONS.items() if c.WRITES]
             yield f"{at}.connection", _unfit(target.connection, found, what, kinds)
         else:
@@ -203,10 +211,11 @@ def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
             f"{step.AT}.crash_recovery",
             f'{show(step.crash_recovery)} needs a durable [state_store]; use kind = "files" or "postgres"',
         )
-    target: Target | None = values.get("target")
-    if target is None or "delivery" in target._wrong:
+    targets = [t for _, t in placed_targets(values)]
+    if not targets or any("delivery" in t._wrong for t in targets):
         return
-    if step.crash_recovery == "kafka_eos" and target.delivery != "exactly_once":
+    topics = [t for t in targets if t.topic is not None] or targets
+    if step.crash_recovery == "kafka_eos" and any(t.delivery != "exactly_once" for t in topics):
         yield (
             f"{step.AT}.crash_recovery",
             '"kafka_eos" needs a kafka target with delivery = "exactly_once"; set it, or use "persisted"',

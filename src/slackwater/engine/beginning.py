@@ -39,6 +39,8 @@ class Beginning:
         """
         operators = [s.operator for s in stages]
         found = None
+        if latest is None:
+            self.publishing.check_here()
         if latest is not None:
             fold.counters(latest)  # told before anything is published
             found = compare.compare(self.pipeline, latest, steps=operators, shards=shards)

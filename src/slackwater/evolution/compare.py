@@ -10,14 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from slackwater.config.paths import as_written
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.target import Target
-from slackwater.config.window import Window
 from slackwater.core.words import plural
-from slackwater.evolution import restore
+from slackwater.evolution import destinations, restore
 from slackwater.evolution.change import COMPATIBLE, MIGRATED, REBUILD, Change, Comparison
 from slackwater.evolution.compare_stage import KINDS, StageComparison
 from slackwater.evolution.pairing import Pairing, paired
-from slackwater.evolution.texts import columns_text
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, StageState
 
@@ -28,9 +25,9 @@ def compare(
     *,
     steps: Sequence[Operator] | None = None,
     shards: int | None = None,
-    published: int | None = None,
+    missing: Sequence[str] = (),
 ) -> Comparison:
-    """Compare a commit with a config. `shards`: how many a start has, None where only it knows. `published`: the last epoch.
+    """Compare a commit with a config. `shards`: how many a start has, None where only it knows. `missing`: targets without their part.
 
     Raises ConfigError for a description in the state that cannot be read.
     """
@@ -46,7 +43,7 @@ def compare(
             found += _texts(one, state, prefix)
             found += _inputs(one, commit, state, prefix)
     found += _around(pipeline, commit, shards)
-    return Comparison(pipeline.name, commit.epoch, kind, tuple(found), _waiting(pipeline, commit, published))
+    return Comparison(pipeline.name, commit.epoch, kind, tuple(found), destinations.waiting(pipeline, commit, missing))
 
 
 # -- what is around the steps ------------------------------------------------------------------------------------------
@@ -104,11 +101,8 @@ def _around(pipeline: Pipeline, commit: Commit, shards: int | None) -> Iterator[
     if wanted is not None and wanted != commit.shards:
         rows = sum(m.rows for m in commit.metas)
         yield Change("shards", commit.shards, wanted, MIGRATED, f"{rows:,} state rows are spread over {wanted}")
-    for what, target, key in (("target", pipeline.target, "target"), ("dead_letter", pipeline.dead_letter, "letters")):
-        before, after = commit.destination.get(key), place(target)
-        if commit.destination and before != after:
-            how = f"what comes out after epoch {commit.epoch} goes there; what is out stays where it is"
-            yield Change(what, _name(before), _name(after), COMPATIBLE, how)
+    for what, before, after, how in destinations.changes(pipeline, commit):
+        yield Change(what, before, after, COMPATIBLE, how)
 
 
 def _texts(pipeline: Pipeline, state: StageState, prefix: str) -> Iterator[Change]:
@@ -126,31 +120,3 @@ def _texts(pipeline: Pipeline, state: StageState, prefix: str) -> Iterator[Chang
         if (was := known.get(what, "")) not in ("", now):  # a DataFrame has none
             how = "it is read from the next start on; files, and offsets of topics, that the state knows are not read again"
             yield Change(prefix + what, short(was), short(now), COMPATIBLE, how)
-
-
-def place(target: Target | None) -> list[str | None] | None:
-    """Where a target writes, as a commit names it."""
-    return None if target is None else [target.path and as_written(target.path), target.table, target.topic]
-
-
-def _name(parts: Sequence[str | None] | None) -> str | None:
-    return None if parts is None else next((p for p in parts if p), "console")
-
-
-def _waiting(pipeline: Pipeline, commit: Commit, published: int | None) -> str | None:
-    """Why the former config has to start once more: what it committed is not out, and the new one would write it elsewhere."""
-    if published is None or published >= commit.epoch or not commit.staged or not commit.destination:
-        return None
-    former = commit.destination
-    changed = [
-        k for k, t in (("target", pipeline.target), ("letters", pipeline.dead_letter)) if former.get(k) != place(t)
-    ]
-    names, step = columns_text(pipeline), pipeline.last.transform.step
-    if isinstance(step, Window) and former.get("columns") != names:
-        changed.append("columns")
-    if not changed:
-        return None
-    return (
-        f"epoch {commit.epoch} was committed and not yet published, and the config has changed since ({', '.join(changed)}); "
-        "start once with the former config, then change it"
-    )

@@ -3,7 +3,7 @@
 out/sessions, x.parquet, x.jsonl, x.csv      files, or a directory of them
 lake/sessions                                a Delta table, by its log
 postgresql://host/db#schema.table            a table
-sessions.toml                                the target of a pipeline
+sessions.toml, sessions.toml#hours            the target of a pipeline; of several one by name
 state:sessions.toml, state:DIR, state:URL    its open and retained windows
 """
 
@@ -73,7 +73,10 @@ def output_at(where: str) -> Output:
         return _postgres(url, table)
     path = Path(where)
     if path.suffix == ".toml" and not path.is_dir():
-        return _target(toml.load(path))
+        return _target(toml.load(path).one_target())
+    file, _, name = where.rpartition("#")
+    if file.endswith(".toml") and not path.exists():
+        return _target(toml.load(Path(file)).one_target(name))
     return _path(where)
 
 
@@ -98,7 +101,8 @@ def _target(pipeline: Pipeline) -> Output:
         raise StartError(
             f"{pipeline.name}: its target is {kind}, which cannot be read; name files, a table or state:FILE"
         )
-    return Output(f"{pipeline.name}: {found.label}", found.rows, identity)
+    label = f"{pipeline.name}, target {target.name}" if pipeline.targets else pipeline.name
+    return Output(f"{label}: {found.label}", found.rows, identity)
 
 
 @singledispatch

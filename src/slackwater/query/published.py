@@ -53,7 +53,7 @@ class Published(Protocol):
 
 
 def published(pipeline: Pipeline) -> Published:
-    """The results of a pipeline. Raises StartError for a target that keeps nothing."""
+    """What the target of a pipeline holds (the first of several, see `by_target`). Raises StartError if it keeps nothing."""
     connection = resolve(pipeline.target.connection, pipeline.connections)
     assert connection is not None, "the config was checked"
     return _published(connection, pipeline)
@@ -67,7 +67,7 @@ def _published(connection: Connection, pipeline: Pipeline) -> Published:
 @_published.register
 def _(connection: FilesConnection, pipeline: Pipeline) -> Published:
     target = pipeline.target
-    return _Files(Path(target.path or ""), target.format or "parquet", pipeline.name)
+    return _Files(Path(target.path or ""), target.format or "parquet", pipeline.writer)
 
 
 @_published.register
@@ -92,7 +92,7 @@ def _(connection: KafkaConnection, pipeline: Pipeline) -> Published:
 @_published.register
 def _(connection: ConsoleConnection, pipeline: Pipeline) -> Published:
     raise StartError(
-        f"{pipeline.name}: its target is the console, which keeps nothing; name another connection in [target]"
+        f"{pipeline.name}: its target is the console, which keeps nothing; name another connection in [{'targets' if pipeline.targets else 'target'}]"
     )
 
 
@@ -116,7 +116,7 @@ def in_order(frame: pl.DataFrame, start: str | None) -> pl.DataFrame:
 class _Files:
     path: Path
     form: str
-    pipeline: str
+    writer: str
     _seen: set[str] = field(default_factory=set)
 
     @property
@@ -128,7 +128,7 @@ class _Files:
 
     def fresh(self) -> pl.DataFrame | None:
         ending = {"json": "jsonl"}.get(self.form, self.form)
-        ours = re.compile(rf"{re.escape(self.pipeline)}-(?:[0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
+        ours = re.compile(rf"{re.escape(self.writer)}-(?:[0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
         try:
             there = sorted(
                 (p for p in self.path.iterdir() if ours.fullmatch(p.name)), key=lambda p: p.stat().st_mtime_ns

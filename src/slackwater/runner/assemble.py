@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from slackwater.config.connection import ConsoleConnection
@@ -62,9 +62,14 @@ def store_of(pipeline: Pipeline) -> StateStore:
     return FilesStore(store.path or "", pipeline.name)
 
 
-def target_of(pipeline: Pipeline, logic: Operator, state_id: str = "") -> Target:
-    """The target a config names, for the epochs of a state."""
-    return _target(pipeline.target, pipeline, Table(pipeline.name, tuple(logic.output), logic.identity, state_id))
+def targets_of(pipeline: Pipeline, operators: Mapping[str, Operator], state_id: str = "") -> dict[str, Target]:
+    """The targets a config names, by name, for the epochs of a state; `operators`: of its stages."""
+    found = {}
+    for name, own in pipeline.by_target.items():
+        logic = operators[str(own.target.from_)]
+        table = Table(own.writer, tuple(logic.output), logic.identity, state_id)
+        found[name] = _target(own.target, own, table)
+    return found
 
 
 def letters_of(pipeline: Pipeline, state_id: str = "") -> Target | None:

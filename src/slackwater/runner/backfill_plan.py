@@ -49,6 +49,7 @@ def described(pipeline: Pipeline, since_us: int, until_us: int, into: str | None
 
     Raises StartError where history cannot be read again, or would be added beside the windows that are there.
     """
+    pipeline = pipeline.one_target()
     name, window = pipeline.name, pipeline.transform.window
     if since_us >= until_us:
         raise StartError(f"{name}: --from {iso(since_us)} is not before --to {iso(until_us)}; expected a range of time")
@@ -80,16 +81,19 @@ def described(pipeline: Pipeline, since_us: int, until_us: int, into: str | None
         )
     if kind == "console":
         connections["backfill"] = FilesConnection()
+    of_several = bool(pipeline.targets)  # each has a state of its own
     kept = {"late_data": "drop"} if window.late_data == "dlq" else {}
     on_error = "drop" if pipeline.transform.on_error == "dlq" else pipeline.transform.on_error
     transform = {"window": window.model_copy(update=kept), "on_error": on_error}
     return pipeline.model_copy(
         update={
-            "name": f"{name}-backfill-{_stamp(since_us)}-{_stamp(until_us)}",
+            "name": f"{name}-backfill-{_stamp(since_us)}-{_stamp(until_us)}"
+            + (f"-{target.name}" if of_several else ""),
             "connections": connections,
             "sources": tuple(s.model_copy(update={"commit_group": None}) for s in pipeline.sources),
             "transform": pipeline.transform.model_copy(update=transform),
             "target": target,
+            "targets": (),
             "dead_letter": None,
         }
     )

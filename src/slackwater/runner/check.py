@@ -31,11 +31,14 @@ def problems(pipeline: Pipeline) -> list[str]:
     store = pipeline.state_store
     if store is not None and store.kind == "postgres":
         attempt(lambda: _database(str(store.url), "state store"))
-    for place, target in (("target", pipeline.target), ("dead_letter", pipeline.dead_letter)):
-        if target is not None:
-            attempt(partial(_target, pipeline, place, target))
-    if not found and isinstance(resolve(pipeline.target.connection, pipeline.connections), PostgresConnection):
-        attempt(lambda: found.extend(_table(pipeline)))
+    places = {f'target "{n}"' if pipeline.targets else "target": own.target for n, own in pipeline.by_target.items()}
+    if pipeline.dead_letter is not None:
+        places["dead_letter"] = pipeline.dead_letter
+    for place, target in places.items():
+        attempt(partial(_target, pipeline, place, target))
+    of_results = [resolve(own.target.connection, pipeline.connections) for own in pipeline.by_target.values()]
+    if not found and any(isinstance(c, PostgresConnection) for c in of_results):
+        attempt(lambda: found.extend(_tables(pipeline)))
     return found
 
 
@@ -80,9 +83,9 @@ def _database(url: str, what: str) -> None:
     client.connect(url, what).close()
 
 
-def _table(pipeline: Pipeline) -> list[str]:
-    """How the target's table differs from the output."""
-    from slackwater.runner.assemble import source_of, spark_settings, target_of
+def _tables(pipeline: Pipeline) -> list[str]:
+    """How the targets' tables differ from the output."""
+    from slackwater.runner.assemble import source_of, spark_settings, targets_of
     from slackwater.runner.binding import bind_all
     from slackwater.sources.lookups import Lookups
     from slackwater.spark import session
@@ -91,6 +94,6 @@ def _table(pipeline: Pipeline) -> list[str]:
     own = session.private(session.start(spark_settings(pipeline, lambda level, line: None)), 1)
     Lookups(own, pipeline.lookups, lambda line: None).load()
     sources = [source_of(own, pipeline, i, None) for i in range(len(pipeline.sources))]
-    *_, results = bind_all(pipeline, own, sources).values()
-    target = target_of(pipeline, results.operator)
-    return target.problems() if isinstance(target, PostgresTarget) else []
+    operators = {name: step.operator for name, step in bind_all(pipeline, own, sources).items()}
+    targets = targets_of(pipeline, operators)
+    return [line for t in targets.values() if isinstance(t, PostgresTarget) for line in t.problems()]

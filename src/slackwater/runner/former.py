@@ -22,19 +22,20 @@ CHOICES = (ASIDE, KEEP)
 def found(pipeline: Pipeline) -> list[tuple[str, Former]]:
     """The places of a pipeline in which a new state would add rows to those of a former one, with what to ask of each."""
     places: list[tuple[str, Former]] = []
-    for name, spec, writer in (
-        ("target", pipeline.target, pipeline.name),
-        ("dead_letter", pipeline.dead_letter, f"{pipeline.name}-letters"),
-    ):
-        if spec is not None and (place := _place(pipeline, spec, writer, name == "target")) is not None:
-            places.append((name, place))
+    for name, own in pipeline.by_target.items():
+        what = f'target "{name}"' if pipeline.targets else "target"
+        if (place := _place(own, own.target, own.writer, True)) is not None:
+            places.append((what, place))
+    if pipeline.dead_letter is not None:
+        place = _place(pipeline, pipeline.dead_letter, f"{pipeline.name}-letters", False)
+        places += [] if place is None else [("dead_letter", place)]
     return places
 
 
 def _place(pipeline: Pipeline, spec: Target, writer: str, results: bool) -> Former | None:
     connection = resolve(spec.connection, pipeline.connections)
     kind = connection.kind if connection is not None else ""
-    if results and spec.upserts(kind, pipeline.last.transform.step):
+    if results and spec.upserts(kind, pipeline.last.transform.window):
         return None  # rows are replaced
     return None if connection is None else system_of(connection).former(spec, Table(writer, (), None))
 

@@ -66,7 +66,7 @@ class Kafka(System[KafkaConnection]):
             value_format=spec.value_format or "json",
             delivery=spec.delivery or "at_least_once",
             key_columns=None if spec.key_columns is None else list(spec.key_columns),
-            upserts=spec.upserts("kafka", pipeline.last.transform.step),
+            upserts=spec.upserts("kafka", pipeline.last.transform.window),
         )
 
     def check_target(self, spec: TargetSpec, place: str) -> None:

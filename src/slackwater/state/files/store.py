@@ -5,7 +5,8 @@ state/<pipeline>/
   manifests/000000012.json  one per epoch, created only if absent: that is the commit; its last line is a checksum
   segments/…                state rows (Arrow), referred to by manifests
   outputs/…                 staged output (Arrow), kept until published
-  published                 the last epoch that reached the target, and a checksum
+  published                 the last epoch that reached all targets, and a checksum
+  reached                   the targets that have their part of an epoch while others do not, and a checksum
   checkpoint/…              Spark's plan of the next epoch; can be lost
 """
 
@@ -205,6 +206,12 @@ class FilesStore:
 
     def note_published(self, epoch: int) -> None:
         published.note(self._dir / "published", epoch)
+
+    def reached(self) -> frozenset[str]:
+        return published.reached(self._dir / "reached", self._latest)
+
+    def note_reached(self, epoch: int, target: str) -> None:
+        published.note_reached(self._dir / "reached", epoch, target)
 
     def collect_garbage(self) -> None:
         epochs = self.epochs()

@@ -69,7 +69,7 @@ class Transaction:
             done = self._moved(commit) if self.stages else commit
             if publish is not None:
                 publish(db)
-            published = publish is not None and not commit.letters
+            published = publish is not None and not commit.missing(())
             if published:
                 db.execute(f"DELETE FROM {t.outputs} WHERE pipeline_name = %s", (self.tables.pipeline,))
             db.execute(
