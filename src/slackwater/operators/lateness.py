@@ -6,9 +6,12 @@ before it may join an open session, or not, so what is counted is no less than w
 
 from __future__ import annotations
 
+from functools import singledispatch
+
 import polars as pl
 
 from slackwater.core import lateness
+from slackwater.core.dispatch import unregistered
 from slackwater.joins.logic import JoinLogic
 from slackwater.windows.intervals import SessionLogic
 from slackwater.windows.logic import Logic
@@ -17,18 +20,36 @@ from slackwater.windows.panes import PaneLogic, last_window
 
 def late_by(logic: Logic | JoinLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
     """Late rows by step: of windows `__start` (time of the row, or start of its pane, then with `__n`), of a join `__ts`."""
-    if late.is_empty():
-        return {}
-    if isinstance(logic, JoinLogic):
-        return lateness.counted(watermark - logic.allowed_us - late["__ts"].to_numpy())
+    return _late_by(logic, late, watermark) if late.height else {}
+
+
+@singledispatch
+def _late_by(logic: Logic | JoinLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
+    unregistered(logic, "slackwater.operators.lateness.late_by")
+
+
+@_late_by.register
+def _(logic: JoinLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
+    return lateness.counted(watermark - logic.allowed_us - late["__ts"].to_numpy())
+
+
+@_late_by.register
+def _(logic: SessionLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
     horizon, start = logic.horizon(watermark), late["__start"].to_numpy()
-    if horizon > watermark - logic.retain_us or (
-        isinstance(logic, SessionLogic) and logic.rows_from_us > int(start.min())
-    ):
-        return {
-            lateness.NEVER: int(late["__n"].sum()) if "__n" in late.columns else late.height
-        }  # a former config forgot it
-    if not isinstance(logic, PaneLogic):
-        return lateness.counted(horizon - start)
-    # a pane's rows are late once its last window is gone
-    return lateness.counted(horizon - last_window(logic, start) - logic.duration_us + 1, late["__n"].to_numpy())
+    if _was_forgotten(logic, watermark) or logic.rows_from_us > int(start.min()):
+        return {lateness.NEVER: late.height}
+    return lateness.counted(horizon - start)
+
+
+@_late_by.register
+def _(logic: PaneLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
+    """A pane's rows are late once its last window is gone."""
+    start, rows = late["__start"].to_numpy(), late["__n"].to_numpy()
+    if _was_forgotten(logic, watermark):
+        return {lateness.NEVER: int(rows.sum())}
+    return lateness.counted(logic.horizon(watermark) - last_window(logic, start) - logic.duration_us + 1, rows)
+
+
+def _was_forgotten(logic: Logic, watermark: int) -> bool:
+    """Whether a former config has forgotten what this one would still know."""
+    return logic.horizon(watermark) > watermark - logic.retain_us

@@ -21,11 +21,10 @@ from slackwater.operators import fitting
 from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, unfit_letters, write_late
 from slackwater.operators.task import EmitReport, LetterFile
-from slackwater.operators.windowed import Windowed
 from slackwater.sources.base import Batch
 from slackwater.testing.front import Front, Given, Prepared
 from slackwater.testing.given import Offsets
-from slackwater.testing.local import Spans, lift_inputs
+from slackwater.testing.local import Spans, as_declared, lift_inputs
 from slackwater.watermark import Heard
 
 
@@ -110,11 +109,7 @@ class GivenEngine:
         staged: list[LetterFile],
     ) -> list[Any]:
         every, origin, folded = pl.concat(parts), pl.concat(origins), self.logic.is_folded
-        if isinstance(self.logic, Windowed):
-            typed = {k.name: k.polars for k in self.logic.keys}
-            typed |= {i.field.name: i.field.polars for i in self.logic.inputs}
-            every = every.with_columns(every[n].cast(t) for n, t in typed.items())
-        every = lift_inputs(self.logic, every)
+        every = lift_inputs(self.logic, as_declared(self.logic, every))
         owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
         mine = [(t, owner == t.shard) for t in tasks]
         reports = [t.operator.ingest(t, every.filter(m), None if folded else origin[ORIGIN].filter(m)) for t, m in mine]

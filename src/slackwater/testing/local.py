@@ -196,6 +196,24 @@ def _(operator: Windowed, source: str, rows: pl.DataFrame, tag: Int64s | None) -
 
 
 @singledispatch
+def as_declared(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
+    """The columns that the SQL of an epoch has picked, in the types that the step was bound with."""
+    unregistered(operator, "slackwater.testing.local.as_declared")
+
+
+@as_declared.register(Windowed)
+def _(operator: Windowed, frame: pl.DataFrame) -> pl.DataFrame:
+    typed = {k.name: k.polars for k in operator.keys} | {i.field.name: i.field.polars for i in operator.inputs}
+    return frame.with_columns(frame[n].cast(t) for n, t in typed.items())
+
+
+@as_declared.register(IntervalJoin)
+@as_declared.register(Rows)
+def _(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
+    return frame
+
+
+@singledispatch
 def lift_inputs(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
     """The same from the columns that the SQL of an epoch has picked (`spark.columns`), which those of a join are already."""
     unregistered(operator, "slackwater.testing.local.lift_inputs")
