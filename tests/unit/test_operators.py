@@ -165,7 +165,7 @@ def test_a_bound_is_counted_exactly_where_windows_overlap() -> None:
 
 
 def is_about_operators(registry: Any) -> bool:
-    """What else is told apart by class, as connections and what a notebook shows, is no question about operators."""
+    """What else is told apart by class, as what a notebook shows, is no question about operators."""
     known = (Panes, Sessions, IntervalJoin, Rows)
     asked = [cls for cls in registry if cls is not object]
     return not asked or any(issubclass(operator, cls) for operator in known for cls in asked)
@@ -178,7 +178,7 @@ def questions() -> Iterator[tuple[str, Any]]:
         for name, value in vars(module).items():
             if getattr(value, "__module__", None) != found.name:
                 continue
-            if hasattr(value, "registry") and is_about_operators(value.registry):
+            if hasattr(value, "registry") and (is_about_operators(value.registry) or is_about_systems(value)):
                 yield f"{found.name}.{name}", value
             for inner, method in vars(value).items() if isinstance(value, type) else ():
                 if isinstance(method, singledispatchmethod):
