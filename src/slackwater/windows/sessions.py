@@ -24,23 +24,13 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from slackwater.core.arrays import distinct, member
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.arrangement import as_told
 from slackwater.windows.intervals import (
-    Bools,
     SessionLogic,
     Unit,
-    acknowledged,
-    chosen,
     first_of_each,
-    per_key,
-    reaches,
-    renumber,
-    runs_of,
 )
-from slackwater.windows.logic import FAR, FLOOR, LOOSE, LOOSE_TOLD, OPEN, ROW, SETTLED, TOLD, Counts, Ingested, Int64s
-from slackwater.windows.session_cuts import place_late_rows
+from slackwater.windows.logic import FLOOR, LOOSE, LOOSE_TOLD, SETTLED, TOLD, Ingested, Int64s
 
 
 def pieces(logic: SessionLogic, unit: Unit, reach: Int64s, run: Int64s, limit: Int64s) -> Int64s:
@@ -113,134 +103,10 @@ def floor_rows(logic: SessionLogic, frame: pl.DataFrame, key: Int64s, floors: In
 def ingest(
     logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None
 ) -> Ingested:
-    """Fold lifted rows (`__kh`, `__ts`, keys, accumulators) into the touched units.
+    """`session_step.ingest`, whose loops are compiled: imported by whoever has rows."""
+    from slackwater.windows import session_step
 
-    `watermark` is the one the previous epoch committed. `room`: how many keys may still open a session in this shard
-    (`drop_new_groups`); None for no bound.
-
-                    floor          wm_prev
-        closed ......│               │
-        row  ●       │  at or below the floor: late
-        row          │ ●   ○─────○   its run holds an open session: used
-        row          │ ●             alone, and ts + gap < wm_prev: late
-    """
-    horizon = logic.horizon(watermark)
-    fields = list(logic.state_schema)
-    extra = [c for c in ("__idle", "__row") if c in rows.columns]
-    fresh = (
-        logic.unrevised(rows)
-        .with_columns(
-            pl.col("__kh").alias("__h"),
-            pl.lit(ROW, pl.Int8).alias("__kind"),
-            pl.col("__ts").alias("__start"),
-            pl.col("__ts").alias("__last"),
-            pl.lit(NO_WATERMARK, pl.Int64).alias("__due"),
-        )
-        .select(*fields, *extra)
-    )
-    known = acknowledged(logic, state.select(fields), watermark)
-    whole = Unit.of(logic, pl.concat([known, fresh], how="diagonal" if extra else "vertical"))
-    floors = whole.floors(logic.reach_us, horizon)
-    is_row = whole.kind == ROW
-    held = ~is_row & ~whole.is_gone(horizon)
-    had_open = per_key(np.logical_or, held, whole.key).astype(bool)
-    below = is_row & (whole.start <= floors[whole.key])
-    open_ = (is_row & ~below) | held
-    late, refused = below.copy(), np.zeros(len(below), dtype=bool)
-
-    unit = chosen(whole, open_)
-    position = np.flatnonzero(open_)
-    run, reach = runs_of(logic, unit)
-    accepted = _accepted(logic, unit, run, horizon)
-    late[position[~accepted]] = True
-    if room is not None:
-        shut = _refused(logic, unit, accepted, had_open, room)
-        refused[position[shut]] = True
-        accepted &= ~shut
-
-    unit, run, position = chosen(unit, accepted), renumber(run[accepted]), position[accepted]
-    if len(position) < len(
-        reach
-    ):  # of the rows that are left: one that came late may have the time of one that did not
-        reach = reaches(unit.key, unit.start, unit.last)
-    if len(position):
-        first = np.full(whole.keys, FAR)
-        np.minimum.at(first, unit.key, unit.start)
-        limit = np.minimum(first, watermark)[unit.key] + logic.cap_us
-        piece = pieces(logic, unit, reach, run, limit)
-        piece, too_late = place_late_rows(logic, unit, run, piece, watermark)
-        if too_late.any():
-            late[position[too_late]] = True
-            keep = ~too_late
-            unit, run, piece = chosen(unit, keep), renumber(run[keep]), renumber(piece[keep])
-        touched = np.zeros(whole.keys, dtype=bool)
-        touched[unit.key[unit.kind == ROW]] = True
-        # keys that share a hash share a unit, which is replaced as a whole
-        unit_of_key = whole.frame["__h"].to_numpy()[first_of_each(whole.key)]
-        touched = member(unit_of_key, distinct(unit_of_key[touched]))
-        kept = touched[unit.key]
-        unit, run, piece = chosen(unit, kept), renumber(run[kept]), renumber(piece[kept])
-        unit = as_told(logic, unit, piece) if logic.revises else unit
-    new_state = logic.empty_state()
-    if len(unit.key):
-        new_state = state_of(logic, unit, run, piece, floors, watermark)
-        touched[unit.key] = False
-        alone = np.flatnonzero(touched & (floors != NO_WATERMARK))
-        if len(alone):
-            at = first_of_each(whole.key)[alone]
-            new_state = pl.concat([new_state, floor_rows(logic, whole.frame[at], alone, floors)])
-    has_open = np.zeros(whole.keys, dtype=bool)
-    has_open[unit.key] = True
-    lost = whole.frame.filter(pl.Series(late)) if late.any() else whole.frame.clear()
-    old_windows = int((held & has_open[whole.key]).sum())
-    return Ingested(
-        state=new_state.sort("__h", maintain_order=True),
-        counts=Counts(
-            used=int((is_row & ~late & ~refused).sum()),
-            late=lost.height,
-            late_idle=int(lost["__idle"].sum()) if "__idle" in extra else 0,
-            late_windows=lost.height,
-            refused=int(refused.sum()),
-            groups=int((has_open & ~had_open).sum()),
-            windows=int(new_state["__kind"].is_in(OPEN).sum()) - old_windows,
-        ),
-        late=lost,
-        new_groups={},
-    )
-
-
-def _accepted(logic: SessionLogic, unit: Unit, run: Int64s, horizon: int) -> Bools:
-    """A run is taken if it holds an open or retained session, or a row with horizon <= ts + gap; else it is late.
-
-    Of a run that is taken, rows before its open session that are themselves further back than that stay late: they could
-    chain back to a session that was closed and forgotten, and overlap it.
-    """
-    if not len(run):
-        return np.zeros(0, dtype=bool)
-    recent = (unit.end >= horizon) & (unit.start >= logic.rows_from_us)
-    is_open = unit.kind != ROW
-    first_open = np.minimum.reduceat(np.where(is_open, unit.start, FAR), first_of_each(run))[run]
-    taken = np.logical_or.reduceat(is_open | recent, first_of_each(run))[run]
-    result: Bools = taken & (recent | (unit.start >= first_open))
-    return result
-
-
-def _refused(logic: SessionLogic, unit: Unit, accepted: Bools, had_open: Bools, room: int) -> Bools:
-    """Rows of new keys beyond `room`, which are admitted in order of (first event time, key)."""
-    new = accepted & ~had_open[unit.key]
-    heads = np.flatnonzero(new)
-    heads = heads[first_of_each(renumber(unit.key[heads]))] if len(heads) else heads
-    if len(heads) <= room:
-        return np.zeros(len(new), dtype=bool)
-    order = (
-        unit.frame.select("__start", *logic.key_names)[heads]
-        .with_columns(pl.Series("__key", unit.key[heads]))
-        .sort(["__start", *logic.key_names], nulls_last=False)
-    )
-    shut = np.zeros(len(had_open), dtype=bool)
-    shut[order["__key"].to_numpy()[room:]] = True
-    result: Bools = new & shut[unit.key]
-    return result
+    return session_step.ingest(logic, rows, state, watermark, room)
 
 
 def open_groups(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> tuple[int, int]:

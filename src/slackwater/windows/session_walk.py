@@ -1,0 +1,339 @@
+"""What a session is, as loops over the intervals of one key after the other, in order of time; compiled.
+
+An interval is a row of this epoch or of the state: its first and last event and how far it reaches (`end`, the last event plus
+its gap). Times are µs, all other numbers positions.
+
+    gap 3, cap 10     0    5    10   15   20
+    intervals         ●●─●●●●●●●●●●●        ●●     in order of (key, start, last)
+    runs              [────────────]        []     each interval begins within what those before it hold
+    pieces            [────────][][]        []     one below the limit, start + cap; at or above it each for itself
+
+A row is looked at a fixed number of times, so no key is slow for having many.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.core.compiled import compiled, inlined
+
+Int64s = NDArray[np.int64]
+Int8s = NDArray[np.int8]
+Bools = NDArray[np.bool_]
+
+NEW, HELD, GONE = 0, 1, 2  # a row of this epoch; an interval that the state holds; one that left it, or a floor
+USED, LATE, REFUSED = 0, 1, 2  # what becomes of a row
+NONE, FAR = -(1 << 62), 1 << 62  # before and after every time
+FEW = 32  # intervals that are sorted by insertion
+
+
+class Times(NamedTuple):
+    """What intervals are judged by. `since`: rows before it are late by themselves. `reach`: the largest gap there is."""
+
+    watermark: int
+    horizon: int
+    since: int
+    reach: int
+    cap: int
+
+
+class Intervals(NamedTuple):
+    """All intervals, in order. `heads`: where each key begins, and at last how many intervals there are."""
+
+    heads: Int64s
+    kind: Int8s
+    start: Int64s
+    last: Int64s
+    end: Int64s
+
+
+class Joined(NamedTuple):
+    """What became of all intervals: `verdict` per interval; per key its `floor`, NONE if it has none, and whether it is `new`.
+
+    Then of those that sessions are made of: `at`, their places; `key`; whether a `run` or a `piece` begins there. `crowded`: from
+    where in these to where there are runs as long as the cap that hold a row behind the watermark.
+    """
+
+    verdict: Int8s
+    floor: Int64s
+    new: Bools
+    at: Int64s
+    key: Int64s
+    run: Bools
+    piece: Bools
+    crowded: Int64s
+
+
+class Pieces(NamedTuple):
+    """What is written of each piece. `first`: its first interval, among those of `at`. `whole`: a session, and not part of a run
+    that may be cut. `told`: the target holds it as it stands.
+    """
+
+    first: Int64s
+    start: Int64s
+    last: Int64s
+    end: Int64s
+    due: Int64s
+    whole: Bools
+    told: Bools
+
+
+@compiled
+def put_in_order(order: Int64s, hashes: Int64s, start: Int64s, last: Int64s) -> None:
+    """Complete an order by hashes alone: intervals of one hash by (start, last), equal ones as they came.
+
+    `hashes` are in that order; `start` and `last` as they came.
+    """
+    spare = np.empty(len(order), np.int64)
+    begin = 0
+    while begin < len(order):
+        stop = begin + 1
+        while stop < len(order) and hashes[stop] == hashes[begin]:
+            stop += 1
+        for few in range(begin, stop, FEW):
+            _insert(order, few, min(few + FEW, stop), start, last)
+        width = FEW
+        while width < stop - begin:
+            for left in range(begin, stop, 2 * width):
+                _merge(order, left, min(left + width, stop), min(left + 2 * width, stop), start, last, spare)
+            width *= 2
+        begin = stop
+
+
+@inlined
+def _insert(order: Int64s, begin: int, stop: int, start: Int64s, last: Int64s) -> None:
+    """Sort a few by insertion."""
+    for i in range(begin + 1, stop):
+        one, to = order[i], i
+        while to > begin and _is_before(one, order[to - 1], start, last):
+            order[to] = order[to - 1]
+            to -= 1
+        order[to] = one
+
+
+@inlined
+def _merge(order: Int64s, begin: int, middle: int, stop: int, start: Int64s, last: Int64s, spare: Int64s) -> None:
+    """Make one of two sorted stretches that stand together."""
+    left, right = begin, middle
+    for to in range(begin, stop):
+        if right == stop or (left < middle and not _is_before(order[right], order[left], start, last)):
+            spare[to] = order[left]
+            left += 1
+        else:
+            spare[to] = order[right]
+            right += 1
+    order[begin:stop] = spare[begin:stop]
+
+
+@inlined
+def _is_before(a: int, b: int, start: Int64s, last: Int64s) -> bool:
+    if start[a] != start[b]:
+        return start[a] < start[b]
+    if last[a] != last[b]:
+        return last[a] < last[b]
+    return a < b
+
+
+@compiled
+def join(given: Intervals, times: Times, shut: Bools) -> Joined:
+    """Judge the rows of all keys and join what is used into runs and pieces. `shut`: new keys that may not open a session."""
+    count, keys = len(given.kind), len(given.heads) - 1
+    verdict = np.zeros(count, np.int8)
+    floor, new = np.empty(keys, np.int64), np.zeros(keys, np.bool_)
+    at, key_of = np.empty(count, np.int64), np.empty(count, np.int64)
+    run, piece = np.empty(count, np.bool_), np.empty(count, np.bool_)
+    crowded = np.empty(count + 2, np.int64)
+    used = crowds = 0
+    for key in range(keys):
+        begin, stop = given.heads[key], given.heads[key + 1]
+        floor[key] = _floor(given, times, begin, stop)
+        upto = _open(given, begin, stop, floor[key], at, used, verdict)
+        upto = _judge(given, times, at, used, upto, run, verdict)
+        new[key] = upto > used and not _has(given.kind, HELD, begin, stop)
+        if new[key] and shut[key]:
+            for j in range(used, upto):
+                verdict[at[j]] = REFUSED
+            upto = used
+        for j in range(used, upto):
+            key_of[j] = key
+        _part(given, times, at, used, upto, run, piece)
+        crowds = _crowds(given, times, at, used, upto, run, crowded, crowds)
+        used = upto
+    return Joined(verdict, floor, new, at[:used], key_of[:used], run[:used], piece[:used], crowded[:crowds])
+
+
+@inlined
+def _has(kinds: Int8s, kind: int, begin: int, stop: int) -> bool:
+    for i in range(begin, stop):
+        if kinds[i] == kind:
+            return True
+    return False
+
+
+@inlined
+def _floor(given: Intervals, times: Times, begin: int, stop: int) -> int:
+    """How far the key's sessions reached that left the state; NONE where nothing that is taken can touch that any more."""
+    floor, first = NONE, FAR
+    for i in range(begin, stop):
+        if given.kind[i] == GONE:
+            floor = max(floor, given.end[i])
+        elif given.kind[i] == HELD:
+            first = min(first, given.start[i])
+    return floor if min(times.horizon, first) <= floor + times.reach else NONE
+
+
+@inlined
+def _open(given: Intervals, begin: int, stop: int, floor: int, at: Int64s, used: int, verdict: Int8s) -> int:
+    """Put the key's open intervals and its rows above the floor behind the others in `at`; up to where they go there."""
+    for i in range(begin, stop):
+        if given.kind[i] == NEW and given.start[i] <= floor:
+            verdict[i] = LATE
+        elif given.kind[i] != GONE:
+            at[used] = i
+            used += 1
+    return used
+
+
+@inlined
+def _judge(given: Intervals, times: Times, at: Int64s, begin: int, stop: int, run: Bools, verdict: Int8s) -> int:
+    """Join a key's intervals into runs and keep what is not late, in place; up to where they go then.
+
+                floor          horizon
+    gone ........│               │
+    row  ●       │  at or below the floor: late
+    row          │ ●   ○─────○   its run holds an open session: used
+    row          │ ●             alone, and ts + gap < horizon: late
+    """
+    kept, head = begin, begin
+    while head < stop:
+        reach, tail = given.end[at[head]], head + 1
+        while tail < stop and given.start[at[tail]] <= reach:
+            reach = max(reach, given.end[at[tail]])
+            tail += 1
+        taken, first_open, begins = False, FAR, True
+        for j in range(head, tail):
+            i = at[j]
+            if given.kind[i] == HELD:
+                first_open = min(first_open, given.start[i])
+            taken = taken or given.kind[i] == HELD or _is_recent(given, times, i)
+        for j in range(head, tail):
+            i = at[j]
+            # what lies before the open session could chain back to one that was closed and forgotten, and overlap it
+            if taken and (given.start[i] >= first_open or _is_recent(given, times, i)):
+                at[kept], run[kept] = i, begins
+                kept, begins = kept + 1, False
+            else:
+                verdict[i] = LATE
+        head = tail
+    return kept
+
+
+@inlined
+def _is_recent(given: Intervals, times: Times, i: int) -> bool:
+    return given.end[i] >= times.horizon and given.start[i] >= times.since
+
+
+@inlined
+def _part(given: Intervals, times: Times, at: Int64s, begin: int, stop: int, run: Bools, piece: Bools) -> None:
+    """Part a key's runs into pieces: what lies below the limit can only end up in one session, what lies above may be cut.
+
+    Intervals whose events overlap are one, and above the limit if they reach across it: sessions that a larger gap joined.
+    """
+    if begin == stop:
+        return
+    limit = min(given.start[at[begin]], times.watermark) + times.cap
+    head = begin
+    while head < stop:
+        last, tail = given.last[at[head]], head + 1
+        while tail < stop and given.start[at[tail]] <= last:
+            last = max(last, given.last[at[tail]])
+            tail += 1
+        for j in range(head, tail):
+            piece[j] = run[j] or (j == head and last >= limit)
+        head = tail
+
+
+@inlined
+def _crowds(
+    given: Intervals, times: Times, at: Int64s, begin: int, stop: int, run: Bools, crowded: Int64s, crowds: int
+) -> int:
+    """Note the runs of a key that span the cap and hold a row behind the watermark; how many notes there are then."""
+    head = begin
+    while head < stop:
+        last, behind, tail = NONE, False, head
+        while tail < stop and (tail == head or not run[tail]):
+            i = at[tail]
+            last = max(last, given.last[i])
+            behind = behind or (given.kind[i] == NEW and given.start[i] < times.watermark)
+            tail += 1
+        if behind and last - given.start[at[head]] >= times.cap:
+            crowded[crowds], crowded[crowds + 1] = head, tail
+            crowds += 2
+        head = tail
+    return crowds
+
+
+@compiled
+def of_keys(given: Intervals, at: Int64s, key: Int64s) -> tuple[Bools, Bools, Int64s]:
+    """Per key: whether a row of it is used, whether it has a session, and how many intervals the state held of it."""
+    keys = len(given.heads) - 1
+    touched, has_open = np.zeros(keys, np.bool_), np.zeros(keys, np.bool_)
+    held = np.zeros(keys, np.int64)
+    for j in range(len(at)):
+        has_open[key[j]] = True
+        if given.kind[at[j]] == NEW:
+            touched[key[j]] = True
+        else:
+            held[key[j]] += 1
+    return touched, has_open, held
+
+
+@compiled
+def pieces(given: Intervals, times: Times, at: Int64s, run: Bools, piece: Bools, told: Bools) -> Pieces:
+    """The pieces of all runs. `told`: whether the target holds an interval as it stands.
+
+    A run of one piece is a whole session, which closes by the watermark alone; one that it has passed already (a late row's)
+    is none: it is visited and comes out. What may be cut is due when the first cut can be made, or its first part closes.
+    """
+    count = 0
+    for begins in piece:
+        count += begins
+    found = Pieces(
+        np.empty(count, np.int64),
+        np.empty(count, np.int64),
+        np.empty(count, np.int64),
+        np.empty(count, np.int64),
+        np.empty(count, np.int64),
+        np.empty(count, np.bool_),
+        np.empty(count, np.bool_),
+    )
+    n = head = 0
+    for begin in range(len(at)):
+        if not piece[begin]:
+            continue
+        last, end, as_it_stands, stop = NONE, NONE, True, begin
+        while stop < len(at) and (stop == begin or not piece[stop]):
+            i = at[stop]
+            last, end, as_it_stands = max(last, given.last[i]), max(end, given.end[i]), as_it_stands and told[stop]
+            stop += 1
+        found.first[n], found.start[n] = begin, given.start[at[begin]]
+        found.last[n], found.end[n], found.told[n] = last, end, as_it_stands
+        n += 1
+        if stop == len(at) or run[stop]:
+            _settle(found, times, head, n)
+            head = n
+    return found
+
+
+@inlined
+def _settle(found: Pieces, times: Times, head: int, stop: int) -> None:
+    """Say of the pieces of one run when they are due."""
+    close = found.end[head] + 1
+    for n in range(head, stop):
+        close = min(close, found.end[n] + 1)
+        found.whole[n] = stop - head == 1 and (found.end[n] >= times.watermark or found.told[n])
+    for n in range(head, stop):
+        found.due[n] = close if found.whole[n] else min(found.start[head] + times.cap, close)
