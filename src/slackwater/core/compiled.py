@@ -7,7 +7,7 @@ neither `import slackwater` nor `slackwater check` runs a loop.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from numba import njit
 
@@ -21,11 +21,11 @@ def compiled(function: F) -> F:
     A constant from another module is compiled in, and a change to it would not be noticed: such a loop takes it as an argument.
     """
     try:
-        return njit(cache=True)(function)
+        return cast(F, njit(cache=True)(function))
     except RuntimeError:  # Numba found no directory to keep it in
-        return njit(function)
+        return cast(F, njit(function))
 
 
 def inlined(function: F) -> F:
     """Part of a compiled function, in whose place it is put: a call would count references to every array that it is given."""
-    return njit(inline="always")(function)
+    return cast(F, njit(inline="always")(function))

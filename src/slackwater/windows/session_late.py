@@ -27,7 +27,7 @@ def place_late_rows(given: Intervals, times: Times, joined: Joined) -> Joined:
     for begin, stop in joined.crowded.reshape(-1, 2):
         at = joined.at[begin:stop]
         start = given.start[at]
-        label = np.cumsum(joined.piece[begin:stop])
+        label = np.cumsum(joined.piece[begin:stop], dtype=np.int64)
         behind = (given.kind[at] == NEW) & (start < times.watermark)
         _place(start, given.last[at], given.end[at], behind, times.cap, label)
         joined.verdict[at[label == _LATE]] = LATE

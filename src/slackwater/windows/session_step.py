@@ -48,7 +48,7 @@ def ingest(
         has_open &= touched
     found = walk.pieces(both.given, times, at, run, piece, both.told(logic, at, key, piece))
     late = both.late(logic, np.flatnonzero(joined.verdict == walk.LATE))
-    refused = np.count_nonzero(joined.verdict == walk.REFUSED)
+    refused = int(np.count_nonzero(joined.verdict == walk.REFUSED))
     return Ingested(
         state=_by_hash(
             _pieces(logic, both, at, found), _floors(logic, both, np.where(touched, joined.floor, walk.NONE))
@@ -59,7 +59,7 @@ def ingest(
             late_idle=int(late["__idle"].sum()) if "__idle" in late.columns else 0,
             late_windows=late.height,
             refused=refused,
-            groups=np.count_nonzero(has_open & joined.new),
+            groups=int(np.count_nonzero(has_open & joined.new)),
             windows=len(found.first) - int(held[has_open].sum()),
         ),
         late=late,
