@@ -424,7 +424,8 @@ class _Run:
 
     def _warm(self, shards: int) -> None:
         try:
-            warm_up(self.session, shards)
+            windows = (stage.transform.window for stage in self.pipeline.alone.values())
+            warm_up(self.session, shards, loops=any(w is not None and w.kind == "session" for w in windows))
         except Exception as error:
             log.debug("warming up the workers failed: %s", error)
 

@@ -81,6 +81,16 @@ class Pieces(NamedTuple):
     told: Bools
 
 
+def warm() -> None:
+    """Compile the loops for the types that they are given, or load what was compiled before."""
+    none, kinds, bools = np.empty(0, np.int64), np.empty(0, np.int8), np.empty(0, np.bool_)
+    given, times = Intervals(np.zeros(1, np.int64), kinds, none, none, none), Times(0, 0, 0, 0, 0)
+    put_in_order(none, none, none, none)
+    join(given, times, bools)
+    of_keys(given, none, none)
+    pieces(given, times, none, bools, bools, bools)
+
+
 @compiled
 def put_in_order(order: Int64s, hashes: Int64s, start: Int64s, last: Int64s) -> None:
     """Complete an order by hashes alone: intervals of one hash by (start, last), equal ones as they came.
@@ -167,10 +177,10 @@ def join(given: Intervals, times: Times, shut: Bools) -> Joined:
 
 @inlined
 def _has(kinds: Int8s, kind: int, begin: int, stop: int) -> bool:
+    found = False
     for i in range(begin, stop):
-        if kinds[i] == kind:
-            return True
-    return False
+        found = found or kinds[i] == kind
+    return found
 
 
 @inlined
