@@ -123,9 +123,9 @@ class SessionLogic(Logic):
         """Without the sessions that are gone and the floors that no longer make any row late."""
         if state.is_empty():
             return state
-        unit, horizon = Unit.of(self, state), self.horizon(watermark)
-        needed = unit.floors(self.reach_us, horizon)[unit.key] != NO_WATERMARK
-        return unit.frame.filter(pl.Series(~unit.is_gone(horizon) | needed)).sort("__h", maintain_order=True)
+        from slackwater.windows import session_step  # its loops are compiled
+
+        return session_step.forget(self, state, watermark)
 
 
 @dataclass(frozen=True)

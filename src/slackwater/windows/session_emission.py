@@ -31,7 +31,7 @@ from slackwater.windows.intervals import (
 )
 from slackwater.windows.logic import DEAD, FAR, LOOSE, LOOSE_TOLD, OPEN, SETTLED, TOLD, Emitted, Int64s
 from slackwater.windows.session_cuts import session_heads
-from slackwater.windows.sessions import floor_rows, pieces, state_of
+from slackwater.windows.sessions import floor_rows, state_of
 
 
 def emit(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, telling: bool = False) -> Emitted:
@@ -192,9 +192,7 @@ def _remaining(
     floors = np.where((horizon <= floors + reach) | (first <= floors + reach), floors, NO_WATERMARK)
     state = logic.empty_state()
     if len(rest.key):
-        limit = np.minimum(first, watermark)[rest.key] + logic.cap_us
-        run, before = runs_of(logic, rest)
-        state = state_of(logic, rest, run, pieces(logic, rest, before, run, limit), floors, watermark)
+        state = state_of(logic, rest, floors, watermark)
     bare = first == FAR
     alone = np.flatnonzero(bare & (floors != NO_WATERMARK))
     gone = np.flatnonzero(bare & (floors == NO_WATERMARK))

@@ -8,6 +8,7 @@ new rows ───┘  (key, time)           ├─ floors ───────
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,7 +34,7 @@ def ingest(
     `watermark` is the one the previous epoch committed. `room`: how many keys may still open a session in this shard
     (`drop_new_groups`); None for no bound.
     """
-    times = walk.Times(watermark, logic.horizon(watermark), logic.rows_from_us, logic.reach_us, logic.cap_us)
+    times = _times(logic, watermark)
     both = Both.of(logic, rows, acknowledged(logic, state, watermark), times.horizon)
     joined = walk.join(both.given, times, np.zeros(both.keys, dtype=bool))
     if room is not None and np.count_nonzero(joined.new) > room:
@@ -47,12 +48,14 @@ def ingest(
         at, key, run, piece = at[kept], key[kept], run[kept], piece[kept]
         has_open &= touched
     found = walk.pieces(both.given, times, at, run, piece, both.told(logic, at, key, piece))
+    parts = [*logic.revisions, *logic.accumulators]
+    given = pl.concat([both.state.select(parts), logic.unrevised(both.rows).select(parts)], rechunk=True)
+    first = at[found.first]
+    pieces = _rows(logic, found, given[both.order[at]], both.named(first), both.hashes[first])
     late = both.late(logic, np.flatnonzero(joined.verdict == walk.LATE))
     refused = int(np.count_nonzero(joined.verdict == walk.REFUSED))
     return Ingested(
-        state=_by_hash(
-            _pieces(logic, both, at, found), _floors(logic, both, np.where(touched, joined.floor, walk.NONE))
-        ),
+        state=_by_hash(pieces, _floors(logic, both, np.where(touched, joined.floor, walk.NONE))),
         counts=Counts(
             used=rows.height - late.height - refused,
             late=late.height,
@@ -65,6 +68,19 @@ def ingest(
         late=late,
         new_groups={},
     )
+
+
+def forget(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """State rows in the order of a segment, without the sessions that are gone and the floors that no longer make any row late."""
+    times = _times(logic, watermark)
+    nothing = state.clear().rename({"__start": "__ts"})
+    both = Both.of(logic, nothing, state, times.horizon)
+    needed = walk.needed(both.given, times)
+    return state[both.order if needed.all() else both.order[needed]]
+
+
+def _times(logic: SessionLogic, watermark: int) -> walk.Times:
+    return walk.Times(watermark, logic.horizon(watermark), logic.rows_from_us, logic.reach_us, logic.cap_us)
 
 
 @dataclass(frozen=True)
@@ -139,6 +155,19 @@ class Both:
         return logic.unrevised(rows).with_columns(**hidden).select(*logic.state_schema, *extra)
 
 
+def rows_of(logic: SessionLogic, unit: Unit, watermark: int) -> pl.DataFrame:
+    """State rows of intervals that are all open or retained, of a unit that is not empty."""
+    count, times = len(unit.key), _times(logic, watermark)
+    keys = np.append(heads(unit.key), count)
+    start, last, end = (np.array(column) for column in (unit.start, unit.last, unit.end))  # loops take what can be written
+    given = walk.Intervals(keys, np.full(count, walk.HELD, dtype=np.int8), start, last, end)
+    joined = walk.join(given, times, np.zeros(len(keys) - 1, dtype=bool))
+    found = walk.pieces(given, times, joined.at, joined.run, joined.piece, unit.told)
+    parts = unit.frame.select(*logic.revisions, *logic.accumulators)
+    first = unit.frame.select("__kh", *logic.key_names)[found.first]
+    return _rows(logic, found, parts, [first[k] for k in logic.key_names], first["__kh"].to_numpy())
+
+
 def _shut(logic: SessionLogic, both: Both, joined: walk.Joined, room: int) -> Bools:
     """New keys beyond `room`, which are admitted in order of (first event time, key)."""
     at = joined.at[heads(joined.key)]
@@ -151,17 +180,15 @@ def _shut(logic: SessionLogic, both: Both, joined: walk.Joined, room: int) -> Bo
     return shut
 
 
-def _pieces(logic: SessionLogic, both: Both, at: Int64s, found: walk.Pieces) -> pl.DataFrame:
-    """State rows of the pieces that these intervals make."""
-    index = both.order[at]
-    parts = [*logic.revisions, *logic.accumulators]
-    given = pl.concat([both.state.select(parts), logic.unrevised(both.rows).select(parts)], rechunk=True)[index]
-    merged = logic.merge_runs(given, found.first, both.named(at[found.first]))
-    hashes = pl.Series(both.hashes[at[found.first]])
+def _rows(
+    logic: SessionLogic, found: walk.Pieces, parts: pl.DataFrame, keys: Sequence[pl.Series], hashes: Int64s
+) -> pl.DataFrame:
+    """State rows of pieces. `parts`: the accumulators of their intervals, in order; `keys`, `hashes`: of each piece."""
+    merged = logic.merge_runs(parts, found.first, keys)
     kind = np.where(found.told, np.where(found.whole, TOLD, LOOSE_TOLD), np.where(found.whole, SETTLED, LOOSE))
     hidden = {
-        "__h": hashes,
-        "__kh": hashes,
+        "__h": pl.Series(hashes),
+        "__kh": pl.Series(hashes),
         "__kind": pl.Series(kind, dtype=pl.Int8),
         "__start": pl.Series(found.start),
         "__last": pl.Series(found.last),

@@ -87,6 +87,7 @@ def warm() -> None:
     given, times = Intervals(np.zeros(1, np.int64), kinds, none, none, none), Times(0, 0, 0, 0, 0)
     put_in_order(none, none, none, none)
     join(given, times, bools)
+    needed(given, times)
     of_keys(given, none, none)
     pieces(given, times, none, bools, bools, bools)
 
@@ -173,6 +174,18 @@ def join(given: Intervals, times: Times, shut: Bools) -> Joined:
         crowds = _crowds(given, times, at, used, upto, run, crowded, crowds)
         used = upto
     return Joined(verdict, floor, new, at[:used], key_of[:used], run[:used], piece[:used], crowded[:crowds])
+
+
+@compiled
+def needed(given: Intervals, times: Times) -> Bools:
+    """Which intervals are open, or of a key whose floor counts."""
+    kept = np.empty(len(given.kind), np.bool_)
+    for key in range(len(given.heads) - 1):
+        begin, stop = given.heads[key], given.heads[key + 1]
+        counts = _floor(given, times, begin, stop) != NONE
+        for i in range(begin, stop):
+            kept[i] = counts or given.kind[i] != GONE
+    return kept
 
 
 @inlined

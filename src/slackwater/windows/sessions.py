@@ -21,64 +21,18 @@ a write. Here rows come in; `session_emission` takes sessions out.
 
 from __future__ import annotations
 
-import numpy as np
 import polars as pl
 
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.intervals import (
-    SessionLogic,
-    Unit,
-    first_of_each,
-)
+from slackwater.windows.intervals import SessionLogic, Unit, first_of_each
 from slackwater.windows.logic import FLOOR, LOOSE, LOOSE_TOLD, SETTLED, TOLD, Ingested, Int64s
 
 
-def pieces(logic: SessionLogic, unit: Unit, reach: Int64s, run: Int64s, limit: Int64s) -> Int64s:
-    """Number the pieces: per run one piece below `limit`, above it one per interval (overlapping ones together).
+def state_of(logic: SessionLogic, unit: Unit, floors: Int64s, watermark: int) -> pl.DataFrame:
+    """The new state rows of all keys in `unit` (its open and retained intervals), with the floors of those keys."""
+    from slackwater.windows import session_step  # its loops are compiled
 
-    An interval that reaches across the limit is one of those above: sessions that a larger gap brought together.
-    """
-    alone = unit.start > reach
-    heads = np.flatnonzero(alone)
-    furthest = np.maximum.reduceat(unit.last, heads)[np.cumsum(alone) - 1]  # of those that overlap
-    new = np.diff(run, prepend=-1) != 0
-    new |= (furthest >= limit) & alone
-    return np.cumsum(new) - 1
-
-
-def state_of(
-    logic: SessionLogic, unit: Unit, run: Int64s, piece: Int64s, floors: Int64s, watermark: int
-) -> pl.DataFrame:
-    """The new state rows of all keys in `unit` (its open and retained intervals), with the floors of those keys.
-
-    A session that the watermark has passed already (a late row's) stays LOOSE: it is visited and comes out.
-    """
-    frame = unit.frame
-    heads, run_heads = first_of_each(piece), first_of_each(run)
-    start = unit.start[heads]
-    last, end = np.maximum.reduceat(unit.last, heads), np.maximum.reduceat(unit.end, heads)
-    piece_run = run[heads]
-    run_start = unit.start[run_heads][piece_run]
-    first_end = np.minimum.reduceat(end, np.flatnonzero(np.diff(piece_run, prepend=-1))) + 1
-    pieces_of_run = np.bincount(piece_run, minlength=len(run_heads))
-    close = end + 1
-    told = np.logical_and.reduceat(unit.told, heads)
-    alone = (pieces_of_run[piece_run] == 1) & ((close > watermark) | told)
-    due = np.where(alone, close, np.minimum(run_start + logic.cap_us, first_end[piece_run]))
-    kind = np.where(told, np.where(alone, TOLD, LOOSE_TOLD), np.where(alone, SETTLED, LOOSE))
-    merged = logic.merge_groups(
-        frame.select("__h", "__kh", *logic.revisions, *logic.key_names, *logic.accumulators),
-        piece,
-        [pl.col("__h").first(), pl.col("__kh").first()],
-    )
-    rows = merged.with_columns(
-        pl.Series("__kind", kind, dtype=pl.Int8),
-        pl.Series("__start", start),
-        pl.Series("__last", last),
-        pl.Series("__due", due),
-        *([pl.Series("__end", end)] if logic.dynamic else []),
-    ).select(logic.state_schema.keys())
-    return pl.concat([rows, floor_rows(logic, frame, unit.key, floors)])
+    return pl.concat([session_step.rows_of(logic, unit, watermark), floor_rows(logic, unit.frame, unit.key, floors)])
 
 
 def floor_rows(logic: SessionLogic, frame: pl.DataFrame, key: Int64s, floors: Int64s) -> pl.DataFrame:
@@ -103,8 +57,8 @@ def floor_rows(logic: SessionLogic, frame: pl.DataFrame, key: Int64s, floors: In
 def ingest(
     logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None
 ) -> Ingested:
-    """`session_step.ingest`, whose loops are compiled: imported by whoever has rows."""
-    from slackwater.windows import session_step
+    """Fold lifted rows into the touched units: see `session_step.ingest`."""
+    from slackwater.windows import session_step  # its loops are compiled
 
     return session_step.ingest(logic, rows, state, watermark, room)
 
