@@ -154,7 +154,10 @@ def same(seed: int, epoch: int, found: Ingested, expected: Ingested) -> None:
     where = f"seed {seed}, epoch {epoch}"
     assert found.counts == expected.counts, f"{where}: {found.counts}, expected {expected.counts}"
     for name in ("state", "late"):
-        got, wanted = in_one_order(getattr(found, name)), in_one_order(getattr(expected, name))
+        got, wanted = getattr(found, name), getattr(expected, name)
+        if got.equals(wanted):
+            continue
+        got, wanted = in_one_order(got), in_one_order(wanted)
         assert got.schema == wanted.schema, f"{where}: {name}: {got.schema}, expected {wanted.schema}"
         assert got.equals(wanted), f"{where}: {name}:\n{got.to_dicts()}\nexpected\n{wanted.to_dicts()}"
 
@@ -166,7 +169,7 @@ def checked(seed: int) -> tuple[int, int, int, int]:
     logic = planned(rng)
     hashes, room, extra = rng.choice([0, 0, 2, 1]), rng.choice([None] * 8 + [0, 1, 3]), rng.random() < 0.3
     state, watermark, now = logic.empty_state(), NEVER, rng.randint(-50, 20)
-    epochs = rng.randint(1, 5)
+    epochs = rng.choice([1, 2, 2, 3, 5])
     rows_in = late = refused = 0
     for epoch in range(epochs):
         rows = drawn(rng, logic, now, hashes, extra)
