@@ -326,8 +326,10 @@ class Logic(ABC):
             agg.check_bound(merged, self.pipeline)
         return merged
 
-    def merge_runs(self, parts: pl.DataFrame, heads: Int64s, keys: Sequence[pl.Series]) -> pl.DataFrame:
-        """Merge rows of accumulators (and revisions) that stand together; `heads`: where each group begins; `keys`: of each.
+    def merge_runs(self, parts: pl.DataFrame, heads: Int64s, carried: Sequence[pl.Series]) -> pl.DataFrame:
+        """Merge rows of accumulators (and revisions) that stand together; `heads`: where each group begins.
+
+        `carried`: of each group, its keys at least.
 
         A group of one row is as it was. Raises as `merge_groups`.
         """
@@ -351,7 +353,7 @@ class Logic(ABC):
             merged = merged.with_columns(**columns)
             for agg in self.aggs:
                 merged = agg.settle(merged)
-        merged = merged.with_columns(*keys)
+        merged = merged.with_columns(*carried)
         for agg in self.aggs:
             agg.check_bound(merged, self.pipeline)
         return merged

@@ -58,6 +58,19 @@ def order_by_key(hashes: Int64s, keys: pl.DataFrame, start: Int64s, last: Int64s
     return order, ordered, np.flatnonzero(changed)
 
 
+def order_by_unit(hashes: Int64s, groups: pl.DataFrame) -> tuple[Int64s, Int64s]:
+    """The order of rows by (hash, group), equal ones as they came, and where each group begins in it."""
+    order = np.argsort(hashes, kind="stable")
+    changed = np.ones(len(order), dtype=bool)
+    changed[1:] = hashes[order[1:]] != hashes[order[:-1]]
+    differs = _differs(groups, order)
+    if bool((differs & ~changed).any()):
+        frame = groups.with_columns(__h=pl.Series(hashes)).with_columns(__at=pl.int_range(pl.len()))
+        order = frame.sort(["__h", *groups.columns], maintain_order=True)["__at"].to_numpy()
+        changed |= _differs(groups, order)
+    return order, np.flatnonzero(changed)
+
+
 def _differs(keys: pl.DataFrame, order: Int64s) -> NDArray[np.bool_]:
     """Whether each key is another than the one before it, in this order."""
     if not keys.width:
