@@ -15,15 +15,15 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def compiled(function: F) -> F:
-    """The function as machine code, from its first call on; what was compiled is kept for other processes.
+    """The function as machine code, from its first call on, beside which other threads run; it is kept for other processes.
 
     It is kept beside the source, else in the user's cache directory. Where neither can be written each process compiles anew.
     A constant from another module is compiled in, and a change to it would not be noticed: such a loop takes it as an argument.
     """
     try:
-        return cast(F, njit(cache=True)(function))
+        return cast(F, njit(cache=True, nogil=True)(function))
     except RuntimeError:  # Numba found no directory to keep it in
-        return cast(F, njit(function))
+        return cast(F, njit(nogil=True)(function))
 
 
 def inlined(function: F) -> F:

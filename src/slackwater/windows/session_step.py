@@ -159,9 +159,8 @@ def rows_of(logic: SessionLogic, unit: Unit, watermark: int) -> pl.DataFrame:
     """State rows of intervals that are all open or retained, of a unit that is not empty."""
     count, times = len(unit.key), _times(logic, watermark)
     keys = np.append(heads(unit.key), count)
-    start, last, end = (
-        np.array(column) for column in (unit.start, unit.last, unit.end)
-    )  # loops take what can be written
+    # loops take arrays that can be written
+    start, last, end = (np.array(column) for column in (unit.start, unit.last, unit.end))
     given = walk.Intervals(keys, np.full(count, walk.HELD, dtype=np.int8), start, last, end)
     joined = walk.join(given, times, np.zeros(len(keys) - 1, dtype=bool))
     found = walk.pieces(given, times, joined.at, joined.run, joined.piece, unit.told)
