@@ -25,11 +25,10 @@ import polars as pl
 from slackwater.core.dispatch import unregistered
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import panes
-from slackwater.windows.arrangement import arranged
+from slackwater.windows.arrangement import arranged, session_heads
 from slackwater.windows.intervals import Bools, SessionLogic, Unit, acknowledged, chosen, first_of_each, runs_of
 from slackwater.windows.logic import LOOSE, LOOSE_TOLD, SETTLED, TOLD, Int64s, Logic
 from slackwater.windows.panes import PaneLogic
-from slackwater.windows.session_cuts import session_heads
 from slackwater.windows.sessions import floor_rows, state_of
 
 

@@ -44,7 +44,7 @@ def order_by_key(hashes: Int64s, keys: pl.DataFrame, start: Int64s, last: Int64s
 
     order = np.argsort(hashes)
     ordered = hashes[order]
-    put_in_order(order, ordered, start, last)
+    put_in_order(order, ordered, np.require(start, requirements="W"), np.require(last, requirements="W"))
     changed = np.ones(len(order) + 1, dtype=bool)
     np.not_equal(ordered[1:], ordered[:-1], out=changed[1:-1])
     differs = _differs(keys, order)

@@ -18,7 +18,7 @@ import polars as pl
 
 from slackwater.core.arrays import distinct, member
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.arrangement import arranged
+from slackwater.windows.arrangement import arranged, session_heads
 from slackwater.windows.intervals import (
     Bools,
     SessionLogic,
@@ -30,7 +30,6 @@ from slackwater.windows.intervals import (
     runs_of,
 )
 from slackwater.windows.logic import DEAD, FAR, LOOSE, LOOSE_TOLD, OPEN, SETTLED, TOLD, Emitted, Int64s
-from slackwater.windows.session_cuts import session_heads
 from slackwater.windows.sessions import floor_rows, state_of
 
 

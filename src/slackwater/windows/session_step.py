@@ -20,10 +20,9 @@ from slackwater.core.arrays import distinct, heads, member
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import session_walk as walk
 from slackwater.windows.arrangement import as_told
-from slackwater.windows.intervals import Bools, SessionLogic, Unit, acknowledged
+from slackwater.windows.intervals import Bools, SessionLogic, Unit, acknowledged, is_gone
 from slackwater.windows.logic import FLOOR, LOOSE, LOOSE_TOLD, ROW, SETTLED, TOLD, Counts, Ingested, Int64s
 from slackwater.windows.order import order_by_key
-from slackwater.windows.session_late import place_late_rows
 
 
 def ingest(
@@ -34,12 +33,11 @@ def ingest(
     `watermark` is the one the previous epoch committed. `room`: how many keys may still open a session in this shard
     (`drop_new_groups`); None for no bound.
     """
-    times = _times(logic, watermark)
+    times = logic.times(watermark)
     both = Both.of(logic, rows, acknowledged(logic, state, watermark), times.horizon)
     joined = walk.join(both.given, times, np.zeros(both.keys, dtype=bool))
     if room is not None and np.count_nonzero(joined.new) > room:
         joined = walk.join(both.given, times, _shut(logic, both, joined, room))
-    joined = place_late_rows(both.given, times, joined)
     at, key, run, piece = joined.at, joined.key, joined.run, joined.piece
     touched, has_open, held = walk.of_keys(both.given, at, key)
     touched = both.sharing(touched)
@@ -70,19 +68,6 @@ def ingest(
     )
 
 
-def forget(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """State rows in the order of a segment, without the sessions that are gone and the floors that no longer make any row late."""
-    times = _times(logic, watermark)
-    nothing = state.clear().rename({"__start": "__ts"})
-    both = Both.of(logic, nothing, state, times.horizon)
-    needed = walk.needed(both.given, times)
-    return state[both.order if needed.all() else both.order[needed]]
-
-
-def _times(logic: SessionLogic, watermark: int) -> walk.Times:
-    return walk.Times(watermark, logic.horizon(watermark), logic.rows_from_us, logic.reach_us, logic.cap_us)
-
-
 @dataclass(frozen=True)
 class Both:
     """State rows of the touched units and new rows as the walk sees them. `order`: which row of both is where, the state's first."""
@@ -102,8 +87,7 @@ class Both:
         start, last = column("__start", "__ts"), column("__last", "__ts")
         end = column("__end", "__end") if logic.dynamic else last + logic.gap_us
         seen = np.full(len(start), walk.NEW, dtype=np.int8)
-        kind, due = state["__kind"].to_numpy(), state["__due"].to_numpy()
-        gone = (kind == FLOOR) | (((kind == SETTLED) | (kind == TOLD)) & (due <= horizon))
+        gone = is_gone(state["__kind"].to_numpy(), state["__due"].to_numpy(), horizon)
         seen[: state.height] = np.where(gone, walk.GONE, walk.HELD)
         names = pl.concat([state.select(logic.key_names), rows.select(logic.key_names)], rechunk=True)
         order, hashes, first = order_by_key(column("__kh", "__kh"), names, start, last)
@@ -157,7 +141,7 @@ class Both:
 
 def rows_of(logic: SessionLogic, unit: Unit, watermark: int) -> pl.DataFrame:
     """State rows of intervals that are all open or retained, of a unit that is not empty."""
-    count, times = len(unit.key), _times(logic, watermark)
+    count, times = len(unit.key), logic.times(watermark)
     keys = np.append(heads(unit.key), count)
     # loops take arrays that can be written
     start, last, end = (np.array(column) for column in (unit.start, unit.last, unit.end))

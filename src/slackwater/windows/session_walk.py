@@ -26,6 +26,7 @@ Bools = NDArray[np.bool_]
 
 NEW, HELD, GONE = 0, 1, 2  # a row of this epoch; an interval that the state holds; one that left it, or a floor
 USED, LATE, REFUSED = 0, 1, 2  # what becomes of a row
+NOWHERE, BY_PIECES = -1, 0  # of the sessions that rows behind the watermark are put into
 NONE, FAR = -(1 << 62), 1 << 62  # before and after every time
 FEW = 32  # intervals that are sorted by insertion
 
@@ -53,8 +54,7 @@ class Intervals(NamedTuple):
 class Joined(NamedTuple):
     """What became of all intervals: `verdict` per interval; per key its `floor`, NONE if it has none, and whether it is `new`.
 
-    Then of those that sessions are made of: `at`, their places; `key`; whether a `run` or a `piece` begins there. `crowded`: from
-    where in these to where there are runs as long as the cap that hold a row behind the watermark.
+    Then of those that sessions are made of: `at`, their places; `key`; whether a `run` or a `piece` begins there.
     """
 
     verdict: Int8s
@@ -64,7 +64,6 @@ class Joined(NamedTuple):
     key: Int64s
     run: Bools
     piece: Bools
-    crowded: Int64s
 
 
 class Pieces(NamedTuple):
@@ -89,6 +88,7 @@ def warm() -> None:
     join(given, times, bools)
     needed(given, times)
     of_keys(given, none, none)
+    cut(none, none, none, none, 0)
     pieces(given, times, none, bools, bools, bools)
 
 
@@ -104,14 +104,19 @@ def put_in_order(order: Int64s, hashes: Int64s, start: Int64s, last: Int64s) -> 
         stop = begin + 1
         while stop < len(order) and hashes[stop] == hashes[begin]:
             stop += 1
-        for few in range(begin, stop, FEW):
-            _insert(order, few, min(few + FEW, stop), start, last)
-        width = FEW
-        while width < stop - begin:
-            for left in range(begin, stop, 2 * width):
-                _merge(order, left, min(left + width, stop), min(left + 2 * width, stop), start, last, spare)
-            width *= 2
+        _sort(order, begin, stop, start, last, spare)
         begin = stop
+
+
+@inlined
+def _sort(order: Int64s, begin: int, stop: int, start: Int64s, last: Int64s, spare: Int64s) -> None:
+    for few in range(begin, stop, FEW):
+        _insert(order, few, min(few + FEW, stop), start, last)
+    width = FEW
+    while width < stop - begin:
+        for left in range(begin, stop, 2 * width):
+            _merge(order, left, min(left + width, stop), min(left + 2 * width, stop), start, last, spare)
+        width *= 2
 
 
 @inlined
@@ -156,8 +161,7 @@ def join(given: Intervals, times: Times, shut: Bools) -> Joined:
     floor, new = np.empty(keys, np.int64), np.zeros(keys, np.bool_)
     at, key_of = np.empty(count, np.int64), np.empty(count, np.int64)
     run, piece = np.empty(count, np.bool_), np.empty(count, np.bool_)
-    crowded = np.empty(count + 2, np.int64)
-    used = crowds = 0
+    used = 0
     for key in range(keys):
         begin, stop = given.heads[key], given.heads[key + 1]
         floor[key] = _floor(given, times, begin, stop)
@@ -168,12 +172,12 @@ def join(given: Intervals, times: Times, shut: Bools) -> Joined:
             for j in range(used, upto):
                 verdict[at[j]] = REFUSED
             upto = used
+        _part(given, times, at, used, upto, run, piece)
+        upto = _place(given, times, at, used, upto, run, piece, verdict)
         for j in range(used, upto):
             key_of[j] = key
-        _part(given, times, at, used, upto, run, piece)
-        crowds = _crowds(given, times, at, used, upto, run, crowded, crowds)
         used = upto
-    return Joined(verdict, floor, new, at[:used], key_of[:used], run[:used], piece[:used], crowded[:crowds])
+    return Joined(verdict, floor, new, at[:used], key_of[:used], run[:used], piece[:used])
 
 
 @compiled
@@ -280,23 +284,133 @@ def _part(given: Intervals, times: Times, at: Int64s, begin: int, stop: int, run
 
 
 @inlined
-def _crowds(
-    given: Intervals, times: Times, at: Int64s, begin: int, stop: int, run: Bools, crowded: Int64s, crowds: int
+def _is_behind(given: Intervals, times: Times, i: int) -> bool:
+    return given.kind[i] == NEW and given.start[i] < times.watermark
+
+
+@inlined
+def _place(
+    given: Intervals, times: Times, at: Int64s, begin: int, stop: int, run: Bools, piece: Bools, verdict: Int8s
 ) -> int:
-    """Note the runs of a key that span the cap and hold a row behind the watermark; how many notes there are then."""
-    head = begin
+    """Rows behind the watermark never move a cut: in a run that reaches the cap each is placed by itself, or late.
+
+    Keeps what is not late, in place; up to where that goes then.
+    """
+    kept = head = begin
     while head < stop:
         last, behind, tail = NONE, False, head
         while tail < stop and (tail == head or not run[tail]):
-            i = at[tail]
-            last = max(last, given.last[i])
-            behind = behind or (given.kind[i] == NEW and given.start[i] < times.watermark)
+            last, behind = max(last, given.last[at[tail]]), behind or _is_behind(given, times, at[tail])
             tail += 1
         if behind and last - given.start[at[head]] >= times.cap:
-            crowded[crowds], crowded[crowds + 1] = head, tail
-            crowds += 2
+            session = place_rows(given, times, at[head:tail])
+            former, label, begins = NONE, 0, True
+            for j in range(head, tail):
+                i, mine = at[j], session[j - head]
+                label += piece[j]
+                if mine == NOWHERE:
+                    verdict[i] = LATE
+                else:
+                    name = label if mine == BY_PIECES else -mine
+                    at[kept], run[kept], piece[kept] = i, begins, begins or name != former
+                    former, begins, kept = name, False, kept + 1
+        else:
+            for j in range(head, tail):
+                at[kept], run[kept], piece[kept] = at[j], run[j], piece[j]
+                kept += 1
         head = tail
-    return crowds
+    return kept
+
+
+@compiled
+def place_rows(given: Intervals, times: Times, at: Int64s) -> Int64s:
+    """Put the rows behind the watermark into the sessions of their run, one by one.
+
+    Where joining the sessions on both sides would reach the cap a row joins the earlier one; where joining even one would,
+    it is late. The session that it joins stays whole from then on, and so does the next one if the row touches it.
+
+        gap 20, cap 22    0        10         21   30
+        sessions          [)20                [────)50     21 − 0 < 22, and yet no session: they do not touch
+        a row behind               ● joins the earlier     else 21 would follow it, and 30 be cut off
+
+    Per interval: NOWHERE for a late row; BY_PIECES where its session may still be parted; else which one it is in, from 1.
+    """
+    count = len(at)
+    first, last, end = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
+    whole, into = np.zeros(count + 1, np.bool_), np.arange(count + 1)
+    session, line = np.zeros(count, np.int64), np.empty(count, np.int64)
+    rows, spare = np.empty(count, np.int64), np.empty(count, np.int64)
+    made = sessions = behind = 0
+    j = 0
+    while j < count:
+        if _is_behind(given, times, at[j]):
+            rows[behind] = j
+            behind += 1
+            j += 1
+            continue
+        # intervals whose events overlap are one
+        starts, ends, upto, tail = given.start[at[j]], given.end[at[j]], given.last[at[j]], j
+        while tail < count and (_is_behind(given, times, at[tail]) or given.start[at[tail]] <= upto):
+            if _is_behind(given, times, at[tail]):
+                rows[behind] = tail
+                behind += 1
+            else:
+                upto, ends = max(upto, given.last[at[tail]]), max(ends, given.end[at[tail]])
+                session[tail] = made + 1
+            tail += 1
+        if made and starts <= end[made] and upto - first[made] < times.cap:
+            for k in range(j, tail):
+                session[k] = min(session[k], made)
+            last[made], end[made] = max(last[made], upto), max(end[made], ends)
+        else:
+            made += 1
+            first[made], last[made], end[made] = starts, upto, ends
+            line[sessions] = made
+            sessions += 1
+        j = tail
+    times_of, reach_of = given.start[at], given.end[at]
+    _sort(rows, 0, behind, times_of, reach_of, spare)
+    for n in range(behind):
+        ts, reach = times_of[rows[n]], reach_of[rows[n]]
+        after, beyond = 0, sessions
+        while after < beyond:
+            middle = (after + beyond) // 2
+            if first[line[middle]] <= ts:
+                after = middle + 1
+            else:
+                beyond = middle
+        left = line[after - 1] if after > 0 and ts <= end[line[after - 1]] else 0
+        right = line[after] if after < sessions and first[line[after]] <= reach else 0
+        mine = NOWHERE
+        if left and right and last[right] - first[left] < times.cap:
+            mine, into[right] = left, left
+            last[left], end[left] = max(last[left], last[right]), max(end[left], end[right])
+            sessions -= 1
+            for k in range(after, sessions):
+                line[k] = line[k + 1]
+        elif left and max(ts, last[left]) - first[left] < times.cap:
+            mine = left
+            whole[right] = True
+        elif right and last[right] - ts < times.cap:
+            mine = right
+        elif not left and not right:
+            made += 1
+            mine = made
+            first[mine], last[mine], end[mine] = ts, ts, reach
+            for k in range(sessions, after, -1):
+                line[k] = line[k - 1]
+            line[after] = mine
+            sessions += 1
+        session[rows[n]] = mine
+        if mine != NOWHERE:
+            whole[mine] = True
+            first[mine], last[mine], end[mine] = min(first[mine], ts), max(last[mine], ts), max(end[mine], reach)
+    for j in range(count):
+        mine = session[j]
+        while mine != NOWHERE and into[mine] != mine:
+            mine = into[mine]
+        session[j] = mine if mine == NOWHERE or whole[mine] else BY_PIECES
+    return session
 
 
 @compiled
@@ -312,6 +426,26 @@ def of_keys(given: Intervals, at: Int64s, key: Int64s) -> tuple[Bools, Bools, In
         else:
             held[key[j]] += 1
     return touched, has_open, held
+
+
+@compiled
+def cut(run: Int64s, start: Int64s, last: Int64s, end: Int64s, cap: int) -> Bools:
+    """Where sessions begin, if no row comes any more: with each run, and with what reaches the cap of the one before.
+
+    What follows a cut is a run of its own: where rows bring their own gaps it may fall apart.
+
+        cap 10   start 0 ......... 10 .. 13 ........ 20
+                 [──●──●──●──●──●─)[●─────●──●────────)
+    """
+    begins = np.empty(len(run), np.bool_)
+    first = reach = NONE
+    for i in range(len(run)):
+        begins[i] = i == 0 or run[i] != run[i - 1] or start[i] > reach or last[i] - first >= cap
+        if begins[i]:
+            first, reach = start[i], end[i]
+        else:
+            reach = max(reach, end[i])
+    return begins
 
 
 @compiled
