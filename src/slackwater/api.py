@@ -68,7 +68,7 @@ def pipeline(
     spark_settings: Mapping[str, str] | None = None,
     **source_settings: Any,
 ) -> Pipeline:
-    """Build a pipeline around a `window` or a `join`, or several `stages` of them. `source` is a `Source`, or a connection together with `source_query` and the settings of a source
+    """Build a pipeline around a `window` or a `join`, or several `stages` of them; or of `transform_sql` alone. `source` is a `Source`, or a connection together with `source_query` and the settings of a source
     (`source_format`, `source_schema`, `source_options`, `max_files_per_trigger`); `target` likewise a `Target`, or a
     connection with `target_path`, `target_table` or `target_topic`. Durations in milliseconds or as "30s". Raises ConfigError, one line per mistake.
     """

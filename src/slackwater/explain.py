@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from slackwater.config.aggregation import QUANTILE_K, Aggregation
@@ -15,8 +14,10 @@ from slackwater.config.connection import Connection, PostgresConnection
 from slackwater.config.join import SIDES, Join
 from slackwater.config.paths import local
 from slackwater.config.pipeline import Pipeline, resolve
-from slackwater.config.source import Source
+from slackwater.config.rows import Rows
+from slackwater.config.source import Lookup, Source
 from slackwater.config.target import Target
+from slackwater.config.ways import Way
 from slackwater.config.window import Window, allowed_ms
 from slackwater.core.notebook import Shown
 from slackwater.core.time import duration_text
@@ -46,7 +47,7 @@ class Stage:
 class Plan(Shown):
     """The stages of a pipeline, its delivery guarantee and what its state may grow to.
 
-    `state_bytes` is None for a join, whose state is what its sources bring in the time that rows are kept.
+    `state_bytes` is None for a join, whose state is what its sources bring in the time that rows are kept; 0 without state.
     """
 
     stages: tuple[Stage, ...]
@@ -57,21 +58,18 @@ class Plan(Shown):
 
 def build(pipeline: Pipeline) -> Plan:
     """The plan of a pipeline: the stages a row passes, the guarantee, what the state may grow to; needs no Spark and no data."""
-    step, last = pipeline.transform.step, pipeline.last.transform.step
-    middle = _middle(step, pipeline)
-    for (before, former), (name, own) in pairwise(pipeline.alone.items()):
-        middle = (*middle, _hand_over(before, former, name), _sql(own), *_middle(own.transform.step, own))
+    last = pipeline.last.transform.step
+    stages: list[Stage] = [_read(pipeline)]
+    for name, own in pipeline.alone.items():
+        read = [s.name for s in own.sources if s.of_stage]
+        stages += [_hand_over(n, pipeline.alone[n], name) for n in read]
+        if len(read) < len(own.sources):
+            stages.append(_event_time(own))
+        stages += [_sql(own), *_middle(own.transform.step, own)]
     return Plan(
-        (
-            _read(pipeline),
-            _event_time(pipeline),
-            _sql(pipeline),
-            *middle,
-            _commit(pipeline),
-            _publish(pipeline),
-        ),
+        (*stages, _commit(pipeline), _publish(pipeline)),
         guarantee(pipeline),
-        None if isinstance(last, Join) else projected_bytes(last),
+        None if isinstance(last, Join) else projected_bytes(last) if isinstance(last, Window) else 0,
         (*warnings(pipeline), *size_warnings(last)),
     )
 
@@ -79,7 +77,9 @@ def build(pipeline: Pipeline) -> Plan:
 describe = build  # its name in `slackwater`
 
 
-def _middle(step: Window | Join, pipeline: Pipeline) -> tuple[Stage, ...]:
+def _middle(step: Window | Join | Rows, pipeline: Pipeline) -> tuple[Stage, ...]:
+    if isinstance(step, Rows):
+        return (Stage("emit", "Spark", "what the SQL selects, in the epoch that reads it", ("no state but offsets",)),)
     if isinstance(step, Join):
         return (_shuffle_sides(step), _join(step, pipeline), _emit_pairs(step))
     return (_lift(step), _shuffle(step), _step(step), _emit(step))
@@ -87,7 +87,9 @@ def _middle(step: Window | Join, pipeline: Pipeline) -> tuple[Stage, ...]:
 
 def _hand_over(before: str, former: Pipeline, name: str) -> Stage:
     """What a stage emits becomes the input of the next one, within the epoch."""
-    behind = f"its watermark is {duration_text(former.hold_ms)} behind: so far back may lie what the join emits"
+    behind = (
+        f"its watermark is {duration_text(former.watermark_delay_ms)} behind: so far back may lie what the join emits"
+    )
     if former.transform.join is None:
         behind = "_event_ts = the last instant of each window; its watermark is that of the stage before"
     return Stage(
@@ -124,6 +126,8 @@ def _event_time(pipeline: Pipeline) -> Stage:
     w = pipeline.transform.step
     if w.time_mode == "processing":
         time = "the epoch's clock"
+    elif isinstance(w, Rows):
+        return _untimed(pipeline)
     elif w.event_time_column == "_event_ts":
         time = "the time of each record"
     else:
@@ -131,6 +135,7 @@ def _event_time(pipeline: Pipeline) -> Stage:
     lateness = ", ".join(
         f"{s.name}: {duration_text(w.lateness_ms if s.lateness_ms is None else s.lateness_ms)}"
         for s in pipeline.sources
+        if not s.of_stage
     )
     return Stage(
         "event time",
@@ -147,16 +152,42 @@ def _event_time(pipeline: Pipeline) -> Stage:
     )
 
 
+def _untimed(pipeline: Pipeline) -> Stage:
+    """Of rows that wait for no time."""
+    title = "_event_ts where the source brings it, else the epoch's clock"
+    lines = ("nothing waits for it, and no row is late", f"bad rows: {pipeline.transform.on_error}; undecodable")
+    return Stage("event time", "Spark", title, lines)
+
+
 def _sql(pipeline: Pipeline) -> Stage:
     lookups = tuple(
         f'lookup "{n}": {x.format} {x.query}, re-read every {duration_text(x.refresh_interval_ms)}'
-        for n, x in pipeline.transform.lookups.items()
+        for n, x in _lookups(pipeline).items()
     )
     join = pipeline.transform.join
+    lines = [_chain(pipeline, w) for w in pipeline.ways]
     if join is not None:
-        sides = [f"{side}: {_sql_text(sql)}" for side, sql in zip(SIDES, (join.left_sql, join.right_sql), strict=True)]
-        return Stage("sql", "Spark", sides[0], (sides[1], *lookups))
-    return Stage("sql", "Spark", _sql_text(pipeline.transform.sql), lookups)
+        sides = [f"{side}: {t}" for side, n in zip(SIDES, join.sources, strict=True) for t in _of(pipeline, n)]
+        return Stage("sql", "Spark", sides[0], (*sides[1:], *lookups))
+    if len(set(lines)) == 1:
+        return Stage("sql", "Spark", lines[0], lookups)
+    named = [f"{w.key}: {line}" for w, line in zip(pipeline.ways, lines, strict=True)]
+    return Stage("sql", "Spark", named[0], (*named[1:], *lookups))
+
+
+def _lookups(pipeline: Pipeline) -> dict[str, Lookup]:
+    """Those of one step, and of the SQL before it."""
+    through = [s for w in pipeline.ways for s in w.through]
+    return {n: x for t in (*through, pipeline.transform) for n, x in t.lookups.items()}
+
+
+def _of(pipeline: Pipeline, name: str) -> list[str]:
+    return [_chain(pipeline, w) for w in pipeline.ways if w.name == name]
+
+
+def _chain(pipeline: Pipeline, way: Way) -> str:
+    """The SQL on a way, one after the other."""
+    return ", then ".join(_sql_text(sql) for _, sql in pipeline.texts(way)) or _sql_text(None)
 
 
 def _sql_text(sql: str | None) -> str:
@@ -298,7 +329,9 @@ def target_text(pipeline: Pipeline) -> str:
 
 def _target(t: Target, pipeline: Pipeline) -> str:
     kind = kind_of(t, pipeline)
-    adds = pipeline.last.transform.join is not None or t is not pipeline.target  # pairs and letters have no identity
+    adds = (
+        pipeline.last.transform.window is None or t is not pipeline.target
+    )  # pairs, rows and letters have no identity
     if kind == "files":
         return f'{t.format or "parquet"} files in "{_place(t.path)}", one per epoch'
     if kind == "delta":
@@ -368,10 +401,9 @@ def _accumulator_bytes(a: Aggregation) -> int:
     return {"count": 8, "min": 16, "max": 16}.get(a.agg, 24)
 
 
-def size_warnings(step: Window | Join) -> tuple[str, ...]:
+def size_warnings(step: Window | Join | Rows) -> tuple[str, ...]:
     """A warning if the projected state of a window is above 1 GiB; at the default bound, which is there for safety, if it is far above."""
-    size = 0 if isinstance(step, Join) else projected_bytes(step)
-    if isinstance(step, Join) or size <= GIB:
+    if not isinstance(step, Window) or (size := projected_bytes(step)) <= GIB:
         return ()
     nobody_chose_it = step.max_groups_per_window == step.implied().get("max_groups_per_window")
     if nobody_chose_it and size <= DEFAULT_GIB * GIB:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CONNECTIONS = 16  # at a time: they are descriptors of the runner
 PREFIX = "slackwater_streaming_"
-_REASONS = {"session": ("close", "flush", "cap"), "join": ("match", "unmatched")}
+_REASONS = {"session": ("close", "flush", "cap"), "join": ("match", "unmatched"), "rows": ("row",)}
 LATE_BUCKETS = 21  # up to 36 hours
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -154,7 +154,7 @@ def _joins(found: Iterable[Status]) -> Iterator[Metric]:
     for status in joins:
         for side, held in status.buffered.items():
             rows.add_metric([status.pipeline, side], held.rows)
-            largest.add_metric([status.pipeline, side], held.crowd[0] if held.crowd else 0)
+            largest.add_metric([status.pipeline, side], held.hot_key[0] if held.hot_key else 0)
     yield from (rows, largest)
     for name, about in (
         ("late", "Late rows, by side."),

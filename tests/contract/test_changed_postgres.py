@@ -87,7 +87,7 @@ def test_a_commit_that_fails_after_the_columns_changed_leaves_the_former_epoch(
     run_local(BEFORE.window, [rows(0, 7)], SCHEMA, flush=False, store=made(url))
     before, view = columns(url), columns(url, "slackwater_windows_law")
 
-    def fails(self: Any, manifest: Any) -> None:
+    def fails(self: Any, commit: Any) -> None:
         self.db.execute("SELECT 1 / 0")
 
     with monkeypatch.context() as patch:

@@ -241,7 +241,7 @@ def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_
             orient="row",
         )
         epoch = run.state.epoch + 1
-        output = run.store.shard(0, 1, epoch, ()).stage_output(frame)
+        output = run.store.shard(0, 1, epoch, ()).write_output(frame)
         return run.state.model_copy(update={"epoch": epoch, "output": (output,), "emitted": len(staged)})
 
     def content() -> list[tuple[Any, ...]]:

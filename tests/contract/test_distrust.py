@@ -235,9 +235,9 @@ def test_a_shard_without_new_rows_drops_what_is_over(kind: str, tmp_path: Path) 
     script += [Rows({"a": [{"ts": 3 * SECOND * (e + 1), "k": "x"}]}) for e in range(3)]
     found = run_local(window, script, SCHEMA, flush=False, state_dir=str(tmp_path), shards=4)
     store = FilesStore(tmp_path, "law")
-    manifest = store.open()
+    commit = store.open()
     store.close()
-    assert manifest is not None
-    assert sum(m.rows for m in manifest.metas) < 10
+    assert commit is not None
+    assert sum(m.rows for m in commit.metas) < 10
     assert verify(store).problems == []
     assert len(found.rows) == 2002

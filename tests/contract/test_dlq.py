@@ -174,9 +174,9 @@ def test_what_a_state_applied_and_tried_is_known_of_letters_in_every_place(
     applied = identified(letters).filter(pl.col("reason") == "late")
     one_of_two = identified(letters).filter(pl.col("file") == "/in/1.jsonl").head(1)
     tried = identified(letters).filter(pl.col("offset") == 19)
-    record = store.stage_list(0, applied_lines(pl.concat([applied, one_of_two])))
+    record = store.write_list(0, applied_lines(pl.concat([applied, one_of_two])))
     lines = Ledger.of(None, lambda name: []).with_tries(tried, [])
-    tries = store.stage_list(0, [f"{line[:-1]}7" for line in lines])
+    tries = store.write_list(0, [f"{line[:-1]}7" for line in lines])
     store.commit(first.model_copy(update={"replayed": (record,), "tried": (tries,)}))
     assert summary(pipeline).drop("first", "last").rows() == [
         ("late", "orders", 2, 0, 2, 0),

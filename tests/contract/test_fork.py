@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from tests.fixtures.states import make as states
 from tests.fixtures.states.make import HERE, KINDS
-from tests.support.stores import go_on, manifest, running, users
+from tests.support.stores import commit, go_on, running, users
 
 from slackwater.cli.main import main
 from slackwater.errors import LockHeldError, StartError, StateError
@@ -88,10 +88,10 @@ def test_lists_and_a_runner_that_goes_on(make: Make) -> None:
     """The fork is made beside the runner, and keeps what that removes from its own state."""
     store = running(lambda: make("p"))
     go_on(store, None, "a", "b")
-    listed = store.stage_list(1, ["one", "two"])
+    listed = store.write_list(1, ["one", "two"])
     source = {"offsets": {"segments": [listed], "count": 2}, "rows": 2}
     named = {"sources": {"s": source}, "replayed": (listed,), "tried": (listed,)}
-    done = store.commit(manifest(1, segments=latest(make("p")).stages[0].segments, **named))
+    done = store.commit(commit(1, segments=latest(make("p")).stages[0].segments, **named))
     made = fork(make("p"), "q")
     assert make("q").epochs() == [1]
     last = done.model_copy(update={"sources": {}, "replayed": (), "tried": ()})
@@ -180,7 +180,7 @@ def test_what_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LockHeldError, match=r"already running: process .* holds"):
         fork(make("p"), "busy")
     other.close()
-    waits = store.shard(0, 1, 1, ()).stage_output(users_frame())
+    waits = store.shard(0, 1, 1, ()).write_output(users_frame())
     store.commit(done.model_copy(update={"epoch": 1, "output": (waits,)}))
     with pytest.raises(StateError, match="epoch 1 was committed and its output is not published yet; start the runner"):
         fork(make("p"), "q")
@@ -198,8 +198,8 @@ def users_frame() -> Any:
 
 def test_a_fork_waits_for_a_runner_that_is_about_to_publish(make: Make) -> None:
     store = running(lambda: make("p"))
-    waits = store.shard(0, 1, 0, ()).stage_output(users_frame())
-    store.commit(manifest(0, output=(OutputMeta.model_validate(waits.model_dump()),)))
+    waits = store.shard(0, 1, 0, ()).write_output(users_frame())
+    store.commit(commit(0, output=(OutputMeta.model_validate(waits.model_dump()),)))
     timer = threading.Timer(0.3, store.note_published, [0])
     timer.start()
     assert fork(make("p"), "q").epoch == 0
@@ -235,8 +235,8 @@ def test_files_are_shared_until_one_lets_go(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_list_that_is_missing_is_told(make: Make) -> None:
     store = running(lambda: make("p"))
-    listed = store.stage_list(0, ["x"])
-    store.commit(manifest(0, sources={"s": SourceRecord(offsets={"segments": [listed], "count": 1})}))
+    listed = store.write_list(0, ["x"])
+    store.commit(commit(0, sources={"s": SourceRecord(offsets={"segments": [listed], "count": 1})}))
     store.close()
     if isinstance(store, FilesStore):
         (Path(store.root) / listed).unlink()
@@ -264,7 +264,7 @@ def test_a_table_that_is_missing_is_told(postgres: Any) -> None:
 def test_the_command(make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     store = running(lambda: make("p"))
     last = go_on(store, None, "a", "b")
-    store.commit(manifest(1, sources={"queue": {"rows": 4}}, segments=last.stages[0].segments))
+    store.commit(commit(1, sources={"queue": {"rows": 4}}, segments=last.stages[0].segments))
     store.close()
     where = [store.root] if isinstance(store, FilesStore) else [store._url]
     monkeypatch.setattr(sys, "argv", ["slackwater", "state", "fork", *where, "q"])

@@ -19,6 +19,8 @@ from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.errors import StateError
 from slackwater.state.commit import Commit
+from slackwater.state.files.commit import Log
+from slackwater.state.files.snapshot import Onlooker
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import OUTLINE, Snapshot
@@ -134,15 +136,15 @@ def test_what_is_removed_between_finding_and_opening_is_looked_for_anew(tmp_path
     last = go_on(store, None, "a")
     opened: list[int] = []
 
-    class Slow(FilesStore):
-        def _opened(self, epoch: int) -> Snapshot:
+    class Slow(Onlooker):
+        def opened(self, epoch: int) -> Snapshot:
             nonlocal last
             opened.append(epoch)
             for _ in range(0 if len(opened) > 1 else KEPT_EPOCHS + 2):
                 last = go_on(store, last, "b")
-            return super()._opened(epoch)
+            return super().opened(epoch)
 
-    with Slow(tmp_path, "p").peek() as snapshot:
+    with Slow(Log(tmp_path / "p")).peek() as snapshot:
         assert users(snapshot) == ["b"]
     assert opened == [0, KEPT_EPOCHS + 2]
     store.close()

@@ -17,7 +17,7 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.state.commit import FORMAT
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.kit import STEPS, Crash, Quiet, Rows, run_local
+from slackwater.testing.kit import KILL_POINTS, Crash, Quiet, Rows, run_local
 
 REVISED_SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "20"))
 SCHEMA = {"user": "string", "amount": "bigint", "price": "decimal(10,2)", "page": "string"}
@@ -54,7 +54,7 @@ def script(seed: int, crashes: bool) -> list[Any]:
     from decimal import Decimal
 
     chance, now, items = random.Random(seed), 0, []
-    steps = list(STEPS)
+    steps = list(KILL_POINTS)
     for _ in range(14):
         rows = []
         for _ in range(chance.randrange(1, 25)):

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.support.stores import go_on, manifest, running, users
+from tests.support.stores import commit, go_on, running, users
 
 from slackwater.cli.main import main
 from slackwater.state.commit import OutputMeta
@@ -59,13 +59,13 @@ def begun(make: Callable[[], Any], **more: Any) -> None:
     """Two epochs: one user in the state, a Kafka source and one of files."""
     store = running(make)
     first = go_on(store, None, "a")
-    name = store.stage_list(1, ["one"])
+    name = store.write_list(1, ["one"])
     sources = {
         "events": {"offsets": CLICKS, "rows": 112, "max_event_us": 5},
         "old": {"offsets": {"segments": [name], "count": 3}, "rows": 9},
     }
     given = {"segments": first.stages[0].segments, "windows": (1,), "watermark_us": 4, "sources": sources}
-    store.commit(manifest(1, **{**given, **more}))
+    store.commit(commit(1, **{**given, **more}))
     store.close()
 
 

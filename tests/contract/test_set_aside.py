@@ -206,9 +206,9 @@ def test_a_crash_between_the_letters_and_the_note_doubles_nothing(stuck: Path, m
     from slackwater.runner import set_aside
 
     pipeline = toml.load(stuck)
-    with set_aside.held(pipeline, 1) as (store, manifest):
-        rows = set_aside._rows(store, manifest)
-        set_aside._to_letters(pipeline, manifest, rows, None)
+    with set_aside.held(pipeline, 1) as (store, commit):
+        rows = set_aside._rows(store, commit)
+        set_aside._to_letters(pipeline, commit, rows, None)
     assert ask(monkeypatch, "set-aside", stuck, 1) == 0
     assert dead_letters.newest(pipeline, dead_letters.Wanted()).height == rows.height
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.support.stores import LOGIC, manifest, rows
+from tests.support.stores import LOGIC, commit, rows
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.state.commit import Commit
-from slackwater.state.postgres import client
+from slackwater.state.postgres import client, lock
 from slackwater.state.postgres import store as module
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.kit import Rows, run_local
@@ -39,7 +39,7 @@ def staged(store: PostgresStore, epoch: int, *users: str) -> Commit:
     """An epoch's record with these sessions staged."""
     shard = store.shard(0, 1, epoch, ())
     metas = shard.stage(LOGIC, rows(*users), LOGIC.empty_state(), -(1 << 62))
-    return manifest(epoch, segments=(metas,), windows=(len(users),))
+    return commit(epoch, segments=(metas,), windows=(len(users),))
 
 
 def users(url: str) -> list[str]:
@@ -140,7 +140,7 @@ def test_rows_staged_before_a_crash_of_the_server_are_missed(postgres: Any, url:
 
 
 def test_a_second_runner_is_refused_and_told_who_runs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOCK_S", 0.2)
+    monkeypatch.setattr(lock, "LOCK_S", 0.2)
     store = opened(url)
     with pytest.raises(LockHeldError, match=r"pipeline is already running: process \d+ on .* holds its lock in schema"):
         PostgresStore(url, "public", "p").open()
@@ -153,14 +153,14 @@ def test_a_second_runner_is_refused_and_told_who_runs(url: str, monkeypatch: pyt
 
 def test_a_runner_that_lost_its_lock_to_another_is_fenced(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 0.5)
-    monkeypatch.setattr(module, "LOCK_S", 0.2)
+    monkeypatch.setattr(lock, "LOCK_S", 0.2)
     first = opened(url)
     first.commit(staged(first, 0, "a"))
     kill_backend(url, first)
     second = PostgresStore(url, "public", "p")
     second.open()
     with pytest.raises(FencedError, match="another runner took the lock"):
-        first.commit(manifest(1))
+        first.commit(commit(1))
     second.close()
     first.close()
 
@@ -169,11 +169,11 @@ def test_commits_are_fenced(url: str) -> None:
     store = opened(url)
     store.commit(staged(store, 0, "a"))
     with pytest.raises(FencedError, match="epoch 2 does not follow epoch 0"):
-        store.commit(manifest(2))
+        store.commit(commit(2))
     with psycopg.connect(url) as db:
         db.execute("UPDATE slackwater_pipelines SET epoch = 1")
     with pytest.raises(FencedError, match="epoch 1 was already committed by another runner"):
-        store.commit(manifest(1))
+        store.commit(commit(1))
     store.close()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.stores import manifest
+from tests.support.stores import commit
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
@@ -18,6 +18,7 @@ from slackwater.errors import FencedError, LockHeldError, StateError
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, SourceRecord
 from slackwater.state.files import arrow
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore, InMemoryStore
+from slackwater.state.postgres import lock
 from slackwater.state.postgres import store as postgres_store
 from slackwater.windows.aggregations import Agg
 from slackwater.windows.intervals import SessionLogic
@@ -37,7 +38,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     if request.param == "files":
         return lambda: FilesStore(tmp_path, "p")
     if request.param == "postgres":
-        monkeypatch.setattr(postgres_store, "LOCK_S", 0.2)
+        monkeypatch.setattr(lock, "LOCK_S", 0.2)
         url = request.getfixturevalue("postgres").database(f"stores_{abs(hash(request.node.name)):x}")
         return lambda: Prepared(url, "public", "p")
     first = InMemoryStore("p")
@@ -59,11 +60,11 @@ class Prepared(postgres_store.PostgresStore):
 def test_a_commit_is_what_the_next_start_finds(make: Make) -> None:
     store = make()
     assert store.open() is None
-    store.commit(manifest(0))
-    store.commit(manifest(1, watermark_us=77, panes={5: (1,)}))
+    store.commit(commit(0))
+    store.commit(commit(1, watermark_us=77, panes={5: (1,)}))
     store.close()
     again = make()
-    assert again.open() == manifest(1, watermark_us=77, panes={5: (1,)})
+    assert again.open() == commit(1, watermark_us=77, panes={5: (1,)})
     again.close()
 
 
@@ -81,9 +82,9 @@ def test_a_second_runner_is_refused_and_told_who_runs(make: Make) -> None:
 def test_commits_are_fenced(make: Make) -> None:
     store = make()
     store.open()
-    store.commit(manifest(0))
+    store.commit(commit(0))
     with pytest.raises(FencedError, match="epoch 2 does not follow epoch 0"):
-        store.commit(manifest(2))
+        store.commit(commit(2))
     store.close()
 
 
@@ -91,10 +92,10 @@ def test_output_and_lists_come_back(make: Make) -> None:
     store = make()
     store.open()
     frame = pl.DataFrame({"n": [1, None], "s": ["", None], "b": [b"\0", None], "__reason": ["close", "cap"]})
-    meta = store.shard(0, 1, 0, ()).stage_output(frame)
-    name = store.stage_list(0, ["a b", "ü"])
+    meta = store.shard(0, 1, 0, ()).write_output(frame)
+    name = store.write_list(0, ["a b", "ü"])
     source = SourceRecord(offsets={"segments": [name], "count": 2})
-    store.commit(manifest(0, output=(meta,), sources={"s": source}))
+    store.commit(commit(0, output=(meta,), sources={"s": source}))
     store.collect_garbage()
     store.close()
     again = make()
@@ -108,11 +109,11 @@ def test_output_and_lists_come_back(make: Make) -> None:
 def test_a_manifest_of_another_runner_is_a_fence(directory: Make) -> None:
     store = directory()
     store.open()
-    store.commit(manifest(0))
+    store.commit(commit(0))
     path = Path(store.root) / "manifests" / "000000001.json"
-    path.write_text(manifest(1).model_dump_json())  # a runner that took over while this one was stalled
+    path.write_text(commit(1).model_dump_json())  # a runner that took over while this one was stalled
     with pytest.raises(FencedError, match="epoch 1 was already committed by another runner"):
-        store.commit(manifest(1))
+        store.commit(commit(1))
     store.close()
 
 
@@ -120,7 +121,7 @@ def test_published_is_remembered(make: Make) -> None:
     store = make()
     store.open()
     assert store.published() == -1
-    store.commit(manifest(0))
+    store.commit(commit(0))
     store.note_published(0)
     store.close()
     again = make()
@@ -140,7 +141,7 @@ def test_garbage_is_what_no_kept_epoch_names(directory: Make) -> None:
             file=f"segments/{epoch:09d}-000-x.arrow", rows=1, bytes=1, first_due=0, last_due=0, close=0, dead=0
         )
         out = OutputMeta(file=f"outputs/{epoch:09d}-000-x.arrow", rows=1)
-        store.commit(manifest(epoch, segments=((meta,),), output=(out,)))
+        store.commit(commit(epoch, segments=((meta,),), output=(out,)))
     (root / "segments" / f"{KEPT_EPOCHS + 3:09d}-000-y.arrow").write_text("of the epoch in progress")
     (root / "segments" / "000000009-000-z.arrow").write_text("of a task that ran twice")
     store.collect_garbage()
@@ -166,8 +167,8 @@ def sealed(text: str) -> str:
             r"state in .* has format 9, this version reads formats 1 to 3; install a newer version",
         ),
         (sealed('{"format": 0}'), r"no migration from it is registered"),
-        (sealed(manifest(0).model_dump_json()).replace('"epoch":0', '"epoch":1'), r"does not hold what was written"),
-        (sealed(manifest(0).model_dump_json())[:-30], r"manifest .*000000000.json is damaged"),
+        (sealed(commit(0).model_dump_json()).replace('"epoch":0', '"epoch":1'), r"does not hold what was written"),
+        (sealed(commit(0).model_dump_json())[:-30], r"manifest .*000000000.json is damaged"),
     ],
 )
 def test_what_cannot_be_read_stops_the_start(directory: Make, content: str, message: str) -> None:
@@ -198,7 +199,7 @@ def test_a_damaged_segment_stops_the_start_by_name(directory: Make, damage: Any,
     path = Path(store.root) / "segments" / "000000000-000-x.arrow"
     size, digest = arrow.write_arrow(path, frame)
     meta = {"file": "segments/000000000-000-x.arrow", "rows": 100, "bytes": size, "checksum": digest}
-    store.commit(manifest(0, segments=((SegmentMeta(**meta, first_due=0, last_due=0, close=0, dead=0),),)))
+    store.commit(commit(0, segments=((SegmentMeta(**meta, first_due=0, last_due=0, close=0, dead=0),),)))
     store.close()
     again = directory()
     again.open()
@@ -213,15 +214,15 @@ def test_a_full_disk_commits_nothing_and_says_so(tmp_path: Path) -> None:
     script = f"""
 import resource, polars as pl
 from pathlib import Path
-from tests.support.stores import manifest
+from tests.support.stores import commit
 from slackwater.errors import EpochError
 from slackwater.state.files.store import FilesStore
 from slackwater.state.files.arrow import write_arrow
 store = FilesStore({str(tmp_path)!r}, "p")
 store.open()
-store.commit(manifest(0))
+store.commit(commit(0))
 resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
-for write in (lambda: store.commit(manifest(1)), lambda: write_arrow(Path(store.root) / "segments/x", pl.DataFrame({{"a": [1]}}))):
+for write in (lambda: store.commit(commit(1)), lambda: write_arrow(Path(store.root) / "segments/x", pl.DataFrame({{"a": [1]}}))):
     try:
         write()
     except EpochError as error:
@@ -233,8 +234,8 @@ for write in (lambda: store.commit(manifest(1)), lambda: write_arrow(Path(store.
     assert "cannot be written (File too large); make room and start again" in first
     assert "segments/x cannot be written (File too large); the epoch was not committed" in second
     store = FilesStore(tmp_path, "p")
-    assert store.open() == manifest(0)
-    store.commit(manifest(1))
+    assert store.open() == commit(0)
+    store.commit(commit(1))
     store.close()
 
 

@@ -374,7 +374,7 @@ def test_sizes_add_up(case: str, place: Place) -> None:
 def named(place: Place) -> set[str]:
     store = place.make()
     manifests = [store.manifest(e) for e in store.epochs()]
-    return {m.file for manifest in manifests for m in manifest.metas}
+    return {m.file for commit in manifests for m in commit.metas}
 
 
 def test_hot_keys_are_those_with_the_most_rows_and_events(place: Place) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 import psycopg
 from tests.e2e import join_matrix
 
-from slackwater.engine.kill_points import STEPS
+from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.testing.services import Kafka, Postgres
 
 GAP_S, TUMBLE_S, LATENESS_S = 5, 60, 3
@@ -383,11 +383,11 @@ def main() -> int:
             for store, target in PAIRS:
                 if given.only and f"{store}-{target}" not in given.only.split(","):
                     continue
-                per_epoch = given.events // (2 * (len(STEPS) + given.random) + 10)
+                per_epoch = given.events // (2 * (len(KILL_POINTS) + given.random) + 10)
                 pair = Pair(services, store, target, window, given.events, per_epoch)
                 seed = random.randrange(10**6)
                 chance = random.Random(seed)
-                for step in STEPS:
+                for step in KILL_POINTS:
                     pair.die_at(step)
                 for _ in range(given.random):
                     pair.die_somewhere(chance)
@@ -395,7 +395,7 @@ def main() -> int:
                 expected, lost, wrong = pair.verdict()
                 failed |= bool(lost or wrong)
                 lines.append(
-                    f"| {window} | {store} | {target} | {given.events:,} | {len(STEPS)} | {given.random} (seed {seed}) |"
+                    f"| {window} | {store} | {target} | {given.events:,} | {len(KILL_POINTS)} | {given.random} (seed {seed}) |"
                     f" {expected:,} | {lost} | {wrong} |"
                 )
                 print(lines[-1], flush=True)

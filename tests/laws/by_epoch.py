@@ -50,7 +50,7 @@ class Model:
     interval_us: int = 0
     watermark: int = BEFORE_ALL
     now_us: int = 1 << 60
-    told_us: int = 0
+    emitted_us: int = 0
     waiting: bool = False
     target: dict[tuple[int, Key], Told] = field(default_factory=dict)
     late: list[Row] = field(default_factory=list)
@@ -65,23 +65,23 @@ class Model:
     def quiet(self, us: int) -> None:
         """Silence: the engine looks whether anything waits to be told."""
         self.now_us += us
-        if self.waiting and self.now_us - self.told_us >= self.interval_us:
+        if self.waiting and self.now_us - self.emitted_us >= self.interval_us:
             self.advance(self.watermark)
 
     def flush(self) -> None:
         self.advance(AFTER_ALL, flush=True)
 
     def advance(self, watermark: int, flush: bool = False) -> None:
-        telling = self.updates and (flush or self.now_us - self.told_us >= self.interval_us)
+        early = self.updates and (flush or self.now_us - self.emitted_us >= self.interval_us)
         self.watermark = watermark
-        self.tell(telling)
-        if telling:
-            self.told_us, self.waiting = self.now_us, False
+        self.tell(early)
+        if early:
+            self.emitted_us, self.waiting = self.now_us, False
 
     def take(self, rows: Sequence[Row]) -> None:
         raise NotImplementedError
 
-    def tell(self, telling: bool) -> None:
+    def tell(self, early: bool) -> None:
         raise NotImplementedError
 
     def key_of(self, row: Row) -> Key:
@@ -107,10 +107,10 @@ class Panes(Model):
             if not used:
                 self.late.append(row)
 
-    def tell(self, telling: bool) -> None:
+    def tell(self, early: bool) -> None:
         for name, rows in self.windows.items():
             end, before = self.end(name[0]), self.target.get(name)
-            if not telling and end > self.watermark:
+            if not early and end > self.watermark:
                 continue
             reason = "update" if end > self.watermark else "close"
             now = self.said(rows, name[0], end, end + self.allowed_us, before.revision if before else 0, reason)
@@ -235,7 +235,7 @@ class Sessions(Model):
 
     # -- sessions come out
 
-    def tell(self, telling: bool) -> None:
+    def tell(self, early: bool) -> None:
         horizon = self.watermark - self.retained_us
         for key, groups in self.held.items():
             sessions = self.arranged(groups)
@@ -244,7 +244,7 @@ class Sessions(Model):
                 start, reach = first(session.rows), self.reach(session.rows)
                 at_cap = start + self.spec.cap_us
                 over = self.watermark >= at_cap if session.cut else self.watermark > reach
-                if over or telling:
+                if over or early:
                     told.append((session, over))
                 if (over and session.cut) or (not session.cut and horizon > reach):
                     self.floor[key] = max(self.floor.get(key, BEFORE_ALL), at_cap - 1 if session.cut else reach)

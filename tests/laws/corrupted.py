@@ -187,10 +187,10 @@ def continued(case: str, state: Stopped, home: Path) -> list[Mapping[str, Any]]:
     return [*state.before, *(r for r in rest if r["_epoch"] > state.last)]
 
 
-def batches(manifest: Commit) -> int:
+def batches(commit: Commit) -> int:
     """How many batches of the script a commit holds."""
-    assert manifest.batch is not None
-    return manifest.batch.batch + 1
+    assert commit.batch is not None
+    return commit.batch.batch + 1
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------

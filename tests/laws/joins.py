@@ -19,7 +19,7 @@ from tests.laws import naive, seeds
 
 from slackwater.config.join import Join
 from slackwater.state.protocol import StateStore
-from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Rows, run_local
+from slackwater.testing.kit import KILL_POINTS, Crash, LocalResult, Quiet, Rows, run_local
 
 MS = 1000
 SCHEMA = {"k": "string", "f": "double", "id": "bigint"}
@@ -51,7 +51,7 @@ def planned(seed: int) -> Run:
     number = 0
     for _ in range(rng.randint(1, 7)):
         if dies and rng.random() < 0.4:
-            script.append(Crash(rng.choice(STEPS)))
+            script.append(Crash(rng.choice(KILL_POINTS)))
         given: dict[str, list[dict[str, Any]]] = {}
         for source in ("a", "b"):
             if rng.random() < 0.15:

@@ -10,7 +10,7 @@ from typing import Any
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.protocol import StateStore
 from slackwater.testing import oracle
-from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Replay, Rows, run_local
+from slackwater.testing.kit import KILL_POINTS, Crash, LocalResult, Quiet, Replay, Rows, run_local
 
 MS = 1000
 GAP, DURATION = 5, 12  # milliseconds
@@ -70,7 +70,7 @@ def script(rng: random.Random, given: Sequence[Row], crashes: bool) -> list[Item
         for item, chance in ((Quiet(500), 0.1), (Replay(rng.choice([None, 1, 3])), 0.2)):
             if rng.random() < chance:
                 if crashes and rng.random() < 0.5:
-                    items.append(Crash(rng.choice(STEPS)))
+                    items.append(Crash(rng.choice(KILL_POINTS)))
                 items.append(item)
     return items
 
@@ -101,7 +101,7 @@ def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResu
     shards = rng.choice([1, 2, 3])
     items = [*script(rng, given, crashes=True), Quiet(1), Rows({"a": [{"ts": 10**9, "u": "end", "id": 0, "f": None}]})]
     if rng.random() < 0.5:
-        items.append(Crash(rng.choice(STEPS)))
+        items.append(Crash(rng.choice(KILL_POINTS)))
     result = run_local(spec, [*items, Replay(), Replay()], SCHEMA, shards=shards, store=store)
     everything = [*given, {"ts": 10**9, "u": "end", "id": 0, "f": None}]
     assert told(table(result)) == told(oracle.batch(spec, everything))

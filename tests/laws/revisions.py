@@ -21,7 +21,7 @@ from tests.laws import naive, seeds
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.protocol import StateStore
-from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Rows, run_local
+from slackwater.testing.kit import KILL_POINTS, Crash, LocalResult, Quiet, Rows, run_local
 
 MS = 1000
 GAP, DURATION, HOP = 5, 12, 5  # milliseconds
@@ -89,7 +89,7 @@ def planned(seed: int, cap_binds: bool = False) -> Run:
     script: list[Rows | Quiet | Crash] = []
     for rows in _cut(rng, _rows(rng)):
         if rng.random() < 0.3:
-            script.append(Crash(rng.choice(STEPS)))
+            script.append(Crash(rng.choice(KILL_POINTS)))
         script.append(Rows({"a": rows}))
         if rng.random() < 0.1:
             script.append(Quiet(500))

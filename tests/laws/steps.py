@@ -27,7 +27,7 @@ from slackwater.operators.compile import bind_window
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import session_emission, session_step, sessions
 from slackwater.windows.intervals import SessionLogic, Unit
-from slackwater.windows.logic import DEAD, FAR, NEVER, Ingested
+from slackwater.windows.logic import FAR, NEVER, TOMBSTONE, Ingested
 
 MS = 1000
 NEAR = ((20, 22), (20, 21), (20, 26), (5, 6), (5, 8), (3, 4), (2, 5), (10, 21), (10, 35), (5, 1000))  # gap, cap in ms
@@ -115,7 +115,7 @@ def units(state: pl.DataFrame, hashes: np.ndarray) -> pl.DataFrame:
 def replaced(state: pl.DataFrame, new: pl.DataFrame, hashes: np.ndarray) -> pl.DataFrame:
     """The state with `new` in the place of these units."""
     kept = state.filter(~pl.Series(member(state["__h"].to_numpy(), distinct(hashes))))
-    return pl.concat([kept, new.filter(pl.col("__kind") != DEAD)]).sort("__h", maintain_order=True)
+    return pl.concat([kept, new.filter(pl.col("__kind") != TOMBSTONE)]).sort("__h", maintain_order=True)
 
 
 def as_before(logic: SessionLogic, unit: Unit, floors: np.ndarray, watermark: int) -> pl.DataFrame:
@@ -125,8 +125,9 @@ def as_before(logic: SessionLogic, unit: Unit, floors: np.ndarray, watermark: in
     np.minimum.at(first, unit.key, unit.start)
     limit = np.minimum(first, watermark)[unit.key] + logic.cap_us
     run, reach = former_step.runs_of(logic, unit)
-    piece = former_step.pieces(logic, unit, reach, run, limit)
-    expected = former_step.state_of(logic, unit, run, piece, floors, watermark)
+    fragment = former_step.pieces(logic, unit, reach, run, limit)
+    given = former_step.Unit(unit.frame, unit.key, unit.kind, unit.start, unit.last, unit.due, unit.end)
+    expected = former_step.state_of(logic, given, run, fragment, floors, watermark)
     assert found.equals(expected), f"{found.to_dicts()}\nexpected\n{expected.to_dicts()}"
     return found
 
@@ -182,10 +183,10 @@ def checked(seed: int) -> tuple[int, int, int, int]:
             state = replaced(state, found.state, found.state["__h"].to_numpy())
         now = rng.choice([now, int(rows["__ts"].max()) // MS])
         since, watermark = watermark, max(watermark, (now - rng.choice([0, 0, 5, 20, 60])) * MS)
-        telling = logic.updates and rng.random() < 0.7
+        early = logic.updates and rng.random() < 0.7
         due = state.filter(
             pl.Series(
-                logic.visit(since, watermark, telling).mask(
+                logic.due_between(since, watermark, early).mask(
                     *(state[c].to_numpy() for c in ("__kind", "__start", "__due"))
                 )
             )
@@ -193,7 +194,7 @@ def checked(seed: int) -> tuple[int, int, int, int]:
         if due.height:
             visited = units(state, due["__h"].to_numpy())
             with patch.object(session_emission, "state_of", as_before):
-                done = session_emission.emit(logic, visited, since, watermark, telling)
+                done = session_emission.emit(logic, visited, since, watermark, early)
             state = replaced(state, done.state, done.state["__h"].to_numpy())
         if rng.random() < 0.2:
             state = forgotten(logic, state, watermark)

@@ -16,7 +16,7 @@ from slackwater.config.aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import CapExceededError
 from slackwater.testing import oracle
-from slackwater.testing.kit import STEPS, Crash, Rows, run_local
+from slackwater.testing.kit import KILL_POINTS, Crash, Rows, run_local
 
 SCHEMA = {"k": "double", "u": "string", "id": "bigint", "x": "bigint", "f": "double", "w": "int", "m": "decimal(8,2)"}
 SCHEMA |= {"s": "string", "t": "timestamp"}
@@ -133,7 +133,7 @@ def test_disorder_and_death_change_nothing(kind: str, data: st.DataObject) -> No
     shuffled = data.draw(st.permutations(given_))
     dying: list[Any] = []
     for epoch in script(data.draw(splits(shuffled))):
-        dying += [*data.draw(st.lists(st.sampled_from([Crash(s) for s in STEPS]), max_size=1)), epoch]
+        dying += [*data.draw(st.lists(st.sampled_from([Crash(s) for s in KILL_POINTS]), max_size=1)), epoch]
     result = run_local(
         window(kind, lateness_ms="1h"), dying, SCHEMA, reshard_after=data.draw(st.sampled_from([None, 0]))
     )

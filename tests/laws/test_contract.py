@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import CapExceededError
-from slackwater.testing.kit import START_US, STEPS, Crash, LocalResult, Quiet, Rows, run_local
+from slackwater.testing.kit import KILL_POINTS, START_US, Crash, LocalResult, Quiet, Rows, run_local
 
 LAW = settings(
     max_examples=int(os.environ.get("SLACKWATER_LAWS_EXAMPLES", "25")),
@@ -332,7 +332,7 @@ def test_dying_twice_with_two_sources_and_another_shard_count_changes_nothing(ki
     rows = data.draw(st.permutations(data.draw(ascending())))
     script = data.draw(two_sources(rows, quiet=False))
     crashes = data.draw(
-        st.lists(st.tuples(st.integers(0, len(script) - 1), st.sampled_from(STEPS)), min_size=1, max_size=3)
+        st.lists(st.tuples(st.integers(0, len(script) - 1), st.sampled_from(KILL_POINTS)), min_size=1, max_size=3)
     )
     torn: list[Any] = []
     for n, item in enumerate(script):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.testing.kit import STEPS, Crash, LocalResult, Rows, run_local
+from slackwater.testing.kit import KILL_POINTS, Crash, LocalResult, Rows, run_local
 
 MS = 1000
 SCHEMA = {"u": "string", "x": "bigint"}
@@ -109,7 +109,7 @@ def test_golden_whole(kind: str) -> None:
     check(kind, run(kind, SCRIPTS[kind]))
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", KILL_POINTS)
 @pytest.mark.parametrize("kind", SHAPES)
 def test_golden_crashed_in_every_epoch(kind: str, step: str) -> None:
     script = [item for epoch in SCRIPTS[kind] for item in (Crash(step), epoch)]

@@ -13,7 +13,7 @@ from tests.laws.drawn import CAP, GAP, KINDS, MS, NAN, SHAPES, ordered_rows, scr
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.testing import oracle
-from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Rows, run_local
+from slackwater.testing.kit import KILL_POINTS, Crash, LocalResult, Quiet, Rows, run_local
 
 SCHEMA = {"k": "double", "u": "string", "id": "bigint", "x": "bigint", "f": "double"}
 
@@ -135,7 +135,7 @@ def test_dying_at_any_step_changes_nothing(kind: str, data: st.DataObject) -> No
     epochs = script(data.draw(splits(rows)))
     dying: list[Any] = []
     for epoch in epochs:
-        dying += [*data.draw(st.lists(st.sampled_from([Crash(s) for s in STEPS]), max_size=1)), epoch]
+        dying += [*data.draw(st.lists(st.sampled_from([Crash(s) for s in KILL_POINTS]), max_size=1)), epoch]
     whole = run_local(window(kind), epochs, SCHEMA)
     torn = run_local(window(kind), dying, SCHEMA, reshard_after=data.draw(st.sampled_from([None, 0, 1])))
     assert answer(torn.rows) == answer(whole.rows)

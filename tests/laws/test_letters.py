@@ -13,7 +13,7 @@ from test_contract import IDLE, LAW, MS, PANES, ascending, cut, plain, spec_of, 
 from test_goldens import SCHEMA, SCRIPTS, SHAPES
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Rows, run_local
+from slackwater.testing.kit import KILL_POINTS, Crash, LocalResult, Quiet, Rows, run_local
 
 IDS = {"id": "bigint", "u": "string"}
 
@@ -62,7 +62,7 @@ def test_golden_whole(kind: str, shards: int) -> None:
     assert golden(run(kind, SCRIPTS[kind], shards=shards)) == GOLDENS[kind]
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", KILL_POINTS)
 @pytest.mark.parametrize("kind", SHAPES)
 def test_golden_crashed_in_every_epoch(kind: str, step: str) -> None:
     """Letters are neither lost nor doubled: they are part of the commit, and published like results."""
@@ -129,7 +129,7 @@ def test_panes_one_letter_per_row_with_the_windows_it_missed(kind: str, data: st
                 if source in model.lost:  # the watermark went on without it
                     idle.add(row["id"])
         model.epoch(item.rows)
-    at, step = data.draw(st.integers(0, len(script))), data.draw(st.sampled_from(STEPS))
+    at, step = data.draw(st.integers(0, len(script))), data.draw(st.sampled_from(KILL_POINTS))
     # a death forgets the quiet time that was not worth a commit, which the model does not know
     brief = any(isinstance(item, Quiet) and item.ms < IDLE for item in script)
     bound: dict[str, Any] = {}
@@ -167,7 +167,7 @@ def test_sessions_one_letter_per_late_row(data: st.DataObject) -> None:
     for epoch in epochs:
         model.epoch(epoch)
     script: list[Any] = plain(epochs)
-    at, step = data.draw(st.integers(0, len(script))), data.draw(st.sampled_from(STEPS))
+    at, step = data.draw(st.integers(0, len(script))), data.draw(st.sampled_from(KILL_POINTS))
     script = [*script[:at], Crash(step), *script[at:]]
     window = window_of(spec, lateness_ms=lateness, late_data="dlq")
     result = run_local(window, script, IDS, shards=data.draw(st.sampled_from([1, 4])))

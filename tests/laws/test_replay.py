@@ -26,7 +26,7 @@ from slackwater.operators.compile import compile_window
 from slackwater.replay import replay
 from slackwater.replay.tries import Ledger
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.kit import STEPS, Crash, LocalResult, Replay, Rows, pipeline_for, run_local
+from slackwater.testing.kit import KILL_POINTS, Crash, LocalResult, Replay, Rows, pipeline_for, run_local
 from slackwater.windows import backdated as windows
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
@@ -279,7 +279,7 @@ def test_what_is_bad_again_stays_the_same_letter_and_counts_its_tries() -> None:
 
 
 @pytest.mark.parametrize("topic", [False, True])
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", KILL_POINTS)
 def test_a_try_counts_once_wherever_a_replay_is_killed(tmp_path: Path, step: str, topic: bool) -> None:
     """A replay that dies at `step` is repeated, which is one more try only if the first was committed; then another one."""
     place = {"topic": "t", "partition": 0, "offset": 7} if topic else {}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from test_contract import LAW, SCHEMA, ascending, conserved, spec_of, table, two_sources, window_of
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.testing.kit import START_US, STEPS, Crash, LocalResult, Quiet, Rows, run_local
+from slackwater.testing.kit import KILL_POINTS, START_US, Crash, LocalResult, Quiet, Rows, run_local
 
 S = 1_000_000
 USERS = {"u": "string"}
@@ -304,12 +304,12 @@ SILENCE = [
 
 
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", KILL_POINTS)
 def test_dying_at_any_step_in_a_silence_changes_no_result(kind: str, step: str) -> None:
     """A crash before a commit forgets the quiet time since the last one: windows may close later, with the same rows."""
     closing = window(kind, idle_close_ms=CLOSE)
     whole = run(SILENCE, closing)
-    for at_ in range(STEPS.index(step) % 6, len(SILENCE), 6):
+    for at_ in range(KILL_POINTS.index(step) % 6, len(SILENCE), 6):
         result = run([*SILENCE[:at_], Crash(step), *SILENCE[at_:], *ticks(60)], closing)
         marks = [s.watermark_us or -1 for s in result.statuses]
         assert marks == sorted(marks)

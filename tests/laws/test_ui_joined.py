@@ -36,10 +36,10 @@ def test_the_buffers_are_those_of_the_story(tmp_path: Path, kind: str, seed: int
             assert side.share == (side.matched / len(rows) if rows else None)
         counts = Counter(r["user"] for r in waiting)
         if not counts:
-            assert side.crowd is None
+            assert side.hot_key is None
         else:
-            assert side.crowd is not None
-            assert side.crowd.rows == max(counts.values()) == counts[side.crowd.key["user"]]
+            assert side.hot_key is not None
+            assert side.hot_key.rows == max(counts.values()) == counts[side.hot_key.key["user"]]
         assert (side.source, side.keep_us) == (SOURCES[0 if side.side == "left" else 1], AROUND)
     content = pages.page(seen, Place("")).decode()
     assert "What waits for partners on each side" in content
@@ -51,6 +51,6 @@ def test_rows_that_had_to_go_are_not_among_them(tmp_path: Path) -> None:
     assert seen.joined is not None
     left, right = seen.joined.sides
     assert (left.entered, left.evicted, left.rows, right.rows) == (20, 13, 7, 0)
-    assert left.crowd is not None and left.crowd.rows == 7
+    assert left.hot_key is not None and left.hot_key.rows == 7
     assert seen.joined.watermark_us is None
     assert seen.top.accounted

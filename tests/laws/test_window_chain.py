@@ -31,9 +31,9 @@ def test_seeded_chains(first: int) -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"emit": "updates"}, '"updates" is for the last stage only'),
-        ({"late_data": "standalone"}, '"standalone" is for the last stage only'),
-        ({"late_data": "reopen", "allowed_lateness_ms": 5}, '"reopen" is for the last stage only'),
+        ({"emit": "updates"}, '"updates" is for stages that no other reads'),
+        ({"late_data": "standalone"}, '"standalone" is for stages that no other reads'),
+        ({"late_data": "reopen", "allowed_lateness_ms": 5}, '"reopen" is for stages that no other reads'),
         ({"group_by": ["_event_ts"]}, 'a column of its results is called "_event_ts"'),
     ],
 )

@@ -24,7 +24,7 @@ from tests.laws.by_epoch import Model, Panes, Sessions, Told
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.protocol import StateStore
-from slackwater.testing.kit import STEPS, Crash, LocalResult, Quiet, Restart, Rows, run_local
+from slackwater.testing.kit import KILL_POINTS, Crash, LocalResult, Quiet, Restart, Rows, run_local
 
 MS = 1000
 SCHEMA = {"u": "string", "id": "bigint", "f": "double", "g": "bigint"}
@@ -126,7 +126,7 @@ def _disturbed(rng: random.Random, batches: Sequence[list[Any]], timed: bool) ->
     troubled = rng.random() < 0.5
     for rows in batches:
         if troubled and rng.random() < 0.3:
-            step, shards = rng.choice(STEPS), rng.choice([None, None, 1, 2, 3])
+            step, shards = rng.choice(KILL_POINTS), rng.choice([None, None, 1, 2, 3])
             yield Crash(step, None if timed else shards)
         yield Rows({"a": rows})
         if rng.random() < 0.2:

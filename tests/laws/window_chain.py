@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import slackwater as sw
-from slackwater.engine.kill_points import STEPS
+from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.testing import oracle
 from slackwater.testing.pipeline import LocalPipeline
 
@@ -74,7 +74,7 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> None:
                 ts = (at - rng.choice([0, 0, 5, 30])) * MS
                 rows.append({"k": rng.choice("ab"), "p": rng.choice("xyz"), "v": rng.randrange(9), "ts": ts})
             if rng.random() < 0.4:
-                test.crash(rng.choice(STEPS), shards=rng.choice([None, 2, 3]))
+                test.crash(rng.choice(KILL_POINTS), shards=rng.choice([None, 2, 3]))
             test.pipe({"rows": rows})
             every += rows
             if rng.random() < 0.2:

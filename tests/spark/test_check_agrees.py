@@ -10,7 +10,7 @@ from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, pipeline
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import StartError
-from slackwater.runner import assemble
+from slackwater.runner import assemble, binding
 from slackwater.sources.lookups import Lookups
 from slackwater.spark.session import private
 
@@ -31,8 +31,7 @@ def bind(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
         def start(spec: Pipeline) -> None:
             sources = [assemble.source_of(session, spec, i, None) for i in range(len(spec.sources))]
-            assemble.bind(spec, session, sources)
-            assemble.ends(spec, session, sources)
+            binding.bind(spec, session, binding.frames_of(session, sources)).end(session)
 
         yield start
 

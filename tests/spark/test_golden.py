@@ -57,7 +57,7 @@ def shaped(kind: str) -> sw.Window:
     return simple(**SHAPE[kind], lateness_ms="40s")
 
 
-STEPS = [s for s in kill_points.STEPS if not s.startswith("stage.") and s != "checkpoint.after"]
+STEPS = [s for s in kill_points.KILL_POINTS if not s.startswith("stage.") and s != "checkpoint.after"]
 
 
 @KINDS

@@ -17,11 +17,14 @@ from tests.support.runner import Runner
 from tests.support.topics import Make, minutes, waited_for
 
 import slackwater as sw
+from slackwater.config.ways import Way
 from slackwater.engine import kill_points
 from slackwater.errors import EpochError, StartError
 from slackwater.operators.dead_letters import origin_column
 from slackwater.spark import analysis, origin
 from slackwater.spark.engine import SparkEngine
+
+IN = Way("in", "in")
 
 pytestmark = pytest.mark.spark
 
@@ -125,11 +128,11 @@ def rows(spark: Any) -> Any:
 def test_every_row_out_of_the_sql_knows_where_it_came_from(spark: Any, rows: Any, form: str) -> None:
     given, expected = FORMS[form]
     made = pipeline_with(given)
-    before = analysis.check_sql(spark, made, "in", rows)
-    sql = analysis.check_origin(spark, made, "in", rows)
-    assert sql == (expected or given)
+    before = analysis.check_sql(spark, made, IN, rows)
+    sql = analysis.check_origin(spark, made, IN, rows)
+    assert sql == ((expected or given),)
     view = rows.selectExpr("*", "ts AS _event_ts").selectExpr("*", origin_column(dict(rows.dtypes), "in"))
-    out = analysis.run_sql(spark, made, "in", view, sql)
+    out = analysis.run_sql(spark, made, IN, view, sql)
     assert [c for c in out.columns if c != "_origin"] == list(before)
     pairs = out.selectExpr("_event_ts", "CAST(_origin.value AS STRING) AS row").collect()
     assert pairs, "the form lets some rows through"
@@ -137,7 +140,7 @@ def test_every_row_out_of_the_sql_knows_where_it_came_from(spark: Any, rows: Any
 
 
 def test_without_sql_nothing_is_written(spark: Any, rows: Any) -> None:
-    assert analysis.check_origin(spark, pipeline_with(None), "in", rows) is None
+    assert analysis.check_origin(spark, pipeline_with(None), IN, rows) is None
 
 
 @pytest.mark.parametrize(
@@ -155,9 +158,9 @@ def test_without_sql_nothing_is_written(spark: Any, rows: Any) -> None:
 )  # fmt: skip
 def test_what_cannot_be_rewritten_is_said_in_one_line(spark: Any, rows: Any, sql: str, why: str) -> None:
     made = pipeline_with(sql)
-    analysis.check_sql(spark, made, "in", rows)
+    analysis.check_sql(spark, made, IN, rows)
     with pytest.raises(StartError, match='late_data = "dlq" needs the hidden column _origin of source') as raised:
-        analysis.check_origin(spark, made, "in", rows)
+        analysis.check_origin(spark, made, IN, rows)
     text = str(raised.value)
     assert f"it cannot be added ({why}" in text
     assert text.startswith('test: source "in": transform.sql: ')
@@ -168,7 +171,7 @@ def test_what_cannot_be_rewritten_is_said_in_one_line(spark: Any, rows: Any, sql
 def test_a_column_of_that_name_must_be_renamed(spark: Any, rows: Any) -> None:
     taken = rows.selectExpr("*", "1 AS _Origin")
     with pytest.raises(StartError, match='source "in" has a column "_origin", under which late_data = "dlq" carries'):
-        analysis.check_origin(spark, pipeline_with(None), "in", taken)
+        analysis.check_origin(spark, pipeline_with(None), IN, taken)
 
 
 @pytest.mark.parametrize(
@@ -403,7 +406,7 @@ def test_input_that_changes_between_the_two_looks_stops_the_epoch(
         "window": simple(late_data="dlq", **shape),
         "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
     }
-    monkeypatch.setattr(SparkEngine, "_stage_late", lambda *_: [])
+    monkeypatch.setattr(SparkEngine, "_write_late", lambda *_: [])
     with pytest.raises(EpochError, match="test: epoch 1: 1 late row and 0 letters: the input was not the same when"):
         runner.run(**given)
     monkeypatch.undo()

@@ -20,7 +20,7 @@ from slackwater.engine import kill_points
 from slackwater.errors import EpochError
 from slackwater.replay.replay import GONE
 from slackwater.runner import dead_letters
-from slackwater.runner.run import replay
+from slackwater.runner.replay import replay
 from slackwater.testing import oracle
 
 pytestmark = pytest.mark.spark

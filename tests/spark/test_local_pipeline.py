@@ -172,7 +172,7 @@ def test_sql_that_carries_no_hidden_column_is_run_batch_by_batch(spark: Any, tmp
     pipeline = files_pipeline(tmp_path, window, sql, on_error="drop")
     with LocalPipeline(pipeline, session=spark, listen=False) as test:
         assert test.front is not None
-        test.front._carried = dict.fromkeys(test.front._carried, False)
+        test.front._carried = dict.fromkeys(test.front._carried, None)
         for rows in BATCHES:
             test.pipe(rows)
         test.flush()

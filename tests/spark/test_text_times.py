@@ -19,7 +19,7 @@ from tests.support.runner import Runner
 import slackwater as sw
 from slackwater.core.schema import Field
 from slackwater.runner import dead_letters
-from slackwater.runner.run import replay
+from slackwater.runner.replay import replay
 from slackwater.sources.payload import Payload
 from slackwater.spark.epoch_sql import event_time_sql
 

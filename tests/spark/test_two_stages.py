@@ -132,7 +132,7 @@ def test_a_window_over_joined_rows(
 def test_hours_of_visits_as_the_page_has_them(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions, and a window over them, from the page's own config: run in two halves, the second time to the end."""
     page = (Path(__file__).parents[2] / "docs" / "stages.md").read_text()
-    (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    text, *_ = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(runner.home)
     rng, at, clicks = random.Random(7), dt.datetime(2024, 3, 1, tzinfo=dt.UTC), list[dict[str, str]]()
     for _ in range(600):

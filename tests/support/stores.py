@@ -14,10 +14,10 @@ from slackwater.state.commit import Commit
 from slackwater.state.protocol import Snapshot
 from slackwater.windows.aggregations import Agg
 from slackwater.windows.intervals import SessionLogic
-from slackwater.windows.logic import DEAD, SETTLED
+from slackwater.windows.logic import CLEAN, TOMBSTONE
 
 
-def manifest(epoch: int, **more: object) -> Commit:
+def commit(epoch: int, **more: object) -> Commit:
     return commit_of(epoch, **more)
 
 
@@ -32,7 +32,7 @@ def rows(*users: str) -> pl.DataFrame:
     count = len(users)
     return pl.DataFrame(
         {
-            "__h": list(range(count)), "__kh": list(range(count)), "__kind": [SETTLED] * count, "__start": [0] * count,
+            "__h": list(range(count)), "__kh": list(range(count)), "__kind": [CLEAN] * count, "__start": [0] * count,
             "__last": [5] * count, "__due": [10_006] * count, "user": list(users), "n.n": [1] * count,
         },
         schema=LOGIC.state_schema,
@@ -55,9 +55,11 @@ def go_on(store: Any, before: Commit | None, *users: str) -> Commit:
     metas = before.stages[0].segments[0] if before else ()
     shard = store.shard(0, 1, epoch, metas)
     old, new = shard.reader(LOGIC).scan(), rows(*users)
-    gone = old.filter(~pl.col("__h").is_in(new["__h"].implode())).with_columns(pl.lit(DEAD, pl.Int8).alias("__kind"))
+    gone = old.filter(~pl.col("__h").is_in(new["__h"].implode())).with_columns(
+        pl.lit(TOMBSTONE, pl.Int8).alias("__kind")
+    )
     metas = shard.stage(LOGIC, pl.concat([new, gone]).sort("__h"), old, -(1 << 62))
-    done: Commit = store.commit(manifest(epoch, segments=(metas,), windows=(len(users),)))
+    done: Commit = store.commit(commit(epoch, segments=(metas,), windows=(len(users),)))
     store.collect_garbage()
     return done
 

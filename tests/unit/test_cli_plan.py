@@ -17,6 +17,7 @@ from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import ConfigError, StateError
 from slackwater.evolution import compare
+from slackwater.evolution.change import Change
 from slackwater.runner import starting_offsets
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
@@ -52,7 +53,7 @@ def latest() -> Commit:
         return snapshot.commit
 
 
-def found(text: str) -> dict[str, compare.Change]:
+def found(text: str) -> dict[str, Change]:
     compared = compare.compare(toml.loads(text), latest())
     return {c.what: c for c in compared.changes}
 

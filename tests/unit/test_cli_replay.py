@@ -12,7 +12,7 @@ from slackwater.cli.dlq_replay import epochs, told
 from slackwater.config import toml
 from slackwater.errors import LockHeldError, StartError
 from slackwater.replay.replay import Outcome
-from slackwater.runner.run import replay
+from slackwater.runner.replay import replay
 from slackwater.sources.streams import FrameSource
 from slackwater.spark import reread
 from slackwater.state.files.store import FilesStore

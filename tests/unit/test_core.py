@@ -28,7 +28,7 @@ from slackwater.state.files import arrow, units
 from slackwater.state.files.merging import merge_plan
 from slackwater.state.files.store import FilesStore
 from slackwater.windows import hll
-from slackwater.windows.logic import Visit
+from slackwater.windows.logic import Due
 
 
 def test_importing_loads_nothing_heavy() -> None:
@@ -99,9 +99,9 @@ def test_the_newest_version_of_a_unit_wins_and_the_deleted_is_gone(tmp_path: Pat
     reader = units.SegmentReader(str(tmp_path), metas, dict(parts[0].schema))
     assert sorted(reader.scan()["__due"]) == [10, 21, 41]
     assert sorted(reader.units(np.array([2, 3, 4, 9]))["__due"]) == [21, 41]
-    due = reader.due(Visit(((5, 30),), ((5, 30),), (), loose_upto=0, start_before=99))
+    due = reader.due(Due(((5, 30),), ((5, 30),), (), pending_upto=0, start_before=99))
     assert sorted(due["__due"]) == [10, 21]
-    nothing = Visit(((100, 199),), ((0, 199),), (), loose_upto=0, start_before=199)
+    nothing = Due(((100, 199),), ((0, 199),), (), pending_upto=0, start_before=199)
     assert reader.due(nothing).is_empty()
 
 

@@ -87,7 +87,7 @@ def test_a_look_takes_a_few_files_and_goes_round(tmp_path: Path) -> None:
 def test_changes_are_part_of_the_offsets_and_old_lists_are_read(tmp_path: Path) -> None:
     store = FilesStore(str(tmp_path), "p")
     store.open()
-    name = store.stage_list(0, ['["file:///a", 1]', '["file:///b", 2]'])
+    name = store.write_list(0, ['["file:///a", 1]', '["file:///b", 2]'])
     before = {"segments": [name], "count": 2}
     after = note_changes(store, 1, before, [FileEntry("file:///a", 9, 4)])
     assert recall(store, after) == [FileEntry("file:///a", 9, 4), FileEntry("file:///b", 2)]

@@ -13,7 +13,7 @@ from slackwater.config import toml
 from slackwater.engine import fold
 from slackwater.errors import StartError
 from slackwater.query import inspect
-from slackwater.runner.run import replay
+from slackwater.runner.replay import replay
 from slackwater.state.commit import Commit
 from slackwater.watermark import SourceClock
 
@@ -135,13 +135,13 @@ def test_a_delta_table_is_appended_to(said, mode: str) -> None:  # type: ignore[
     assert f'  publish    driver  Delta table "{Path.cwd() / "out"}", append' in said("explain", config)
 
 
-def manifest(**more: object) -> Commit:
+def commit(**more: object) -> Commit:
     return commit_of(3, **({"pipeline": "paid", "committed_us": 0} | more))
 
 
 def test_the_clocks_of_the_sides_wait_for_their_lateness_alone() -> None:
     """Allowed lateness keeps rows, it does not hold the watermark back."""
-    clocks = fold.clocks(toml.loads(CONFIG), manifest())
+    clocks = fold.clocks(toml.loads(CONFIG), commit())
     assert {name: (type(c), c.lateness_us, c.idleness_us) for name, c in clocks.items()} == {
         "orders": (SourceClock, 10_000_000, 60_000_000),
         "payments": (SourceClock, 30_000_000, 60_000_000),
@@ -150,7 +150,7 @@ def test_the_clocks_of_the_sides_wait_for_their_lateness_alone() -> None:
 
 def test_what_looks_into_windows_says_that_there_are_none() -> None:
     with pytest.raises(StartError, match="paid: this looks into windows, and the config describes a join"):
-        inspect.logic_of(toml.loads(CONFIG), manifest())
+        inspect.logic_of(toml.loads(CONFIG), commit())
 
 
 def test_letters_of_a_join_are_not_replayed() -> None:

@@ -38,7 +38,7 @@ def test_every_message_has_an_anchor(message: Message) -> None:
     if told and message.kind == "StartError":
         assert len(message.text.replace("…", "").split()) < 4, (
             f"{message.file}:{message.line}: {message.text!r} is in no family that says what to do: add a pattern or a family "
-            "to slackwater/messages.py, then make reference"
+            "to slackwater/messages/, then make reference"
         )
     if message.text:
         assert message.text in TEXT, f"{message.text!r} is not in {PAGE}: make reference"
@@ -54,7 +54,7 @@ def test_every_family_has_a_heading_of_its_own_and_a_message() -> None:
     names = [f.anchor for f in FAMILIES]
     assert len(set(names)) == len(names)
     unused = {f.title for f in FAMILIES} - {m.family.title for m in FOUND if m.family}
-    assert not unused, f"no message is of {unused}: remove them from slackwater/messages.py"
+    assert not unused, f"no message is of {unused}: remove them from slackwater/messages/"
 
 
 def test_an_error_knows_its_place() -> None:

@@ -219,19 +219,17 @@ def test_run_takes_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         sw.run(pipeline, background=True, flush=True)
     from slackwater.runner import run as module
 
-    given: dict[str, Any] = {}
+    said: list[tuple[str, str]] = []
 
-    class Run:
-        def __init__(self, *args: Any) -> None:
-            given["notice"], given["observers"] = args[4], args[6]
+    def fails(runner: Any, *how: Any) -> Status | None:
+        runner.reporter.notice("warning", "law: a line")
+        runner.reporter.status(status(7))
+        raise StartError("law: there it is")
 
-        def told(self, *args: Any) -> Status | None:
-            given["observers"][-1].status(status(7))
-            raise StartError("law: there it is")
-
-    monkeypatch.setattr(module, "_Run", Run)
+    monkeypatch.setattr(background, "notice", lambda level, line: said.append((level, line)))
+    monkeypatch.setattr(module, "_run", fails)
     one = sw.run(pipeline, background=True, available_now=True)
     with pytest.raises(StartError, match="law: there it is"):
         one.wait(60)
     assert one.latest == status(7)
-    assert given["notice"] is background.notice
+    assert said == [("warning", "law: a line")]

@@ -19,12 +19,14 @@ from slackwater.core.schema import Field
 from slackwater.errors import CapExceededError
 from slackwater.joins.logic import JoinLogic
 from slackwater.operators.base import Figures, Operator, ShardTask
-from slackwater.operators.compile import compile_join, compile_window
+from slackwater.operators.compile import compile_join, compile_rows, compile_window
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
+from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.task import EmitReport, IngestReport, SideReport
 from slackwater.state.commit import SegmentMeta
+from slackwater.state.protocol import Stateless
 from slackwater.testing.kit import pipeline_for
 from slackwater.windows.logic import Logic
 
@@ -49,11 +51,22 @@ def join() -> IntervalJoin:
     return compile_join(pipeline_for(spec, ["a", "b"]), (FIELDS, FIELDS))
 
 
+def rows() -> Rows:
+    described = sw.Pipeline(
+        name="p",
+        sources=[sw.Source(name="a", dataframe=object())],
+        transform=sw.Transform(sql="SELECT u FROM source"),
+        target=sw.Target(connection=sw.ConsoleConnection()),
+    )
+    return compile_rows(described, list(FIELDS.values()))
+
+
 EVERY: dict[str, tuple[Callable[[], Operator], type]] = {
     "tumbling": (lambda: window("tumbling"), Panes),
     "hopping": (lambda: window("hopping"), Panes),
     "session": (lambda: window("session"), Sessions),
     "join": (join, IntervalJoin),
+    "rows": (rows, Rows),
 }
 
 
@@ -76,6 +89,7 @@ def test_what_tells_results_apart_and_what_a_row_that_goes_still_has() -> None:
     assert (window("tumbling").identity, window("tumbling").retraction) == (("u", "window_start"),) * 2
     assert window("session").retraction == ("u", "window_start", "session_id")
     assert (join().identity, join().retraction) == (None, ())
+    assert (rows().identity, rows().retraction) == (None, ())
 
 
 # -- in the commit -----------------------------------------------------------------------------------------------------
@@ -122,7 +136,8 @@ def test_segments_that_are_over_leave_without_uncovering_older_rows(kind: str) -
     metas = (meta("segments/a", 1), meta("segments/b", 9), meta("segments/c", 1), meta("", 1))
     left = EVERY[kind][0]().living(metas, 5)
     kept = [m.file for m in left]
-    assert kept == (["segments/b", ""] if kind == "join" else ["segments/b", "segments/c", ""])
+    expected = {"join": ["segments/b", ""], "rows": []}
+    assert kept == expected.get(kind, ["segments/b", "segments/c", ""])
 
 
 def test_a_bound_is_counted_exactly_where_windows_overlap() -> None:
@@ -169,13 +184,16 @@ class Strange:
 
 
 def test_every_room_answers_for_every_operator_or_refuses_it_by_name() -> None:
-    """Where joins have no answer, the question is about windows alone, and no join gets there."""
+    """Where joins have no answer, the question is about windows alone, and no join gets there; likewise where a stage without
+    state has none: it is about rows that were kept."""
     known: dict[str, set[str]] = {}
     for name, question in questions():
         bare = question.dispatch(object)
-        answered = {cls.__name__ for cls in (Panes, Sessions, IntervalJoin) if question.dispatch(cls) is not bare}
+        every = (Panes, Sessions, IntervalJoin, Rows)
+        answered = {cls.__name__ for cls in every if question.dispatch(cls) is not bare}
         known[name] = answered
-        assert answered in ({"Panes", "Sessions", "IntervalJoin"}, {"Panes", "Sessions"}, {"IntervalJoin"}), name
+        windows, stateful = {"Panes", "Sessions"}, {"Panes", "Sessions", "IntervalJoin"}
+        assert answered in (stateful | {"Rows"}, stateful, windows, {"IntervalJoin"}), name
         assert question.dispatch(Strange) is bare, name
     assert len(known) > 30
     for room in ("evolution", "maintenance", "query", "replay", "runner", "spark", "state", "testing", "ui", "windows"):
@@ -195,3 +213,4 @@ def test_an_operator_is_the_logic_that_stores_know() -> None:
     assert issubclass(Panes, Logic)
     assert issubclass(Sessions, Logic)
     assert issubclass(IntervalJoin, JoinLogic)
+    assert issubclass(Rows, Stateless)

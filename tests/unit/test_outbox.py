@@ -99,7 +99,7 @@ def committed(home: Path, **destination: Any) -> None:
     store = FilesStore(home, "law")
     store.open()
     store.prepare(LOGIC)
-    output = store.shard(0, 1, 0, ()).stage_output(SHARDS[0])
+    output = store.shard(0, 1, 0, ()).write_output(SHARDS[0])
     told = {"target": ["out", None, None], "letters": None, "columns": [f.name for f in LOGIC.output], **destination}
     update = {"epoch": 0, "output": (output,), "emitted": 2, "destination": told}
     store.commit(first_commit(["transform"], [LOGIC], 1, START_US, "s").model_copy(update=update))

@@ -156,8 +156,8 @@ def test_repeated_after_a_crash_it_doubles_nothing(stuck: Path, monkeypatch: pyt
     from slackwater.runner import set_aside
 
     pipeline = toml.load(stuck)
-    with set_aside.held(pipeline, 0) as (store, manifest):
-        set_aside._to_letters(pipeline, manifest, set_aside._rows(store, manifest), None)
+    with set_aside.held(pipeline, 0) as (store, commit):
+        set_aside._to_letters(pipeline, commit, set_aside._rows(store, commit), None)
     assert ask(monkeypatch, "set-aside", stuck, 0) == 0
     assert dead_letters.newest(pipeline, dead_letters.Wanted()).height == 2
 

@@ -104,7 +104,7 @@ def test_the_signatures_name_every_key_and_its_default(cls: type[sw.Window]) -> 
     (block,) = [n for n in body if isinstance(n, ast.If)]
     (init,) = [n for n in block.body if isinstance(n, ast.FunctionDef)]
     given = dict(zip([a.arg for a in init.args.kwonlyargs], init.args.kw_defaults, strict=True))
-    names = {"as": "as_"}
+    names = {"as": "as_", "from": "from_"}
     assert set(given) == {names.get(key, key) for key in cls.KINDS}
     for name, default in given.items():
         attribute = "schema_" if name == "schema" else name

@@ -80,11 +80,11 @@ def test_all_pipelines_of_a_directory_have_an_overview(tmp_path: Path) -> None:
         file.write_text(file.read_text().replace(str(tmp_path / name / "state"), str(tmp_path / "state")))
         ran(file, drawn(2, epochs=3))
         (tmp_path / "state" / "law").rename(tmp_path / "state" / name)
-        for manifest in (tmp_path / "state" / name / "manifests").glob("*.json"):
+        for commit in (tmp_path / "state" / name / "manifests").glob("*.json"):
             from slackwater.state.files.arrow import checksum
 
-            line = json.dumps({**json.loads(manifest.read_text().splitlines()[0]), "pipeline": name})
-            manifest.write_text(f"{line}\n{checksum(line.encode())}\n")
+            line = json.dumps({**json.loads(commit.read_text().splitlines()[0]), "pipeline": name})
+            commit.write_text(f"{line}\n{checksum(line.encode())}\n")
     found = watched_at(str(tmp_path / "state"))
     assert [w.pipeline.name for w in found] == ["one", "two"]
     running = serve(found, 0)
@@ -137,7 +137,7 @@ def test_files_that_no_commit_has_wait(tmp_path: Path) -> None:
         assert web.rows is None  # no file was read yet, so nobody knows how many rows one has
         # one that a commit has does not wait; its rows are those of one file
         store = FilesStore(tmp_path / "state", "law")
-        name = store.stage_list(0, [json.dumps([(tmp_path / "web" / n).as_uri(), 0, 2]) for n in ("a.jsonl",)])
+        name = store.write_list(0, [json.dumps([(tmp_path / "web" / n).as_uri(), 0, 2]) for n in ("a.jsonl",)])
         offsets = {"segments": [name], "count": 1}
         sources = {**snapshot.commit.sources}
         sources["web"] = sources["web"].model_copy(update={"offsets": offsets})

@@ -10,6 +10,7 @@ from slackwater.cli.text import plural, size
 from slackwater.config import documented, sql_check, toml
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.rows import Rows
 from slackwater.errors import ConfigError, StartError
 from slackwater.runner import places
 from slackwater.secrets import masked
@@ -53,9 +54,13 @@ def _check(file: Path, connect: bool) -> None:
         if found:
             raise StartError("\n".join(f"{pipeline.name}: {line.removeprefix(f'{pipeline.name}: ')}" for line in found))
         notes += connecting.notes(pipeline)
-    what = _described(pipeline)
-    for own in list(pipeline.alone.values())[1:]:
-        what = f"{what}, then {_described(own).replace('over 1 source', 'over what it emits')}"
+    (before, first), *more = pipeline.alone.items()
+    what = _described(first)
+    for name, own in more:
+        read = [w.name for w in own.ways]
+        over = "what it emits" if read == [before] else " and ".join(f'"{n}"' for n in read)
+        counted = plural(len(own.sources), "source")
+        what, before = f"{what}, then {_described(own).replace(f'over {counted}', f'over {over}')}", name
     print(masked(f"{file}: ok — {what}, {explain.state_text(pipeline)}"))
     for line in notes:
         print(masked(f"{file}: note: {line}"))
@@ -70,6 +75,8 @@ def _described(pipeline: Pipeline) -> str:
     step = pipeline.transform.step
     if isinstance(step, Join):
         return f"{explain.join_text(step)} on {plural(len(step.left_keys), 'key')}"
+    if isinstance(step, Rows):
+        return f"SQL over {plural(len(pipeline.sources), 'source')}"
     aggregations = plural(len(step.aggregations), "aggregation")
     return f"{step.kind} window over {plural(len(pipeline.sources), 'source')}, {aggregations}"
 
@@ -89,6 +96,8 @@ def explain_file(file: Path) -> None:
         step = own.transform.step
         if isinstance(step, Join):
             kept += explain.kept_text(step, own)
+        elif isinstance(step, Rows):
+            kept.append("none but offsets")
         else:
             kept.append(f"at most about {size(explain.projected_bytes(step))} at {step.max_groups_per_window:,} groups")
     for i, line in enumerate(kept):

@@ -22,7 +22,7 @@ def replay_file(file: Path, reason: str | None, epoch: str | None, limit: int | 
     """Load, replay, and print what was applied and what was left, with the reasons."""
     import polars as pl
 
-    from slackwater.runner.run import replay
+    from slackwater.runner.replay import replay
 
     first, last = epochs(epoch)
     pipeline = toml.load(file)

@@ -35,7 +35,7 @@ def show_file(file: Path, limit: int) -> None:
 
 def retry_file(file: Path, epoch: int) -> None:
     """Publish the epoch as a start does, and read nothing."""
-    from slackwater.runner.run import republish
+    from slackwater.runner.republish import republish
 
     pipeline = toml.load(file)
     view = views.choose(0)

@@ -12,7 +12,7 @@ import typer
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.evolution import compare
-from slackwater.evolution.compare import Comparison
+from slackwater.evolution.change import Comparison
 from slackwater.runner.assemble import store_of
 from slackwater.runner.places import check_former
 from slackwater.secrets import masked

@@ -25,7 +25,7 @@ def export_state(
         raise StartError(f"{out}: there is no directory {path.parent}; create it")
     store = store_at(where, pipeline, schema)
     with closing(store), StateView(store) as latest, latest if epoch is None else latest.as_of(epoch) as view:
-        manifest, found = view.manifest(), view.scan(where=condition)
+        commit, found = view.manifest(), view.scan(where=condition)
     aside = path.with_name(f".{path.name}.part")
     try:
         _write(found, aside, path.suffix)
@@ -35,9 +35,9 @@ def export_state(
     finally:
         aside.unlink(missing_ok=True)
     told = (
-        int(found[found.columns[-1]][0]) if found.height else manifest.epoch
+        int(found[found.columns[-1]][0]) if found.height else commit.epoch
     )  # its last column; a runner may have gone on
-    print(f"{plural(found.height, 'window')} of {manifest.pipeline} as of epoch {told}, in {out}")
+    print(f"{plural(found.height, 'window')} of {commit.pipeline} as of epoch {told}, in {out}")
 
 
 def _write(frame: pl.DataFrame, path: Path, suffix: str) -> None:

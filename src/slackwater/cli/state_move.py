@@ -43,8 +43,8 @@ def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> Non
         print("nothing was changed (--dry-run)")
         return
     store = store_at(where, pipeline, schema)
-    with editing(store) as manifest:
-        done = store.commit(next_of(manifest, _now()))
+    with editing(store) as commit:
+        done = store.commit(next_of(commit, _now()))
     print(f"committed as epoch {done.epoch}, in format {done.format}; earlier versions of slackwater cannot read it")
 
 
@@ -93,17 +93,17 @@ def reset_state(where: str, offsets: Sequence[str], pipeline: str | None, schema
 
 
 def _reset(store: StateStore, offsets: Sequence[str], config: Pipeline | None) -> Commit:
-    with editing(store) as manifest:
-        made = reset_offsets.moves(manifest, offsets, config)
-        _tell(manifest, made)
+    with editing(store) as commit:
+        made = reset_offsets.moves(commit, offsets, config)
+        _tell(commit, made)
         if all(m.before == m.after for m in made):
-            raise StartError(f"{manifest.pipeline}: the sources go on there already; nothing was committed")
-        return store.commit(next_of(manifest, _now(), sources=reset_offsets.moved(manifest, made)))
+            raise StartError(f"{commit.pipeline}: the sources go on there already; nothing was committed")
+        return store.commit(next_of(commit, _now(), sources=reset_offsets.moved(commit, made)))
 
 
-def _tell(manifest: Commit, made: Sequence[reset_offsets.Move]) -> None:
+def _tell(commit: Commit, made: Sequence[reset_offsets.Move]) -> None:
     """Before and after, and what it means."""
-    print(f"{manifest.pipeline}: epoch {manifest.epoch}; its windows and clocks stay as they are")
+    print(f"{commit.pipeline}: epoch {commit.epoch}; its windows and clocks stay as they are")
     lines = [["source", "partition", "goes on at", "will go on at", ""]]
     for move in made:
         if move.is_files:

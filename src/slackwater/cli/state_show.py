@@ -69,9 +69,9 @@ def _summary(store: StateStore, name: str) -> dict[str, Any]:
         return {"pipeline": name, "error": str(error)}
 
 
-def _open(manifest: Commit) -> int:
+def _open(commit: Commit) -> int:
     """Open windows of the last stage: sessions, or (key, pane)."""
-    last = manifest.stages[-1]
+    last = commit.stages[-1]
     return sum(last.windows) or sum(sum(groups) for groups in last.panes.values())
 
 

@@ -80,6 +80,8 @@ def summary(status: Status | None, pipeline: str, where: str) -> str:
             "rows",
             " and ".join(f"{held.rows:,} {side}" for side, held in status.buffered.items()) + " rows buffered",
         )
+    if status.window_kind == "rows":
+        what, left = "rows", "no state"
     keyless = sum(side.get("keyless", 0) for side in c.sides.values())
     lines = [
         f"{pipeline}: epoch {status.epoch}, {plural(c.rows_in, 'row')} in",

@@ -67,7 +67,10 @@ def lines(w: Why, file: str) -> Iterator[str]:
     if (advice := said(w.lateness)) is not None:
         yield advice
     yield ""
-    yield from _waiting(w, file) if w.kind == "join" else _following(w)
+    if w.kind == "rows":
+        yield "no state: rows go on as they come, in the epoch that reads them; nothing waits"
+    else:
+        yield from _waiting(w, file) if w.kind == "join" else _following(w)
     if w.key is not None:
         yield ""
         yield from _of_key(w, w.key)

@@ -10,20 +10,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import CONNECTIONS, Connection, KafkaConnection
+from slackwater.config.rows import ROWS
 from slackwater.config.source import Lookup, Source, declared_columns
 from slackwater.config.spec import Problem, Values
 from slackwater.config.spelling import nearest, show
 
 if TYPE_CHECKING:
     from slackwater.config.join import Join
+    from slackwater.config.rows import Rows
     from slackwater.config.target import StateStore, Target
     from slackwater.config.window import Window
 
 
-def step_of(values: Values) -> Window | Join | None:
-    """The window or the join of a draft; None if it has neither."""
+def step_of(values: Values) -> Window | Join | Rows | None:
+    """The step of a draft; None if it has none that could be read."""
     transform = values.get("transform")
-    return None if transform is None else transform.window or transform.join
+    if transform is None:
+        return None
+    return transform.window or transform.join or (ROWS if transform.is_rows else None)
 
 
 def resolve(reference: object, known: Mapping[str, Connection]) -> Connection | None:
@@ -49,10 +53,11 @@ def check_connections(values: Values) -> Iterator[Problem]:
     """Every reference names a connection that is there and can do what is asked of it."""
     known: Mapping[str, Any] = values.get("connections", {})  # None: there, but wrong itself
     readers = [(f"sources[{i}]", s) for i, s in enumerate(values.get("sources", ())) if s.dataframe is None]
-    transform = values.get("transform")
-    if transform is not None:
-        lookups = (transform.lookups or {}).items()
-        readers += [(f"transform.lookups.{name}", lookup) for name, lookup in lookups if not lookup._wrong]
+    stages = values.get("stages") or ()
+    given = [(f"stages[{i}]", s) for i, s in enumerate(stages)] or [("transform", values.get("transform"))]
+    for at, transform in given:
+        lookups = {} if transform is None else transform.lookups or {}
+        readers += [(f"{at}.lookups.{name}", lookup) for name, lookup in lookups.items() if not lookup._wrong]
     for at, spec in readers:
         if spec.connection is None or "connection" in spec._wrong:
             continue
@@ -110,8 +115,9 @@ def check_event_time(values: Values) -> Iterator[Problem]:
     named = step.event_time_column != "_event_ts"
     undecided = bool({"event_time_column", "time_mode"} & step._wrong)
     known: Mapping[str, Any] = values.get("connections", {})
+    read = values.get("read")  # of one stage among several: the sources that it reads
     for i, source in enumerate(values.get("sources", ())):
-        if undecided or "schema" in source._wrong:
+        if undecided or "schema" in source._wrong or (read is not None and source.name not in read):
             continue
         columns = [c.casefold() for c in declared_columns(source.schema_)] if source.schema_ else []
         found = resolve(source.connection, known) if source.connection is not None else None
@@ -121,7 +127,8 @@ def check_event_time(values: Values) -> Iterator[Problem]:
             yield f"sources[{i}].schema", f'declares "_event_ts", which is injected; rename the column{use}'
         files_keys = source.format is not None or "format" in source._wrong  # of an unknown connection its keys tell
         of_files = files_keys if found is None else found.kind == "files"
-        if not (processing or named) and source.dataframe is None and of_files and "_event_ts" not in columns:
+        needed = step is not ROWS and not (processing or named)
+        if needed and source.dataframe is None and of_files and "_event_ts" not in columns:
             which = f"source {show(source.name)}" if source.name else f"sources[{i}]"
             yield (
                 f"{step.AT}.event_time_column",
@@ -210,20 +217,23 @@ def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
 
 def check_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
     """Rows that are to be kept need a place, and a place needs rows."""
-    transform = values.get("transform")
-    if transform is None or "dead_letter" in wrong:
+    transforms = values.get("stages") or [values.get("transform")]
+    if any(t is None for t in transforms) or "dead_letter" in wrong:
         return
-    step = step_of(values)
-    undecided = "on_error" in transform._wrong or step is None or "late_data" in step._wrong
-    late_data = None if step is None else step.late_data
-    given = (("on_error", transform.on_error), ("late_data", late_data))
+    steps = [t.window or t.join for t in transforms]
+    undecided = any("on_error" in t._wrong for t in transforms) or any(s and "late_data" in s._wrong for s in steps)
+    undecided = undecided or (steps == [None] and transforms[0].sql is None)
+    on_errors, policies = [t.on_error for t in transforms], [s.late_data for s in steps if s is not None]
+    on_error = "dlq" if "dlq" in on_errors else on_errors[0]
+    late_data = next((p for p in ("dlq", "reopen") if p in policies), policies[0] if policies else None)
+    given = (("on_error", on_error), ("late_data", late_data))
     wanted = [key for key, value in given if value == "dlq"]
     placed = values.get("dead_letter") is not None
     # under "reopen" what is late for good goes there, if there is a place
     if placed and not wanted and late_data != "reopen" and not undecided:
         yield (
             "dead_letter",
-            f"on_error is {show(transform.on_error)} and late_data {show(late_data)}, under which nothing goes there; "
+            f"on_error is {show(on_error)} and late_data {show(late_data)}, under which nothing goes there; "
             'set one of them to "dlq", or remove it',
         )
     if wanted and not placed:

@@ -40,7 +40,7 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
         "connections": "Where systems are and how to reach them, by name: [connections.<name>].",
         "sources": "The streams of rows that are read: [[sources]].",
         "transform": "The SQL, and the window or the join.",
-        "stages": "A join and then a window over what it emits, instead of [transform].",
+        "stages": "Several steps instead of [transform], each over sources or over what stages above it emit: [[stages]].",
         "target": "Where results go.",
         "state_store": "Where open windows, offsets and watermarks are kept.",
         "dead_letter": 'Where bad rows go under on_error = "dlq", and late ones under late_data = "dlq".',
@@ -77,14 +77,15 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
         "lateness_ms": "Overrides the lateness of the window or join for this source.",
     },
     Transform: {
-        "sql": "Row-wise SQL over the view `source`; what it selects is what the window sees. Keep _event_ts.",
+        "sql": "Row-wise SQL over the view `source`; what it selects is what the window sees; keep _event_ts. Without a window or join: what comes out.",
         "on_error": "Bad rows: stop the pipeline, drop and count them, or send them to [dead_letter].",
         "window": "A window over the rows.",
         "join": "A join of two sources, instead of a window.",
         "lookups": "Small tables that the SQL may join, by name: [transform.lookups.<name>].",
     },
     Stage: {
-        "name": "What the rows that the stage emits are called where the next one reads them.",
+        "name": "What the rows that the stage emits are called where other stages read them.",
+        "from": "What it reads: a source, a stage above it, or a list of them; by default the stage above it.",
     },
     Lookup: {
         "connection": "The name of one of the [connections] of kind files.",

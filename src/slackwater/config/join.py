@@ -163,7 +163,7 @@ class Join(Step):
         return max(upper, 0) + allowed, max(-lower, 0) + allowed
 
     @property
-    def hold_ms(self) -> int:
+    def watermark_delay_ms(self) -> int:
         """How far behind the watermark, at the most, the event time of a row may lie that comes out."""
         (lower, upper), (left, right) = self.bounds_ms, self.outer
         by_left = max(0, upper) if left or self.event_time == "left" else 0

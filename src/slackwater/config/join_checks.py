@@ -43,13 +43,16 @@ def check_join(values: Values) -> Iterator[Problem]:
 
 
 def check_only_added(values: Values) -> Iterator[Problem]:
-    """Joined rows are pairs, equal ones too: nothing tells them apart, so they replace nothing."""
+    """Joined rows are pairs, equal ones too, and so are those of SQL alone: nothing tells them apart, so they replace nothing."""
     target: Target | None = values.get("target")
-    if _join(values) is None or target is None or target.mode != "merge":
+    joins = _join(values) is not None
+    of_rows = values.get("transform") is not None and values["transform"].is_rows
+    if not (joins or of_rows) or target is None or target.mode != "merge":
         return
+    what, where = ("joined rows", "a join") if joins else ("rows of SQL alone", "them")
     found = resolve(target.connection, values.get("connections", {}))
     if found is not None and found.kind == "delta":  # of another kind it has no mode at all
         yield (
             "target.mode",
-            '"merge" replaces rows of equal identity, which joined rows do not have; use "append" (the default for a join)',
+            f'"merge" replaces rows of equal identity, which {what} do not have; use "append" (the default for {where})',
         )

@@ -21,7 +21,7 @@ from slackwater.config.join import Join
 from slackwater.config.pipeline import LONGEST_NAME, NAME, Pipeline, Transform
 from slackwater.config.source import Source
 from slackwater.config.spec import Spec
-from slackwater.config.step import Step
+from slackwater.config.step import MOST_STAGES, Step
 from slackwater.config.target import StateStore
 from slackwater.config.window import _KEYS_OF, KINDS_OF_WINDOW, Window
 
@@ -194,7 +194,8 @@ def _rules(spec: type[Spec]) -> list[Schema]:
         rules.append({"if": {"required": ["avro_schema_file"]}, "then": _only("payload_format", "avro")})
         rules.append(_where({"enum": ["avro", "raw"]}, _without(["schema"]), "payload_format"))
     if issubclass(spec, Transform):
-        rules.append({"oneOf": [{"required": ["window"]}, {"required": ["join"]}]})
+        rules.append({"anyOf": [{"required": [key]} for key in ("window", "join", "sql")]})
+        rules.append({"not": {"required": ["window", "join"]}})
         rules.append({"if": {"required": ["join"]}, "then": _without(["sql"])})
     if spec is StateStore:
         rules.append(_where({"const": "files"}, {"required": ["path"], **_without(["url", "schema"])}, "kind"))
@@ -275,10 +276,9 @@ def _pipeline_rules() -> list[Schema]:
     kept = {"anyOf": [keeps, has("window", "late_data", "dlq"), has("join", "late_data", "dlq")]}
     two_sides = {"properties": {"sources": {"minItems": 2, "maxItems": 2}}}
     return [
-        {"properties": {"sources": {"minItems": 1}, "stages": {"minItems": 2, "maxItems": 2}}},
+        {"properties": {"sources": {"minItems": 1}, "stages": {"minItems": 2, "maxItems": MOST_STAGES}}},
         {"oneOf": [{"required": ["transform"]}, {"required": ["stages"]}]},
         {"if": {"anyOf": [joins, has("window", "kind", "session")]}, "then": {"required": ["state_store"]}},
-        {"if": {"required": ["stages"]}, "then": {"required": ["state_store"]}},
         {"if": joins, "then": two_sides},
         {"if": kept, "then": {"required": ["dead_letter"]}},
     ]

@@ -122,6 +122,16 @@ def texts(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+@shaped(anyOf=[{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string", "minLength": 1}}])
+def names(value: Any) -> tuple[str, ...]:
+    """One name, or several."""
+    if isinstance(value, str) and value:
+        return (value,)
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(v, str) and v for v in value):
+        raise MismatchError("a name, or a list of names")
+    return tuple(value)
+
+
 def settings(wanted: str) -> Kind:
     """The kind of a table whose keys belong to somebody else: Spark, a client, a reader."""
 

@@ -7,12 +7,13 @@ from pathlib import PurePath
 from typing import Any, Self, TypeVar
 
 from slackwater.config.checks import resolve
-from slackwater.config.pipeline import Pipeline
+from slackwater.config.pipeline import Pipeline, Stage, Transform
 from slackwater.config.source import Lookup, Source
 from slackwater.config.spelling import Interpolated
 from slackwater.config.target import StateStore, Target
 
 _S = TypeVar("_S", Source, Lookup, Target, StateStore)
+_T = TypeVar("_T", Transform, Stage)
 
 
 class Anchored(str):
@@ -56,15 +57,18 @@ def anchored(pipeline: Pipeline, folder: PurePath) -> Pipeline:
         files = spec.dataframe is None and (c := resolve(spec.connection, pipeline.connections)) and c.kind == "files"
         return at(spec, *(("query",) if files else ()), "avro_schema_file")
 
-    transform = pipeline.transform.model_copy(
-        update={"lookups": {name: at(lookup, "query") for name, lookup in pipeline.transform.lookups.items()}}
-    )
+    def looking_up(transform: _T) -> _T:
+        found = {name: at(lookup, "query") for name, lookup in transform.lookups.items()}
+        return transform.model_copy(update={"lookups": found}) if found else transform
+
+    stages = tuple(looking_up(s) for s in pipeline.stages)
+    first = next((s for s in stages if s.name == getattr(pipeline.transform, "name", None)), None)
     store, letters = pipeline.state_store, pipeline.dead_letter
     return pipeline.model_copy(
         update={
             "sources": tuple(map(source, pipeline.sources)),
-            "transform": transform,
-            "stages": (transform, *pipeline.stages[1:]) if pipeline.stages else (),
+            "transform": first or looking_up(pipeline.transform),
+            "stages": stages,
             "target": at(pipeline.target, "path"),
             "dead_letter": None if letters is None else at(letters, "path"),
             "state_store": None if store is None else at(store, "path"),

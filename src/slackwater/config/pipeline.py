@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import Field
 
+from slackwater.config.bounds import Bounds, bounds_of
 from slackwater.config.checks import (
     check_connections,
     check_corrections,
@@ -23,12 +23,25 @@ from slackwater.config.connection import Connection, all_connections
 from slackwater.config.held_names import check_held_names
 from slackwater.config.join import Join
 from slackwater.config.join_checks import check_join, check_only_added
-from slackwater.config.kinds import Duration, Kind, MismatchError, NestedError, choice, duration, settings, shaped, text
-from slackwater.config.source import Lookup, Source
+from slackwater.config.kinds import (
+    Duration,
+    Kind,
+    MismatchError,
+    NestedError,
+    choice,
+    duration,
+    names,
+    settings,
+    shaped,
+    text,
+)
+from slackwater.config.rows import ROWS, Rows
+from slackwater.config.source import Lookup, Results, Source
 from slackwater.config.spec import Problem, Spec, Values, many, one
 from slackwater.config.spelling import show, show_key
-from slackwater.config.stage_checks import check_stages
+from slackwater.config.stage_checks import check_stages, each_step
 from slackwater.config.target import StateStore, Target
+from slackwater.config.ways import Way, reads, steps, ways
 from slackwater.config.window import Window
 from slackwater.core.notebook import Shown
 from slackwater.errors import ConfigError
@@ -54,7 +67,10 @@ def _lookups(value: Any) -> dict[str, Lookup]:
 
 
 class Transform(Spec):
-    """The SQL pre-stage (row-wise, over the view `source`), what to do with bad rows, and the window or the join."""
+    """The SQL pre-stage (row-wise, over the view `source`), what to do with bad rows, and the window or the join.
+
+    With SQL alone what it selects is what comes out: a stage without state.
+    """
 
     sql: str | None = None
     on_error: str = "fail"
@@ -85,11 +101,15 @@ class Transform(Spec):
     AT: ClassVar[str] = "transform"  # where a config describes it
 
     @property
-    def step(self) -> Window | Join:
-        """The stateful step: exactly one of the two is given."""
-        step = self.window or self.join
-        assert step is not None
-        return step
+    def step(self) -> Window | Join | Rows:
+        """The window or the join, of which at most one is given; else the SQL is all there is."""
+        return self.window or self.join or ROWS
+
+    @property
+    def is_rows(self) -> bool:
+        """Whether the SQL is all there is, also of a draft: a stage without state."""
+        none = self.window is None and self.join is None and not {"window", "join"} & self._wrong
+        return none and self.sql is not None
 
     def sql_of(self, source: str) -> str | None:
         """The SQL pre-stage of a source's rows: one for all sources of a window, one per side of a join."""
@@ -106,7 +126,7 @@ class Transform(Spec):
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         window, join = (key in values or key in wrong for key in ("window", "join"))
-        if not window and not join:
+        if not window and not join and not ("sql" in values or "sql" in wrong):
             yield "window", f"missing; {_STEP.replace('transform', cls.AT)}"
         if window and join:
             yield "join", f"given beside [{cls.AT}.window]; a stage is one or the other: remove one of them"
@@ -115,12 +135,14 @@ class Transform(Spec):
 
 
 class Stage(Transform):
-    """One of several steps in a row: the first reads the sources, each other one what the one before it emits.
+    """One of several steps: a window, a join, or SQL alone.
 
-    `name` is what the rows that it emits are called where the next one reads them.
+    `name` is what the rows that it emits are called where other stages read them. `from_`: what it reads, sources or stages
+    above it; without it the sides of a join, else the stage above it, the first one all sources.
     """
 
     name: str
+    from_: tuple[str, ...] = Field(default=(), alias="from")
 
     if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
 
@@ -128,6 +150,7 @@ class Stage(Transform):
             self,
             *,
             name: str,
+            from_: str | Sequence[str] = ...,
             sql: str | None = None,
             on_error: str = "fail",
             window: Window | None = None,
@@ -136,7 +159,8 @@ class Stage(Transform):
         ) -> None: ...
 
     AT: ClassVar[str] = "stages"
-    KINDS: ClassVar[Mapping[str, Kind]] = {"name": text, **Transform.KINDS}
+    KINDS: ClassVar[Mapping[str, Kind]] = {"name": text, "from": names, **Transform.KINDS}
+    FIELDS: ClassVar[Mapping[str, str]] = {"from": "from_"}
     REQUIRED: ClassVar[tuple[str, ...]] = ("name",)
 
     @classmethod
@@ -144,8 +168,9 @@ class Stage(Transform):
         return "give the stage a name"
 
 
-_STEP = "describe the window in [transform.window], or the join in [transform.join]"
+_STEP = "describe the window in [transform.window], or the join in [transform.join], or only sql in [transform]"
 _Connected = TypeVar("_Connected", Source, Lookup, Target)
+_Transformed = TypeVar("_Transformed", Transform, Stage)
 TRANSFORM = "transform"  # what the stage of a pipeline without `stages` is called
 LONGEST_NAME = 200  # a file system takes 255, and a state that is put aside gets a time behind its name
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -168,6 +193,7 @@ class Pipeline(Spec, Shown):
     spark: Mapping[str, str] = Field(default_factory=dict)
     trigger_interval_ms: int = 0
     idle_pause_ms: int = 500
+    given_ways: Any = Field(default=(), exclude=True, repr=False)  # of `Way`, of one stage by itself: see `alone`
 
     if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
 
@@ -204,15 +230,54 @@ class Pipeline(Spec, Shown):
     REQUIRED: ClassVar[tuple[str, ...]] = ("name", "sources", "target")
 
     @property
+    def steps(self) -> list[Stage]:
+        """The stages that run, see `config.ways`; none where there is one [transform]."""
+        return steps(self.stages, self.shown)
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The stages whose results a target gets."""
+        return (self.stages[-1].name,) if self.stages else (TRANSFORM,)
+
+    @property
     def alone(self) -> dict[str, Pipeline]:
-        """Each stage by itself, in order, by name: a pipeline of this step whose sources are what the stage reads."""
+        """Each stage that runs by itself, in order, by name: a pipeline of this step, whose sources are where its rows come from."""
         if not self.stages:
             return {TRANSFORM: self}
-        found = {self.stages[0].name: self}
-        for before, stage in pairwise(self.stages):
-            sources = (Source(name=before.name, dataframe=object()),)
-            found[stage.name] = self.model_copy(update={"transform": stage, "stages": (), "sources": sources})
+        sources, steps = {s.name: s for s in self.sources}, {s.name: s.step for s in self.stages}
+        read = reads(self.stages, list(sources))
+        found = {}
+        for stage in self.steps:
+            given = ways(stage, self.stages, read)
+            origins = dict.fromkeys(w.origin for w in given)
+            own = tuple(sources.get(n) or Source(name=n, dataframe=Results(bounds_of(steps[n]))) for n in origins)
+            changed = {"transform": stage, "stages": (), "sources": own, "given_ways": given}
+            found[stage.name] = self.model_copy(update=changed)
         return found
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """How rows come to the only step that this is: see `alone`."""
+        return self.given_ways or tuple(Way(s.name, s.name) for s in self.sources)
+
+    def ways_from(self, origin: str) -> tuple[Way, ...]:
+        """Those on which the rows of one source come, or what one stage emits."""
+        return tuple(w for w in self.ways if w.origin == origin)
+
+    def texts(self, way: Way) -> list[tuple[str, str]]:
+        """The SQL that rows on a way go through, in order: where a config has it, and the text."""
+        found = [(f'stage "{s.name}": sql', s.sql) for s in way.through]
+        own = self.transform
+        return [(at, sql) for at, sql in (*found, (own.sql_key(way.name), own.sql_of(way.name))) if sql is not None]
+
+    def bounds(self, origin: str) -> Bounds:
+        """By what rows from there may be put together."""
+        return next(s for s in self.sources if s.name == origin).bounds
+
+    @property
+    def lookups(self) -> dict[str, Lookup]:
+        """The lookups of all stages: what has one name is one lookup."""
+        return {n: x for t in (*self.stages, self.transform) for n, x in t.lookups.items()}
 
     @property
     def last(self) -> Pipeline:
@@ -220,12 +285,12 @@ class Pipeline(Spec, Shown):
         return list(self.alone.values())[-1]
 
     @property
-    def hold_ms(self) -> int:
+    def watermark_delay_ms(self) -> int:
         """How far before its watermark the results of this stage may lie: so far behind is the stage that reads them."""
-        return 0 if self.transform.join is None else self.transform.join.hold_ms
+        return 0 if self.transform.join is None else self.transform.join.watermark_delay_ms
 
     def implied(self) -> Values:
-        return {"transform": self.stages[0]} if self.stages else {}
+        return {"transform": self.steps[0]} if self.stages else {}
 
     @property
     def keeps_late(self) -> bool:
@@ -263,7 +328,7 @@ class Pipeline(Spec, Shown):
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         if values.get("stages"):
             yield from check_stages(values, wrong)
-            values.setdefault("transform", values["stages"][0])  # what reads the sources
+            values.setdefault("transform", steps(values["stages"], [values["stages"][-1].name])[0])
         elif "transform" not in values and not {"transform", "stages"} & wrong:
             yield "transform", f"missing; {_STEP}"
         name = values.get("name")
@@ -278,9 +343,11 @@ class Pipeline(Spec, Shown):
             yield "sources", "empty; describe at least one in [[sources]]"
         yield from check_names(values.get("sources", ()))
         yield from check_connections(values)
-        yield from check_event_time(values)
-        yield from check_join(values)
-        yield from check_state(values, wrong)
+        if not values.get("stages"):
+            yield from check_join(values)
+        for own in each_step(values):
+            yield from check_event_time(own)
+            yield from check_state(own, wrong)
         yield from check_letters(values, wrong)
         last = {**values, "transform": values["stages"][-1]} if values.get("stages") else values
         yield from check_corrections(last)
@@ -309,12 +376,17 @@ def _name_connections(values: Values) -> None:
             known[name] = given
         return spec.model_copy(update={"connection": name})
 
-    transform: Transform = values["transform"]
-    lookups = {name: named(lookup) for name, lookup in transform.lookups.items()}
+    def looking_up(transform: _Transformed) -> _Transformed:
+        lookups = {name: named(lookup) for name, lookup in transform.lookups.items()}
+        return transform.model_copy(update={"lookups": lookups}) if lookups else transform
+
     values["sources"] = tuple(named(s) for s in values["sources"])
-    values["transform"] = transform.model_copy(update={"lookups": lookups})
-    if values.get("stages"):
-        values["stages"] = (values["transform"], *values["stages"][1:])
+    if stages := values.get("stages"):
+        values["stages"] = tuple(looking_up(s) for s in stages)
+        first = values["transform"].name
+        values["transform"] = next(s for s in values["stages"] if s.name == first)
+    else:
+        values["transform"] = looking_up(values["transform"])
     for place in ("target", "dead_letter"):
         if values.get(place) is not None:
             values[place] = _with_format(named(values[place]), known)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from slackwater.config import ddl
+from slackwater.config.bounds import ROW_BY_ROW, Bounds
 from slackwater.config.connection import Connection, connection_or_name
 from slackwater.config.kinds import (
     Duration,
@@ -96,6 +98,13 @@ def declared_columns(ddl: str) -> list[str]:
             fields[-1] += token
     named = [re.match(r"\s*(?:`([^`]*)`|([^\s:`]+))", f) for f in fields]
     return [m[1] or m[2] or "" for m in named if m]
+
+
+@dataclass(frozen=True)
+class Results:
+    """In the place of a DataFrame: the source is what a stage emits, whose rows may be put together by `bounds`."""
+
+    bounds: Bounds
 
 
 class Source(Spec):
@@ -187,6 +196,16 @@ class Source(Spec):
         if "name" not in values and "query" in values:
             values["name"] = values["query"]
         return values, wrong
+
+    @property
+    def bounds(self) -> Bounds:
+        """By what its rows may be put together, though each epoch sees only its own."""
+        return self.dataframe.bounds if isinstance(self.dataframe, Results) else ROW_BY_ROW
+
+    @property
+    def of_stage(self) -> bool:
+        """Whether it stands for what a stage emits."""
+        return isinstance(self.dataframe, Results)
 
     def implied(self) -> Values:
         return {"name": self.query}

@@ -1,6 +1,6 @@
 """What a config's SQL, keys and columns say against its schemas, found without Spark and without files.
 
-declared schema ──▶ event time ──▶ SQL (sql_query) ──▶ gap, keys, columns of the aggregations, sides of a join ──▶ next stage
+declared schema ──▶ event time ──▶ SQL (`sql.query`) ──▶ gap, keys, columns of the aggregations, sides of a join ──▶ next stage
 
 It is on the safe side: what it reports, a start refuses as well; what it cannot know it lists as not checked, with the reason.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slackwater.config import ddl
 from slackwater.config.aggregation import Aggregation
@@ -17,9 +17,11 @@ from slackwater.config.aggregator import UnfitError
 from slackwater.config.checks import resolve
 from slackwater.config.join import SIDES, Join, output_names
 from slackwater.config.pipeline import Pipeline, Stage
+from slackwater.config.rows import Rows
 from slackwater.config.source import Lookup, Source, injected
 from slackwater.config.spelling import Interpolated, nearest, show
-from slackwater.config.sql_query import UNKNOWN, Columns, Findings, expression, query
+from slackwater.config.sql.columns import UNKNOWN, Columns, Findings
+from slackwater.config.sql.query import expression, query
 from slackwater.config.window import Window
 from slackwater.errors import StartError
 
@@ -64,11 +66,10 @@ def check(pipeline: Pipeline) -> Checked:
     if changed:
         found.skip("transform", f'SQL and columns, as [spark] sets "{changed[0]}", which changes what SQL means')
         return found
-    first = _Step(pipeline, pipeline.stages[0].AT + "[0]" if pipeline.stages else "transform", found)
     given = {source.name: _columns(pipeline, i, source, found) for i, source in enumerate(pipeline.sources)}
-    out = first.check(given)
-    for number, own in enumerate(list(pipeline.alone.values())[1:], 1):
-        out = _Step(own, f"{Stage.AT}[{number}]", found).check({own.sources[0].name: out})
+    at = {s.name: f"{Stage.AT}[{n}]" for n, s in enumerate(pipeline.stages)}
+    for name, own in pipeline.alone.items():
+        given[name] = _Step(own, at.get(name, "transform"), found, at, pipeline.lookups).check(given)
     return found
 
 
@@ -76,9 +77,12 @@ def check_draft(pipeline: Pipeline) -> Checked:
     """The same of a draft: what could be read of a config that is wrong itself. Parts that were reported are left out."""
     transform = pipeline.transform
     usable = pipeline.sources and transform is not None and not transform._wrong & {"sql", "lookups"}
-    if not usable or pipeline.stages or {"connections", "spark"} & pipeline._wrong or transform.window is None:
+    if not usable or pipeline.stages or {"connections", "spark"} & pipeline._wrong or transform.join is not None:
         return Checked()  # the SQL of joins and of several stages when their parts are right
     window = transform.window
+    if window is None:
+        sound = transform.is_rows and not any(s._wrong for s in pipeline.sources)
+        return check(pipeline) if sound else Checked()
     wrong = set(window._wrong)
     if {"event_time_column", "time_mode", "event_time_unit"} & wrong:
         wrong |= {"event_time_column"}
@@ -162,26 +166,38 @@ class _Step:
     pipeline: Pipeline
     at: str
     found: Checked
+    stages: Mapping[str, str]  # where each stage is described
+    lookups: Mapping[str, Lookup]
 
     def check(self, given: Mapping[str, Columns]) -> Columns:
-        """Check all of it against the columns of its sources; the columns that it emits."""
-        transform = self.pipeline.transform
-        step = transform.step
+        """Check all of it against the columns of sources and stages, by name; the columns that it emits."""
+        step = self.pipeline.transform.step
         tables = {}
-        for name, lookup in transform.lookups.items():
+        for name, lookup in self.lookups.items():
             declared = _declared(lookup)
             tables[name] = UNKNOWN if declared is None else Columns(declared, True)
-        for name, columns in tables.items():
-            if not columns.closed and any(transform.sql_of(s) for s in given):
+        own = self.pipeline.transform.lookups
+        for name in own:
+            if not tables[name].closed and any(self.pipeline.texts(w) for w in self.pipeline.ways):
                 self.found.skip(
                     f"{self.at}.lookups.{name}.schema", "none is declared, so its columns are known at the start"
                 )
-        outputs = {}
-        for source, columns in given.items():
-            self._event_time(source, columns)
-            outputs[source] = self._sql(source, columns, tables)
+        for source in self.pipeline.sources:
+            if not source.of_stage or all(s.of_stage for s in self.pipeline.sources):
+                self._event_time(source.name, given[source.name])
+        outputs, sides = dict[str, Columns](), dict[str, Columns]()
+        for way in self.pipeline.ways:
+            known = self.pipeline.bounds(way.origin).names
+            columns = replace(given[way.origin], bounds=frozenset(name.casefold() for name in known))
+            for stage in way.through:
+                columns = self._sql(way.origin, columns, tables, stage.sql, f"{self.stages[stage.name]}.sql")
+            sql = self.pipeline.transform.sql_of(way.name)
+            outputs[way.key] = self._sql(way.origin, columns, tables, sql, self._sql_key(way.name))
+            sides[way.name] = outputs[way.key]
         if isinstance(step, Join):
-            return self._join(step, outputs)
+            return self._join(step, sides)
+        if isinstance(step, Rows):
+            return self._rows(outputs)
         for out in outputs.values():
             self._gap(step, out)
         first = next(iter(outputs.values()))
@@ -202,6 +218,12 @@ class _Step:
     def _event_time(self, source: str, columns: Columns) -> None:
         step = self.pipeline.transform.step
         text = step.event_time_column
+        if isinstance(step, Rows):
+            type_ = columns.types.get(EVENT_TIME)
+            if type_ is not None and any(_no_time(type_, None)):
+                line = f'{self._of(source)}column "{EVENT_TIME}" is {type_}, which is no time; rename the column'
+                self.found.add(f"{self.at}.sql", line)
+            return
         key, of = f"{self.at}.{self._kind}.event_time_column", self._of(source)
         if step.time_mode == "processing" or text == EVENT_TIME:
             type_ = columns.types.get(EVENT_TIME)
@@ -225,16 +247,16 @@ class _Step:
 
     # -- SQL -----------------------------------------------------------------------------------------------------
 
-    def _sql(self, source: str, columns: Columns, tables: Mapping[str, Columns]) -> Columns:
-        transform = self.pipeline.transform
-        sql = transform.sql_of(source)
+    def _sql(self, source: str, columns: Columns, tables: Mapping[str, Columns], sql: str | None, key: str) -> Columns:
+        """What comes out of one text, over rows that have these columns; `source`: where the rows come from."""
         carried = self.pipeline.carries_origin and sql is not None and re.search(rf"\b{ORIGIN}\b", sql, re.IGNORECASE)
-        timed = Columns(
-            {**columns.types, EVENT_TIME: "timestamp", **({ORIGIN: None} if carried else {})}, columns.closed
-        )
+        transform = self.pipeline.transform
+        untimed = transform.is_rows and EVENT_TIME not in columns.types
+        added = {**({} if untimed else {EVENT_TIME: "timestamp"}), **({ORIGIN: None} if carried else {})}
+        bounds = self.pipeline.bounds(source)
+        timed = Columns({**columns.types, **added}, columns.closed, columns.bounds)
         if sql is None:
             return timed
-        key = self._sql_key(source)
         own = Findings()
         names = [s.name for s in self.pipeline.sources]
         out = query(sql, {**tables, "source": timed}, own, names)
@@ -252,11 +274,16 @@ class _Step:
             advice = "" if self._kind == "join" else f", and describe aggregation in [{self.at}.window]"
             self.found.add(
                 key,
-                f"must be row-wise, it uses {', '.join(sorted(own.beyond))}; filter, project and join lookups there{advice}",
+                f"must be row-wise, it uses {', '.join(sorted(own.beyond))}; filter, project and join lookups there{advice}"
+                + bounds.told(own.beyond),
             )
         out = Columns(
-            {name: type_ for name, type_ in out.types.items() if not (carried and name == ORIGIN)}, out.closed
+            {name: type_ for name, type_ in out.types.items() if not (carried and name == ORIGIN)},
+            out.closed,
+            out.bounds,
         )
+        if transform.is_rows:
+            return out
         if EVENT_TIME not in out.types:
             if out.closed:
                 self.found.add(
@@ -274,6 +301,28 @@ class _Step:
         if join is None:
             return f"{self.at}.sql"
         return f"{self.at}.join.{'left' if source == join.left_source else 'right'}_sql"
+
+    def _rows(self, outputs: Mapping[str, Columns]) -> Columns:
+        """What several sources select must be one table."""
+        (first, expected), *others = outputs.items()
+        for name, out in others:
+            if not (expected.closed and out.closed):
+                continue
+            for column in dict.fromkeys((*expected.types, *out.types)):
+                a, b = (c.types.get(column) for c in (expected, out))
+                there = column in expected.types, column in out.types
+                if all(there) and (a == b or None in (a, b)):
+                    continue
+                shown = [
+                    f"{(t or 'there') if is_there else 'missing'} in source {show(source)}"
+                    for t, is_there, source in zip((a, b), there, (first, name), strict=True)
+                ]
+                self.found.add(
+                    f"{self.at}.sql",
+                    f"column {show(column)} is {shown[0]} and {shown[1]}; expected the same columns from every source: cast or "
+                    "rename in the SQL",
+                )
+        return expected
 
     # -- a window ------------------------------------------------------------------------------------------------
 
@@ -390,8 +439,11 @@ class _Step:
         }
         return Columns({**types, EVENT_TIME: "timestamp"}, True)
 
-    def _injected(self, source: str) -> Sequence[str]:
-        spec = next(s for s in self.pipeline.sources if s.name == source)
+    def _injected(self, name: str) -> Sequence[str]:
+        origin = next((w.origin for w in self.pipeline.ways if w.name == name and not w.through), None)
+        spec = next((s for s in self.pipeline.sources if s.name == origin), None)
+        if spec is None:
+            return ()
         connection = resolve(spec.connection, self.pipeline.connections) if spec.connection is not None else None
         return injected(connection.kind if connection is not None else None)
 

@@ -1,19 +1,34 @@
-"""Checks of stages against each other: each reads what the one before it emits, and only the last one's results may change."""
+"""Checks of stages against each other: what each one reads, and that only results which nobody reads on may change."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slackwater.config.spec import Problem, Values
-from slackwater.config.spelling import show
+from slackwater.config.spelling import nearest, show
 from slackwater.config.step import MOST_STAGES
+from slackwater.config.ways import reads, steps, ways
+
+
+def each_step(values: Values) -> Iterator[Values]:
+    """The draft as each step that runs sees it: `transform` is its stage, `read` are the sources that it reads."""
+    stages = values.get("stages")
+    if not stages:
+        yield values
+        return
+    read, sources = _reads(values), _sources(values)
+    for stage in steps(stages, _shown(values)):
+        try:
+            origins = {w.origin for w in ways(stage, stages, read)}
+        except (KeyError, RecursionError):  # what it reads is not there, and that was said
+            origins = set()
+        yield {**values, "transform": stage, "read": origins & set(sources)}
 
 
 def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """Stages run in a row: a join or a window, and windows behind it, each over what the one before it emits."""
+    """Each stage reads sources and stages above it; what is described is read, by a stage or by a target."""
     stages: tuple[Any, ...] = values["stages"]  # of `config.pipeline.Stage`, which is not known here
     if "transform" in values:
         yield "stages", "given beside [transform]; a pipeline is one transform or several stages: remove one of them"
@@ -28,21 +43,96 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
     for name, times in Counter(s.name for s in stages).items():
         if times > 1:
             yield "stages", f"{times} stages are called {show(name)}; give each its own name"
-    if any(s.window is None for s in stages[1:]):
-        found = ", ".join("a join" if s.join is not None else "a window" for s in stages)
-        yield "stages", f"found {found}; available are a join or a window, and windows behind it"
+    sources = _sources(values)
+    for number, stage in enumerate(stages):
+        if stage.name in sources:
+            yield f"stages[{number}].name", f"{show(stage.name)} is the name of a source; give the stage another one"
+    if len({*sources, *(s.name for s in stages)}) < len(sources) + len(stages) or "sources" in wrong:
         return
-    for number, (stage, _) in enumerate(pairwise(stages)):
-        yield from _settled(stage, number)
-    for number, stage in enumerate(stages[1:], 1):
-        if stage.window is not None and stage.window.late_data == "dlq":
+    problems = list(_inputs(stages, sources))
+    yield from problems
+    if problems:
+        return
+    read = _reads(values)
+    yield from _unread(stages, sources, read, _shown(values))
+    readers = {name for inputs in read.values() for name in inputs}
+    for number, stage in enumerate(stages):
+        if stage.name in readers and not stage.is_rows:
+            yield from _settled(stage, number)
+        if not stage.is_rows and stage.step.late_data == "dlq":
+            behind = [w.origin for w in ways(stage, stages, read) if w.origin not in sources]
+            if behind:
+                yield (
+                    f"stages[{number}].{'join' if stage.window is None else 'window'}.late_data",
+                    f'what a stage emits ({show(behind[0])}) is never late; "dlq" belongs to stages that read sources alone',
+                )
+    yield from _lookups(stages)
+
+
+def _sources(values: Values) -> list[str]:
+    return [s.name for s in values.get("sources", ()) if s.name]
+
+
+def _shown(values: Values) -> tuple[str, ...]:
+    return (values["stages"][-1].name,)
+
+
+def _reads(values: Values) -> dict[str, tuple[str, ...]]:
+    return reads(values["stages"], _sources(values))
+
+
+def _inputs(stages: Sequence[Any], sources: Sequence[str]) -> Iterator[Problem]:
+    """What a stage reads is a source, or a stage above it."""
+    every = [s.name for s in stages]
+    for number, stage in enumerate(stages):
+        above = [*sources, *every[:number]]
+        sides = () if stage.join is None else stage.join.sources
+        given = [(f"stages[{number}].from", n) for n in stage.from_]
+        given += [
+            (f"stages[{number}].join.{key}", n) for key, n in zip(("left_source", "right_source"), sides, strict=False)
+        ]
+        for key, name in given:
+            if name in above:
+                continue
+            if name in every:
+                line = (
+                    "is below it, and a stage reads what stands above: move it" if name != stage.name else "is itself"
+                )
+                yield key, f"found {show(name)}, which {line}"
+            else:
+                yield key, f"found {show(name)}, which is neither a source nor a stage above{nearest(name, above)}"
+        if sides and stage.from_ and set(stage.from_) != set(sides):
+            listed = " and ".join(map(show, sides))
+            yield f"stages[{number}].from", f"a join reads its sides, {listed}; remove it"
+        for name, times in Counter(stage.from_).items():
+            if times > 1:
+                yield f"stages[{number}].from", f"{show(name)} is listed {times} times; list it once"
+
+
+def _unread(
+    stages: Sequence[Any], sources: Sequence[str], read: Mapping[str, Sequence[str]], shown: Sequence[str]
+) -> Iterator[Problem]:
+    """What nobody reads does nothing."""
+    readers = {name for inputs in read.values() for name in inputs}
+    for number, name in enumerate(sources):
+        if name not in readers:
+            yield f"sources[{number}]", f"no stage reads {show(name)}; name it in the `from` of one, or remove it"
+    for number, stage in enumerate(stages):
+        if stage.name not in readers and stage.name not in shown:
             yield (
-                f"stages[{number}].window.late_data",
-                'what a stage emits is never late; "dlq" belongs to the stage that reads the sources',
+                f"stages[{number}]",
+                f"nobody reads {show(stage.name)}: name it in the `from` of a stage below it or of a target, or remove it",
             )
-        if stage.lookups:
-            where = "sql" if stages[0].join is None else "left_sql or right_sql"
-            yield f"stages[{number}].lookups", f"lookups are for the first stage only; join them in its {where}"
+
+
+def _lookups(stages: Sequence[Any]) -> Iterator[Problem]:
+    """A lookup is one view of the whole pipeline: two of one name would be one another."""
+    known: dict[str, Any] = {}
+    for number, stage in enumerate(stages):
+        for name, lookup in stage.lookups.items():
+            other = known.setdefault(name.casefold(), lookup)
+            if other != lookup:
+                yield f"stages[{number}].lookups.{name}", "another stage has a lookup of this name; choose another name"
 
 
 def _settled(stage: Any, number: int) -> Iterator[Problem]:
@@ -52,19 +142,19 @@ def _settled(stage: Any, number: int) -> Iterator[Problem]:
     if late == "reopen" and not (window is not None and window.emit == "final"):
         yield (
             f"stages[{number}].{kind}.late_data",
-            '"reopen" is for the last stage only; raise lateness_ms to wait longer for late rows',
+            '"reopen" is for stages that no other reads; raise lateness_ms to wait longer for late rows',
         )
     if window is None:
         return
     if late == "standalone":
         yield (
             f"stages[{number}].window.late_data",
-            '"standalone" is for the last stage only: its results lie behind the watermark; use "drop" or "dlq"',
+            '"standalone" is for stages that no other reads: its results lie behind the watermark; use "drop" or "dlq"',
         )
     if window.emit == "updates":
         yield (
             f"stages[{number}].window.emit",
-            '"updates" is for the last stage only: the next one reads each result once; use "on_close" or "final"',
+            '"updates" is for stages that no other reads: a reader gets each result once; use "on_close" or "final"',
         )
     if "_event_ts" in (c.casefold() for c in (*window.group_by, window.window_start_column, window.window_end_column)):
         yield (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import polars as pl
 
@@ -38,6 +38,26 @@ def json_text(value: pl.Expr, kind: pl.DataType, binary: str = "hex") -> pl.Expr
         .then(pl.when(value > 0).then(pl.lit('"Infinity"')).otherwise(pl.lit('"-Infinity"')))
         .otherwise(encoded)
     )
+
+
+def object_text(schema: Mapping[str, pl.DataType], binary: str = "hex") -> pl.Expr:
+    """Whole rows, each as a JSON object."""
+    parts: list[pl.Expr] = []
+    for name, kind in schema.items():
+        parts += [
+            pl.lit(("," if parts else "{") + json.dumps(name, ensure_ascii=False) + ":"),
+            json_text(pl.col(name), kind, binary),
+        ]
+    return pl.concat_str([*parts, pl.lit("}")])
+
+
+def has_map(kind: pl.DataType) -> bool:
+    """Whether there is a map in values of a type."""
+    if isinstance(kind, pl.List):
+        return has_map(kind.inner)  # type: ignore[arg-type]
+    if isinstance(kind, pl.Struct):
+        return any(has_map(f.dtype) for f in kind.fields)  # type: ignore[arg-type]
+    return isinstance(kind, pl.Map)
 
 
 def entries(kind: pl.Map) -> pl.List:

@@ -21,13 +21,13 @@ from slackwater.state.commit import StageState
 log = logging.getLogger("slackwater")
 
 
-def judge(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
+def enforce(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
     """Whether an epoch may be committed. Raises BadRowError, StartError, EpochError. `before`: the stage as of the previous commit."""
     _judge_bad_rows(pipeline, before, epoch, outcome)
     _check_letters(pipeline, epoch, outcome)
 
 
-def tell(pipeline: Pipeline, before: StageState, epoch: int, batch: Batch, outcome: IngestOutcome) -> None:
+def log_losses(pipeline: Pipeline, before: StageState, epoch: int, batch: Batch, outcome: IngestOutcome) -> None:
     """Log what an epoch did not use."""
     _log_lost(pipeline, epoch, batch)
     _log_units(pipeline, epoch, outcome)
@@ -53,11 +53,15 @@ def tell_overflows(pipeline: Pipeline, epoch: int, reports: Sequence[IngestRepor
 
 
 def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
-    step = pipeline.transform.step
+    step, of_rows = pipeline.transform.step, pipeline.transform.is_rows
     for name, stats in outcome.sources.items():
         known = before.clocks[name]
         rows, usable = known.rows + stats.rows, known.usable + stats.usable
         if rows >= 1000 and usable == 0:
+            if of_rows:
+                raise StartError(
+                    f'{pipeline.name}: source "{name}": none of its first {plural(rows, "row")} can be read; check its schema'
+                )
             raise StartError(
                 f'{pipeline.name}: source "{name}": none of its first {plural(rows, "row")} has a usable event time; '
                 + (stats.unit_hint or f'check event_time_column "{step.event_time_column}" and event_time_unit')
@@ -66,7 +70,7 @@ def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome:
             continue
         what = (
             f'{pipeline.name}: epoch {epoch}: source "{name}": {plural(stats.bad, "bad row")} ({stats.undecodable:,} undecodable, '
-            f"{stats.future:,} more than {duration(step.max_future_ms)} in the future, "
+            + ("" if of_rows else f"{stats.future:,} more than {duration(step.max_future_ms)} in the future, ")
             + (f"{stats.outside:,} with an {OUTSIDE}, " if stats.outside else "")
             + f'{stats.bad - stats.undecodable - stats.future - stats.outside:,} without a usable event time in "{step.event_time_column}")'
             + (f"; {stats.unit_hint}" if stats.unit_hint else "")
@@ -178,15 +182,15 @@ def _log_join(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
     for which, (name, source) in enumerate(zip(SIDES, join.sources if join else (), strict=False)):
         reports = [r.sides[which] for r in outcome.reports if r.sides]
         most = join.max_rows_per_key if join else 0
-        for crowd in (r.crowd for r in reports if r.crowd):
+        for hot_key in (r.hot_key for r in reports if r.hot_key):
             log.warning(
                 '%s: epoch %d: %s of the %s side ("%s") wait for partners with %s; max_rows_per_key is %d',
                 pipeline.name,
                 epoch,
-                plural(crowd[0], "row"),
+                plural(hot_key[0], "row"),
                 name,
                 source,
-                crowd[1],
+                hot_key[1],
                 most,
             )
         for count, what in (

@@ -202,12 +202,12 @@ def emitted(
     reports: Sequence[EmitReport],
     operator: Operator,
     clock_us: int,
-    telling: bool = False,
+    early: bool = False,
     since: int = NO_WATERMARK,
 ) -> StageState:
     """The stage to commit: without the panes and segments that are over.
 
-    `telling`: windows that were changed and are open were emitted, too. `since`: the watermark that the epoch before
+    `early`: windows that were changed and are open were emitted, too. `since`: the watermark that the epoch before
     committed, at which nothing needs what is over any more.
     """
     segments, after = list(state.segments), operator.emitted(figures(state), reports, state.watermark_us)
@@ -226,8 +226,8 @@ def emitted(
             "groups": after.groups,
             "windows": after.windows,
             "panes": after.panes,
-            "emitted_us": clock_us if telling else state.emitted_us,
-            "waiting": operator.updates and not telling and state.waiting,
+            "emitted_us": clock_us if early else state.emitted_us,
+            "waiting": operator.updates and not early and state.waiting,
             "counters": counters,
         }
     )
@@ -250,7 +250,7 @@ def status(
     of_sources = commit.clocks
     return Status(
         pipeline=pipeline.name,
-        window_kind="join" if pipeline.last.transform.window is None else shown.kind,
+        window_kind="join" if pipeline.last.transform.join is not None else shown.kind,
         late_policy=step.late_data,
         epoch=commit.epoch,
         rows=sum(s.rows for outcome in outcomes for s in outcome.sources.values()),
@@ -283,9 +283,10 @@ def status(
 def _buffered(state: StageState, outcomes: Sequence[IngestOutcome]) -> dict[str, Buffered]:
     found = {}
     for which, name in enumerate(SIDES):
-        crowds = [r.sides[which].crowd for outcome in outcomes for r in outcome.reports if r.sides]
+        hot_keys = [r.sides[which].hot_key for outcome in outcomes for r in outcome.reports if r.sides]
         found[name] = Buffered(
-            sum(m.rows for m in state.metas if m.kind == name), max((c for c in crowds if c is not None), default=None)
+            sum(m.rows for m in state.metas if m.kind == name),
+            max((c for c in hot_keys if c is not None), default=None),
         )
     return found
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-PHASES = ("read", "ingest", "stage", "emit", "commit", "write", "note", "checkpoint")
-STEPS = tuple(f"{phase}.{side}" for phase in PHASES for side in ("before", "after"))
+_PHASES = ("read", "ingest", "stage", "emit", "commit", "write", "note", "checkpoint")
+KILL_POINTS = tuple(f"{phase}.{side}" for phase in _PHASES for side in ("before", "after"))
 
 
 class Faults(Protocol):
@@ -55,8 +55,8 @@ class KillAt:
     def __init__(self, spec: str) -> None:
         self.step, _, epoch = spec.partition("@")
         self.epoch = int(epoch) if epoch else None
-        if self.step not in STEPS:
-            raise ValueError(f"SLACKWATER_CRASH_AT names {self.step!r}, expected one of {', '.join(STEPS)}")
+        if self.step not in KILL_POINTS:
+            raise ValueError(f"SLACKWATER_CRASH_AT names {self.step!r}, expected one of {', '.join(KILL_POINTS)}")
 
     def hit(self, step: str, epoch: int) -> None:
         if step == self.step and self.epoch in (None, epoch):

@@ -10,7 +10,7 @@ import polars as pl
 
 from slackwater.core.capacity import ANYTHING, Capacity
 from slackwater.operators.base import Question, ShardTask
-from slackwater.operators.task import EmitReport, IngestReport, StagedLetters
+from slackwater.operators.task import EmitReport, IngestReport, LetterFile
 from slackwater.sources.base import Batch
 from slackwater.watermark import Heard, Span
 
@@ -53,12 +53,12 @@ class IngestOutcome:
     sources: Mapping[str, SourceStats]
     bad_samples: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unfit: Sequence[Unfit] = ()
-    staged: Sequence[StagedLetters] = ()  # dead letters, beside those that the shards report
+    staged: Sequence[LetterFile] = ()  # dead letters, beside those that the shards report
     # the event times of a source's newest rows, for a bound of jumps (µs): of all ("") and of each partition
     spans: Callable[[str, int], Mapping[str, tuple[Span, ...]]] = lambda source, jump_us: {}
 
     @property
-    def letters(self) -> list[StagedLetters]:
+    def letters(self) -> list[LetterFile]:
         """All dead letters of the epoch."""
         return [*self.staged, *(r.letters for r in self.reports if r.letters is not None)]
 
@@ -74,7 +74,7 @@ class Engine(Protocol):
         """Rows that another stage emitted (its output columns, `_event_ts` among them), as a batch brings them."""
         ...
 
-    def again(self, payload: Mapping[str, Any], clock_us: int, capacity: Capacity = ANYTHING) -> pl.DataFrame:
+    def reread(self, payload: Mapping[str, Any], clock_us: int, capacity: Capacity = ANYTHING) -> pl.DataFrame:
         """Rows of dead letters once more through event time and SQL; they come with `__letter`, a number.
 
         Gives `__letter`, `__kh`, `__ts`, and of windows keys and accumulators, per row that comes out; bad rows do not, nor

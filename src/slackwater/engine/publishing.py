@@ -21,7 +21,7 @@ from slackwater.evolution import compare
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import holding
 from slackwater.state.commit import Commit
-from slackwater.state.protocol import Joining, Publish, StateStore
+from slackwater.state.protocol import Publish, StateStore, TransactionalTarget
 from slackwater.targets.base import Target
 
 
@@ -86,9 +86,9 @@ class Publishing:
 
         None where the store cannot, or nothing waits.
         """
-        if not commit.output or not self.store.joins(self.target):
+        if not commit.output or not self.store.shares_transaction(self.target):
             return None
-        (rows, gone), target, hit = self._output(commit), cast(Joining, self.target), self.hooks.faults.hit
+        (rows, gone), target, hit = self._output(commit), cast(TransactionalTarget, self.target), self.hooks.faults.hit
 
         def publish(connection: object) -> None:
             hit("write.before", commit.epoch)

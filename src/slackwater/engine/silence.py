@@ -37,7 +37,7 @@ class Silence:
             watermark = reached[stage.name] = stage.watermark(before.watermark_us, clocks, upstream)
             settled = global_watermark(before.watermark_us, [c for n, c in clocks.items() if n not in upstream])
             moved = not upstream and settled != before.watermark_us
-            if moved or (before.waiting and stage.may_tell(before, self.clock_us)):
+            if moved or (before.waiting and stage.may_emit_early(before, self.clock_us)):
                 return True
             if any(c.flags != committed[n].flags for n, c in clocks.items()):
                 return True

@@ -137,8 +137,8 @@ class Stage:
         """Fold a batch's rows into the shards, judge what could not be used, and tell it."""
         overtaken = {n: c.overtaken_partitions(before.watermark_us) for n, c in clocks.items()}
         outcome = self.engine.ingest(batch, tasks, moment.clock_us, {n: p for n, p in overtaken.items() if p})
-        accounting.judge(self.pipeline, before, moment.epoch, outcome)
-        accounting.tell(self.pipeline, before, moment.epoch, batch, outcome)
+        accounting.enforce(self.pipeline, before, moment.epoch, outcome)
+        accounting.log_losses(self.pipeline, before, moment.epoch, batch, outcome)
         if self.far_dates is not None:
             self.far_dates.judged(before, clocks, moment.epoch, outcome)
         return outcome
@@ -187,11 +187,11 @@ class Stage:
 
     def _emit(self, before: StageState, state: StageState, moment: Moment, outcome: IngestOutcome | None) -> Advanced:
         """Put aside what comes out between two watermarks."""
-        telling = self.operator.updates and (moment.flush or self.may_tell(before, moment.clock_us))
-        due = self.due_tasks(state, moment.epoch, before.watermark_us, moment.flush, telling)
+        early = self.operator.updates and (moment.flush or self.may_emit_early(before, moment.clock_us))
+        due = self.due_tasks(state, moment.epoch, before.watermark_us, moment.flush, early)
         reports = self.engine.emit(due) if due else ()
         accounting.tell_overflows(self.pipeline, moment.epoch, reports)
-        after = fold.emitted(state, reports, self.operator, moment.clock_us, telling, before.watermark_us)
+        after = fold.emitted(state, reports, self.operator, moment.clock_us, early, before.watermark_us)
         reported: list[IngestReport | EmitReport] = [*(outcome.reports if outcome is not None else ()), *reports]
         output = tuple(o for r in reported for o in r.outputs)
         letters = tuple(staged.output for staged in outcome.letters) if outcome is not None else ()
@@ -232,7 +232,7 @@ class Stage:
             for shard, metas in enumerate(state.segments)
         ]
 
-    def due_tasks(self, state: StageState, epoch: int, since: int, flush: bool, telling: bool) -> list[ShardTask]:
+    def due_tasks(self, state: StageState, epoch: int, since: int, flush: bool, early: bool) -> list[ShardTask]:
         """The shards that may have something to say between two watermarks."""
         watermark = state.watermark_us
         return [
@@ -243,10 +243,10 @@ class Stage:
                 watermark,
                 since,
                 flush=flush,
-                telling=telling,
+                early=early,
             )
             for shard, metas in enumerate(state.segments)
-            if self.operator.touched(metas, since, watermark, telling)
+            if self.operator.touched(metas, since, watermark, early)
         ]
 
     def closes(self, state: StageState, epoch: int, watermark: int) -> bool:
@@ -256,6 +256,6 @@ class Stage:
             self.operator.is_due(task) for task in self.due_tasks(ahead, epoch, state.watermark_us, False, False)
         )
 
-    def may_tell(self, state: StageState, clock_us: int) -> bool:
+    def may_emit_early(self, state: StageState, clock_us: int) -> bool:
         """emit = "updates": whether windows that are open may be emitted again by now."""
         return clock_us - state.emitted_us >= self.operator.early_us

@@ -65,7 +65,7 @@ class Buffered:
     """One side of a join: the rows that are in the state, and a key with very many of them: how many, its values."""
 
     rows: int
-    crowd: tuple[int, str] | None = None
+    hot_key: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,21 @@ from slackwater.joins.logic import Side, side
 from slackwater.operators.base import Operator
 from slackwater.operators.compile import bind_window
 from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.rows import Rows
 from slackwater.operators.windowed import Windowed
 from slackwater.state.commit import Commit, StageState
 
 SIDES = ("left", "right")
 
 
-def step_in(commit: Commit, number: int = 0) -> Windowed | IntervalJoin:
-    """The window or join of one stage. Raises StateError where the state does not tell it.
+def step_in(commit: Commit, number: int = 0) -> Windowed | IntervalJoin | Rows:
+    """What one stage is. Raises StateError where the state does not tell it.
 
     Of a join only what its buffers depend on: it can be read and rewritten by it, not run.
     """
     stage = commit.stages[number]
+    if stage.fingerprint.get("kind") == "rows":
+        return Rows(commit.pipeline, tuple(Field(n, t) for n, t in stage.described.get("columns", {}).items()))
     if stage.fingerprint.get("kind") != "join":
         return logic_in(commit, number)
     try:
@@ -64,10 +67,11 @@ def logic_in(commit: Commit, number: int = 0) -> Windowed:
     """
     stage = commit.stages[number]
     if "window" not in stage.described:
-        what = "a join" if stage.fingerprint.get("kind") == "join" else "a window that the state does not describe"
+        kinds = {"join": "a join", "rows": "a stage without state"}
+        what = kinds.get(str(stage.fingerprint.get("kind")))
         raise StateError(
-            f"{commit.pipeline}: the state in epoch {commit.epoch} is of {what}; "
-            + ("only windows can be looked into" if what == "a join" else "name the config's file instead")
+            f"{commit.pipeline}: the state in epoch {commit.epoch} is of {what or 'a window that the state does not describe'}; "
+            + ("only windows can be looked into" if what else "name the config's file instead")
         )
     with without_imports():
         window = from_data(Window, stage.described["window"], f"state of {commit.pipeline}")

@@ -26,12 +26,13 @@ from slackwater.joins.buffer import Change
 from slackwater.operators.base import Figures, Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
+from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import StateStore
 from slackwater.windows import changed, sessions
-from slackwater.windows.logic import LOOSE, LOOSE_TOLD
+from slackwater.windows.logic import EMITTED_FRAGMENT, FRAGMENT
 
 
 def memory_of(state: StageState) -> dict[str, Any]:
@@ -50,8 +51,9 @@ def _(operator: Windowed, state: StageState) -> Operator:
     return operator.remembering(memory_of(state))
 
 
-@limited.register
-def _(operator: IntervalJoin, state: StageState) -> Operator:
+@limited.register(IntervalJoin)
+@limited.register(Rows)
+def _(operator: Operator, state: StageState) -> Operator:
     return operator
 
 
@@ -66,8 +68,9 @@ def _(operator: Windowed, state: StageState) -> Operator:
     return operator.after(former_of(operator, state), state.watermark_us)
 
 
-@onward.register
-def _(operator: IntervalJoin, state: StageState) -> Operator:
+@onward.register(IntervalJoin)
+@onward.register(Rows)
+def _(operator: Operator, state: StageState) -> Operator:
     return operator
 
 
@@ -152,6 +155,12 @@ def _(operator: IntervalJoin, found: Carrying, store: StateStore, shards: int) -
     return {"segments": _buffered(operator, found, store, shards), "groups": none, "windows": none}
 
 
+@_spread.register
+def _(operator: Rows, found: Carrying, store: StateStore, shards: int) -> dict[str, Any]:
+    none = (0,) * shards
+    return {"segments": ((),) * shards, "groups": none, "windows": none}
+
+
 @singledispatch
 def _figures(operator: Operator, parts: Sequence[pl.DataFrame], watermark: int) -> Figures:
     """What the commit counts of the rows of each shard."""
@@ -177,8 +186,8 @@ def _waits(operator: Windowed, found: Carrying) -> bool:
     """Whether something is to be emitted though neither a row comes nor the watermark moves."""
     if operator.updates:
         return found.state.waiting or (found.rewritten and found.rows.height > 0)
-    pieces = found.rows["__kind"].is_in([LOOSE, LOOSE_TOLD])  # of sessions: no pane is one here
-    return bool((pieces & (found.rows["__due"] <= found.state.watermark_us)).any())
+    fragments = found.rows["__kind"].is_in([FRAGMENT, EMITTED_FRAGMENT])  # of sessions: no pane is one here
+    return bool((fragments & (found.rows["__due"] <= found.state.watermark_us)).any())
 
 
 def _buffered(
@@ -234,8 +243,9 @@ def _(operator: Windowed, store: StateStore, state: StageState, epoch: int, numb
     return Carrying(after, number, epoch, state, rows, before, rewritten=not same)
 
 
-@read.register
-def _(operator: IntervalJoin, store: StateStore, state: StageState, epoch: int, number: int) -> Carrying:
+@read.register(IntervalJoin)
+@read.register(Rows)
+def _(operator: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> Carrying:
     return Carrying(operator, number, epoch, state, pl.DataFrame(), pl.DataFrame(), False)
 
 

@@ -19,6 +19,7 @@ from slackwater.core.schema import Field
 from slackwater.errors import StartError, StateError
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.rows import Rows
 from slackwater.operators.windowed import Windowed
 from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageState
 
@@ -55,6 +56,11 @@ def _(operator: IntervalJoin) -> dict[str, Any]:
     }
 
 
+@fingerprint.register
+def _(operator: Rows) -> dict[str, Any]:
+    return {"kind": "rows"}  # nothing is kept that could depend on more
+
+
 @singledispatch
 def emission(operator: Operator) -> dict[str, Any]:
     """How results are emitted, as far as the state shows it; a change of it needs no new state, but an epoch of `evolution.migrate`."""
@@ -69,6 +75,11 @@ def _(operator: Windowed) -> dict[str, Any]:
 @emission.register
 def _(operator: IntervalJoin) -> dict[str, Any]:
     return {"updates": False, "retain_us": operator.allowed_us}
+
+
+@emission.register
+def _(operator: Rows) -> dict[str, Any]:
+    return {"updates": False, "retain_us": 0}
 
 
 def emission_of(stage: StageState) -> dict[str, Any]:
@@ -102,10 +113,16 @@ def _(operator: IntervalJoin, data: Mapping[str, Any]) -> dict[str, Any]:
     return {"join": {k: v for k, v in data.items() if k not in ("left_sql", "right_sql")}}
 
 
+@_described.register
+def _(operator: Rows, data: Mapping[str, Any]) -> dict[str, Any]:
+    return {"columns": {f.name: f.type for f in operator.fields}}
+
+
 def sql_hashes(pipeline: Pipeline) -> dict[str, str]:
     """Hashes of the SQL of one stage, by where the config has it; "" for none."""
     transform = pipeline.transform
-    return {transform.sql_key(s.name): _hash(transform.sql_of(s.name)) for s in pipeline.sources}
+    own = {transform.sql_key(w.name): _hash(transform.sql_of(w.name)) for w in pipeline.ways}
+    return own | {at: _hash(sql) for w in pipeline.ways for at, sql in pipeline.texts(w)}
 
 
 def query_hashes(pipeline: Pipeline) -> dict[str, str]:

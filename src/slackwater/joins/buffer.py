@@ -62,7 +62,7 @@ class Buffers(Protocol):
         """Not less than the number of rows that any one key has on a side; may be far more."""
         ...
 
-    def crowd(self, which: int, hashes: Int64s, watermark: int) -> Int64s:
+    def counts(self, which: int, hashes: Int64s, watermark: int) -> Int64s:
         """How many rows that are not expired each of these hashes (sorted, unique) has on a side."""
         ...
 
@@ -93,7 +93,7 @@ class NoBuffers:
     def bound(self, which: int) -> int:
         return 0
 
-    def crowd(self, which: int, hashes: Int64s, watermark: int) -> Int64s:
+    def counts(self, which: int, hashes: Int64s, watermark: int) -> Int64s:
         return np.zeros(len(hashes), dtype=np.int64)
 
     def scan(self, which: int, watermark: int) -> pl.DataFrame:

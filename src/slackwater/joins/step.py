@@ -45,14 +45,14 @@ class Tally:
 class Done:
     """The outcome of an epoch's rows. `late`: late rows per side, with the columns they came with.
 
-    `crowd`: for each side with a key of more rows than it asked to be told of, the largest: (rows, key in words).
+    `hot_key`: for each side with a key of more rows than it asked to be told of, the largest: (rows, key in words).
     """
 
     changes: Changes
     tallies: Mapping[int, Tally]
     late: Mapping[int, pl.DataFrame]
     matches: int = 0
-    crowd: Mapping[int, tuple[int, str]] = field(default_factory=dict)
+    hot_key: Mapping[int, tuple[int, str]] = field(default_factory=dict)
 
 
 @dataclass
@@ -105,7 +105,7 @@ def ingest(
         if mine == LEFT and other is not None and other.rows.height:
             matches += _match(logic, query, other.run, low, high, None, watermark, sink, firsts[its], other.found)
     changes: dict[int, Change] = {}
-    crowd: dict[int, tuple[int, str]] = {}
+    hot_key: dict[int, tuple[int, str]] = {}
     for which, side in enumerate(logic.sides):
         f = fresh.get(which)
         rows = pl.DataFrame(schema=side.schema) if f is None else f.rows.with_columns(pl.Series("__matched", f.found))
@@ -114,9 +114,9 @@ def ingest(
         tally.buffered = change.rows.height
         tally.matched = change.matched.height + int(rows["__matched"].sum() or 0)
         if logic.max_rows_per_key is not None and rows.height:
-            change = _bounded(logic, side, change, buffers, watermark, sink, tally, crowd)
+            change = _bounded(logic, side, change, buffers, watermark, sink, tally, hot_key)
         changes[which] = change
-    return Done(changes, tallies, late, matches, crowd)
+    return Done(changes, tallies, late, matches, hot_key)
 
 
 def emit(logic: JoinLogic, buffers: Buffers, since: int, watermark: int, sink: Sink) -> Mapping[int, int]:
@@ -226,7 +226,7 @@ def _bounded(
     watermark: int,
     sink: Sink,
     tally: Tally,
-    crowd: dict[int, tuple[int, str]],
+    hot_key: dict[int, tuple[int, str]],
 ) -> Change:
     """Hold the rows per key within their bound: refuse the epoch, or let the oldest go before their time."""
     most = logic.max_rows_per_key or 0
@@ -235,14 +235,14 @@ def _bounded(
     hashes, own = kh[begins], np.diff(begins, append=len(kh))
     if 2 * (int(own.max()) + buffers.bound(side.which)) <= most:
         return change
-    counts = own + buffers.crowd(side.which, hashes, watermark)
+    counts = own + buffers.counts(side.which, hashes, watermark)
     largest = int(counts.argmax())
     if 2 * counts[largest] > most:
-        crowd[side.which] = (int(counts[largest]), _words(side, change.rows, int(begins[largest])))
+        hot_key[side.which] = (int(counts[largest]), _words(side, change.rows, int(begins[largest])))
     if counts[largest] <= most:
         return change
     if not logic.drop_oldest:
-        raise TooManyError(side, *crowd[side.which])
+        raise TooManyError(side, *hot_key[side.which])
     return _evicted(logic, side, change, buffers, watermark, hashes[counts > most], sink, tally)
 
 

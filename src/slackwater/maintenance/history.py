@@ -31,40 +31,40 @@ class Kept:
 def history(store: StateStore) -> list[Kept]:
     """The kept commits, oldest first. Takes no lock; what is damaged is left out. Raises StartError, StateError."""
     found, commits = list[Kept](), kept(store)
-    for number, manifest in enumerate(commits):
+    for number, commit in enumerate(commits):
         before = commits[number - 1] if number else None
-        follows = before is not None and before.epoch == manifest.epoch - 1
-        found.append(_commit(manifest, before if follows else None))
+        follows = before is not None and before.epoch == commit.epoch - 1
+        found.append(_commit(commit, before if follows else None))
     return found
 
 
-def _commit(manifest: Commit, before: Commit | None) -> Kept:
+def _commit(commit: Commit, before: Commit | None) -> Kept:
     former = (0, 0, 0, 0) if before is None else _totals(before)
-    known = before is not None or manifest.epoch == 0
+    known = before is not None or commit.epoch == 0
     rows_in, late, bad, emitted = (
-        now - then if known else None for now, then in zip(_totals(manifest), former, strict=True)
+        now - then if known else None for now, then in zip(_totals(commit), former, strict=True)
     )
     return Kept(
-        manifest.epoch,
-        manifest.committed_us,
-        manifest.watermark_us,
+        commit.epoch,
+        commit.committed_us,
+        commit.watermark_us,
         rows_in,
         late,
         bad,
         emitted,
-        open=open_windows(manifest),
-        bytes=manifest.state_bytes,
+        open=open_windows(commit),
+        bytes=commit.state_bytes,
     )
 
 
-def _totals(manifest: Commit) -> tuple[int, int, int, int]:
-    c = fold.counters(manifest)
+def _totals(commit: Commit) -> tuple[int, int, int, int]:
+    c = fold.counters(commit)
     return c.rows_in, c.rows_late, c.rows_bad, c.rows_emitted
 
 
-def open_windows(manifest: Commit) -> int:
+def open_windows(commit: Commit) -> int:
     """Open windows of the last stage: sessions, or (key, pane); rows that wait, of a join."""
-    last = manifest.stages[-1]
+    last = commit.stages[-1]
     if last.fingerprint.get("kind") == "join":
         return sum(m.rows for shard in last.segments for m in shard if not m.kind.endswith(("+", "-")))
     return sum(last.windows) or sum(sum(groups) for groups in last.panes.values())

@@ -67,25 +67,25 @@ def is_files(offsets: Mapping[str, Any] | None) -> bool:
     return offsets is not None and isinstance(offsets.get("segments"), list)
 
 
-def moves(manifest: Commit, given: Sequence[str], pipeline: Pipeline | None) -> list[Move]:
+def moves(commit: Commit, given: Sequence[str], pipeline: Pipeline | None) -> list[Move]:
     """What a reset does to each source that it names. `pipeline`: the config, where words are to be asked of a broker.
 
     Raises StartError, EpochError.
     """
-    for name, source in manifest.sources.items():
-        if source.offsets is None and manifest.clocks[name].rows:
+    for name, source in commit.sources.items():
+        if source.offsets is None and commit.clocks[name].rows:
             raise StartError(
-                f'{manifest.pipeline}: source "{name}" goes on by Spark\'s checkpoint only, which then holds the places of all '
+                f'{commit.pipeline}: source "{name}" goes on by Spark\'s checkpoint only, which then holds the places of all '
                 "sources; their offsets cannot be reset: give the pipeline a new name or state path to start over"
             )
-    wanted = _wanted(given, sorted(manifest.sources))  # a database keeps no order of names
-    return [Move(name, manifest.sources[name].offsets, _offsets(manifest, name, w, pipeline)) for name, w in wanted]
+    wanted = _wanted(given, sorted(commit.sources))  # a database keeps no order of names
+    return [Move(name, commit.sources[name].offsets, _offsets(commit, name, w, pipeline)) for name, w in wanted]
 
 
-def moved(manifest: Commit, made: Sequence[Move]) -> Mapping[str, SourceRecord]:
+def moved(commit: Commit, made: Sequence[Move]) -> Mapping[str, SourceRecord]:
     """The sources of a commit after these moves."""
     after = {m.source: m.after for m in made}
-    return {n: s.model_copy(update={"offsets": after[n]}) if n in after else s for n, s in manifest.sources.items()}
+    return {n: s.model_copy(update={"offsets": after[n]}) if n in after else s for n, s in commit.sources.items()}
 
 
 # -- what was asked for ----------------------------------------------------------------------------------------------
@@ -128,8 +128,8 @@ def _word(name: str, value: Any) -> str | int:
 # -- per kind of source ----------------------------------------------------------------------------------------------
 
 
-def _offsets(manifest: Commit, name: str, wanted: Wanted, pipeline: Pipeline | None) -> Mapping[str, Any]:
-    where, before = f'--offsets: source "{name}"', manifest.sources[name].offsets
+def _offsets(commit: Commit, name: str, wanted: Wanted, pipeline: Pipeline | None) -> Mapping[str, Any]:
+    where, before = f'--offsets: source "{name}"', commit.sources[name].offsets
     broker = _broker(pipeline, name)
     if is_files(before) or (broker is None and before is None and _reads_files(pipeline, name)):
         if wanted != "earliest":

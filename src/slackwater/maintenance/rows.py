@@ -20,15 +20,28 @@ from slackwater.joins.logic import Side
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
+from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.files.buffers import meta_of
 from slackwater.state.protocol import ShardState
 from slackwater.windows import panes, sessions
-from slackwater.windows.logic import DEAD, FLOOR, HIDDEN, LOOSE, LOOSE_TOLD, REVISED, SETTLED, TOLD
+from slackwater.windows.logic import (
+    CLEAN,
+    DIRTY,
+    EMITTED,
+    EMITTED_FRAGMENT,
+    FLOOR,
+    FRAGMENT,
+    HIDDEN,
+    REVISED,
+    TOMBSTONE,
+    WHOLE,
+)
 
-_OF_SESSIONS, _OF_PANES = (SETTLED, LOOSE, FLOOR, DEAD, TOLD, LOOSE_TOLD), (SETTLED, LOOSE, DEAD)
+_OF_SESSIONS = (WHOLE, FRAGMENT, FLOOR, TOMBSTONE, EMITTED, EMITTED_FRAGMENT)
+_OF_PANES = (CLEAN, DIRTY, TOMBSTONE)
 
 
 @singledispatch
@@ -52,7 +65,7 @@ def _(operator: Windowed, kind: str, rows: pl.DataFrame, shard: int, shards: int
     h, what, start, last = (rows[c].to_numpy() for c in ("__h", "__kind", "__start", "__last"))
     yield from _hashed(rows, operator.keys, operator.keys, shard, shards)
     yield from _counted(h[1:] < h[:-1], "not in the order of their units")
-    yield from _counted((what != DEAD) & (start > last), "that end before they start")
+    yield from _counted((what != TOMBSTONE) & (start > last), "that end before they start")
     yield from _of_kind(operator, rows, exact)
 
 
@@ -65,7 +78,7 @@ def _of_kind(operator: Operator, rows: pl.DataFrame, exact: bool) -> Iterator[st
 @_of_kind.register
 def _(operator: Panes, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
     h, kh, kind, start, due = (rows[c].to_numpy() for c in ("__h", "__kh", "__kind", "__start", "__due"))
-    known, alive = np.isin(kind, _OF_PANES), kind != DEAD
+    known, alive = np.isin(kind, _OF_PANES), kind != TOMBSTONE
     yield from _counted(h != mix(kh, start), "in the unit of another key or pane")
     yield from _counted(~known, "of an unknown kind")
     yield from _counted(known & alive & (start != panes.pane_start(operator, start)), "that start where no pane does")
@@ -77,13 +90,14 @@ def _(operator: Panes, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
 @_of_kind.register
 def _(operator: Sessions, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
     h, kh, kind, last, due = (rows[c].to_numpy() for c in ("__h", "__kh", "__kind", "__last", "__due"))
-    known, alive = np.isin(kind, _OF_SESSIONS), kind != DEAD
+    known, alive = np.isin(kind, _OF_SESSIONS), kind != TOMBSTONE
     yield from _counted(h != kh, "in the unit of another key or pane")
     yield from _counted(~known, "of an unknown kind")
     end = rows["__end"].to_numpy() if operator.dynamic else last + operator.gap_us
     yield from _counted(known & alive & (end < last), "whose gap ends before their last event")
-    whole, floor, loose = np.isin(kind, (SETTLED, TOLD)), kind == FLOOR, np.isin(kind, (LOOSE, LOOSE_TOLD))
-    late = (loose & (due > end + 1)) | (whole & (due != end + 1)) | (floor & (due != end + operator.reach_us + 1))
+    whole, floor = np.isin(kind, (WHOLE, EMITTED)), kind == FLOOR
+    fragments = np.isin(kind, (FRAGMENT, EMITTED_FRAGMENT))
+    late = (fragments & (due > end + 1)) | (whole & (due != end + 1)) | (floor & (due != end + operator.reach_us + 1))
     yield from _counted(late, "that are due when their gap is not over")
 
 
@@ -100,9 +114,10 @@ def _(operator: Windowed, state: StageState) -> str:
     return f"has a fingerprint and a description that differ in {', '.join(wrong)}" if wrong else ""
 
 
-@misdescribed.register
-def _(operator: IntervalJoin, state: StageState) -> str:
-    return ""  # it is read from the fingerprint
+@misdescribed.register(IntervalJoin)
+@misdescribed.register(Rows)
+def _(operator: Operator, state: StageState) -> str:
+    return ""  # it is read from the fingerprint, or has none
 
 
 @singledispatch
@@ -116,8 +131,9 @@ def _(operator: Windowed, state: ShardState) -> pl.DataFrame:
     return state.reader(operator).scan()
 
 
-@visible.register
-def _(operator: IntervalJoin, state: ShardState) -> None:
+@visible.register(IntervalJoin)
+@visible.register(Rows)
+def _(operator: Operator, state: ShardState) -> None:
     return
 
 
@@ -169,6 +185,11 @@ def _(
     )
 
 
+@of_segment.register
+def _(operator: Rows, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True) -> Iterator[str]:
+    yield f"{plural(rows.height, 'row')}, and this stage keeps none"
+
+
 def side_of(operator: IntervalJoin, kind: str) -> tuple[Side | None, str]:
     """The side of a segment, and whether it is a list: "+" of rows that found a partner, "-" of rows that had to go."""
     name, what = kind.rstrip("+-"), kind[len(kind.rstrip("+-")) :]
@@ -204,6 +225,11 @@ def _(operator: IntervalJoin, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[
     assert side is not None
     found = meta_of(side, what, rows, meta.file, meta.bytes)
     return found.model_dump(include={"first_due", "last_due", "close", "dead", "most"})
+
+
+@_figures.register
+def _(operator: Rows, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
+    return {}
 
 
 def _misfits(rows: pl.DataFrame, wanted: Mapping[str, pl.DataType]) -> Iterator[str]:

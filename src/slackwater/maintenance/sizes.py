@@ -14,7 +14,8 @@ import psycopg
 from slackwater.errors import StartError, StateError
 from slackwater.maintenance.hot_keys import HotKey, hot_keys
 from slackwater.state.commit import Commit
-from slackwater.state.files.store import FilesStore, offset_files
+from slackwater.state.files import lists
+from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres import client, owned
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import StateStore
@@ -137,15 +138,15 @@ def kept(store: StateStore) -> list[Commit]:
     return found
 
 
-def files_of(manifest: Commit) -> list[str]:
+def files_of(commit: Commit) -> list[str]:
     """The files that a commit names, relative to its directory."""
-    offsets = [name for s in manifest.sources.values() for name in offset_files(s.offsets)]
-    staged = [o.file for o in (*manifest.output, *manifest.letters)]
-    return [*_segments(manifest), *staged, *offsets, *manifest.replayed, *manifest.tried]
+    offsets = [name for s in commit.sources.values() for name in lists.named(s.offsets)]
+    staged = [o.file for o in (*commit.output, *commit.letters)]
+    return [*_segments(commit), *staged, *offsets, *commit.replayed, *commit.tried]
 
 
-def _segments(manifest: Commit) -> dict[str, int]:
-    return {m.file: m.bytes for stage in manifest.stages for shard in stage.segments for m in shard}
+def _segments(commit: Commit) -> dict[str, int]:
+    return {m.file: m.bytes for stage in commit.stages for shard in stage.segments for m in shard}
 
 
 def _sum(files: dict[str, int], prefix: str) -> tuple[int, int]:

@@ -24,8 +24,9 @@ from slackwater.maintenance import rows
 from slackwater.maintenance.report import Problem, Report, advised
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, StageState
+from slackwater.state.files import lists
 from slackwater.state.files.arrow import frame_of, open_arrow, wrong_in
-from slackwater.state.files.store import FilesStore, offset_files
+from slackwater.state.files.store import FilesStore
 
 COPY = "a copy of the state directory"
 
@@ -66,12 +67,12 @@ class _Check:
     def read(self, epochs: Iterable[int]) -> None:
         for epoch in epochs:
             try:
-                manifest = self.store.manifest(epoch)
+                commit = self.store.manifest(epoch)
             except StateError as error:
                 self.tell(self.path(epoch), _fact(str(error)), (epoch,))
                 continue
-            self.manifests[epoch] = manifest
-            for wrong in _misshapen(manifest):
+            self.manifests[epoch] = commit
+            for wrong in _misshapen(commit):
                 self.tell(self.path(epoch), wrong, (epoch,))
         for path in sorted((self.home / "manifests").glob("*")):
             if not re.fullmatch(r"[0-9]{9,18}\.json", path.name):
@@ -114,8 +115,8 @@ class _Check:
     # -- files -----------------------------------------------------------------------------------------------------
 
     def gather(self) -> None:
-        for epoch, manifest in self.manifests.items():
-            for number, stage in enumerate(manifest.stages):
+        for epoch, commit in self.manifests.items():
+            for number, stage in enumerate(commit.stages):
                 step = self.step(epoch, number)
                 if step is not None and (wrong := rows.misdescribed(step, stage)):
                     self.tell(self.path(epoch), wrong, (epoch,))
@@ -174,9 +175,9 @@ class _Check:
 
     def counts(self, epoch: int) -> None:
         """The figures of a whole shard, of the latest commit; only where all its segments are sound."""
-        manifest = self.manifests[epoch]
+        commit = self.manifests[epoch]
         damaged = {p.place for p in self.report.problems}
-        for number, stage in enumerate(manifest.stages):
+        for number, stage in enumerate(commit.stages):
             step = self.step(epoch, number)
             if step is None or not as_emitted(step, stage):
                 continue
@@ -192,10 +193,10 @@ class _Check:
 
     def outputs(self, epoch: int, published: int | None) -> None:
         """What waits to be published: of the latest commit only, as an epoch is never overtaken."""
-        manifest = self.manifests[epoch]
+        commit = self.manifests[epoch]
         if published is not None and published >= epoch:
             return
-        for meta in (*manifest.output, *manifest.letters):
+        for meta in (*commit.output, *commit.letters):
             self.output(meta, epoch)
 
     def output(self, meta: OutputMeta, epoch: int) -> None:
@@ -217,9 +218,9 @@ class _Check:
     def lists(self) -> None:
         """Lists of offsets and of letters that were applied; a list's name ends with its checksum."""
         named: dict[str, list[int]] = {}
-        for epoch, manifest in self.manifests.items():
-            of_offsets = (file for s in manifest.sources.values() for file in offset_files(s.offsets))
-            for file in dict.fromkeys((*of_offsets, *manifest.replayed, *manifest.tried)):
+        for epoch, commit in self.manifests.items():
+            of_offsets = (file for s in commit.sources.values() for file in lists.named(s.offsets))
+            for file in dict.fromkeys((*of_offsets, *commit.replayed, *commit.tried)):
                 named.setdefault(file, []).append(epoch)
         for file, epochs in named.items():
             path = self.home / file
@@ -279,9 +280,9 @@ def _fact(message: str) -> str:
     return re.sub(r"^(manifest|state file) \S+ ", "", fact)
 
 
-def _misshapen(manifest: Commit) -> Iterator[str]:
-    for number, stage in enumerate(manifest.stages):
-        of = f"stage {number + 1}: " if manifest.stages[1:] else ""
+def _misshapen(commit: Commit) -> Iterator[str]:
+    for number, stage in enumerate(commit.stages):
+        of = f"stage {number + 1}: " if commit.stages[1:] else ""
         lengths = {"segments": stage.segments, "groups": stage.groups, "windows": stage.windows}
         for name, per_shard in lengths.items():
             if len(per_shard) != stage.shards:

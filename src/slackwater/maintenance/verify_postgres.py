@@ -26,10 +26,11 @@ from slackwater.maintenance import rows
 from slackwater.maintenance.report import Problem, Report
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.rows import Rows
 from slackwater.operators.windowed import Windowed
 from slackwater.state.commit import Commit, StageState
-from slackwater.state.postgres import client, columns, owned
-from slackwater.state.postgres.commit import lists, offsets_of
+from slackwater.state.postgres import client, columns, lists, owned
+from slackwater.state.postgres.commit import offsets_of
 from slackwater.state.postgres.snapshot import latest
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.postgres.tables import Tables
@@ -56,22 +57,22 @@ class _Check:
         row = self.db.execute(query, given).fetchone()
         return None if row is None else row[0]
 
-    def record(self, manifest: Commit, published: int) -> None:
+    def record(self, commit: Commit, published: int) -> None:
         t = self.tables
         row = self.db.execute(
             f"SELECT epoch, watermark FROM {t.pipelines} WHERE pipeline_name = %s", (t.pipeline,)
         ).fetchone()
         epoch, watermark = row if row is not None else (None, None)
         place = f"{t.pipelines}, row {t.pipeline!r}"
-        if manifest.pipeline != t.pipeline:
-            self.tell(place, f"its record is of {manifest.pipeline!r}")
-        if epoch != manifest.epoch:
-            self.tell(place, f"it is of epoch {epoch}, its record of epoch {manifest.epoch}")
-        if manifest.watermark_us != NO_WATERMARK and watermark != client.time(manifest.watermark_us):
+        if commit.pipeline != t.pipeline:
+            self.tell(place, f"its record is of {commit.pipeline!r}")
+        if epoch != commit.epoch:
+            self.tell(place, f"it is of epoch {epoch}, its record of epoch {commit.epoch}")
+        if commit.watermark_us != NO_WATERMARK and watermark != client.time(commit.watermark_us):
             self.tell(place, "its watermark is not that of its record")
-        if published > manifest.epoch:
-            self.tell(place, f"epoch {published} is noted as published, the latest is {manifest.epoch}")
-        wanted = {(s, p): o for s, r in manifest.sources.items() for p, o in offsets_of(r.offsets).items()}
+        if published > commit.epoch:
+            self.tell(place, f"epoch {published} is noted as published, the latest is {commit.epoch}")
+        wanted = {(s, p): o for s, r in commit.sources.items() for p, o in offsets_of(r.offsets).items()}
         found = {
             (source, partition): offset
             for source, partition, offset in self.db.execute(
@@ -83,30 +84,28 @@ class _Check:
                 what = f"source {name[0]!r}, partition {name[1]!r}: found offset {found.get(name)}, the record has {wanted.get(name)}"
                 self.tell(t.offsets, what, "a start goes on from the record; the next commit writes this table anew")
 
-    def put_aside(self, manifest: Commit, published: int) -> None:
+    def put_aside(self, commit: Commit, published: int) -> None:
         """Outputs that wait, and lists."""
         t = self.tables
-        for meta in (*manifest.output, *manifest.letters) if published < manifest.epoch else ():
+        for meta in (*commit.output, *commit.letters) if published < commit.epoch else ():
             self.report.rows += meta.rows
             data = self.one(f"SELECT data FROM {t.outputs} WHERE token = %s", meta.file)
             place = f"{t.outputs}, row {meta.file}"
             if data is None:
-                self.tell(place, f"is missing; epoch {manifest.epoch} is not published yet")
+                self.tell(place, f"is missing; epoch {commit.epoch} is not published yet")
                 continue
             self.report.bytes += len(data)
             try:
                 count = pa.ipc.open_file(pa.py_buffer(data)).read_all().num_rows
             except (OSError, pa.ArrowException) as error:
-                self.tell(
-                    place, f"cannot be read ({type(error).__name__}); epoch {manifest.epoch} is not published yet"
-                )
+                self.tell(place, f"cannot be read ({type(error).__name__}); epoch {commit.epoch} is not published yet")
                 continue
             if count != meta.rows:
                 self.tell(place, f"holds {plural(count, 'row')}, the record says {meta.rows:,}")
         for name in (
-            *(n for s in manifest.sources.values() for n in lists(s.offsets)),
-            *manifest.replayed,
-            *manifest.tried,
+            *(n for s in commit.sources.values() for n in lists.named(s.offsets)),
+            *commit.replayed,
+            *commit.tried,
         ):
             if self.one(f"SELECT 1 FROM {t.lists} WHERE token = %s", name) is None:
                 self.tell(f"{t.lists}, row {name}", "is missing")
@@ -174,8 +173,9 @@ class _Check:
     def _(self, operator: Windowed, table: Tables) -> Iterator[str]:
         yield from self._ordinals(table)
 
-    @_numbered.register
-    def _(self, operator: IntervalJoin, table: Tables) -> Iterator[str]:
+    @_numbered.register(IntervalJoin)
+    @_numbered.register(Rows)
+    def _(self, operator: Operator, table: Tables) -> Iterator[str]:
         yield from ()  # it has no units
 
     @singledispatchmethod
@@ -204,6 +204,10 @@ class _Check:
                 yield (
                     f"{plural(frame.height, 'row')} of the {side.name} side in shard {state.shard}, the record says {said:,}"
                 )
+
+    @_shard.register
+    def _(self, operator: Rows, state: PostgresShard, of: StageState, exact: bool) -> Iterator[str]:
+        yield from ()  # that the table has rows is told by `stage`
 
     def _ordinals(self, table: Tables) -> Iterator[str]:
         broken = self.one(
@@ -238,15 +242,15 @@ def verify_postgres(store: PostgresStore) -> Report:
                 return report
             if found is None:
                 return report
-            manifest, published, _ = found
+            commit, published, _ = found
             check.snapshot = check.one("SELECT pg_export_snapshot()")
-            report.epochs = (manifest.epoch,)
-            check.record(manifest, published)
-            check.put_aside(manifest, published)
-            check.tables = owned.located(db, tables, len(manifest.stages))
-            for number in range(len(manifest.stages)):
-                check.stage(manifest, number)
-            report.sound = None if report.problems else manifest.epoch
+            report.epochs = (commit.epoch,)
+            check.record(commit, published)
+            check.put_aside(commit, published)
+            check.tables = owned.located(db, tables, len(commit.stages))
+            for number in range(len(commit.stages)):
+                check.stage(commit, number)
+            report.sound = None if report.problems else commit.epoch
     except psycopg.Error as error:
         raise StateError(f"state store {place}: {client.reason(error)}") from None
     return report

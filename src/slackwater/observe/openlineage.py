@@ -13,7 +13,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -209,14 +209,9 @@ class OpenLineage(Observer):
                     rowCount=rows, producer=PRODUCER
                 )
             found += [event_v2.InputDataset(*place, inputFacets=statistics, facets=dict(facets)) for place in places]
-        lookups = {name: lookup for stage in self._stages for name, lookup in stage.items()}
-        for lookup in lookups.values():
+        for lookup in self._pipeline.lookups.values():
             found += [event_v2.InputDataset(*place) for place in datasets.of_source(self._pipeline, lookup)]
         return found
-
-    @property
-    def _stages(self) -> Sequence[Mapping[str, Any]]:
-        return (self._pipeline.transform.lookups, self._pipeline.last.transform.lookups)
 
     def _outputs(self, commits: _Commits | None) -> list[event_v2.OutputDataset]:
         found = []

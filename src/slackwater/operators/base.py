@@ -114,7 +114,7 @@ class Operator(Protocol):
         """
         ...
 
-    def touched(self, metas: Sequence[SegmentMeta], since: int, watermark: int, telling: bool) -> bool:
+    def touched(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
         """Whether a shard may have something to emit between two watermarks, as far as is known without reading it."""
         ...
 
@@ -178,7 +178,7 @@ class ShardTask:
     groups: int = 0  # sessions: keys that are open now
     pane_groups: Mapping[int, int] | None = None  # panes: groups per pane now
     flush: bool = False
-    telling: bool = False  # emit = "updates": open windows that were changed are emitted now
+    early: bool = False  # emit = "updates": open windows that were changed are emitted now
     late: LateLetters | None = None  # late rows become letters
     keeps_bad: bool = False  # so do rows that bring no usable gap
     capacity: Capacity = ANYTHING  # what the target and the state can hold of a row

@@ -13,10 +13,25 @@ from slackwater.config.window import Window
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.errors import StartError
 from slackwater.joins import logic as joins
+from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
+from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.windows.aggregations import Agg
+
+HIDDEN = ("__reason", "__unfit")  # of rows on their way to a target
+
+
+def compile_step(pipeline: Pipeline, outputs: Mapping[str, Mapping[str, Field]]) -> Operator:
+    """What the step of a pipeline is over the columns that come out of the SQL of each of its sources, in order. Raises StartError."""
+    join = pipeline.transform.join
+    if join is not None:
+        return compile_join(pipeline, (outputs[join.left_source], outputs[join.right_source]))
+    first = next(iter(outputs.values()))
+    return (
+        compile_rows(pipeline, list(first.values())) if pipeline.transform.is_rows else compile_window(pipeline, first)
+    )
 
 
 def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> Panes | Sessions:
@@ -123,11 +138,35 @@ def compile_join(pipeline: Pipeline, columns: tuple[Mapping[str, Field], Mapping
     )
 
 
+def compile_rows(pipeline: Pipeline, columns: Sequence[Field]) -> Rows:
+    """The columns that the SQL selects, in order, as they come out. Raises StartError, one line per misfit."""
+    where, seen = f"{pipeline.name}: {pipeline.transform.AT}.sql", dict[str, str]()
+    problems: list[str] = []
+    for field in columns:
+        if field.name.casefold() in HIDDEN:
+            problems.append(
+                f'{where}: column "{field.name}" has a name that Slackwater uses for a column of its own; rename it'
+            )
+        elif (other := seen.setdefault(field.name.casefold(), field.name)) != field.name or columns.count(field) > 1:
+            problems.append(f'{where}: selects column "{other}" more than once; give each its own name')
+        elif not field.known:
+            problems.append(
+                f'{where}: column "{field.name}" has type {field.type}, which no target takes; cast it in the SQL, to_json() makes text '
+                "of anything"
+            )
+    if problems:
+        raise StartError("\n".join(dict.fromkeys(problems)))
+    return Rows(pipeline.name, tuple(columns))
+
+
 def _hidden(pipeline: Pipeline) -> tuple[Sequence[str], Sequence[str]]:
     """Per side: what its connector adds to the columns of its rows."""
     assert pipeline.transform.join is not None
     found = {s.name: resolve(s.connection, pipeline.connections) if s.connection else None for s in pipeline.sources}
-    left, right = (injected(c.kind if (c := found[name]) else None) for name in pipeline.transform.join.sources)
+    direct = {w.name: w.origin for w in pipeline.ways if not w.through}  # SQL selects what comes out
+    left, right = (
+        injected(c.kind if (c := found.get(direct.get(name, ""))) else None) for name in pipeline.transform.join.sources
+    )
     return left, right
 
 

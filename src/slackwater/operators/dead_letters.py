@@ -14,7 +14,7 @@ import polars as pl
 
 from slackwater.core.dead_letter import LETTER
 from slackwater.operators.base import ShardTask, with_idle
-from slackwater.operators.task import StagedLetters
+from slackwater.operators.task import LetterFile
 from slackwater.sources.base import CORRUPT
 from slackwater.windows.aggregations import quote
 
@@ -50,7 +50,9 @@ def unfit_columns(columns: Sequence[str], pipeline: str, source: str, epoch: int
     found = {"source": _text(source), "value": f"CAST({row} AS BINARY)"}
     if ORIGIN in columns:
         found = {f.name: f"{ORIGIN}.{quote(f.name)}" for f in ORIGIN_FIELDS}
-    found |= {"reason": "__unfit", "pipeline": _text(pipeline), "epoch": f"{epoch}L", "event_time": "_event_ts"}
+    found |= {"reason": "__unfit", "pipeline": _text(pipeline), "epoch": f"{epoch}L"}
+    if "_event_ts" in columns:
+        found["event_time"] = "_event_ts"
     return [f"CAST({found.get(f.name, 'NULL')} AS {f.type}) AS {quote(f.name)}" for f in LETTER]
 
 
@@ -122,10 +124,10 @@ def _headers(kind: str) -> str:
     return f"to_json(transform({pairs}, h -> named_struct('key', h.key, 'value', CAST(h.value AS BINARY))))"
 
 
-def stage_late(task: ShardTask, rows: pl.DataFrame) -> StagedLetters:
+def write_late(task: ShardTask, rows: pl.DataFrame) -> LetterFile:
     """Stage the letters of late rows that were found by reading the batch a second time, see `Operator.late_letters`."""
     letters = task.operator.late_letters(task, with_idle(task, rows))
-    return StagedLetters(output=task.state.stage_output(letters), reasons={LATE: letters.height})
+    return LetterFile(output=task.state.write_output(letters), reasons={LATE: letters.height})
 
 
 def late_letters(

@@ -20,6 +20,7 @@ from slackwater.core.schema import Field
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
+from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
 from slackwater.windows.aggregations import quote
@@ -71,7 +72,9 @@ def _tests(operator: Operator, which: int, capacity: Capacity) -> Iterator[Test]
     if capacity.times is not None:
         first, last = capacity.times
         low, high = first + kept.reach_us, last - kept.reach_us
-        yield Test(RANGE, f"unix_micros(_event_ts) NOT BETWEEN {low}L AND {high}L", ~pl.col("ts").is_between(low, high))
+        if kept.is_timed:
+            sql = f"unix_micros(_event_ts) NOT BETWEEN {low}L AND {high}L"
+            yield Test(RANGE, sql, ~pl.col("ts").is_between(low, high))
         for field in kept.fields:
             if test := _range(field, first, last):
                 yield test
@@ -89,11 +92,13 @@ def _tests(operator: Operator, which: int, capacity: Capacity) -> Iterator[Test]
 
 class _Kept(NamedTuple):
     """What becomes of a row's values. `fields`: those that are written or kept as they are; `unique`: those that are part of a
-    unique index of the target; `reach_us`: how far from its time a time may be that is worked out from it."""
+    unique index of the target; `reach_us`: how far from its time a time may be that is worked out from it; `is_timed`: its time
+    comes out, too."""
 
     fields: Sequence[Field]
     unique: Sequence[Field]
     reach_us: int
+    is_timed: bool = True
 
 
 @singledispatch
@@ -119,6 +124,11 @@ def _(operator: IntervalJoin, which: int, capacity: Capacity) -> _Kept:
     return _Kept(operator.sides[which].fields, (), max(side.keep_us for side in operator.sides))
 
 
+@_kept.register
+def _(operator: Rows, which: int, capacity: Capacity) -> _Kept:
+    return _Kept(operator.fields, (), 0, is_timed=False)  # if it selects its time, that is one of its fields
+
+
 @singledispatch
 def usable(operator: Operator) -> tuple[int, int]:
     """The event times (µs, inclusive) of which all windows begin, end and are final in the years 1 to 9999."""
@@ -135,8 +145,9 @@ def _(operator: Sessions) -> tuple[int, int]:
     return YEARS[0], YEARS[1] - operator.cap_us - operator.reach_us - operator.allowed_us
 
 
-@usable.register
-def _(operator: IntervalJoin) -> tuple[int, int]:
+@usable.register(IntervalJoin)
+@usable.register(Rows)
+def _(operator: Operator) -> tuple[int, int]:
     return YEARS
 
 

@@ -18,7 +18,7 @@ from slackwater.joins.slots import Slots
 from slackwater.operators.base import SIDES, Figures, Recount, ShardTask, is_over, with_idle
 from slackwater.operators.dead_letters import LATE, ORIGIN, late_letters
 from slackwater.operators.lateness import late_by
-from slackwater.operators.task import EmitReport, IngestReport, SideReport, StagedLetters, plain
+from slackwater.operators.task import EmitReport, IngestReport, LetterFile, SideReport, plain
 from slackwater.state.commit import OutputMeta, SegmentMeta
 
 PLAIN = ("__kh", "__ts")
@@ -40,7 +40,7 @@ class _Outbox:
 
     def flush(self) -> tuple[OutputMeta, ...]:
         if self._held:
-            self.outputs.append(self._state.stage_output(pl.concat(self._held)))
+            self.outputs.append(self._state.write_output(pl.concat(self._held)))
             self._held, self._rows = [], 0
         return tuple(self.outputs)
 
@@ -108,7 +108,7 @@ class IntervalJoin(JoinLogic):
                 "epoch was committed"
             ) from None
         task.staging("before")
-        segments = task.state.stage_changes(self, done.changes, task.watermark)
+        segments = task.state.write_changes(self, done.changes, task.watermark)
         outputs = outbox.flush()
         letters = self._stage_letters(task, done.late, origins)
         task.staging("after")
@@ -136,7 +136,7 @@ class IntervalJoin(JoinLogic):
                     matched=t.matched,
                     unmatched=t.unmatched,
                     evicted=t.evicted,
-                    crowd=done.crowd.get(which),
+                    hot_key=done.hot_key.get(which),
                 )
                 for which, t in enumerate(tallies)
             ),
@@ -159,7 +159,7 @@ class IntervalJoin(JoinLogic):
 
     def _stage_letters(
         self, task: ShardTask, late: Mapping[int, pl.DataFrame], origins: pl.Series | None
-    ) -> StagedLetters | None:
+    ) -> LetterFile | None:
         if task.late is None or origins is None:
             return None
         columns = pl.col("__ts").alias("__start"), pl.col("^__idle$")
@@ -171,14 +171,14 @@ class IntervalJoin(JoinLogic):
         if not frames:
             return None
         letters = pl.concat(frames)
-        return StagedLetters(output=task.state.stage_output(letters), reasons={LATE: letters.height})
+        return LetterFile(output=task.state.write_output(letters), reasons={LATE: letters.height})
 
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
         return late_letters(task, rows)
 
     # -- rows out ------------------------------------------------------------------------------------------------
 
-    def touched(self, metas: Sequence[SegmentMeta], since: int, watermark: int, telling: bool) -> bool:
+    def touched(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
         """Whether an outer row may expire."""
         return any(m.first_due <= watermark and m.last_due > since for m in metas)
 
@@ -205,7 +205,7 @@ class IntervalJoin(JoinLogic):
         sides = {name: Counter(found) for name, found in before.sides.items()}
         for r in reports:
             for name, side in zip(SIDES, r.sides, strict=False):
-                sides.setdefault(name, Counter()).update(side.model_dump(exclude={"crowd"}))
+                sides.setdefault(name, Counter()).update(side.model_dump(exclude={"hot_key"}))
         return replace(before, sides={name: dict(found) for name, found in sides.items()})
 
     def emitted(self, before: Figures, reports: Sequence[EmitReport], watermark: int) -> Figures:

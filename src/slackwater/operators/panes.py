@@ -70,7 +70,7 @@ class Panes(PaneLogic, Windowed):
             more = pane_emission.siblings(self, due, task.since, task.watermark)
             more = more[~member(more, distinct(due["__h"].to_numpy()))]
             due = pl.concat([due, task.state.reader(self).units(more)])
-        done = pane_emission.emit(self, due, task.since, task.watermark, task.telling)
+        done = pane_emission.emit(self, due, task.since, task.watermark, task.early)
         return self.emit_report(task, done, due)
 
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:

@@ -13,7 +13,7 @@ from slackwater.core.words import plural
 from slackwater.errors import CapExceededError
 from slackwater.operators.base import Figures, Recount, ShardTask, with_idle
 from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN, bad_gap_letters, late_letters
-from slackwater.operators.task import EmitReport, IngestReport, StagedLetters
+from slackwater.operators.task import EmitReport, IngestReport, LetterFile
 from slackwater.operators.windowed import Windowed, untouched
 from slackwater.windows import session_emission, sessions
 from slackwater.windows.intervals import SessionLogic
@@ -64,7 +64,7 @@ class Sessions(SessionLogic, Windowed):
 
     def _stage_letters(
         self, task: ShardTask, late: pl.DataFrame, origins: pl.Series | None, bad: pl.DataFrame
-    ) -> StagedLetters | None:
+    ) -> LetterFile | None:
         """Stage the letters of a shard's late rows and of its rows without a gap; None where there are none of both."""
         frames, reasons = [], {}
         if origins is not None and task.late is not None and late.height:
@@ -73,7 +73,7 @@ class Sessions(SessionLogic, Windowed):
         if task.keeps_bad and bad.height:
             frames.append(bad_gap_letters(bad, task.state.epoch, self.pipeline))
             reasons[BAD_GAP] = bad.height
-        return StagedLetters(output=task.state.stage_output(pl.concat(frames)), reasons=reasons) if frames else None
+        return LetterFile(output=task.state.write_output(pl.concat(frames)), reasons=reasons) if frames else None
 
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
         return late_letters(task, rows, pl.Series(np.ones(rows.height, dtype=np.int64)))  # its own session was missed
@@ -82,7 +82,7 @@ class Sessions(SessionLogic, Windowed):
         due = self.due(task)
         if due.is_empty():
             return EmitReport(shard=task.shard, segments=task.state.metas)
-        done = session_emission.emit(self, due, task.since, task.watermark, task.telling)
+        done = session_emission.emit(self, due, task.since, task.watermark, task.early)
         return self.emit_report(task, done, due)
 
     # -- in the commit -------------------------------------------------------------------------------------------

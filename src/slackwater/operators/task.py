@@ -10,7 +10,7 @@ from pydantic import Field
 from slackwater.state.commit import OutputMeta, Record, SegmentMeta
 
 
-class StagedLetters(Record):
+class LetterFile(Record):
     """Dead letters put aside, and how many of them for which reason."""
 
     output: OutputMeta
@@ -27,7 +27,7 @@ class SideReport(Record):
     matched: int = 0
     unmatched: int = 0
     evicted: int = 0
-    crowd: tuple[int, str] | None = None  # a key with many rows: how many, its values
+    hot_key: tuple[int, str] | None = None  # a key with many rows: how many, its values
 
 
 class Overflows(Record):
@@ -58,7 +58,7 @@ class IngestReport(Record):
     reasons: Mapping[str, int] = Field(default_factory=dict)  # of these
     bad: int = 0  # rows whose gap is none
     bad_sample: tuple[dict[str, Any], ...] = ()
-    letters: StagedLetters | None = None
+    letters: LetterFile | None = None
     sides: tuple[SideReport, ...] = ()  # of a join: left, right
     overflows: Overflows = Overflows()
 

@@ -39,13 +39,13 @@ class Unstaged:
     def stage(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
         return self.metas
 
-    def stage_output(self, frame: pl.DataFrame) -> OutputMeta:
+    def write_output(self, frame: pl.DataFrame) -> OutputMeta:
         return OutputMeta(file="", rows=frame.height, checksum="")
 
     def buffers(self, logic: JoinLogic) -> Buffers:
         return self.state.buffers(logic)
 
-    def stage_changes(self, logic: JoinLogic, changes: object, watermark: int) -> tuple[SegmentMeta, ...]:
+    def write_changes(self, logic: JoinLogic, changes: object, watermark: int) -> tuple[SegmentMeta, ...]:
         return self.metas
 
     def adopt(self, *given: object) -> NoReturn:

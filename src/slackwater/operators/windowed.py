@@ -88,16 +88,16 @@ class Windowed(Logic):
     def input_of(self, source: str) -> int:
         return 0
 
-    def touched(self, metas: Sequence[SegmentMeta], since: int, watermark: int, telling: bool) -> bool:
-        visit = self.visit(since, watermark, telling)
-        return any(visit.touches(m.first_due, m.last_due) for m in metas)
+    def touched(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
+        due = self.due_between(since, watermark, early)
+        return any(due.touches(m.first_due, m.last_due) for m in metas)
 
     def is_due(self, task: ShardTask) -> bool:
         return not self.due(task).is_empty()
 
     def due(self, task: ShardTask) -> pl.DataFrame:
         """All rows of the units of a shard that want a visit between two watermarks."""
-        return task.state.reader(self).due(self.visit(task.since, task.watermark, task.telling))
+        return task.state.reader(self).due(self.due_between(task.since, task.watermark, task.early))
 
     def living(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
         """Only the oldest may go: else they would uncover older versions of what they hold."""
@@ -132,7 +132,7 @@ class Windowed(Logic):
             return {}
         frame = self.output_frame(Emitted(rows, self.empty_state(), rows.clear()))
         return {
-            "outputs": (task.state.stage_output(frame),),
+            "outputs": (task.state.write_output(frame),),
             "reasons": {"standalone": rows.height},
             "overflows": self.overflows(rows),
         }
@@ -143,7 +143,7 @@ class Windowed(Logic):
             done = replace(done, rows=done.rows.with_columns(pl.col("__reason").replace("close", "flush")))
         outputs: tuple[OutputMeta, ...] = ()
         if done.rows.height or done.superseded.height:
-            outputs = (task.state.stage_output(self.output_frame(done)),)
+            outputs = (task.state.write_output(self.output_frame(done)),)
         last_end = done.rows["__end"].filter(done.rows["__reason"] != "update").max()
         reasons = Counter(dict(done.rows["__reason"].value_counts().iter_rows()))
         reasons.update(supersede=done.superseded.height)

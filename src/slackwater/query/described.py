@@ -21,16 +21,16 @@ from slackwater.errors import ConfigError, StateError
 from slackwater.state.commit import Commit, StageState
 
 
-def pipeline_in(manifest: Commit) -> Pipeline:
+def pipeline_in(commit: Commit) -> Pipeline:
     """Raises StateError where the state does not describe its window or join."""
     try:
         with without_imports():
-            steps = [_step(manifest.pipeline, stage) for stage in manifest.stages]
+            steps = [_step(commit.pipeline, stage) for stage in commit.stages]
             if not all(steps):
-                raise StateError(_undescribed(manifest))
-            return _pipeline(manifest, steps)
+                raise StateError(_undescribed(commit))
+            return _pipeline(commit, steps)
     except ConfigError as error:
-        raise StateError(f"{_undescribed(manifest)} ({error})") from None
+        raise StateError(f"{_undescribed(commit)} ({error})") from None
 
 
 def _step(pipeline: str, stage: StageState) -> dict[str, Any]:
@@ -38,31 +38,33 @@ def _step(pipeline: str, stage: StageState) -> dict[str, Any]:
     for name, spec in (("window", Window), ("join", Join)):
         if name in stage.described:
             return {name: from_data(spec, stage.described[name], f"state of {pipeline}")}
+    if stage.fingerprint.get("kind") == "rows":
+        return {"sql": "SELECT * FROM source"}  # whatever it says: nothing of it is in the state
     return {}
 
 
-def _undescribed(manifest: Commit) -> str:
+def _undescribed(commit: Commit) -> str:
     return (
-        f"{manifest.pipeline}: the state in epoch {manifest.epoch} does not describe its window or join; "
+        f"{commit.pipeline}: the state in epoch {commit.epoch} does not describe its window or join; "
         "name the config's file instead"
     )
 
 
-def _pipeline(manifest: Commit, steps: list[dict[str, Any]]) -> Pipeline:
+def _pipeline(commit: Commit, steps: list[dict[str, Any]]) -> Pipeline:
     window, more = steps[0].get("window"), steps[1:]
     waits = 0 if window is None or window.emit != "final" else 1000 * allowed_ms(window)
-    of_us = fold.counters(manifest).lateness.get("of_us", {})
+    of_us = fold.counters(commit).lateness.get("of_us", {})
     sources = tuple(
         Source(name=n, dataframe=object(), lateness_ms=max(of_us[n] - waits, 0) // 1000 if n in of_us else None)
-        for n in manifest.sources
+        for n in commit.sources
     )
-    stages = tuple(Stage(name=s.name, on_error="dlq", **step) for s, step in zip(manifest.stages, steps, strict=True))
+    stages = tuple(Stage(name=s.name, on_error="dlq", **step) for s, step in zip(commit.stages, steps, strict=True))
     return Pipeline(
-        name=manifest.pipeline,
+        name=commit.pipeline,
         sources=sources,
         transform=None if more else Transform(on_error="dlq", **steps[0]),
         stages=stages if more else None,
-        target=Target(connection="table", path="out", mode="append" if "join" in steps[-1] else "merge"),
+        target=Target(connection="table", path="out", mode="merge" if "window" in steps[-1] else "append"),
         connections={"table": DeltaConnection(), "lake": FilesConnection()},
         dead_letter=Target(connection="lake", path="letters"),
         state_store=StateStore(kind="files", path="state"),

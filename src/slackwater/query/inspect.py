@@ -31,10 +31,10 @@ from slackwater.state.commit import Commit, StageState
 from slackwater.state.protocol import Snapshot
 from slackwater.windows import pane_emission, session_emission
 from slackwater.windows.aggregations import normalised
-from slackwater.windows.logic import FAR, LOOSE, LOOSE_TOLD, SETTLED, TOLD, Logic
+from slackwater.windows.logic import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, Logic
 
 
-def logic_of(pipeline: Pipeline, manifest: Commit) -> Windowed:
+def logic_of(pipeline: Pipeline, commit: Commit) -> Windowed:
     """The window that a state was written for, by a config that can go on with it.
 
     Where the state does not describe it, it is the config's, over the columns whose types the fingerprint tells. Raises
@@ -46,15 +46,15 @@ def logic_of(pipeline: Pipeline, manifest: Commit) -> Windowed:
             f"{pipeline.name}: this looks into windows, and the config describes a join; slackwater explain tells what a "
             "join keeps and for how long"
         )
-    compare.compare(pipeline, manifest).check()
-    state = manifest.stages[0]
+    compare.compare(pipeline, commit).check()
+    state = commit.stages[0]
     if state.described:
-        return logic_in(manifest)
+        return logic_in(commit)
     columns = restore.columns_of(state, window)
     unknown = [c for a in window.aggregations if (c := a.column) and c not in columns]
     if unknown:
         raise StateError(
-            f"{pipeline.name}: the state in epoch {manifest.epoch} does not describe its window, and does not know the columns "
+            f"{pipeline.name}: the state in epoch {commit.epoch} does not describe its window, and does not know the columns "
             f"{', '.join(unknown)}; change the config back, or start the pipeline once"
         )
     return compile_window(pipeline, columns)
@@ -220,14 +220,14 @@ def open_windows(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.D
 @open_windows.register
 def _(operator: Panes, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     if operator.updates:
-        rows = _untold(rows, {SETTLED: LOOSE})
+        rows = _as_not_emitted(rows, {CLEAN: DIRTY})
     found = pane_emission.emit(operator, rows, watermark, FAR, True).rows
     return _by_close(operator, found, pl.col("__end"))
 
 
 @open_windows.register
 def _(operator: Sessions, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    rows = _untold(rows, {TOLD: SETTLED, LOOSE_TOLD: LOOSE})
+    rows = _as_not_emitted(rows, {EMITTED: WHOLE, EMITTED_FRAGMENT: FRAGMENT})
     found = session_emission.emit(operator, rows, watermark, FAR, True).rows
     cut = pl.col("__reason") == "cap"
     return _by_close(
@@ -235,7 +235,7 @@ def _(operator: Sessions, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     )
 
 
-def _untold(rows: pl.DataFrame, kinds: Mapping[int, int]) -> pl.DataFrame:
+def _as_not_emitted(rows: pl.DataFrame, kinds: Mapping[int, int]) -> pl.DataFrame:
     """State rows as if nothing of them had been emitted."""
     return rows.with_columns(pl.col("__kind").replace(kinds))
 
@@ -259,8 +259,8 @@ def soonest(snapshot: Snapshot, logic: Sessions, count: int) -> pl.DataFrame:
     base, step = max(since, first - 1), 1000
     while True:
         horizon = base + step
-        visit = logic.visit(since, horizon, True)
-        units = pl.concat([r.due(visit) for r in readers])
+        due = logic.due_between(since, horizon, True)
+        units = pl.concat([r.due(due) for r in readers])
         found = open_windows(logic, units, since).filter(pl.col("__closes") <= horizon)
         if found.height >= count or horizon >= latest:
             return found

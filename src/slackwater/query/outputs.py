@@ -71,9 +71,9 @@ def _state(where: str) -> Output:
     place, _, name = where.partition("#")
     store = store_at(place, name or None)
     with closing(store), StateView(store) as view:
-        rows, manifest = view.scan(), view.manifest()
-    identity = logic_in(manifest, -1).identity
-    label = f"state of {manifest.pipeline} in epoch {manifest.epoch}"
+        rows, commit = view.scan(), view.manifest()
+    identity = logic_in(commit, -1).identity
+    label = f"state of {commit.pipeline} in epoch {commit.epoch}"
     return Output(label, rows.select(c for c in rows.columns if not c.startswith("_")), identity)
 
 

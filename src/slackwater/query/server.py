@@ -186,11 +186,11 @@ def _number(given: Query, name: str, most: int = 10**18) -> int:
 def _about(view: StateView, given: Query) -> dict[str, Any]:
     _known(given)
     view = _at(view, given)
-    manifest = view.manifest()
-    watermark = manifest.stages[-1].watermark_us
+    commit = view.manifest()
+    watermark = commit.stages[-1].watermark_us
     return {
-        "pipeline": manifest.pipeline,
-        "epoch": manifest.epoch,
+        "pipeline": commit.pipeline,
+        "epoch": commit.epoch,
         "epochs": view.epochs(),
         "watermark_us": None if watermark <= NO_WATERMARK else watermark,
         "columns": {name: sql_type(kind) for name, kind in view.columns.items()},

@@ -24,6 +24,7 @@ from slackwater.evolution.description import step_in
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
+from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
 from slackwater.query import inspect
@@ -168,18 +169,18 @@ class _Look:
 
     def __init__(self, pipeline: Pipeline, snapshot: Snapshot) -> None:
         self.pipeline, self.snapshot = pipeline, snapshot
-        self.manifest: Commit = snapshot.commit
+        self.commit: Commit = snapshot.commit
         self.state: StageState = snapshot.commit.stages[0]
         self.operator: Operator
-        if pipeline.transform.join is None:
-            self.operator = inspect.logic_of(pipeline, self.manifest)
+        if pipeline.transform.window is not None:
+            self.operator = inspect.logic_of(pipeline, self.commit)
         else:
-            compare.compare(pipeline, self.manifest).check()
-            self.operator = step_in(self.manifest)
+            compare.compare(pipeline, self.commit).check()
+            self.operator = step_in(self.commit)
         self.clocks: Mapping[str, SourceClock] = fold.clocks(pipeline, self.state)
 
     def answer(self, runner: str | None, now_us: int, key: inspect.Texts) -> Why:
-        m, close = self.manifest, self.pipeline.transform.step.idle_close_ms
+        m, close = self.commit, self.pipeline.transform.step.idle_close_ms
         clocks = tuple(c for name, clock in self.clocks.items() for c in _clocks(name, clock))
         held = holder(self.clocks)
         of_key = self._of_key(self.operator, key) if key else None
@@ -243,6 +244,10 @@ class _Look:
             found.append(Side(side.name, source, sum(m.rows for m in mine), side.keep_us, over, side.outer))
         return _Waits("join", sides=tuple(found))
 
+    @_waits.register
+    def _(self, operator: Rows) -> _Waits:
+        return _Waits("rows")  # nothing does
+
     # -- one key -------------------------------------------------------------------------------------------------
 
     @singledispatchmethod
@@ -272,6 +277,10 @@ class _Look:
     @_of_key.register
     def _(self, operator: IntervalJoin, given: inspect.Texts) -> OfKey:
         raise StartError(f"{self.pipeline.name}: --key: rows of a join have no window; leave it out")
+
+    @_of_key.register
+    def _(self, operator: Rows, given: inspect.Texts) -> OfKey:
+        raise StartError(f"{self.pipeline.name}: --key: no state, rows go on as they come; leave it out")
 
     def _sessions(self, logic: Sessions, found: pl.DataFrame, state: pl.DataFrame | None = None) -> tuple[Open, ...]:
         """Open sessions; `state`: all state rows, if they are of one key."""

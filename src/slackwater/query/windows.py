@@ -19,12 +19,13 @@ from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
 from slackwater.windows import pane_emission, session_emission
 from slackwater.windows.logic import (
+    DIRTY,
+    EMITTED,
+    EMITTED_FRAGMENT,
     FAR,
-    LOOSE,
-    LOOSE_TOLD,
+    FRAGMENT,
     METADATA,
-    SETTLED,
-    TOLD,
+    WHOLE,
     Emitted,
     Int64s,
     Logic,
@@ -78,26 +79,26 @@ def _(logic: Panes, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """The windows that hold panes."""
     if logic.updates:
         unsaid = pl.lit([], pl.List(pl.Int64)).alias("__out")  # else only what was changed comes out
-        rows = rows.with_columns(pl.lit(LOOSE, pl.Int8).alias("__kind"), unsaid)
+        rows = rows.with_columns(pl.lit(DIRTY, pl.Int8).alias("__kind"), unsaid)
     found = pane_emission.emit(logic, rows, logic.horizon(watermark), FAR, True).rows
     return found.with_columns(pl.col("__end").alias("__closes"))
 
 
 @_put_together.register
 def _(logic: Sessions, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """The sessions: whole ones as they are, and those that pieces make."""
+    """The sessions: whole ones as they are, and those that fragments make."""
     kind = rows["__kind"].to_numpy()
-    whole = _whole(logic, _only(rows, (kind == SETTLED) | (kind == TOLD)))
-    pieces = _only(rows, (kind == LOOSE) | (kind == LOOSE_TOLD))
-    if pieces.is_empty():
+    whole = _whole(logic, _only(rows, (kind == WHOLE) | (kind == EMITTED)))
+    fragments = _only(rows, (kind == FRAGMENT) | (kind == EMITTED_FRAGMENT))
+    if fragments.is_empty():
         return whole
-    pieces = pieces.with_columns(pl.lit(LOOSE, pl.Int8).alias("__kind"))
-    made = session_emission.emit(logic, pieces, logic.horizon(watermark), FAR, True).rows
+    fragments = fragments.with_columns(pl.lit(FRAGMENT, pl.Int8).alias("__kind"))
+    made = session_emission.emit(logic, fragments, logic.horizon(watermark), FAR, True).rows
     cut = (made["__reason"] == "cap").to_numpy()
     start, end = made["__start"].to_numpy(), made["__end"].to_numpy()
     made = made.with_columns(
         pl.Series("__closes", np.where(cut, start + logic.cap_us, end + 1)),
-        pl.Series("__last", _last_events(logic, made, pieces)),
+        pl.Series("__last", _last_events(logic, made, fragments)),
     )
     return pl.concat([whole, made.select(whole.columns)])
 
@@ -123,15 +124,15 @@ def _only(rows: pl.DataFrame, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) 
     return rows if mask.all() else rows[np.flatnonzero(mask)]
 
 
-def _last_events(logic: Sessions, sessions: pl.DataFrame, pieces: pl.DataFrame) -> Int64s:
+def _last_events(logic: Sessions, sessions: pl.DataFrame, fragments: pl.DataFrame) -> Int64s:
     """The time of each session's last event, in µs.
 
-    In order of key and start a session is followed by the pieces that it was put together from.
+    In order of key and start a session is followed by the fragments that it was put together from.
     """
     columns = ["__kh", *logic.key_names, "__start"]
     place = pl.Series("__session", np.arange(sessions.height), dtype=pl.Int64)
     heads = sessions.select(columns).with_columns(place, pl.lit(None, pl.Int64).alias("__last"))
-    parts = pieces.select(*columns, pl.lit(None, pl.Int64).alias("__session"), "__last")
+    parts = fragments.select(*columns, pl.lit(None, pl.Int64).alias("__session"), "__last")
     both, _ = sorted_by_key(pl.concat([heads, parts]), logic.key_names, "__start")
     last = both.with_columns(pl.col("__session").forward_fill()).group_by("__session").agg(pl.col("__last").max())
     found: Int64s = last.sort("__session")["__last"].to_numpy()

@@ -69,7 +69,7 @@ class Corrections:
             if task.hit:
                 task.hit("stage.before")
             if done.rows.height or done.superseded.height:
-                outputs = (task.state.stage_output(self.logic.output_frame(done)),)
+                outputs = (task.state.write_output(self.logic.output_frame(done)),)
             segments = task.state.metas
             if done.state.height:
                 segments = task.state.stage(self.logic, done.state, units, task.since)

@@ -28,6 +28,7 @@ from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN_FIELDS, UNPUBLISHED
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
+from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.replay.corrections import corrections
 from slackwater.replay.tries import Ledger, applied_lines
@@ -90,8 +91,8 @@ def _replayed(driver: Driver, applied: pl.DataFrame, left: pl.DataFrame) -> Repl
     """Put aside which letters the next epoch applies, and which it tried and leaves; its commit names the lists."""
     epoch, store = driver.state.epoch + 1, driver.store
     tries = _ledger(driver).with_tries(left, [applied])
-    record = store.stage_list(epoch, applied_lines(applied)) if applied.height else None
-    return Replayed(record, applied.height, store.stage_list(epoch, tries) if tries else None)
+    record = store.write_list(epoch, applied_lines(applied)) if applied.height else None
+    return Replayed(record, applied.height, store.write_list(epoch, tries) if tries else None)
 
 
 # -- bad rows --------------------------------------------------------------------------------------------------------
@@ -176,7 +177,7 @@ def _without_late(driver: Driver, judged: _Judged, payload: Payload) -> _Judged:
         return judged
     before = driver.stage.operator.late_before(driver.state.watermark_us)
     read, numbers = _numbered(judged.good)
-    rows = driver.stage.engine.again(payload(read), driver.hooks.clock_us(), driver.stage.capacity)
+    rows = driver.stage.engine.reread(payload(read), driver.hooks.clock_us(), driver.stage.capacity)
     late = numbers.join(rows.filter(pl.col("__ts") < before).select("__letter").unique(), on="__letter", how="semi")
     late, place = late.select("epoch", "__id").unique(), ["epoch", "__id"]
     left = judged.good.join(late, on=place, how="semi", maintain_order="left").with_columns(
@@ -253,7 +254,7 @@ def _rows(
     )
     groups = groups.with_row_index("__group").with_columns(pl.col("__group").cast(pl.Int64))
     once = payload(letters.unique("__letter", keep="first"))
-    again = driver.stage.engine.again(once, driver.hooks.clock_us(), driver.stage.capacity)
+    again = driver.stage.engine.reread(once, driver.hooks.clock_us(), driver.stage.capacity)
     rows = again.join(groups, on=["__letter", "__ts"])
     seen = rows.group_by("__group").agg(pl.len().alias("__rows"), pl.col("__kh").n_unique().alias("__keys"))
     groups = groups.join(seen, on="__group", how="left").with_columns(pl.col("__rows", "__keys").fill_null(0))
@@ -294,6 +295,14 @@ def _(operator: IntervalJoin) -> pl.Expr:
     raise StartError(
         f"{operator.pipeline}: late rows of a join cannot be replayed: the rows that they missed have left the state; "
         "send them again, or choose others by --reason"
+    )
+
+
+@_alike.register
+def _(operator: Rows) -> pl.Expr:
+    raise StartError(
+        f"{operator.pipeline}: no row is late in a pipeline without windows and joins: these letters are of another one; choose "
+        "others by --reason"
     )
 
 

@@ -43,10 +43,10 @@ class Ledger:
     entries: pl.DataFrame
 
     @classmethod
-    def of(cls, manifest: Commit | None, read_list: Callable[[str], list[str]]) -> Ledger:
+    def of(cls, commit: Commit | None, read_list: Callable[[str], list[str]]) -> Ledger:
         """What a commit knows; None: no state yet, and so nothing."""
-        done = _lines(manifest.replayed if manifest else (), read_list, "__done")
-        tries = _lines(manifest.tried if manifest else (), read_list, "__tries")
+        done = _lines(commit.replayed if commit else (), read_list, "__done")
+        tries = _lines(commit.tried if commit else (), read_list, "__tries")
         every = pl.concat([done, tries], how="diagonal").group_by(_PLACE)
         found = every.agg(pl.col("__done", "__tries").sum())
         return cls(found.select(pl.col(n).cast(t) for n, t in _SCHEMA.items()))

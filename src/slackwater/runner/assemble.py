@@ -20,13 +20,8 @@ from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
 from slackwater.core.dead_letter import LETTER
-from slackwater.engine.far_dates import FarDates
-from slackwater.engine.kill_points import Faults
-from slackwater.engine.stage import Stage
 from slackwater.errors import StartError
 from slackwater.operators.base import Operator
-from slackwater.operators.compile import compile_join, compile_window
-from slackwater.operators.windowed import Windowed
 from slackwater.sources import files
 from slackwater.sources.base import reason
 from slackwater.sources.cloud import CloudReader, kinesis_options, pubsub_options
@@ -35,8 +30,7 @@ from slackwater.sources.kafka_broker import Broker, named
 from slackwater.sources.payload import avro_payload, json_payload, raw_payload
 from slackwater.sources.streams import AnySource, FrameSource
 from slackwater.sources.times import UTC
-from slackwater.spark import analysis, packages
-from slackwater.spark.engine import SparkEngine
+from slackwater.spark import packages
 from slackwater.state.files.store import FilesStore, InMemoryStore
 from slackwater.state.protocol import StateStore
 from slackwater.targets.base import Table, Target
@@ -45,7 +39,7 @@ from slackwater.targets.files import FilesTarget
 from slackwater.windows.aggregations import quote
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
 def source_of(session: SparkSession, pipeline: Pipeline, index: int, known: str | None) -> AnySource:
@@ -59,7 +53,7 @@ def source_of(session: SparkSession, pipeline: Pipeline, index: int, known: str 
         return FrameSource(spec.name, spec.dataframe)
     if connection.kind == "files":
         files.check_exists(spec)
-        return files.FilesSource(spec, files.schema_of(session, spec, known), _zone(pipeline))
+        return files.FilesSource(spec, files.schema_of(session, spec, known), _zone(pipeline, spec))
     if isinstance(connection, KafkaConnection):
         return _kafka(session, pipeline, spec, connection, known)
     return _connector(session, pipeline, spec, connection, known)
@@ -76,8 +70,12 @@ def _kafka(
         payload = avro_payload(session, spec, connection.schema_registry, named(query))
     else:
         payload = json_payload(session, spec, known, lambda: sample(session, spec, connection))
-        payload = replace(payload, zone=_zone(pipeline))
-    used = "_headers" in (pipeline.transform.sql_of(spec.name) or "_headers") or pipeline.dead_letter is not None
+        payload = replace(payload, zone=_zone(pipeline, spec))
+    used = pipeline.dead_letter is not None or any(
+        not (texts := own.texts(way)) or any("_headers" in sql for _, sql in texts)
+        for own in pipeline.alone.values()
+        for way in own.ways_from(spec.name)
+    )
     return KafkaSource(spec, broker, payload, f"slackwater-{pipeline.name}-{spec.name}", used)
 
 
@@ -111,12 +109,14 @@ def _connector(
     if spec.payload_format == "raw":
         payload = raw_payload(body)
     else:
-        payload = replace(json_payload(session, spec, known, list), body=body, zone=_zone(pipeline))
+        payload = replace(json_payload(session, spec, known, list), body=body, zone=_zone(pipeline, spec))
     return FrameSource(spec.name, frame, lambda rows: payload.decode(rows, [*meta, f"{quote(body)} AS _value"]))
 
 
-def _zone(pipeline: Pipeline) -> str:
-    return pipeline.transform.step.event_time_zone or UTC
+def _zone(pipeline: Pipeline, spec: Source) -> str:
+    """Of clock readings without one, as the first step has it that reads the source."""
+    readers = (own for own in pipeline.alone.values() if own.ways_from(spec.name))
+    return next((own.transform.step.event_time_zone for own in readers), None) or UTC
 
 
 def _options(connection: Connection) -> dict[str, str]:
@@ -141,73 +141,6 @@ def _cloud(spec: Source, connection: Connection) -> CloudReader:
         location=connection.location,
         max_records_per_batch=spec.max_messages_per_trigger,
     )
-
-
-def bind(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> tuple[dict[str, str], Operator]:
-    """Event time and SQL of each source against the columns that are there, and the window or join over what comes out."""
-    times, outputs = {}, {}
-    for spec, source in zip(pipeline.sources, sources, strict=True):
-        frame = session.createDataFrame([], source.schema)
-        connection = resolve(spec.connection, pipeline.connections)
-        has_clock = connection is not None and connection.kind == "rabbitmq"
-        times[source.name] = analysis.time_expression(pipeline, session, source.name, frame, has_clock)
-        outputs[source.name] = analysis.check_sql(session, pipeline, source.name, frame)
-    join = pipeline.transform.join
-    if join is not None:
-        return times, compile_join(pipeline, (outputs[join.left_source], outputs[join.right_source]))
-    logic = compile_window(pipeline, next(iter(outputs.values())))
-    needed = [*logic.key_names, *{i.source.name: None for i in logic.inputs}]
-    analysis.check_same_columns(pipeline, outputs, needed)
-    return times, logic
-
-
-def results_of(pipeline: Pipeline, session: SparkSession, logic: Operator) -> Operator:
-    """The step whose results the target gets, after the first one's. Raises StartError."""
-    for own in list(pipeline.alone.values())[1:]:
-        logic = _behind(own, session, logic)[1]
-    return logic
-
-
-def _behind(own: Pipeline, session: SparkSession, before: Operator) -> tuple[DataFrame, Windowed]:
-    """The columns that a stage reads of the one before it, and its window over them."""
-    frame = session.createDataFrame([], ", ".join(f"{quote(f.name)} {f.type}" for f in before.row_columns))
-    return frame, compile_window(own, analysis.check_sql(session, own, own.sources[0].name, frame))
-
-
-def stages_of(
-    pipeline: Pipeline, session: SparkSession, first: SparkEngine, store: StateStore, faults: Faults
-) -> list[Stage]:
-    """All stages, bound to their columns; `first`: what the stage that reads the sources runs on. Raises StartError."""
-    (name, own), *more = pipeline.alone.items()
-    found = [Stage(name, own, first.logic, store, first, faults.in_worker, far_dates=FarDates(own))]
-    for number, (name, own) in enumerate(more, 1):
-        before, read = found[-1], own.sources[0].name
-        frame, bound = _behind(own, session, before.operator)
-        times = {read: analysis.time_expression(own, session, read, frame, False)}
-        end = analysis.end_expression(own, session, read, frame) if isinstance(bound.window.gap_ms, str) else None
-        engine = SparkEngine(session, own, bound, times, end=end)
-        behind = {read: 1000 * before.pipeline.hold_ms}
-        found.append(Stage(name, own, bound, store, engine, faults.in_worker, number, behind))
-    return found
-
-
-def ends(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> str | None:
-    """SQL over the output of the pre-stage for how far a row reaches, where each brings its own gap. After `bind`."""
-    window = pipeline.transform.window
-    if window is None or not isinstance(window.gap_ms, str):
-        return None
-    found = [analysis.end_expression(pipeline, session, s.name, session.createDataFrame([], s.schema)) for s in sources]
-    return found[0]
-
-
-def carrying(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> dict[str, str]:
-    """Per source the SQL that `late_data = "dlq"` runs: with `_origin` carried through. After `bind`; raises StartError."""
-    if not pipeline.carries_origin:
-        return {}
-    found = {
-        s.name: analysis.check_origin(session, pipeline, s.name, session.createDataFrame([], s.schema)) for s in sources
-    }
-    return {name: sql for name, sql in found.items() if sql is not None}
 
 
 def spark_settings(pipeline: Pipeline, notice: Callable[[str, str], None]) -> dict[str, str]:

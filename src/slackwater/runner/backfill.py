@@ -31,11 +31,11 @@ from slackwater.runner.assemble import target_of
 from slackwater.runner.backfill_plan import Range, described, reach_us
 from slackwater.runner.backfill_source import FilesReader, KafkaReader
 from slackwater.runner.backfill_target import Within, Written
-from slackwater.runner.run import _Run
+from slackwater.runner.reporter import Reporter
+from slackwater.runner.runner import Parts, Runner
 from slackwater.sources.base import Batch, reason
 from slackwater.sources.files import FilesSource
 from slackwater.sources.kafka import KafkaSource
-from slackwater.spark.engine import SparkEngine
 from slackwater.state.commit import BatchId
 from slackwater.targets.base import Target
 
@@ -84,57 +84,53 @@ def backfill(
     lateness = max(window.lateness_ms if s.lateness_ms is None else s.lateness_ms for s in pipeline.sources)
     slack = lateness + allowed_ms(window) if slack_ms is None else slack_ms
     span = Range(since_us, until_us, reach_us(window), 1000 * slack)
-    one = _Backfill(own, span, partial, spark, on_status, on_notice or (lambda level, line: None), stop)
-    with one.border():
-        return one.run()
+    written = Written()
 
+    def within(pipeline: Pipeline, results: Operator, state_id: str) -> Target:
+        inner = target_of(pipeline, results, state_id)
+        return Within(inner, window, span, time.time_ns() // 1000, partial, written)
 
-class _Backfill(_Run):
-    """One run of it; owns the lock of its state."""
-
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        span: Range,
-        partial: bool,
-        spark: SparkSession | None,
-        on_status: Callable[[Status], None] | None,
-        notice: Callable[[str, str], None],
-        stop: threading.Event | None,
-    ) -> None:
-        super().__init__(pipeline, True, spark, on_status, notice, stop or threading.Event())
-        self.span, self.partial, self.written = span, partial, Written()
-
-    def _target_of(self, results: Operator, state_id: str) -> Target:
-        window = self.pipeline.transform.window
-        assert window is not None
-        inner = target_of(self.pipeline, results, state_id)
-        return Within(inner, window, self.span, time.time_ns() // 1000, self.partial, self.written)
-
-    def run(self) -> Backfilled:
-        latest = self.store.open()
+    runner = Runner(own, spark, Reporter(on_notice or (lambda level, line: None), on_status), stop)
+    with runner.border():
+        latest = runner.store.open()
         try:
             if latest is not None:
-                self.notice("info", f"going on after epoch {latest.epoch}, where it was interrupted")
-            if self._prepare(latest):
-                self._over_history()
-            if not self.stop.is_set():
-                self.driver.flush()
-                self.last = self.last or self.driver.recovered()
-                self.store.remove()
+                runner.reporter.notice("info", f"going on after epoch {latest.epoch}, where it was interrupted")
+            parts = runner.prepare(latest, within)
+            last = None
+            if parts is not None:
+                _History(runner, parts, span).read()
+                last = _finished(runner, parts)
             after = None if latest is None else latest.epoch
-            return Backfilled(self.pipeline.name, self.last, self.written, not self.stop.is_set(), after)
+            return Backfilled(own.name, last or runner.reporter.last, written, last is not None, after)
         finally:
-            self._close()
+            runner.close()
 
-    def _over_history(self) -> None:
-        if self.stop.is_set():
-            return
-        readers = [self._reader(s) for s in self.streams.sources]
+
+def _finished(runner: Runner, parts: Parts) -> Status | None:
+    """Close what is open, and remove the state; None if the run was to stop before."""
+    if runner.stop.is_set():
+        return None
+    parts.driver.flush()
+    last = runner.reporter.last or parts.driver.recovered()
+    runner.store.remove()
+    return last
+
+
+class _History:
+    """The rows of the range, batch after batch."""
+
+    def __init__(self, runner: Runner, parts: Parts, span: Range) -> None:
+        self.pipeline, self.store, self.stop = runner.pipeline, runner.store, runner.stop
+        self.notice = runner.reporter.notice
+        self.session, self.driver, self.engine, self.span = parts.session, parts.driver, parts.engines[0], span
+        self.readers = [self._reader(s) for s in parts.streams.sources]
+
+    def read(self) -> None:
         run, number = uuid.uuid4().hex, 0
         while not self.stop.is_set():
             state = self.driver.state
-            found = {r.source.name: r.next(state.sources[r.source.name], state.epoch + 1) for r in readers}
+            found = {r.source.name: r.next(state.sources[r.source.name], state.epoch + 1) for r in self.readers}
             parts = {name: part for name, part in found.items() if part is not None}
             if not parts:
                 return
@@ -169,8 +165,6 @@ class _Backfill(_Run):
 
     def _rows_of_range(self, name: str, frame: DataFrame) -> DataFrame:
         """Rows without a usable time stay: what becomes of them is not decided here."""
-        engine = self.driver.stage.engine
-        assert isinstance(engine, SparkEngine)
         low, high = self.span.rows_us
-        at = f"unix_micros({engine.times[name]})"
+        at = f"unix_micros({self.engine.times[name]})"
         return frame.where(f"{at} IS NULL OR ({at} >= {low}L AND {at} < {high}L)")

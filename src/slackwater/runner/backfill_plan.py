@@ -53,7 +53,8 @@ def described(pipeline: Pipeline, since_us: int, until_us: int, into: str | None
         raise StartError(f"{name}: --from {iso(since_us)} is not before --to {iso(until_us)}; expected a range of time")
     if window is None or pipeline.stages:
         raise StartError(
-            f"{name}: a backfill writes windows by their start; expected [transform.window] alone, found a join"
+            f"{name}: a backfill writes windows by their start; expected [transform.window] alone, found "
+            + ("stages" if pipeline.stages else "a join" if pipeline.transform.join else "SQL alone")
         )
     if window.time_mode == "processing":
         raise StartError(f'{name}: time_mode = "processing" takes the time of reading, which history has none of')

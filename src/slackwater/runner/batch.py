@@ -23,7 +23,7 @@ from slackwater.config.window import Window
 from slackwater.core.schema import Field, arrow_schema
 from slackwater.errors import ConfigError, StartError
 from slackwater.operators.base import Operator
-from slackwater.runner import assemble, border
+from slackwater.runner import binding, border
 from slackwater.sources.base import CORRUPT
 from slackwater.sources.streams import FrameSource, in_session
 from slackwater.spark import session, whole_batch
@@ -144,7 +144,8 @@ class _Planner(SparkEngine):
         if self.pipeline.transform.on_error == "drop":
             return timed.where("__bad IS NULL")
         step = self.pipeline.transform.step
-        keys = step.group_by if isinstance(step, Window) else (*step.left_keys, *step.right_keys)
+        keys = step.group_by if isinstance(step, Window) else ()
+        keys = (*step.left_keys, *step.right_keys) if isinstance(step, Join) else keys
         shown = [c for c in frame.columns if c == CORRUPT or c in step.event_time_column or c in keys]
         message = F.concat(
             F.lit(f'{self.pipeline.name}: bad row of "{name}": '),
@@ -161,10 +162,11 @@ class _Planner(SparkEngine):
         """The columns that go to the shards."""
         from slackwater.spark import analysis
 
-        if self.pipeline.transform.sql_of(name) is not None:
+        (way,) = self.pipeline.ways_from(name)
+        if self.pipeline.texts(way):
             usable = usable.drop("__bad", CORRUPT)
-        out = analysis.run_sql(self.session, self.pipeline, name, usable)
-        rows = out.selectExpr(*self._columns(name, tag, None))
+        out = analysis.run_sql(self.session, self.pipeline, way, usable)
+        rows = out.selectExpr(*self._columns(way, tag, None))
         dropped = self.end is not None and self.pipeline.transform.on_error == "drop"
         return rows.where("__end IS NOT NULL") if dropped else rows
 
@@ -199,8 +201,8 @@ def _planned(
     for view, frame in (lookups or {}).items():
         in_session(own, frame).createOrReplaceTempView(view)
     sources = [FrameSource(source, in_session(own, frame)) for source, frame in frames.items()]
-    times, logic = assemble.bind(pipeline, own, sources)
-    planner = _Planner(own, pipeline, logic, times, end=assemble.ends(pipeline, own, sources))
+    one = binding.bind(pipeline, own, binding.frames_of(own, sources))
+    planner = _Planner(own, pipeline, one.operator, one.times, end=one.end(own))
     planner.clock_us = time.time_ns() // 1000
     return planner
 

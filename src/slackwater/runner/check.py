@@ -94,13 +94,15 @@ def _database(url: str, what: str) -> None:
 
 def _table(pipeline: Pipeline) -> list[str]:
     """How the target's table differs from the output."""
-    from slackwater.runner.assemble import bind, results_of, source_of, spark_settings, target_of
+    from slackwater.runner.assemble import source_of, spark_settings, target_of
+    from slackwater.runner.binding import bind_all
     from slackwater.sources.lookups import Lookups
     from slackwater.spark import session
     from slackwater.targets.postgres import PostgresTarget
 
     own = session.private(session.start(spark_settings(pipeline, lambda level, line: None)), 1)
-    Lookups(own, pipeline.transform.lookups, lambda line: None).load()
+    Lookups(own, pipeline.lookups, lambda line: None).load()
     sources = [source_of(own, pipeline, i, None) for i in range(len(pipeline.sources))]
-    target = target_of(pipeline, results_of(pipeline, own, bind(pipeline, own, sources)[1]))
+    *_, results = bind_all(pipeline, own, sources).values()
+    target = target_of(pipeline, results.operator)
     return target.problems() if isinstance(target, PostgresTarget) else []

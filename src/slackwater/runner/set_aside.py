@@ -45,11 +45,11 @@ def waiting(pipeline: Pipeline, limit: int) -> Waiting | None:
     with store.peek() as found:
         if found is None:
             raise no_state()
-        manifest = found.commit
-        if not manifest.staged or found.published >= manifest.epoch:
+        commit = found.commit
+        if not commit.staged or found.published >= commit.epoch:
             return None
-        rows = _rows(store, manifest)
-    return Waiting(manifest.epoch, manifest.committed_us, rows, sum(o.rows for o in manifest.letters))
+        rows = _rows(store, commit)
+    return Waiting(commit.epoch, commit.committed_us, rows, sum(o.rows for o in commit.letters))
 
 
 def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
@@ -62,10 +62,10 @@ def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
             f"{pipeline.name}: rows are set aside in the dead letters, and the config has no [dead_letter]; add one, or name a "
             "directory for them: --to DIR"
         )
-    with held(pipeline, epoch) as (store, manifest):
-        rows = _rows(store, manifest)
-        letters = pl.concat([store.output(o) for o in manifest.letters]) if manifest.letters else None
-        place = _to_letters(pipeline, manifest, rows, letters) if to is None else _to_files(to, manifest, rows, letters)
+    with held(pipeline, epoch) as (store, commit):
+        rows = _rows(store, commit)
+        letters = pl.concat([store.output(o) for o in commit.letters]) if commit.letters else None
+        place = _to_letters(pipeline, commit, rows, letters) if to is None else _to_files(to, commit, rows, letters)
         store.note_published(epoch)
         if store.published() < epoch:
             raise StartError(
@@ -109,8 +109,8 @@ def check(pipeline: Pipeline, latest: Commit, published: int, epoch: int) -> Non
         )
 
 
-def _rows(store: StateStore, manifest: Commit) -> pl.DataFrame:
-    return pl.concat([store.output(o) for o in manifest.output]) if manifest.output else pl.DataFrame()
+def _rows(store: StateStore, commit: Commit) -> pl.DataFrame:
+    return pl.concat([store.output(o) for o in commit.output]) if commit.output else pl.DataFrame()
 
 
 def as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.DataFrame:
@@ -126,30 +126,30 @@ def as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.DataFrame:
     return rows.select(found.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
 
 
-def _to_letters(pipeline: Pipeline, manifest: Commit, rows: pl.DataFrame, own: pl.DataFrame | None) -> str:
+def _to_letters(pipeline: Pipeline, commit: Commit, rows: pl.DataFrame, own: pl.DataFrame | None) -> str:
     """Both under markers of their own: what was written before a crash is not written again."""
-    of_rows, of_letters = aside_of(pipeline, manifest.state_id), letters_of(pipeline, manifest.state_id)
+    of_rows, of_letters = aside_of(pipeline, commit.state_id), letters_of(pipeline, commit.state_id)
     assert of_rows is not None
     assert of_letters is not None
     for target, frame in (
-        (of_rows, as_letters(rows, pipeline.name, manifest.epoch) if rows.height else None),
+        (of_rows, as_letters(rows, pipeline.name, commit.epoch) if rows.height else None),
         (of_letters, own),
     ):
         if frame is not None:
             target.open()
             try:
-                target.publish(manifest.epoch, holding(frame, capacity_of(target).times))
+                target.publish(commit.epoch, holding(frame, capacity_of(target).times))
             finally:
                 target.close()
     return f"the dead letters ({of_rows.description})"
 
 
-def _to_files(to: Path, manifest: Commit, rows: pl.DataFrame, own: pl.DataFrame | None) -> str:
+def _to_files(to: Path, commit: Commit, rows: pl.DataFrame, own: pl.DataFrame | None) -> str:
     try:
         to.mkdir(parents=True, exist_ok=True)
         for what, frame in (("rows", rows if rows.height else None), ("letters", own)):
             if frame is not None:
-                path = to / f"{manifest.pipeline}-{manifest.epoch:09d}-{what}.parquet"
+                path = to / f"{commit.pipeline}-{commit.epoch:09d}-{what}.parquet"
                 aside = path.with_suffix(".tmp")
                 frame.write_parquet(aside)
                 with aside.open("rb") as file:

@@ -276,7 +276,7 @@ def remember(
     if len(names) >= MERGE_AT:
         entries = [*recall(store, before), *entries]
         names = []
-    name = store.stage_list(epoch, [json.dumps([e.path, e.timestamp, e.size]) for e in entries])
+    name = store.write_list(epoch, [json.dumps([e.path, e.timestamp, e.size]) for e in entries])
     return {**(before or {}), "segments": [*names, name], "count": count}
 
 

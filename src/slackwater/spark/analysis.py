@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from slackwater.config.bounds import AGGREGATE, ROW_BY_ROW, WINDOW, Bounds
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.spelling import show
+from slackwater.config.ways import Way
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_TYPE
 from slackwater.sources.base import CORRUPT, reason
 from slackwater.sources.times import UTC
-from slackwater.spark import origin
+from slackwater.spark import grouping, origin
 from slackwater.spark.epoch_sql import end_sql, event_time_sql
 from slackwater.windows.aggregations import quote
 
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
 
 # plan nodes and expressions that look beyond the row, and how a user knows them
 _NODES = {
-    "Aggregate": "an aggregate (GROUP BY, count(), …)",
+    "Aggregate": AGGREGATE,
     "Distinct": "DISTINCT",
     "Deduplicate": "DISTINCT",
     "GlobalLimit": "LIMIT",
@@ -33,7 +37,7 @@ _NODES = {
     "Offset": "OFFSET",
     "Tail": "LIMIT",
     "Sort": "ORDER BY",
-    "Window": "a window function (OVER)",
+    "Window": WINDOW,
     "Intersect": "INTERSECT",
     "Except": "EXCEPT",
     "Sample": "TABLESAMPLE",
@@ -65,6 +69,7 @@ _EXPRESSIONS = {
 
 
 CLOCK = "PROCESSING"  # stands for an event time: the epoch's clock reading
+TIMES = ("timestamp", "timestamp_ntz", "date", "string")
 
 
 def fields_of(frame: DataFrame) -> dict[str, Field]:
@@ -90,7 +95,7 @@ def time_expression(
     if step.time_mode == "processing":
         return CLOCK
     text = step.event_time_column
-    if text == "_event_ts" and text not in columns and has_clock:
+    if text == "_event_ts" and text not in columns and (has_clock or pipeline.transform.is_rows):
         return CLOCK
     expression = quote(text) if text in columns else text
     try:
@@ -101,6 +106,8 @@ def time_expression(
             f"there are: {', '.join(columns)}"
         ) from None
     type_ = Field("t", field.dataType.simpleString())
+    if pipeline.transform.is_rows and type_.type not in TIMES:
+        raise StartError(f'{where}: column "_event_ts" is {type_.type}, which is no time; rename the column')
     zone = step.event_time_zone or UTC
     return event_time_sql(expression, type_, step.event_time_unit, f'{where}: event_time_column "{text}"', zone)
 
@@ -111,55 +118,75 @@ def _fact(error: Exception) -> str:
 
 
 def run_sql(
-    session: SparkSession, pipeline: Pipeline, source: str, rows: DataFrame, sql: str | None = None
+    session: SparkSession, pipeline: Pipeline, way: Way, rows: DataFrame, texts: Sequence[str] | None = None
 ) -> DataFrame:
-    """The SQL pre-stage over a source's rows that carry `_event_ts`; the rows themselves where the config has no SQL.
+    """The SQL on a way over rows that carry `_event_ts`; the rows themselves where the config has none.
 
-    `sql` is run in its place: it carries `_origin`.
+    `texts` are run in the place of the config's own: they carry `_origin`.
     """
-    given = pipeline.transform.sql_of(source)
-    if given is None:
-        return rows
+    for sql in [sql for _, sql in pipeline.texts(way)] if texts is None else texts:
+        rows = _over(session, rows, sql)
+    return rows
+
+
+def _over(session: SparkSession, rows: DataFrame, sql: str) -> DataFrame:
     rows.createOrReplaceTempView("source")
-    return session.sql(sql or given)
+    return session.sql(sql)
 
 
-def check_sql(session: SparkSession, pipeline: Pipeline, source: str, frame: DataFrame) -> dict[str, Field]:
-    """Analyse the SQL over a source's columns and return the columns that come out. Raises StartError by name."""
-    where = f'{pipeline.name}: source "{source}": {pipeline.transform.sql_key(source)}'
-    rows = _own_view(session, pipeline, source, frame)
-    try:
-        out = run_sql(session, pipeline, source, rows)
-    except Exception as error:
-        raise StartError(f"{where}: {_fact(error)}; there are: {', '.join(rows.columns)}") from None
-    found = forbidden(out)
-    if found:
-        raise StartError(
-            f"{where} must be row-wise, it uses {', '.join(sorted(found))}; filter, project and join lookups there"
-            + ("" if pipeline.transform.window is None else ", and describe aggregation in [transform.window]")
-        )
-    own = ORIGIN if _selects_origin(pipeline, source) else None
-    fields = {name: field for name, field in fields_of(out).items() if name != own}
+def check_sql(session: SparkSession, pipeline: Pipeline, way: Way, frame: DataFrame) -> dict[str, Field]:
+    """Analyse the SQL on a way over the columns at its beginning and return those that come out. Raises StartError by name."""
+    view = rows = _own_view(session, pipeline, way, frame)
+    bounds = pipeline.bounds(way.origin)
+    for at, sql in pipeline.texts(way):
+        where = f'{pipeline.name}: source "{way.origin}": {at}'
+        try:
+            out = _over(session, rows, sql)
+        except Exception as error:
+            raise StartError(f"{where}: {_fact(error)}; there are: {', '.join(rows.columns)}") from None
+        found = forbidden(out, view, bounds)
+        if found:
+            raise StartError(
+                f"{where} must be row-wise, it uses {', '.join(sorted(found))}; filter, project and join lookups there"
+                + ("" if pipeline.transform.join is not None else ", and describe aggregation in [transform.window]")
+                + bounds.told(found)
+            )
+        _check_columns(pipeline, way, out, where)
+        rows = out
+    own = _own_origin(pipeline, way)
+    return {name: field for name, field in fields_of(rows).items() if name != own}
+
+
+def _check_columns(pipeline: Pipeline, way: Way, out: DataFrame, where: str) -> None:
+    """What a text selects has what is read on. Raises StartError."""
+    if pipeline.transform.is_rows:  # what it selects is what comes out
+        twice = [name for name, times in Counter(map(str.casefold, out.columns)).items() if times > 1]
+        if twice:
+            raise StartError(
+                f"{where} selects {', '.join(map(show, twice))} more than once; give each column its own name"
+            )
+        return
+    fields = fields_of(out)
     if "_event_ts" not in fields:
+        listed = ", ".join(name for name in fields if name != _own_origin(pipeline, way))
         raise StartError(
-            f'{where} does not select "_event_ts", the event time; add it to the SELECT; it selects: {", ".join(fields)}'
+            f'{where} does not select "_event_ts", the event time; add it to the SELECT; it selects: {listed}'
         )
     if fields["_event_ts"].type != "timestamp":
         raise StartError(
             f'{where} selects "_event_ts" as {fields["_event_ts"].type}, expected timestamp; select it unchanged'
         )
-    return fields
 
 
-def end_expression(pipeline: Pipeline, session: SparkSession, source: str, frame: DataFrame) -> str:
-    """How far a row reaches (µs), by the gap that it brings: SQL over the output of the pre-stage, NULL for a bad gap.
+def end_expression(pipeline: Pipeline, session: SparkSession, way: Way, frame: DataFrame) -> str:
+    """How far a row reaches (µs), by the gap that it brings: SQL over what comes out on a way, NULL for a bad gap.
 
     Raises StartError where `gap_ms` is no expression over it, or no length of time.
     """
     window = pipeline.transform.window
     assert window is not None
-    out = run_sql(session, pipeline, source, _own_view(session, pipeline, source, frame))
-    where = f'{pipeline.name}: source "{source}": gap_ms "{window.gap_ms}"'
+    out = run_sql(session, pipeline, way, _own_view(session, pipeline, way, frame))
+    where = f'{pipeline.name}: source "{way.origin}": gap_ms "{window.gap_ms}"'
     try:
         type_ = out.selectExpr(f"({window.gap_ms}) AS g").schema.fields[0].dataType.simpleString()
     except Exception as error:
@@ -169,25 +196,31 @@ def end_expression(pipeline: Pipeline, session: SparkSession, source: str, frame
     return end_sql(f"({window.gap_ms})", Field("g", type_), window.max_session_duration_ms or 0, where)
 
 
-def check_origin(session: SparkSession, pipeline: Pipeline, source: str, frame: DataFrame) -> str | None:
-    """The SQL that lets `_origin` come out beside the columns of the config's own; None where there is no SQL.
+def check_origin(session: SparkSession, pipeline: Pipeline, way: Way, frame: DataFrame) -> tuple[str, ...] | None:
+    """The SQL on a way that lets `_origin` come out beside the columns of the config's own; None where there is no SQL.
 
     For `late_data = "dlq"`, after `check_sql`. Raises StartError if neither the SQL as it is nor a rewritten one does.
     """
-    where = f'{pipeline.name}: source "{source}"'
+    where = f'{pipeline.name}: source "{way.origin}"'
     if ORIGIN in map(str.lower, frame.columns):
         raise StartError(
             f'{where} has a column "{ORIGIN}", under which late_data = "dlq" carries where a row came from; rename it'
         )
-    given = pipeline.transform.sql_of(source)
-    if given is None:
-        return None
-    rows = _view(session, frame, with_origin=True)
-    plain = run_sql(session, pipeline, source, _own_view(session, pipeline, source, frame)).dtypes
-    wanted = [column for column in plain if column[0].lower() != ORIGIN]
+    rows, plain = _view(session, pipeline, frame, with_origin=True), _own_view(session, pipeline, way, frame)
+    found = []
+    for at, sql in pipeline.texts(way):
+        plain = _over(session, plain, sql)
+        found.append(_carrying(session, rows, sql, plain, f"{where}: {at}"))
+        rows = _over(session, rows, found[-1])
+    return tuple(found) or None
+
+
+def _carrying(session: SparkSession, rows: DataFrame, given: str, plain: DataFrame, where: str) -> str:
+    """A SQL that lets `_origin` of its rows come out, beside what the given one selects without it (`plain`)."""
+    wanted = [column for column in plain.dtypes if column[0].lower() != ORIGIN]
 
     def carries(sql: str) -> bool:
-        found = run_sql(session, pipeline, source, rows, sql).dtypes
+        found = _over(session, rows, sql).dtypes
         return (ORIGIN, ORIGIN_TYPE) in found and [c for c in found if c[0] != ORIGIN] == wanted
 
     try:
@@ -204,7 +237,7 @@ def check_origin(session: SparkSession, pipeline: Pipeline, source: str, frame: 
     except Exception as error:
         why = reason(error)
     raise StartError(
-        f'{where}: {pipeline.transform.sql_key(source)}: late_data = "dlq" needs the hidden column {ORIGIN} of source in the output, and it cannot be '
+        f'{where}: late_data = "dlq" needs the hidden column {ORIGIN} of source in the output, and it cannot be '
         f"added ({why}); select {ORIGIN} yourself, in every SELECT from source to the outermost"
     )
 
@@ -216,29 +249,40 @@ def _carries_already(carries: Callable[[str], bool], sql: str) -> bool:
         return False  # as in: one branch of a UNION with SELECT *, which now has a column more than the other
 
 
-def _selects_origin(pipeline: Pipeline, source: str) -> bool:
-    return pipeline.carries_origin and origin.mentions(pipeline.transform.sql_of(source) or "")
+def _selects_origin(pipeline: Pipeline, way: Way) -> bool:
+    return pipeline.carries_origin and any(origin.mentions(sql) for _, sql in pipeline.texts(way))
 
 
-def _own_view(session: SparkSession, pipeline: Pipeline, source: str, frame: DataFrame) -> DataFrame:
+def _own_origin(pipeline: Pipeline, way: Way) -> str | None:
+    """The column that comes out beside the others where the config's SQL selects it."""
+    return ORIGIN if _selects_origin(pipeline, way) else None
+
+
+def _own_view(session: SparkSession, pipeline: Pipeline, way: Way, frame: DataFrame) -> DataFrame:
     """The view as the config's own SQL expects it: with `_origin` if it selects that itself."""
-    return _view(session, frame, with_origin=_selects_origin(pipeline, source))
+    return _view(session, pipeline, frame, with_origin=_selects_origin(pipeline, way))
 
 
-def _view(session: SparkSession, frame: DataFrame, with_origin: bool) -> DataFrame:
-    """The view `source`, without rows."""
-    more = [f"CAST(NULL AS {ORIGIN_TYPE}) AS {ORIGIN}"] if with_origin else []
+def _view(session: SparkSession, pipeline: Pipeline, frame: DataFrame, with_origin: bool) -> DataFrame:
+    """The view `source`, without rows. Where nothing is done by time, it has none that the source did not bring."""
+    timed = "_event_ts" in frame.columns or not pipeline.transform.is_rows
+    more = ["CAST(NULL AS TIMESTAMP) AS _event_ts"] if timed else []
+    more += [f"CAST(NULL AS {ORIGIN_TYPE}) AS {ORIGIN}"] if with_origin else []
     rows = empty(session, frame).drop(CORRUPT, "_event_ts")
-    return rows.selectExpr("*", "CAST(NULL AS TIMESTAMP) AS _event_ts", *more)
+    return rows.selectExpr("*", *more)
 
 
-def forbidden(frame: DataFrame) -> set[str]:
-    """What in a DataFrame's plan looks beyond the row, as users call it."""
+def forbidden(frame: DataFrame, view: DataFrame | None = None, bounds: Bounds = ROW_BY_ROW) -> set[str]:
+    """What in a DataFrame's plan looks beyond the row, as users call it.
+
+    `bounds`: the columns of `view`, which it reads, by any of which rows may be grouped all the same.
+    """
     plan = json.loads(frame._jdf.queryExecution().analyzed().toJSON())
-    found: set[str] = set()
-    for node in _nodes(plan):
-        name = str(node.get("class", "")).rsplit(".", 1)[-1]
-        if name in _NODES:
+    nodes, found = _nodes(plan), set[str]()
+    alike = grouping.columns(nodes, grouping.identities(view, bounds.names)) if view is not None else frozenset[int]()
+    for node in nodes:
+        name = grouping.kind(node)
+        if name in _NODES and not grouping.is_by(node, alike):
             found.add(_NODES[name])
         if name in _EXPRESSIONS:
             found.add(_EXPRESSIONS[name])
@@ -259,10 +303,10 @@ def _nodes(tree: Any) -> list[Mapping[str, Any]]:
 
 
 def check_same_columns(pipeline: Pipeline, outputs: Mapping[str, Mapping[str, Field]], needed: list[str]) -> None:
-    """With several sources, the columns that the window uses must have one type everywhere."""
+    """With several sources, the columns that are used must have one type everywhere; without a window all are."""
     (first, expected), *others = outputs.items()
     for name, columns in others:
-        for column in needed:
+        for column in (*needed, *(set(columns) - set(expected) if pipeline.transform.is_rows else ())):
             a, b = expected.get(column), columns.get(column)
             if a and b and a.type == b.type:
                 continue

@@ -10,6 +10,7 @@ from slackwater.core.dispatch import unregistered
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
+from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
 from slackwater.spark import epoch_sql
@@ -33,7 +34,8 @@ def _(operator: Windowed) -> Sequence[Agg]:
 
 
 @aggregations.register(IntervalJoin)
-def _(operator: IntervalJoin) -> Sequence[Agg]:
+@aggregations.register(Rows)
+def _(operator: Operator) -> Sequence[Agg]:
     return ()
 
 
@@ -56,6 +58,32 @@ def _(operator: IntervalJoin, source: str, tag: int | None, before: int | None, 
     return epoch_sql.side_columns(operator, operator.input_of(source), tag, before)
 
 
+@columns.register(Rows)
+def _(operator: Rows, source: str, tag: int | None, before: int | None, end: str | None) -> list[str]:
+    return [f"{quote(f.name)} AS {operator.slot(i)}" for i, f in enumerate(operator.fields)]
+
+
+@singledispatch
+def needed(operator: Operator, which: int) -> list[str]:
+    """The columns that everything which comes to one of its inputs must bring, in one type."""
+    unregistered(operator, "slackwater.spark.columns.needed")
+
+
+@needed.register(Windowed)
+def _(operator: Windowed, which: int) -> list[str]:
+    return list(dict.fromkeys([*operator.key_names, *(i.source.name for i in operator.inputs)]))
+
+
+@needed.register(IntervalJoin)
+def _(operator: IntervalJoin, which: int) -> list[str]:
+    return [f.name for f in operator.sides[which].fields]
+
+
+@needed.register(Rows)
+def _(operator: Rows, which: int) -> list[str]:
+    return [f.name for f in operator.fields]
+
+
 @singledispatch
 def lift(operator: Operator, rows: DataFrame, tagged: bool) -> DataFrame:
     """What is folded before the shuffle: rows with these `columns`, as they are shuffled."""
@@ -76,8 +104,28 @@ def _(operator: Panes, rows: DataFrame, tagged: bool) -> DataFrame:
 
 @lift.register(Sessions)
 @lift.register(IntervalJoin)
+@lift.register(Rows)
 def _(operator: Operator, rows: DataFrame, tagged: bool) -> DataFrame:
     return rows
+
+
+@singledispatch
+def to_shards(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
+    """Rows as they were lifted, in so many partitions: each is one shard's, in order. It may have other columns beside them."""
+    unregistered(operator, "slackwater.spark.columns.to_shards")
+
+
+@to_shards.register(Windowed)
+@to_shards.register(IntervalJoin)
+def _(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
+    owner = rows.selectExpr("*", f"{epoch_sql.shard_sql(shards)} AS __shard")
+    return owner.repartitionById(shards, owner["__shard"])
+
+
+@to_shards.register(Rows)
+def _(operator: Rows, rows: DataFrame, shards: int) -> DataFrame:
+    """Whichever has read it: without a shuffle, and a task that is repeated reads the same rows, in the same order."""
+    return rows.coalesce(shards)
 
 
 @singledispatch
@@ -100,7 +148,8 @@ def _(operator: Sessions, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 @typed.register(IntervalJoin)
-def _(operator: IntervalJoin, rows: pl.DataFrame) -> pl.DataFrame:
+@typed.register(Rows)
+def _(operator: Operator, rows: pl.DataFrame) -> pl.DataFrame:
     return rows
 
 
@@ -111,21 +160,21 @@ def _inputs(operator: Windowed, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 @singledispatch
-def again(operator: Operator, rows: pl.DataFrame, number: str) -> pl.DataFrame:
+def reread(operator: Operator, rows: pl.DataFrame, number: str) -> pl.DataFrame:
     """Rows of dead letters with these `columns`, one by one: `__kh`, `__ts`, and `number`, a column that they keep.
 
     Of windows those with a usable gap, with keys and accumulators.
     """
-    unregistered(operator, "slackwater.spark.columns.again")
+    unregistered(operator, "slackwater.spark.columns.reread")
 
 
-@again.register(Windowed)
+@reread.register(Windowed)
 def _(operator: Windowed, rows: pl.DataFrame, number: str) -> pl.DataFrame:
     found = _inputs(operator, rows)
     found = found.drop_nulls("__end") if operator.ends else found
     return operator.lift_rows(found).with_columns(found[number])
 
 
-@again.register(IntervalJoin)
+@reread.register(IntervalJoin)
 def _(operator: IntervalJoin, rows: pl.DataFrame, number: str) -> pl.DataFrame:
     return rows.select("__kh", "__ts", number)

@@ -10,13 +10,14 @@ import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.ways import Way
 from slackwater.core.capacity import ANYTHING, Capacity
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.words import plural
@@ -32,7 +33,7 @@ from slackwater.operators.dead_letters import (
     origin_column,
     unfit_columns,
 )
-from slackwater.operators.task import EmitReport, IngestReport, StagedLetters
+from slackwater.operators.task import EmitReport, IngestReport, LetterFile
 from slackwater.sources.base import CORRUPT, Batch, reason
 from slackwater.sources.files import local_name
 from slackwater.spark import analysis, columns, epoch_sql, undecodable
@@ -66,7 +67,7 @@ class SparkEngine:
     """Runs shard tasks as Spark tasks. A batch's payload is one DataFrame per source.
 
     `times`: per source the SQL of its event time. `refresh`: re-reads the lookups that are due, called between epochs.
-    `sql`: per source the pre-stage with `_origin` carried through, where late rows are kept. `end`: SQL for how far a row
+    `sql`: per way (its key) the SQL with `_origin` carried through, where late rows are kept. `end`: SQL for how far a row
     reaches, where each brings its own gap.
     """
 
@@ -75,7 +76,7 @@ class SparkEngine:
     logic: Operator
     times: Mapping[str, str]
     refresh: Callable[[], None] = field(default=lambda: None)
-    sql: Mapping[str, str] = field(default_factory=dict)
+    sql: Mapping[str, Sequence[str]] = field(default_factory=dict)
     end: str | None = None
     looks: FirstLooks = field(init=False)
 
@@ -132,16 +133,14 @@ class SparkEngine:
         for name, timed in read.timed.items():
             observed[name] = Observation()
             asked = [*statistics(list(batch.partitions.get(name, {})), False, timed.columns), *self.looks.ask(name)]
-            for tag, out in self._outputs(read, name, timed.observe(observed[name], *asked)):
-                if (marked := self._marked(name, out, tasks[0])) is not None:
+            for way, tag, out in self._outputs(read, name, timed, timed.observe(observed[name], *asked)):
+                if (marked := self._marked(way, out, tasks[0])) is not None:
                     unfit.setdefault(name, []).append(Observation())
                     out = marked.observe(unfit[name][-1], count_unfit()).where(f"{fitting.UNFIT} IS NULL")
-                parts.append(out.selectExpr(*self._columns(name, tag, before)))
+                parts.append(out.selectExpr(*self._columns(way, tag, before)))
         lifted = self._lift(reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
-        owner = lifted.selectExpr("*", f"{epoch_sql.shard_sql(len(tasks))} AS __shard")
-        reports = run_over(
-            owner.repartitionById(len(tasks), owner["__shard"]), lifted.columns, ingest_task(list(tasks))
-        )
+        owned = columns.to_shards(self.logic, lifted, len(tasks))
+        reports = run_over(owned, lifted.columns, ingest_task(list(tasks)))
         stats: dict[str, SourceStats] = {}
         for name, observation in observed.items():
             found: Mapping[str, Any] = observation.get
@@ -163,19 +162,19 @@ class SparkEngine:
             spans=spans,
         )
 
-    def _marked(self, name: str, out: DataFrame, task: ShardTask) -> DataFrame | None:
+    def _marked(self, way: Way, out: DataFrame, task: ShardTask) -> DataFrame | None:
         """Rows that came out of the SQL, with why they cannot be held; None where all can."""
-        why = fitting.unfit_sql(self.logic, self.logic.input_of(name), task.capacity)
+        why = fitting.unfit_sql(self.logic, self.logic.input_of(way.name), task.capacity)
         return None if why is None else out.selectExpr("*", f"{why} AS {fitting.UNFIT}")
 
-    def _unfit(self, read: _Read, outcome: IngestOutcome, task: ShardTask) -> tuple[list[Unfit], list[StagedLetters]]:
+    def _unfit(self, read: _Read, outcome: IngestOutcome, task: ShardTask) -> tuple[list[Unfit], list[LetterFile]]:
         """Look at the rows again that cannot be held: why, a few of them in words, and their letters."""
-        found, staged = [], list[StagedLetters]()
+        found, staged = [], list[LetterFile]()
         for seen in outcome.unfit:
             marked = [
                 m
-                for _, out in self._outputs(read, seen.source, read.timed[seen.source])
-                if (m := self._marked(seen.source, out, task)) is not None
+                for way, _, out in self._outputs(read, seen.source, read.timed[seen.source])
+                if (m := self._marked(way, out, task)) is not None
             ]
             parts = [m.where(f"{fitting.UNFIT} IS NOT NULL") for m in marked]
             reasons: Counter[str] = Counter()
@@ -189,7 +188,7 @@ class SparkEngine:
                 if self.pipeline.transform.on_error == "dlq":
                     columns = unfit_columns(rows.columns, self.pipeline.name, seen.source, task.state.epoch)
                     letters = run_over(rows.selectExpr(*columns), [f.name for f in LETTER], letters_task(task.state))
-                    staged += [StagedLetters.model_validate_json(one) for one in letters]
+                    staged += [LetterFile.model_validate_json(one) for one in letters]
             if sum(reasons.values()) != seen.rows:
                 raise EpochError(
                     f'{self.pipeline.name}: source "{seen.source}": {plural(seen.rows, "row")} that cannot be held, and '
@@ -199,35 +198,42 @@ class SparkEngine:
             found.append(Unfit(seen.source, reasons, samples[:3]))
         return found, staged
 
-    def _columns(self, source: str, tag: int | None, before: int | None) -> list[str]:
+    def _columns(self, way: Way, tag: int | None, before: int | None) -> list[str]:
         """The columns that go to the shards, over the output of the SQL."""
-        return columns.columns(self.logic, source, tag, before, self.end)
+        return columns.columns(self.logic, way.name, tag, before, self.end)
 
-    def _outputs(self, read: _Read, name: str, timed: DataFrame) -> list[tuple[int | None, DataFrame]]:
-        """What comes out of the SQL for one source's usable rows, with its tag (see `_by_idleness`; None: needs none)."""
+    def _outputs(
+        self, read: _Read, name: str, timed: DataFrame, observed: DataFrame | None = None
+    ) -> Iterator[tuple[Way, int | None, DataFrame]]:
+        """What comes out of the SQL for one source's usable rows, on each way from it, with its tag (see `_by_idleness`; None:
+        needs none). `observed`: the same rows, that count what passes: on the first way."""
         names = [s.name for s in self.pipeline.sources]
+        for number, way in enumerate(self.pipeline.ways_from(name)):
+            rows = self._with_origin(timed if number or observed is None else observed, name)
+            for tag, some in _by_idleness(rows, names.index(name), len(names), read.split[name]):
+                if self.pipeline.texts(way):
+                    some = some.drop("__bad", CORRUPT)
+                if self.pipeline.transform.is_rows and self.times[name] == analysis.CLOCK:
+                    some = some.drop("_event_ts")  # the source did not bring it
+                out = analysis.run_sql(self.session, self.pipeline, way, some, self.sql.get(way.key))
+                yield way, tag if read.tagged else None, out
+
+    def _with_origin(self, timed: DataFrame, name: str) -> DataFrame:
+        """The usable rows, with where they came from, where that may be asked for behind the SQL."""
         rows = timed.where("__bad IS NULL")
-        if self.pipeline.carries_origin:
-            plain = [c for c in rows.columns if c != FILE]
-            bytes_of = {c: kind for c, kind in rows.dtypes if c not in (FILE, CORRUPT)}
-            file = FILE if FILE in rows.columns else "NULL"
-            rows = rows.selectExpr(*map(quote, plain), origin_column(bytes_of, name, file))
-        else:
-            rows = rows.drop(FILE)
-        found: list[tuple[int | None, DataFrame]] = []
-        for tag, some in _by_idleness(rows, names.index(name), len(names), read.split[name]):
-            if self.pipeline.transform.sql_of(name) is not None:
-                some = some.drop("__bad", CORRUPT)
-            out = analysis.run_sql(self.session, self.pipeline, name, some, self.sql.get(name))
-            found.append((tag if read.tagged else None, out))
-        return found
+        if not self.pipeline.carries_origin:
+            return rows.drop(FILE)
+        plain = [c for c in rows.columns if c != FILE]
+        bytes_of = {c: kind for c, kind in rows.dtypes if c not in (FILE, CORRUPT)}
+        file = FILE if FILE in rows.columns else "NULL"
+        return rows.selectExpr(*map(quote, plain), origin_column(bytes_of, name, file))
 
     def payload(self, rows: pl.DataFrame) -> DataFrame:
         import polars as pl
 
         return self.session.createDataFrame(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))
 
-    def again(self, payload: Mapping[str, Any], clock_us: int, capacity: Capacity = ANYTHING) -> pl.DataFrame:
+    def reread(self, payload: Mapping[str, Any], clock_us: int, capacity: Capacity = ANYTHING) -> pl.DataFrame:
         """Rows of dead letters, few enough for this process. Their number comes through the SQL as a part of `_origin`."""
         import polars as pl
 
@@ -238,23 +244,24 @@ class SparkEngine:
             rows = self._timed(name, frame, clock_us, latest).where("__bad IS NULL")
             plain = [quote(c) for c in rows.columns if c not in (FILE, LETTER_NUMBER, "__bad", CORRUPT)]
             rows = rows.selectExpr(*plain, numbered_origin(LETTER_NUMBER))
-            out = analysis.run_sql(self.session, self.pipeline, name, rows, self._carrying(name, frame))
-            why = fitting.unfit_sql(self.logic, self.logic.input_of(name), capacity)
-            out = out if why is None else out.where(f"({why}) IS NULL")
-            parts.append(out.selectExpr(*self._columns(name, None, None), f"{ORIGIN}.offset AS {LETTER_NUMBER}"))
+            for way in self.pipeline.ways_from(name):
+                out = analysis.run_sql(self.session, self.pipeline, way, rows, self._carrying(way, frame))
+                why = fitting.unfit_sql(self.logic, self.logic.input_of(way.name), capacity)
+                out = out if why is None else out.where(f"({why}) IS NULL")
+                parts.append(out.selectExpr(*self._columns(way, None, None), f"{ORIGIN}.offset AS {LETTER_NUMBER}"))
         try:
             found = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), parts).toArrow())
         except Exception as error:
             raise EpochError(f"the letters cannot be read, and nothing was replayed: {reason(error)}") from error
         assert isinstance(found, pl.DataFrame)
-        return columns.again(self.logic, found, LETTER_NUMBER)
+        return columns.reread(self.logic, found, LETTER_NUMBER)
 
-    def _carrying(self, name: str, frame: DataFrame) -> str | None:
-        """The SQL of a source with `_origin` carried through, also where late rows are not kept. Raises StartError."""
-        if name in self.sql or self.pipeline.transform.sql_of(name) is None:
-            return self.sql.get(name)
+    def _carrying(self, way: Way, frame: DataFrame) -> Sequence[str] | None:
+        """The SQL on a way with `_origin` carried through, also where late rows are not kept. Raises StartError."""
+        if way.key in self.sql or not self.pipeline.texts(way):
+            return self.sql.get(way.key)
         plain = frame.drop(FILE, LETTER_NUMBER)
-        return analysis.check_origin(self.session, self.pipeline, name, analysis.empty(self.session, plain))
+        return analysis.check_origin(self.session, self.pipeline, way, analysis.empty(self.session, plain))
 
     def decoded(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
         import polars as pl
@@ -278,34 +285,34 @@ class SparkEngine:
     def _with_letters(self, read: _Read, outcome: IngestOutcome, tasks: Sequence[ShardTask]) -> IngestOutcome:
         """Look at the bad rows again, and at those that came late for windows whose rows are folded before the shuffle."""
         bad = [name for name, s in outcome.sources.items() if s.bad]
-        staged: list[StagedLetters] = []
+        staged: list[LetterFile] = []
         if self.pipeline.transform.on_error == "dlq":
-            staged += [letters for n in bad for letters in self._stage_bad(n, read.timed[n], tasks[0].state)]
+            staged += [letters for n in bad for letters in self._write_bad(n, read.timed[n], tasks[0].state)]
         some_late = any(r.late or r.partly_late for r in outcome.reports)
         if self._keeps_late and self.logic.is_folded and some_late:
-            staged += self._stage_late(read, tasks[0])
+            staged += self._write_late(read, tasks[0])
         samples = {name: self._bad_samples(name, read.timed[name]) for name in bad}
         unfit, letters = self._unfit(read, outcome, tasks[0]) if outcome.unfit else ((), [])
         return replace(outcome, bad_samples=samples, unfit=unfit, staged=[*staged, *letters])
 
-    def _stage_bad(self, name: str, timed: DataFrame, state: ShardState) -> list[StagedLetters]:
+    def _write_bad(self, name: str, timed: DataFrame, state: ShardState) -> list[LetterFile]:
         bad = timed.where("__bad IS NOT NULL")
         columns = letter_columns(
             {c: kind for c, kind in timed.dtypes if c != FILE}, self.pipeline.name, name, state.epoch
         )
         staged = run_over(bad.selectExpr(*columns), [f.name for f in LETTER], letters_task(state))
-        return [StagedLetters.model_validate_json(letters) for letters in staged]
+        return [LetterFile.model_validate_json(letters) for letters in staged]
 
-    def _stage_late(self, read: _Read, task: ShardTask) -> list[StagedLetters]:
+    def _write_late(self, read: _Read, task: ShardTask) -> list[LetterFile]:
         """A second job over the output of the SQL: lateness follows from a row's time and the watermark alone."""
         late = epoch_sql.earlier(task.operator.late_before(task.watermark))
         parts = [
             out.where(late).selectExpr(*epoch_sql.late_columns(tag))
             for name, timed in read.timed.items()
-            for tag, out in self._outputs(read, name, timed)
+            for _, tag, out in self._outputs(read, name, timed)
         ]
         rows = reduce(lambda a, b: a.unionByName(b), parts)
-        return [StagedLetters.model_validate_json(letters) for letters in run_over(rows, rows.columns, late_task(task))]
+        return [LetterFile.model_validate_json(letters) for letters in run_over(rows, rows.columns, late_task(task))]
 
     def _timed(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
         """Rows with `_event_ts` and `__bad`: NULL for a usable row, else why it is not."""

@@ -16,7 +16,7 @@ from slackwater.core.dead_letter import LETTER
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.operators import dead_letters
 from slackwater.operators.base import Question, ShardTask
-from slackwater.operators.task import StagedLetters
+from slackwater.operators.task import LetterFile
 from slackwater.sources.base import reason
 from slackwater.spark import columns, memory
 from slackwater.state.protocol import ShardState
@@ -90,7 +90,7 @@ def letters_task(state: ShardState) -> Task:
         assert isinstance(frame, pl.DataFrame)
         letters = frame.cast({f.name: f.polars for f in LETTER})
         reasons = dict(letters["reason"].value_counts().iter_rows())
-        return StagedLetters(output=state.stage_output(letters), reasons=reasons).model_dump_json()
+        return LetterFile(output=state.write_output(letters), reasons=reasons).model_dump_json()
 
     return run
 
@@ -101,7 +101,7 @@ def late_task(task: ShardTask) -> Task:
 
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
-        return dead_letters.stage_late(task, rows).model_dump_json()
+        return dead_letters.write_late(task, rows).model_dump_json()
 
     return run
 

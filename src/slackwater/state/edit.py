@@ -34,10 +34,10 @@ def no_state() -> StartError:
     return StartError("there is no state yet; it begins with the first epoch of: slackwater run")
 
 
-def check_published(manifest: Commit, published: int) -> None:
+def check_published(commit: Commit, published: int) -> None:
     """Raise StateError if another commit would overtake output that has not reached the target."""
-    if manifest.staged and published < manifest.epoch:
-        raise unpublished(manifest.pipeline, manifest.epoch)
+    if commit.staged and published < commit.epoch:
+        raise unpublished(commit.pipeline, commit.epoch)
 
 
 def unpublished(pipeline: str, epoch: int) -> StateError:
@@ -47,7 +47,7 @@ def unpublished(pipeline: str, epoch: int) -> StateError:
     )
 
 
-def next_of(manifest: Commit, clock_us: int, **changed: Any) -> Commit:
+def next_of(commit: Commit, clock_us: int, **changed: Any) -> Commit:
     """The next commit: the same state without output, but for what is `changed`."""
-    update = {"epoch": manifest.epoch + 1, "committed_us": clock_us, "output": (), "letters": (), "emitted": 0}
-    return manifest.model_copy(update={**update, **changed})
+    update = {"epoch": commit.epoch + 1, "committed_us": clock_us, "output": (), "letters": (), "emitted": 0}
+    return commit.model_copy(update={**update, **changed})

@@ -49,21 +49,21 @@ def taken(name: str, epoch: int, place: str) -> StateError:
     return StateError(f'"{name}" has a state already, epoch {epoch} {place}; choose another name')
 
 
-def forked(manifest: Commit, name: str, listed: Callable[[str], str] = lambda name: name) -> Commit:
+def forked(commit: Commit, name: str, listed: Callable[[str], str] = lambda name: name) -> Commit:
     """A commit as that of the pipeline `name`: nothing of its output. `listed`: what its lists are called now."""
     update = {
         "pipeline": name,
         "state_id": uuid.uuid4().hex,
         "committed_us": time.time_ns() // 1000,
-        "sources": {n: _source(s, listed) for n, s in manifest.sources.items()},
+        "sources": {n: _source(s, listed) for n, s in commit.sources.items()},
         "output": (),
         "letters": (),
         "destination": {},
         "emitted": 0,
-        "replayed": tuple(map(listed, manifest.replayed)),
-        "tried": tuple(map(listed, manifest.tried)),
+        "replayed": tuple(map(listed, commit.replayed)),
+        "tried": tuple(map(listed, commit.tried)),
     }
-    return manifest.model_copy(update=update)
+    return commit.model_copy(update=update)
 
 
 def _source(source: SourceRecord, listed: Callable[[str], str]) -> SourceRecord:
@@ -73,13 +73,13 @@ def _source(source: SourceRecord, listed: Callable[[str], str]) -> SourceRecord:
     return source.model_copy(update={"offsets": {**offsets, "segments": [listed(n) for n in offsets["segments"]]}})
 
 
-def lists_of(manifest: Commit) -> list[str]:
+def lists_of(commit: Commit) -> list[str]:
     """The names of all lists that a commit refers to."""
-    offsets = (s.offsets for s in manifest.sources.values())
+    offsets = (s.offsets for s in commit.sources.values())
     named = (n for o in offsets if o and isinstance(o.get("segments"), list) for n in o["segments"])
-    return list(dict.fromkeys([*named, *manifest.replayed, *manifest.tried]))
+    return list(dict.fromkeys([*named, *commit.replayed, *commit.tried]))
 
 
-def rooted(manifest: Commit) -> list[str]:
+def rooted(commit: Commit) -> list[str]:
     """Its sources that go on by Spark's checkpoint only, which is not copied: a run of a fork is refused for them."""
-    return [n for n, s in manifest.sources.items() if s.offsets is None and manifest.clocks[n].rows]
+    return [n for n, s in commit.sources.items() if s.offsets is None and commit.clocks[n].rows]

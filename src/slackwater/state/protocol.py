@@ -21,16 +21,22 @@ from slackwater.errors import StateError
 from slackwater.joins.buffer import Buffers, Changes, NoBuffers
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
-from slackwater.windows.logic import Int64s, Logic, Visit
+from slackwater.windows.logic import Due, Int64s, Logic
 
 OUTLINE = ("__h", "__kind", "__start", "__due")
 
 
 class Stateful(Protocol):
-    """What has state: a window's or a join's logic. Each store knows by its class how to keep it."""
+    """What a stage is: a window's or a join's logic, or `Stateless`. Each store knows by its class how to keep it."""
 
     @property
     def pipeline(self) -> str: ...
+
+
+class Stateless:
+    """What keeps no rows, though it is one of the stages: no store has a row of it, and what is asked about rows has one answer."""
+
+    pipeline: str
 
 
 class Units(Protocol):
@@ -40,7 +46,7 @@ class Units(Protocol):
         """All rows of the units with these hashes (sorted, unique)."""
         ...
 
-    def due(self, visit: Visit) -> pl.DataFrame:
+    def due(self, when: Due) -> pl.DataFrame:
         """All rows of the units that have a row that wants a visit."""
         ...
 
@@ -99,7 +105,7 @@ class ShardState(Protocol):
     def reader(self, logic: Logic) -> Units: ...
 
     def stage(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
-        """Put aside new versions of units: `rows`, sorted by `__h`, DEAD for units that go; `before`: all rows they had.
+        """Put aside new versions of units: `rows`, sorted by `__h`, TOMBSTONE for units that go; `before`: all rows they had.
 
         Nothing is visible before a commit that names what this returns; it may run twice.
         """
@@ -112,13 +118,13 @@ class ShardState(Protocol):
         """
         ...
 
-    def stage_output(self, frame: pl.DataFrame) -> OutputMeta: ...
+    def write_output(self, frame: pl.DataFrame) -> OutputMeta: ...
 
     def buffers(self, logic: JoinLogic) -> Buffers:
         """The rows that a join has buffered."""
         ...
 
-    def stage_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
+    def write_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
         """Put aside what an epoch does to the buffers; like `stage`. Rows that `watermark` has expired may go."""
         ...
 
@@ -127,7 +133,7 @@ class ShardState(Protocol):
         ...
 
 
-class Joining(Protocol):
+class TransactionalTarget(Protocol):
     """A target that can write within the store's transaction, if both are in one database."""
 
     def publish_within(
@@ -189,13 +195,13 @@ class StateStore(Protocol):
         """Staged output."""
         ...
 
-    def stage_list(self, epoch: int, lines: Sequence[str]) -> str:
+    def write_list(self, epoch: int, lines: Sequence[str]) -> str:
         """Put aside lines of text that a source's offsets refer to; returns their name."""
         ...
 
     def read_list(self, name: str) -> list[str]: ...
 
-    def commit(self, manifest: Commit, publish: Publish | None = None) -> Commit:
+    def commit(self, commit: Commit, publish: Publish | None = None) -> Commit:
         """Publish a manifest atomically, and the output with it if `publish` is given; returns it as it will be read back.
 
         Raises FencedError if its epoch is taken or its predecessor is not the latest.
@@ -210,8 +216,8 @@ class StateStore(Protocol):
         """
         ...
 
-    def joins(self, target: object) -> bool:
-        """Whether `commit` can publish to this target in the same transaction (see `Joining`)."""
+    def shares_transaction(self, target: object) -> bool:
+        """Whether `commit` can publish to this target in the same transaction (see `TransactionalTarget`)."""
         ...
 
     def published(self) -> int:

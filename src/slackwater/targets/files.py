@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from slackwater.core.capacity import ANYTHING, YEARS, Capacity
 from slackwater.core.schema import arrow_schema
-from slackwater.core.text import TIME, json_text, nested, within
+from slackwater.core.text import TIME, has_map, json_text, nested, object_text, within
 from slackwater.errors import PublishError, StartError
 from slackwater.targets.base import Table
 
@@ -127,7 +127,10 @@ class FilesTarget:
         if self._format == "parquet":
             pq.write_table(rows.to_arrow().cast(arrow_schema(list(self._table.fields))), path)
             return
-        if self._format == "json":
+        if self._format == "json" and any(map(has_map, rows.schema.values())):
+            # Polars writes a map as a list of entries, and readers of JSON know maps as objects
+            rows.select(object_text(rows.schema)).write_csv(path, include_header=False, quote_style="never")
+        elif self._format == "json":
             text_columns(rows).write_ndjson(path)
         else:
             text_columns(json_columns(rows)).write_csv(path)

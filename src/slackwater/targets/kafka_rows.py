@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from slackwater.core.schema import Field
-from slackwater.core.text import json_text, within
+from slackwater.core.text import object_text, within
 from slackwater.errors import StartError
 from slackwater.targets.base import Table
 
@@ -158,12 +158,6 @@ def _avro_type(field: Field, path: str = "") -> Any:
 
 def json_objects(rows: pl.DataFrame) -> list[bytes]:
     """Every row as a JSON object: times in ISO 8601, bytes in base64, decimals and non-finite floats as strings."""
-    parts: list[pl.Expr] = []
-    for name, kind in rows.schema.items():
-        parts += [
-            pl.lit(("," if parts else "{") + json.dumps(name, ensure_ascii=False) + ":"),
-            json_text(pl.col(name), kind, "base64"),
-        ]
-    whole = pl.concat_str([*parts, pl.lit("}")]).cast(pl.Binary)
+    whole = object_text(rows.schema, "base64").cast(pl.Binary)
     found: list[bytes] = rows.select(whole.alias("json")).to_series().to_list()
     return found

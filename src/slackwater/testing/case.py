@@ -23,7 +23,7 @@ from pydantic import Field
 from slackwater.config.kinds import Kind, MismatchError, NestedError, choice, duration, flag, shaped, text, whole
 from slackwater.config.spec import Problem, Spec, Values, many, one
 from slackwater.config.spelling import show, show_key
-from slackwater.engine.kill_points import STEPS
+from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.errors import ConfigError
 
 _PAGE = "docs/testing.md#a-test-as-a-file"
@@ -119,7 +119,7 @@ class CaseStep(Spec):
         "files": _files,
         "took": duration(0),
         "quiet": duration(0),
-        "crash": choice(*STEPS),
+        "crash": choice(*KILL_POINTS),
         "restart": one(Restart),
         "replay": flag,
         "flush": flag,

@@ -26,7 +26,7 @@ from slackwater.testing.result import START_US, LocalResult
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from slackwater.testing.front import Prepared
+    from slackwater.testing.in_process import Rows
 
 _REASON, _VALUE = "_reason", "_value"
 
@@ -127,7 +127,7 @@ class Test:
                 test.flush()
             return test.result(), test
 
-    def _prepared(self, test: LocalPipeline, steps: Sequence[CaseStep]) -> dict[int, dict[str, Prepared]]:
+    def _prepared(self, test: LocalPipeline, steps: Sequence[CaseStep]) -> dict[int, dict[str, Rows]]:
         """The rows of all steps up to the next config, after Spark."""
         from slackwater.testing.front import Given
 
@@ -140,14 +140,13 @@ class Test:
                 paths = tuple(self.path.parent / file for file in step.files.get(name, ()))
                 source = name or test.source_names[0]
                 wanted.append((i, Given(source, step.rows.get(name, ()), paths, clock)))
-        assert test.front is not None
-        found: dict[int, dict[str, Prepared]] = {}
-        for (i, given), rows in zip(wanted, test.front.prepare([g for _, g in wanted]), strict=True):
+        found: dict[int, dict[str, Rows]] = {}
+        for (i, given), rows in zip(wanted, test.prepare([g for _, g in wanted]), strict=True):
             found.setdefault(i, {})[given.source] = rows
         return found
 
     @staticmethod
-    def _happens(test: LocalPipeline, step: CaseStep, rows: Mapping[str, Prepared]) -> None:
+    def _happens(test: LocalPipeline, step: CaseStep, rows: Mapping[str, Rows]) -> None:
         if step.arrives:
             test.now_us += step.took * 1000
             test.pipe_prepared(rows)

@@ -17,13 +17,14 @@ import polars as pl
 import pyarrow as pa
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.ways import Way
 from slackwater.core.capacity import ANYTHING, Capacity
 from slackwater.core.schema import Field
 from slackwater.errors import EpochError, StartError
 from slackwater.operators import fitting
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import ORIGIN, numbered_origin, origin_column
-from slackwater.runner import assemble
+from slackwater.runner import binding
 from slackwater.sources.base import CORRUPT, reason
 from slackwater.sources.lookups import Lookups
 from slackwater.spark import analysis, session
@@ -70,28 +71,26 @@ class Front:
     def __post_init__(self) -> None:
         self.session = session.private(self.base, 1)
         self.session.conf.set("spark.sql.codegen.wholeStage", "false")  # a few rows are done before a compiler is
-        self.lookups = Lookups(self.session, self.pipeline.transform.lookups, lambda line: None)
+        self.lookups = Lookups(self.session, self.pipeline.lookups, lambda line: None)
         self.lookups.load()
         self.sources = [
             source_of(self.session, self.pipeline, i, self.columns.get(s.name))
             for i, s in enumerate(self.pipeline.sources)
         ]
         reals: Any = self.sources
-        times, self.logic = assemble.bind(self.pipeline, self.session, reals)
-        end = assemble.ends(self.pipeline, self.session, reals)
-        clocked = {n: f"timestamp_micros({_CLOCK})" if t == analysis.CLOCK else t for n, t in times.items()}
-        self.engine = SparkEngine(self.session, self.pipeline, self.logic, clocked, end=end)
-        self._carried = {s.name: self._carrying(s) for s in self.sources}
+        one = binding.bind(self.pipeline, self.session, binding.frames_of(self.session, reals))
+        self.logic = one.operator
+        self._clocked = [n for n, t in one.times.items() if t == analysis.CLOCK and self.pipeline.transform.is_rows]
+        clocked = {n: f"timestamp_micros({_CLOCK})" if t == analysis.CLOCK else t for n, t in one.times.items()}
+        self.engine = SparkEngine(self.session, self.pipeline, self.logic, clocked, end=one.end(self.session))
+        self._carried = {w.key: self._carrying(w, one.frames[w.origin]) for w in self.pipeline.ways}
 
-    def _carrying(self, source: GivenSource) -> str | bool:
-        """SQL that lets the number of a row come out with it; True: any does, False: none."""
-        if self.pipeline.transform.sql_of(source.name) is None:
-            return True
+    def _carrying(self, way: Way, empty: DataFrame) -> tuple[str, ...] | None:
+        """SQL that lets the number of a row come out with it; None: none does."""
         try:
-            empty = self.session.createDataFrame([], source.schema)
-            return analysis.check_origin(self.session, self.pipeline, source.name, empty) or True
+            return analysis.check_origin(self.session, self.pipeline, way, empty) or ()
         except StartError:
-            return False
+            return None
 
     def source(self, name: str) -> GivenSource:
         return next(s for s in self.sources if s.name == name)
@@ -152,8 +151,10 @@ class Front:
         timed = self._timed(source.name, frame, {clocks[i] for i in owners} or {0}, owners, clocks)
         told = _collected(timed.selectExpr(*_told(timed, source.name)))
         told = told.sort("n").with_columns(pl.Series("i", [owners[n] for n in sorted(told["n"])], dtype=pl.Int64))
-        runs = [told] if self._carried[source.name] is not False else told.partition_by("i", "partition")
-        out = pl.concat([self._sql(source.name, timed, run, runs) for run in runs])
+        ways = self.pipeline.ways_from(source.name)
+        apart = any(self._carried[w.key] is None for w in ways)
+        runs = told.partition_by("i", "partition") if apart else [told]
+        out = pl.concat([self._sql(way, timed, run, runs) for way in ways for run in runs])
         out = out.join(told.select("n", "i"), on="n", how="left", maintain_order="left")
         return {
             i: Prepared(told.filter(pl.col("i") == i).drop("i"), out.filter(pl.col("i") == i).drop("i"))
@@ -177,20 +178,19 @@ class Front:
         )
         return timed.selectExpr(*plain, late)
 
-    def _sql(self, name: str, timed: DataFrame, run: pl.DataFrame, runs: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    def _sql(self, way: Way, timed: DataFrame, run: pl.DataFrame, runs: Sequence[pl.DataFrame]) -> pl.DataFrame:
         """What comes out of the SQL for these rows, with the number of the row where the SQL carries it, else of the first one."""
-        carried = self._carried[name]
+        carried = self._carried[way.key]
         rows = timed.where("__bad IS NULL")
         if len(runs) > 1:
             rows = rows.where(f"{NUMBER} IN ({', '.join(map(str, run['n']))})")
-        hidden = (FILE, "__bad", CORRUPT, NUMBER, _CLOCK)
+        hidden = (FILE, "__bad", CORRUPT, NUMBER, _CLOCK, *(["_event_ts"] if way.origin in self._clocked else []))
         plain = [quote(c) for c in rows.columns if c not in hidden]
-        number = f"{ORIGIN}.offset" if carried is not False else f"{run['n'][0] if run.height else 0}L"
-        rows = rows.selectExpr(*plain, *([] if carried is False else [numbered_origin(NUMBER)]))
-        sql = carried if isinstance(carried, str) else None
-        out = analysis.run_sql(self.session, self.pipeline, name, rows, sql)
-        why = fitting.unfit_sql(self.logic, self.logic.input_of(name), self.capacity) or "CAST(NULL AS STRING)"
-        columns = self.engine._columns(name, None, None)
+        number = f"{ORIGIN}.offset" if carried is not None else f"{run['n'][0] if run.height else 0}L"
+        rows = rows.selectExpr(*plain, *([] if carried is None else [numbered_origin(NUMBER)]))
+        out = analysis.run_sql(self.session, self.pipeline, way, rows, carried or None)
+        why = fitting.unfit_sql(self.logic, self.logic.input_of(way.name), self.capacity) or "CAST(NULL AS STRING)"
+        columns = self.engine._columns(way, None, None)
         return _collected(out.selectExpr(*columns, f"{why} AS {fitting.UNFIT}", f"{number} AS n"))
 
 

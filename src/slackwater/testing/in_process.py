@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,38 @@ from slackwater.core.hashing import shard_of
 from slackwater.engine.protocol import IngestOutcome, SourceStats, Unfit
 from slackwater.operators import fitting
 from slackwater.operators.base import Operator, Question, ShardTask
-from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, stage_late, unfit_letters
-from slackwater.operators.task import EmitReport, StagedLetters
+from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, unfit_letters, write_late
+from slackwater.operators.task import EmitReport, LetterFile
 from slackwater.operators.windowed import Windowed
 from slackwater.sources.base import Batch
 from slackwater.testing.front import Front, Given, Prepared
+from slackwater.testing.given import Offsets
 from slackwater.testing.local import Spans, lift_inputs
 from slackwater.watermark import Heard
+
+
+@dataclass
+class Waiting:
+    """Rows of a source that each step which reads them prepares by its own SQL, once. `offsets`: where topics go on."""
+
+    given: Given
+    offsets: Offsets
+    after: Offsets = field(default_factory=dict)
+    found: dict[int, Prepared] = field(default_factory=dict)
+
+    def by(self, front: Front) -> Prepared:
+        if id(front) not in self.found:
+            self.after = dict(self.offsets)
+            (self.found[id(front)],) = front.prepare([self.given], self.after)
+        return self.found[id(front)]
+
+    @property
+    def timed(self) -> pl.DataFrame:
+        """As `Prepared` has it: of a record where it lies is the same for all."""
+        return next(iter(self.found.values())).timed
+
+
+Rows = Prepared | Waiting  # of a source, as a batch brings them
 
 
 @dataclass(frozen=True)
@@ -38,7 +63,11 @@ class GivenEngine:
     def prepared(self, batch: Batch, clock_us: int) -> Mapping[str, Prepared]:
         """The rows of a batch after Spark: a batch of dead letters brings DataFrames that are not prepared yet."""
         return {
-            name: rows if isinstance(rows, Prepared) else self.front.of_frame(name, rows, clock_us)
+            name: rows
+            if isinstance(rows, Prepared)
+            else rows.by(self.front)
+            if isinstance(rows, Waiting)
+            else self.front.of_frame(name, rows, clock_us)
             for name, rows in batch.payload.items()
         }
 
@@ -49,7 +78,7 @@ class GivenEngine:
         given = self.prepared(batch, clock_us)
         stats: dict[str, SourceStats] = {}
         samples: dict[str, list[str]] = {}
-        unfit, staged = list[Unfit](), list[StagedLetters]()
+        unfit, staged = list[Unfit](), list[LetterFile]()
         parts, origins = list[pl.DataFrame](), list[pl.DataFrame]()
         tagged = len(names) > 1 or any(idle.values()) or 0 in tasks[0].idle_sources
         for index, name in enumerate(names):
@@ -78,7 +107,7 @@ class GivenEngine:
         tasks: Sequence[ShardTask],
         parts: Sequence[pl.DataFrame],
         origins: Sequence[pl.DataFrame],
-        staged: list[StagedLetters],
+        staged: list[LetterFile],
     ) -> list[Any]:
         every, origin, folded = pl.concat(parts), pl.concat(origins), self.logic.is_folded
         if isinstance(self.logic, Windowed):
@@ -91,10 +120,10 @@ class GivenEngine:
         reports = [t.operator.ingest(t, every.filter(m), None if folded else origin[ORIGIN].filter(m)) for t, m in mine]
         if folded and tasks[0].late is not None:
             late = origin.filter(pl.col("__start") < tasks[0].operator.late_before(tasks[0].watermark))
-            staged += [stage_late(tasks[0], late)] if late.height else []
+            staged += [write_late(tasks[0], late)] if late.height else []
         return reports
 
-    def _bad(self, source: str, timed: pl.DataFrame, task: ShardTask, staged: list[StagedLetters]) -> list[str]:
+    def _bad(self, source: str, timed: pl.DataFrame, task: ShardTask, staged: list[LetterFile]) -> list[str]:
         """A few bad rows in words; the letters of all of them are staged where they are kept."""
         bad = timed.filter(pl.col("bad").is_not_null())
         if bad.height and task.keeps_bad:
@@ -104,13 +133,13 @@ class GivenEngine:
         text = pl.col(ORIGIN).struct.field("value").cast(pl.String, strict=False).str.slice(0, 300)
         return [f"{why}: {value}" for why, value in bad.head(3).select("bad", text).iter_rows()]
 
-    def _letters(self, rows: pl.DataFrame, task: ShardTask) -> StagedLetters:
+    def _letters(self, rows: pl.DataFrame, task: ShardTask) -> LetterFile:
         letters = unfit_letters(rows, task.state.epoch, self.logic.pipeline)
         reasons = dict(rows[fitting.UNFIT].value_counts().iter_rows())
-        return StagedLetters(output=task.state.stage_output(letters), reasons=reasons)
+        return LetterFile(output=task.state.write_output(letters), reasons=reasons)
 
     def _fitting(
-        self, source: str, rows: Prepared, task: ShardTask, unfit: list[Unfit], staged: list[StagedLetters]
+        self, source: str, rows: Prepared, task: ShardTask, unfit: list[Unfit], staged: list[LetterFile]
     ) -> pl.DataFrame:
         """The rows that can be held; what cannot is noted, and its letters staged where they are kept."""
         why = rows.rows[fitting.UNFIT]
@@ -129,8 +158,8 @@ class GivenEngine:
         """Rows that the stage before emitted; they are prepared at the time of the epoch."""
         return self.front.session.createDataFrame(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))
 
-    def again(self, payload: Mapping[str, Any], clock_us: int, capacity: Capacity = ANYTHING) -> pl.DataFrame:
-        return self.front.engine.again(payload, clock_us, capacity)
+    def reread(self, payload: Mapping[str, Any], clock_us: int, capacity: Capacity = ANYTHING) -> pl.DataFrame:
+        return self.front.engine.reread(payload, clock_us, capacity)
 
     def decoded(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
         return self.front.engine.decoded(payload, clock_us)
@@ -171,4 +200,4 @@ def _stats(timed: pl.DataFrame, listed: Mapping[str, int]) -> SourceStats:
     )
 
 
-__all__ = ["GivenEngine"]
+__all__ = ["GivenEngine", "Rows", "Waiting"]

@@ -18,7 +18,7 @@ import polars as pl
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.window import Window
-from slackwater.engine.kill_points import STEPS
+from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.state import protocol
 from slackwater.testing.described import pipeline_for
 from slackwater.testing.pipeline import LocalPipeline
@@ -55,7 +55,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Crash:
-    """The next epoch dies at this step (see STEPS). `shards`: how many there are from the start after it, if others."""
+    """The next epoch dies at this step (see KILL_POINTS). `shards`: how many there are from the start after it, if others."""
 
     step: str
     shards: int | None = None
@@ -134,4 +134,15 @@ def run_local(
         return result
 
 
-__all__ = ["STEPS", "Crash", "Died", "LocalResult", "Quiet", "Replay", "Restart", "Rows", "pipeline_for", "run_local"]
+__all__ = [
+    "KILL_POINTS",
+    "Crash",
+    "Died",
+    "LocalResult",
+    "Quiet",
+    "Replay",
+    "Restart",
+    "Rows",
+    "pipeline_for",
+    "run_local",
+]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from slackwater.config.connection import FilesConnection
 from slackwater.config.join import Join
-from slackwater.config.pipeline import Pipeline
+from slackwater.config.pipeline import Pipeline, Stage, Transform
 from slackwater.config.target import Target
-from slackwater.config.window import Window
 from slackwater.core.capacity import ANYTHING, YEARS, Capacity, capacity_of
 from slackwater.operators.base import Operator
 
@@ -22,18 +21,28 @@ def capacity_of_target(pipeline: Pipeline, results: Operator) -> Capacity:
     return held & capacity_of(target_of(pipeline, results))
 
 
+_T = TypeVar("_T", Transform, Stage)
+
+
+def _listening(found: _T) -> _T:
+    """What reads sources: no row of it is dropped unheard."""
+    update: dict[str, Any] = {"on_error": "dlq"} if found.on_error == "drop" else {}
+    if not found.is_rows and found.step.late_data == "drop":
+        step = found.step.model_copy(update={"late_data": "dlq"})
+        update["join" if isinstance(step, Join) else "window"] = step
+    return found.model_copy(update=update)
+
+
 def listening(pipeline: Pipeline) -> Pipeline:
     """The same pipeline, of which late and bad rows become letters, whatever it does with them."""
-    found = pipeline.transform
-    step: Window | Join = found.step
-    update: dict[str, Any] = {"on_error": "dlq"} if found.on_error == "drop" else {}
-    if step.late_data == "drop":
-        update["join" if isinstance(step, Join) else "window"] = step.model_copy(update={"late_data": "dlq"})
-    if pipeline.dead_letter is not None and not update:
+    first = [name for name, own in pipeline.alone.items() if not any(s.of_stage for s in own.sources)]
+    stages = tuple(_listening(s) if s.name in first else s for s in pipeline.stages)
+    reader = next((s for s in stages if s.name == getattr(pipeline.transform, "name", None)), None)
+    transform = reader or _listening(pipeline.transform)
+    changed = transform != pipeline.transform or stages != pipeline.stages
+    if pipeline.dead_letter is not None and not changed:
         return pipeline
     kept = {"dead_letter": pipeline.dead_letter or Target(connection=FilesConnection(), path="letters")}
-    transform = found.model_copy(update=update)
-    stages = (transform, *pipeline.stages[1:]) if pipeline.stages else ()
     return pipeline.model_copy(update={"transform": transform, "stages": stages, **kept})
 
 

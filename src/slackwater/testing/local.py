@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import singledispatch
 from typing import Any
 
@@ -23,11 +23,12 @@ from slackwater.engine.protocol import IngestOutcome, SourceStats, Unfit
 from slackwater.joins.slots import Slots
 from slackwater.operators import fitting
 from slackwater.operators.base import Operator, Question, ShardTask
-from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, stage_late, unfit_letters
+from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, unfit_letters, write_late
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
+from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
-from slackwater.operators.task import EmitReport, StagedLetters
+from slackwater.operators.task import EmitReport, LetterFile
 from slackwater.operators.windowed import Windowed
 from slackwater.sources.base import Batch
 from slackwater.watermark import CONFIRMS, Heard, Span
@@ -44,6 +45,9 @@ class LocalEngine:
     sources: Sequence[str]
     keeps_late: bool = False  # late rows become letters
     max_future_ms: int = 3_600_000  # as the window or join has it
+    inputs: Mapping[str, Sequence[str]] = field(
+        default_factory=dict
+    )  # what the step calls each, where it is not its name
 
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
@@ -54,7 +58,7 @@ class LocalEngine:
         prepared: list[pl.DataFrame] = []
         tagged = len(self.sources) > 1 or any(idle.values()) or 0 in tasks[0].idle_sources
         origins: list[pl.DataFrame] = []
-        unfit, staged = list[Unfit](), list[StagedLetters]()
+        unfit, staged = list[Unfit](), list[LetterFile]()
         for index, name in enumerate(self.sources):
             rows, listed = frames.get(name), batch.partitions.get(name, {})
             if rows is None or rows.is_empty():
@@ -72,13 +76,14 @@ class LocalEngine:
                 outside=int((~sane).sum()),
                 partitions={p: _heard(rows, usable, p) for p in listed},
             )
-            usable = self._fitting(name, usable, tasks[0], unfit, staged)
-            source = np.full(usable.height, index)
-            if idle.get(name) and listed:
-                source += len(self.sources) * usable["__partition"].is_in(list(idle[name])).to_numpy()
-            prepared.append(prepare(self.logic, name, usable, source if tagged else None))
-            if self.keeps_late:
-                origins.append(_origins(name, usable, source if tagged else None))
+            for which in self.inputs.get(name, (name,)):
+                fit = self._fitting(name, which, usable, tasks[0], unfit, staged)
+                source = np.full(fit.height, index)
+                if idle.get(name) and listed:
+                    source += len(self.sources) * fit["__partition"].is_in(list(idle[name])).to_numpy()
+                prepared.append(prepare(self.logic, which, fit, source if tagged else None))
+                if self.keeps_late:
+                    origins.append(_origins(name, fit, source if tagged else None))
         if not prepared:
             return IngestOutcome((), stats, unfit=unfit, staged=staged)
         spans = Spans(frames, latest)
@@ -92,14 +97,20 @@ class LocalEngine:
         ]
         if kept is not None and folded:
             late = kept.filter(pl.col("__start") < tasks[0].operator.late_before(tasks[0].watermark))
-            staged += [stage_late(tasks[0], late)] if late.height else []
+            staged += [write_late(tasks[0], late)] if late.height else []
         return IngestOutcome(reports, stats, unfit=unfit, staged=staged, spans=spans)
 
     def _fitting(
-        self, source: str, rows: pl.DataFrame, task: ShardTask, unfit: list[Unfit], staged: list[StagedLetters]
+        self,
+        source: str,
+        name: str,
+        rows: pl.DataFrame,
+        task: ShardTask,
+        unfit: list[Unfit],
+        staged: list[LetterFile],
     ) -> pl.DataFrame:
-        """The rows that can be held; what cannot is noted, and its letters staged where they are kept."""
-        why = fitting.unfit(self.logic, self.logic.input_of(source), task.capacity, rows)
+        """The rows that can be held by the input of this name; what cannot is noted, its letters staged where they are kept."""
+        why = fitting.unfit(self.logic, self.logic.input_of(name), task.capacity, rows)
         if why is None or not why.len() - why.null_count():
             return rows
         bad = rows.with_columns(why).filter(why.is_not_null())
@@ -110,21 +121,21 @@ class LocalEngine:
         if task.keeps_bad:
             origins = _origins(source, bad.drop(fitting.UNFIT), None).with_columns(bad[fitting.UNFIT])
             letters = unfit_letters(origins, task.state.epoch, self.logic.pipeline)
-            staged.append(StagedLetters(output=task.state.stage_output(letters), reasons=counts))
+            staged.append(LetterFile(output=task.state.write_output(letters), reasons=counts))
         return rows.filter(why.is_null())
 
     def payload(self, rows: pl.DataFrame) -> pl.DataFrame:
         return rows.with_columns(rows["_event_ts"].dt.timestamp("us").alias("ts")).drop("_event_ts")
 
-    def again(self, payload: Mapping[str, Any], clock_us: int, capacity: Capacity = ANYTHING) -> pl.DataFrame:
+    def reread(self, payload: Mapping[str, Any], clock_us: int, capacity: Capacity = ANYTHING) -> pl.DataFrame:
         latest = clock_us + self.max_future_ms * 1000
         found = []
         for name, frame in payload.items():
             first, last = fitting.usable(self.logic)
             rows = frame.filter(pl.col("ts").is_between(first, min(latest, last)))
-            why = fitting.unfit(self.logic, self.logic.input_of(name), capacity, rows)
-            rows = rows if why is None else rows.filter(why.is_null())
-            found.append(lifted(self.logic, name, rows))
+            for which in self.inputs.get(name, (name,)):
+                why = fitting.unfit(self.logic, self.logic.input_of(which), capacity, rows)
+                found.append(lifted(self.logic, which, rows if why is None else rows.filter(why.is_null())))
         return pl.concat(found)
 
     def decoded(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
@@ -212,6 +223,12 @@ def _(operator: Sessions, frame: pl.DataFrame) -> pl.DataFrame:
     return operator.lift_rows(frame)
 
 
+@lift_inputs.register
+def _(operator: Rows, frame: pl.DataFrame) -> pl.DataFrame:
+    """Spread over the shards in turn: on Spark a row is of the shard whose task has read it."""
+    return frame.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__kh"))
+
+
 @prepare.register
 def _(operator: IntervalJoin, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
     which, slots = operator.input_of(source), Slots.between(operator)
@@ -230,6 +247,13 @@ def _(operator: IntervalJoin, source: str, rows: pl.DataFrame, tag: Int64s | Non
         **{s.name: mine.get(s.name, empty.cast(s.polars)) for s in slots.columns},
     }
     return _tagged(pl.DataFrame([c.alias(name) for name, c in columns.items()]), tag)
+
+
+@prepare.register
+def _(operator: Rows, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
+    timed = rows.with_columns(rows["ts"].cast(pl.Datetime("us", "UTC")).alias("_event_ts"))
+    named = (timed[f.name].alias(operator.slot(i)) for i, f in enumerate(operator.fields))
+    return lift_inputs(operator, pl.DataFrame(list(named)))
 
 
 def _tagged(rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:

@@ -22,7 +22,7 @@ from slackwater.core.time import duration_ms
 from slackwater.engine import fold
 from slackwater.engine.driver import Driver, Hooks
 from slackwater.engine.far_dates import FarDates
-from slackwater.engine.kill_points import STEPS
+from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.engine.protocol import Engine
 from slackwater.engine.stage import Stage as Stepping
 from slackwater.errors import ConfigError, StartError
@@ -45,7 +45,8 @@ from slackwater.testing.target import MemoryTarget
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from slackwater.testing.front import Front, Prepared
+    from slackwater.testing.front import Front, Given
+    from slackwater.testing.in_process import Rows
 
 
 class LocalPipeline:
@@ -142,13 +143,11 @@ class LocalPipeline:
                     [f'{self.pipeline.name}: there is no source "{name}"; there are: {", ".join(self.source_names)}']
                 )
         self.now_us += took_ms * 1000
-        if "front" in self._sql_stages:
+        if self._session is not None:
             from slackwater.testing.front import Given
 
             wanted = [Given(name, tuple(some), (), self.now_us) for name, some in given.items()]
-            self.pipe_prepared(
-                dict(zip(given, self._sql_stages["front"].prepare(wanted, self._offsets), strict=True)), partitions
-            )
+            self.pipe_prepared(dict(zip(given, self.prepare(wanted), strict=True)), partitions)
             return
         payload, parts = {}, {}
         for name, some in given.items():
@@ -159,9 +158,28 @@ class LocalPipeline:
                 parts[name] = {p: names.count(p) for p in partitions[name]}
         self._pipe(payload, parts)
 
-    def pipe_prepared(
-        self, rows: Mapping[str, Prepared], partitions: Mapping[str, Sequence[str]] | None = None
-    ) -> None:
+    def prepare(self, given: Sequence[Given]) -> list[Rows]:
+        """What Spark makes of given rows, of all at once where one step reads them: for `pipe_prepared`, in this order."""
+        from slackwater.testing.in_process import Waiting
+
+        readers = {s.name: n for n, own in reversed(self.pipeline.alone.items()) for s in own.sources}
+        fronts = {readers[one.source] for one in given}
+        if len(fronts) == 1 and len(self._read_by) == 1:
+            return list(self._sql_stages[fronts.pop()].prepare(given, self._offsets))
+        found = list[Rows]()
+        for one in given:
+            waiting = Waiting(one, dict(self._offsets))
+            waiting.by(self._sql_stages[readers[one.source]])
+            self._offsets |= waiting.after
+            found.append(waiting)
+        return found
+
+    @property
+    def _read_by(self) -> list[str]:
+        """The steps that read sources."""
+        return [n for n, own in self.pipeline.alone.items() if not all(s.of_stage for s in own.sources)]
+
+    def pipe_prepared(self, rows: Mapping[str, Rows], partitions: Mapping[str, Sequence[str]] | None = None) -> None:
         """The same for rows that `front` has prepared, as all those of a test at once."""
         parts = {}
         for name, one in rows.items():
@@ -178,9 +196,9 @@ class LocalPipeline:
         self._survive(lambda: self._driver.tick(length * 1000), again=False)
 
     def crash(self, step: str, shards: int | None = None) -> None:
-        """The next epoch dies at this step (see STEPS), and the process starts again: with so many shards, if given."""
-        if step not in STEPS:
-            raise ValueError(f"unknown step {step!r}, expected one of {STEPS}")
+        """The next epoch dies at this step (see KILL_POINTS), and the process starts again: with so many shards, if given."""
+        if step not in KILL_POINTS:
+            raise ValueError(f"unknown step {step!r}, expected one of {KILL_POINTS}")
         self._faults.step, self._reshard = step, shards
 
     def restart(
@@ -243,7 +261,7 @@ class LocalPipeline:
     @property
     def front(self) -> Front | None:
         """What runs the SQL of the first stage; None without Spark."""
-        return self._sql_stages.get("front")
+        return self._sql_stages.get(next(iter(self._steps)))
 
     @property
     def source_names(self) -> list[str]:
@@ -275,36 +293,28 @@ class LocalPipeline:
         self._columns = {} if self._session is not None else plain.columns(pipeline, given)
         if self._session is None:
             plain.refuse_sql(pipeline, self._columns)
-        self._logic = self._last = self._compiled(pipeline, given)
         connection = resolve(pipeline.target.connection, pipeline.connections)
         self._upserts = connection is not None and pipeline.target.upserts(
             connection.kind, pipeline.last.transform.step
         )
-        self._behind: dict[str, Operator] = {}
-        for name, own in list(pipeline.alone.items())[1:]:
-            self._last = self._behind[name] = self._bound(name, own, self._last)
+        timed = {n: [*f.values(), Field("_event_ts", "timestamp")] for n, f in given.items()}
+        self._steps: dict[str, Operator] = {}
+        for name, own in pipeline.alone.items():
+            self._last = self._steps[name] = self._bound(name, own, timed)
         self._capacity = capacity_of_target(pipeline, self._last) if self._listen else ANYTHING
-        last = next(reversed(self._behind), "front")
         for name, front in self._sql_stages.items():  # what the target cannot hold is found before its results are made
-            front.capacity = self._capacity if name == last else ANYTHING
+            front.capacity = self._capacity if name == next(reversed(self._steps)) else ANYTHING
 
-    def _bound(self, name: str, own: Pipeline, before: Operator) -> Operator:
-        """A stage bound to the columns of the one before it; one with SQL of its own is bound by Spark."""
+    def _bound(self, name: str, own: Pipeline, given: Mapping[str, Sequence[Field]]) -> Operator:
+        """A step bound to the columns of what it reads; by Spark where there is one, and anything for it to do."""
+        results = {s.name: self._steps[s.name].row_columns for s in own.sources if s.of_stage}
         step = own.transform.step
-        if self._session is None or not (own.transform.sql or step.event_time_column != "_event_ts"):
-            return compiling.compile_window(own, {f.name: f for f in before.row_columns})
-        self._sql_stages[name] = self._front(own, {own.sources[0].name: before.row_columns})
-        return self._sql_stages[name].logic
-
-    def _compiled(self, pipeline: Pipeline, given: Mapping[str, Mapping[str, Field]]) -> Operator:
-        if self._session is not None:
-            timed = {n: [*f.values(), Field("_event_ts", "timestamp")] for n, f in given.items()}
-            self._sql_stages["front"] = self._front(pipeline, timed)
-            return self._sql_stages["front"].logic
-        join = pipeline.transform.join
-        if join is None:
-            return compiling.compile_window(pipeline, self._columns[pipeline.sources[0].name])
-        return compiling.compile_join(pipeline, (self._columns[join.left_source], self._columns[join.right_source]))
+        sql = any(own.texts(w) for w in own.ways) or step.event_time_column != "_event_ts"
+        if self._session is not None and (sql or len(results) < len(own.sources)):
+            self._sql_stages[name] = self._front(own, {**given, **results})
+            return self._sql_stages[name].logic
+        known = {**self._columns, **{n: {f.name: f for f in fields} for n, fields in results.items()}}
+        return compiling.compile_step(own, {w.name: known[w.origin] for w in own.ways})
 
     def _front(self, pipeline: Pipeline, columns: Mapping[str, Sequence[Field]]) -> Front:
         from slackwater.testing.front import bound
@@ -320,8 +330,8 @@ class LocalPipeline:
             from slackwater.testing.in_process import GivenEngine
 
             return GivenEngine(self._sql_stages[which], logic)
-        sources = [s.name for s in pipeline.sources]
-        return LocalEngine(logic, sources, pipeline.carries_origin, pipeline.transform.step.max_future_ms)
+        inputs = {s.name: list(dict.fromkeys(w.name for w in pipeline.ways_from(s.name))) for s in pipeline.sources}
+        return LocalEngine(logic, list(inputs), pipeline.carries_origin, pipeline.transform.step.max_future_ms, inputs)
 
     def _begin(self) -> None:
         try:
@@ -333,14 +343,21 @@ class LocalPipeline:
         pipeline, faults = self.pipeline, self._faults
         hooks = Hooks(lambda: self.now_us, on_status=self._result.statuses.append, faults=faults)
         held = self._store() if self._store else FilesStore(self._directory, pipeline.name)
-        engine = self._engine("front", pipeline, self._logic)
-        (name, own), *more = pipeline.alone.items()
-        stages = [Stepping(name, own, self._logic, held, engine, faults.in_worker, far_dates=FarDates(own))]
-        for number, (name, own) in enumerate(more, 1):
-            operator = self._behind[name]
-            held_us = {own.sources[0].name: 1000 * stages[-1].pipeline.hold_ms}
-            behind = self._engine(name, own, operator)
-            stages.append(Stepping(name, own, operator, held, behind, faults.in_worker, number, held_us))
+        alone = pipeline.alone
+        stages = [
+            Stepping(
+                name,
+                own,
+                self._steps[name],
+                held,
+                self._engine(name, own, self._steps[name]),
+                faults.in_worker,
+                number,
+                {s.name: 1000 * alone[s.name].watermark_delay_ms for s in own.sources if s.of_stage},
+                far_dates=FarDates(own),
+            )
+            for number, (name, own) in enumerate(alone.items())
+        ]
         self._driver = Driver(pipeline, stages, held, self._target, hooks, self._aside)
         try:
             self._driver.start(held.open(), self.shards, {}, self._state_id)
@@ -390,10 +407,11 @@ class LocalPipeline:
             raise StartError(
                 f'source "{source}": {broken[0][:80]!r} is a record as it is, which needs Spark to be read: give session='
             )
-        return plain.frame(self.pipeline, source, rows, self._columns[source], self.now_us)  # type: ignore[arg-type]
+        readers = (own for own in self.pipeline.alone.values() if own.ways_from(source))
+        return plain.frame(next(readers), source, rows, self._columns[source], self.now_us)  # type: ignore[arg-type]
 
     def _reread(self, found: pl.DataFrame) -> Mapping[str, Any]:
-        front = self._sql_stages.get("front")
+        front = self.front
         if front is not None:
             from slackwater.spark import reread
 
@@ -403,4 +421,4 @@ class LocalPipeline:
         return {name: self._frame(name, rows).with_columns(found["__letter"])}
 
 
-__all__ = ["START_US", "STEPS", "Died", "LocalPipeline", "LocalResult"]
+__all__ = ["KILL_POINTS", "START_US", "Died", "LocalPipeline", "LocalResult"]

@@ -22,14 +22,14 @@ _PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}
 def not_run(pipeline: Pipeline, columns: Mapping[str, Columns]) -> list[str]:
     """The SQL of a pipeline that only Spark can run: the key, and its text in one line."""
     found = []
-    for stage in (pipeline, *([pipeline.last] if pipeline.stages else [])):
-        transform, step = stage.transform, stage.transform.step
-        for source in stage.sources:
-            if sql := transform.sql_of(source.name):
-                found.append(f"{transform.sql_key(source.name)} = {_line(sql)}")
+    for own in pipeline.alone.values():
+        step = own.transform.step
+        found += [f"{at} = {_line(sql)}" for way in own.ways for at, sql in own.texts(way)]
+        for source in own.sources:
             there = columns.get(source.name)
             time = step.event_time_column
-            if step.time_mode == "event" and time not in ("_event_ts", "ts", *(there or ())):  # as given rows have it
+            plain = ("_event_ts", "ts", *(there or ()))  # as given rows have it
+            if step.time_mode == "event" and time not in plain and not source.of_stage:
                 found.append(f"event_time_column = {_line(time)}")
             gap = getattr(step, "gap_ms", None)
             if isinstance(gap, str) and there is not None and gap not in there:
@@ -68,9 +68,10 @@ def columns(pipeline: Pipeline, given: Mapping[str, Columns]) -> dict[str, Colum
 
 def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
     """`ts` is what the in-process engine calls the event time: a column of that name must be it, and be nothing else."""
-    step, window = pipeline.transform.step, pipeline.transform.window
     if "ts" not in declared:
         return
+    own = next(own for own in pipeline.alone.values() if own.ways_from(source))
+    step, window = own.transform.step, own.transform.window
     used = window is not None and "ts" in (*window.group_by, *(a.column for a in window.aggregations))
     if used or step.event_time_column != "ts" or (window is None and declared["ts"].type != "timestamp"):
         raise StartError(

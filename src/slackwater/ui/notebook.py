@@ -117,15 +117,15 @@ def _held(holder: Clock | None) -> str:
 @_shown.register
 def _state(what: StateView) -> Markup:
     try:
-        manifest = what.manifest()
-        last = manifest.stages[what.stage]
-        logic = logic_in(manifest, what.stage)
+        commit = what.manifest()
+        last = commit.stages[what.stage]
+        logic = logic_in(commit, what.stage)
         mark = None if last.watermark_us <= NO_WATERMARK else last.watermark_us
-        told = f"Epoch {number(manifest.epoch)}, committed {moment(manifest.committed_us)}, watermark {moment(mark)}"
+        told = f"Epoch {number(commit.epoch)}, committed {moment(commit.committed_us)}, watermark {moment(mark)}"
         try:
             found = what.scan(limit=MOST, timeout_s=SCAN_S)
         except StartError as error:
-            return _together(_head(manifest.pipeline), *_lines(told, str(error)))
+            return _together(_head(commit.pipeline), *_lines(told, str(error)))
     except SlackwaterError as error:
         return _problem(error)
     own, window = own_names(logic), logic.window
@@ -142,7 +142,7 @@ def _state(what: StateView) -> Markup:
     listing = [[_text(r[c]) for c in (*shown, status, own["_closes_at"])] for r in rows]
     more = f"By start, the first {plural(MOST, 'window')}" if len(rows) == MOST else plural(len(rows), "window")
     return _together(
-        _head(manifest.pipeline),
+        _head(commit.pipeline),
         *_lines(told, more),
         sessions.timeline(spans, mark),
         _table([*shown, "is", "closes at watermark"], listing),

@@ -42,9 +42,9 @@ class Watched:
     asker: Asker = field(default_factory=Asker)
     is_described: bool = False
 
-    def of(self, manifest: Commit) -> Pipeline:
+    def of(self, commit: Commit) -> Pipeline:
         """The pipeline that a commit is looked at by. Raises StateError."""
-        return pipeline_in(manifest) if self.is_described else self.pipeline
+        return pipeline_in(commit) if self.is_described else self.pipeline
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ def look_at(watched: Watched, now_us: int, epoch: int | None = None) -> Seen:
 
 
 def seen(watched: Watched, snapshot: Snapshot, commits: Iterable[Commit], runner: str | None, now_us: int) -> Seen:
-    manifest = snapshot.commit
+    commit = snapshot.commit
     # a runner may have gone on, or have removed this commit's record, since the snapshot was taken
-    history = [*(m for m in commits if m.epoch < manifest.epoch), manifest]
-    pipeline = watched.of(manifest)
+    history = [*(m for m in commits if m.epoch < commit.epoch), commit]
+    pipeline = watched.of(commit)
     answer = why_of(pipeline, snapshot, runner, now_us)
     found = rows(history, answer.lateness)
     return Seen(
-        tag_of(manifest, runner, answer.is_published),
+        tag_of(commit, runner, answer.is_published),
         now_us,
         top(answer, found, list(watched.told(answer, watched.file))),
         watermark(answer, history),
@@ -93,15 +93,15 @@ def seen(watched: Watched, snapshot: Snapshot, commits: Iterable[Commit], runner
         growth(history),
         pace(history, watched.asker.waits(pipeline, snapshot), now_us),
         joined(snapshot, [s.source for s in answer.sides]),
-        stages(manifest),
+        stages(commit),
         tuple(m.epoch for m in history),
     )
 
 
-def tag_of(manifest: Commit, runner: str | None, published: bool) -> str:
+def tag_of(commit: Commit, runner: str | None, published: bool) -> str:
     """The epoch, with what else may differ: whose state it is, who runs it, what is published."""
-    rest = f"{manifest.state_id}\0{manifest.committed_us}\0{runner}\0{published}"
-    return f"{manifest.epoch}-{hashlib.sha256(rest.encode()).hexdigest()[:12]}"
+    rest = f"{commit.state_id}\0{commit.committed_us}\0{runner}\0{published}"
+    return f"{commit.epoch}-{hashlib.sha256(rest.encode()).hexdigest()[:12]}"
 
 
 def key_at(watched: Watched, key: Texts, now_us: int) -> OneKey:

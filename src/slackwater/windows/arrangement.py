@@ -1,12 +1,12 @@
 """Which intervals make which session, and whether the target still holds an interval as it stands.
 
-What was told of an interval is true as long as its session is the one that was told: a row that comes moves cuts, too.
+What was emitted of an interval is true as long as its session is the one emitted: a row that comes moves cuts, too.
 
     gap 20, cap 22     125       140       150
-    told                         [──────────]170       one session, told: start 140, end 170
+    emitted                      [──────────]170       one session, emitted: start 140, end 170
     a row               ●
-    now                 [─────────)147      [)170      140 left for the new one; what remains of the told one is a
-                                                       session of its own, though no row of it came: to be told
+    now                 [─────────)147      [)170      140 left for the new one; what remains of the other is a
+                                                       session of its own, though no row of it came: to be emitted
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from slackwater.windows.intervals import Bools, SessionLogic, Unit, first_of_each, runs_of
-from slackwater.windows.logic import FAR, LOOSE, LOOSE_TOLD, ROW, SETTLED, TOLD, Int64s
+from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, ROW, WHOLE, Int64s
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,16 @@ def session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: in
     return cut(np.array(run), np.array(start), np.array(last), np.array(end), cap)
 
 
-def as_told(logic: SessionLogic, unit: Unit, piece: Int64s) -> Unit:
-    """New rows and intervals of the state (`piece`: what they become), these marked as told where the target holds them still.
+def as_emitted(logic: SessionLogic, unit: Unit, fragment: Int64s) -> Unit:
+    """New rows and intervals of the state (`fragment`: what they become), marked as emitted where the target holds them still.
 
     It does if their session has the same intervals as before the rows came, ends where it ended, and is final when it was.
     """
-    if not unit.told.any():
+    if not unit.emitted.any():
         return unit
     there = np.flatnonzero(unit.kind != ROW)
-    heads = first_of_each(piece)
-    pieces = replace(
+    heads = first_of_each(fragment)
+    fragments = replace(
         unit,
         key=unit.key[heads],
         start=unit.start[heads],
@@ -72,8 +72,8 @@ def as_told(logic: SessionLogic, unit: Unit, piece: Int64s) -> Unit:
         end=np.maximum.reduceat(unit.end, heads),
     )
     key, start, last, end = unit.key[there], unit.start[there], unit.last[there], unit.end[there]
-    before, after = arranged(logic, replace(unit, key=key, start=start, last=last, end=end)), arranged(logic, pieces)
-    return unlike(logic, unit, there, before, after, after.session[piece[there]])
+    before, after = arranged(logic, replace(unit, key=key, start=start, last=last, end=end)), arranged(logic, fragments)
+    return unlike(logic, unit, there, before, after, after.session[fragment[there]])
 
 
 def unlike(
@@ -92,5 +92,5 @@ def unlike(
     moved[there] = ~same[before.session]
     if not moved.any():
         return unit
-    kind = np.where(moved & (unit.kind == TOLD), SETTLED, unit.kind)
-    return replace(unit, kind=np.where(moved & (kind == LOOSE_TOLD), LOOSE, kind).astype(np.int8))
+    kind = np.where(moved & (unit.kind == EMITTED), WHOLE, unit.kind)
+    return replace(unit, kind=np.where(moved & (kind == EMITTED_FRAGMENT), FRAGMENT, kind).astype(np.int8))

@@ -22,13 +22,13 @@ from slackwater.core.dispatch import unregistered
 from slackwater.windows import panes, session_emission, sessions
 from slackwater.windows.intervals import SessionLogic, Unit, acknowledged, first_of_each, runs_of
 from slackwater.windows.logic import (
-    DEAD,
+    EMITTED,
     FLOOR,
-    LOOSE,
+    FRAGMENT,
     NEVER,
     ROW,
-    SETTLED,
-    TOLD,
+    TOMBSTONE,
+    WHOLE,
     Emitted,
     Int64s,
     Logic,
@@ -179,7 +179,7 @@ def _(
     found = sessions.ingest(keeping, accepted, pl.concat([held, revived]), watermark).state
     done = session_emission.emit(keeping, found, watermark, watermark)
     settled = pl.Series(member(found["__h"].to_numpy(), distinct(done.state["__h"].to_numpy())))
-    final = pl.concat([found.filter(~settled), done.state]).filter(pl.col("__kind") != DEAD)
+    final = pl.concat([found.filter(~settled), done.state]).filter(pl.col("__kind") != TOMBSTONE)
     # those that nothing touched were in the target only, and stay there
     same = ["__kh", *logic.key_names, "__start", "__last", "__rev"]
     idle = revived.join(final, on=same, how="semi", nulls_equal=True)
@@ -198,7 +198,7 @@ def _(
     before = state.filter(pl.Series(member(state["__h"].to_numpy(), unit)))
     had, has = (sessions.open_groups(logic, f, watermark) for f in (before, after))
     emptied = before.filter(~pl.Series(member(before["__h"].to_numpy(), distinct(after["__h"].to_numpy()))))
-    dead = emptied.unique("__h", keep="first").with_columns(pl.lit(DEAD, pl.Int8).alias("__kind"))
+    dead = emptied.unique("__h", keep="first").with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
     changed = pl.concat([after, dead.select(logic.state_schema.keys())]).sort("__h", maintain_order=True)
     upserts = done.rows.with_columns((pl.col("__end") + logic.allowed_us).alias("__final"))
     superseded = pl.concat([done.superseded, _open_again(logic, staying)])
@@ -206,10 +206,10 @@ def _(
 
 
 def _settled(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Without the sessions that are gone though they are still pieces: as in any epoch, they are put together first."""
+    """Without the sessions that are gone though they are still fragments: as in any epoch, they are put together first."""
     done = session_emission.emit(logic, state, watermark, watermark)
     visited = pl.Series(member(state["__h"].to_numpy(), distinct(done.state["__h"].to_numpy())))
-    return pl.concat([state.filter(~visited), done.state.filter(pl.col("__kind") != DEAD)])
+    return pl.concat([state.filter(~visited), done.state.filter(pl.col("__kind") != TOMBSTONE)])
 
 
 def _open_again(logic: SessionLogic, staying: pl.DataFrame) -> pl.DataFrame:
@@ -217,7 +217,7 @@ def _open_again(logic: SessionLogic, staying: pl.DataFrame) -> pl.DataFrame:
     columns = ["__kh", *logic.key_names, "__start", "__rev"]
     if logic.revises:
         return staying.clear().select(columns)
-    again = staying.filter(pl.col("__kind").is_in([SETTLED, LOOSE]) & (pl.col("__out").list.len() > 0))
+    again = staying.filter(pl.col("__kind").is_in([WHOLE, FRAGMENT]) & (pl.col("__out").list.len() > 0))
     return again.drop("__start").explode("__out").rename({"__out": "__start"}).select(columns)
 
 
@@ -229,7 +229,7 @@ def _keeping(logic: SessionLogic) -> SessionLogic:
 
 
 def _is_gone(horizon: int) -> pl.Expr:
-    whole = pl.col("__kind").is_in([SETTLED, TOLD])
+    whole = pl.col("__kind").is_in([WHOLE, EMITTED])
     return (pl.col("__kind") == FLOOR) | (whole & (pl.col("__due") <= horizon))
 
 
@@ -245,7 +245,7 @@ def _revived(keeping: SessionLogic, held: pl.DataFrame, stored: pl.DataFrame) ->
     absent = stored.join(known.rename({"__out": "__start"}), on=identity, how="anti", nulls_equal=True)
     return absent.with_columns(
         pl.col("__kh").alias("__h"),
-        pl.lit(TOLD, pl.Int8).alias("__kind"),
+        pl.lit(EMITTED, pl.Int8).alias("__kind"),
         (pl.col("__end") - keeping.gap_us).alias("__last"),
         (pl.col("__end") + 1).alias("__due"),
         pl.concat_list("__start").alias("__out"),

@@ -27,7 +27,7 @@ from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import panes
 from slackwater.windows.arrangement import arranged, session_heads
 from slackwater.windows.intervals import Bools, SessionLogic, Unit, acknowledged, chosen, first_of_each, runs_of
-from slackwater.windows.logic import LOOSE, LOOSE_TOLD, SETTLED, TOLD, Int64s, Logic
+from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE, Int64s, Logic
 from slackwater.windows.panes import PaneLogic
 from slackwater.windows.sessions import floor_rows, state_of
 
@@ -93,7 +93,7 @@ def _as_one_state(
     was = arranged(former, unit)
     before, end = was.session, was.end[was.session]
     if logic.gap_us < former.gap_us:
-        # pieces would fall apart: they become the sessions that they are by now
+        # fragments would fall apart: they become the sessions that they are by now
         whole = _sessions(former, unit, logic.cap_us)
         unit = _merged(logic, _unlike(unit, before, whole), whole)
         before, end = np.arange(len(unit.key)), end[first_of_each(whole)]
@@ -120,8 +120,8 @@ def _unlike(unit: Unit, before: Int64s, after: Int64s, ends: Bools | None = None
     whole = np.bincount(before)[first] == np.diff(heads, append=len(after))
     changed = ((first != last) | ~whole)[after]
     changed |= False if ends is None else ends
-    kind = np.where(changed & (unit.kind == TOLD), SETTLED, unit.kind)
-    return replace(unit, kind=np.where(changed & (kind == LOOSE_TOLD), LOOSE, kind).astype(np.int8))
+    kind = np.where(changed & (unit.kind == EMITTED), WHOLE, unit.kind)
+    return replace(unit, kind=np.where(changed & (kind == EMITTED_FRAGMENT), FRAGMENT, kind).astype(np.int8))
 
 
 def _merged(logic: SessionLogic, unit: Unit, session: Int64s) -> Unit:
@@ -129,7 +129,7 @@ def _merged(logic: SessionLogic, unit: Unit, session: Int64s) -> Unit:
     heads = first_of_each(session)
     columns = ["__h", "__kh", *logic.revisions, *logic.key_names, *logic.accumulators]
     frame = logic.merge_groups(unit.frame.select(columns), session, [pl.col("__h").first(), pl.col("__kh").first()])
-    told = np.logical_and.reduceat(unit.told, heads)
+    emitted = np.logical_and.reduceat(unit.emitted, heads)
     last, end = np.maximum.reduceat(unit.last, heads), np.maximum.reduceat(unit.end, heads)
-    kind = np.where(told, TOLD, SETTLED).astype(np.int8)
+    kind = np.where(emitted, EMITTED, WHOLE).astype(np.int8)
     return Unit(frame, unit.key[heads], kind, unit.start[heads], last, unit.due[heads], end)

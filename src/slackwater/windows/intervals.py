@@ -15,21 +15,21 @@ from slackwater.core.hashing import session_ids
 from slackwater.core.schema import Field
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.logic import (
-    DEAD,
+    EMITTED,
+    EMITTED_FRAGMENT,
     FAR,
     FLOOR,
-    LOOSE,
-    LOOSE_TOLD,
+    FRAGMENT,
     NEVER,
     OPEN,
     ROW,
-    SETTLED,
-    TOLD,
+    TOMBSTONE,
+    WHOLE,
+    Due,
     Forgotten,
     Int64s,
     Logic,
     Stats,
-    Visit,
 )
 from slackwater.windows.order import order_by_key, sorted_by_key
 
@@ -99,28 +99,28 @@ class SessionLogic(Logic):
 
     def stats(self, state: pl.DataFrame) -> Stats:
         kind, due, last = (state[c].to_numpy() for c in ("__kind", "__due", "__last"))
-        loose, open_ = (kind == LOOSE) | (kind == LOOSE_TOLD), np.isin(kind, OPEN)
+        fragments, open_ = (kind == FRAGMENT) | (kind == EMITTED_FRAGMENT), np.isin(kind, OPEN)
         end = state["__end"].to_numpy() if self.dynamic else last + self.gap_us
-        forgotten = end[kind != DEAD] + self.reach_us + 1
-        waiting = self.updates and bool((kind == LOOSE).any())
+        forgotten = end[kind != TOMBSTONE] + self.reach_us + 1
+        waiting = self.updates and bool((kind == FRAGMENT).any())
         return Stats(
             first_due=NEVER if waiting else int(due[open_].min(initial=FAR)),
-            last_due=FAR if loose.any() else int(due[open_].max(initial=NO_WATERMARK)),
+            last_due=FAR if fragments.any() else int(due[open_].max(initial=NO_WATERMARK)),
             close=int((end[open_] + 1).max(initial=NO_WATERMARK)),
-            dead=FAR if loose.any() else int(forgotten.max(initial=NO_WATERMARK)) + self.retain_us,
+            dead=FAR if fragments.any() else int(forgotten.max(initial=NO_WATERMARK)) + self.retain_us,
         )
 
-    def visit(self, since: int, watermark: int, telling: bool = False) -> Visit:
-        """Sessions that close, or are gone, or are a piece that may be cut."""
+    def due_between(self, since: int, watermark: int, early: bool = False) -> Due:
+        """Sessions that close, or are gone, or are a fragment that may be cut."""
         closing, going = (since, watermark), (self.horizon(since), self.horizon(watermark))
-        settled = ((since, FAR), going) if telling else (closing, going)
+        whole = ((since, FAR), going) if early else (closing, going)
         upto = FAR if self.updates else watermark
-        return Visit((*settled, (FAR - 1, upto)), settled, (going,), loose_upto=upto, start_before=FAR)
+        return Due((*whole, (FAR - 1, upto)), whole, (going,), pending_upto=upto, start_before=FAR)
 
     def forgotten(self, watermark: int) -> Forgotten:
         """Sessions that are gone, and floors, that no longer make any row late."""
         horizon = self.horizon(watermark)
-        return Forgotten(settled_upto=horizon - self.reach_us, floor_upto=horizon)
+        return Forgotten(whole_upto=horizon - self.reach_us, floor_upto=horizon)
 
     def forget(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
         """Without the sessions that are gone and the floors that no longer make any row late."""
@@ -167,9 +167,9 @@ class Unit:
         return int(self.key[-1]) + 1 if len(self.key) else 0
 
     @property
-    def told(self) -> Bools:
+    def emitted(self) -> Bools:
         """Whether the target holds an interval as it stands."""
-        return (self.kind == TOLD) | (self.kind == LOOSE_TOLD)
+        return (self.kind == EMITTED) | (self.kind == EMITTED_FRAGMENT)
 
     def is_gone(self, horizon: int) -> Bools:
         """Floors, and whole sessions whose close is at or before the horizon (see `Logic.horizon`)."""
@@ -185,7 +185,7 @@ class Unit:
 
 
 def is_gone(kind: NDArray[np.int8], due: Int64s, horizon: int) -> Bools:
-    gone: Bools = (kind == FLOOR) | (((kind == SETTLED) | (kind == TOLD)) & (due <= horizon))
+    gone: Bools = (kind == FLOOR) | (((kind == WHOLE) | (kind == EMITTED)) & (due <= horizon))
     return gone
 
 
@@ -193,11 +193,11 @@ def acknowledged(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl
     """State rows, those that closed without being written again marked as what they are: emitted as they stand."""
     if not logic.revises:
         return state
-    emitted = (pl.col("__kind") == SETTLED) & (pl.col("__due") <= watermark)
+    emitted = (pl.col("__kind") == WHOLE) & (pl.col("__due") <= watermark)
     return state.with_columns(
         pl.when(emitted).then(pl.col("__rev") + 1).otherwise(pl.col("__rev")).alias("__rev"),
         pl.when(emitted).then(pl.concat_list("__start")).otherwise(pl.col("__out")).alias("__out"),
-        pl.when(emitted).then(pl.lit(TOLD, pl.Int8)).otherwise(pl.col("__kind")).alias("__kind"),
+        pl.when(emitted).then(pl.lit(EMITTED, pl.Int8)).otherwise(pl.col("__kind")).alias("__kind"),
     )
 
 

@@ -45,13 +45,13 @@ from slackwater.windows.aggregations import Agg, Input
 
 Int64s = NDArray[np.int64]
 
-SETTLED = 0  # a whole session; a pane whose emission follows from the watermark
-LOOSE = 1  # a piece of a run that may be cut; a pane that was changed and waits to be emitted
+WHOLE = CLEAN = 0  # a whole session; a pane whose emission follows from the watermark
+FRAGMENT = DIRTY = 1  # a part of a run that may be cut; a pane that was changed and waits to be emitted
 FLOOR = 2  # how far the sessions of a key that left the state reached
-DEAD = 3  # a unit that goes
-TOLD, LOOSE_TOLD = 4, 5  # a SETTLED session, a LOOSE piece that the target holds as it stands
+TOMBSTONE = 3  # a unit that goes
+EMITTED, EMITTED_FRAGMENT = 4, 5  # a WHOLE session, a FRAGMENT that the target holds as it stands
 ROW = 9  # not in the state: a row of this epoch
-OPEN = (SETTLED, LOOSE, TOLD, LOOSE_TOLD)
+OPEN = (WHOLE, FRAGMENT, EMITTED, EMITTED_FRAGMENT)
 
 HIDDEN: dict[str, pl.DataType] = {
     "__h": pl.Int64(),
@@ -83,18 +83,18 @@ class Stats(NamedTuple):
 Span = tuple[int, int]  # after < time <= upto, in µs
 
 
-class Visit(NamedTuple):
+class Due(NamedTuple):
     """Which state rows want a visit in an epoch; in µs. A store finds them by `__kind`, `__due` and `__start`."""
 
     moves: tuple[Span, ...]  # of the watermark: a set of rows with no emission in one of them need not be opened
-    settled: tuple[Span, ...]  # SETTLED rows with __due in one of these
-    told: tuple[Span, ...]  # TOLD rows likewise
-    loose_upto: int  # LOOSE and LOOSE_TOLD rows with __due <= loose_upto
+    whole: tuple[Span, ...]  # WHOLE (of panes: CLEAN) rows with __due in one of these
+    emitted: tuple[Span, ...]  # EMITTED rows likewise
+    pending_upto: int  # FRAGMENT (DIRTY) and EMITTED_FRAGMENT rows with __due <= pending_upto
     start_before: int  # of all these, those with __start < start_before
 
     def mask(self, kind: NDArray[np.int8], start: Int64s, due: Int64s) -> NDArray[np.bool_]:
-        result = ((kind == LOOSE) | (kind == LOOSE_TOLD)) & (due <= self.loose_upto)
-        for wanted, spans in ((SETTLED, self.settled), (TOLD, self.told)):
+        result = ((kind == FRAGMENT) | (kind == EMITTED_FRAGMENT)) & (due <= self.pending_upto)
+        for wanted, spans in ((WHOLE, self.whole), (EMITTED, self.emitted)):
             for after, upto in spans:
                 result |= (kind == wanted) & (due > after) & (due <= upto)
         result &= start < self.start_before
@@ -108,7 +108,7 @@ class Visit(NamedTuple):
 class Forgotten(NamedTuple):
     """Which state rows no longer matter: a unit goes once this holds for all its rows; `__due` in µs."""
 
-    settled_upto: int
+    whole_upto: int
     floor_upto: int
 
 
@@ -271,10 +271,10 @@ class Logic(ABC):
         """Of a set of state rows that is not empty."""
 
     @abstractmethod
-    def visit(self, since: int, watermark: int, telling: bool = False) -> Visit:
+    def due_between(self, since: int, watermark: int, early: bool = False) -> Due:
         """The rows whose unit wants a visit when the watermark goes from `since` to `watermark`.
 
-        `telling`: all that were changed and not emitted, too.
+        `early`: all that were changed and not emitted, too.
         """
 
     @abstractmethod

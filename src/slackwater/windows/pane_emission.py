@@ -7,24 +7,24 @@ import polars as pl
 
 from slackwater.core.arrays import distinct, member
 from slackwater.core.hashing import mix
-from slackwater.windows.logic import LOOSE, SETTLED, Emitted, Int64s
+from slackwater.windows.logic import CLEAN, DIRTY, Emitted, Int64s
 from slackwater.windows.order import sorted_by_key
 from slackwater.windows.pane_revisions import notes, with_notes
 from slackwater.windows.panes import PaneLogic, first_window, last_closed, last_window, overlapping, pane_us
 
 
 def siblings(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: int) -> Int64s:
-    """The units that hold the other panes of the windows that LOOSE panes are emitted with; sorted, unique."""
-    loose = panes.filter(pl.col("__kind") == LOOSE)
-    if logic.hop_us == logic.duration_us or loose.is_empty():
+    """The units that hold the other panes of the windows that DIRTY panes are emitted with; sorted, unique."""
+    dirty = panes.filter(pl.col("__kind") == DIRTY)
+    if logic.hop_us == logic.duration_us or dirty.is_empty():
         return np.empty(0, dtype=np.int64)
-    pane = loose["__start"].to_numpy()
+    pane = dirty["__start"].to_numpy()
     low = np.maximum(first_window(logic, pane), last_closed(logic, logic.horizon(since)) + logic.hop_us)
     high = last_window(logic, pane) + logic.duration_us
     if not logic.updates:
         high = np.minimum(high, last_closed(logic, watermark) + logic.duration_us)
     index, starts = _stretched(low, high - pane_us(logic), pane_us(logic))
-    return distinct(mix(loose["__kh"].to_numpy()[index], starts))
+    return distinct(mix(dirty["__kh"].to_numpy()[index], starts))
 
 
 def _stretched(low: Int64s, high: Int64s, step: int) -> tuple[Int64s, Int64s]:
@@ -35,26 +35,26 @@ def _stretched(low: Int64s, high: Int64s, step: int) -> tuple[Int64s, Int64s]:
     return index, low[index] + nth * step
 
 
-def emit(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: int, telling: bool = False) -> Emitted:
+def emit(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: int, early: bool = False) -> Emitted:
     """The windows to emit when the watermark goes from `since` to `watermark`, put together from the panes they hold.
 
     window 60, hop 20, allowed lateness 30      since  watermark
-    [0 ─────────── 60)                          │ 62   │ 85       closed before: emitted if a pane of it is LOOSE
+    [0 ─────────── 60)                          │ 62   │ 85       closed before: emitted if a pane of it is DIRTY
          [20 ─────────── 80)                    │      │          closes now: emitted
-              [40 ─────────── 100)              │      │          open: emitted with `telling`, if a pane is LOOSE
+              [40 ─────────── 100)              │      │          open: emitted with `early`, if a pane is DIRTY
     """
     kinds = panes["__kind"].to_numpy()
-    any_loose = bool((kinds == LOOSE).any())
+    any_dirty = bool((kinds == DIRTY).any())
     pane = panes["__start"].to_numpy()
     closed, now = last_closed(logic, since), last_closed(logic, watermark)
-    oldest = last_closed(logic, logic.horizon(since)) if any_loose else closed
+    oldest = last_closed(logic, logic.horizon(since)) if any_dirty else closed
     low = np.maximum(first_window(logic, pane), oldest + logic.hop_us)
-    high = last_window(logic, pane) if logic.updates and telling else np.minimum(last_window(logic, pane), now)
+    high = last_window(logic, pane) if logic.updates and early else np.minimum(last_window(logic, pane), now)
     index, window = _stretched(low, high, logic.hop_us)
     spread = logic.unrevised(panes).select("__kh", "__kind", *logic.revisions, *logic.key_names, *logic.accumulators)
     spread = spread[index].with_columns(pl.Series("__start", window), pl.Series("__end", window + logic.duration_us))
     if logic.revises:
-        spread = spread.with_columns((pl.col("__kind") == LOOSE).alias("__changed"))
+        spread = spread.with_columns((pl.col("__kind") == DIRTY).alias("__changed"))
         if overlapping(logic):
             spread = _as_noted(logic, panes, spread, index)
     if overlapping(logic):
@@ -74,7 +74,7 @@ def emit(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: int, tell
         .otherwise(pl.when(pl.col("__start") > closed).then(pl.lit("close")).otherwise(pl.lit("late")))
         .alias("__reason"),
     ).select("__kh", *logic.key_names, "__start", "__end", "__final", "__rev", "__reason", *logic.accumulators)
-    state = _told(logic, panes, rows, watermark, telling) if any_loose else logic.empty_state()
+    state = _noted_emitted(logic, panes, rows, watermark, early) if any_dirty else logic.empty_state()
     return Emitted(rows, state, rows.clear().select("__kh", *logic.key_names, "__start", "__rev"))
 
 
@@ -118,18 +118,20 @@ def _as_noted(logic: PaneLogic, panes: pl.DataFrame, spread: pl.DataFrame, index
     )
 
 
-def _told(logic: PaneLogic, panes: pl.DataFrame, rows: pl.DataFrame, watermark: int, telling: bool) -> pl.DataFrame:
-    """The units with LOOSE panes after their windows were emitted; a pane of a window that waits stays LOOSE."""
+def _noted_emitted(
+    logic: PaneLogic, panes: pl.DataFrame, rows: pl.DataFrame, watermark: int, early: bool
+) -> pl.DataFrame:
+    """The units with DIRTY panes after their windows were emitted; a pane of a window that waits stays DIRTY."""
     hashes = panes["__h"].to_numpy()
-    units = panes.filter(pl.Series(member(hashes, distinct(hashes[panes["__kind"].to_numpy() == LOOSE]))))
-    pane, loose = units["__start"].to_numpy(), units["__kind"].to_numpy() == LOOSE
+    units = panes.filter(pl.Series(member(hashes, distinct(hashes[panes["__kind"].to_numpy() == DIRTY]))))
+    pane, dirty = units["__start"].to_numpy(), units["__kind"].to_numpy() == DIRTY
     first, closed = first_window(logic, pane), last_closed(logic, watermark)
-    waits = logic.updates and not telling
+    waits = logic.updates and not early
     still = (last_window(logic, pane) > closed) if waits else np.zeros(len(pane), dtype=bool)
     index, window = _stretched(first, last_window(logic, pane), logic.hop_us)
     keys = ["__kh", *logic.key_names]
     of_pane = units.select(keys)[index].with_columns(pl.Series("__row", index), pl.Series("__start", window))
-    said = of_pane.filter(pl.Series(loose[index])).join(
+    said = of_pane.filter(pl.Series(dirty[index])).join(
         rows.select(*keys, "__start", pl.col("__rev") - (0 if logic.updates else 1)),
         on=[*keys, "__start"],
         nulls_equal=True,
@@ -143,6 +145,6 @@ def _told(logic: PaneLogic, panes: pl.DataFrame, rows: pl.DataFrame, watermark: 
         rev = units["__rev"].to_numpy().copy()
         rev[said["__row"].to_numpy()] = said["__rev"].to_numpy()
         units = units.with_columns(pl.Series("__rev", rev))
-    kind = np.where(loose & still, LOOSE, SETTLED)
+    kind = np.where(dirty & still, DIRTY, CLEAN)
     told = units.with_columns(pl.Series("__kind", kind, dtype=pl.Int8))
     return told.select(logic.state_schema.keys()).sort("__h", maintain_order=True)

@@ -12,8 +12,8 @@ A pane is the longest stretch that lies wholly inside or outside every window: g
 
 A pane is `due` when the last window that holds it is gone: at its end, or later by the allowed lateness.
 
-Where windows are revised a pane that was changed and not emitted is LOOSE: with `reopen` one that a window which is closed
-holds, with `updates` every one. The windows of LOOSE panes are put together from all their panes and emitted.
+Where windows are revised a pane that was changed and not emitted is DIRTY: with `reopen` one that a window which is closed
+holds, with `updates` every one. The windows of DIRTY panes are put together from all their panes and emitted.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ import polars as pl
 from slackwater.core.arrays import distinct, member
 from slackwater.core.schema import Field
 from slackwater.windows.logic import (
+    CLEAN,
+    DIRTY,
     FAR,
-    LOOSE,
     NEVER,
-    SETTLED,
     Counts,
+    Due,
     Forgotten,
     Ingested,
     Int64s,
     Logic,
     Stats,
-    Visit,
 )
 from slackwater.windows.order import order_by_unit, sorted_by_key
 from slackwater.windows.pane_revisions import UNSAID, after_rows, begun_late
@@ -67,29 +67,29 @@ class PaneLogic(Logic):
     def stats(self, state: pl.DataFrame) -> Stats:
         start, last = state["__start"].to_numpy(), int(state["__due"].to_numpy().max())
         first, close = int(first_window(self, start.min()) + self.duration_us), last - self.retain_us
-        if bool((state["__kind"].to_numpy() == LOOSE).any()):
+        if bool((state["__kind"].to_numpy() == DIRTY).any()):
             return Stats(first_due=NEVER, last_due=FAR, close=close, dead=FAR)
         return Stats(first_due=first, last_due=close, close=close, dead=last)
 
-    def visit(self, since: int, watermark: int, telling: bool = False) -> Visit:
+    def due_between(self, since: int, watermark: int, early: bool = False) -> Due:
         """The panes that are part of a window that closes in (since, watermark], and those that were changed and not emitted."""
-        loose_upto = FAR if self.revises else NEVER
+        pending_upto = FAR if self.revises else NEVER
         move, kept, waiting = (since, watermark), self.retain_us, (FAR - 1, watermark)
         if self.updates:
-            return Visit((waiting,), (), (), loose_upto, start_before=FAR)
+            return Due((waiting,), (), (), pending_upto, start_before=FAR)
         if self.hop_us == self.duration_us:
-            return Visit((move, waiting), ((since + kept, watermark + kept),), (), loose_upto, start_before=FAR)
+            return Due((move, waiting), ((since + kept, watermark + kept),), (), pending_upto, start_before=FAR)
         now = last_closed(self, watermark)
         closing = ((since + kept, FAR),) if now > last_closed(self, since) else ()  # else no window ends there
-        return Visit((move, waiting), closing, (), loose_upto, start_before=now + self.duration_us)
+        return Due((move, waiting), closing, (), pending_upto, start_before=now + self.duration_us)
 
     def forgotten(self, watermark: int) -> Forgotten:
         """Panes that are out of their last window."""
-        return Forgotten(settled_upto=watermark, floor_upto=NEVER)
+        return Forgotten(whole_upto=watermark, floor_upto=NEVER)
 
     def forget(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
         """The panes that some window still needs."""
-        return state.filter((pl.col("__due") > watermark) | (pl.col("__kind") == LOOSE))
+        return state.filter((pl.col("__due") > watermark) | (pl.col("__kind") == DIRTY))
 
 
 def pane_us(logic: PaneLogic) -> int:
@@ -189,7 +189,7 @@ def ingest(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark:
 
 
 def _merge(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Rows of equal key and pane become one state row, LOOSE if any of them is."""
+    """Rows of equal key and pane become one state row, DIRTY if any of them is."""
     pane = rows["__start"].to_numpy()
     earliest = np.maximum(first_window(logic, pane), last_closed(logic, logic.horizon(watermark)) + logic.hop_us)
     is_late = earliest + logic.duration_us <= watermark
@@ -198,7 +198,7 @@ def _merge(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark:
         .with_columns(
             pl.Series("__due", due(logic, pane)),
             pl.col("__start").alias("__last"),
-            pl.Series("__kind", np.where(is_late | logic.updates, LOOSE, SETTLED), dtype=pl.Int8),
+            pl.Series("__kind", np.where(is_late | logic.updates, DIRTY, CLEAN), dtype=pl.Int8),
         )
         .select(logic.state_schema.keys())
     )
@@ -282,9 +282,9 @@ def renewed(logic: PaneLogic, state: pl.DataFrame, updates: bool) -> pl.DataFram
     """State rows for a changed way to emit; `updates`: whether changed windows were emitted at once before."""
     state = state.with_columns(pl.Series("__due", due(logic, state["__start"].to_numpy())))
     if logic.updates and not updates:  # what is open was not emitted yet
-        return state.with_columns(pl.lit(LOOSE, pl.Int8).alias("__kind"))
+        return state.with_columns(pl.lit(DIRTY, pl.Int8).alias("__kind"))
     if not logic.updates:
-        return state.with_columns(pl.lit(SETTLED, pl.Int8).alias("__kind"))
+        return state.with_columns(pl.lit(CLEAN, pl.Int8).alias("__kind"))
     return state
 
 

@@ -4,7 +4,7 @@
     a late row                    ● 6.5                joins both (gap 3)
     emitted now       [0 ──────────────── 12]          upsert 0, supersede 8; __out = [0]
 
-Most sessions close by the watermark alone and are read, not written. A unit with pieces, or with a session that was
+Most sessions close by the watermark alone and are read, not written. A unit with fragments, or with a session that was
 changed and is to be emitted while it stays, is settled: its sessions are put together, emitted where they are due, and
 what remains is written again.
 """
@@ -29,28 +29,28 @@ from slackwater.windows.intervals import (
     per_key,
     runs_of,
 )
-from slackwater.windows.logic import DEAD, FAR, LOOSE, LOOSE_TOLD, OPEN, SETTLED, TOLD, Emitted, Int64s
+from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, OPEN, TOMBSTONE, WHOLE, Emitted, Int64s
 from slackwater.windows.sessions import floor_rows, state_of
 
 
-def emit(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, telling: bool = False) -> Emitted:
+def emit(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, early: bool = False) -> Emitted:
     """The sessions to emit when the watermark goes from `since` to `watermark`; `units`: all rows of the keys visited.
 
-    `telling` (emit = "updates"): also those that are open and changed since they were emitted last.
+    `early` (emit = "updates"): also those that are open and changed since they were emitted last.
     """
     kind, due = units["__kind"].to_numpy(), units["__due"].to_numpy()
-    unsettled = (kind == LOOSE) if logic.updates else (kind == LOOSE) & (due <= watermark)
-    unsettled |= (kind == LOOSE_TOLD) & (due <= watermark)
-    if telling:
-        unsettled |= (kind == SETTLED) & (due > watermark)
+    unsettled = (kind == FRAGMENT) if logic.updates else (kind == FRAGMENT) & (due <= watermark)
+    unsettled |= (kind == EMITTED_FRAGMENT) & (due <= watermark)
+    if early:
+        unsettled |= (kind == WHOLE) & (due > watermark)
     visits = distinct(units["__h"].to_numpy()[unsettled])
     settling = member(units["__h"].to_numpy(), visits)
-    closing = (kind == SETTLED) & (due > since) & (due <= watermark) & ~settling
+    closing = (kind == WHOLE) & (due > since) & (due <= watermark) & ~settling
     direct = units if closing.all() else units[np.flatnonzero(closing)]
-    whole = (kind == SETTLED) | (kind == TOLD)
+    whole = (kind == WHOLE) | (kind == EMITTED)
     before, after = logic.horizon(since), logic.horizon(watermark)
     going = whole & (due > before) & (due <= after) & ~settling
-    staying = ~settling & ((whole & (due > after)) | (kind == LOOSE) | (kind == LOOSE_TOLD))
+    staying = ~settling & ((whole & (due > after)) | (kind == FRAGMENT) | (kind == EMITTED_FRAGMENT))
     groups = -_keys_gone(logic, units, going, staying) if going.any() else 0
     end = pl.col("__end") if logic.dynamic else pl.col("__last") + logic.gap_us
     rows = logic.unrevised(direct).with_columns(
@@ -64,7 +64,7 @@ def emit(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, t
     )
     if not len(visits):
         return found
-    settled = _settle(logic, units[np.flatnonzero(settling)], since, watermark, telling)
+    settled = _settle(logic, units[np.flatnonzero(settling)], since, watermark, early)
     return Emitted(
         pl.concat([found.rows, settled.rows]),
         settled.state,
@@ -121,7 +121,7 @@ def _keys_gone(logic: SessionLogic, units: pl.DataFrame, going: Bools, staying: 
     return closing.join(still.select(keys), on=keys, how="anti", nulls_equal=True).height
 
 
-def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, telling: bool) -> Emitted:
+def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, early: bool) -> Emitted:
     """Put the sessions of these units together, emit those that are due, and give what remains."""
     cap, horizon = logic.cap_us, logic.horizon(watermark)
     whole = Unit.of(logic, acknowledged(logic, units, since))
@@ -132,7 +132,7 @@ def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int
     session, heads, start, reach, is_cut, end = now.session, now.heads, now.start, now.reach, now.is_cut, now.end
     over = np.where(is_cut, watermark >= start + cap, watermark > reach)
     gone = np.where(is_cut, over, horizon > reach)
-    emitted = ~np.logical_and.reduceat(unit.told, heads) & (over | telling)
+    emitted = ~np.logical_and.reduceat(unit.emitted, heads) & (over | early)
     key = unit.key[heads]
     np.maximum.at(floors, key[gone], np.where(is_cut, start + cap - 1, reach)[gone])
 
@@ -151,7 +151,7 @@ def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int
         (pl.col("__rev") + 1).alias("__rev") if logic.revises else pl.lit(1, pl.Int64).alias("__rev"),
     )
     rows = merged.filter(pl.Series(emitted))
-    unit = _told(logic, unit, session, heads, emitted, merged)
+    unit = _noted_emitted(logic, unit, session, heads, emitted, merged)
     state, bare = _remaining(logic, whole, chosen(unit, ~gone[session]), floors, watermark)
     left = int(state["__kind"].is_in(OPEN).sum())
     superseded = _superseded(logic, merged, emitted)
@@ -159,7 +159,7 @@ def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int
     return Emitted(rows.select(_columns(logic)), state, superseded, -emptied, left - int(held.sum()))
 
 
-def _told(
+def _noted_emitted(
     logic: SessionLogic, unit: Unit, session: Int64s, heads: Int64s, emitted: Bools, merged: pl.DataFrame
 ) -> Unit:
     """The intervals with what the target now holds of them: an emitted session's start, kept with its first interval."""
@@ -178,7 +178,7 @@ def _told(
         .otherwise(pl.col("__out"))
         .alias("__out"),
     )
-    return replace(unit, frame=frame, kind=np.where(now, LOOSE_TOLD, unit.kind).astype(np.int8))
+    return replace(unit, frame=frame, kind=np.where(now, EMITTED_FRAGMENT, unit.kind).astype(np.int8))
 
 
 def _remaining(
@@ -200,7 +200,7 @@ def _remaining(
     if len(alone):
         parts.append(floor_rows(logic, whole.frame[at[alone]], alone, floors))
     if len(gone):
-        dead = whole.frame[at[gone]].with_columns(pl.lit(DEAD, pl.Int8).alias("__kind"))
+        dead = whole.frame[at[gone]].with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
         parts.append(dead.select(logic.state_schema.keys()))
     return pl.concat(parts).sort("__h", maintain_order=True), bare
 

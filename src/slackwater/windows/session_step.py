@@ -1,6 +1,6 @@
 """Rows of an epoch into the sessions of a shard: what the walk finds, as frames.
 
-state rows ─┐                        ┌─ pieces: keys gathered, accumulators merged ─┐
+state rows ─┐                        ┌─ fragments: keys gathered, accumulators merged ─┐
             ├─ one order ─ the walk ─┤                                              ├─▶ the units' new rows
 new rows ───┘  (key, time)           ├─ floors ─────────────────────────────────────┘
                                      └─ late rows
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from slackwater.core.arrays import distinct, heads, member
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import session_walk as walk
-from slackwater.windows.arrangement import as_told
+from slackwater.windows.arrangement import as_emitted
 from slackwater.windows.intervals import Bools, SessionLogic, Unit, acknowledged, is_gone
-from slackwater.windows.logic import FLOOR, LOOSE, LOOSE_TOLD, ROW, SETTLED, TOLD, Counts, Ingested, Int64s
+from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, ROW, WHOLE, Counts, Ingested, Int64s
 from slackwater.windows.order import order_by_key
 
 
@@ -38,22 +38,22 @@ def ingest(
     joined = walk.join(both.given, times, np.zeros(both.keys, dtype=bool))
     if room is not None and np.count_nonzero(joined.new) > room:
         joined = walk.join(both.given, times, _shut(logic, both, joined, room))
-    at, key, run, piece = joined.at, joined.key, joined.run, joined.piece
+    at, key, run, fragment = joined.at, joined.key, joined.run, joined.fragment
     touched, has_open, held = walk.of_keys(both.given, at, key)
     touched = both.sharing(touched)
     if not touched.all():
         kept = touched[key]
-        at, key, run, piece = at[kept], key[kept], run[kept], piece[kept]
+        at, key, run, fragment = at[kept], key[kept], run[kept], fragment[kept]
         has_open &= touched
-    found = walk.pieces(both.given, times, at, run, piece, both.told(logic, at, key, piece))
+    found = walk.fragments(both.given, times, at, run, fragment, both.emitted(logic, at, key, fragment))
     parts = [*logic.revisions, *logic.accumulators]
     given = pl.concat([both.state.select(parts), logic.unrevised(both.rows).select(parts)], rechunk=True)
     first = at[found.first]
-    pieces = _rows(logic, found, given[both.order[at]], both.named(first), both.hashes[first])
+    fragments = _rows(logic, found, given[both.order[at]], both.named(first), both.hashes[first])
     late = both.late(logic, np.flatnonzero(joined.verdict == walk.LATE))
     refused = int(np.count_nonzero(joined.verdict == walk.REFUSED))
     return Ingested(
-        state=_by_hash(pieces, _floors(logic, both, np.where(touched, joined.floor, walk.NONE))),
+        state=_by_hash(fragments, _floors(logic, both, np.where(touched, joined.floor, walk.NONE))),
         counts=Counts(
             used=rows.height - late.height - refused,
             late=late.height,
@@ -117,13 +117,13 @@ class Both:
             return touched
         return member(unit, distinct(unit[touched]))
 
-    def told(self, logic: SessionLogic, at: Int64s, key: Int64s, piece: Bools) -> Bools:
-        """Whether the target holds intervals, which become these pieces, as they stand."""
-        if not logic.revises or not self.state["__kind"].is_in([TOLD, LOOSE_TOLD]).any():
+    def emitted(self, logic: SessionLogic, at: Int64s, key: Int64s, fragment: Bools) -> Bools:
+        """Whether the target holds intervals, which become these fragments, as they stand."""
+        if not logic.revises or not self.state["__kind"].is_in([EMITTED, EMITTED_FRAGMENT]).any():
             return np.zeros(len(at), dtype=bool)
         given = self.given
         unit = Unit(self.state, key, self.kind[at], given.start[at], given.last[at], given.start[at], given.end[at])
-        return as_told(logic, unit, np.cumsum(piece) - 1).told
+        return as_emitted(logic, unit, np.cumsum(fragment) - 1).emitted
 
     def late(self, logic: SessionLogic, at: Int64s) -> pl.DataFrame:
         """Rows as they came, and as state rows would be."""
@@ -147,7 +147,7 @@ def rows_of(logic: SessionLogic, unit: Unit, watermark: int) -> pl.DataFrame:
     start, last, end = (np.array(column) for column in (unit.start, unit.last, unit.end))
     given = walk.Intervals(keys, np.full(count, walk.HELD, dtype=np.int8), start, last, end)
     joined = walk.join(given, times, np.zeros(len(keys) - 1, dtype=bool))
-    found = walk.pieces(given, times, joined.at, joined.run, joined.piece, unit.told)
+    found = walk.fragments(given, times, joined.at, joined.run, joined.fragment, unit.emitted)
     parts = unit.frame.select(*logic.revisions, *logic.accumulators)
     first = unit.frame.select("__kh", *logic.key_names)[found.first]
     return _rows(logic, found, parts, [first[k] for k in logic.key_names], first["__kh"].to_numpy())
@@ -166,11 +166,13 @@ def _shut(logic: SessionLogic, both: Both, joined: walk.Joined, room: int) -> Bo
 
 
 def _rows(
-    logic: SessionLogic, found: walk.Pieces, parts: pl.DataFrame, keys: Sequence[pl.Series], hashes: Int64s
+    logic: SessionLogic, found: walk.Fragments, parts: pl.DataFrame, keys: Sequence[pl.Series], hashes: Int64s
 ) -> pl.DataFrame:
-    """State rows of pieces. `parts`: the accumulators of their intervals, in order; `keys`, `hashes`: of each piece."""
+    """State rows of fragments. `parts`: the accumulators of their intervals, in order; `keys`, `hashes`: of each fragment."""
     merged = logic.merge_runs(parts, found.first, keys)
-    kind = np.where(found.told, np.where(found.whole, TOLD, LOOSE_TOLD), np.where(found.whole, SETTLED, LOOSE))
+    kind = np.where(
+        found.emitted, np.where(found.whole, EMITTED, EMITTED_FRAGMENT), np.where(found.whole, WHOLE, FRAGMENT)
+    )
     hidden = {
         "__h": pl.Series(hashes),
         "__kh": pl.Series(hashes),
@@ -198,9 +200,9 @@ def _floors(logic: SessionLogic, both: Both, floors: Int64s) -> pl.DataFrame:
     return logic.unrevised(rows).select(logic.state_schema.keys())
 
 
-def _by_hash(pieces: pl.DataFrame, floors: pl.DataFrame) -> pl.DataFrame:
+def _by_hash(fragments: pl.DataFrame, floors: pl.DataFrame) -> pl.DataFrame:
     """All state rows of the units, in the order of a segment; both are in it by themselves."""
     if floors.is_empty():
-        return pieces
-    both = pl.concat([pieces, floors])
+        return fragments
+    both = pl.concat([fragments, floors])
     return both[np.argsort(both["__h"].to_numpy(), kind="stable")]

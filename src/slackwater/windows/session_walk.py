@@ -6,7 +6,7 @@ its gap). Times are µs, all other numbers positions.
     gap 3, cap 10     0    5    10   15   20
     intervals         ●●─●●●●●●●●●●●        ●●     in order of (key, start, last)
     runs              [────────────]        []     each interval begins within what those before it hold
-    pieces            [────────][][]        []     one below the limit, start + cap; at or above it each for itself
+    fragments            [────────][][]        []     one below the limit, start + cap; at or above it each for itself
 
 A row is looked at a fixed number of times, so no key is slow for having many.
 """
@@ -26,7 +26,7 @@ Bools = NDArray[np.bool_]
 
 NEW, HELD, GONE = 0, 1, 2  # a row of this epoch; an interval that the state holds; one that left it, or a floor
 USED, LATE, REFUSED = 0, 1, 2  # what becomes of a row
-NOWHERE, BY_PIECES = -1, 0  # of the sessions that rows behind the watermark are put into
+NOWHERE, BY_FRAGMENTS = -1, 0  # of the sessions that rows behind the watermark are put into
 NONE, FAR = -(1 << 62), 1 << 62  # before and after every time
 FEW = 32  # intervals that are sorted by insertion
 
@@ -54,7 +54,7 @@ class Intervals(NamedTuple):
 class Joined(NamedTuple):
     """What became of all intervals: `verdict` per interval; per key its `floor`, NONE if it has none, and whether it is `new`.
 
-    Then of those that sessions are made of: `at`, their places; `key`; whether a `run` or a `piece` begins there.
+    Then of those that sessions are made of: `at`, their places; `key`; whether a `run` or a `fragment` begins there.
     """
 
     verdict: Int8s
@@ -63,12 +63,12 @@ class Joined(NamedTuple):
     at: Int64s
     key: Int64s
     run: Bools
-    piece: Bools
+    fragment: Bools
 
 
-class Pieces(NamedTuple):
-    """What is written of each piece. `first`: its first interval, among those of `at`. `whole`: a session, and not part of a run
-    that may be cut. `told`: the target holds it as it stands.
+class Fragments(NamedTuple):
+    """What is written of each fragment. `first`: its first interval, among those of `at`. `whole`: a session, and not part of a run
+    that may be cut. `emitted`: the target holds it as it stands.
     """
 
     first: Int64s
@@ -77,7 +77,7 @@ class Pieces(NamedTuple):
     end: Int64s
     due: Int64s
     whole: Bools
-    told: Bools
+    emitted: Bools
 
 
 def warm() -> None:
@@ -89,7 +89,7 @@ def warm() -> None:
     needed(given, times)
     of_keys(given, none, none)
     cut(none, none, none, none, 0)
-    pieces(given, times, none, bools, bools, bools)
+    fragments(given, times, none, bools, bools, bools)
 
 
 @compiled
@@ -155,12 +155,12 @@ def _is_before(a: int, b: int, start: Int64s, last: Int64s) -> bool:
 
 @compiled
 def join(given: Intervals, times: Times, shut: Bools) -> Joined:
-    """Judge the rows of all keys and join what is used into runs and pieces. `shut`: new keys that may not open a session."""
+    """Judge the rows of all keys and join what is used into runs and fragments. `shut`: new keys that may not open a session."""
     count, keys = len(given.kind), len(given.heads) - 1
     verdict = np.zeros(count, np.int8)
     floor, new = np.empty(keys, np.int64), np.zeros(keys, np.bool_)
     at, key_of = np.empty(count, np.int64), np.empty(count, np.int64)
-    run, piece = np.empty(count, np.bool_), np.empty(count, np.bool_)
+    run, fragment = np.empty(count, np.bool_), np.empty(count, np.bool_)
     used = 0
     for key in range(keys):
         begin, stop = given.heads[key], given.heads[key + 1]
@@ -172,12 +172,12 @@ def join(given: Intervals, times: Times, shut: Bools) -> Joined:
             for j in range(used, upto):
                 verdict[at[j]] = REFUSED
             upto = used
-        _part(given, times, at, used, upto, run, piece)
-        upto = _place(given, times, at, used, upto, run, piece, verdict)
+        _part(given, times, at, used, upto, run, fragment)
+        upto = _place(given, times, at, used, upto, run, fragment, verdict)
         for j in range(used, upto):
             key_of[j] = key
         used = upto
-    return Joined(verdict, floor, new, at[:used], key_of[:used], run[:used], piece[:used])
+    return Joined(verdict, floor, new, at[:used], key_of[:used], run[:used], fragment[:used])
 
 
 @compiled
@@ -264,8 +264,8 @@ def _is_recent(given: Intervals, times: Times, i: int) -> bool:
 
 
 @inlined
-def _part(given: Intervals, times: Times, at: Int64s, begin: int, stop: int, run: Bools, piece: Bools) -> None:
-    """Part a key's runs into pieces: what lies below the limit can only end up in one session, what lies above may be cut.
+def _part(given: Intervals, times: Times, at: Int64s, begin: int, stop: int, run: Bools, fragment: Bools) -> None:
+    """Part a key's runs into fragments: what lies below the limit can only end up in one session, what lies above may be cut.
 
     Intervals whose events overlap are one, and above the limit if they reach across it: sessions that a larger gap joined.
     """
@@ -279,7 +279,7 @@ def _part(given: Intervals, times: Times, at: Int64s, begin: int, stop: int, run
             last = max(last, given.last[at[tail]])
             tail += 1
         for j in range(head, tail):
-            piece[j] = run[j] or (j == head and last >= limit)
+            fragment[j] = run[j] or (j == head and last >= limit)
         head = tail
 
 
@@ -290,7 +290,7 @@ def _is_behind(given: Intervals, times: Times, i: int) -> bool:
 
 @inlined
 def _place(
-    given: Intervals, times: Times, at: Int64s, begin: int, stop: int, run: Bools, piece: Bools, verdict: Int8s
+    given: Intervals, times: Times, at: Int64s, begin: int, stop: int, run: Bools, fragment: Bools, verdict: Int8s
 ) -> int:
     """Rows behind the watermark never move a cut: in a run that reaches the cap each is placed by itself, or late.
 
@@ -307,16 +307,16 @@ def _place(
             former, label, begins = NONE, 0, True
             for j in range(head, tail):
                 i, mine = at[j], session[j - head]
-                label += piece[j]
+                label += fragment[j]
                 if mine == NOWHERE:
                     verdict[i] = LATE
                 else:
-                    name = label if mine == BY_PIECES else -mine
-                    at[kept], run[kept], piece[kept] = i, begins, begins or name != former
+                    name = label if mine == BY_FRAGMENTS else -mine
+                    at[kept], run[kept], fragment[kept] = i, begins, begins or name != former
                     former, begins, kept = name, False, kept + 1
         else:
             for j in range(head, tail):
-                at[kept], run[kept], piece[kept] = at[j], run[j], piece[j]
+                at[kept], run[kept], fragment[kept] = at[j], run[j], fragment[j]
                 kept += 1
         head = tail
     return kept
@@ -333,7 +333,7 @@ def place_rows(given: Intervals, times: Times, at: Int64s) -> Int64s:
         sessions          [)20                [────)50     21 − 0 < 22, and yet no session: they do not touch
         a row behind               ● joins the earlier     else 21 would follow it, and 30 be cut off
 
-    Per interval: NOWHERE for a late row; BY_PIECES where its session may still be parted; else which one it is in, from 1.
+    Per interval: NOWHERE for a late row; BY_FRAGMENTS where its session may still be parted; else which one it is in, from 1.
     """
     count = len(at)
     first, last, end = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
@@ -409,7 +409,7 @@ def place_rows(given: Intervals, times: Times, at: Int64s) -> Int64s:
         mine = session[j]
         while mine != NOWHERE and into[mine] != mine:
             mine = into[mine]
-        session[j] = mine if mine == NOWHERE or whole[mine] else BY_PIECES
+        session[j] = mine if mine == NOWHERE or whole[mine] else BY_FRAGMENTS
     return session
 
 
@@ -449,16 +449,16 @@ def cut(run: Int64s, start: Int64s, last: Int64s, end: Int64s, cap: int) -> Bool
 
 
 @compiled
-def pieces(given: Intervals, times: Times, at: Int64s, run: Bools, piece: Bools, told: Bools) -> Pieces:
-    """The pieces of all runs. `told`: whether the target holds an interval as it stands.
+def fragments(given: Intervals, times: Times, at: Int64s, run: Bools, fragment: Bools, emitted: Bools) -> Fragments:
+    """The fragments of all runs. `emitted`: whether the target holds an interval as it stands.
 
-    A run of one piece is a whole session, which closes by the watermark alone; one that it has passed already (a late row's)
+    A run of one fragment is a whole session, which closes by the watermark alone; one that it has passed already (a late row's)
     is none: it is visited and comes out. What may be cut is due when the first cut can be made, or its first part closes.
     """
     count = 0
-    for begins in piece:
+    for begins in fragment:
         count += begins
-    found = Pieces(
+    found = Fragments(
         np.empty(count, np.int64),
         np.empty(count, np.int64),
         np.empty(count, np.int64),
@@ -469,15 +469,15 @@ def pieces(given: Intervals, times: Times, at: Int64s, run: Bools, piece: Bools,
     )
     n = head = 0
     for begin in range(len(at)):
-        if not piece[begin]:
+        if not fragment[begin]:
             continue
         last, end, as_it_stands, stop = NONE, NONE, True, begin
-        while stop < len(at) and (stop == begin or not piece[stop]):
+        while stop < len(at) and (stop == begin or not fragment[stop]):
             i = at[stop]
-            last, end, as_it_stands = max(last, given.last[i]), max(end, given.end[i]), as_it_stands and told[stop]
+            last, end, as_it_stands = max(last, given.last[i]), max(end, given.end[i]), as_it_stands and emitted[stop]
             stop += 1
         found.first[n], found.start[n] = begin, given.start[at[begin]]
-        found.last[n], found.end[n], found.told[n] = last, end, as_it_stands
+        found.last[n], found.end[n], found.emitted[n] = last, end, as_it_stands
         n += 1
         if stop == len(at) or run[stop]:
             _settle(found, times, head, n)
@@ -486,11 +486,11 @@ def pieces(given: Intervals, times: Times, at: Int64s, run: Bools, piece: Bools,
 
 
 @inlined
-def _settle(found: Pieces, times: Times, head: int, stop: int) -> None:
-    """Say of the pieces of one run when they are due."""
+def _settle(found: Fragments, times: Times, head: int, stop: int) -> None:
+    """Say of the fragments of one run when they are due."""
     close = found.end[head] + 1
     for n in range(head, stop):
         close = min(close, found.end[n] + 1)
-        found.whole[n] = stop - head == 1 and (found.end[n] >= times.watermark or found.told[n])
+        found.whole[n] = stop - head == 1 and (found.end[n] >= times.watermark or found.emitted[n])
     for n in range(head, stop):
         found.due[n] = close if found.whole[n] else min(found.start[head] + times.cap, close)

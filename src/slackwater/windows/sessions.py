@@ -9,13 +9,13 @@
 Which session a row belongs to is settled only when the watermark has passed: an earlier row may still move the start of
 a run, and with it every cut. So a unit (one key) holds
 
-* SETTLED rows: a whole session each; it closes at `last + gap` without being written again;
-* LOOSE rows: pieces of a run that may be cut; rows at or above `min(first open start, watermark) + cap` stay pieces of
+* WHOLE rows: a whole session each; it closes at `last + gap` without being written again;
+* FRAGMENT rows: parts of a run that may be cut; rows at or above `min(first open start, watermark) + cap` stay fragments of
   their own, everything below can only end up in one session and is merged;
-* TOLD, LOOSE_TOLD rows: the same, and the target holds them as they stand (where windows are revised);
+* EMITTED, EMITTED_FRAGMENT rows: the same, and the target holds them as they stand (where windows are revised);
 * at most one FLOOR row: how far the key's sessions that left the state reached; rows at or below it are late.
 
-A SETTLED row whose close the watermark has passed was emitted, and once it is gone it *is* the key's floor: neither costs
+A WHOLE row whose close the watermark has passed was emitted, and once it is gone it *is* the key's floor: neither costs
 a write. Here rows come in; `session_emission` takes sessions out.
 """
 
@@ -25,7 +25,7 @@ import polars as pl
 
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.intervals import SessionLogic, Unit, first_of_each
-from slackwater.windows.logic import FLOOR, LOOSE, LOOSE_TOLD, SETTLED, TOLD, Ingested, Int64s
+from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, WHOLE, Ingested, Int64s
 
 
 def state_of(logic: SessionLogic, unit: Unit, floors: Int64s, watermark: int) -> pl.DataFrame:
@@ -65,6 +65,6 @@ def ingest(
 
 def open_groups(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> tuple[int, int]:
     """(keys with open or retained sessions, their intervals) of a whole shard."""
-    whole = pl.col("__kind").is_in([SETTLED, TOLD]) & (pl.col("__due") > logic.horizon(watermark))
-    still = state.filter(whole | pl.col("__kind").is_in([LOOSE, LOOSE_TOLD]))
+    whole = pl.col("__kind").is_in([WHOLE, EMITTED]) & (pl.col("__due") > logic.horizon(watermark))
+    still = state.filter(whole | pl.col("__kind").is_in([FRAGMENT, EMITTED_FRAGMENT]))
     return still.select("__kh", *logic.key_names).unique().height, still.height

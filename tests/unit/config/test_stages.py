@@ -140,7 +140,7 @@ def test_how_far_the_window_stays_behind(kind: str, event_time: str, hold: int) 
     made = toml.loads(
         config(kind, **{'event_time_column = "ts"': f'event_time_column = "ts"\nevent_time = "{event_time}"'})
     )
-    assert made.hold_ms == hold
+    assert made.watermark_delay_ms == hold
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_how_far_the_window_stays_behind(kind: str, event_time: str, hold: int) 
         ),
         (
             {'event_time_column = "ts"': 'event_time_column = "ts"\nlate_data = "reopen"'},
-            'revenue: stages[0].join.late_data: "reopen" is for the last stage only; raise lateness_ms to wait longer for late rows',
+            'revenue: stages[0].join.late_data: "reopen" is for stages that no other reads; raise lateness_ms to wait longer for late rows',
         ),
         (
             {"[target]": '[transform]\nsql = "SELECT 1"\n[transform.window]\nkind = "session"\ngap_ms = 1\n[target]'},
@@ -168,14 +168,11 @@ def test_what_does_not_go_together_is_told_in_one_line(changes: dict[str, str], 
     ] or line in [f"revenue: {p.split(': ', 1)[1]}" for p in problems(config(**changes))]
 
 
-def test_windows_before_joins_come_later() -> None:
+def test_a_stage_reads_what_stands_above_it() -> None:
     text = config()
     first, second = text.index("[[stages]]"), text.rindex("[[stages]]")
     swapped = text[:first] + text[second : text.index("[target]")] + text[first:second] + text[text.index("[target]") :]
-    assert any(
-        "found a window, a join; available are a join or a window, and windows behind it" in p
-        for p in problems(swapped)
-    )
+    assert any('stages[0]: nobody reads "per_minute"' in p for p in problems(swapped))
     alone = text[:second] + text[text.index("[target]") :]
     assert any("stages: found 1; a single one is written as [transform]" in p for p in problems(alone))
 

@@ -106,7 +106,7 @@ class FilesBuffers:
     def bound(self, which: int) -> int:
         return sum(s.meta.most for s in self._of(which))
 
-    def crowd(self, which: int, hashes: Int64s, watermark: int) -> Int64s:
+    def counts(self, which: int, hashes: Int64s, watermark: int) -> Int64s:
         side, counts = self.logic.sides[which], np.zeros(len(hashes), dtype=np.int64)
         for segment in self._of(which):
             run = segment.run

@@ -31,7 +31,7 @@ class Copy(Origin, Protocol):
     def forking(self) -> Path: ...
     def claim(self) -> None: ...
     def check_begins(self) -> None: ...
-    def found(self, manifest: Commit) -> None: ...
+    def found(self, commit: Commit) -> None: ...
     def close(self) -> None: ...
 
 
@@ -85,16 +85,16 @@ def _copied(store: Origin, to: Path, epoch: int | None, made: list[Path]) -> Com
         with store.peek(epoch) as snapshot:
             if snapshot is None:
                 break
-            manifest = snapshot.commit
-            if manifest.staged and snapshot.published < manifest.epoch:
+            commit = snapshot.commit
+            if commit.staged and snapshot.published < commit.epoch:
                 return None
-            segments = [m.file for m in manifest.metas]
+            segments = [m.file for m in commit.metas]
             try:
-                for name in [*segments, *lists_of(manifest)]:
+                for name in [*segments, *lists_of(commit)]:
                     if (to / name) not in made:
                         _link(Path(store.root) / name, to / name)
                         made.append(to / name)
-                return manifest
+                return commit
             except FileNotFoundError as error:
                 gone = str(error.filename)
     raise StateError(

@@ -12,39 +12,29 @@ state/<pipeline>/
 from __future__ import annotations
 
 import datetime as dt
-import fcntl
-import json
 import logging
-import os
-import re
 import shutil
-import socket
-import stat
 import tempfile
-import time
-import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TextIO
 
 import polars as pl
-from pydantic import ValidationError
 
-from slackwater.errors import EpochError, ExhaustedError, FencedError, LockHeldError, StateError
-from slackwater.joins.logic import JoinLogic
-from slackwater.state import migrations
-from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, misfit
-from slackwater.state.files.arrow import checksum, opened, read_arrow, verify, write_synced
-from slackwater.state.files.buffers import FilesBuffers
+from slackwater.errors import ExhaustedError, FencedError, StateError
+from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
+from slackwater.state.files import lists, lock, published
+from slackwater.state.files.arrow import opened, read_arrow, verify
+from slackwater.state.files.commit import Log
 from slackwater.state.files.fork import fork
-from slackwater.state.files.units import FilesShard, SegmentReader
-from slackwater.state.protocol import Publish, Snapshot, Stateful, Written, not_kept
+from slackwater.state.files.snapshot import Onlooker
+from slackwater.state.files.units import FilesShard
+from slackwater.state.protocol import Publish, Snapshot, Stateful, Written
 
 log = logging.getLogger("slackwater")
 
 KEPT_EPOCHS = 8
-LOCK_S = 0.2  # how long a start waits for the lock: `runner` holds it for an instant
 
 
 class FilesStore:
@@ -55,8 +45,8 @@ class FilesStore:
         self._dir = Path(self.root)
         self.checkpoint = self._dir / "checkpoint"
         self._lock: TextIO | None = None
-        self._latest = -1
-        self._whole: set[str] = set()  # segments that were looked at and found as written
+        self._log, self._latest = Log(self._dir), -1
+        self._onlooker = Onlooker(self._log)
 
     def open(self) -> Commit | None:
         self.claim()
@@ -79,12 +69,12 @@ class FilesStore:
             raise ExhaustedError.of(error) or StateError(
                 f"state directory {self.root} cannot be created ({error.strerror}); expected a writable directory"
             ) from error
-        self._take_lock()
+        self._lock = lock.take(self._dir / "lock")
 
     def _found(self) -> Commit | None:
         """The latest commit, if it is what the rest of the directory says it is."""
         epochs = self.epochs()
-        latest = self._read(epochs[-1]) if epochs else None
+        latest = self._log.read(epochs[-1]) if epochs else None
         self.check_published(self.published(), latest.epoch if latest else -1)
         if latest is None:
             self.check_begins()
@@ -92,10 +82,10 @@ class FilesStore:
         former = set()
         for epoch in epochs[:-1]:
             with suppress(StateError):  # one that is damaged is not needed for a start
-                former.add(self._read(epoch).state_id)
+                former.add(self._log.read(epoch).state_id)
         if former and latest.state_id not in former:
             raise StateError(
-                f"manifest {self._path(latest.epoch)} is of another state (state_id {latest.state_id!r}) than the commits "
+                f"manifest {self._log.path(latest.epoch)} is of another state (state_id {latest.state_id!r}) than the commits "
                 f"before it ({', '.join(map(repr, sorted(former)))}); restore it from a copy of the directory"
             )
         return latest
@@ -105,7 +95,7 @@ class FilesStore:
         if published > latest:
             there = f"the latest manifest is of epoch {latest}" if latest >= 0 else "there is no manifest"
             raise StateError(
-                f"manifest {self._path(published)} is missing: {self._dir / 'published'} says that epoch {published} was "
+                f"manifest {self._log.path(published)} is missing: {self._dir / 'published'} says that epoch {published} was "
                 f"published, and {there}; restore it from a copy of the directory"
             )
 
@@ -127,10 +117,9 @@ class FilesStore:
     def start_over(self) -> str | None:
         aside = None
         if self.epochs():
-            self._take_lock()
+            held = lock.take(self._dir / "lock")
             stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S%fZ")
             aside = self._dir.with_name(f"{self._dir.name}.before-{stamp}")
-            former, self._lock = self._lock, None
             try:
                 self._dir.rename(aside)
             except OSError as error:
@@ -138,129 +127,26 @@ class FilesStore:
                     f"state directory {self.root} cannot be moved to {aside} ({error.strerror}); nothing was changed"
                 ) from None
             finally:
-                if former is not None:
-                    former.close()
+                held.close()
         self.open()
         return None if aside is None else str(aside)
 
-    def _take_lock(self) -> None:
-        file = self._lock_file()
-        end = time.monotonic() + LOCK_S
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if time.monotonic() < end:
-                    time.sleep(0.02)
-                    continue
-                file.seek(0)
-                holder = file.read().strip() or "another process"
-                file.close()
-                raise LockHeldError(
-                    f"pipeline is already running: {holder} holds {self._dir / 'lock'}; stop it first, one runner per pipeline"
-                ) from error
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
-        self._lock = file
-
-    def _lock_file(self) -> TextIO:
-        """The lock, which is written over: so it must be a file of this directory, and no link to another one."""
-        path = self._dir / "lock"
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-        except OSError as error:
-            what = "is a symbolic link" if path.is_symlink() else f"cannot be opened ({error.strerror})"
-            raise ExhaustedError.of(error) or StateError(
-                f"lock {path} {what}; expected a file that may be written: remove it"
-            ) from None
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise StateError(f"lock {path} is no file; remove it")
-        return os.fdopen(descriptor, "a+", errors="replace")
-
-    def runner(self) -> str | None:
-        path = self._dir / "lock"
-        try:
-            with path.open(errors="replace") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return file.read().strip() or "another process"
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise ExhaustedError.of(error) or StateError(
-                f"lock {path} cannot be looked at ({error.strerror}); check who may read it"
-            ) from error
-        return None
-
-    @contextmanager
-    def peek(self, epoch: int | None = None) -> Iterator[Snapshot | None]:
-        """All files are opened at once: removed by a runner's garbage collection, they stay readable while they are open."""
-        found, epochs = None, self.epochs()
-        if epoch is not None:
-            found = self._of_epoch(epoch, epochs)
-        while epochs and found is None:
-            try:
-                found = self._opened(epochs[-1])
-            except StateError:
-                former, epochs = epochs, self.epochs()
-                if epochs[-1:] == former[-1:]:
-                    raise
-                # else a runner went on meanwhile, and removed what the former commit names
-        yield found
-
-    def _of_epoch(self, epoch: int, kept: Sequence[int]) -> Snapshot:
-        try:
-            if epoch in kept:
-                return self._opened(epoch)
-        except StateError:
-            if epoch in (kept := self.epochs()):
-                raise
-        raise not_kept(epoch, kept, self.root)
-
-    def _opened(self, epoch: int) -> Snapshot:
-        manifest = self._read(epoch)
-        stages = [
-            [SegmentReader(self.root, metas, {}).opened() for metas in stage.segments] for stage in manifest.stages
-        ]
-        named = [m for stage in manifest.stages for shard in stage.segments for m in shard]
-        for meta in named:
-            if meta.file not in self._whole:
-                verify(self._dir / meta.file, meta.checksum, meta.bytes)
-        self._whole = {m.file for m in named}
-
-        def buffers(shard: int, logic: JoinLogic, stage: int) -> FilesBuffers:
-            found = FilesBuffers(self.root, manifest.stages[stage].segments[shard], logic)
-            return found.hold({s.meta.file: s.table for s in stages[stage][shard].segments})
-
-        return Snapshot(
-            manifest,
-            self.published(),
-            lambda shard, logic, stage: stages[stage][shard].typed(logic.state_schema),
-            self.read_list,
-            buffers,
-        )
-
-    def epochs(self) -> list[int]:
-        try:
-            found = list((self._dir / "manifests").glob("*.json"))
-        except OSError as error:
-            raise ExhaustedError.of(error) or error from None
-        return sorted(int(p.stem) for p in found if re.fullmatch("[0-9]{9,18}", p.stem))
-
-    def _path(self, epoch: int) -> Path:
-        return self._dir / "manifests" / f"{epoch:09d}.json"
-
-    def _verify(self, manifest: Commit) -> None:
+    def _verify(self, commit: Commit) -> None:
         """Every segment is there and holds what was written; once per start, as later ones are this process's own."""
-        for meta in (m for stage in manifest.stages for shard in stage.segments for m in shard):
+        for meta in (m for stage in commit.stages for shard in stage.segments for m in shard):
             verify(self._dir / meta.file, meta.checksum, meta.bytes)
             opened(self._dir / meta.file, meta.rows)
-        for name in (n for source in manifest.sources.values() for n in offset_files(source.offsets)):
-            verify(self._dir / name, Path(name).stem.rpartition("-")[2])
+        for name in (n for source in commit.sources.values() for n in lists.named(source.offsets)):
+            lists.check(self._dir, name)
+
+    def runner(self) -> str | None:
+        return lock.holder(self._dir / "lock")
+
+    def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
+        return self._onlooker.peek(epoch)
+
+    def epochs(self) -> list[int]:
+        return self._log.epochs()
 
     @property
     def forking(self) -> Path:
@@ -269,44 +155,11 @@ class FilesStore:
 
     def manifest(self, epoch: int) -> Commit:
         """The record of a commit. Raises StateError if it is not there, damaged, or another one's."""
-        return self._read(epoch)
+        return self._log.read(epoch)
 
     def written(self) -> Written | None:
         epochs = self.epochs()
-        return self._written(epochs[-1]) if epochs else None
-
-    def _written(self, epoch: int) -> Written:
-        """A manifest as it is, whole, and of a format that can be read."""
-        path = self._path(epoch)
-        try:
-            text, _, digest = path.read_text().rstrip("\n").rpartition("\n")
-            data = json.loads(text)
-            version = int(data["format"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
-            raise ExhaustedError.of(error) or StateError(
-                f"manifest {path} is damaged or unreadable; restore it from a copy of the directory"
-            ) from error
-        if digest != checksum(text.encode()):
-            raise StateError(f"manifest {path} is damaged: it does not hold what was written; restore it from a copy")
-        migrations.route(version, f"state in {self.root}")
-        return Written(version, data)
-
-    def _read(self, epoch: int) -> Commit:
-        (version, data), path = self._written(epoch), self._path(epoch)
-        try:
-            found = Commit.model_validate(migrations.forward(data, version, f"manifest {path}"))
-        except ValidationError as error:
-            raise StateError(
-                f"manifest {self._path(epoch)} is damaged: {misfit(error)}; restore it from a copy"
-            ) from error
-        except RecursionError:
-            raise StateError(f"manifest {path} is damaged: it is nested too deeply; restore it from a copy") from None
-        if (found.pipeline, found.epoch) != (self._dir.name, epoch):
-            raise StateError(
-                f'manifest {path} is of epoch {found.epoch} of "{found.pipeline}", expected epoch {epoch} of '
-                f'"{self._dir.name}": it was put in the place of another; restore that one from a copy'
-            )
-        return found
+        return self._log.written(epochs[-1]) if epochs else None
 
     def prepare(self, logic: Stateful, stage: int = 0) -> None:
         return
@@ -317,98 +170,52 @@ class FilesStore:
     def output(self, meta: OutputMeta) -> pl.DataFrame:
         return read_arrow(self._dir / meta.file, meta.checksum)
 
-    def stage_list(self, epoch: int, lines: Sequence[str]) -> str:
-        text = "".join(f"{line}\n" for line in lines)
-        name = f"offsets/{epoch:09d}-{uuid.uuid4().hex[:12]}-{checksum(text.encode())}.jsonl"
-        (self._dir / "offsets").mkdir(exist_ok=True)
-        write_synced(self._dir / name, text.encode())
-        return name
+    def write_list(self, epoch: int, lines: Sequence[str]) -> str:
+        return lists.put(self._dir, epoch, lines)
 
     def read_list(self, name: str) -> list[str]:
-        path = self._dir / name
-        verify(path, path.stem.rpartition("-")[2])
-        return path.read_text().splitlines()
+        return lists.read(self._dir, name)
 
-    def joins(self, target: object) -> bool:
+    def shares_transaction(self, target: object) -> bool:
         return False
 
-    def commit(self, manifest: Commit, publish: Publish | None = None) -> Commit:
-        if manifest.epoch != self._latest + 1:
+    def commit(self, commit: Commit, publish: Publish | None = None) -> Commit:
+        if commit.epoch != self._latest + 1:
             raise FencedError(
-                f"epoch {manifest.epoch} does not follow epoch {self._latest}, the latest this runner knows; nothing was committed"
+                f"epoch {commit.epoch} does not follow epoch {self._latest}, the latest this runner knows; nothing was committed"
             )
-        return self._put(manifest)
+        self._put(commit)
+        return commit
 
-    def found(self, manifest: Commit) -> None:
+    def found(self, commit: Commit) -> None:
         """Begin a state with this commit, whatever its epoch; its files are there. After an `open` that found none."""
-        self._verify(manifest)
-        self._put(manifest)
-        self.note_published(manifest.epoch)
+        self._verify(commit)
+        self._put(commit)
+        self.note_published(commit.epoch)
 
-    def _put(self, manifest: Commit) -> Commit:
-        final, text = self._path(manifest.epoch), manifest.model_dump_json()
-        try:
-            with tempfile.NamedTemporaryFile("w", dir=self._dir, prefix=".commit-", delete=False) as file:
-                file.write(f"{text}\n{checksum(text.encode())}\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise ExhaustedError.of(error) or EpochError(
-                f"epoch {manifest.epoch} was not committed: a file in {self._dir} cannot be written ({error.strerror}); "
-                "make room and start again"
-            ) from None
-        try:
-            if self._latest >= 0 and not self._path(self._latest).exists():
-                raise FencedError(
-                    f"epoch {self._latest} is gone from {self.root}: another runner went on; this one stops"
-                )
-            os.link(file.name, final)
-        except FileExistsError as error:
-            raise FencedError(
-                f"epoch {manifest.epoch} was already committed by another runner in {self.root}; this one stops"
-            ) from error
-        finally:
-            Path(file.name).unlink()
-        _sync_directory(final.parent)
-        self._latest = manifest.epoch
-        return manifest
+    def _put(self, commit: Commit) -> None:
+        self._log.put(commit, self._latest)
+        self._latest = commit.epoch
 
     def published(self) -> int:
-        path = self._dir / "published"
-        try:
-            text = path.read_bytes().decode(errors="replace")
-        except FileNotFoundError:
-            return -1
-        except OSError as error:
-            raise ExhaustedError.of(error) or StateError(
-                f"{path} cannot be read ({error.strerror}); check who may read it"
-            ) from error
-        found = re.fullmatch("([0-9]{1,18})(?: ([0-9a-f]{16}))?", text.strip())  # earlier versions wrote no checksum
-        if found is None or found[2] not in (None, checksum(found[1].encode())):
-            raise StateError(
-                f"{path} is damaged; restore it from a copy of the directory, or remove it: the latest epoch is published "
-                "once more then, which a target that knows its last epoch ignores"
-            )
-        return int(found[1])
+        return published.read(self._dir / "published")
 
     def note_published(self, epoch: int) -> None:
-        temporary, number = self._dir / ".published", str(epoch)
-        write_synced(temporary, f"{number} {checksum(number.encode())}\n".encode())
-        temporary.replace(self._dir / "published")
+        published.note(self._dir / "published", epoch)
 
     def collect_garbage(self) -> None:
         epochs = self.epochs()
         for epoch in epochs[:-KEPT_EPOCHS]:
-            self._path(epoch).unlink(missing_ok=True)
+            self._log.path(epoch).unlink(missing_ok=True)
         try:
-            kept = [self._read(e) for e in epochs[-KEPT_EPOCHS:]]
+            kept = [self._log.read(e) for e in epochs[-KEPT_EPOCHS:]]
         except StateError as error:
             log.warning("%s; nothing is cleaned up", error)
             return
         used = {s.file for m in kept for stage in m.stages for shard in stage.segments for s in shard} | {
             o.file for m in kept for o in (*m.output, *m.letters)
         }
-        used |= {file for m in kept for s in m.sources.values() for file in offset_files(s.offsets)}
+        used |= {file for m in kept for s in m.sources.values() for file in lists.named(s.offsets)}
         used |= {name for m in kept for name in (*m.replayed, *m.tried)}
         for folder in ("segments", "outputs", "offsets"):
             for path in (self._dir / folder).glob("*"):
@@ -440,17 +247,3 @@ class InMemoryStore(FilesStore):
     def close(self) -> None:
         super().close()
         self._temporary.cleanup()
-
-
-def offset_files(offsets: object) -> list[str]:
-    """The lists that a source's offsets refer to."""
-    files = offsets.get("segments") if isinstance(offsets, dict) else None
-    return [str(f) for f in files] if isinstance(files, list) else []
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -26,7 +26,7 @@ from slackwater.state.files.buffers import FilesBuffers, JoinWriter
 from slackwater.state.files.merging import merge_plan
 from slackwater.state.protocol import OUTLINE
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.logic import DEAD, HIDDEN, Int64s, Logic, Visit, empty, unrevised
+from slackwater.windows.logic import HIDDEN, TOMBSTONE, Due, Int64s, Logic, empty, unrevised
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ class SegmentReader:
                 hashes = hashes[~hit]
         return self._together(found)
 
-    def due(self, visit: Visit) -> pl.DataFrame:
+    def due(self, when: Due) -> pl.DataFrame:
         """All rows of the units that have a visible row that wants a visit."""
         found: list[pl.DataFrame] = []
         for age, segment in enumerate(self.segments):
-            if not visit.touches(segment.meta.first_due, segment.meta.last_due):
+            if not when.touches(segment.meta.first_due, segment.meta.last_due):
                 continue
-            wanted = visit.mask(segment.columns.kind, segment.columns.start, segment.columns.due)
+            wanted = when.mask(segment.columns.kind, segment.columns.start, segment.columns.due)
             hashes = distinct(segment.columns.h[np.flatnonzero(wanted)], is_sorted=True)
             for newer in self.segments[age + 1 :]:
                 if not len(hashes):
@@ -127,7 +127,7 @@ class SegmentReader:
         seen: Int64s = np.empty(0, dtype=np.int64)
         for segment in reversed(self.segments):
             c = segment.columns
-            shown = c.kind != DEAD
+            shown = c.kind != TOMBSTONE
             if len(seen):
                 shown &= ~member(c.h, seen)
             rows = np.flatnonzero(shown)
@@ -141,7 +141,7 @@ class SegmentReader:
         if not frames:
             return empty(self.schema)
         alive = pl.concat([f if f.schema == self.schema else self._typed(f) for f in frames])
-        dead = alive["__kind"].to_numpy() == DEAD
+        dead = alive["__kind"].to_numpy() == TOMBSTONE
         return alive[np.flatnonzero(~dead)] if dead.any() else alive
 
     def _typed(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -185,7 +185,7 @@ class FilesShard:
     def buffers(self, logic: JoinLogic) -> FilesBuffers:
         return FilesBuffers(self.root, self.metas, logic)
 
-    def stage_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
+    def write_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
         return JoinWriter(self.root, self.shard, self.epoch, logic).stage(self.metas, changes, watermark)
 
     def adopt_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
@@ -195,7 +195,7 @@ class FilesShard:
         """The segments of a shard that holds exactly `rows`."""
         return (self._write(logic, rows),) if rows.height else ()
 
-    def stage_output(self, frame: pl.DataFrame) -> OutputMeta:
+    def write_output(self, frame: pl.DataFrame) -> OutputMeta:
         name = f"outputs/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
         _, digest = write_arrow(Path(self.root) / name, frame)
         return OutputMeta(file=name, rows=frame.height, checksum=digest)

@@ -179,7 +179,7 @@ class PostgresBuffers:
     def bound(self, which: int) -> int:
         return _FAR if self._has(self._side(which)) else 0
 
-    def crowd(self, which: int, hashes: Int64s, watermark: int) -> Int64s:
+    def counts(self, which: int, hashes: Int64s, watermark: int) -> Int64s:
         side = self._side(which)
         query = (
             f"SELECT key_hash, count(*) FROM {self.table.state} WHERE side = '{side.name}' AND key_hash = ANY({_array(hashes)})"

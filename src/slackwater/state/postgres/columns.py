@@ -9,7 +9,7 @@ from slackwater.joins.logic import JoinLogic
 from slackwater.state.postgres import client
 from slackwater.state.postgres.buffers import JoinTable
 from slackwater.state.postgres.tables import Tables
-from slackwater.state.protocol import Stateful
+from slackwater.state.protocol import Stateful, Stateless
 from slackwater.windows.logic import Logic
 
 
@@ -29,6 +29,11 @@ def _(logic: JoinLogic, tables: Tables) -> dict[str, str]:
     return JoinTable(tables, logic).types()
 
 
+@types.register
+def _(logic: Stateless, tables: Tables) -> dict[str, str]:
+    return {}
+
+
 @singledispatch
 def check(logic: Stateful, tables: Tables, where: str) -> None:
     """Raise StartError for a column that Postgres cannot hold and give back."""
@@ -43,3 +48,8 @@ def _(logic: Logic, tables: Tables, where: str) -> None:
 @check.register
 def _(logic: JoinLogic, tables: Tables, where: str) -> None:
     JoinTable(tables, logic).check(where)
+
+
+@check.register
+def _(logic: Stateless, tables: Tables, where: str) -> None:
+    """It has none."""

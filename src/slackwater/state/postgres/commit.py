@@ -13,6 +13,7 @@ from functools import singledispatchmethod
 from typing import Any
 
 import psycopg
+from psycopg import errors
 
 from slackwater.core.dispatch import unregistered
 from slackwater.errors import EpochError, FencedError
@@ -22,9 +23,27 @@ from slackwater.state.postgres import buffers, client
 from slackwater.state.postgres.buffers import JoinTable
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.postgres.units import collapsed
-from slackwater.state.protocol import Publish, Stateful
+from slackwater.state.protocol import Publish, Stateful, Stateless
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.logic import DEAD, FLOOR, SETTLED, TOLD, Logic
+from slackwater.windows.logic import EMITTED, FLOOR, TOMBSTONE, WHOLE, Logic
+
+
+class RefusedError(Exception):
+    """The target, which is in the same transaction, did not take the rows."""
+
+
+def refusing(publish: Publish) -> Publish:
+    """Tells apart what the target refuses from what fails in the state, and from a connection that is lost."""
+
+    def publishing(db: psycopg.Connection[Any]) -> None:
+        try:
+            publish(db)
+        except psycopg.Error as error:
+            if db.closed or isinstance(error, errors.AdminShutdown):
+                raise
+            raise RefusedError(client.reason(error)) from error
+
+    return publishing
 
 
 @dataclass(frozen=True)
@@ -41,16 +60,16 @@ class Transaction:
     place: str
     altering: Sequence[str] = ()  # statements that change the tables of the state
 
-    def run(self, manifest: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
+    def run(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
         db, t = self.db, self.tables
         with db.transaction():
-            self._fence(manifest)
+            self._fence(commit)
             for statement in self.altering:
                 db.execute(statement)
-            done = self._moved(manifest) if self.stages else manifest
+            done = self._moved(commit) if self.stages else commit
             if publish is not None:
                 publish(db)
-            published = publish is not None and not manifest.letters
+            published = publish is not None and not commit.letters
             if published:
                 db.execute(f"DELETE FROM {t.outputs} WHERE pipeline_name = %s", (self.tables.pipeline,))
             db.execute(
@@ -78,10 +97,10 @@ class Transaction:
             moved.append(state.model_copy(update={"segments": change.run(state)}))
         return commit.model_copy(update={"stages": tuple(moved)})
 
-    def _fence(self, manifest: Commit) -> None:
+    def _fence(self, commit: Commit) -> None:
         """Take the epoch: nobody else can, and only if the one before is the latest."""
         t = self.tables
-        if manifest.epoch == 0:
+        if commit.epoch == 0:
             done = self.db.execute(
                 f"INSERT INTO {t.pipelines} (pipeline_name, state_version, epoch, open_windows, commit_id, record)"
                 " VALUES (%s, %s, 0, 0, gen_random_uuid(), '{}') ON CONFLICT DO NOTHING",
@@ -90,21 +109,21 @@ class Transaction:
         else:
             done = self.db.execute(
                 f"UPDATE {t.pipelines} SET epoch = %s WHERE pipeline_name = %s AND epoch = %s",
-                (manifest.epoch, self.tables.pipeline, manifest.epoch - 1),
+                (commit.epoch, self.tables.pipeline, commit.epoch - 1),
             )
         if done.rowcount != 1:
             raise FencedError(
-                f"epoch {manifest.epoch} was already committed by another runner {self.place}; this one stops"
+                f"epoch {commit.epoch} was already committed by another runner {self.place}; this one stops"
             )
 
-    def _write_offsets(self, manifest: Commit) -> None:
+    def _write_offsets(self, commit: Commit) -> None:
         t = self.tables
-        rows, clocks = [], manifest.clocks
-        for name, source in manifest.sources.items():
+        rows, clocks = [], commit.clocks
+        for name, source in commit.sources.items():
             for partition, offset in offsets_of(source.offsets).items():
                 heard = clocks[name].partitions.get(partition, clocks[name])
                 newest = client.time(heard.max_event_us)
-                rows.append((self.tables.pipeline, name, partition, offset, newest, heard.idle, FORMAT, manifest.epoch))
+                rows.append((self.tables.pipeline, name, partition, offset, newest, heard.idle, FORMAT, commit.epoch))
         with self.db.cursor() as cursor:
             cursor.executemany(
                 f"INSERT INTO {t.offsets} VALUES (%s, %s, %s, %s, %s, %s, %s, %s, now()) ON CONFLICT (pipeline_name, source,"
@@ -114,7 +133,7 @@ class Transaction:
             )
             cursor.execute(
                 f"DELETE FROM {t.offsets} WHERE pipeline_name = %s AND epoch < %s",
-                (self.tables.pipeline, manifest.epoch),
+                (self.tables.pipeline, commit.epoch),
             )
 
 
@@ -149,6 +168,10 @@ class Change:
         gone = buffers.forget(self.db, table, state)
         return buffers.collapsed(logic, state, gone, self._size())
 
+    @_run.register
+    def _(self, logic: Stateless, state: StageState) -> tuple[tuple[SegmentMeta, ...], ...]:
+        return state.segments
+
     def _size(self) -> int:
         row = self.db.execute("SELECT pg_total_relation_size(%s)", (self.tables.state,)).fetchone()
         return int(row[0]) if row else 0
@@ -171,13 +194,13 @@ class Change:
                     "restarted after a crash); start again, the epoch is repeated"
                 )
             self.db.execute(
-                f"DELETE FROM {t.state} s USING {t.staged} t WHERE t.token = ANY(%s) AND t.kind = {DEAD}"
+                f"DELETE FROM {t.state} s USING {t.staged} t WHERE t.token = ANY(%s) AND t.kind = {TOMBSTONE}"
                 " AND s.unit = t.unit AND s.ordinal = t.ordinal",
                 (tokens,),
             )
             self.db.execute(
                 f"INSERT INTO {t.state} ({client.quoted(columns)}, epoch) SELECT {client.quoted(columns)}, {self.epoch}"
-                f" FROM {t.staged} WHERE token = ANY(%s) AND kind <> {DEAD}"
+                f" FROM {t.staged} WHERE token = ANY(%s) AND kind <> {TOMBSTONE}"
                 f" ON CONFLICT (unit, ordinal) DO UPDATE SET {values}, epoch = excluded.epoch, updated_at = now()",
                 (tokens,),
             )
@@ -190,7 +213,7 @@ class Change:
 
         def over(row: str) -> str:
             return (
-                f"({row}.kind IN ({SETTLED}, {TOLD}) AND {row}.closes_at <= {client.time_literal(rule.settled_upto)}"
+                f"({row}.kind IN ({WHOLE}, {EMITTED}) AND {row}.closes_at <= {client.time_literal(rule.whole_upto)}"
                 f" OR {row}.kind = {FLOOR} AND {row}.closes_at <= {client.time_literal(rule.floor_upto)})"
             )
 
@@ -199,12 +222,6 @@ class Change:
             f"DELETE FROM {self.tables.state} s WHERE s.closes_at <= {latest} AND {over('s')} AND NOT EXISTS"
             f" (SELECT 1 FROM {self.tables.state} o WHERE o.unit = s.unit AND NOT {over('o')})"
         )
-
-
-def lists(offsets: Any) -> list[str]:
-    """The names of staged lists that a source's offsets refer to."""
-    found = offsets.get("segments") if isinstance(offsets, dict) else None
-    return found if isinstance(found, list) else []
 
 
 def offsets_of(offsets: Any) -> dict[str, str]:

@@ -14,8 +14,8 @@ from slackwater.errors import LockHeldError, StateError
 from slackwater.state import migrations
 from slackwater.state.commit import FORMAT, Commit
 from slackwater.state.fork import forked, lists_of, taken
-from slackwater.state.postgres import client, owned
-from slackwater.state.postgres.snapshot import exists, latest, lock_holder, lock_key
+from slackwater.state.postgres import client, lock, owned
+from slackwater.state.postgres.snapshot import exists, latest
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.protocol import not_kept
 
@@ -44,9 +44,8 @@ def _check_free(db: psycopg.Connection[Any], new: Tables, place: str) -> None:
 
 def _lock(db: psycopg.Connection[Any], new: Tables, place: str) -> None:
     """Nobody starts the new pipeline meanwhile; the lock goes with the connection."""
-    row = db.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(new),)).fetchone()
-    if row is None or not row[0]:
-        who = lock_holder(db, new) or "another process"
+    if not lock.take(db, new):
+        who = lock.holder(db, new) or "another process"
         raise LockHeldError(f'"{new.pipeline}" is already running: {who} holds its lock {place}; choose another name')
 
 
@@ -54,19 +53,19 @@ def _fork(db: psycopg.Connection[Any], old: Tables, new: Tables, epoch: int | No
     found = latest(db, old, place) if exists(db, old.pipelines) else None
     if found is None or epoch not in (None, found[0].epoch):
         raise not_kept(epoch or 0, [found[0].epoch] if found else [], f"the tables {place}, which hold the latest")
-    manifest, published, version = found
+    commit, published, version = found
     _check_free(db, new, place)  # since we looked
-    if manifest.staged and published < manifest.epoch:
+    if commit.staged and published < commit.epoch:
         return None
-    stages = range(len(manifest.stages))
+    stages = range(len(commit.stages))
     there = owned.located(db, old, len(stages))
     for stage in stages:
         _copy_table(db, there.of(stage), new.of(stage))
     for statement in migrations.statements(version, [new.of(stage) for stage in stages]):
         db.execute(statement)
-    named = {token: uuid.uuid4().hex for token in lists_of(manifest)}
+    named = {token: uuid.uuid4().hex for token in lists_of(commit)}
     _copy_lists(db, new, named)
-    made = forked(manifest, new.pipeline, named.__getitem__)
+    made = forked(commit, new.pipeline, named.__getitem__)
     db.execute(
         f"INSERT INTO {new.pipelines} (pipeline_name, state_version, epoch, published_epoch, watermark, open_windows,"
         " commit_id, record) VALUES (%s, %s, %s, %s, %s, %s, gen_random_uuid(), %s)",

@@ -1,4 +1,4 @@
-"""The Postgres store as seen from beside its runner: the latest record, the rows as of it, and who holds the lock.
+"""The Postgres store as seen from beside its runner: the latest record, and the rows as of it.
 
 REPEATABLE READ, READ ONLY ──┬─ record     one view of the database for all of them,
 exported snapshot            └─ rows       on as many connections as there are readers
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 import psycopg
-import xxhash
 from pydantic import ValidationError
 
 from slackwater.errors import StateError
 from slackwater.joins.logic import JoinLogic
 from slackwater.state import migrations
 from slackwater.state.commit import Commit, misfit
-from slackwater.state.postgres import client, owned
+from slackwater.state.postgres import client, lists, owned
 from slackwater.state.postgres.buffers import PostgresBuffers
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.postgres.units import PostgresReader, PostgresShard
@@ -81,15 +81,15 @@ def peek(url: str, tables: Tables, place: str, epoch: int | None = None) -> Iter
             if found is None:
                 yield None
                 return
-            manifest, published, _ = found
+            commit, published, _ = found
             exported = db.execute("SELECT pg_export_snapshot()").fetchone()
             assert exported is not None
-            stages = manifest.stages
+            stages = commit.stages
             there = owned.located(db, tables, len(stages))
 
             def part(shard: int, stage: int) -> PostgresShard:
                 of, metas = there.of(stage), stages[stage].segments[shard]
-                return PostgresShard(url, of, shard, manifest.shards, manifest.epoch, metas, exported[0])
+                return PostgresShard(url, of, shard, commit.shards, commit.epoch, metas, exported[0])
 
             def reader(shard: int, logic: Logic, stage: int) -> PostgresReader:
                 return part(shard, stage).reader(logic)
@@ -97,33 +97,9 @@ def peek(url: str, tables: Tables, place: str, epoch: int | None = None) -> Iter
             def buffers(shard: int, logic: JoinLogic, stage: int) -> PostgresBuffers:
                 return part(shard, stage).buffers(logic)
 
-            def listed(name: str) -> list[str]:
-                row = db.execute(f"SELECT lines FROM {tables.lists} WHERE token = %s", (name,)).fetchone()
-                if row is None:
-                    raise StateError(f"list {name} is missing in {tables.lists} {place}; restore it from a backup")
-                return str(row[0]).splitlines()
-
-            yield Snapshot(manifest, published, reader, listed, buffers)
+            yield Snapshot(commit, published, reader, partial(lists.read, db, tables, place), buffers)
     except psycopg.Error as error:
         raise StateError(f"state store {place}: {client.reason(error)}") from None
-
-
-def lock_key(tables: Tables) -> int:
-    """The number of a pipeline's advisory lock."""
-    return xxhash.xxh64_intdigest(f"slackwater\0{tables.schema}\0{tables.pipeline}".encode()) - (1 << 63)
-
-
-def lock_holder(db: psycopg.Connection[Any], tables: Tables) -> str | None:
-    """Who holds a pipeline's lock; None for nobody."""
-    row = db.execute(
-        "SELECT application_name FROM pg_locks LEFT JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND granted"
-        " AND objsubid = 1 AND ((classid::bigint << 32) | objid::bigint) = %s AND pg_locks.database = (SELECT oid FROM pg_database WHERE"
-        " datname = current_database())",
-        (lock_key(tables),),
-    ).fetchone()
-    if row is None:
-        return None
-    return row[0].removeprefix("slackwater ") if row[0] else "another process"
 
 
 def pipelines(url: str, schema: str) -> list[str]:

@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
-from functools import singledispatchmethod, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,25 +31,19 @@ import pyarrow as pa
 from psycopg import errors
 
 from slackwater.core.capacity import YEARS, Capacity
-from slackwater.core.dispatch import unregistered
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
-from slackwater.joins.logic import JoinLogic
-from slackwater.state import migrations
 from slackwater.state.commit import FORMAT, Commit, OutputMeta, SegmentMeta
-from slackwater.state.postgres import client, columns, owned
-from slackwater.state.postgres.buffers import JoinTable
-from slackwater.state.postgres.commit import Transaction, lists
-from slackwater.state.postgres.snapshot import exists, latest, lock_holder, lock_key, peek, written
+from slackwater.state.postgres import client, lists, lock, owned, prepare
+from slackwater.state.postgres.commit import RefusedError, Transaction, refusing
+from slackwater.state.postgres.snapshot import exists, latest, peek, written
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.postgres.units import PostgresShard
 from slackwater.state.protocol import Publish, Snapshot, Stateful, Written
-from slackwater.windows.logic import Logic
 
 log = logging.getLogger("slackwater")
 T = TypeVar("T")
 
 PATIENCE_S = 30.0  # how long a lost connection is looked for again
-LOCK_S = 3.0  # how long the server may take to notice that a killed runner is gone
 
 
 def _told(method: Callable[..., T]) -> Callable[..., T]:
@@ -65,24 +59,6 @@ def _told(method: Callable[..., T]) -> Callable[..., T]:
             ) from None
 
     return told
-
-
-class _RefusedError(Exception):
-    """The target, which is in the same transaction, did not take the rows."""
-
-
-def _refusing(publish: Publish) -> Publish:
-    """Tells apart what the target refuses from what fails in the state, and from a connection that is lost."""
-
-    def publishing(db: psycopg.Connection[Any]) -> None:
-        try:
-            publish(db)
-        except psycopg.Error as error:
-            if db.closed or isinstance(error, errors.AdminShutdown):
-                raise
-            raise _RefusedError(client.reason(error)) from error
-
-    return publishing
 
 
 class PostgresStore:
@@ -121,7 +97,7 @@ class PostgresStore:
         self.checkpoint.mkdir(parents=True, exist_ok=True)
         try:
             self._connect()
-            self._bootstrap()
+            prepare.bootstrap(self._db, self.tables)
             return self._latest()
         except psycopg.Error as error:
             self.close()
@@ -135,7 +111,7 @@ class PostgresStore:
         self.checkpoint.mkdir(parents=True, exist_ok=True)
         try:
             self._connect()
-            self._bootstrap()
+            prepare.bootstrap(self._db, self.tables)
             there = self._db.execute(
                 f"SELECT 1 FROM {self.tables.pipelines} WHERE pipeline_name = %s", (self._pipeline,)
             ).fetchone()
@@ -186,7 +162,7 @@ class PostgresStore:
     def runner(self) -> str | None:
         try:
             with closing(client.connect(self._url, "state store")) as db:
-                return lock_holder(db, self.tables)
+                return lock.holder(db, self.tables)
         except psycopg.Error as error:
             raise StateError(f"state store {self._place}: {client.reason(error)}") from None
 
@@ -208,134 +184,28 @@ class PostgresStore:
     def _place(self) -> str:
         return f'in schema "{self._schema}" of {client.address(self._url)}'
 
-    def _connect(self) -> None:
-        """Connect and take the pipeline's lock, which is gone with this connection."""
-        self._disconnect()
-        self._connection = client.connect(self._url, "state store")
-        end = time.monotonic() + LOCK_S
-        while True:
-            row = self._db.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(self.tables),)).fetchone()
-            if row is not None and row[0]:
-                return
-            if time.monotonic() > end:
-                break
-            time.sleep(0.1)
-        who = lock_holder(self._db, self.tables) or "another process"
-        self._disconnect()
-        raise LockHeldError(
-            f"pipeline is already running: {who} holds its lock {self._place}; stop it first, one runner per pipeline"
-        )
-
-    def _bootstrap(self) -> None:
-        db, t = self._db, self.tables
-        if db.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (self._schema,)).fetchone() is None:
-            db.execute(f"CREATE SCHEMA IF NOT EXISTS {client.quote(self._schema)}")
-        with db.transaction():
-            db.execute("SELECT pg_advisory_xact_lock(7305804402566226542)")  # IF NOT EXISTS is not safe beside itself
-            for statement in t.shared():
-                db.execute(statement)
-
     def _latest(self) -> Commit | None:
         found = latest(self._db, self.tables, self._place)
-        manifest, self._published, self._version = found or (None, -1, FORMAT)
-        self._epoch = manifest.epoch if manifest else -1
-        return manifest
+        commit, self._published, self._version = found or (None, -1, FORMAT)
+        self._epoch = commit.epoch if commit else -1
+        return commit
 
     def _migrate(self) -> None:
-        """Tables of an older format become today's, and the record with them: in one transaction, before the first epoch."""
-        if self._version == FORMAT:
-            return
-        found = latest(self._db, self.tables, self._place)
-        assert found is not None
-        manifest, _, version = found
-        with self._db.transaction():
-            there = owned.located(self._db, self.tables, len(manifest.stages))
-            for statement in migrations.statements(version, [there.of(n) for n in range(len(manifest.stages))]):
-                self._db.execute(statement)
-            for table, columns, values in (
-                (self.tables.pipelines, "state_version = %s, record = %s", [FORMAT, manifest.model_dump_json()]),
-                (self.tables.offsets, "state_version = %s", [FORMAT]),
-            ):
-                self._db.execute(f"UPDATE {table} SET {columns} WHERE pipeline_name = %s", [*values, self._pipeline])
-        self._version = FORMAT
+        """Before the first epoch, so that a look changes nothing."""
+        if self._version != FORMAT:
+            prepare.migrate(self._db, self.tables, self._place)
+            self._version = FORMAT
 
     def prepare(self, logic: Stateful, stage: int = 0) -> None:
         self._migrate()
-        columns.check(logic, self.tables.of(stage), f"pipeline {self._pipeline}: state store")
-        if self._epoch >= 0:
-            self._rename(stage)
+        preparation = prepare.Preparation(self._db, self.tables.of(stage), self._place, self._epoch)
+        self._altering[stage] = preparation.run(logic)
         self._stages[stage] = logic
-        self._make_tables(logic, stage)
 
-    @singledispatchmethod
-    def _make_tables(self, logic: Stateful, stage: int) -> None:
-        unregistered(logic, "slackwater.state.postgres.store.PostgresStore")
-
-    @_make_tables.register
-    def _(self, logic: Logic, stage: int) -> None:
-        t = self.tables.of(stage)
-        self._altering.pop(stage, None)
-        if self._epoch >= 0:
-            self._must_exist(t.state)
-            if t.complete_state(logic):
-                self._db.execute(t.complete_state(logic))
-            self._altering[stage] = t.alter_state(logic, client.columns_of(self._db, t.state))
-            owned.ours(self._db, t, "windows")
-        else:
-            self._begin(t, [t.create_state(logic), t.create_index()])
-        self._make_staged(t, t.create_staged(logic))
-        self._db.execute(
-            f"DELETE FROM {t.outputs} WHERE pipeline_name = %s AND epoch > %s", (self._pipeline, self._epoch)
-        )
-        if not self._altering.get(stage):  # else the commit that changes the table makes it anew
-            with self._db.transaction():
-                owned.drop(self._db, t, "windows")
-                self._db.execute(t.create_view(logic))
-                owned.sign(self._db, t, "windows")
-
-    def _rename(self, stage: int) -> None:
-        """The state of a stage under its name of today, with its comment; raises StateError if it is somebody else's."""
-        with self._db.transaction():
-            there = owned.located(self._db, self.tables, stage + 1)
-            owned.rename(self._db, there.of(stage), self.tables.of(stage))
-
-    def _begin(self, t: Tables, statements: Sequence[str]) -> None:
-        """The table of a state that begins, in the place of what a start that failed left."""
-        with self._db.transaction():
-            there = owned.located(self._db, self.tables, t.stage + 1)
-            if t.stage in there.former:  # of a state whose record was deleted
-                owned.drop(self._db, there.of(t.stage), "windows", "staged", "state")
-            owned.drop(self._db, t, "windows", "staged", "state")
-            for statement in statements:
-                self._db.execute(statement)
-            owned.sign(self._db, t, "state")
-
-    def _make_staged(self, t: Tables, statement: str) -> None:
-        with self._db.transaction():
-            owned.drop(self._db, t, "staged")
-            self._db.execute(statement)
-            owned.sign(self._db, t, "staged")
-
-    @_make_tables.register
-    def _(self, logic: JoinLogic, stage: int) -> None:
-        t = self.tables.of(stage)
-        table = JoinTable(t, logic)
-        if self._epoch >= 0:
-            self._must_exist(t.state)
-        else:
-            self._begin(t, table.create())
-        self._make_staged(t, table.create_staged())
-        self._db.execute(
-            f"DELETE FROM {t.outputs} WHERE pipeline_name = %s AND epoch > %s", (self._pipeline, self._epoch)
-        )
-
-    def _must_exist(self, table: str) -> None:
-        row = self._db.execute("SELECT to_regclass(%s)", (table,)).fetchone()
-        if row is None or row[0] is None:
-            raise StateError(
-                f'table {table} is missing {self._place}, and pipeline "{self._pipeline}" has state in epoch {self._epoch}; '
-                "restore it from a backup, or delete the pipeline's row from slackwater_pipelines to start over"
-            )
+    def _connect(self) -> None:
+        """Connect and take the pipeline's lock, which is gone with this connection."""
+        self._disconnect()
+        self._connection = lock.connect(self._url, self.tables, self._place)
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -383,82 +253,75 @@ class PostgresStore:
         return frame
 
     @_told
-    def stage_list(self, epoch: int, lines: Sequence[str]) -> str:
-        token = uuid.uuid4().hex
-        self._db.execute(
-            f"INSERT INTO {self.tables.lists} VALUES (%s, %s, %s, %s)", (token, self._pipeline, epoch, "\n".join(lines))
-        )
-        return token
+    def write_list(self, epoch: int, lines: Sequence[str]) -> str:
+        return lists.put(self._db, self.tables, epoch, lines)
 
     @_told
     def read_list(self, name: str) -> list[str]:
-        row = self._db.execute(f"SELECT lines FROM {self.tables.lists} WHERE token = %s", (name,)).fetchone()
-        if row is None:
-            raise StateError(f"list {name} is missing in {self.tables.lists} {self._place}; restore it from a backup")
-        return str(row[0]).splitlines()
+        return lists.read(self._db, self.tables, self._place, name)
 
-    def joins(self, target: object) -> bool:
+    def shares_transaction(self, target: object) -> bool:
         url = getattr(target, "url", None)
         return isinstance(url, str) and client.role_and_place(url) == client.role_and_place(self._url)
 
-    def commit(self, manifest: Commit, publish: Publish | None = None) -> Commit:
-        if manifest.epoch != self._epoch + 1:
+    def commit(self, commit: Commit, publish: Publish | None = None) -> Commit:
+        if commit.epoch != self._epoch + 1:
             raise FencedError(
-                f"epoch {manifest.epoch} does not follow epoch {self._epoch}, the latest this runner knows; nothing was committed"
+                f"epoch {commit.epoch} does not follow epoch {self._epoch}, the latest this runner knows; nothing was committed"
             )
         commit_id = uuid.uuid4()
         try:
             self._migrate()
             try:
-                done = self._transact(manifest, publish, commit_id)
-            except _RefusedError as refused:
+                done = self._transact(commit, publish, commit_id)
+            except RefusedError as refused:
                 # the epoch itself is sound: it waits for the target, as it would in a database of its own
-                log.warning("%s: the target refused epoch %d: %s", self._pipeline, manifest.epoch, refused)
+                log.warning("%s: the target refused epoch %d: %s", self._pipeline, commit.epoch, refused)
                 publish = None
-                done = self._transact(manifest, publish, commit_id)
+                done = self._transact(commit, publish, commit_id)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             if not self._db.closed and not isinstance(error, errors.AdminShutdown):
-                raise EpochError(f"epoch {manifest.epoch} was not committed: {client.reason(error)}") from None
-            done = self._look(manifest, publish, commit_id, error)
+                raise EpochError(f"epoch {commit.epoch} was not committed: {client.reason(error)}") from None
+            done = self._look(commit, publish, commit_id, error)
         except psycopg.Error as error:
-            raise EpochError(f"epoch {manifest.epoch} was not committed: {client.reason(error)}") from None
-        self._epoch = manifest.epoch
-        if publish is not None and not manifest.letters:
-            self._published = manifest.epoch
+            raise EpochError(f"epoch {commit.epoch} was not committed: {client.reason(error)}") from None
+        self._epoch = commit.epoch
+        if publish is not None and not commit.letters:
+            self._published = commit.epoch
         return done
 
-    def _look(self, manifest: Commit, publish: Publish | None, commit_id: uuid.UUID, error: psycopg.Error) -> Commit:
+    def _look(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID, error: psycopg.Error) -> Commit:
         """The connection broke during a commit: find out whether it took place, and repeat it if it surely did not."""
         log.warning(
-            "%s: connection lost while epoch %d was committed: %s", self._pipeline, manifest.epoch, client.reason(error)
+            "%s: connection lost while epoch %d was committed: %s", self._pipeline, commit.epoch, client.reason(error)
         )
-        self._reconnect(manifest.epoch)
+        self._reconnect(commit.epoch)
         row = self._db.execute(
             f"SELECT epoch, commit_id, record FROM {self.tables.pipelines} WHERE pipeline_name = %s", (self._pipeline,)
         ).fetchone()
         if row is not None and row[1] == commit_id:
             self._altering.clear()
-            log.warning("%s: epoch %d had been committed", self._pipeline, manifest.epoch)
+            log.warning("%s: epoch %d had been committed", self._pipeline, commit.epoch)
             return Commit.model_validate(row[2])
         found = -1 if row is None else row[0]
-        if found != manifest.epoch - 1:
+        if found != commit.epoch - 1:
             raise FencedError(
                 f"epoch {found} was committed {self._place} by another runner while this one was cut off; this one stops"
             )
-        log.warning("%s: epoch %d had not been committed and is committed now", self._pipeline, manifest.epoch)
+        log.warning("%s: epoch %d had not been committed and is committed now", self._pipeline, commit.epoch)
         try:
-            return self._transact(manifest, publish, commit_id)
+            return self._transact(commit, publish, commit_id)
         except psycopg.Error as again:
             raise EpochError(
-                f"epoch {manifest.epoch}: the connection to Postgres was lost twice ({client.reason(again)}); "
+                f"epoch {commit.epoch}: the connection to Postgres was lost twice ({client.reason(again)}); "
                 "the next start finds out whether it was committed"
             ) from None
 
-    def _transact(self, manifest: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
+    def _transact(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
         stages = [self._stages[n] for n in sorted(self._stages)]
         altering = [statement for n in sorted(self._altering) for statement in self._altering[n]]
-        given = None if publish is None else _refusing(publish)
-        done = Transaction(self._db, self.tables, stages, self._place, altering).run(manifest, given, commit_id)
+        given = None if publish is None else refusing(publish)
+        done = Transaction(self._db, self.tables, stages, self._place, altering).run(commit, given, commit_id)
         self._altering.clear()
         return done
 
@@ -508,14 +371,4 @@ class PostgresStore:
 
     @_told
     def collect_garbage(self) -> None:
-        row = self._db.execute(
-            f"SELECT record FROM {self.tables.pipelines} WHERE pipeline_name = %s", (self._pipeline,)
-        ).fetchone()
-        if row is None:
-            return
-        latest = Commit.model_validate(row[0])
-        used = [*(n for s in latest.sources.values() for n in lists(s.offsets)), *latest.replayed, *latest.tried]
-        self._db.execute(
-            f"DELETE FROM {self.tables.lists} WHERE pipeline_name = %s AND epoch <= %s AND token <> ALL(%s)",
-            (self._pipeline, self._epoch, used),
-        )
+        lists.collect_garbage(self._db, self.tables, self._epoch)

@@ -9,7 +9,7 @@ import xxhash
 
 from slackwater.state.commit import FORMAT
 from slackwater.state.postgres import client
-from slackwater.windows.logic import LOOSE, LOOSE_TOLD, REVISED, SETTLED, TOLD, Logic
+from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FRAGMENT, REVISED, WHOLE, Logic
 
 # the hidden columns of a state row, as people read them
 _READABLE = {
@@ -152,6 +152,12 @@ class Tables:
             " WITH (fillfactor = 80)"
         )
 
+    def create_empty(self) -> str:
+        """The table of a stage without state: it stays empty, and whatever looks at the tables of all stages finds one."""
+        name = self.pipeline.replace("'", "''")
+        columns = f"pipeline_name text NOT NULL DEFAULT '{name}', key_hash bigint NOT NULL, epoch bigint NOT NULL"
+        return f"CREATE TABLE {self.state} ({columns})"
+
     def create_index(self) -> str:
         """What finds the rows that are due."""
         return f"CREATE INDEX {client.quote(self.name_of('state', 'due'))} ON {self.state} (closes_at)"
@@ -194,6 +200,6 @@ class Tables:
         return (
             f"CREATE OR REPLACE VIEW {self.windows} AS SELECT s.pipeline_name, {columns}, s.epoch, s.updated_at"
             f" FROM {self.state} s JOIN {self.pipelines} p USING (pipeline_name)"
-            f" WHERE s.kind IN ({LOOSE}, {LOOSE_TOLD})"
-            f" OR s.kind IN ({SETTLED}, {TOLD}) AND (p.watermark IS NULL OR s.closes_at > p.watermark)"
+            f" WHERE s.kind IN ({FRAGMENT}, {EMITTED_FRAGMENT})"
+            f" OR s.kind IN ({WHOLE}, {EMITTED}) AND (p.watermark IS NULL OR s.closes_at > p.watermark)"
         )

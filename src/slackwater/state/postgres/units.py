@@ -22,7 +22,7 @@ from slackwater.state.postgres import buffers, client
 from slackwater.state.postgres.buffers import JoinTable, PostgresBuffers
 from slackwater.state.postgres.tables import TIMES, Tables
 from slackwater.state.protocol import OUTLINE
-from slackwater.windows.logic import DEAD, LOOSE, LOOSE_TOLD, SETTLED, TOLD, Int64s, Logic, Visit
+from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FRAGMENT, TOMBSTONE, WHOLE, Due, Int64s, Logic
 
 _PLACE = "__ordinal"  # hidden: the place of a row in its unit
 
@@ -52,7 +52,7 @@ class PostgresShard:
         if rows.is_empty():
             return self.metas
         token = uuid.uuid4().hex
-        versions = pl.concat([_numbered(rows.filter(pl.col("__kind") != DEAD)), _gone(rows, before)])
+        versions = pl.concat([_numbered(rows.filter(pl.col("__kind") != TOMBSTONE)), _gone(rows, before)])
         names = self.tables.columns(logic)
         # named at last: the names that the table has of its own may be those of keys in the rows
         frame = (
@@ -75,7 +75,7 @@ class PostgresShard:
         """Which shard a unit belongs to follows from its hash: where rows are as they were, only figures change."""
         if before is not None:
             gone = before.unique("__h", keep="first").join(rows.select("__h"), on="__h", how="anti")
-            dead = gone.with_columns(pl.lit(DEAD, pl.Int8).alias("__kind"))
+            dead = gone.with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
             return self.at(()).stage(logic, pl.concat([rows, dead]).sort("__h", maintain_order=True), before, 0)
         if rows.is_empty():
             return ()
@@ -87,13 +87,13 @@ class PostgresShard:
             self.url, JoinTable(self.tables, logic), self.shard, self.shards, self.metas, self.snapshot
         )
 
-    def stage_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
+    def write_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
         return buffers.stage(self.url, JoinTable(self.tables, logic), self.metas, changes)
 
     def adopt_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
         return buffers.adopt(JoinTable(self.tables, logic), changes)
 
-    def stage_output(self, frame: pl.DataFrame) -> OutputMeta:
+    def write_output(self, frame: pl.DataFrame) -> OutputMeta:
         token = uuid.uuid4().hex
         row = pl.DataFrame(
             {
@@ -122,12 +122,12 @@ def _numbered(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _gone(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFrame:
-    """DEAD rows for the places that a new version no longer has."""
+    """TOMBSTONE rows for the places that a new version no longer has."""
     if before.is_empty():
         return _numbered(rows.clear())
     old = _numbered(before.filter(pl.col("__h").is_in(rows["__h"].unique().implode())))
-    new = _numbered(rows.filter(pl.col("__kind") != DEAD)).select("__h", _PLACE)
-    return old.join(new, on=["__h", _PLACE], how="anti").with_columns(pl.lit(DEAD, pl.Int8).alias("__kind"))
+    new = _numbered(rows.filter(pl.col("__kind") != TOMBSTONE)).select("__h", _PLACE)
+    return old.join(new, on=["__h", _PLACE], how="anti").with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
 
 
 @dataclass(frozen=True)
@@ -147,15 +147,15 @@ class PostgresReader:
         listed = np.char.mod("%d", hashes)
         return self._fetch([f"unit = ANY('{{{','.join(listed)}}}'::bigint[])"], own=False)
 
-    def due(self, visit: Visit) -> pl.DataFrame:
-        if not any(visit.touches(m.first_due, m.last_due) for m in self.state.metas):
+    def due(self, when: Due) -> pl.DataFrame:
+        if not any(when.touches(m.first_due, m.last_due) for m in self.state.metas):
             return self.logic.empty_state()
-        wanted = [f"kind IN ({LOOSE}, {LOOSE_TOLD}) AND closes_at <= {client.time_literal(visit.loose_upto)}"]
-        for kind, moves in ((SETTLED, visit.settled), (TOLD, visit.told)):
+        wanted = [f"kind IN ({FRAGMENT}, {EMITTED_FRAGMENT}) AND closes_at <= {client.time_literal(when.pending_upto)}"]
+        for kind, moves in ((WHOLE, when.whole), (EMITTED, when.emitted)):
             for after, upto in moves:
                 within = f"closes_at > {client.time_literal(after)} AND closes_at <= {client.time_literal(upto)}"
                 wanted.append(f"kind = {kind} AND {within}")
-        before = client.time_literal(visit.start_before)
+        before = client.time_literal(when.start_before)
         return self._fetch([f"(({') OR ('.join(wanted)})) AND window_start < {before}"], own=True)
 
     def scan(self) -> pl.DataFrame:
@@ -191,7 +191,7 @@ class PostgresReader:
                 f" AND NOT EXISTS (SELECT 1 FROM {other} x WHERE x.{mark} AND x.unit = r.unit)"
                 for other, mark in layers[level + 1 :]
             )
-            parts.append(f"SELECT {columns} FROM {table} r WHERE kind <> {DEAD} AND {picked}{later}")
+            parts.append(f"SELECT {columns} FROM {table} r WHERE kind <> {TOMBSTONE} AND {picked}{later}")
         try:
             with client.arrow_cursor(self.state.url, self.state.snapshot) as cursor:
                 frame = client.fetch(cursor, " UNION ALL ".join(parts), {**schema, _PLACE: pl.Int32()})

@@ -68,19 +68,19 @@ def rows(kept: Sequence[Commit], lateness: Lateness = NOTHING) -> Rows:
     return Rows(total, missing, epochs, *by_reason, lateness, said(lateness))
 
 
-def _epoch(manifest: Commit, before: Commit | None) -> Epoch:
-    if manifest.epoch > 0 and (before is None or before.epoch != manifest.epoch - 1):
-        return Epoch(manifest.epoch, manifest.committed_us, None, None)
-    now, former = _parts(manifest), dict.fromkeys(_parts(manifest), 0) if before is None else _parts(before)
+def _epoch(commit: Commit, before: Commit | None) -> Epoch:
+    if commit.epoch > 0 and (before is None or before.epoch != commit.epoch - 1):
+        return Epoch(commit.epoch, commit.committed_us, None, None)
+    now, former = _parts(commit), dict.fromkeys(_parts(commit), 0) if before is None else _parts(before)
     since = {n: now[n] - former[n] for n in now}
     written = any(
-        text for m in (manifest, before or manifest) for name, text in m.stages[0].texts.items() if name.endswith("sql")
+        text for m in (commit, before or commit) for name, text in m.stages[0].texts.items() if name.endswith("sql")
     )
-    return Epoch(manifest.epoch, manifest.committed_us, _account(since, written), since["emitted"])
+    return Epoch(commit.epoch, commit.committed_us, _account(since, written), since["emitted"])
 
 
-def _parts(manifest: Commit) -> dict[str, int]:
-    c = fold.counters(manifest)
+def _parts(commit: Commit) -> dict[str, int]:
+    c = fold.counters(commit)
     keyless = sum(side.get("keyless", 0) for side in c.sides.values())
     return {
         "in": c.rows_in,

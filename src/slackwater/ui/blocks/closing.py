@@ -1,8 +1,8 @@
 """What closes next? Open windows by the watermark that closes them, in at most BINS bins; and the first keys of one bin.
 
 watermark
-    │  ▂▅█▃▁▁  ▂▁              ▁        sessions: from one scan of three columns, SETTLED rows close when they are due;
-    └──────────────▶ closes at           pieces that the cap may yet cut are put together as they would come out
+    │  ▂▅█▃▁▁  ▂▁              ▁        sessions: from one scan of three columns, WHOLE rows close when they are due;
+    └──────────────▶ closes at           fragments that the cap may yet cut are put together as they would come out
                                          windows: from the counts of keys per pane, which are part of the commit
 """
 
@@ -23,6 +23,7 @@ from slackwater.evolution.description import step_in
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
+from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
 from slackwater.query import inspect
@@ -30,7 +31,7 @@ from slackwater.state.protocol import Snapshot, Units
 from slackwater.ui.axis import step
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import panes
-from slackwater.windows.logic import LOOSE, LOOSE_TOLD, SETTLED, TOLD
+from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE
 
 BINS = 200
 KEYS = 100  # of a bin that are listed
@@ -106,18 +107,19 @@ def _(operator: Sessions, snapshot: Snapshot) -> tuple[str, Int64s, Int64s]:
     found: list[Int64s] = [np.empty(0, dtype=np.int64)]
     for reader, rows in _outlines(snapshot, operator):
         h, kind, _, due = (rows[c].to_numpy() for c in rows.columns)
-        pieces = distinct(h[(kind == LOOSE) | (kind == LOOSE_TOLD)])
-        whole = ((kind == SETTLED) | (kind == TOLD)) & (due > watermark)
-        if len(pieces):
-            whole &= ~member(h, pieces)
+        fragments = distinct(h[(kind == FRAGMENT) | (kind == EMITTED_FRAGMENT)])
+        whole = ((kind == WHOLE) | (kind == EMITTED)) & (due > watermark)
+        if len(fragments):
+            whole &= ~member(h, fragments)
         found.append(due[whole])
-        for hashes in _parts(pieces):
+        for hashes in _parts(fragments):
             found.append(inspect.open_windows(operator, reader.units(hashes), watermark)["__closes"].to_numpy())
     return "sessions", *np.unique(np.concatenate(found), return_counts=True)
 
 
-@_closes.register
-def _(operator: IntervalJoin, snapshot: Snapshot) -> None:
+@_closes.register(IntervalJoin)
+@_closes.register(Rows)
+def _(operator: Operator, snapshot: Snapshot) -> None:
     return
 
 
@@ -166,8 +168,9 @@ def _(operator: Windowed, snapshot: Snapshot, low: int, high: int) -> list[Windo
     ]
 
 
-@_keys.register
-def _(operator: IntervalJoin, snapshot: Snapshot, low: int, high: int) -> list[Window]:
+@_keys.register(IntervalJoin)
+@_keys.register(Rows)
+def _(operator: Operator, snapshot: Snapshot, low: int, high: int) -> list[Window]:
     return []
 
 
@@ -194,12 +197,12 @@ def _(operator: Panes, reader: Units, rows: pl.DataFrame, watermark: int, low: i
 @_of_bin.register
 def _(operator: Sessions, reader: Units, rows: pl.DataFrame, watermark: int, low: int, high: int) -> Iterator[Int64s]:
     h, kind, _, due = (rows[c].to_numpy() for c in rows.columns)
-    pieces = distinct(h[(kind == LOOSE) | (kind == LOOSE_TOLD)])
-    whole = ((kind == SETTLED) | (kind == TOLD)) & (due > watermark) & (due >= low) & (due < high)
-    chosen = np.flatnonzero(whole & ~member(h, pieces))
+    fragments = distinct(h[(kind == FRAGMENT) | (kind == EMITTED_FRAGMENT)])
+    whole = ((kind == WHOLE) | (kind == EMITTED)) & (due > watermark) & (due >= low) & (due < high)
+    chosen = np.flatnonzero(whole & ~member(h, fragments))
     chosen = chosen[np.argsort(due[chosen], kind="stable")][:KEYS]
     yield distinct(h[chosen])
-    yield from _parts(pieces)
+    yield from _parts(fragments)
 
 
 def _outlines(snapshot: Snapshot, logic: Windowed) -> Iterator[tuple[Units, pl.DataFrame]]:

@@ -45,5 +45,5 @@ def growth(kept: Sequence[Commit]) -> Growth:
     )
 
 
-def _rows(manifest: Commit) -> int:
-    return sum(m.rows for m in manifest.metas)
+def _rows(commit: Commit) -> int:
+    return sum(m.rows for m in commit.metas)

@@ -39,7 +39,7 @@ class Age:
 
 
 @dataclass(frozen=True)
-class Crowd:
+class HotKey:
     """The key with the most rows of a side, and how many."""
 
     key: Mapping[str, Any]
@@ -61,7 +61,7 @@ class Buffer:
     expires_us: int | None
     rows: int
     ages: tuple[Age, ...]
-    crowd: Crowd | None
+    hot_key: HotKey | None
     entered: int
     matched: int
     unmatched: int
@@ -114,7 +114,7 @@ def joined(snapshot: Snapshot, sources: Sequence[str]) -> Joined | None:
                 None if watermark <= NO_WATERMARK else watermark - side.keep_us,
                 waiting.height,
                 _ages(waiting, width, side.outer),
-                _crowd(snapshot, logic, side.which, waiting["__kh"].to_numpy(), watermark),
+                _hot_key(snapshot, logic, side.which, waiting["__kh"].to_numpy(), watermark),
                 *(counts.get(n, 0) for n in ("buffered", "matched", "unmatched", "evicted", "late", "null_keys")),
             )
         )
@@ -130,7 +130,7 @@ def _ages(rows: pl.DataFrame, width: int, outer: bool) -> tuple[Age, ...]:
     )
 
 
-def _crowd(snapshot: Snapshot, logic: JoinLogic, which: int, hashes: Int64s, watermark: int) -> Crowd | None:
+def _hot_key(snapshot: Snapshot, logic: JoinLogic, which: int, hashes: Int64s, watermark: int) -> HotKey | None:
     """The key is looked up by its hash; of keys that share one, which is next to never, the larger one."""
     if not len(hashes):
         return None
@@ -145,4 +145,4 @@ def _crowd(snapshot: Snapshot, logic: JoinLogic, which: int, hashes: Int64s, wat
         gone = buffers.evicted(which, run.kh[places], run.id[places])
         held.append(run.take(places[~gone]).select(names))
     keys = pl.concat(held).group_by(names).len().sort("len", *names, descending=[True, *(False for _ in names)])
-    return Crowd(plain(keys.row(0, named=True), names), keys["len"][0])
+    return HotKey(plain(keys.row(0, named=True), names), keys["len"][0])

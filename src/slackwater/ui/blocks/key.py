@@ -56,8 +56,9 @@ class OneKey:
 def one_key(snapshot: Snapshot, given: inspect.Texts, told: Sequence[str] = ()) -> OneKey:
     """The windows of a key of the last stage. Raises StartError for a wrong key, and for a join."""
     last = snapshot.commit.stages[-1]
-    if last.fingerprint.get("kind") == "join":
-        raise StartError(f"{snapshot.commit.pipeline}: rows of a join have no window, so there is no page of a key")
+    if last.fingerprint.get("kind") in ("join", "rows"):
+        of = "a join" if last.fingerprint["kind"] == "join" else "a stage without state"
+        raise StartError(f"{snapshot.commit.pipeline}: rows of {of} have no window, so there is no page of a key")
     logic = logic_in(snapshot.commit, -1)
     key = inspect.key_of(logic, given)
     rows = inspect.rows_of(snapshot, logic, key, -1)

@@ -77,21 +77,21 @@ def _beside(kept: Sequence[Commit], at: int) -> tuple[Commit | None, Commit | No
     return before, after
 
 
-def _lap(manifest: Commit, before: Commit | None, after: Commit | None) -> Lap:
-    known = before is not None or manifest.epoch == 0
-    rows = fold.counters(manifest).rows_in - (0 if before is None else fold.counters(before).rows_in)
-    own, former, later = (_table(m) for m in (manifest, before, after))
+def _lap(commit: Commit, before: Commit | None, after: Commit | None) -> Lap:
+    known = before is not None or commit.epoch == 0
+    rows = fold.counters(commit).rows_in - (0 if before is None else fold.counters(before).rows_in)
+    own, former, later = (_table(m) for m in (commit, before, after))
     phases = {p: own[p] - former.get(p, 0) for p in BEFORE if p in own and known and (former or before is None)}
     phases |= {p: later[p] - own.get(p, 0) for p in BEHIND if p in later and own}
     # of a runner that stopped in between the next one cannot tell
     told = phases if phases.get("commit", 1) > 0 else {p: us for p, us in phases.items() if p in BEFORE}
-    since = None if before is None else manifest.committed_us - before.committed_us
-    return Lap(manifest.epoch, manifest.committed_us, rows if known else None, since, told)
+    since = None if before is None else commit.committed_us - before.committed_us
+    return Lap(commit.epoch, commit.committed_us, rows if known else None, since, told)
 
 
-def _table(manifest: Commit | None) -> Mapping[str, int]:
-    return {} if manifest is None else fold.counters(manifest).spent_us
+def _table(commit: Commit | None) -> Mapping[str, int]:
+    return {} if commit is None else fold.counters(commit).spent_us
 
 
-def _spent(manifest: Commit) -> int:
-    return sum(us for p, us in _table(manifest).items() if p in PHASES)
+def _spent(commit: Commit) -> int:
+    return sum(us for p, us in _table(commit).items() if p in PHASES)

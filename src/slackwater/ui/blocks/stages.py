@@ -20,9 +20,9 @@ class StageSeen:
     emitted: int
 
 
-def stages(manifest: Commit) -> tuple[StageSeen, ...]:
+def stages(commit: Commit) -> tuple[StageSeen, ...]:
     """Every stage, in order."""
-    return tuple(_stage(m) for m in manifest.stages)
+    return tuple(_stage(m) for m in commit.stages)
 
 
 def _stage(m: StageState) -> StageSeen:

@@ -66,6 +66,6 @@ def _lane(c: Clock, why: Why) -> Lane:
     )
 
 
-def _behind(manifest: Commit) -> int | None:
-    at = manifest.watermark_us
-    return None if at <= NO_WATERMARK else manifest.committed_us - at
+def _behind(commit: Commit) -> int | None:
+    at = commit.watermark_us
+    return None if at <= NO_WATERMARK else commit.committed_us - at

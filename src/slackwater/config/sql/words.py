@@ -1,4 +1,4 @@
-"""The words of Spark SQL that `sql_query` judges by; the names of functions are those of `SHOW FUNCTIONS` in Spark 4.3."""
+"""The words of Spark SQL that queries are judged by; the names of functions are those of `SHOW FUNCTIONS` in Spark 4.3."""
 
 from __future__ import annotations
 

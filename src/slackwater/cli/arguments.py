@@ -1,0 +1,18 @@
+"""Arguments that several commands take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-host",
+        metavar="NAME",
+        help="A name that clients may call this server by, beside localhost and numbers.",
+    ),
+]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline as TOML.")]

@@ -1,0 +1,103 @@
+"""Commands about a config: write one, check, test and explain it, compare it with its state."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slackwater.cli.arguments import File
+
+
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The config to write.")] = Path("pipeline.toml"),
+    sample: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--sample",
+            metavar="PATH",
+            help="A file or directory of JSON lines, CSV or Parquet to learn from, .gz too; two of them for a join.",
+        ),
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Where rows come from: files or kafka.")] = None,
+    kind: Annotated[str | None, typer.Option(help="session, tumbling, hopping or join.")] = None,
+    key: Annotated[
+        list[str] | None, typer.Option("--key", metavar="COLUMN", help="Group or join by it; may be repeated.")
+    ] = None,
+    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the event time.")] = None,
+    topic: Annotated[list[str] | None, typer.Option("--topic", help="Of kafka; two of them for a join.")] = None,
+    brokers: Annotated[str, typer.Option(help="Of kafka.")] = "localhost:9092",
+    name: Annotated[str | None, typer.Option(help="The pipeline's name, else the file's.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    no_test: Annotated[
+        bool, typer.Option("--no-test", help="Write no test beside it, tests/NAME.toml with rows of the sample.")
+    ] = False,
+) -> None:
+    """Write a first config, commented, that passes check; from a sample of the data if there is one, with a test."""
+    from slackwater.cli.init import Asked, init_file
+
+    paths, keys, topics = (tuple(given or ()) for given in (sample, key, topic))
+    init_file(Asked(file, source, kind, paths, keys, time, topics, brokers, name, force, not no_test))  # type: ignore[arg-type]
+
+
+def check(
+    file: File,
+    connect: Annotated[
+        bool,
+        typer.Option("--connect", help="Also look whether brokers, topics, databases and tables are there and fit."),
+    ] = False,
+) -> None:
+    """Check a config, without starting Spark unless --connect needs it."""
+    from slackwater.cli.describe import check_file
+
+    check_file(file, connect)
+
+
+def run_tests(
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE|DIR", help="A test, a pipeline with tests beside it, or a folder of either.")
+    ] = Path(),
+    update: Annotated[
+        bool, typer.Option("--update", help="Make the files expect what came; the rest of them stays.")
+    ] = False,
+) -> None:
+    """Run the tests beside a pipeline, tests/*.toml. Exit code 0: all as expected; 1: not; 2: a test or its config is wrong."""
+    from slackwater.cli.test import test_path
+
+    if code := test_path(path, update):
+        raise typer.Exit(code)
+
+
+def schema(
+    tests: Annotated[bool, typer.Option("--tests", help="Of the files that slackwater test runs.")] = False,
+) -> None:
+    """Print the JSON Schema of a config, with which editors complete keys and flag mistakes."""
+    from importlib import resources
+
+    if tests:
+        from slackwater.config import json_schema
+        from slackwater.testing.case import Case
+
+        sys.stdout.write(json_schema.text(json_schema.schema(Case, "A test of a Slackwater pipeline")))
+        return
+
+    sys.stdout.write(resources.files("slackwater.config").joinpath("slackwater.schema.json").read_text("utf-8"))
+
+
+def explain(file: File) -> None:
+    """Print the plan of a config: stages, state, delivery guarantee."""
+    from slackwater.cli.describe import explain_file
+
+    explain_file(file)
+
+
+def plan(
+    file: File,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines: one object.")] = False,
+) -> None:
+    """Compare a config with its state: what the next start keeps, migrates, or cannot use. Exit code 1 if it would refuse."""
+    from slackwater.cli.plan import plan_file
+
+    plan_file(file, as_json)

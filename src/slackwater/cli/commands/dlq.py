@@ -1,0 +1,50 @@
+"""Commands about dead letters."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from slackwater.cli.arguments import File
+
+group = typer.Typer(help="Look into the dead letters of a config, and apply them.", no_args_is_help=True)
+
+
+@group.command("list")
+def dlq_list(file: File) -> None:
+    """Count the dead letters, by reason and source."""
+    from slackwater.cli.dlq import list_file
+
+    list_file(file)
+
+
+@group.command("show")
+def dlq_show(
+    file: File,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many letters.")] = 10,
+    reason: Annotated[str | None, typer.Option(help="Only of this reason, as in late.")] = None,
+    source: Annotated[str | None, typer.Option(help="Only of this source.")] = None,
+) -> None:
+    """Print the newest dead letters with their content."""
+    from slackwater.cli.dlq import show_file
+
+    show_file(file, limit, reason, source)
+
+
+@group.command("replay")
+def dlq_replay(
+    file: File,
+    reason: Annotated[str | None, typer.Option(help="Only letters of this reason, as in late.")] = None,
+    epoch: Annotated[
+        str | None, typer.Option(metavar="A..B", help="Only letters of these epochs; A.. or ..B or one alone.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="At most so many, the oldest first.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would happen.")] = False,
+) -> None:
+    """Apply dead letters: late rows correct the windows they missed, bad rows are read again. Each one at most once."""
+    from slackwater.cli.dlq_replay import replay_file
+
+    replay_file(file, reason, epoch, limit, dry_run)

@@ -1,0 +1,48 @@
+"""Commands about an epoch that waits to be published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slackwater.cli.arguments import File
+
+group = typer.Typer(
+    help="Look at an epoch that was committed and is not published; try again, or set it aside.", no_args_is_help=True
+)
+Epoch = Annotated[int, typer.Argument(metavar="EPOCH", min=0, help="The epoch that outbox show names.")]
+
+
+@group.command("show")
+def outbox_show(
+    file: File, limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many rows.")] = 10
+) -> None:
+    """Which epoch waits to be published, and what it holds. Takes no lock."""
+    from slackwater.cli.outbox import show_file
+
+    show_file(file, limit)
+
+
+@group.command("retry")
+def outbox_retry(file: File, epoch: Epoch) -> None:
+    """Publish the epoch, as the next start would, and stop without reading anything."""
+    from slackwater.cli.outbox import retry_file
+
+    retry_file(file, epoch)
+
+
+@group.command("set-aside")
+def outbox_set_aside(
+    file: File,
+    epoch: Epoch,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="DIR", help="Keep them in Parquet files here, not in the dead letters."),
+    ] = None,
+) -> None:
+    """Keep the rows of an epoch that its target never takes in the dead letters, and let the next start go on after it."""
+    from slackwater.cli.outbox import set_aside_file
+
+    set_aside_file(file, epoch, to)

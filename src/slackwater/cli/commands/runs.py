@@ -1,0 +1,126 @@
+"""Commands that run pipelines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slackwater.cli.arguments import AllowHost, File
+
+
+def run(
+    file: File,
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="Process what is there now, then stop.")
+    ] = False,
+    flush: Annotated[
+        bool, typer.Option("--flush", help="At the end close all open windows (with --available-now).")
+    ] = False,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics; 0: a free port.")
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(help="Address to bind the metrics to.")] = "127.0.0.1",
+    allow_host: AllowHost = None,
+    status_every: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="At most one status line per so many seconds.")
+    ] = 1.0,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Start over: put the state aside and begin a new one.")
+    ] = False,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="OFFSETS",
+            help='With --rebuild: earliest, latest, or JSON per source, as {"clicks": "latest"}.',
+        ),
+    ] = None,
+    put_aside_output: Annotated[
+        bool,
+        typer.Option(
+            "--put-aside-output",
+            help="Where a state begins: move the files that another state of this pipeline left in the target.",
+        ),
+    ] = False,
+    keep_output: Annotated[
+        bool, typer.Option("--keep-output", help="Where a state begins: add rows beside those that another state left.")
+    ] = False,
+    otel: Annotated[
+        bool, typer.Option("--otel", help="Send metrics by OpenTelemetry, to OTEL_EXPORTER_OTLP_ENDPOINT.")
+    ] = False,
+    openlineage: Annotated[
+        bool, typer.Option("--openlineage", help="Send run events of OpenLineage, to OPENLINEAGE_URL.")
+    ] = False,
+    ui: Annotated[
+        bool, typer.Option("--ui", help="Serve its page on loopback beside it, and print the address.")
+    ] = False,
+    ui_port: Annotated[int, typer.Option(min=0, max=65535, help="Of --ui; 0: a free port.")] = 8086,
+) -> None:
+    """Run a pipeline until it is stopped (Ctrl-C), or until its input ends (--available-now)."""
+    from slackwater.cli.runner import run_file
+
+    run_file(
+        file,
+        available_now,
+        flush,
+        metrics_port,
+        metrics_host,
+        status_every,
+        rebuild,
+        begin,
+        put_aside_output,
+        keep_output,
+        allow_host or [],
+        otel=otel,
+        openlineage=openlineage,
+        ui_port=ui_port if ui else None,
+    )
+
+
+def backfill(
+    file: File,
+    since: Annotated[
+        str, typer.Option("--from", metavar="TIME", help="Windows that start at or after it (ISO 8601, UTC).")
+    ],
+    until: Annotated[str, typer.Option("--to", metavar="TIME", help="Windows that start before it.")],
+    partial: Annotated[bool, typer.Option("--partial", help="Also write windows that reach out of the range.")] = False,
+    into: Annotated[
+        str | None, typer.Option(metavar="PATH_OR_TABLE", help="Write there, not into the pipeline's own target.")
+    ] = None,
+    slack: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="How far the time of a Kafka record may be from its event time."),
+    ] = None,
+) -> None:
+    """Run a pipeline over bounded history into its target, beside the live one and its state."""
+    from slackwater.cli.backfill import backfill_file
+
+    backfill_file(file, since, until, partial, into, slack)
+
+
+def demo(
+    keep: Annotated[Path | None, typer.Option(help="Keep the demo's files in this new directory.")] = None,
+    rows: Annotated[int, typer.Option(min=1000, help="How many clicks to generate.")] = 60_000,
+    ui: Annotated[
+        bool, typer.Option("--ui", help="Serve the page of both pipelines at the end, until Ctrl-C.")
+    ] = False,
+    ui_port: Annotated[int, typer.Option(min=0, max=65535, help="Of --ui; 0: a free port.")] = 8086,
+) -> None:
+    """Sessions and five-minute counts over a generated click stream, in under a minute."""
+    from slackwater.cli.demo import run_demo
+
+    run_demo(keep, rows, ui_port if ui else None)
+
+
+def demo_kafka(
+    rows: Annotated[int, typer.Option(min=10_000, help="How many clicks to produce.")] = 60_000,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave Kafka and Postgres up until Ctrl-C, to look at them.")
+    ] = False,
+) -> None:
+    """Kafka to Postgres on this machine: sessions, a runner that is killed twice, and nothing lost."""
+    from slackwater.cli.demo_kafka import run_demo
+
+    run_demo(rows, keep)

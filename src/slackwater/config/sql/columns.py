@@ -1,0 +1,72 @@
+"""Columns by name and type, the tables of one SELECT, and what is found while they are looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns by name, with their types as Spark prints them (None: unknown). `closed`: there are no others.
+
+    `bounds`: those, case-folded, by which rows may be put together (see `config.bounds`), as far as they are followed here.
+    """
+
+    types: Mapping[str, str | None] = field(default_factory=dict)
+    closed: bool = False
+    bounds: frozenset[str] = frozenset()
+
+    def has(self, name: str) -> bool:
+        return name.casefold() in (known.casefold() for known in self.types)
+
+    def type_of(self, name: str) -> str | None:
+        return next((t for known, t in self.types.items() if known.casefold() == name.casefold()), None)
+
+
+UNKNOWN = Columns()
+
+
+@dataclass
+class Findings:
+    """What was found in one text: mistakes, what looks beyond the row, and what could not be judged."""
+
+    problems: list[str] = field(default_factory=list)
+    beyond: set[str] = field(default_factory=set)
+    unsure: list[str] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)  # names of tables that may be in a catalog
+
+
+@dataclass
+class Scope:
+    """The tables of one SELECT by alias, and the aliases of its list that further items may use."""
+
+    tables: list[tuple[str, Columns]]
+    aliases: dict[str, str | None] = field(default_factory=dict)
+    merged: set[str] = field(default_factory=set)  # columns of USING: both tables have them
+    natural: bool = False
+    groups: bool = False  # some of the rows may be put together by a bound
+    grouped: bool = False  # they are: an aggregate is at home here
+
+    @property
+    def closed(self) -> bool:
+        return all(columns.closed for _, columns in self.tables)
+
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(name for _, columns in self.tables for name in columns.types))
+
+
+def made(names: Sequence[str]) -> Columns:
+    """The columns that a table function makes, where they are named."""
+    return Columns(dict.fromkeys(names), bool(names))
+
+
+def renamed(columns: Columns, names: Sequence[str]) -> Columns:
+    """The same columns by the names of an alias, `AS t(a, b)`."""
+    if not names:
+        return columns
+    if len(names) != len(columns.types) or not columns.closed:
+        any_of_them = frozenset(map(str.casefold, names)) if columns.bounds else frozenset[str]()
+        return Columns(dict.fromkeys(names), True, any_of_them)
+    bounds = {new.casefold() for new, old in zip(names, columns.types, strict=True) if old.casefold() in columns.bounds}
+    return Columns(dict(zip(names, columns.types.values(), strict=True)), columns.closed, frozenset(bounds))

@@ -1,0 +1,140 @@
+"""The names in expressions over the tables of one SELECT: columns and functions that are not there, and what looks beyond the row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from slackwater.config.bounds import AGGREGATE, WINDOW
+from slackwater.config.spelling import near, nearest
+from slackwater.config.sql import grouped
+from slackwater.config.sql.columns import Scope
+from slackwater.config.sql.words import AGGREGATES, CHANGING, FUNCTIONS, WITHOUT_PARENTHESES
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Reads expressions over one scope; `problems` gets what is wrong, `beyond` what looks beyond the row."""
+
+    scope: Scope
+    problems: list[str]
+    beyond: set[str]
+
+    def judge(self, node: exp.Expr) -> None:
+        """Note names that are not there, and functions that look beyond the row."""
+        from sqlglot import exp
+
+        if isinstance(node, exp.Subquery | exp.Select | exp.SetOperation):
+            self.beyond.add("a subquery")
+            return
+        if isinstance(node, exp.Exists) and isinstance(node.this, exp.Query):
+            self.beyond.add("a subquery (EXISTS)")
+            return
+        if isinstance(node, exp.In) and node.args.get("query"):
+            self.beyond.add("a subquery (IN)")
+            self.judge(node.this)
+            return
+        if isinstance(node, exp.Window):
+            if not grouped.is_by(node.args.get("partition_by") or (exp.null(),), {}, self.scope):
+                self.beyond.add(WINDOW)
+                return
+            replace(self, scope=replace(self.scope, grouped=True)).judge_parts(node)
+            return
+        if isinstance(node, exp.Column):
+            self._column(node)
+            return
+        self._function(node)
+        self.judge_parts(node)
+
+    def judge_parts(self, node: exp.Expr) -> None:
+        """The same of what a node is made of."""
+        for child in node.iter_expressions():
+            self.judge(child)
+
+    def _function(self, node: exp.Expr) -> None:
+        from sqlglot import exp
+
+        name = type(node).__name__
+        if isinstance(node, exp.Anonymous) and isinstance(node.this, str) and not isinstance(node.parent, exp.Dot):
+            name = node.this.lower()
+            if name not in FUNCTIONS:
+                self.problems.append(f'function "{node.this}" is not there{near(name, FUNCTIONS)}')
+        if name in AGGREGATES and not self.scope.grouped:
+            self.beyond.add(AGGREGATE)
+        if name in CHANGING:
+            spelled = CHANGING[name]
+            bare = spelled.removesuffix("()")
+            if bare in WITHOUT_PARENTHESES and (not self.scope.closed or bare in map(str.casefold, self.scope.names())):
+                return  # may be a column
+            self.beyond.add(spelled)
+
+    def _column(self, node: exp.Column) -> None:
+        """Report a column that none of the tables has, or that several have."""
+        from sqlglot import exp
+
+        parts = [part.name for part in node.parts]
+        if isinstance(node.this, exp.Star):
+            self._star(node)
+            return
+        first = parts[0].casefold()
+        if first in self.scope.aliases or first in WITHOUT_PARENTHESES or first in _variables(node):
+            return
+        tables = [columns for alias, columns in self.scope.tables if alias == first and alias]
+        if len(parts) > 1 and tables:
+            if any(not columns.closed or columns.has(parts[1]) for columns in tables):
+                return
+            if any(columns.has(first) for _, columns in self.scope.tables) or not self.scope.closed:
+                return
+            theirs = dict.fromkeys(name for columns in tables for name in columns.types)
+            self._report(f'column "{parts[0]}.{parts[1]}" is not there{nearest(parts[1], theirs)}')
+            return
+        holders = [alias for alias, columns in self.scope.tables if columns.has(first)]
+        if not holders:
+            if self.scope.closed and not isinstance(node.parent, exp.Kwarg | exp.PropertyEQ):
+                names = self.scope.names()
+                if len(parts) > 1 and not near(parts[0], names):
+                    spelled = ".".join(parts[:2])
+                    aliases = [alias for alias, _ in self.scope.tables if alias]
+                    self._report(
+                        f'"{spelled}": there is no table and no column "{parts[0]}"{nearest(parts[0], aliases)}'
+                    )
+                    return
+                self._report(f'column "{parts[0]}" is not there{nearest(parts[0], names)}')
+        elif (
+            len(holders) > 1
+            and self.scope.closed
+            and first not in self.scope.merged
+            and not self.scope.natural
+            and all(holders)
+        ):
+            places = " and ".join(f"{alias}.{parts[0]}" for alias in holders)
+            self._report(f'column "{parts[0]}" is ambiguous: it may be {places}; write one of them')
+
+    def _star(self, node: exp.Column) -> None:
+        owner = node.parts[0].name
+        if not self.scope.closed or len(node.parts) > 2:
+            return
+        if any(alias == owner.casefold() or columns.has(owner) for alias, columns in self.scope.tables):
+            return
+        self._report(
+            f'"{owner}.*": there is no table "{owner}"{nearest(owner, [alias for alias, _ in self.scope.tables if alias])}'
+        )
+
+    def _report(self, line: str) -> None:
+        if line not in self.problems:
+            self.problems.append(line)
+
+
+def _variables(node: exp.Expr) -> Iterator[str]:
+    """The variables of the lambdas around a node."""
+    from sqlglot import exp
+
+    parent = node.parent
+    while parent is not None:
+        if isinstance(parent, exp.Lambda):
+            yield from (variable.name.casefold() for variable in parent.expressions)
+        parent = parent.parent

@@ -1,0 +1,237 @@
+"""What a SQL text does with the columns it is given, without Spark: names that are not there, rows looked beyond, what comes out.
+
+Whatever is not understood for certain is not judged: an unknown table, type or construct makes columns unknown, never wrong.
+`Spark` resolves names as this does: without regard to case, lateral aliases included; what comes out keeps its spelling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from slackwater.config.bounds import AGGREGATE
+from slackwater.config.spelling import near
+from slackwater.config.sql import grouped
+from slackwater.config.sql.columns import UNKNOWN, Columns, Findings, Scope, made, renamed
+from slackwater.config.sql.names import Judge
+from slackwater.config.sql.output import comes_out, type_of
+from slackwater.config.sql.text import DEEP, NotUnderstood, SyntaxFault, parsed
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+
+def query(sql: str, tables: Mapping[str, Columns], found: Findings, rows: Sequence[str] = ()) -> Columns:
+    """The columns that come out of a query over these tables. `rows`: names that people give `source` by mistake."""
+    try:
+        tree = parsed(sql)
+    except SyntaxFault as fault:
+        found.problems.append(str(fault))
+        return UNKNOWN
+    except NotUnderstood as why:
+        found.unsure.append(str(why))
+        return UNKNOWN
+    known = {name.casefold(): _Table(columns, set()) for name, columns in tables.items()}
+    try:
+        groups = any(columns.bounds for columns in tables.values())
+        return _Reader(found, tuple(tables), tuple(rows), groups).visit(tree, known, found.beyond)
+    except RecursionError:
+        found.unsure.append(DEEP)
+        return UNKNOWN
+
+
+def expression(text: str, columns: Columns, found: Findings) -> str | None:
+    """The type of an expression over one row's columns, None where it is unknown."""
+    from sqlglot import exp
+
+    try:
+        tree = parsed(f"SELECT {text}")
+    except SyntaxFault as fault:
+        found.problems.append(str(fault))
+        return None
+    except NotUnderstood as why:
+        found.unsure.append(str(why))
+        return None
+    if not isinstance(tree, exp.Select) or len(tree.expressions) != 1 or set(_given(tree)) - {"expressions"}:
+        found.problems.append("is no single expression")
+        return None
+    (one,) = tree.expressions
+    if isinstance(one, exp.Alias | exp.Aliases):
+        found.problems.append("is no expression")
+        return None
+    scope = Scope([("", columns)])
+    try:
+        Judge(scope, found.problems, found.beyond).judge(one)
+        return type_of(one, scope)
+    except RecursionError:
+        found.unsure.append(DEEP)
+        return None
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What may be read by a name: its columns, and what of it looks beyond the row."""
+
+    columns: Columns
+    beyond: set[str]
+
+
+def _given(node: exp.Expr) -> dict[str, Any]:
+    return {key: value for key, value in node.args.items() if value not in (None, False, [])}
+
+
+@dataclass
+class _Reader:
+    """Walks a query from its tables to what it selects. `tables`: their names; `rows`: names that people give `source`."""
+
+    found: Findings
+    tables: tuple[str, ...]
+    rows: tuple[str, ...]
+    groups: bool = False  # some of the rows may be put together by a bound
+
+    def visit(self, node: exp.Expr, known: Mapping[str, _Table], beyond: set[str]) -> Columns:
+        """The columns of a query; notes what is wrong in it."""
+        from sqlglot import exp
+
+        with_: Any = node.args.get("with_")
+        if with_ is not None and with_.args.get("recursive"):
+            return self._unsure("a recursive WITH")
+        for cte in with_.expressions if with_ is not None else ():
+            own: set[str] = set()
+            columns = renamed(self.visit(cte.this, known, own), cte.alias_column_names)
+            known = {**known, cte.alias.casefold(): _Table(columns, own)}
+        for key, what in (("order", "ORDER BY"), ("sort", "ORDER BY"), ("limit", "LIMIT"), ("offset", "OFFSET")):
+            if node.args.get(key):
+                beyond.add(what)
+        if isinstance(node, exp.Subquery):
+            inner = self.visit(node.this, known, beyond) if not isinstance(node.this, exp.Table) else UNKNOWN
+            return UNKNOWN if node.args.get("pivots") else inner
+        if isinstance(node, exp.SetOperation):
+            return self._set(node, known, beyond)
+        if isinstance(node, exp.Select):
+            return self._select(node, known, beyond)
+        return self._unsure(f"{node.key.upper()}")
+
+    def _unsure(self, what: str) -> Columns:
+        self.found.unsure.append(f"{what} is not understood here")
+        return UNKNOWN
+
+    def _set(self, node: exp.SetOperation, known: Mapping[str, _Table], beyond: set[str]) -> Columns:
+        from sqlglot import exp
+
+        left, right = self.visit(node.left, known, beyond), self.visit(node.right, known, beyond)
+        if isinstance(node, exp.Union):
+            if node.args.get("distinct"):
+                beyond.add("DISTINCT")
+        else:
+            beyond.add(node.key.upper())
+        if node.args.get("by_name") or not (left.closed and right.closed) or len(left.types) != len(right.types):
+            return Columns(dict.fromkeys(left.types), left.closed and not node.args.get("by_name"), left.bounds)
+        pairs = zip(left.types.items(), right.types.values(), strict=True)
+        return Columns({name: a if a == b else None for (name, a), b in pairs}, True, left.bounds)
+
+    def _select(self, node: exp.Select, known: Mapping[str, _Table], beyond: set[str]) -> Columns:
+        from sqlglot import exp
+
+        if node.args.get("distinct"):
+            beyond.add("DISTINCT")
+        source = node.args.get("from_")
+        scope = Scope([], groups=self.groups)
+        judge = Judge(scope, self.found.problems, beyond)
+        if source is not None:
+            self._table(source.this, known, scope, beyond)
+        for join in node.args.get("joins") or ():
+            self._join(join, known, scope, beyond)
+        for lateral in node.args.get("laterals") or ():
+            judge.judge_parts(lateral.this)
+            scope.tables.append((lateral.alias.casefold(), made(lateral.alias_column_names)))
+        if node.args.get("where") is not None:
+            judge.judge(node.args["where"].this)
+        group: Any = node.args.get("group")
+        scope.grouped = group is not None and grouped.is_by(group.expressions, grouped.aliases(node), scope)
+        if (group is not None or node.args.get("having")) and not scope.grouped:
+            beyond.add(AGGREGATE)
+        if node.args.get("windows") or node.args.get("qualify") or node.args.get("match"):
+            return self._unsure("WINDOW or QUALIFY")
+        types: dict[str, str | None] = {}
+        closed = True
+        for item in node.expressions:
+            plain = item.this if isinstance(item, exp.Alias | exp.Aliases) else item
+            judge.judge(plain)
+            more, complete = comes_out(item, scope)
+            types |= more
+            closed = closed and complete
+            if isinstance(item, exp.Alias):
+                scope.aliases[item.alias.casefold()] = type_of(plain, scope)
+        return Columns(types, closed, grouped.bounds(node, scope))
+
+    # -- FROM ----------------------------------------------------------------------------------------------------
+
+    def _table(self, node: exp.Expr, known: Mapping[str, _Table], scope: Scope, beyond: set[str]) -> None:
+        from sqlglot import exp
+
+        columns, alias = UNKNOWN, ""
+        if isinstance(node, exp.Lateral) and not node.args.get("view"):
+            beyond.add("a lateral subquery")
+        if isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
+            alias = node.alias_or_name
+            columns = self._named(node, known, beyond)
+        elif isinstance(node, exp.Subquery) and not isinstance(node.this, exp.Table):
+            alias = node.alias
+            columns = self.visit(node, known, beyond)
+        elif isinstance(node, exp.Values | exp.Lateral | exp.Unnest | exp.Table):
+            alias = node.alias
+            columns = made(node.alias_column_names)
+        else:
+            alias = getattr(node, "alias", "")
+        if node.args.get("sample"):
+            beyond.add("TABLESAMPLE")
+        if node.args.get("pivots"):
+            columns = UNKNOWN
+            if not all(pivot.args.get("unpivot") for pivot in node.args["pivots"]):
+                beyond.add("PIVOT")
+        if isinstance(node, exp.Table | exp.Subquery):
+            columns = renamed(columns, node.alias_column_names)
+        scope.tables.append((alias.casefold(), columns))
+        for join in node.args.get("joins") or ():
+            self._join(join, known, scope, beyond)
+
+    def _named(self, node: exp.Table, known: Mapping[str, _Table], beyond: set[str]) -> Columns:
+        name = node.name
+        if node.db or node.catalog:
+            self.found.unsure.append(
+                f'table "{node.catalog + "." if node.catalog else ""}{node.db}.{name}" is of a catalog'
+            )
+            return UNKNOWN
+        table = known.get(name.casefold())
+        if table is not None:
+            beyond |= table.beyond
+            return table.columns
+        if name.casefold() in (row.casefold() for row in self.rows):
+            self.found.problems.append(
+                f'reads "{name}", which is the name of a source; in the SQL its rows are called source'
+            )
+        else:
+            names = self.tables
+            hint = near(name, names)
+            if hint:
+                self.found.problems.append(f'reads "{name}", which is not there{hint}')
+            else:
+                self.found.assumed.append(name)
+        return UNKNOWN
+
+    def _join(self, join: exp.Join, known: Mapping[str, _Table], scope: Scope, beyond: set[str]) -> None:
+        side, kind = join.side.upper(), join.kind.upper()
+        if side in ("RIGHT", "FULL") and kind not in ("SEMI", "ANTI"):
+            beyond.add(f"{side} OUTER JOIN (write source LEFT JOIN lookup)")
+        before = len(scope.tables)
+        self._table(join.this, known, scope, beyond)
+        if join.method.upper() == "NATURAL":
+            scope.natural = True
+        for name in join.args.get("using") or ():
+            scope.merged.add(name.name.casefold())
+        if join.args.get("on"):
+            Judge(scope, self.found.problems, beyond).judge(join.args["on"])
+        if kind in ("SEMI", "ANTI"):  # only its condition sees the other table
+            del scope.tables[before:]

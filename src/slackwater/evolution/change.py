@@ -1,0 +1,93 @@
+"""A difference between a state and a config, with its verdict, and what all of them together mean for the next start.
+
+compatible   the state stays as it is: the next start goes on by the new config
+migrated     the next start writes the state anew, in an epoch of its own (`evolution.migrate`)
+rebuild      what is needed was not kept: only a start from scratch (`run --rebuild`) has it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from slackwater.config.spelling import show_duration
+from slackwater.errors import StateError
+
+COMPATIBLE, MIGRATED, REBUILD = "compatible", "migrated", "rebuild"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference. `before`, `after`: of the state and of the config; None for nothing. `how`: what a start does, or why not.
+
+    `level`: how a start tells it.
+    """
+
+    what: str
+    before: Any
+    after: Any
+    verdict: str
+    how: str
+    level: str = "info"
+
+    @property
+    def line(self) -> str:
+        """The change in one line, without its verdict."""
+        return f"{self.what}: state has {shown(self.what, self.before)}, config has {shown(self.what, self.after)}: {self.how}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All differences between a state and a config; `kind`: "window", "join" or "stage". `waits`: why the start must be put off."""
+
+    pipeline: str
+    epoch: int
+    kind: str
+    changes: tuple[Change, ...]
+    waits: str | None = None
+
+    def of(self, verdict: str) -> list[Change]:
+        return [c for c in self.changes if c.verdict == verdict]
+
+    @property
+    def migrates(self) -> bool:
+        """Whether the next start writes the state anew."""
+        return bool(self.of(MIGRATED))
+
+    @property
+    def startable(self) -> bool:
+        return not self.of(REBUILD) and self.waits is None
+
+    @property
+    def sum(self) -> str:
+        """What becomes of it, in one line."""
+        state, count = f"state in epoch {self.epoch}", len(self.changes)
+        if reasons := self.of(REBUILD):
+            return f"{state} needs a rebuild because of {', '.join(c.what for c in reasons)}: slackwater run FILE --rebuild"
+        if self.waits is not None:
+            return f"{state}: {self.waits}"
+        if not count:
+            return f"{state}: nothing changed"
+        migrated = len(self.of(MIGRATED))
+        how = f"{migrated} of them migrated in an epoch of its own" if migrated else "all compatible"
+        if count == 1:
+            how = "migrated in an epoch of its own" if migrated else "compatible"
+        return f"{state}: {count} change{'s' if count > 1 else ''}, {how}: the next start carries {'them' if count > 1 else 'it'} out"
+
+    def check(self) -> None:
+        """Raise StateError if the state cannot go on by this config."""
+        reasons = self.of(REBUILD)
+        if reasons:
+            raise StateError(
+                f"{self.pipeline}: the state in epoch {self.epoch} was written for another {self.kind} "
+                f"({'; '.join(c.line for c in reasons)}); change the config back, or start over with: slackwater run FILE --rebuild"
+            )
+
+
+def shown(what: str, value: Any) -> str:
+    """A value as people write it."""
+    if value is None:
+        return "none"
+    if what.endswith("_ms") and isinstance(value, int) and not isinstance(value, bool):
+        return show_duration(value)
+    return str(value)

@@ -1,0 +1,253 @@
+"""What a config changes about one stage of a state: the difference of a window, or of a join, key by key.
+
+Only a start knows the types of the columns that come out of the SQL; without them those that the state knows count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+from slackwater.config.aggregation import Aggregation
+from slackwater.config.aggregator import UnfitError
+from slackwater.config.join import Join
+from slackwater.config.step import Step as Spec
+from slackwater.config.step import allowed_ms
+from slackwater.config.window import Window
+from slackwater.core.dispatch import unregistered
+from slackwater.core.schema import Field
+from slackwater.core.words import plural
+from slackwater.evolution import migrate, restore
+from slackwater.evolution.change import COMPATIBLE, MIGRATED, REBUILD, Change
+from slackwater.evolution.texts import BY_KEY, emission_text, moved
+from slackwater.operators.base import Operator
+from slackwater.operators.windowed import Windowed
+from slackwater.state.commit import Commit, StageState
+from slackwater.windows.aggregations import Agg
+from slackwater.windows.aggregations.custom import custom
+from slackwater.windows.logic import allowed_us
+
+
+@dataclass(frozen=True)
+class StageComparison:
+    """One step: as the state has it (`state`, of `commit`) and as the config has it; `made` with all types, where they are known."""
+
+    step: Spec
+    commit: Commit
+    state: StageState
+    made: Operator | None
+    prefix: str
+
+    @property
+    def rows(self) -> int:
+        return sum(m.rows for m in self.state.metas)
+
+    @property
+    def open(self) -> int:
+        return sum(self.state.windows) or sum(sum(groups) for groups in self.state.panes.values())
+
+    def change(self, what: str, before: Any, after: Any, verdict: str, how: str) -> Change:
+        return Change(self.prefix + what, before, after, verdict, how)
+
+    def changes(self) -> Iterator[Change]:
+        wrote = self.state.fingerprint
+        was, now = (KINDS.get(str(kind), "window") for kind in (wrote.get("kind"), _kind(self.step)))
+        if was != now:
+            how = f"{self.rows:,} state rows are of a {was}"
+            if was == "stage":
+                was, how = "stage without state", "the rows that were read so far are gone"
+            yield self.change("kind", was, now if now != "stage" else "stage without state", REBUILD, how)
+        elif isinstance(self.step, Join):
+            yield from self._join(self.step)
+        elif isinstance(self.step, Window):
+            yield from self._window(self.step)
+
+    # -- windows -------------------------------------------------------------------------------------------------
+
+    def _window(self, new: Window) -> Iterator[Change]:
+        wrote, old = self.state.fingerprint, migrate.described_window(self.state)
+        if old is not None:
+            restore.check_described(self.commit, self.state, old)
+        lost = False
+        for key in ("kind", "duration_ms", "hop_ms", "offset_ms"):
+            if wrote.get(key) != getattr(new, key):
+                lost = True
+                how = f"{self.rows:,} state rows are counted by the former windows and cannot be divided anew"
+                yield self.change(key, wrote.get(key), getattr(new, key), REBUILD, how)
+        yield from self._keys(new)
+        if not lost:
+            yield from self._session(new)
+        yield from self._aggregations(new, old)
+        yield from self._settings(new, old)
+
+    def _columns(self) -> Mapping[str, Field]:
+        """The columns whose types are known."""
+        if self.made is not None:
+            return _read_by(self.made)
+        assert isinstance(self.step, Window)
+        return restore.columns_of(self.state, self.step)
+
+    def _keys(self, new: Window) -> Iterator[Change]:
+        was, columns = list(self.state.fingerprint.get("keys", [])), self._columns()
+        now = [f"{k} {columns[k].type}" if k in columns else k for k in new.group_by]
+        if was != now:
+            how = f"{self.rows:,} state rows are kept by the former keys, and these are part of where a row is found"
+            yield self.change("keys", was, now, REBUILD, how)
+
+    def _session(self, new: Window) -> Iterator[Change]:
+        wrote = self.state.fingerprint
+        gap, cap = wrote.get("gap_ms"), wrote.get("max_session_duration_ms")
+        after, above = new.gap_ms, new.max_session_duration_ms
+        known = bool(self.state.described)
+        if gap != after and isinstance(gap, str) and isinstance(after, str):
+            yield self.change(
+                "gap_ms", gap, after, COMPATIBLE, "rows bring it from the next start on; what was read keeps its own"
+            )
+        elif gap != after and (isinstance(gap, str) or isinstance(after, str)):
+            how = f"what the {self.rows:,} state rows reach to was kept in another form: by row, or by one gap for all"
+            yield self.change("gap_ms", gap, after, REBUILD, how)
+        elif gap != after:
+            yield self._if_described("gap_ms", gap, after, known, moved(int(gap or 0), int(after or 0), self.open))
+        if cap == above:
+            return
+        if int(above or 0) < int(cap or 0):
+            how = f"{self.open:,} open sessions may be longer by now, and what was counted together cannot be cut"
+            yield self.change("max_session_duration_ms", cap, above, REBUILD, how)
+        else:
+            how = f"{self.open:,} open sessions may grow to it; those that were cut stay cut"
+            yield self._if_described("max_session_duration_ms", cap, above, known, how)
+
+    def _if_described(self, what: str, before: Any, after: Any, known: bool, how: str) -> Change:
+        """Migrated, if the state says by which window its rows are to be read."""
+        if known:
+            return self.change(what, before, after, MIGRATED, how)
+        why = "the state was written by a version, or for a class of your own, that does not let it describe its window"
+        return self.change(what, before, after, REBUILD, why)
+
+    def _aggregations(self, new: Window, old: Window | None) -> Iterator[Change]:
+        was = dict(self.state.fingerprint.get("aggregations", {}))
+        columns, known = self._columns(), bool(self.state.described)
+        described = self.state.described.get("window", {}).get("aggregations", ())
+        policies = {a.get("as"): a.get("on_overflow", "fail") for a in described}
+        for spec in new.aggregations:
+            what, now = f'aggregation "{spec.as_}"', _fingerprint(spec, columns)
+            if spec.as_ not in was:
+                yield self._added(what, spec, now, known)
+            elif now != was[spec.as_] and (now is not None or known):
+                how = f"{self.rows:,} state rows hold the former; give the new one another name to start it beside the windows there are"
+                yield self.change(what, was[spec.as_], now or spec.call, REBUILD, how)
+            elif (before := policies.get(spec.as_, spec.on_overflow)) != spec.on_overflow:
+                how = "results from the next start on that do not fit their type"
+                yield self.change(f"{what} on_overflow", before, spec.on_overflow, COMPATIBLE, how)
+        for name in was.keys() - {a.as_ for a in new.aggregations}:
+            how = f"it is taken out of {self.rows:,} state rows; a table keeps the column, and new rows leave it empty"
+            yield self._if_described(f'aggregation "{name}"', was[name], None, known, how)
+
+    def _added(self, what: str, spec: Aggregation, now: str | None, known: bool) -> Change:
+        problem = _without_beginning(spec)
+        if problem is not None:
+            how = f"{problem}: the {self.open:,} open windows could not begin with it"
+            return self.change(what, None, now or spec.call, REBUILD, how)
+        kind = "" if now is not None else " (the types of its columns are found out at the start)"
+        how = (
+            f"{self.open:,} open windows have it of the rows from the next start on only: NULL if none comes, a count 0, a list empty"
+            f"{kind}; a table needs the column"
+        )
+        return self._if_described(what, None, now or spec.call, known, how)
+
+    def _settings(self, new: Spec, old: Spec | None) -> Iterator[Change]:
+        """All that the fingerprint does not hold. What rewrites the state is its emission."""
+        was, now = restore.emission_of(self.state), _emission(new)
+        rewrites, told = was != now, False
+        assumed = self.state.described.get("assumed", ())  # no config said so
+        for key in type(new).KINDS if old is not None else ():
+            if key not in BY_KEY or key in assumed:
+                continue
+            before, after = getattr(old, key, None), getattr(new, key)
+            if before == after:
+                continue
+            verdict = COMPATIBLE
+            if rewrites and key in ("emit", "late_data", "allowed_lateness_ms", "lateness_ms"):
+                verdict, told = MIGRATED, True
+            yield self.change(key, before, after, verdict, BY_KEY[key](before, after, self.state))
+        if rewrites and not told:
+            yield self.change("emission", was, now, MIGRATED, emission_text(self.rows))
+
+    # -- joins ---------------------------------------------------------------------------------------------------
+
+    def _join(self, new: Join) -> Iterator[Change]:
+        wrote = self.state.fingerprint
+        now = _of_join(new, wrote) if self.made is None else restore.fingerprint(self.made)
+        why = {
+            "outer": "whether a row found a partner was not kept of the other side",
+            "bounds_us": "rows outside of the former bounds are gone, and pairs within the new ones were not looked for",
+            "keys": "rows were put together by the former keys",
+            "columns": "rows in the state have the former columns",
+        }
+        for key, how in why.items():
+            if wrote.get(key) != now[key]:
+                yield self.change(key, wrote.get(key), now[key], REBUILD, f"{how} ({plural(self.rows, 'row')})")
+        described = self.state.described.get("join")
+        old = None if described is None else Join.draft(dict(described), "state", "", [])
+        yield from self._settings(new, old)
+
+
+KINDS = {"join": "join", "rows": "stage"}  # of a fingerprint -> what it is called; else it is a window
+
+
+def _kind(step: Spec) -> str:
+    """The kind of a step as fingerprints have it."""
+    return "join" if isinstance(step, Join) else step.kind
+
+
+@singledispatch
+def _read_by(operator: Operator) -> Mapping[str, Field]:
+    """The columns of the rows that a window reads."""
+    unregistered(operator, "slackwater.evolution.compare_stage")
+
+
+@_read_by.register(Windowed)
+def _(operator: Windowed) -> Mapping[str, Field]:
+    return {f.name: f for f in (*operator.keys, *(i.source for i in operator.inputs))}
+
+
+def _of_join(new: Join, wrote: Mapping[str, Any]) -> dict[str, Any]:
+    """The fingerprint as far as a config without types tells: what it leaves open is as it was."""
+    names = [list(new.left_keys), list(new.right_keys)]
+    former = [[k.rpartition(" ")[0] for k in side] for side in wrote.get("keys", ())]
+    return {
+        "outer": [side for side, outer in zip(("left", "right"), new.outer, strict=True) if outer],
+        "bounds_us": [1000 * ms for ms in new.bounds_ms],
+        "keys": wrote.get("keys") if former == names else names,
+        "columns": wrote.get("columns"),
+    }
+
+
+def _emission(step: Spec) -> dict[str, Any]:
+    """As `restore.emission`, of a spec."""
+    if isinstance(step, Window):
+        return {"updates": step.emit == "updates", "retain_us": 0 if step.emit == "final" else allowed_us(step)}
+    return {"updates": False, "retain_us": 1000 * allowed_ms(step)}
+
+
+def _fingerprint(spec: Aggregation, columns: Mapping[str, Field]) -> str | None:
+    """What its accumulators depend on; None if a column's type is not known."""
+    names = [*([spec.column] if spec.column else []), *spec.further_columns()]
+    if any(n not in columns for n in names):
+        return None
+    first = columns[spec.column] if spec.column else None
+    return Agg(spec, first, tuple(columns[n] for n in spec.further_columns())).fingerprint()
+
+
+def _without_beginning(spec: Aggregation) -> str | None:
+    """Why an aggregation has no accumulators of no rows; None if it has."""
+    if spec.builtin:
+        return None
+    made = spec.aggregator()
+    try:
+        custom(spec, tuple(Field(n, t) for n, t in made.inputs.items())).neutral()
+    except UnfitError as unfit:
+        return str(unfit)
+    return None

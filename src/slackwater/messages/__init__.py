@@ -1,0 +1,38 @@
+"""What messages mean and what to do about them, by families. `docs/messages.md` is made of this and of the sources.
+
+A message belongs to the first family of its class (or of the class above it) of which a pattern is in its text; a family
+without patterns takes what the others leave. So a new message needs an entry of its own only where none says what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slackwater.messages import of_commands, of_config, of_epochs, of_state, of_systems, of_warnings
+from slackwater.messages.family import WARNING as WARNING
+from slackwater.messages.family import Family as Family
+
+PAGE = "docs/messages.md"
+FAMILIES: Sequence[Family] = (  # the first that fits counts
+    *of_config.FAMILIES,
+    *of_state.FAMILIES,
+    *of_systems.FAMILIES,
+    *of_commands.FAMILIES,
+    *of_epochs.FAMILIES,
+    *of_warnings.FAMILIES,
+)
+
+
+def family(kinds: Sequence[str], text: str) -> Family | None:
+    """Of a message: `kinds` are the names of its class and those above it, or `WARNING`."""
+    for kind in kinds:
+        for found in FAMILIES:
+            if kind in found.of and found.takes(text):
+                return found
+    return None
+
+
+def place(kinds: Sequence[str], text: str) -> str | None:
+    """The page and heading about a message; None of a class that has none."""
+    found = family(kinds, text)
+    return None if found is None else f"{PAGE}#{found.anchor}"

@@ -1,0 +1,132 @@
+"""Questions and commands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slackwater.messages.family import START, Family
+
+FAMILIES: Sequence[Family] = (
+    Family(
+        "A join has no windows",
+        START,
+        "The question is about windows, keys of windows or corrections, and the pipeline is a join, whose rows are "
+        "final, or SQL alone, which keeps none.",
+        "`slackwater explain FILE` and `slackwater why FILE` say what a join keeps and for how long: [joins](joins.md).",
+        (
+            "rows of a join",
+            "have no window",
+            "rows go on as they come",
+            "no row is late in a pipeline",
+            "this is a join",
+            "describes a join",
+            "found a join",
+            "the windows are .*, not sessions",
+            "a join has one",
+        ),
+    ),
+    Family(
+        "Letters cannot be replayed",
+        START,
+        "The dead letters that were chosen cannot be applied to this target or with this config. Nothing was changed.",
+        "Choose others by `--reason` and `--epoch`; [what can be applied](late-data.md#applying-letters-slackwater-dlq-replay).",
+        ("letters", r"\[dead_letter\]", "nothing was replayed", "late rows correct windows"),
+    ),
+    Family(
+        "A backfill cannot be made so",
+        START,
+        "The range, the source or the target of a backfill does not allow it. Nothing was written.",
+        "See [backfill](state.md#backfill-the-same-pipeline-over-history).",
+        (
+            "backfill",
+            "is not before --to",
+            "keeps no history",
+            "which history has none of",
+            "name another place with --into",
+        ),
+    ),
+    Family(
+        "A batch cannot be made of this DataFrame",
+        START,
+        "`sw.batch` takes batch DataFrames of a classic Spark session.",
+        "Run a streaming DataFrame as a pipeline: [the same windows over a batch](state.md#the-same-windows-over-a-batch).",
+        ("streaming DataFrame, expected", "Spark Connect"),
+    ),
+    Family(
+        "A condition cannot be asked",
+        START,
+        "What `--where` (`where=`) holds is not one of the conditions that may be asked of a state, or takes too long.",
+        "See [looking](state.md#looking) for what it may hold.",
+        ("^where: ",),
+    ),
+    Family(
+        "A file cannot be written",
+        START,
+        "The file or directory that a command was to write is there already, is no place for one, or the system refuses it.",
+        "Name another path; the line has the system's own words.",
+        (
+            "cannot be written",
+            "is there already",
+            "its folder is not there",
+            "is a directory",
+            "there is no directory",
+            "is not empty",
+            "found the suffix",
+        ),
+    ),
+    Family(
+        "An output cannot be read",
+        START,
+        "`show`, `diff`, `dlq` or `export` read what a target holds, and this one cannot be read, or keeps nothing.",
+        "The line names the place and the system's own words.",
+        (
+            "cannot be read",
+            "cannot be shown yet",
+            "no such (file|table)",
+            "expected files of one kind",
+            "no table is named",
+            "its target is",
+            "cannot be looked at",
+            "tells? rows apart",
+            "there is no column",
+            "expected a table of dead letters",
+        ),
+    ),
+    Family(
+        "The page or the server cannot be opened so",
+        START,
+        "`ui`, `serve` or the metrics cannot listen as they were told to, or who asks may not.",
+        "See [what it costs, and who may see it](ui.md#what-it-costs-and-who-may-see-it).",
+        ("--token", "--host", "cannot be served", "--save", "one FILE", "describe pipelines of one name"),
+    ),
+    Family(
+        "Other systems cannot be told",
+        START,
+        "`--otel` or `--openlineage` were asked for, and their configuration does not say where to send to, or cannot be read.",
+        "See [watching it](monitoring.md).",
+        ("OPENLINEAGE|--openlineage", "expected milliseconds above 0"),
+    ),
+    Family(
+        "A value that was given does not fit",
+        START,
+        "A key, a time, an option or a number of a command or a question is not of the form that is expected. Nothing was changed.",
+        "The line says what was found and what is expected.",
+        (
+            "expected",
+            "is not a key",
+            "missing",
+            "unknown option",
+            r"\bfound\b",
+            "is empty",
+            "not known here",
+            "query string",
+            "leave it out",
+        ),
+    ),
+    Family(
+        "The pipeline cannot start",
+        START,
+        "The pipeline does not fit the data, the SQL or the state that are there: one line for each thing that does not.",
+        "The line says what was found and what is expected. Nothing was read or changed.",
+    ),
+)

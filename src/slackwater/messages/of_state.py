@@ -1,0 +1,117 @@
+"""Who runs a pipeline, and its state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slackwater.messages.family import STATE, Family
+
+FAMILIES: Sequence[Family] = (
+    Family(
+        "Another runner holds the pipeline",
+        ("LockHeldError",),
+        "One runner per pipeline: the one that is named, by process and machine, has its lock. The lock goes with its process.",
+        "Stop that one first. Looking (`why`, `show`, `state`, `ui`) needs no lock.",
+    ),
+    Family(
+        "Another runner went on",
+        ("FencedError",),
+        "The store holds a commit that this runner did not make, so it stops before it writes anything. That happens where a "
+        "runner was cut off (a pause, a lost connection) and another took over.",
+        "Nothing: the other one goes on, and nothing is doubled or lost. If none should be there, find out who started it.",
+    ),
+    Family(
+        "There is no state to look into",
+        ("StateError", "StartError"),
+        "The question is about a state, and there is none yet at that place, or not of this pipeline, or only in a runner's memory.",
+        "Run the pipeline once; or name the place that `[state_store]` names, and the pipeline (`--pipeline`) where several share it.",
+        (
+            "there is no state yet",
+            "has no commit yet",
+            "no pipeline has its state there",
+            "no such state directory",
+            "has no state there",
+            "several pipelines have their state",
+            "its state is in memory",
+            "this is the state of",
+        ),
+    ),
+    Family(
+        "The state was written for another config",
+        ("StateError", "StartError"),
+        "What is in the state does not mean what the config means now: another window, other keys, other columns. It was not touched.",
+        "`slackwater plan FILE` compares both, difference by difference. Change the config back, or start over with `--rebuild`, "
+        "which puts the state aside: [what may change](state.md#changing-a-pipeline).",
+        (
+            "was written for another",
+            "does not describe its window",
+            "does not tell which join",
+            "only windows can be looked into",
+            "its columns changed since",
+            "the config has changed since",
+            "was rewritten for another way to emit",
+        ),
+    ),
+    Family(
+        "The state was written by another version",
+        STATE,
+        "The state has a format or a part that this version does not know.",
+        "Install the version that wrote it, or a newer one: [upgrading](upgrade.md).",
+        ("has format", "a counter that this version"),
+    ),
+    Family(
+        "An epoch is committed and not published",
+        ("StateError", "StartError"),
+        "What is committed is published before anything else happens to the state, and that is still to come.",
+        "Start the pipeline once. Where its target never takes the epoch: "
+        "[an epoch that its target does not take](operations.md#an-epoch-that-its-target-does-not-take).",
+        (
+            r"not published yet|not yet published",
+            "waits? to be published",
+            "is set aside in",
+            "rows are set aside",
+            "name a directory that can be written",
+        ),
+    ),
+    Family(
+        "That epoch is not kept",
+        STATE,
+        "Files keep the latest commits (8 or more), Postgres the latest alone.",
+        "Ask one of the epochs that the line names.",
+        ("is not kept",),
+    ),
+    Family(
+        "The name or the place is taken",
+        ("StateError", "StartError"),
+        "A state, a table or a fork of another pipeline is there already. Nothing was changed.",
+        "Choose another name; or do what the line says about the one that is there.",
+        (
+            "has a state already",
+            "and pipeline .* needs the name",
+            r"both .* hold the state of a stage",
+            "^fork: ",
+            "holds a fork that was cut off",
+        ),
+    ),
+    Family(
+        "The state is damaged",
+        STATE,
+        "A file, a table or a record of the state is missing, or is not what was written. Nothing was changed: a state that is "
+        "not sound is not gone on with.",
+        "Restore what the line names from a copy. `slackwater state verify` says of all of it whether it is sound; "
+        "[starting over](state.md#starting-over) reads the sources again.",
+        (
+            "damaged",
+            "is missing",
+            "restore (it|them|both|that|the manifests)",
+            "is of another state",
+            "is no file",
+        ),
+    ),
+    Family(
+        "The state store cannot be used",
+        STATE,
+        "The directory or the database that holds the state did not let itself be read or written.",
+        "The line has the system's own words: room, rights, a connection. Mend that and repeat; what was committed stays.",
+    ),
+)

@@ -1,0 +1,159 @@
+"""Sources, targets and services."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slackwater.messages.family import START, Family
+
+FAMILIES: Sequence[Family] = (
+    Family(
+        "`init` cannot use the sample",
+        START,
+        "The file or directory of `--sample` is not there, holds no rows, or has nothing that can be a time or a key.",
+        "Name another sample, or the columns with `--time` and `--key`: [the first day](first-day.md#what-it-takes-from-a-sample).",
+        ("--sample", "--time: ", "--key: .* no column", "no config came of it"),
+    ),
+    Family(
+        "Offsets that cannot be gone on at",
+        START,
+        "Offsets that were given for a source are not of a form, a partition or a place that it has. Nothing was committed.",
+        "See [other offsets](state.md#other-offsets).",
+        (
+            "--offsets",
+            "expected an offset",
+            "expected partitions",
+            "has no partition",
+            "does not read a topic",
+            "found the partition",
+            "the sources go on there already",
+            "which have no order to go on at",
+            "a broker is to be asked",
+            "it was never read",
+        ),
+    ),
+    Family(
+        "A service cannot be reached",
+        START,
+        "A broker, a database or a registry does not answer at the address of the config, or refuses who asks.",
+        "Check address, name and password, and that it runs: `slackwater check FILE --connect` asks all of them. Nothing is lost, the next start goes on.",
+        (
+            "cannot be reached",
+            "do(es)? not answer",
+            "did not answer",
+            "gave nothing for",
+            "refused the",
+            r"cannot be used \(.*brokers",
+            "is not an address of a broker",
+            "the url is not valid",
+            "url holds a setting",
+            "ended at once",
+        ),
+    ),
+    Family(
+        "The rights do not suffice",
+        START,
+        "The service is there, and does not let this role do what is needed.",
+        "Grant the role what the line names.",
+        ("check the role's rights", "check who may read", "does not give queue"),
+    ),
+    Family(
+        "Something is not installed",
+        START,
+        "A package, a jar, Java or a server is not on this machine.",
+        "Install what the line names; [what is fetched and from where](operations.md#before-it-runs).",
+        (
+            "pip install",
+            "needs? the package",
+            "needs Java",
+            "apt-get install",
+            "cannot be fetched from Maven",
+            "has no Kafka connector",
+        ),
+    ),
+    Family(
+        "Spark does not start",
+        START,
+        "Spark's process ended before it was up. Nothing was read.",
+        "`java -version` must say 17 or later; the lines above it in the log are Spark's.",
+        ("Spark did not start",),
+    ),
+    Family(
+        "There is nothing to read",
+        START,
+        "The topic, the queue, the directory or the file that a source or a lookup names is not there.",
+        "Create it, or correct `query`. `slackwater check FILE --connect` looks for all of them.",
+        ("there is no topic", "has no queue", "deleted queue", "expected the directory or files", "^lookup "),
+    ),
+    Family(
+        "The schema of a source does not fit",
+        START,
+        "No schema is declared and none can be inferred, or the declared one (DDL, or Avro) cannot be used.",
+        "Declare `schema` of the source: [sources](sources.md).",
+        (
+            "no schema is declared",
+            "can be read; check its schema",
+            "not valid DDL",
+            r"[Aa]vro schema",
+            "avro_schema_file",
+        ),
+    ),
+    Family(
+        "There is no usable event time",
+        START,
+        "The column that `event_time_column` names is not there, has an unfit type, or the first rows hold no time in it. Such a "
+        "pipeline would drop all of its rows, so it does not start.",
+        "Correct `event_time_column` or `event_time_unit`: [event time](semantics.md#event-time).",
+        ("usable event time", "event_time_column", "event_time_unit", "expected a timestamp, a date", "_event_ts"),
+    ),
+    Family(
+        "The SQL or its columns do not fit",
+        START,
+        "The SQL runs row by row over `source`, and what comes out of it must have the columns that keys, aggregations and the join name.",
+        "The line names the column or the expression, and those that there are: [transform](configuration.md#transform).",
+        (
+            "must be row-wise",
+            "^(?!.*(no column|not known here)).*; there are: ",
+            "valid expression",
+            "same columns from every source",
+            "expected milliseconds, an interval",
+            "hidden column",
+            "under which late_data",
+            '^aggregation "',
+            "which Postgres does not give back",
+            "give each column its own name",
+        ),
+    ),
+    Family(
+        "Only Spark's checkpoint knows where to go on",
+        START,
+        "A source that cannot seek (a queue, a connector, a DataFrame) goes on by Spark's checkpoint alone, and that is lost, or was "
+        "made for other sources. Reading from anywhere else would count rows twice or not at all.",
+        "Restore the checkpoint, keep the sources as they were, or begin anew under another name: [seek](sources.md).",
+        ("cannot seek", "Spark's checkpoint only"),
+    ),
+    Family(
+        "The target does not fit the output",
+        START,
+        "The table, topic or directory that is there has other columns or settings than what would be written, or cannot be opened.",
+        "Alter it, or name one that is absent: it is made with the right columns.",
+        (
+            "does not fit the output",
+            "other columns than",
+            'mode "merge" needs',
+            "cleanup.policy",
+            r"^(Kafka )?topic|Kafka topic",
+            "Avro does not take",
+            "cannot be opened",
+            "a name of .* bytes",
+        ),
+    ),
+    Family(
+        "The target holds what another state wrote",
+        START,
+        "A state begins anew, and its target, which only adds rows, holds those of a former state; or paths of an earlier version "
+        "began elsewhere. Going on would write rows twice, so somebody has to choose.",
+        "`--put-aside-output` moves the former files away, `--keep-output` adds to them; the line names the command for paths.",
+        ("the state that wrote", "relative paths begin", "could not be put aside"),
+    ),
+)

@@ -1,0 +1,72 @@
+"""Dead letters once more, as epochs of a runner of its own: no query takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.errors import LockHeldError, StartError
+from slackwater.replay.replay import Outcome
+from slackwater.replay.replay import replay as apply
+from slackwater.runner import dead_letters, tell
+from slackwater.runner.reporter import Reporter
+from slackwater.runner.runner import Runner
+from slackwater.spark import reread
+from slackwater.state.commit import Commit
+
+if TYPE_CHECKING:
+    import polars as pl
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def replay(
+    pipeline: Pipeline,
+    choose: Callable[[pl.DataFrame], pl.DataFrame],
+    *,
+    limit: int | None = None,
+    dry: bool = False,
+    spark: SparkSession | None = None,
+    on_notice: Callable[[str, str], None] | None = None,
+) -> Outcome:
+    """Apply dead letters once more, as epochs of their own; needs the lock of a runner. `choose` filters the letters.
+
+    Raises SlackwaterError; what was committed stays, and is not applied again.
+    """
+    if pipeline.transform.join is not None:
+        raise StartError(
+            f"{pipeline.name}: letters are replayed as corrections of windows, and this is a join, whose rows are final; "
+            "to look at them: slackwater dlq list"
+        )
+    runner = Runner(pipeline, spark, Reporter(on_notice or tell.notice))
+    with runner.border():
+        if len(pipeline.alone) > 1:
+            raise StartError(
+                f"{pipeline.name}: letters are replayed as corrections of what a target holds, and what this pipeline's "
+                "first stage emits is read by the next one; read late letters with: slackwater dlq list"
+            )
+        if pipeline.dead_letter is None:
+            dead_letters.newest(pipeline, dead_letters.Wanted())  # says so, before Spark starts
+        latest = _opened(runner)
+        try:
+            if latest is None:
+                raise StartError(
+                    f"{pipeline.name}: there is no state yet, so nothing was ever late; run the pipeline first"
+                )
+            parts = runner.prepare(latest)
+            assert parts is not None, "nobody stops a replay"
+
+            def rows(some: pl.DataFrame) -> Mapping[str, DataFrame]:
+                return reread.frames(parts.session, parts.streams.sources, some)
+
+            letters = dead_letters.newest(pipeline, dead_letters.Wanted())  # with those that this start published
+            return apply(parts.driver, choose(letters), rows, dry, limit)
+        finally:
+            runner.close()
+
+
+def _opened(runner: Runner) -> Commit | None:
+    try:
+        return runner.store.open()
+    except LockHeldError as error:
+        raise LockHeldError(f"{error}; a replay is an epoch of a runner: replay, then start it again") from None

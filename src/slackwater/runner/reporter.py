@@ -1,0 +1,48 @@
+"""What a run says while it goes: lines, and a status after each commit, to whoever started it and to its observers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from slackwater.engine.observer import Observer, Observers
+from slackwater.engine.status import Status
+from slackwater.secrets import masked
+
+
+class Reporter:
+    """`last`: the status after the latest commit of this run, None before the first."""
+
+    def __init__(
+        self,
+        on_notice: Callable[[str, str], None],
+        on_status: Callable[[Status], None] | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.observers = Observers(observers)
+        self.last: Status | None = None
+        self._on_notice, self._on_status = on_notice, on_status
+        self._files: tuple[int, int] | None = None  # read by this run, and all to read; None: there is no end to them
+
+    def notice(self, level: str, line: str) -> None:
+        self._on_notice(level, masked(line))
+
+    def expect_files(self, total: int) -> None:
+        """This run ends after so many files, as far as can be seen."""
+        self._files = (0, total)
+
+    def files_read(self, count: int) -> None:
+        if self._files:
+            self._files = (self._files[0] + count, self._files[1])
+
+    def committed(self, status: Status) -> None:
+        """After a commit of this run."""
+        if self._files:
+            status = replace(status, files_done=self._files[0], files_total=max(self._files))
+        self.last = status
+        self.status(status)
+
+    def status(self, status: Status) -> None:
+        if self._on_status:
+            self._on_status(status)
+        self.observers.status(status)

@@ -1,0 +1,171 @@
+"""One runner: the lock of the state, Spark, and all parts of a pipeline put together and opened, until it is over.
+
+    open ─▶ prepare: Spark ─▶ lookups, sources ─▶ event time, SQL, operators ─▶ target, dead letters ─▶ driver ─▶ close
+
+What then gives the driver its batches is another's: a streaming query, a replay, a backfill.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slackwater import explain
+from slackwater.config.pipeline import Pipeline
+from slackwater.core.schema import Field
+from slackwater.engine import kill_points
+from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.observer import Columns
+from slackwater.evolution import restore
+from slackwater.operators.base import Operator
+from slackwater.runner import border, tell
+from slackwater.runner.assemble import (
+    letters_of,
+    source_of,
+    spark_settings,
+    store_of,
+    target_of,
+)
+from slackwater.runner.binding import bind_all, stages_of
+from slackwater.runner.reporter import Reporter
+from slackwater.sources.lookups import Lookups
+from slackwater.sources.streams import Streams
+from slackwater.spark import session
+from slackwater.spark.engine import SparkEngine
+from slackwater.spark.workers import warm_up
+from slackwater.state.commit import Commit
+from slackwater.targets.base import Target
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+log = logging.getLogger("slackwater")
+
+MakeTarget = Callable[[Pipeline, Operator, str], Target]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a runner put together: sources, engines of the stages and driver, bound to each other and started; nothing is read yet."""
+
+    session: SparkSession
+    streams: Streams
+    engines: Sequence[SparkEngine]
+    driver: Driver
+
+
+class Runner:
+    """Owns the store's lock, Spark and what was opened. `stop`: once it is set, nothing more is begun."""
+
+    def __init__(
+        self, pipeline: Pipeline, spark: SparkSession | None, reporter: Reporter, stop: threading.Event | None = None
+    ) -> None:
+        # configuration
+        self.pipeline, self.reporter, self.stop = pipeline, reporter, stop or threading.Event()
+        self.store = store_of(pipeline)
+        self._given = spark
+        # as it goes: None for what is not there yet
+        self.spark: SparkSession | None = None
+        self._latest: Commit | None = None  # what the store held at the start
+        self._driver: Driver | None = None
+        self._opened = ExitStack()
+        self._opened.callback(self.store.close)
+
+    def border(self) -> AbstractContextManager[None]:
+        """Errors leave as one line of ours."""
+        return border.errors(self.pipeline.name, lambda: self.spark, self._committed)
+
+    def _committed(self) -> str:
+        """What was committed last, in words: of this run, or as it found the state."""
+        return tell.committed(getattr(self._driver, "state", self._latest))
+
+    def close(self) -> None:
+        """What was opened last first, the store at the end."""
+        self._opened.close()
+
+    def prepare(self, latest: Commit | None, make_target: MakeTarget = target_of) -> Parts | None:
+        """Put the parts together; None if the run was to stop meanwhile."""
+        pipeline, notice = self.pipeline, self.reporter.notice
+        self._latest = latest
+        base = self._start_spark()
+        if base is None:
+            return None
+        store = pipeline.state_store
+        shards = (store.shards if store else None) or base.sparkContext.defaultParallelism
+        own = session.private(base, shards)
+        warm = threading.Thread(target=_warm, args=(own, shards, pipeline), daemon=True)
+        warm.start()
+        lookups = Lookups(own, pipeline.lookups, lambda line: notice("warning", line))
+        lookups.load()
+        known = {n: s.columns for n, s in latest.sources.items()} if latest else {}
+        sources = [source_of(own, pipeline, i, known.get(s.name)) for i, s in enumerate(pipeline.sources)]
+        streams = Streams(own, sources, self.store)
+        steps = bind_all(pipeline, own, sources)
+        schemas = {s.name: s.schema.json() for s in sources}
+        self._warn(schemas, known)
+        hooks = Hooks(
+            lambda: time.time_ns() // 1000,
+            self.reporter.committed,
+            notice,
+            self.reporter.observers.waiting,
+            kill_points.from_environment(),
+        )
+        state_id = latest.state_id if latest else uuid.uuid4().hex
+        engines = {name: step.engine(own, lookups.refresh) for name, step in steps.items()}
+        stages = stages_of(steps, engines, self.store, hooks.faults)
+        results = stages[-1].operator
+        self.reporter.observers.described(Columns({s.name: _columns(s.schema) for s in sources}, results.output))
+        letters, target = letters_of(pipeline, state_id), make_target(pipeline, results, state_id)
+        for place in (letters, target):
+            if place is not None:
+                self._opened.callback(place.close)
+        for place in (target, letters):
+            if place is not None:
+                place.open()
+        driver = self._driver = Driver(pipeline, stages, self.store, target, hooks, letters)
+        if self.stop.is_set():
+            return None
+        driver.start(latest, shards, schemas, state_id)
+        if latest is not None:
+            self.reporter.status(driver.recovered())
+        if driver.target.guarantee != "exactly once":
+            notice("warning", f"delivery to {driver.target.description} is {driver.target.guarantee}")
+        warm.join()
+        return None if self.stop.is_set() else Parts(own, streams, list(engines.values()), driver)
+
+    def _start_spark(self) -> SparkSession | None:
+        if self.stop.is_set():
+            return None
+        notice = self.reporter.notice
+        with session.as_starting():  # jars may have to be fetched, too
+            self.spark = self._given or session.start(spark_settings(self.pipeline, notice), notice)
+        if self.stop.is_set():
+            return None
+        self._opened.callback(border.hide_traces(self.spark))
+        return self.spark
+
+    def _warn(self, schemas: Mapping[str, str], known: Mapping[str, str | None]) -> None:
+        for name, schema in schemas.items():
+            for line in restore.check_schema(name, known.get(name), schema):
+                self.reporter.notice("warning", line)
+        for line in explain.size_warnings(self.pipeline.last.transform.step):
+            self.reporter.notice("warning", line)
+
+
+def _warm(spark: SparkSession, shards: int, pipeline: Pipeline) -> None:
+    windows = [stage.transform.window for stage in pipeline.alone.values()]
+    try:
+        warm_up(spark, shards, loops=any(w is not None and w.kind == "session" for w in windows))
+    except Exception as error:
+        log.debug("warming up the workers failed: %s", error)
+
+
+def _columns(schema: StructType) -> list[Field]:
+    return [Field(f.name, f.dataType.simpleString()) for f in schema.fields]

@@ -1,0 +1,64 @@
+"""The files that a run's sources have read: they are not read again, so what changes in them is said, counted and committed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from slackwater.runner.reporter import Reporter
+from slackwater.runner.runner import Parts
+from slackwater.sources import files
+from slackwater.sources.changed import AT_ONCE, ReadFiles
+from slackwater.sources.changed import text as changed_text
+from slackwater.sources.files import FilesSource
+
+log = logging.getLogger("slackwater")
+
+
+class WatchedFiles:
+    """Knows all files that are part of the state from the beginning; `remember` adds those of each epoch."""
+
+    def __init__(self, pipeline: str, parts: Parts, reporter: Reporter) -> None:
+        self._pipeline, self._parts, self._reporter = pipeline, parts, reporter
+        self._store = parts.streams.store
+        self._sources = {s.name: s for s in parts.streams.sources if isinstance(s, FilesSource)}
+        self._read = {name: ReadFiles() for name in self._sources}
+        for name in self._sources:
+            self._read[name].add(files.recall(self._store, self._offsets(name)))
+
+    def remember(self, names: Iterable[str]) -> None:
+        """Know the files that the latest commit has read."""
+        for name in names:
+            if name in self._sources:
+                listed = self._offsets(name).get("segments", [])[-1:]
+                self._read[name].add(files.recall(self._store, {"segments": listed}))
+
+    def tell_changed(self, limit: int | None = AT_ONCE) -> None:
+        """Say, count and commit which files changed after they were read."""
+        driver, offsets, count = self._parts.driver, {}, 0
+        for name in self._sources:
+            found = self._read[name].changed(limit)
+            if found:
+                names = [files.local_name(e.path) for e in found[: files.CHANGES_SHOWN]]
+                log.warning("%s: %s", self._pipeline, changed_text(name, names, len(found)))
+                state, count = driver.state, count + len(found)
+                offsets[name] = files.note_changes(self._store, state.epoch + 1, state.sources[name].offsets, found)
+        if offsets:
+            driver.anchor(offsets, count)
+            self._reporter.status(driver.recovered())
+
+    def to_come(self) -> int:
+        """How many files are there and not read yet, as far as can be seen."""
+        total = 0
+        for name, source in self._sources.items():
+            try:
+                listed = files.located(source.spec.query or "")
+                here = len(self._parts.session.read.format("binaryFile").load(listed).inputFiles())
+            except Exception:
+                continue
+            total += max(here - int(self._offsets(name).get("count", 0)), 0)
+        return total
+
+    def _offsets(self, name: str) -> Mapping[str, Any]:
+        return self._parts.driver.state.sources[name].offsets or {}

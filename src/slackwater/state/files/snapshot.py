@@ -1,0 +1,76 @@
+"""The files store as seen from beside its runner: a commit, and its rows.
+
+All files are opened at once: removed by a runner's garbage collection, they stay readable while they are open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from slackwater.errors import StateError
+from slackwater.joins.logic import JoinLogic
+from slackwater.state.files import lists, published
+from slackwater.state.files.arrow import verify
+from slackwater.state.files.buffers import FilesBuffers
+from slackwater.state.files.commit import Log
+from slackwater.state.files.units import SegmentReader
+from slackwater.state.protocol import Snapshot, not_kept
+
+
+class Onlooker:
+    """Looks at the commits of a log, again and again."""
+
+    def __init__(self, log: Log) -> None:
+        self._log, self._root = log, str(log.directory)
+        self._whole: set[str] = set()  # segments that were looked at and found as written
+
+    @contextmanager
+    def peek(self, epoch: int | None = None) -> Iterator[Snapshot | None]:
+        """See `StateStore.peek`."""
+        found, epochs = None, self._log.epochs()
+        if epoch is not None:
+            found = self._of_epoch(epoch, epochs)
+        while epochs and found is None:
+            try:
+                found = self.opened(epochs[-1])
+            except StateError:
+                former, epochs = epochs, self._log.epochs()
+                if epochs[-1:] == former[-1:]:
+                    raise
+                # else a runner went on meanwhile, and removed what the former commit names
+        yield found
+
+    def _of_epoch(self, epoch: int, kept: Sequence[int]) -> Snapshot:
+        try:
+            if epoch in kept:
+                return self.opened(epoch)
+        except StateError:
+            if epoch in (kept := self._log.epochs()):
+                raise
+        raise not_kept(epoch, kept, self._root)
+
+    def opened(self, epoch: int) -> Snapshot:
+        """One commit, with all its files. Raises StateError if one of them is gone, or not as it was written."""
+        commit = self._log.read(epoch)
+        stages = [
+            [SegmentReader(self._root, metas, {}).opened() for metas in stage.segments] for stage in commit.stages
+        ]
+        named = [m for stage in commit.stages for shard in stage.segments for m in shard]
+        for meta in named:
+            if meta.file not in self._whole:
+                verify(self._log.directory / meta.file, meta.checksum, meta.bytes)
+        self._whole = {m.file for m in named}
+
+        def buffers(shard: int, logic: JoinLogic, stage: int) -> FilesBuffers:
+            found = FilesBuffers(self._root, commit.stages[stage].segments[shard], logic)
+            return found.hold({s.meta.file: s.table for s in stages[stage][shard].segments})
+
+        return Snapshot(
+            commit,
+            published.read(self._log.directory / "published"),
+            lambda shard, logic, stage: stages[stage][shard].typed(logic.state_schema),
+            partial(lists.read, self._log.directory),
+            buffers,
+        )

@@ -1,0 +1,47 @@
+"""Long lists that a commit refers to by name: a row each."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from slackwater.errors import StateError
+from slackwater.state.commit import Commit
+from slackwater.state.postgres.tables import Tables
+
+
+def put(db: psycopg.Connection[Any], tables: Tables, epoch: int, lines: Sequence[str]) -> str:
+    """Keep a list; its name."""
+    token = uuid.uuid4().hex
+    db.execute(f"INSERT INTO {tables.lists} VALUES (%s, %s, %s, %s)", (token, tables.pipeline, epoch, "\n".join(lines)))
+    return token
+
+
+def read(db: psycopg.Connection[Any], tables: Tables, place: str, name: str) -> list[str]:
+    """The lines of a list. Raises StateError if it is not there."""
+    row = db.execute(f"SELECT lines FROM {tables.lists} WHERE token = %s", (name,)).fetchone()
+    if row is None:
+        raise StateError(f"list {name} is missing in {tables.lists} {place}; restore it from a backup")
+    return str(row[0]).splitlines()
+
+
+def named(offsets: Any) -> list[str]:
+    """The lists that a source's offsets refer to."""
+    found = offsets.get("segments") if isinstance(offsets, dict) else None
+    return found if isinstance(found, list) else []
+
+
+def collect_garbage(db: psycopg.Connection[Any], tables: Tables, epoch: int) -> None:
+    """Delete the lists of epochs up to this one that the latest commit does not name."""
+    row = db.execute(f"SELECT record FROM {tables.pipelines} WHERE pipeline_name = %s", (tables.pipeline,)).fetchone()
+    if row is None:
+        return
+    latest = Commit.model_validate(row[0])
+    used = [*(n for s in latest.sources.values() for n in named(s.offsets)), *latest.replayed, *latest.tried]
+    db.execute(
+        f"DELETE FROM {tables.lists} WHERE pipeline_name = %s AND epoch <= %s AND token <> ALL(%s)",
+        (tables.pipeline, epoch, used),
+    )

@@ -1,0 +1,57 @@
+"""Who runs a pipeline: an advisory lock that goes with the connection of its runner, whose application_name says who that is."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psycopg
+import xxhash
+
+from slackwater.errors import LockHeldError
+from slackwater.state.postgres import client
+from slackwater.state.postgres.tables import Tables
+
+LOCK_S = 3.0  # how long the server may take to notice that a killed runner is gone
+
+
+def connect(url: str, tables: Tables, place: str) -> psycopg.Connection[Any]:
+    """A connection that holds the lock of a pipeline. Raises LockHeldError, StartError and psycopg's errors."""
+    db = client.connect(url, "state store")
+    try:
+        end = time.monotonic() + LOCK_S
+        while not take(db, tables):
+            if time.monotonic() > end:
+                who = holder(db, tables) or "another process"
+                raise LockHeldError(
+                    f"pipeline is already running: {who} holds its lock {place}; stop it first, one runner per pipeline"
+                )
+            time.sleep(0.1)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def take(db: psycopg.Connection[Any], tables: Tables) -> bool:
+    """Take the lock of a pipeline, until the connection is closed; False if somebody holds it."""
+    row = db.execute("SELECT pg_try_advisory_lock(%s)", (key(tables),)).fetchone()
+    return bool(row and row[0])
+
+
+def key(tables: Tables) -> int:
+    """The number of a pipeline's advisory lock."""
+    return xxhash.xxh64_intdigest(f"slackwater\0{tables.schema}\0{tables.pipeline}".encode()) - (1 << 63)
+
+
+def holder(db: psycopg.Connection[Any], tables: Tables) -> str | None:
+    """Who holds a pipeline's lock; None for nobody."""
+    row = db.execute(
+        "SELECT application_name FROM pg_locks LEFT JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND granted"
+        " AND objsubid = 1 AND ((classid::bigint << 32) | objid::bigint) = %s AND pg_locks.database = (SELECT oid FROM pg_database WHERE"
+        " datname = current_database())",
+        (key(tables),),
+    ).fetchone()
+    if row is None:
+        return None
+    return row[0].removeprefix("slackwater ") if row[0] else "another process"

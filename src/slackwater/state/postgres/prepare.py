@@ -1,0 +1,145 @@
+"""What a start makes ready in tables: those that all pipelines share, and those of each stage, in today's format and names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import singledispatchmethod
+from typing import Any
+
+import psycopg
+
+from slackwater.core.dispatch import unregistered
+from slackwater.errors import StateError
+from slackwater.joins.logic import JoinLogic
+from slackwater.state import migrations
+from slackwater.state.commit import FORMAT
+from slackwater.state.postgres import client, columns, owned
+from slackwater.state.postgres.buffers import JoinTable
+from slackwater.state.postgres.snapshot import latest
+from slackwater.state.postgres.tables import Tables
+from slackwater.state.protocol import Stateful, Stateless
+from slackwater.windows.logic import Logic
+
+
+def bootstrap(db: psycopg.Connection[Any], t: Tables) -> None:
+    """The schema, and the tables that all pipelines in it share."""
+    if db.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (t.schema,)).fetchone() is None:
+        db.execute(f"CREATE SCHEMA IF NOT EXISTS {client.quote(t.schema)}")
+    with db.transaction():
+        db.execute("SELECT pg_advisory_xact_lock(7305804402566226542)")  # IF NOT EXISTS is not safe beside itself
+        for statement in t.shared():
+            db.execute(statement)
+
+
+def migrate(db: psycopg.Connection[Any], tables: Tables, place: str) -> None:
+    """Tables of an older format become today's, and the record with them: in one transaction, before the first epoch."""
+    found = latest(db, tables, place)
+    assert found is not None
+    commit, _, version = found
+    with db.transaction():
+        there = owned.located(db, tables, len(commit.stages))
+        for statement in migrations.statements(version, [there.of(n) for n in range(len(commit.stages))]):
+            db.execute(statement)
+        for table, columns, values in (
+            (tables.pipelines, "state_version = %s, record = %s", [FORMAT, commit.model_dump_json()]),
+            (tables.offsets, "state_version = %s", [FORMAT]),
+        ):
+            db.execute(f"UPDATE {table} SET {columns} WHERE pipeline_name = %s", [*values, tables.pipeline])
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Makes the tables of one stage: of a state that begins, or that goes on after `epoch` (-1: it begins)."""
+
+    db: psycopg.Connection[Any]
+    tables: Tables
+    place: str
+    epoch: int
+
+    def run(self, logic: Stateful) -> list[str]:
+        """What the next commit changes about the table, as SQL. Raises StartError, StateError and psycopg's errors."""
+        columns.check(logic, self.tables, f"pipeline {self.tables.pipeline}: state store")
+        if self.epoch >= 0:
+            self._rename()
+        return self._run(logic)
+
+    @singledispatchmethod
+    def _run(self, logic: Stateful) -> list[str]:
+        unregistered(logic, "slackwater.state.postgres.prepare.Preparation")
+
+    @_run.register
+    def _(self, logic: Logic) -> list[str]:
+        t, altering = self.tables, list[str]()
+        if self.epoch >= 0:
+            self._must_exist()
+            if t.complete_state(logic):
+                self.db.execute(t.complete_state(logic))
+            altering = t.alter_state(logic, client.columns_of(self.db, t.state))
+            owned.ours(self.db, t, "windows")
+        else:
+            self._begin([t.create_state(logic), t.create_index()])
+        self._make_staged(t.create_staged(logic))
+        if not altering:  # else the commit that changes the table makes it anew
+            with self.db.transaction():
+                owned.drop(self.db, t, "windows")
+                self.db.execute(t.create_view(logic))
+                owned.sign(self.db, t, "windows")
+        return altering
+
+    @_run.register
+    def _(self, logic: JoinLogic) -> list[str]:
+        table = JoinTable(self.tables, logic)
+        if self.epoch >= 0:
+            self._must_exist()
+        else:
+            self._begin(table.create())
+        self._make_staged(table.create_staged())
+        return []
+
+    @_run.register
+    def _(self, logic: Stateless) -> list[str]:
+        if self.epoch >= 0:
+            self._must_exist()
+        else:
+            self._begin([self.tables.create_empty()])
+        self._make_staged(f"CREATE UNLOGGED TABLE {self.tables.staged} (token text NOT NULL)")
+        return []
+
+    def _rename(self) -> None:
+        """The state under its name of today, with its comment. Raises StateError if it is somebody else's."""
+        with self.db.transaction():
+            owned.rename(self.db, self._located(), self.tables)
+
+    def _begin(self, statements: Sequence[str]) -> None:
+        """The table of a state that begins, in the place of what a start that failed left."""
+        with self.db.transaction():
+            there = self._located()
+            if there.stage in there.former:  # of a state whose record was deleted
+                owned.drop(self.db, there, "windows", "staged", "state")
+            owned.drop(self.db, self.tables, "windows", "staged", "state")
+            for statement in statements:
+                self.db.execute(statement)
+            owned.sign(self.db, self.tables, "state")
+
+    def _located(self) -> Tables:
+        """The tables under the names that they bear."""
+        return owned.located(self.db, self.tables, self.tables.stage + 1)
+
+    def _make_staged(self, statement: str) -> None:
+        """An empty table for what workers stage; output of epochs that were not committed goes."""
+        t = self.tables
+        with self.db.transaction():
+            owned.drop(self.db, t, "staged")
+            self.db.execute(statement)
+            owned.sign(self.db, t, "staged")
+        self.db.execute(f"DELETE FROM {t.outputs} WHERE pipeline_name = %s AND epoch > %s", (t.pipeline, self.epoch))
+
+    def _must_exist(self) -> None:
+        table = self.tables.state
+        row = self.db.execute("SELECT to_regclass(%s)", (table,)).fetchone()
+        if row is None or row[0] is None:
+            raise StateError(
+                f'table {table} is missing {self.place}, and pipeline "{self.tables.pipeline}" has state in epoch {self.epoch}; '
+                "restore it from a backup, or delete the pipeline's row from slackwater_pipelines to start over"
+            )

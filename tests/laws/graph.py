@@ -1,0 +1,214 @@
+"""Stages in a graph, by seed, with deaths, other shards and quiet times, against the batch answer of each stage in turn.
+
+a ─┬▶ window ─┐            a ─┐                   a ─▶ window ─┐
+   │          ├▶ join      b ─┴▶ join ─┐                       ├▶ window over both
+b ─┴▶ window ─┘            c ──────────┴▶ join    b ─▶ window ─┘
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import slackwater as sw
+from slackwater.config.ways import reads
+from slackwater.engine.kill_points import KILL_POINTS
+from slackwater.testing import oracle
+from slackwater.testing.pipeline import LocalPipeline
+
+MS = 1000
+SCHEMA = {"k": "string", "v": "bigint"}
+Row = dict[str, Any]
+
+
+def window(rng: random.Random, key: str, column: str, last: bool = False) -> sw.Window:
+    shape: dict[str, Any] = rng.choice(
+        [
+            {"kind": "tumbling", "duration_ms": 20, "max_groups_per_window": 1000},
+            {"kind": "hopping", "duration_ms": 40, "hop_ms": 20, "max_groups_per_window": 1000},
+            {"kind": "session", "gap_ms": 15, "max_session_duration_ms": 120},
+        ]
+    )
+    return sw.Window(
+        **shape,
+        group_by=[key],
+        aggregations=[sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column=column, as_="total")],
+        emit=rng.choice(["on_close", "final", "updates"] if last else ["on_close", "final"]),
+        lateness_ms=1000,
+    )
+
+
+def join(rng: random.Random, left: str, right: str, keys: tuple[str, str], columns: Mapping[str, Any]) -> sw.Join:
+    return sw.Join(
+        kind=rng.choice(["inner", "left", "right", "full"]),
+        left_source=left,
+        right_source=right,
+        left_keys=[keys[0]],
+        right_keys=[keys[1]],
+        lower_ms=-rng.choice([0, 10, 30]),
+        upper_ms=rng.choice([0, 10, 30]),
+        event_time=rng.choice(["later", "left", "right"]),
+        lateness_ms=1000,
+        output_left_columns=columns["left"],
+        output_right_columns=columns["right"],
+    )
+
+
+OF_SOURCE, OF_WINDOW = ["k", "v"], ["k", "n", "total"]
+OF_JOIN = ["left_k", "left_v", "right_v"]
+
+
+def shapes(rng: random.Random) -> list[sw.Stage]:
+    """The stages of a seed; what the last one emits is the answer."""
+    of_sources = {"left": OF_SOURCE, "right": OF_SOURCE}
+    windows = [sw.Stage(name="wa", from_="a", window=window(rng, "k", "v"))]
+    windows += [sw.Stage(name="wb", from_=rng.choice(["a", "b"]), window=window(rng, "k", "v"))]
+    read = windows[1].from_
+    unread = [] if read == ("b",) else [sw.Stage(name="wc", from_="b", window=window(rng, "k", "v"))]
+    both = ["wa", "wb", *(["wc"] if unread else [])]
+    return rng.choice(
+        [
+            lambda: [
+                sw.Stage(name="j", join=join(rng, "a", "b", ("k", "k"), of_sources)),
+                sw.Stage(name="w", window=window(rng, "left_k", "left_v")),
+                sw.Stage(name="x", window=window(rng, "left_k", "total", last=True)),
+            ],
+            lambda: [
+                *windows,
+                *unread,
+                *([sw.Stage(name="wd", from_=["wb", "wc"], window=window(rng, "k", "total"))] if unread else []),
+                sw.Stage(
+                    name="j",
+                    join=join(rng, "wa", "wd" if unread else "wb", ("k", "k"), {"left": OF_WINDOW, "right": OF_WINDOW}),
+                ),
+            ],
+            lambda: [
+                sw.Stage(name="j", join=join(rng, "a", "b", ("k", "k"), of_sources)),
+                sw.Stage(name="w", from_="a", window=window(rng, "k", "v")),
+                sw.Stage(name="x", join=join(rng, "j", "w", ("left_k", "k"), {"left": OF_JOIN, "right": OF_WINDOW})),
+            ],
+            lambda: [
+                *windows,
+                *unread,
+                sw.Stage(name="u", from_=both, window=window(rng, "k", "total", last=True)),
+            ],
+            lambda: [  # a source beside what a stage emits, in both kinds of stages
+                sw.Stage(name="w", from_="a", window=window(rng, "k", "v")),
+                sw.Stage(name="j", join=join(rng, "w", "b", ("k", "k"), {"left": OF_WINDOW, "right": OF_SOURCE})),
+                sw.Stage(name="x", window=window(rng, "left_k", "left_total", last=True)),
+            ],
+        ]
+    )()
+
+
+def pipeline(rng: random.Random) -> sw.Pipeline:
+    stages = shapes(rng)
+    mode: Any = "append" if stages[-1].join is not None else "merge"
+    return sw.pipeline(
+        name="law",
+        sources=[sw.Source(name=name, dataframe=object()) for name in ("a", "b")],
+        connections={"tables": sw.DeltaConnection()},
+        stages=stages,
+        target=sw.Target(connection="tables", path="out", mode=mode),
+        state_store=sw.StateStore(kind="files", path="state"),
+    )
+
+
+def batch(stages: Sequence[sw.Stage], given: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
+    """What each stage makes of all rows at once."""
+    found = {name: list(rows) for name, rows in given.items()}
+    read = reads(stages, list(given))
+    for stage in stages:
+        if stage.join is not None:
+            found[stage.name] = joined(stage.join, found[stage.join.left_source], found[stage.join.right_source])
+            continue
+        assert stage.window is not None
+        rows = [row for name in read[stage.name] for row in found[name]]
+        instant = 0 if stage.window.kind == "session" else 1
+        found[stage.name] = [{**r, "ts": r["window_end"] - instant} for r in oracle.batch(stage.window, rows)]
+    return found
+
+
+def joined(spec: sw.Join, left: list[Row], right: list[Row]) -> list[Row]:
+    """By the definition: every pair, then those that found nobody."""
+    (lower, upper), found = spec.bounds_ms, list[Row]()
+    matched: set[tuple[int, int]] = set()
+    for i, one in enumerate(left):
+        for n, other in enumerate(right):
+            same = one[spec.left_keys[0]] == other[spec.right_keys[0]] and one[spec.left_keys[0]] is not None
+            if same and lower * MS <= other["ts"] - one["ts"] <= upper * MS:
+                matched |= {(0, i), (1, n)}
+                when = {"left": one["ts"], "right": other["ts"], "later": max(one["ts"], other["ts"])}
+                found.append({**_side(spec, 0, one), **_side(spec, 1, other), "ts": when[spec.event_time]})
+    for which, rows in enumerate((left, right)):
+        for i, row in enumerate(rows):
+            if spec.outer[which] and (which, i) not in matched:
+                found.append({**_side(spec, 1 - which, {}), **_side(spec, which, row), "ts": row["ts"]})
+    return found
+
+
+def _side(spec: sw.Join, which: int, row: Row) -> Row:
+    names = (spec.output_left_columns, spec.output_right_columns)[which] or ()
+    return {f"{('left_', 'right_')[which]}{name}": row.get(name) for name in names}
+
+
+def content(rows: Any, last: sw.Stage) -> list[str]:
+    """The rows of an answer, without what tells only how they came out."""
+    if last.join is not None:
+        names = [*_side(last.join, 0, {}), *_side(last.join, 1, {})]
+        return sorted(repr([r[n] for n in names] + [r["ts"]]) for r in rows)
+    assert last.window is not None
+    names = [*last.window.group_by, "window_start", "window_end", "n", "total"]
+    return sorted(repr([r[n] for n in names]) for r in rows)
+
+
+def check(seed: int, store: Callable[[], Any] | None = None) -> None:
+    rng = random.Random(seed)
+    spec, at, every = pipeline(rng), 0, {"a": list[Row](), "b": list[Row]()}
+    with LocalPipeline(spec, SCHEMA, shards=rng.choice([1, 2, 3]), store=store, listen=False) as test:
+        for _ in range(rng.randrange(2, 8)):
+            given: dict[str, list[Row]] = {}
+            for source in rng.choice([["a"], ["b"], ["a", "b"], ["a", "b"]]):
+                given[source] = []
+                for _ in range(rng.randrange(0, 8)):
+                    at += rng.choice([0, 3, 11, 40, 200])
+                    ts = (at - rng.choice([0, 0, 5, 30])) * MS
+                    given[source].append({"k": rng.choice(["x", "y", "z", None]), "v": rng.randrange(9), "ts": ts})
+                every[source] += given[source]
+            if rng.random() < 0.4:
+                test.crash(rng.choice(KILL_POINTS), shards=rng.choice([None, 2, 3]))
+            test.pipe(given)
+            if rng.random() < 0.2:
+                test.restart(shards=rng.choice([1, 2, 4]))
+            if rng.random() < 0.2:
+                test.quiet(500)
+        test.flush()
+        found = test.result()
+        state = test._driver.state
+    last, sources = spec.stages[-1], set(every)
+    wanted = content(batch(spec.stages, every)[last.name], last)
+    if last.join is not None:
+        rows = [{**r, "ts": _us(r["_event_ts"])} for r in found.rows]
+    else:
+        times = ("window_start", "window_end")
+        rows = [{**r, **{c: _us(r[c]) for c in times}} for r in found.table.iter_rows(named=True)]
+    assert content(rows, last) == wanted
+    for stage in state.stages:
+        if not stage.clocks.keys() & sources:
+            assert stage.counters.get("late", {}) == {}, "what a stage emits is never late for the next"
+    if not any(
+        s.of_stage and own.sources[0].of_stage != own.sources[-1].of_stage
+        for own in spec.alone.values()
+        for s in own.sources
+    ):
+        readers = [n for own in spec.alone.values() for n in every if own.ways_from(n)]
+        assert found.counters.rows_in == sum(len(every[n]) for n in readers), "each reader counts what it reads"
+
+
+def _us(moment: Any) -> int:
+    if isinstance(moment, int):
+        return moment
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
+    return (aware - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)

@@ -1,0 +1,451 @@
+"""SQL alone on Spark: every row once, wherever it dies; bad rows kept; lookups; nested and oddly named columns; groups of results."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psycopg
+import pytest
+from slackwater.config.sql_query import Columns, Findings, query
+from tests.support.deaths import DieOnce
+from tests.support.effort import some
+from tests.support.runner import Runner
+
+import slackwater as sw
+from slackwater.config import toml
+from slackwater.config.bounds import Bounds
+from slackwater.engine import kill_points
+from slackwater.engine.kill_points import STEPS
+from slackwater.errors import StartError
+from slackwater.spark import analysis
+from slackwater.spark.session import private
+from slackwater.state.postgres.store import PostgresStore
+from slackwater.testing import LocalPipeline
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "user STRING, page STRING, n INT"
+SQL = (
+    "SELECT s.user, upper(page) AS page, n + 1 AS n, u.country FROM source s LEFT JOIN users u ON s.user = u.user "
+    "WHERE page <> 'skip'"
+)
+CONFIG = """
+name = "plain"
+
+[connections.lake]
+kind = "files"
+DATABASE
+[[sources]]
+name = "clicks"
+connection = "lake"
+query = "HOME/in/*.jsonl"
+format = "json"
+schema = "SCHEMA"
+max_files_per_trigger = 1
+
+[transform]
+sql = '''SQL'''
+on_error = "dlq"
+
+[transform.lookups.users]
+connection = "lake"
+query = "HOME/users.csv"
+format = "csv"
+schema = "user STRING, country STRING"
+
+[target]
+TARGET
+
+[dead_letter]
+connection = "lake"
+path = "HOME/letters"
+
+[state_store]
+STATE
+"""
+LAKE = 'connection = "lake"\npath = "HOME/out"\nformat = "parquet"'
+TABLE = 'connection = "warehouse"\ntable = "plain"'
+DATABASE = '\n[connections.warehouse]\nkind = "postgres"\nurl = "${WAREHOUSE_URL}"\n'
+FILES = 'kind = "files"\npath = "HOME/state"\nshards = 3'
+POSTGRES = 'kind = "postgres"\nurl = "${WAREHOUSE_URL}"'
+COUNTRIES = {"u0": "DE", "u1": "FR"}
+
+
+def events(count: int) -> list[dict[str, Any]]:
+    return [{"user": f"u{i % 4}", "page": ["a", "b", "skip"][i % 3], "n": i // 2} for i in range(count)]
+
+
+def expected(rows: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """The batch answer. Equal rows are so many rows."""
+    found = [(r["user"], r["page"].upper(), r["n"] + 1, COUNTRIES.get(r["user"])) for r in rows if r["page"] != "skip"]
+    return sorted(found, key=repr)
+
+
+def written(home: Path, batches: Sequence[Sequence[Any]]) -> None:
+    (home / "users.csv").write_text("user,country\n" + "".join(f"{u},{c}\n" for u, c in COUNTRIES.items()))
+    (home / "in").mkdir()
+    for number, rows in enumerate(batches):
+        path = home / "in" / f"{number}.jsonl"
+        path.write_text("".join(f"{r if isinstance(r, str) else json.dumps(r)}\n" for r in rows))
+        os.utime(path, (1_600_000_000 + number, 1_600_000_000 + number))
+
+
+def config(home: Path, state: str = FILES, target: str = LAKE, sql: str = SQL, schema: str = SCHEMA) -> Path:
+    path = home / "plain.toml"
+    text = CONFIG.replace("STATE", state).replace("TARGET", target).replace("SQL", sql).replace("SCHEMA", schema)
+    path.write_text(
+        text.replace("DATABASE", DATABASE if "WAREHOUSE" in state or "warehouse" in target else "").replace(
+            "HOME", str(home)
+        )
+    )
+    return path
+
+
+def in_files(home: Path, folder: str = "out") -> list[tuple[Any, ...]]:
+    found = [pl.read_parquet(p) for p in sorted((home / folder).glob("*.parquet"))]
+    return sorted((r for f in found for r in f.rows()), key=repr)
+
+
+def in_table(url: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(url) as db:
+        return sorted(db.execute("SELECT * FROM plain").fetchall(), key=repr)
+
+
+BATCHES: list[list[Any]] = [
+    [*events(20), "not json"],
+    [],
+    [r for r in events(30) if r["page"] == "skip"],  # an epoch of which nothing comes out
+    [{"user": "u1", "page": "a", "n": "many"}, *events(7), '{"user":'],
+    events(1),
+]
+GOOD = [r for batch in BATCHES for r in batch if isinstance(r, dict) and not isinstance(r["n"], str)]
+
+
+@pytest.mark.parametrize(
+    ("state", "target", "step"),
+    [
+        pytest.param(FILES, LAKE, "commit.after", id="files"),
+        pytest.param(POSTGRES, TABLE, "commit.before", id="postgres"),
+        *some(
+            [pytest.param(FILES, TABLE, "write.after", id="files to postgres")]
+            + [pytest.param(FILES, LAKE, s, id=s) for s in ("ingest.after", "write.before", "note.before")]
+        ),
+    ],
+)  # fmt: skip
+def test_every_row_once_with_a_death_on_the_way(
+    spark: Any, postgres: Any, tmp_path: Path, state: str, target: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Epochs of which nothing comes out commit offsets; bad rows are letters; the state stays empty."""
+    url = postgres.database(f"plain_{'files' if state == FILES else 'postgres'}_{step.replace('.', '_')}")
+    monkeypatch.setenv("WAREHOUSE_URL", url)
+    written(tmp_path, BATCHES)
+    pipeline = toml.load(config(tmp_path, state, target))
+    death = DieOnce(step, 3)
+    monkeypatch.setattr(kill_points, "from_environment", lambda: death)
+    statuses: list[Any] = []
+    with pytest.raises(sw.SlackwaterError):
+        sw.run(pipeline, available_now=True, spark=spark, on_status=statuses.append, on_notice=lambda a, b: None)
+    assert death.died
+    last = sw.run(
+        pipeline, available_now=True, flush=True, spark=spark, on_status=statuses.append, on_notice=lambda a, b: None
+    )
+    assert last is not None
+    assert (in_table(url) if target == TABLE else in_files(tmp_path)) == expected(GOOD)
+    letters = pl.concat([pl.read_parquet(p) for p in (tmp_path / "letters").glob("*.parquet")])
+    assert sorted(letters["reason"].to_list()) == ["undecodable"] * 3
+    assert b"not json" in letters["value"].to_list()
+    c = last.counters
+    assert (c.rows_in, c.rows_bad, c.rows_used, c.rows_late) == (len(GOOD) + 3, 3, len(expected(GOOD)), 0)
+    assert c.emitted == {"row": len(expected(GOOD))}
+    assert (last.window_kind, last.windows_active, last.state_bytes, last.groups) == ("rows", 0, 0, 0)
+    if state == POSTGRES:
+        _look_into_postgres(url)
+
+
+def _look_into_postgres(url: str) -> None:
+    """The table of its state is empty; what goes over all tables finds it."""
+    from slackwater.maintenance import sizes, verify_postgres
+
+    store = PostgresStore(url, "public", "plain")
+    report = verify_postgres.verify_postgres(store)
+    assert (report.problems, report.unread) == ([], 0)
+    assert all(t.rows == 0 for t in sizes.sizes(store, hot=3).tables if "slackwater_state" in t.table)
+    copy = store.fork("copied")
+    assert copy is not None
+    with psycopg.connect(url) as db:
+        assert db.execute("SELECT count(*) FROM slackwater_state_copied").fetchone() == (0,)
+
+
+def test_kill_9_on_the_way(tmp_path: Path, postgres: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As users run it: the process is killed, in a worker and between commit and target, and started again."""
+    url = postgres.database("plain_killed")
+    monkeypatch.setenv("WAREHOUSE_URL", url)
+    written(tmp_path, BATCHES)
+    file = config(tmp_path, FILES, TABLE)
+
+    def run(crash_at: str | None) -> int:
+        environment = {
+            **os.environ,
+            "SPARK_MASTER": "local[2]",
+            **({"SLACKWATER_CRASH_AT": crash_at} if crash_at else {}),
+        }
+        command = [sys.executable, "-m", "slackwater.cli.main", "run", str(file), "--available-now"]
+        with (tmp_path / "log").open("ab") as log:
+            return subprocess.run(
+                command, stdout=log, stderr=log, env=environment, start_new_session=True, timeout=240, check=False
+            ).returncode
+
+    for step in ("stage.after@0", "write.before@3"):
+        assert run(step) == -signal.SIGKILL, (tmp_path / "log").read_text()[-3000:]
+    assert run(None) == 0, (tmp_path / "log").read_text()[-3000:]
+    assert in_table(url) == expected(GOOD)
+    said = (tmp_path / "log").read_text()
+    assert f"{len(expected(GOOD))} rows emitted ({len(expected(GOOD))} row), no state" in said
+    assert "Traceback" not in said
+
+
+# -- in process --------------------------------------------------------------------------------------------------------
+
+
+def local(tmp_path: Path, sql: str, schema: str = SCHEMA, **more: Any) -> sw.Pipeline:
+    return sw.Pipeline(
+        name="law",
+        connections={"lake": sw.FilesConnection()},
+        sources=[sw.Source(name="a", connection="lake", query="in/*.jsonl", format="json", schema=schema)],
+        transform=sw.Transform(sql=sql, on_error="dlq", **more),
+        target=sw.Target(connection="lake", path=str(tmp_path / "out")),
+        dead_letter=sw.Target(connection="lake", path=str(tmp_path / "letters")),
+        state_store=sw.StateStore(kind="files", path=str(tmp_path / "state")),
+    )
+
+
+def test_dying_at_every_step_changes_nothing(spark: Any, tmp_path: Path) -> None:
+    """At every named step, with more and fewer shards from then on, letters complete: the table is the batch answer."""
+    from slackwater.testing.front import Given, bound
+
+    pipeline = local(tmp_path, "SELECT user, page, n * 2 AS n FROM source WHERE page <> 'skip'")
+    wanted = sorted((r["user"], r["page"], 2 * r["n"]) for r in GOOD if r["page"] != "skip")
+    front = bound(spark, pipeline, {})
+    prepared = front.prepare([Given("a", batch) for batch in BATCHES if batch])
+    for step in (None, *STEPS):
+        for shards in (1, 4):
+            with LocalPipeline(pipeline, session=spark, shards=2) as test:
+                for number, rows in enumerate(prepared):
+                    if number in (1, 2) and step is not None:
+                        test.crash(step, shards)
+                    test.pipe_prepared({"a": rows})
+                test.quiet("5m")
+                test.restart(shards=3)
+                test.flush()
+                found = test.result()
+            assert sorted((r["user"], r["page"], r["n"]) for r in found.rows) == wanted, (step, shards)
+            assert len(found.letters) == 3, (step, shards)
+            assert found.counters.rows_in == len(GOOD) + 3
+            assert (found.open_sessions, found.open_keys, test.identity) == (0, 0, None)
+
+
+NESTED = "id INT, tags ARRAY<STRING>, attrs MAP<STRING, INT>, at STRUCT<x: INT, y: ARRAY<STRUCT<z: DATE>>>, price DECIMAL(10,2)"
+ROW = {"id": 1, "tags": ["a", None], "attrs": {"k": 1}, "at": {"x": 2, "y": [{"z": "2024-03-01"}]}, "price": 1.25}
+EMPTY = {"id": 2}
+
+
+@pytest.mark.parametrize("form", ["parquet", "json", "csv"])
+def test_nested_columns_in_files(runner: Runner, form: str) -> None:
+    runner.write("0.jsonl", [ROW, EMPTY])
+    source = sw.Source(connection=sw.FilesConnection(), query=str(runner.home / "in"), format="json", schema=NESTED)
+    runner.run(source=source, transform_sql="SELECT * FROM source", target_format=form)
+    (file,) = (runner.home / "out").glob("test-*")
+    types = "id INT, tags ARRAY<STRING>, attrs MAP<STRING, INT>, at STRUCT<x: INT, y: ARRAY<STRUCT<z: DATE>>>"
+    if form == "csv":
+        lines = file.read_text().splitlines()
+        assert lines[0] == "id,tags,attrs,at,price"
+        assert '"[""a"",null]","{""k"":1}","{""x"":2,""y"":[{""z"":""2024-03-01""}]}"' in lines[1]
+        assert lines[2] == "2,,,,"
+        return
+    read = (
+        runner.spark.read.parquet(str(file)) if form == "parquet" else runner.spark.read.schema(types).json(str(file))
+    )
+    first, second = (r.asDict(recursive=True) for r in read.drop("price").orderBy("id").collect())
+    assert first == {
+        "id": 1, "tags": ["a", None], "attrs": {"k": 1}, "at": {"x": 2, "y": [{"z": dt.date(2024, 3, 1)}]},
+    }  # fmt: skip
+    assert second == {"id": 2, "tags": None, "attrs": None, "at": None}
+
+
+def test_columns_called_as_internal_ones(spark: Any, tmp_path: Path) -> None:
+    names = [
+        "__kh",
+        "__ts",
+        "__src",
+        "__shard",
+        "__start",
+        "_origin",
+        "c1",
+        "ts",
+        "window_start",
+        "report",
+        "odd name",
+        "q`uote",
+    ]
+    sql = ", ".join(f"n + {i} AS `{name.replace('`', '``')}`" for i, name in enumerate(names))
+    written(tmp_path, [events(3)])
+    pipeline = toml.load(config(tmp_path, sql=f"SELECT {sql} FROM source"))
+    sw.run(pipeline, available_now=True, spark=spark, on_notice=lambda a, b: None)
+    (file,) = (tmp_path / "out").glob("*.parquet")
+    frame = pl.read_parquet(file)
+    assert frame.columns == names
+    assert sorted(frame.rows()) == sorted(tuple(r["n"] + i for i in range(len(names))) for r in events(3))
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELECT user AS __reason FROM source", 'column "__reason" has a name that Slackwater uses for a column of its own; rename'),
+        ("SELECT user, page AS USER FROM source", 'selects "user" more than once; give each column its own name'),
+        ("SELECT NULL AS nothing, user FROM source", 'column "nothing" has type void, which no target takes; cast it in the SQL'),
+        ("SELECT user, count(*) AS n FROM source GROUP BY user", "must be row-wise, it uses an aggregate"),
+        ("SELECT user, uuid() AS id FROM source", r"must be row-wise, it uses uuid\(\)"),
+        ("SELECT user, _event_ts FROM source", "_event_ts.* cannot be resolved"),
+    ],
+)  # fmt: skip
+def test_what_a_start_refuses(spark: Any, tmp_path: Path, sql: str, said: str) -> None:
+    written(tmp_path, [events(3)])
+    pipeline = toml.load(config(tmp_path, sql=sql))
+    with pytest.raises(StartError, match=said) as raised:
+        sw.run(pipeline, available_now=True, spark=spark, on_notice=lambda a, b: None)
+    assert len(str(raised.value).splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_rows_are_replayed(runner: Runner) -> None:
+    """Letters of rows that a declared schema did not take, once it does: each comes out once."""
+    written(runner.home, [[*events(4), '{"user":"u9","page":"a","n":9999999999}']])
+    sw.run(toml.load(config(runner.home)), available_now=True, spark=runner.spark, on_notice=lambda a, b: None)
+    before = in_files(runner.home)
+    wide = toml.load(config(runner.home, schema="user STRING, page STRING, n INT"))
+    assert len(before) == len(expected(events(4)))
+    from slackwater.runner import run as running
+
+    left = running.replay(wide, lambda letters: letters, spark=runner.spark, on_notice=lambda a, b: None)
+    assert (left.applied, sum(left.left.values())) == (0, 1)
+    assert in_files(runner.home) == before
+
+
+# -- groups of results -------------------------------------------------------------------------------------------------
+
+RESULTS = "window_start TIMESTAMP, window_end TIMESTAMP, user STRING, n BIGINT, _event_ts TIMESTAMP"
+KNOWN = Columns(
+    {"window_start": "timestamp", "window_end": "timestamp", "user": "string", "n": "bigint", "_event_ts": "timestamp"},
+    True,
+    frozenset({"window_start", "window_end"}),
+)
+BY = "an aggregate (GROUP BY, count(), …)"
+OVER = "a window function (OVER)"
+GROUPED: list[tuple[str, set[str]]] = [
+    ("SELECT *, row_number() OVER (PARTITION BY window_start ORDER BY n DESC) AS r FROM source", set()),
+    ("SELECT *, sum(n) OVER (PARTITION BY user, window_end) AS r FROM source", set()),
+    ("SELECT window_start, sum(n) AS n FROM source GROUP BY window_start", set()),
+    ("SELECT window_start AS w, user, sum(n) AS n FROM source GROUP BY 1, 2 HAVING sum(n) > 3", set()),
+    ("SELECT window_start AS w, sum(n) AS n FROM source GROUP BY w", set()),
+    ("SELECT window_start, sum(n) AS n FROM source GROUP BY ALL", set()),
+    ("SELECT upper(user) AS window_start, sum(n) AS n FROM source GROUP BY window_start, user", set()),
+    ("SELECT w, sum(n) AS n FROM (SELECT window_start AS w, n FROM source WHERE n > 1) GROUP BY w", set()),
+    ("WITH t AS (SELECT window_start AS w, n FROM source) SELECT w, sum(n) AS n FROM t GROUP BY w", set()),
+    ("SELECT a, sum(b) AS b FROM (SELECT window_start, n FROM source) AS t(a, b) GROUP BY a", set()),
+    ("SELECT * FROM (SELECT *, rank() OVER (PARTITION BY window_start ORDER BY n) AS r FROM source) WHERE r < 3", set()),
+    ("SELECT window_start, max(c) AS c FROM (SELECT window_start, user, sum(n) AS c FROM source GROUP BY 1, 2) GROUP BY 1", set()),
+    ("SELECT s.window_start, name, sum(n) AS n FROM source s LEFT JOIN users u ON s.user = u.id GROUP BY 1, 2", set()),
+    ("SELECT user, sum(n) AS n FROM source GROUP BY user", {BY}),
+    ("SELECT count(*) AS n FROM source", {BY}),
+    ("SELECT date_trunc('DAY', window_start) AS d, sum(n) AS n FROM source GROUP BY 1", {BY}),
+    ("SELECT w, sum(n) AS n FROM (SELECT date_trunc('DAY', window_start) AS w, n FROM source) GROUP BY w", {BY}),
+    ("SELECT w, sum(n) AS n FROM (SELECT user AS w, n FROM source) GROUP BY w", {BY}),
+    ("SELECT user AS window_start, sum(n) AS n FROM (SELECT user, n FROM source) GROUP BY user", {BY}),
+    ("SELECT u.window_start, sum(n) AS n FROM source s JOIN others u ON s.user = u.id GROUP BY u.window_start", {BY}),
+    ("SELECT w, sum(n) AS n FROM (SELECT window_start AS w, n FROM source UNION ALL SELECT _event_ts, n FROM source) GROUP BY w", {BY}),
+    ("SELECT window_start, user, sum(n) AS n FROM source GROUP BY CUBE (window_start, user)", {BY}),
+    ("SELECT *, row_number() OVER (ORDER BY n) AS r FROM source", {OVER}),
+    ("SELECT *, row_number() OVER (PARTITION BY user ORDER BY n) AS r FROM source", {OVER}),
+    ("SELECT *, row_number() OVER (PARTITION BY date_trunc('DAY', window_start) ORDER BY n) AS r FROM source", {OVER}),
+    ("SELECT DISTINCT window_start FROM source", {"DISTINCT"}),
+    ("SELECT * FROM source ORDER BY window_start", {"ORDER BY"}),
+    ("SELECT * FROM source LIMIT 3", {"LIMIT"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sql", "found"), GROUPED, ids=[sql for sql, _ in GROUPED])
+def test_what_puts_rows_of_one_window_together(spark: Any, sql: str, found: set[str]) -> None:
+    """Spark's analyser says so; `check` reports nothing that it accepts. Without bounds all of it is refused."""
+    session = private(spark, 1)
+    view = session.createDataFrame([], RESULTS)
+    view.createOrReplaceTempView("source")
+    session.createDataFrame([], "id STRING, name STRING").createOrReplaceTempView("users")
+    session.createDataFrame([], "id STRING, window_start TIMESTAMP").createOrReplaceTempView("others")
+    out = session.sql(sql)
+    assert analysis.forbidden(out, view, Bounds(frozenset({"window_start", "window_end"}))) == found
+    assert analysis.forbidden(out, view) >= found
+    assert analysis.forbidden(out), "without bounds"
+    here = Findings()
+    users, others = (
+        Columns({"id": "string", "name": "string"}, True),
+        Columns({"id": "string", "window_start": "timestamp"}, True),
+    )
+    query(sql, {"source": KNOWN, "users": users, "others": others}, here)
+    assert here.problems == []
+    assert here.beyond <= found
+
+
+TOP = "SELECT user, n, window_start, row_number() OVER (PARTITION BY window_start ORDER BY n DESC, user) AS place FROM source"
+
+
+@pytest.mark.parametrize("kind", ["tumbling", "hopping"])
+def test_the_best_of_each_window(spark: Any, tmp_path: Path, kind: str) -> None:
+    """A rank among all keys of a window, in whatever epochs the rows came: two deaths on the way, other shards."""
+    shape: dict[str, Any] = {"duration_ms": 20} | ({"hop_ms": 10} if kind == "hopping" else {})
+    window = sw.Window(
+        kind=kind, **shape, group_by=["user"], max_groups_per_window=99, lateness_ms=15, event_time_column="ts",
+        aggregations=[sw.Aggregation(agg="count", as_="n")],
+    )  # fmt: skip
+    base = 1_709_280_000_000
+    rows = [{"user": f"u{i * i % 7}", "ts": base + 3 * i + (i * 7) % 11} for i in range(60)]
+    wanted: dict[int, dict[str, int]] = {}
+    for r in rows:
+        for start in range((r["ts"] - 20) // 10 * 10 + 10, r["ts"] + 1, 10):
+            if start + 20 > r["ts"] and start % shape.get("hop_ms", 20) == 0:
+                counts = wanted.setdefault(start, {})
+                counts[r["user"]] = counts.get(r["user"], 0) + 1
+    best = {
+        (start, user, n, place)
+        for start, counts in wanted.items()
+        for place, (user, n) in enumerate(sorted(counts.items(), key=lambda c: (-c[1], c[0])), 1)
+    }
+    pipeline = sw.Pipeline(
+        name="law",
+        connections={"lake": sw.FilesConnection()},
+        sources=[sw.Source(name="a", connection="lake", query="in", format="json", schema="user STRING, ts TIMESTAMP")],
+        stages=[sw.Stage(name="counts", window=window), sw.Stage(name="top", sql=TOP)],
+        target=sw.Target(connection="lake", path=str(tmp_path / "out")),
+        state_store=sw.StateStore(kind="files", path=str(tmp_path / "state")),
+    )
+    with LocalPipeline(pipeline, session=spark) as test:
+        for number in range(0, 60, 10):
+            if number in (20, 40):
+                test.crash("commit.before" if number == 20 else "commit.after", 3)
+            given = [
+                {"user": r["user"], "ts": dt.datetime.fromtimestamp(r["ts"] / 1000, dt.UTC).isoformat()}
+                for r in rows[number : number + 10]
+            ]
+            test.pipe(given)
+        test.flush()
+        found = test.result()
+    assert {(r["window_start"] // 1000, r["user"], r["n"], r["place"]) for r in found.rows} == best
+    assert len(found.rows) == len(best)

@@ -1,0 +1,329 @@
+"""A pipeline of SQL alone as a config has it: what is valid, what `check` says of its SQL, what may be grouped by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import slackwater as sw
+from slackwater import explain
+from slackwater.cli import describe
+from slackwater.config import sql_check, toml
+from slackwater.config.bounds import ROW_BY_ROW, bounds_of
+from slackwater.config.rows import ROWS
+from slackwater.config.sql.columns import Columns, Findings
+from slackwater.config.sql.query import query
+from slackwater.errors import ConfigError
+
+CONFIG = """
+name = "plain"
+
+[connections.lake]
+kind = "files"
+
+[[sources]]
+name = "clicks"
+connection = "lake"
+query = "clicks/*.jsonl"
+format = "json"
+schema = "user STRING, page STRING, n INT"
+MORE
+[transform]
+sql = "SELECT user, n + 1 AS n FROM source WHERE page <> ''"
+
+[target]
+connection = "lake"
+path = "out"
+
+[state_store]
+kind = "files"
+path = "state"
+"""
+SECOND = """
+[[sources]]
+name = "views"
+connection = "lake"
+query = "views/*.jsonl"
+format = "json"
+schema = "SCHEMA"
+"""
+
+
+def config(more: str = "", **changes: str) -> str:
+    text = CONFIG.replace("MORE", more)
+    for old, new in changes.items():
+        text = text.replace(
+            {
+                "sql": "SELECT user, n + 1 AS n FROM source WHERE page <> ''",
+                "schema": "user STRING, page STRING, n INT",
+            }[old],
+            new,
+        )
+    return text
+
+
+def problems(text: str) -> list[str]:
+    try:
+        pipeline = toml.loads(text, "p.toml")
+    except ConfigError as error:
+        return [p.removeprefix("p.toml: ") for p in error.problems]
+    return sql_check.check(pipeline).problems
+
+
+def test_sql_alone_is_a_pipeline() -> None:
+    pipeline = toml.loads(config())
+    assert pipeline.transform.is_rows
+    assert pipeline.transform.step is ROWS
+    assert toml.loads(sw.to_toml(pipeline)) == pipeline
+    assert problems(config()) == []
+    built = sw.pipeline(
+        name="plain",
+        connections={"lake": sw.FilesConnection()},
+        source=sw.Source(
+            name="clicks",
+            connection="lake",
+            query="clicks/*.jsonl",
+            format="json",
+            schema="user STRING, page STRING, n INT",
+        ),
+        transform_sql="SELECT user, n + 1 AS n FROM source WHERE page <> ''",
+        target=sw.Target(connection="lake", path="out"),
+        state_store=sw.StateStore(kind="files", path="state"),
+    )
+    assert built == pipeline
+
+
+def test_a_window_and_a_join_are_no_sql_alone() -> None:
+    window = sw.Window(
+        kind="tumbling", duration_ms=1, max_groups_per_window=9, aggregations=[sw.Aggregation(agg="count", as_="n")]
+    )
+    assert not sw.Transform(sql="SELECT * FROM source", window=window).is_rows
+    with pytest.raises(ConfigError, match=r"window: missing; describe the window .* or only sql in \[transform\]"):
+        sw.Transform(on_error="drop")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sql": "SELECT usr FROM source"}, 'transform.sql: column "usr" is not there; did you mean "user"?'),
+        (
+            {"sql": "SELECT user, count(*) AS n FROM source GROUP BY user"},
+            "transform.sql: must be row-wise, it uses an aggregate (GROUP BY, count(), …); filter, project and join lookups there, "
+            "and describe aggregation in [transform.window]",
+        ),
+        (
+            {"sql": "SELECT user, row_number() OVER (PARTITION BY user ORDER BY n) AS r FROM source"},
+            "transform.sql: must be row-wise, it uses a window function (OVER); filter, project and join lookups there, and describe "
+            "aggregation in [transform.window]",
+        ),
+        (
+            {"schema": "user STRING, page STRING, n INT, _event_ts BIGINT"},
+            'transform.sql: column "_event_ts" is bigint, which is no time; rename the column',
+        ),
+        (
+            {"sql": "SELECT user, _event_ts FROM source"},
+            'transform.sql: column "_event_ts" is not there; expected one of n, page, user',
+        ),
+    ],
+)  # fmt: skip
+def test_what_check_says_of_it(changes: dict[str, str], said: str) -> None:
+    assert problems(config(**changes)) == [said]
+
+
+def test_its_time_is_what_the_source_brings() -> None:
+    with_time = {
+        "schema": "user STRING, page STRING, n INT, _event_ts TIMESTAMP",
+        "sql": "SELECT user, _event_ts FROM source",
+    }
+    assert problems(config(**with_time)) == []
+
+
+def test_several_sources_make_one_table() -> None:
+    same = SECOND.replace("SCHEMA", "user STRING, page STRING, n BIGINT")
+    assert problems(config(same, sql="SELECT user, page FROM source WHERE true")) == []
+    (line,) = problems(config(same, sql="SELECT user, n FROM source WHERE true"))
+    assert line == (
+        'transform.sql: column "n" is int in source "clicks" and bigint in source "views"; expected the same columns from every '
+        "source: cast or rename in the SQL"
+    )
+    (line,) = problems(
+        config(SECOND.replace("SCHEMA", "user STRING, page STRING, n INT, m INT"), sql="SELECT * FROM source")
+    )
+    assert 'column "m" is missing in source "clicks" and int in source "views"' in line
+
+
+def test_the_rest_of_a_config_is_checked_as_ever() -> None:
+    text = config().replace("[transform]\n", '[transform]\non_error = "dlq"\n')
+    assert problems(text) == [
+        'dead_letter: missing; on_error = "dlq" needs it: [dead_letter] with a connection and a path, table or topic'
+    ]
+    text = (
+        config()
+        .replace('path = "out"', 'path = "out"\nmode = "merge"')
+        .replace('kind = "files"\n\n', 'kind = "delta"\n\n', 1)
+    )
+    assert any("target.mode" in p and "merge" in p for p in problems(text))
+
+
+def test_check_and_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "clicks").mkdir()
+    file = tmp_path / "p.toml"
+    file.write_text(config())
+    describe.check_file(file)
+    assert f"{file}: ok — SQL over 1 source, state in files at" in capsys.readouterr().out
+    describe.explain_file(file)
+    said = capsys.readouterr().out
+    assert "what the SQL selects, in the epoch that reads it" in said
+    assert "no state but offsets" in said
+    assert "SELECT user, n + 1 AS n FROM source" in said
+    plan = explain.build(toml.load(file))
+    assert plan.state_bytes == 0
+    assert [s.name for s in plan.stages] == ["read", "event time", "sql", "emit", "commit", "publish"]
+
+
+# -- by what results may be grouped ------------------------------------------------------------------------------------
+
+
+def window(**more: Any) -> sw.Window:
+    given: dict[str, Any] = {
+        "kind": "tumbling",
+        "duration_ms": "1m",
+        "group_by": ["user"],
+        "max_groups_per_window": 9,
+        **more,
+    }
+    return sw.Window(**given, aggregations=[sw.Aggregation(agg="count", as_="n")])
+
+
+def test_the_bounds_of_windows_that_come_once() -> None:
+    assert bounds_of(window()).names == {"window_start", "window_end"}
+    assert bounds_of(window(window_start_column="a", window_end_column="b", late_data="dlq")).names == {"a", "b"}
+    assert bounds_of(window(emit="final", late_data="reopen")).names == {"window_start", "window_end"}
+    for again in ({"emit": "updates"}, {"late_data": "reopen"}, {"late_data": "standalone", "emit_metadata": True}):
+        found = bounds_of(window(**again))
+        assert not found.names
+        assert "come out more than once" in found.why
+    session = bounds_of(window(kind="session", gap_ms="1m", max_session_duration_ms="1h", duration_ms=None))
+    assert not session.names
+    assert "cut at max_session_duration_ms" in session.why
+    assert bounds_of(ROWS) == ROW_BY_ROW
+
+
+RESULTS = Columns(
+    dict.fromkeys(("window_start", "window_end", "_event_ts"), "timestamp") | {"user": "string", "n": "bigint"},
+    True,
+    frozenset({"window_start", "window_end"}),
+)
+LOOKUP = Columns({"id": "string", "name": "string"}, True)
+
+
+def beyond(sql: str, **more: Columns) -> set[str]:
+    found = Findings()
+    query(sql, {"source": RESULTS, "users": LOOKUP, **more}, found)
+    assert not found.problems
+    return found.beyond
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT *, row_number() OVER (PARTITION BY window_start ORDER BY n DESC) AS r FROM source",
+        "SELECT *, sum(n) OVER (PARTITION BY window_end, user) AS r FROM source",
+        "SELECT window_start, count(*) AS c, max(_event_ts) AS _event_ts FROM source GROUP BY window_start",
+        "SELECT window_start AS w, user, sum(n) AS c FROM source GROUP BY 2, 1",
+        "SELECT window_start AS w, sum(n) AS c FROM source GROUP BY w HAVING sum(n) > 3",
+        "SELECT upper(user) AS window_start, sum(n) AS c FROM source GROUP BY window_start, user",
+        "SELECT w, sum(n) FROM (SELECT window_start AS w, n FROM source WHERE n > 1) GROUP BY w",
+        "WITH t AS (SELECT window_start AS w, n FROM source) SELECT w, sum(n) FROM t GROUP BY w",
+        "SELECT * FROM (SELECT *, rank() OVER (PARTITION BY window_start ORDER BY n) AS r FROM source) WHERE r < 3",
+        "SELECT s.window_start, name, sum(n) AS c FROM source s LEFT JOIN users u ON s.user = u.id GROUP BY s.window_start, name",
+        "SELECT a, sum(b) FROM (SELECT window_start, n FROM source) AS t(a, b) GROUP BY a",
+    ],
+)  # fmt: skip
+def test_rows_of_one_window_may_be_put_together(sql: str) -> None:
+    assert beyond(sql) == set()
+
+
+@pytest.mark.parametrize(
+    ("sql", "what"),
+    [
+        ("SELECT user, count(*) AS c FROM source GROUP BY user", "an aggregate (GROUP BY, count(), …)"),
+        ("SELECT count(*) AS c FROM source", "an aggregate (GROUP BY, count(), …)"),
+        ("SELECT date_trunc('DAY', window_start) AS d, sum(n) FROM source GROUP BY date_trunc('DAY', window_start)", "an aggregate (GROUP BY, count(), …)"),
+        ("SELECT *, row_number() OVER (ORDER BY n) AS r FROM source", "a window function (OVER)"),
+        ("SELECT *, row_number() OVER (PARTITION BY user ORDER BY n) AS r FROM source", "a window function (OVER)"),
+        ("SELECT w, sum(n) FROM (SELECT user AS w, n FROM source) GROUP BY w", "an aggregate (GROUP BY, count(), …)"),
+        ("SELECT w, sum(n) FROM (SELECT upper(window_start) AS w, n FROM source) GROUP BY w", "an aggregate (GROUP BY, count(), …)"),
+        ("SELECT DISTINCT window_start FROM source", "DISTINCT"),
+        ("SELECT * FROM source ORDER BY window_start", "ORDER BY"),
+        ("SELECT * FROM source LIMIT 3", "LIMIT"),
+        ("SELECT window_start, (SELECT max(n) FROM source) AS m FROM source GROUP BY window_start", "a subquery"),
+    ],
+)  # fmt: skip
+def test_rows_of_several_windows_may_not(sql: str, what: str) -> None:
+    assert what in beyond(sql)
+
+
+def test_rows_of_a_source_may_not_either() -> None:
+    """A column of that name is no bound there."""
+    found = Findings()
+    sql = "SELECT window_start, count(*) AS n FROM source GROUP BY window_start"
+    query(sql, {"source": Columns(RESULTS.types, True)}, found)
+    assert found.beyond == {"an aggregate (GROUP BY, count(), …)"}
+
+
+STAGES = """
+name = "top"
+
+[connections.lake]
+kind = "files"
+
+[[sources]]
+name = "clicks"
+connection = "lake"
+query = "clicks/*.jsonl"
+format = "json"
+schema = "user STRING, ts TIMESTAMP"
+
+[[stages]]
+name = "per_minute"
+
+[stages.window]
+WINDOW
+event_time_column = "ts"
+group_by = ["user"]
+max_groups_per_window = 1000
+
+[[stages.window.aggregations]]
+agg = "count"
+as = "n"
+
+[[stages]]
+name = "top"
+sql = '''
+SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY window_start ORDER BY n DESC, user) AS place FROM source)
+WHERE place <= 3
+'''
+
+[target]
+connection = "lake"
+path = "out"
+
+[state_store]
+kind = "files"
+path = "state"
+"""
+TUMBLING = 'kind = "tumbling"\nduration_ms = "1m"'
+SESSION = 'kind = "session"\ngap_ms = "1m"\nmax_session_duration_ms = "1h"'
+
+
+def test_the_best_of_each_window() -> None:
+    assert problems(STAGES.replace("WINDOW", TUMBLING)) == []
+    assert problems(STAGES.replace("WINDOW", f'{TUMBLING}\nemit = "final"\nlate_data = "reopen"')) == []
+    (line,) = problems(STAGES.replace("WINDOW", SESSION))
+    assert line.startswith("stages[1].sql: must be row-wise, it uses a window function (OVER)")
+    assert line.endswith("one that is cut at max_session_duration_ms closes before one that ends there")
+    (line,) = problems(STAGES.replace("WINDOW", TUMBLING).replace("PARTITION BY window_start", "PARTITION BY user"))
+    assert line.endswith('by its bounds: name "window_end" or "window_start" in GROUP BY or PARTITION BY')
