@@ -55,7 +55,7 @@ def test_sessions_are_cut_where_whole_arrays_cut_them(seed: int) -> None:
 def test_warming_up_compiles_all_that_an_epoch_runs() -> None:
     session_walk.warm()
     before = {loop.__name__: loop.signatures for loop in LOOPS}
-    assert {"put_in_order", "join", "of_keys", "pieces"} <= set(before)
+    assert {"put_in_order", "join", "of_keys", "fragments"} <= set(before)
     for seed in range(40):
         steps.checked(seed)
     assert {loop.__name__: loop.signatures for loop in LOOPS} == before
