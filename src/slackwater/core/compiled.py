@@ -27,5 +27,5 @@ def compiled(function: F) -> F:
 
 
 def inlined(function: F) -> F:
-    """Part of a compiled function, in whose place it is put: a call would count references to every array that it is given."""
+    """Part of a compiled function, in whose place it is put. Within a loop give it numbers: references to arrays would be counted."""
     return cast(F, njit(inline="always")(function))

@@ -38,6 +38,8 @@ def ingest(
     joined = walk.join(both.given, times, np.zeros(both.keys, dtype=bool))
     if room is not None and np.count_nonzero(joined.new) > room:
         joined = walk.join(both.given, times, _shut(logic, both, joined, room))
+    if joined.crowded:
+        joined = walk.place(both.given, times, joined)
     at, key, run, fragment = joined.at, joined.key, joined.run, joined.fragment
     touched, has_open, held = walk.of_keys(both.given, at, key)
     touched = both.sharing(touched)

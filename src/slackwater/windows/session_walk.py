@@ -54,7 +54,8 @@ class Intervals(NamedTuple):
 class Joined(NamedTuple):
     """What became of all intervals: `verdict` per interval; per key its `floor`, NONE if it has none, and whether it is `new`.
 
-    Then of those that sessions are made of: `at`, their places; `key`; whether a `run` or a `fragment` begins there.
+    Then of those that sessions are made of: `at`, their places; `key`; whether a `run` or a `fragment` begins there. `crowded`: a
+    run spans the cap and holds a row behind the watermark, which is yet to be placed.
     """
 
     verdict: Int8s
@@ -64,6 +65,7 @@ class Joined(NamedTuple):
     key: Int64s
     run: Bools
     fragment: Bools
+    crowded: bool
 
 
 class Fragments(NamedTuple):
@@ -85,7 +87,7 @@ def warm() -> None:
     none, kinds, bools = np.empty(0, np.int64), np.empty(0, np.int8), np.empty(0, np.bool_)
     given, times = Intervals(np.zeros(1, np.int64), kinds, none, none, none), Times(0, 0, 0, 0, 0)
     put_in_order(none, none, none, none)
-    join(given, times, bools)
+    place(given, times, join(given, times, bools))
     needed(given, times)
     of_keys(given, none, none)
     cut(none, none, none, none, 0)
@@ -124,8 +126,11 @@ def _insert(order: Int64s, begin: int, stop: int, start: Int64s, last: Int64s) -
     """Sort a few by insertion."""
     for i in range(begin + 1, stop):
         one, to = order[i], i
-        while to > begin and _is_before(one, order[to - 1], start, last):
-            order[to] = order[to - 1]
+        while to > begin:
+            other = order[to - 1]
+            if (start[other], last[other], other) < (start[one], last[one], one):
+                break
+            order[to] = other
             to -= 1
         order[to] = one
 
@@ -135,22 +140,15 @@ def _merge(order: Int64s, begin: int, middle: int, stop: int, start: Int64s, las
     """Make one of two sorted stretches that stand together."""
     left, right = begin, middle
     for to in range(begin, stop):
-        if right == stop or (left < middle and not _is_before(order[right], order[left], start, last)):
-            spare[to] = order[left]
+        one, other = order[min(left, middle - 1)], order[min(right, stop - 1)]
+        earlier = (start[one], last[one], one) < (start[other], last[other], other)
+        if right == stop or (left < middle and earlier):
+            spare[to] = one
             left += 1
         else:
-            spare[to] = order[right]
+            spare[to] = other
             right += 1
     order[begin:stop] = spare[begin:stop]
-
-
-@inlined
-def _is_before(a: int, b: int, start: Int64s, last: Int64s) -> bool:
-    if start[a] != start[b]:
-        return start[a] < start[b]
-    if last[a] != last[b]:
-        return last[a] < last[b]
-    return a < b
 
 
 @compiled
@@ -161,7 +159,7 @@ def join(given: Intervals, times: Times, shut: Bools) -> Joined:
     floor, new = np.empty(keys, np.int64), np.zeros(keys, np.bool_)
     at, key_of = np.empty(count, np.int64), np.empty(count, np.int64)
     run, fragment = np.empty(count, np.bool_), np.empty(count, np.bool_)
-    used = 0
+    used, crowded = 0, False
     for key in range(keys):
         begin, stop = given.heads[key], given.heads[key + 1]
         floor[key] = _floor(given, times, begin, stop)
@@ -173,11 +171,11 @@ def join(given: Intervals, times: Times, shut: Bools) -> Joined:
                 verdict[at[j]] = REFUSED
             upto = used
         _part(given, times, at, used, upto, run, fragment)
-        upto = _place(given, times, at, used, upto, run, fragment, verdict)
+        crowded = crowded or _is_crowded(given, times, at, used, upto, run)
         for j in range(used, upto):
             key_of[j] = key
         used = upto
-    return Joined(verdict, floor, new, at[:used], key_of[:used], run[:used], fragment[:used])
+    return Joined(verdict, floor, new, at[:used], key_of[:used], run[:used], fragment[:used], crowded)
 
 
 @compiled
@@ -245,11 +243,11 @@ def _judge(given: Intervals, times: Times, at: Int64s, begin: int, stop: int, ru
             i = at[j]
             if given.kind[i] == HELD:
                 first_open = min(first_open, given.start[i])
-            taken = taken or given.kind[i] == HELD or _is_recent(given, times, i)
+            taken = taken or given.kind[i] == HELD or _is_recent(times, given.start[i], given.end[i])
         for j in range(head, tail):
             i = at[j]
             # what lies before the open session could chain back to one that was closed and forgotten, and overlap it
-            if taken and (given.start[i] >= first_open or _is_recent(given, times, i)):
+            if taken and (given.start[i] >= first_open or _is_recent(times, given.start[i], given.end[i])):
                 at[kept], run[kept] = i, begins
                 kept, begins = kept + 1, False
             else:
@@ -259,8 +257,8 @@ def _judge(given: Intervals, times: Times, at: Int64s, begin: int, stop: int, ru
 
 
 @inlined
-def _is_recent(given: Intervals, times: Times, i: int) -> bool:
-    return given.end[i] >= times.horizon and given.start[i] >= times.since
+def _is_recent(times: Times, start: int, end: int) -> bool:
+    return end >= times.horizon and start >= times.since
 
 
 @inlined
@@ -284,42 +282,49 @@ def _part(given: Intervals, times: Times, at: Int64s, begin: int, stop: int, run
 
 
 @inlined
-def _is_behind(given: Intervals, times: Times, i: int) -> bool:
-    return given.kind[i] == NEW and given.start[i] < times.watermark
+def _is_behind(times: Times, kind: int, start: int) -> bool:
+    return kind == NEW and start < times.watermark
 
 
 @inlined
-def _place(
-    given: Intervals, times: Times, at: Int64s, begin: int, stop: int, run: Bools, fragment: Bools, verdict: Int8s
-) -> int:
+def _is_crowded(given: Intervals, times: Times, at: Int64s, begin: int, stop: int, run: Bools) -> bool:
+    first, last, behind, crowded = NONE, NONE, False, False
+    for j in range(begin, stop):
+        i = at[j]
+        if run[j]:
+            first, last, behind = given.start[i], NONE, False
+        last, behind = max(last, given.last[i]), behind or _is_behind(times, given.kind[i], given.start[i])
+        crowded = crowded or (behind and last - first >= times.cap)
+    return crowded
+
+
+@compiled
+def place(given: Intervals, times: Times, joined: Joined) -> Joined:
     """Rows behind the watermark never move a cut: in a run that reaches the cap each is placed by itself, or late.
 
-    Keeps what is not late, in place; up to where that goes then.
+    Changes `joined` in place, too.
     """
-    kept = head = begin
-    while head < stop:
-        last, behind, tail = NONE, False, head
-        while tail < stop and (tail == head or not run[tail]):
-            last, behind = max(last, given.last[at[tail]]), behind or _is_behind(given, times, at[tail])
+    verdict, floor, new, at, key, run, fragment, _ = joined
+    kept = head = 0
+    while head < len(at):
+        tail = head + 1
+        while tail < len(at) and not run[tail]:
             tail += 1
-        if behind and last - given.start[at[head]] >= times.cap:
+        session = np.zeros(tail - head, np.int64)
+        if _is_crowded(given, times, at, head, tail, run):
             session = place_rows(given, times, at[head:tail])
-            former, label, begins = NONE, 0, True
-            for j in range(head, tail):
-                i, mine = at[j], session[j - head]
-                label += fragment[j]
-                if mine == NOWHERE:
-                    verdict[i] = LATE
-                else:
-                    name = label if mine == BY_FRAGMENTS else -mine
-                    at[kept], run[kept], fragment[kept] = i, begins, begins or name != former
-                    former, begins, kept = name, False, kept + 1
-        else:
-            for j in range(head, tail):
-                at[kept], run[kept], fragment[kept] = at[j], run[j], fragment[j]
-                kept += 1
+        former, label, begins = NONE, 0, True
+        for j in range(head, tail):
+            i, mine = at[j], session[j - head]
+            label += fragment[j]
+            if mine == NOWHERE:
+                verdict[i] = LATE
+            else:
+                name = label if mine == BY_FRAGMENTS else -mine
+                at[kept], key[kept], run[kept], fragment[kept] = i, key[j], begins, begins or name != former
+                former, begins, kept = name, False, kept + 1
         head = tail
-    return kept
+    return Joined(verdict, floor, new, at[:kept], key[:kept], run[:kept], fragment[:kept], False)
 
 
 @compiled
@@ -343,15 +348,17 @@ def place_rows(given: Intervals, times: Times, at: Int64s) -> Int64s:
     made = sessions = behind = 0
     j = 0
     while j < count:
-        if _is_behind(given, times, at[j]):
+        if _is_behind(times, given.kind[at[j]], given.start[at[j]]):
             rows[behind] = j
             behind += 1
             j += 1
             continue
         # intervals whose events overlap are one
         starts, ends, upto, tail = given.start[at[j]], given.end[at[j]], given.last[at[j]], j
-        while tail < count and (_is_behind(given, times, at[tail]) or given.start[at[tail]] <= upto):
-            if _is_behind(given, times, at[tail]):
+        while tail < count and (
+            _is_behind(times, given.kind[at[tail]], given.start[at[tail]]) or given.start[at[tail]] <= upto
+        ):
+            if _is_behind(times, given.kind[at[tail]], given.start[at[tail]]):
                 rows[behind] = tail
                 behind += 1
             else:
