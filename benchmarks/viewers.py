@@ -66,7 +66,9 @@ class Pipeline:
         engine = LocalEngine(logic, ["a"], False, window.max_future_ms)
         ((name, own),) = pipeline.alone.items()
         stage = Stage(name, own, logic, store, engine, lambda epoch: None, far_dates=FarDates(own))
-        self.driver = Driver(pipeline, [stage], store, target, Hooks(lambda: time.time_ns() // 1000))
+        self.driver = Driver(
+            pipeline, [stage], store, dict.fromkeys(pipeline.by_target, target), Hooks(lambda: time.time_ns() // 1000)
+        )
         self.driver.start(store.open(), 2, {}, uuid.uuid4().hex)
         self._dice, self._id, self._number, self._at = np.random.default_rng(1), uuid.uuid4().hex, 0, BEGIN
 

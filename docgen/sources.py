@@ -78,15 +78,16 @@ def _kind(call: ast.Call) -> str | None:
 
 
 def mistakes() -> dict[str, list[str]]:
-    """What the modules of `config` say of keys, by module: texts with `…` for values."""
+    """What the modules of `config` say of keys, by module or folder: texts with `…` for values."""
     found = dict[str, list[str]]()
-    for path in sorted((SOURCES / "config").glob("*.py")):
-        if path.stem in ("documented", "json_schema"):
+    for path in sorted((SOURCES / "config").rglob("*.py")):
+        if path.stem in ("connectors", "documented", "json_schema", "state_size"):
             continue
         functions = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)]
         texts = dict.fromkeys(t.strip(" :") for f in functions for t in _texts(f) if len(t) > 14 and _SAYS.search(t))
         if texts:
-            found[path.stem] = list(texts)
+            name = path.stem if path.parent.name == "config" else path.parent.name
+            found.setdefault(name, []).extend(texts)
     return found
 
 

@@ -46,7 +46,8 @@ _OPTIONS_OF_SOURCE = {
 def pipeline(
     *,
     name: str,
-    target: Target | Connection | str,
+    target: Target | Connection | str | None = None,
+    targets: Sequence[Target] | None = None,
     window: Window | None = None,
     join: Join | None = None,
     stages: Sequence[Stage] | None = None,
@@ -70,7 +71,7 @@ def pipeline(
 ) -> Pipeline:
     """Build a pipeline around a `window` or a `join`, or several `stages` of them; or of `transform_sql` alone. `source` is a `Source`, or a connection together with `source_query` and the settings of a source
     (`source_format`, `source_schema`, `source_options`, `max_files_per_trigger`); `target` likewise a `Target`, or a
-    connection with `target_path`, `target_table` or `target_topic`. Durations in milliseconds or as "30s". Raises ConfigError, one line per mistake.
+    connection with `target_path`, `target_table` or `target_topic`; or several `targets`. Durations in milliseconds or as "30s". Raises ConfigError, one line per mistake.
     """
     problems: list[str] = []
     for key in source_settings:
@@ -84,7 +85,7 @@ def pipeline(
     if source is not None:
         settings = {_OPTIONS_OF_SOURCE[k]: v for k, v in source_settings.items()}
         every = (source if isinstance(source, Source) else Source(connection=source, query=source_query, **settings),)
-    if not isinstance(target, Target):
+    if target is not None and not isinstance(target, Target):
         target = Target(
             connection=target, path=target_path, format=target_format, table=target_table, topic=target_topic
         )
@@ -97,6 +98,7 @@ def pipeline(
         else None,
         stages=None if stages is None else tuple(stages),
         target=target,
+        targets=None if targets is None else tuple(targets),
         state_store=state_store,
         dead_letter=dead_letter,
         spark=dict(spark_settings or {}),

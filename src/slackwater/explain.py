@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
-from slackwater.config.aggregation import QUANTILE_K, Aggregation
+from slackwater.config import state_size
 from slackwater.config.connection import Connection, PostgresConnection
+from slackwater.config.connectors import CONNECTORS, absolute
 from slackwater.config.join import SIDES, Join
-from slackwater.config.paths import local
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.rows import Rows
 from slackwater.config.source import Lookup, Source
@@ -22,15 +21,6 @@ from slackwater.config.window import Window, allowed_ms
 from slackwater.core.notebook import Shown
 from slackwater.core.time import duration_text
 from slackwater.core.words import plural
-
-GIB = 1 << 30
-DEFAULT_GIB = 16
-ROW_BYTES = 48  # the hidden columns of a state row
-KEY_BYTES = 24  # assumed per key column
-SKETCH_BYTES = 1024  # an HLL sketch of about 250 distinct values; it grows to 4 bytes * 2^hll_precision
-EXACT_BYTES = 16  # assumed per value that a group keeps
-CUSTOM_BYTES = 64  # assumed per group of a user-defined aggregation
-VERSIONS = 2  # segments keep old versions until they are merged
 
 
 @dataclass(frozen=True)
@@ -58,7 +48,7 @@ class Plan(Shown):
 
 def build(pipeline: Pipeline) -> Plan:
     """The plan of a pipeline: the stages a row passes, the guarantee, what the state may grow to; needs no Spark and no data."""
-    last = pipeline.last.transform.step
+    last = list(pipeline.alone.values())[-1].transform.step
     stages: list[Stage] = [_read(pipeline)]
     for name, own in pipeline.alone.items():
         read = [s.name for s in own.sources if s.of_stage]
@@ -69,8 +59,8 @@ def build(pipeline: Pipeline) -> Plan:
     return Plan(
         (*stages, _commit(pipeline), _publish(pipeline)),
         guarantee(pipeline),
-        None if isinstance(last, Join) else projected_bytes(last) if isinstance(last, Window) else 0,
-        (*warnings(pipeline), *size_warnings(last)),
+        None if isinstance(last, Join) else state_size.projected_bytes(last) if isinstance(last, Window) else 0,
+        (*warnings(pipeline), *state_size.warnings(last)),
     )
 
 
@@ -113,13 +103,9 @@ def _read(pipeline: Pipeline) -> Stage:
 def _source(s: Source, connection: Connection | None) -> str:
     if s.dataframe is not None or connection is None:
         return f'"{s.name}": a streaming DataFrame'
-    if connection.kind == "files":
-        most, what = s.max_files_per_trigger, f"{s.format} files {s.query}"
-    elif connection.kind == "kafka":
-        most, what = s.max_offsets_per_trigger, f"{s.payload_format or 'json'} records of {s.query} in Kafka"
-    else:
-        most, what = s.max_messages_per_trigger, f"{s.query} in {connection.kind}"
-    return f'"{s.name}": {what}' + (f", at most {most} per epoch" if most else ", all new ones per epoch")
+    known = CONNECTORS[connection.kind]
+    most = known.most(s)
+    return f'"{s.name}": {known.rows(s)}' + (f", at most {most} per epoch" if most else ", all new ones per epoch")
 
 
 def _event_time(pipeline: Pipeline) -> Stage:
@@ -301,47 +287,36 @@ def state_text(pipeline: Pipeline) -> str:
     if store is None or store.kind == "in_memory":
         return "state in memory, gone with the process"
     if store.kind == "files":
-        return f'state in files at "{_place(store.path)}"'
+        return f'state in files at "{absolute(store.path)}"'
     return f'state in Postgres, schema "{store.schema_}"'
-
-
-def _place(path: str | None) -> str:
-    """A directory as seen from anywhere."""
-    return str(Path(path).absolute()) if path and local(path) and not path.startswith("file:") else str(path)
 
 
 def _publish(pipeline: Pipeline) -> Stage:
     letters = pipeline.dead_letter
     lines = () if letters is None else (f"dead letters: {_target(letters, pipeline)}",)
-    return Stage("publish", "driver", _target(pipeline.target, pipeline), lines)
+    several = pipeline.by_target
+    if len(several) < 2:
+        return Stage("publish", "driver", _target(pipeline.target, pipeline), lines)
+    staged = len(pipeline.alone) > 1
+    each = [
+        f"{name}{f', of {own.target.from_}' if staged and name != own.target.from_ else ''}: {_target(own.target, own)}"
+        for name, own in several.items()
+    ]
+    return Stage("publish", "driver", f"to {len(several)} targets, each by itself", (*each, *lines))
 
 
 def target_text(pipeline: Pipeline) -> str:
-    """The target, for people: where results are."""
-    t, kind = pipeline.target, kind_of(pipeline.target, pipeline)
-    return {
-        "files": f'"{_place(t.path)}"',
-        "delta": f'Delta table "{_place(t.path)}"',
-        "postgres": f"Postgres table {t.table}",
-        "kafka": f"Kafka topic {t.topic}",
-    }.get(kind, "the console")
+    """The target, for people: where results are; of several each."""
+    if len(pipeline.targets) > 1:
+        return "; ".join(f"{name}: {target_text(own)}" for name, own in pipeline.by_target.items())
+    return CONNECTORS[kind_of(pipeline.target, pipeline)].place(pipeline.target)
 
 
 def _target(t: Target, pipeline: Pipeline) -> str:
-    kind = kind_of(t, pipeline)
-    adds = (
-        pipeline.last.transform.window is None or t is not pipeline.target
-    )  # pairs, rows and letters have no identity
-    if kind == "files":
-        return f'{t.format or "parquet"} files in "{_place(t.path)}", one per epoch'
-    if kind == "delta":
-        return f'Delta table "{_place(t.path)}", {"append" if adds else t.mode or "merge"}'
-    if kind == "postgres":
-        within = ", within the commit" if joins(pipeline) and t is pipeline.target else ""
-        return f"{'insert' if adds else 'upsert'} into Postgres table {t.table}{within}"
-    if kind == "kafka":
-        return f"Kafka topic {t.topic}, {(t.delivery or 'at_least_once').replace('_', ' ')}"
-    return "to the console"
+    # pairs, rows and letters have no identity
+    adds = pipeline.last.transform.window is None or t is not pipeline.target
+    within = t is pipeline.target and shares_transaction(pipeline)
+    return CONNECTORS[kind_of(t, pipeline)].written(t, adds, within)
 
 
 def kind_of(t: Target, pipeline: Pipeline) -> str:
@@ -349,7 +324,7 @@ def kind_of(t: Target, pipeline: Pipeline) -> str:
     return connection.kind if connection is not None else "console"
 
 
-def joins(pipeline: Pipeline) -> bool:
+def shares_transaction(pipeline: Pipeline) -> bool:
     """Whether state and output lie in one Postgres database, as far as the config tells."""
     store = pipeline.state_store
     connection = resolve(pipeline.target.connection, pipeline.connections)
@@ -362,56 +337,20 @@ def joins(pipeline: Pipeline) -> bool:
 
 
 def guarantee(pipeline: Pipeline) -> str:
-    """What the pair of store and target delivers."""
-    kind = kind_of(pipeline.target, pipeline)
-    if kind == "console":
-        return "at least once: a console cannot take back what it printed"
-    if kind == "kafka" and pipeline.target.delivery != "exactly_once":
-        return 'at least once: a restart may publish an epoch again; set delivery = "exactly_once" for transactions'
+    """What the pair of store and target delivers; of several each, where they differ."""
+    if len(pipeline.targets) > 1:
+        each = {name: guarantee(own) for name, own in pipeline.by_target.items()}
+        if len(set(each.values())) > 1:
+            return "; ".join(f"{name}: {what}" for name, what in each.items())
+        return next(iter(each.values()))
+    known = CONNECTORS[kind_of(pipeline.target, pipeline)]
+    if (weaker := known.weaker(pipeline.target)) is not None:
+        return weaker
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return "exactly once while the process lives; a restart reads everything again"
-    if joins(pipeline):
+    if shares_transaction(pipeline):
         return "exactly once: state, offsets and output are one transaction"
-    if kind == "kafka":
-        return "exactly once for read_committed consumers: rows and the last epoch are one Kafka transaction"
-    return "exactly once: the target keeps the last epoch with its rows and ignores an older one"
-
-
-def projected_bytes(window: Window) -> int:
-    """What the state may grow to at `max_groups_per_window`, for the assumed sizes of keys and sets above."""
-    accumulators = sum(map(_accumulator_bytes, window.aggregations))
-    row = ROW_BYTES + KEY_BYTES * len(window.group_by) + accumulators
-    panes = 1
-    if window.kind != "session" and window.duration_ms:
-        panes = window.duration_ms // math.gcd(window.duration_ms, window.hop_ms or window.duration_ms)
-    groups = window.max_groups_per_window or 1_000_000
-    return groups * panes * row * VERSIONS
-
-
-def _accumulator_bytes(a: Aggregation) -> int:
-    if not a.builtin:
-        return CUSTOM_BYTES
-    if a.agg == "count_distinct" and a.mode != "exact":
-        return SKETCH_BYTES
-    if a.agg == "approx_quantile":
-        return 8 * (a.k or QUANTILE_K)  # the buffer; a sketch is about three times as large
-    values = a.max_values_per_group or a.max_distinct_values_per_group
-    if values is not None:
-        return values * (EXACT_BYTES + (8 if a.agg in ("collect_list", "top_k") else 0))
-    return {"count": 8, "min": 16, "max": 16}.get(a.agg, 24)
-
-
-def size_warnings(step: Window | Join | Rows) -> tuple[str, ...]:
-    """A warning if the projected state of a window is above 1 GiB; at the default bound, which is there for safety, if it is far above."""
-    if not isinstance(step, Window) or (size := projected_bytes(step)) <= GIB:
-        return ()
-    nobody_chose_it = step.max_groups_per_window == step.implied().get("max_groups_per_window")
-    if nobody_chose_it and size <= DEFAULT_GIB * GIB:
-        return ()
-    return (
-        f"the state may grow to {size / GIB:.1f} GiB at max_groups_per_window = {step.max_groups_per_window:,}; "
-        "lower it, shorten the window, or make room for it",
-    )
+    return known.once
 
 
 def warnings(pipeline: Pipeline) -> tuple[str, ...]:
@@ -422,16 +361,13 @@ def warnings(pipeline: Pipeline) -> tuple[str, ...]:
         found.append(
             'STATE IS IN MEMORY: it is lost when the process ends; for durable state set [state_store] kind = "files" and path = "state"'
         )
-    w = pipeline.last.transform.window
-    if (
-        w
-        and w.kind == "hopping"
-        and w.duration_ms
-        and w.hop_ms
-        and w.duration_ms // math.gcd(w.duration_ms, w.hop_ms) > 1000
-    ):
-        found.append(
-            f"a window of {duration_text(w.duration_ms)} every {duration_text(w.hop_ms)} is put together from more than 1000 panes; "
-            "choose a hop_ms that divides duration_ms"
-        )
+    for own in pipeline.alone.values():
+        w = own.transform.window
+        if w and w.kind == "hopping" and w.duration_ms and w.hop_ms:
+            panes = w.duration_ms // math.gcd(w.duration_ms, w.hop_ms)
+            if panes > 1000:
+                found.append(
+                    f"a window of {duration_text(w.duration_ms)} every {duration_text(w.hop_ms)} is put together from more than "
+                    "1000 panes; choose a hop_ms that divides duration_ms"
+                )
     return tuple(found)

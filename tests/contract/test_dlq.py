@@ -297,9 +297,9 @@ def test_a_topic_that_gives_nothing_is_not_waited_for_for_ever(
 
     file = config("kafka")
     publish(file, 0, LATE)
-    from slackwater.runner import dead_letters
+    from slackwater.runner.systems import kafka as system
 
-    monkeypatch.setattr(dead_letters, "_SECONDS", -1.0)
+    monkeypatch.setattr(system, "_SECONDS", -1.0)
     with pytest.raises(
         StartError, match=r'dead_letter: topic "t\w+" at .* gave nothing for -1 s \(.*\); check that the'
     ):

@@ -102,7 +102,7 @@ def test_lists_and_a_runner_that_goes_on(make: Make) -> None:
     found = again.open()
     assert found == made
     assert again.published() == 1
-    (name,) = found.sources["s"].offsets["segments"]
+    (name,) = found.sources["s"].offsets.lists
     assert again.read_list(name) == ["one", "two"]
     assert (found.replayed, found.tried) == ((name,), (name,))
     again.close()

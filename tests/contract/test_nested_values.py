@@ -232,3 +232,75 @@ def test_postgres_has_arrays_of_scalars_and_json_of_structs(url: str) -> None:
     assert PostgresTarget(url, "out", TABLE).problems() == [
         f'{PostgresTarget(url, "out", TABLE).description}: column "a_int" is bigint[], expected integer[]'
     ]
+
+
+# -- maps ----------------------------------------------------------------------------------------------------------------
+
+MAPS = (
+    Field("key", "int"),
+    Field("plain", "map<string,int>"),
+    Field("numbered", "map<int,timestamp>"),
+    Field("listed", "array<map<string,decimal(10,2)>>"),
+    Field("within", "struct<m:map<string,struct<when:timestamp,tags:array<string>>>>"),
+)
+WHEN = AT.replace(tzinfo=dt.UTC)
+
+
+def mapped() -> pl.DataFrame:
+    rows = [
+        (
+            1,
+            [{"key": "a", "value": 1}, {"key": 'b"', "value": None}],
+            [{"key": 7, "value": WHEN}],
+            [[{"key": "x", "value": Decimal("1.25")}], None, []],
+            {"m": [{"key": "k", "value": {"when": WHEN, "tags": ["t", None]}}]},
+        ),
+        (2, [], [], [], {"m": None}),
+        (3, None, None, None, None),
+    ]
+    return pl.DataFrame(rows, schema={f.name: f.polars for f in MAPS}, orient="row")
+
+
+def test_maps_in_every_target(tmp_path: Path, url: str) -> None:
+    """Objects in JSON where the keys are texts, else entries; maps in Parquet, Delta and Avro; jsonb in Postgres."""
+    table, text = Table("p", MAPS, None), "2024-03-01T09:00:00.250001Z"
+    expected = [
+        {
+            "key": 1,
+            "plain": {"a": 1, 'b"': None},
+            "numbered": [{"key": 7, "value": text}],
+            "listed": [{"x": "1.25"}, None, {}],
+            "within": {"m": {"k": {"when": text, "tags": ["t", None]}}},
+        },
+        {"key": 2, "plain": {}, "numbered": [], "listed": [], "within": {"m": None}},
+        {"key": 3, "plain": None, "numbered": None, "listed": None, "within": None},
+    ]
+    FilesTarget(tmp_path / "json", "json", table).publish(0, mapped())
+    assert [json.loads(x) for x in (tmp_path / "json" / "p-000000000.jsonl").read_text().splitlines()] == expected
+    assert [json.loads(v or b"") for _, v, _ in KafkaRows(table).messages(mapped())] == expected
+    FilesTarget(tmp_path / "files", "parquet", table).publish(0, mapped())
+    stored = pl.read_parquet(tmp_path / "files" / "p-000000000.parquet")
+    assert stored["plain"].to_list() == mapped()["plain"].to_list()
+    delta = DeltaTarget(str(tmp_path / "delta"), "append", table)
+    delta.open()
+    delta.publish(0, mapped())
+    found = pa.table(DeltaTable(tmp_path / "delta").to_pyarrow_table()).sort_by("key")
+    assert found["plain"].to_pylist() == [[("a", 1), ('b"', None)], [], None]
+    postgres = PostgresTarget(url, "maps", table)
+    postgres.open()
+    postgres.publish(0, mapped())
+    postgres.close()
+    with psycopg.connect(url) as db:
+        assert [r[0] for r in db.execute("SELECT plain FROM maps ORDER BY key").fetchall()] == [
+            e["plain"] for e in expected
+        ]
+    schema = avro_schema(table)
+    read: list[Any] = [
+        fastavro.schemaless_reader(io.BytesIO(v or b""), schema, None)
+        for _, v, _ in KafkaRows(table, "avro").messages(mapped())
+    ]
+    assert read[0]["plain"] == {"a": 1, 'b"': None}
+    assert read[0]["numbered"] == [{"key": 7, "value": WHEN}]
+    assert read[0]["listed"] == [{"x": Decimal("1.25")}, None, {}]
+    assert read[0]["within"] == {"m": {"k": {"when": WHEN, "tags": ["t", None]}}}
+    assert (read[1]["plain"], read[2]["within"]) == ({}, None)

@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
+from tests.support.states import target_of
 
 from slackwater.cli import main as cli
 from slackwater.cli import show
@@ -22,7 +23,6 @@ from slackwater.config import toml
 from slackwater.core.schema import Field
 from slackwater.operators.compile import compile_window
 from slackwater.query.published import PostgresResults, in_order, published
-from slackwater.runner.assemble import target_of
 from slackwater.targets.base import Target
 
 CONFIG = """name = "p"

@@ -207,6 +207,32 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> None:
         assert found.counters.rows_in == sum(len(every[n]) for n in readers), "each reader counts what it reads"
 
 
+def counting(name: str, read: str | list[str], column: str = "v") -> sw.Stage:
+    """A stage of tumbling windows."""
+    made = sw.Window(
+        kind="tumbling",
+        duration_ms=20,
+        max_groups_per_window=100,
+        group_by=["k"],
+        lateness_ms=1000,
+        aggregations=[sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column=column, as_="total")],
+    )
+    return sw.Stage(name=name, from_=read, window=made)
+
+
+def of(*stages: sw.Stage, store: str = "files") -> sw.Pipeline:
+    """A pipeline of these stages over the source a."""
+    place = {"path": "state"} if store == "files" else {"url": "postgresql:///none"}
+    return sw.pipeline(
+        name="law",
+        sources=[sw.Source(name="a", dataframe=object())],
+        connections={"tables": sw.DeltaConnection()},
+        stages=stages,
+        target=sw.Target(connection="tables", path="out", mode="merge"),
+        state_store=sw.StateStore(kind=store, **place),
+    )
+
+
 def _us(moment: Any) -> int:
     if isinstance(moment, int):
         return moment

@@ -72,12 +72,9 @@ def test_one_commit_for_both(step: str) -> None:
     assert sum(r["n"] for r in calm.rows) == 12 * 9 - 2 * (4 + 3 + 2 + 1)
 
 
-def test_the_config_may_not_lose_a_stage(tmp_path: Any) -> None:
+def test_a_stage_that_is_removed_lets_its_state_go(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
     spec = join(kind="inner", time_window_ms=20)
     script = [rows([("x", 100)], [("x", 100)])]
     run_local(spec, script, SCHEMA, sources=("a", "b"), then=COUNTED, state_dir=str(tmp_path))
-    with pytest.raises(
-        Exception,
-        match=r"the state in epoch . was written for another join .stages: state has 2, config has 1: .*change the config back",
-    ):
-        run_local(spec, script, SCHEMA, sources=("a", "b"), state_dir=str(tmp_path))
+    found = run_local(spec, script, SCHEMA, sources=("a", "b"), state_dir=str(tmp_path))
+    assert found.rows, "the join goes on"

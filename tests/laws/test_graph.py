@@ -6,8 +6,12 @@ import os
 
 import pytest
 from tests.laws import seeds
-from tests.laws.graph import check
+from tests.laws.graph import SCHEMA, check, counting, of
 from tests.support.effort import some
+
+from slackwater.errors import StateError
+from slackwater.evolution.compare import compare
+from slackwater.testing.pipeline import LocalPipeline
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 
@@ -20,3 +24,53 @@ def test_seeded_graphs(first: int) -> None:
             check(seed)
         except BaseException as error:
             raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def rows(first: int) -> list[dict[str, object]]:
+    return [{"k": "x", "v": 1, "ts": (first + 7 * i) * 1000} for i in range(30)]
+
+
+W, X, Y = counting("w", "a"), counting("x", "w", "total"), counting("y", "x", "total")
+
+
+@pytest.mark.parametrize("step", ["commit.before", "commit.after", "stage.after", "write.after"])
+def test_stages_come_and_go_between_runs(step: str) -> None:
+    """w ─▶ x, then w ─▶ x ─▶ y, then w ─▶ y: what stays goes on, what comes begins with what comes."""
+    with LocalPipeline(of(W, X), SCHEMA, listen=False) as test:
+        test.pipe({"a": rows(0)})
+        test.crash(step)
+        test.restart(of(W, X, Y), shards=3)
+        test.pipe({"a": rows(2000)})
+        w, x, y = test._driver.state.stages
+        assert (w.counters["rows_in"], w.watermark_us) == (60, y.watermark_us)
+        assert y.counters["rows_in"] == sum(x.counters["emitted"].values()) > 0
+        test.crash(step)
+        test.restart(of(W, counting("y", "w", "total")))
+        test.pipe({"a": rows(4000)})
+        test.flush()
+        w, y = test._driver.state.stages
+        assert (w.counters["rows_in"], w.counters["late"], y.counters["late"]) == (90, {}, {})
+        counted = sum(row["total"] for row in test.result().rows if row["window_start"] >= 2_000_000)
+        assert counted == 60, "every row since it began, once"
+
+
+def test_the_plan_says_what_stages_need() -> None:
+    with LocalPipeline(of(W, X), SCHEMA, listen=False) as test:
+        test.pipe({"a": rows(0)})
+        state = test._driver.state
+    more, fewer = (
+        compare(of(W, X, Y), state),
+        compare(of(counting("x", "a"), counting("v", "x", "total"), counting("q", "v", "total")), state),
+    )
+    assert [(c.what, c.verdict) for c in more.changes] == [('stage "y"', "migrated")]
+    assert "begins empty" in more.changes[0].how
+    told = {c.what: (c.verdict, c.level) for c in fewer.changes}
+    assert told['stage "w"'] == ("migrated", "warning")
+    assert told["stages[0].from"][0] == "compatible"
+    renamed = compare(of(W, counting("z", "w", "total")), state)
+    assert not renamed.migrates, "one that is called otherwise is the same one"
+    before = compare(
+        of(counting("o", "a"), counting("w", "o", "total"), counting("x", "w", "total"), store="postgres"), state
+    )
+    with pytest.raises(StateError, match="in Postgres a stage's table bears its place"):
+        before.check()

@@ -15,7 +15,6 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from slackwater.config.sql_query import Columns, Findings, query
 from tests.support.deaths import DieOnce
 from tests.support.effort import some
 from tests.support.runner import Runner
@@ -23,8 +22,10 @@ from tests.support.runner import Runner
 import slackwater as sw
 from slackwater.config import toml
 from slackwater.config.bounds import Bounds
+from slackwater.config.sql.columns import Columns, Findings
+from slackwater.config.sql.query import query
 from slackwater.engine import kill_points
-from slackwater.engine.kill_points import STEPS
+from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.errors import StartError
 from slackwater.spark import analysis
 from slackwater.spark.session import private
@@ -236,7 +237,7 @@ def test_dying_at_every_step_changes_nothing(spark: Any, tmp_path: Path) -> None
     wanted = sorted((r["user"], r["page"], 2 * r["n"]) for r in GOOD if r["page"] != "skip")
     front = bound(spark, pipeline, {})
     prepared = front.prepare([Given("a", batch) for batch in BATCHES if batch])
-    for step in (None, *STEPS):
+    for step in (None, *KILL_POINTS):
         for shards in (1, 4):
             with LocalPipeline(pipeline, session=spark, shards=2) as test:
                 for number, rows in enumerate(prepared):
@@ -333,7 +334,7 @@ def test_bad_rows_are_replayed(runner: Runner) -> None:
     before = in_files(runner.home)
     wide = toml.load(config(runner.home, schema="user STRING, page STRING, n INT"))
     assert len(before) == len(expected(events(4)))
-    from slackwater.runner import run as running
+    from slackwater.runner import replay as running
 
     left = running.replay(wide, lambda letters: letters, spark=runner.spark, on_notice=lambda a, b: None)
     assert (left.applied, sum(left.left.values())) == (0, 1)

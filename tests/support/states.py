@@ -6,6 +6,7 @@ from typing import Any
 
 from slackwater.engine.driver import Driver, Hooks
 from slackwater.engine.stage import Stage
+from slackwater.runner.assemble import targets_of
 from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageState
 
 _OF_SOURCE = SourceRecord.model_fields.keys()
@@ -30,7 +31,7 @@ def driver_of(
     """A driver of a pipeline whose only stage has this logic."""
     ((name, own),) = pipeline.alone.items()
     stage = Stage(name, own, logic, store, engine, hooks.faults.in_worker)
-    return Driver(pipeline, [stage], store, target, hooks, letters)
+    return Driver(pipeline, [stage], store, dict.fromkeys(pipeline.by_target, target), hooks, letters)
 
 
 def with_stage(commit: Commit, number: int = 0, **changed: Any) -> Commit:
@@ -38,3 +39,9 @@ def with_stage(commit: Commit, number: int = 0, **changed: Any) -> Commit:
     stages = list(commit.stages)
     stages[number] = stages[number].model_copy(update=changed)
     return commit.model_copy(update={"stages": tuple(stages)})
+
+
+def target_of(pipeline: Any, logic: Any, state_id: str = "") -> Any:
+    """The only target of a pipeline of one stage."""
+    (found,) = targets_of(pipeline, dict.fromkeys(pipeline.alone, logic), state_id).values()
+    return found

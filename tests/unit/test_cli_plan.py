@@ -157,12 +157,14 @@ def test_each_change_has_its_verdict(text: str, old: str, new: str, what: str, v
     assert change.how
 
 
-def test_another_number_of_stages_needs_a_rebuild() -> None:
+def test_a_stage_that_is_gone_lets_its_rows_go() -> None:
     ran(SESSION, STORY)
     one = latest()
-    two = one.model_copy(update={"stages": (one.stages[0], one.stages[0])})
+    other = one.stages[0].model_copy(update={"name": "other"})
+    two = one.model_copy(update={"stages": (one.stages[0], other)})
     (change,) = compare.compare(toml.loads(SESSION), two).changes
-    assert (change.what, change.before, change.after, change.verdict) == ("stages", 2, 1, "rebuild")
+    assert (change.what, change.after, change.verdict, change.level) == ('stage "other"', None, "migrated", "warning")
+    assert "are forgotten, open windows with them" in change.how
 
 
 def test_a_state_that_does_not_describe_its_window_is_not_rewritten() -> None:

@@ -18,6 +18,7 @@ from slackwater import explain
 from slackwater.config import toml
 from slackwater.config.source import Source
 from slackwater.core.hashing import mix, session_ids, shard_of, spark_xxhash64
+from slackwater.core.offsets import FilesRead
 from slackwater.core.schema import Field
 from slackwater.engine.bounds import share
 from slackwater.errors import EpochError, StateError
@@ -164,13 +165,12 @@ def test_dates_and_times_hash_as_spark_hashes_them() -> None:
 
 
 def test_files_that_were_read_are_remembered_in_few_files(tmp_path: Path) -> None:
-    offsets, store = None, FilesStore(tmp_path, "p")
+    offsets, store = FilesRead(), FilesStore(tmp_path, "p")
     store.open()
     for n in range(200):
         offsets = files.remember(store, n, offsets, [files.FileEntry(f"file:///in/{n}.json", n)])
-    assert offsets is not None
-    assert offsets["count"] == 200
-    assert len(offsets["segments"]) <= files.MERGE_AT
+    assert offsets.count == 200
+    assert len(offsets.lists) <= files.MERGE_AT
     assert [e.timestamp for e in files.recall(store, offsets)] == list(range(200))
     store.close()
 
@@ -185,7 +185,7 @@ def test_a_fresh_checkpoint_goes_on_where_the_state_ends(tmp_path: Path) -> None
     store.open()
     seen = [files.FileEntry("file:///in/a%20b.json", 7), files.FileEntry("file:///in/c.json", 8)]
     streams = Streams(None, [files_source("a"), files_source("b")], store)  # type: ignore[arg-type]  # nothing is read
-    sources = {"a": {"rows": 9, "offsets": files.remember(store, 3, None, seen)}, "b": {}}
+    sources = {"a": {"rows": 9, "offsets": files.remember(store, 3, FilesRead(), seen)}, "b": {}}
     state = commit_of(3, sources=sources, batch=BatchId(checkpoint="lost", batch=41))
     (store.checkpoint / "older").mkdir()
 

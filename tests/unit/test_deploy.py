@@ -17,8 +17,8 @@ from tests.support.promql import Samples, grouping, parsed, selectors
 from tests.support.statuses import COUNTERS, JOIN, STATUS, exposed
 from typer.main import get_command
 
-from slackwater import explain
 from slackwater.cli.main import app
+from slackwater.config import state_size
 from slackwater.config.toml import loads
 from slackwater.config.window import Aggregation, Window
 from slackwater.engine.observer import Waiting
@@ -164,7 +164,7 @@ def test_the_commands_that_the_texts_name_are_there() -> None:
 
 def test_a_large_state_is_one_that_the_plan_warns_of() -> None:
     rule = next(r for r in RULES if r["alert"] == "SlackwaterStateLarge")
-    assert rule["expr"] == f"{PREFIX}state_bytes > {explain.DEFAULT_GIB * explain.GIB}"
+    assert rule["expr"] == f"{PREFIX}state_bytes > {state_size.DEFAULT_GIB * state_size.GIB}"
 
 
 MINUTE = 60.0

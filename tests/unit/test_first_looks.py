@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import slackwater as sw
+from slackwater.core.offsets import ChangedFiles, FilesRead
 from slackwater.errors import StartError
 from slackwater.sources.changed import AT_ONCE, ReadFiles, text
 from slackwater.sources.files import FileEntry, check_exists, located, note_changes, readable, recall, remember
@@ -88,12 +89,12 @@ def test_changes_are_part_of_the_offsets_and_old_lists_are_read(tmp_path: Path) 
     store = FilesStore(str(tmp_path), "p")
     store.open()
     name = store.write_list(0, ['["file:///a", 1]', '["file:///b", 2]'])
-    before = {"segments": [name], "count": 2}
+    before = FilesRead((name,), 2)
     after = note_changes(store, 1, before, [FileEntry("file:///a", 9, 4)])
     assert recall(store, after) == [FileEntry("file:///a", 9, 4), FileEntry("file:///b", 2)]
-    assert (after["count"], after["changed"]) == (2, {"count": 1, "last": ["/a"]})
+    assert (after.count, after.changed) == (2, ChangedFiles(1, ("/a",)))
     later = remember(store, 2, after, [FileEntry("file:///c", 3, 1)])
-    assert (later["count"], later["changed"]) == (3, {"count": 1, "last": ["/a"]})
+    assert (later.count, later.changed) == (3, ChangedFiles(1, ("/a",)))
     store.close()
 
 

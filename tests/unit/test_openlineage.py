@@ -38,7 +38,9 @@ WINDOW = Window(
     max_groups_per_window=100,
     aggregations=[Aggregation(agg="count", as_="n")],
 )
-COLUMNS = Columns({"a": [Field("k", "string"), Field("ts", "timestamp")]}, [Field("k", "string"), Field("n", "bigint")])
+COLUMNS = Columns(
+    {"a": [Field("k", "string"), Field("ts", "timestamp")]}, {"transform": [Field("k", "string"), Field("n", "bigint")]}
+)
 Event = dict[str, Any]
 
 

@@ -163,6 +163,13 @@ def test_a_bound_is_counted_exactly_where_windows_overlap() -> None:
 # -- in the rooms ------------------------------------------------------------------------------------------------------
 
 
+def is_about_operators(registry: Any) -> bool:
+    """What else is told apart by class, as connections and what a notebook shows, is no question about operators."""
+    known = (Panes, Sessions, IntervalJoin, Rows)
+    asked = [cls for cls in registry if cls is not object]
+    return not asked or any(issubclass(operator, cls) for operator in known for cls in asked)
+
+
 def questions() -> Iterator[tuple[str, Any]]:
     """Every question of a room that is answered by the class of an operator or logic."""
     for found in pkgutil.walk_packages(slackwater.__path__, "slackwater."):
@@ -170,7 +177,7 @@ def questions() -> Iterator[tuple[str, Any]]:
         for name, value in vars(module).items():
             if getattr(value, "__module__", None) != found.name:
                 continue
-            if hasattr(value, "registry") and name != "_shown":  # what a notebook shows is told apart so, too
+            if hasattr(value, "registry") and is_about_operators(value.registry):
                 yield f"{found.name}.{name}", value
             for inner, method in vars(value).items() if isinstance(value, type) else ():
                 if isinstance(method, singledispatchmethod):

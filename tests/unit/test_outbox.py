@@ -17,6 +17,7 @@ from slackwater.engine.driver import Hooks
 from slackwater.errors import StartError
 from slackwater.evolution.restore import first_commit
 from slackwater.operators.compile import compile_window
+from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
 from slackwater.targets.base import Table
 from slackwater.targets.console import ConsoleTarget
@@ -95,14 +96,17 @@ class Recording:
 
 
 def committed(home: Path, **destination: Any) -> None:
-    """A state whose epoch 0 was committed and not yet published."""
+    """A state whose epoch 0 was committed and not yet published, with the record of before there were several targets."""
     store = FilesStore(home, "law")
     store.open()
     store.prepare(LOGIC)
     output = store.shard(0, 1, 0, ()).write_output(SHARDS[0])
     told = {"target": ["out", None, None], "letters": None, "columns": [f.name for f in LOGIC.output], **destination}
-    update = {"epoch": 0, "output": (output,), "emitted": 2, "destination": told}
-    store.commit(first_commit(["transform"], [LOGIC], 1, START_US, "s").model_copy(update=update))
+    first = first_commit(["transform"], [LOGIC], 1, START_US, "s").model_dump(mode="json")
+    former = {k: v for k, v in first.items() if k not in ("targets", "letters_to", "reached")}
+    staged = {k: v for k, v in output.model_dump(mode="json").items() if k != "stage"}
+    update = {"epoch": 0, "output": [staged], "emitted": 2, "destination": told}
+    store.commit(Commit.model_validate({**former, **update}))
     store.close()
 
 

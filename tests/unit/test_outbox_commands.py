@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.states import driver_of
+from tests.support.states import driver_of, target_of
 
 from slackwater.cli.main import main
 from slackwater.config import toml
@@ -18,7 +18,7 @@ from slackwater.engine.driver import Driver, Hooks
 from slackwater.errors import PublishError
 from slackwater.operators import compile as compiling
 from slackwater.runner import dead_letters
-from slackwater.runner.assemble import letters_of, store_of, target_of
+from slackwater.runner.assemble import letters_of, store_of
 from slackwater.sources.base import Batch
 from slackwater.testing.local import LocalEngine
 
@@ -157,7 +157,8 @@ def test_repeated_after_a_crash_it_doubles_nothing(stuck: Path, monkeypatch: pyt
 
     pipeline = toml.load(stuck)
     with set_aside.held(pipeline, 0) as (store, commit):
-        set_aside._to_letters(pipeline, commit, set_aside._rows(store, commit), None)
+        found = set_aside._waiting(store, commit, commit.missing(store.reached()))
+        set_aside._to_letters(pipeline, commit, found, None)
     assert ask(monkeypatch, "set-aside", stuck, 0) == 0
     assert dead_letters.newest(pipeline, dead_letters.Wanted()).height == 2
 

@@ -19,6 +19,7 @@ from slackwater.cli.main import main
 from slackwater.cli.ui import watched_at
 from slackwater.config import toml
 from slackwater.config.window import Aggregation, Window
+from slackwater.core.offsets import FilesRead
 from slackwater.errors import StartError
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.kit import Rows, run_local
@@ -138,7 +139,7 @@ def test_files_that_no_commit_has_wait(tmp_path: Path) -> None:
         # one that a commit has does not wait; its rows are those of one file
         store = FilesStore(tmp_path / "state", "law")
         name = store.write_list(0, [json.dumps([(tmp_path / "web" / n).as_uri(), 0, 2]) for n in ("a.jsonl",)])
-        offsets = {"segments": [name], "count": 1}
+        offsets = FilesRead((name,), 1)
         sources = {**snapshot.commit.sources}
         sources["web"] = sources["web"].model_copy(update={"offsets": offsets})
         (tmp_path / "web" / "b.jsonl").write_text("{}")

@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 
 import slackwater as sw
-from slackwater import explain
 from slackwater.cli.state_show import _words
+from slackwater.config import state_size
 from slackwater.config.source import Source
 from slackwater.config.spelling import near
 from slackwater.core.schema import Field, sql_type
@@ -98,10 +98,10 @@ def test_the_first_pipeline_warns_of_nothing() -> None:
     window = sw.Window(
         **WINDOW, aggregations=[*COUNT, sw.Aggregation(agg="count_distinct", column="page", as_="pages")]
     )  # type: ignore[arg-type]
-    assert explain.projected_bytes(window) > explain.GIB
-    assert explain.size_warnings(window) == ()
+    assert state_size.projected_bytes(window) > state_size.GIB
+    assert state_size.warnings(window) == ()
     chosen = sw.Window(**WINDOW, max_groups_per_window=2_000_000, aggregations=window.aggregations)  # type: ignore[arg-type]
-    (line,) = explain.size_warnings(chosen)
+    (line,) = state_size.warnings(chosen)
     assert "4.1 GiB at max_groups_per_window = 2,000,000" in line
 
 

@@ -20,9 +20,12 @@ from slackwater.runner.backfill_plan import described
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
-def backfill_file(file: Path, since: str, until: str, partial: bool, into: str | None, slack: str | None) -> None:
+def backfill_file(
+    file: Path, since: str, until: str, partial: bool, into: str | None, slack: str | None, target: str | None = None
+) -> None:
     """Load, run, print. A signal ends it after the epoch in progress. Raises SlackwaterError."""
-    pipeline, since_us, until_us = toml.load(file), time_us(since, "--from"), time_us(until, "--to")
+    pipeline = toml.load(file).one_target(target)
+    since_us, until_us = time_us(since, "--from"), time_us(until, "--to")
     where = target_text(described(pipeline, since_us, until_us, into))
     view, stop = views.choose(1.0), threading.Event()
     try:

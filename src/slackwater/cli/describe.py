@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slackwater import explain
 from slackwater.cli.text import plural, size
-from slackwater.config import documented, sql_check, toml
+from slackwater.config import documented, sql_check, state_size, toml
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.rows import Rows
@@ -99,7 +99,9 @@ def explain_file(file: Path) -> None:
         elif isinstance(step, Rows):
             kept.append("none but offsets")
         else:
-            kept.append(f"at most about {size(explain.projected_bytes(step))} at {step.max_groups_per_window:,} groups")
+            kept.append(
+                f"at most about {size(state_size.projected_bytes(step))} at {step.max_groups_per_window:,} groups"
+            )
     for i, line in enumerate(kept):
         print(f"  {'' if i else 'state':<11}{line}")
     for line in found.notes:

@@ -17,18 +17,21 @@ def show_file(file: Path, limit: int) -> None:
     from slackwater.targets.kafka_rows import json_objects
 
     pipeline = toml.load(file)
-    found = set_aside.waiting(pipeline, limit)
+    found = set_aside.waiting(pipeline)
     if found is None:
         print(f"{pipeline.name}: nothing waits: all that was committed is published")
         return
     print(
         f"{pipeline.name}: epoch {found.epoch} was committed at {iso(found.committed_us)} and is not published: "
-        f"{plural(found.rows.height, 'row')}, {plural(found.letters, 'dead letter')}"
+        f"{plural(found.total, 'row')}, {plural(found.letters, 'dead letter')}"
     )
-    for row in json_objects(found.rows.head(limit)):
-        print(f"  {plain(row.decode(errors='replace'))}")
-    if found.rows.height > limit:
-        print(f"  and {plural(found.rows.height - limit, 'row')} more; --limit shows more of them")
+    for names, rows in found.rows.items():
+        if not found.alone:
+            print(f"for {' and '.join(map(plain, names))}, {plural(rows.height, 'row')}:")
+        for row in json_objects(rows.head(limit)):
+            print(f"  {plain(row.decode(errors='replace'))}")
+        if rows.height > limit:
+            print(f"  and {plural(rows.height - limit, 'row')} more; --limit shows more of them")
     print(f"try again:    slackwater outbox retry {file} {found.epoch}")
     print(f"or set aside: slackwater outbox set-aside {file} {found.epoch}")
 

@@ -41,7 +41,7 @@ def _compared(pipeline: Pipeline) -> Comparison | None:
     with closing(store_of(pipeline)) as store, store.peek() as snapshot:
         if snapshot is None:
             return None
-        return compare.compare(pipeline, snapshot.commit, published=snapshot.published)
+        return compare.compare(pipeline, snapshot.commit, missing=snapshot.missing)
 
 
 def _without(pipeline: Pipeline) -> str:

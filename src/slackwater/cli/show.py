@@ -18,6 +18,7 @@ from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.words import plural
 from slackwater.errors import StartError
+from slackwater.explain import target_text
 from slackwater.query import text
 from slackwater.query.published import in_order, published
 
@@ -25,9 +26,25 @@ POLL_SECONDS = 0.5
 WIDEST = 60  # characters of a cell
 
 
-def show_file(file: Path, limit: int, follow: bool, as_json: bool) -> None:
-    """Print the newest rows in the order of their windows, then, with `follow`, new ones as they are published."""
+def show_file(file: Path, limit: int, follow: bool, as_json: bool, target: str | None = None) -> None:
+    """Print the newest rows in the order of their windows, then, with `follow`, new ones as they are published.
+
+    Of several targets all, one after the other, unless one is named.
+    """
     pipeline = toml.load(file)
+    several = list(pipeline.by_target) if target is None and not (follow or as_json) else []
+    if len(several) < 2:
+        _show(pipeline.one_target(target), file, limit, follow, as_json)
+        return
+    for number, (name, own) in enumerate(pipeline.by_target.items()):
+        print(f"{chr(10) if number else ''}{plain(name)}: {target_text(own)}", flush=True)
+        try:
+            _show(own, file, limit, follow, as_json)
+        except StartError as error:
+            print(error, file=sys.stderr, flush=True)
+
+
+def _show(pipeline: Pipeline, file: Path, limit: int, follow: bool, as_json: bool) -> None:
     results = published(pipeline)
     printer = _Printer(pipeline, as_json)
     try:

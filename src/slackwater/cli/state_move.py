@@ -12,6 +12,7 @@ from typing import Any
 from slackwater.cli.text import plural, size, table
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
+from slackwater.core.offsets import FilesRead
 from slackwater.errors import StartError
 from slackwater.maintenance import reset_offsets
 from slackwater.query.where import store_at
@@ -106,8 +107,8 @@ def _tell(commit: Commit, made: Sequence[reset_offsets.Move]) -> None:
     print(f"{commit.pipeline}: epoch {commit.epoch}; its windows and clocks stay as they are")
     lines = [["source", "partition", "goes on at", "will go on at", ""]]
     for move in made:
-        if move.is_files:
-            read = int((move.before or {}).get("count", 0))
+        if isinstance(move.after, FilesRead):
+            read = move.before.count if isinstance(move.before, FilesRead) else 0
             lines.append([move.source, "files", f"{plural(read, 'file')} read", "none read", _files_again(read)])
             continue
         lines += [

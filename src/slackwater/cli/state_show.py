@@ -75,12 +75,20 @@ def _open(commit: Commit) -> int:
     return sum(last.windows) or sum(sum(groups) for groups in last.panes.values())
 
 
+def _published(manifest: Commit, missing: list[str]) -> str:
+    if not missing:
+        return "yes"
+    who = f", {' and '.join(missing)} waits" if len(missing) < len(manifest.parts) else ""
+    return f"not yet{who}: the next start does it"
+
+
 def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None, as_json: bool) -> None:
     store = store_at(where, pipeline, schema)
     with closing(store), store.peek(epoch) as snapshot:
         if snapshot is None:
             raise StartError(f"{where}: there is no state yet; it begins with the first epoch of: slackwater run")
         m, published, runner, kept = snapshot.commit, snapshot.published, store.runner(), store.epochs()
+        missing = snapshot.missing
     if as_json:
         hidden: Any = {"output": True, "letters": True, "stages": {"__all__": {"segments"}}}
         shown = m.model_dump(mode="json", exclude=hidden) | {"published": published, "runner": runner, "kept": kept}
@@ -90,7 +98,7 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
     lines = [
         ["pipeline", m.pipeline],
         ["epoch", f"{m.epoch}, committed {iso(m.committed_us)}, {ago(now - m.committed_us)} ago"],
-        ["published", "yes" if not m.staged or published >= m.epoch else "not yet: the next start does it"],
+        ["published", _published(m, missing)],
         ["runner", runner or "none is up"],
         ["kept epochs", f"{kept[0]} to {kept[-1]}" if kept[1:] else str(m.epoch)],
     ]
@@ -114,7 +122,7 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
     for name, s in m.sources.items():
         clock = m.clocks[name]
         newest = "none yet" if clock.max_event_us is None else iso(clock.max_event_us)
-        offsets = "Spark's checkpoint" if s.offsets is None else _brief(s.offsets)
+        offsets = "Spark's checkpoint" if s.offsets is None else _brief(s.offsets.stored())
         sources.append([name, f"{clock.rows:,}", newest, "yes" if clock.idle else "no", offsets])
     print("\n".join(table(sources)))
 

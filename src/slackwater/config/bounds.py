@@ -43,6 +43,7 @@ class Bounds:
 
 
 ROW_BY_ROW = Bounds()
+SEVERAL = Bounds(why="it has several inputs and runs over each of them by itself, so no run has all of a group")
 
 
 def bounds_of(step: Step) -> Bounds:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import CONNECTIONS, Connection, KafkaConnection
+from slackwater.config.connectors import CONNECTORS
 from slackwater.config.rows import ROWS
 from slackwater.config.source import Lookup, Source, declared_columns
 from slackwater.config.spec import Problem, Values
@@ -37,9 +38,6 @@ def resolve(reference: object, known: Mapping[str, Connection]) -> Connection | 
     return known.get(str(reference))
 
 
-_OWN_TIME = ("kafka", "rabbitmq", "kinesis", "pubsub")  # they inject `_event_ts`
-
-
 def check_names(sources: tuple[Source, ...]) -> Iterator[Problem]:
     """Sources are told apart by name: in the state, in watermarks, in metrics."""
     names = [s.name for s in sources if s.name and "name" not in s._wrong]
@@ -47,6 +45,14 @@ def check_names(sources: tuple[Source, ...]) -> Iterator[Problem]:
         if times > 1:
             shown = show(next(n for n in names if n == name))
             yield "sources", f"{times} sources are called {shown}; give each its own name"
+
+
+def placed_targets(values: Values) -> list[tuple[str, Target]]:
+    """The targets of a draft with the keys that hold them."""
+    several: Sequence[Target] = values.get("targets") or ()
+    if several:
+        return [(f"targets[{i}]", t) for i, t in enumerate(several)]
+    return [("target", values["target"])] if values.get("target") is not None else []
 
 
 def check_connections(values: Values) -> Iterator[Problem]:
@@ -74,15 +80,15 @@ def check_connections(values: Values) -> Iterator[Problem]:
             if avro and spec.avro_schema_file is None and "avro_schema_file" not in spec._wrong:
                 line = 'missing; payload_format = "avro" needs it, or schema_registry in the connection'
                 yield f"{at}.avro_schema_file", line
-    for at in ("target", "dead_letter"):
-        target: Target | None = values.get(at)
-        if target is None or target.connection is None or "connection" in target._wrong:
+    letters: Target | None = values.get("dead_letter")
+    for at, target in (*placed_targets(values), *([] if letters is None else [("dead_letter", letters)])):
+        if target.connection is None or "connection" in target._wrong:
             continue
         found = resolve(target.connection, known)
         if found is None:
             yield from _unknown(f"{at}.connection", target.connection, known)
         elif not found.WRITES:
-            what = "results go to" if at == "target" else "dead letters go to"
+            what = "dead letters go to" if at == "dead_letter" else "results go to"
             kinds = [k for k, c in CONNECTIONS.items() if c.WRITES]
             yield f"{at}.connection", _unfit(target.connection, found, what, kinds)
         else:
@@ -121,7 +127,7 @@ def check_event_time(values: Values) -> Iterator[Problem]:
             continue
         columns = [c.casefold() for c in declared_columns(source.schema_)] if source.schema_ else []
         found = resolve(source.connection, known) if source.connection is not None else None
-        own_time = found is not None and found.kind in _OWN_TIME
+        own_time = found is not None and CONNECTORS[found.kind].own_time
         if (processing or named or own_time) and "_event_ts" in columns:
             use = "" if own_time else ', or use it with event_time_column = "_event_ts"'
             yield f"sources[{i}].schema", f'declares "_event_ts", which is injected; rename the column{use}'
@@ -161,10 +167,10 @@ def check_corrections(values: Values) -> Iterator[Problem]:
     if not (reopens or window.emit == "updates") or target.upserts(found.kind, window):
         return
     key = "emit" if window.emit == "updates" else "late_data"
-    where = {"delta": 'a delta target with mode = "append"', "kafka": "a kafka target with these key_columns"}
+    where = CONNECTORS[found.kind].only_adds or f"a {found.kind} target"
     yield (
         f"transform.window.{key}",
-        f"{show(getattr(window, key))} writes a window again, and {where.get(found.kind, f'a {found.kind} target')} only adds "
+        f"{show(getattr(window, key))} writes a window again, and {where} only adds "
         "rows: the former ones would stay beside it unmarked; set emit_metadata = true (_revision and _emit_reason tell them apart), "
         'or emit = "final", or write to postgres, delta (mode = "merge") or kafka (keyed by the identity)',
     )
@@ -205,10 +211,11 @@ def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
             f"{step.AT}.crash_recovery",
             f'{show(step.crash_recovery)} needs a durable [state_store]; use kind = "files" or "postgres"',
         )
-    target: Target | None = values.get("target")
-    if target is None or "delivery" in target._wrong:
+    targets = [t for _, t in placed_targets(values)]
+    if not targets or any("delivery" in t._wrong for t in targets):
         return
-    if step.crash_recovery == "kafka_eos" and target.delivery != "exactly_once":
+    topics = [t for t in targets if t.topic is not None] or targets
+    if step.crash_recovery == "kafka_eos" and any(t.delivery != "exactly_once" for t in topics):
         yield (
             f"{step.AT}.crash_recovery",
             '"kafka_eos" needs a kafka target with delivery = "exactly_once"; set it, or use "persisted"',

@@ -42,6 +42,7 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
         "transform": "The SQL, and the window or the join.",
         "stages": "Several steps instead of [transform], each over sources or over what stages above it emit: [[stages]].",
         "target": "Where results go.",
+        "targets": "Several targets, each with what one of the stages emits, instead of [target].",
         "state_store": "Where open windows, offsets and watermarks are kept.",
         "dead_letter": 'Where bad rows go under on_error = "dlq", and late ones under late_data = "dlq".',
         "spark": 'Settings of Spark\'s session, in quotes: "spark.driver.memory" = "4g".',
@@ -152,6 +153,8 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
         "on_state_cap": "At that bound: stop the pipeline, or drop the oldest row and count it.",
     },
     Target: {
+        "name": "What the target is called in errors, commands and metrics; by default as its stage.",
+        "from": "The stage whose results it gets; by default the last one.",
         "connection": "The name of one of the [connections].",
         "path": "Of files and delta: a directory.",
         "format": "Of files.",

@@ -21,43 +21,48 @@ _AVRO = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DELTA = set(" ,;{}()\n\t=")
 
 
-def check_held_names(values: Values, known: Mapping[str, Any]) -> Iterator[Problem]:
-    """One line for each name that the system it is meant for refuses, cuts, or has a use of its own for."""
-    window: Window | None = values["transform"].window if values.get("transform") is not None else None
+def check_names_of_state(values: Values) -> Iterator[Problem]:
+    """One line for each name that the state store cannot hold."""
+    stages = values.get("stages") or [values["transform"]] if values.get("transform") is not None else []
     store: StateStore | None = values.get("state_store")
     if store is not None and store.kind == "postgres":
         if "schema" not in store._wrong and store.schema_:
             yield from _of_postgres("state_store.schema", "the schema", store.schema_)
-        if window is not None:
-            yield from _columns(window, "the state is in Postgres", state=True)
-    for at in ("target", "dead_letter"):
-        target: Target | None = values.get(at)
-        if target is None or target.connection is None:
-            continue
-        found = target.connection if isinstance(target.connection, Connection) else known.get(str(target.connection))
-        if found is None:
-            continue
-        if found.kind == "postgres" and target.table and "table" not in target._wrong:
-            schema, _, name = target.table.rpartition(".")
-            for part, what in ((schema, "the schema"), (name, "the table")):
-                if part or part is name:
-                    yield from _of_postgres(f"{at}.table", what, part)
-            if _RESERVED.fullmatch(name):
-                yield (
-                    f"{at}.table",
-                    f"found {show(target.table)}, a name that Slackwater gives tables of its own; choose another",
-                )
-        if (
-            found.kind == "kafka"
-            and target.topic
-            and "topic" not in target._wrong
-            and (not _TOPIC.fullmatch(target.topic) or target.topic in (".", ".."))
-        ):
-            yield f"{at}.topic", f'found {show(target.topic)}; a topic is up to 249 letters, digits, ".", "_" and "-"'
-        if target.path and "\0" in target.path:
-            yield f"{at}.path", "holds U+0000, which no file name can"
-        if at == "target" and window is not None:
-            yield from _output(window, found.kind, target)
+        for stage in stages:
+            if stage.window is not None:
+                yield from _columns(stage.window, "the state is in Postgres", state=True)
+
+
+def check_held_names(values: Values, known: Mapping[str, Any], at: str = "target") -> Iterator[Problem]:
+    """One line for each name that the target refuses, cuts, or has a use of its own for; `at`: the key that holds it."""
+    window: Window | None = values["transform"].window if values.get("transform") is not None else None
+    target: Target | None = values.get("target")
+    if target is None or target.connection is None:
+        return
+    found = target.connection if isinstance(target.connection, Connection) else known.get(str(target.connection))
+    if found is None:
+        return
+    if found.kind == "postgres" and target.table and "table" not in target._wrong:
+        schema, _, name = target.table.rpartition(".")
+        for part, what in ((schema, "the schema"), (name, "the table")):
+            if part or part is name:
+                yield from _of_postgres(f"{at}.table", what, part)
+        if _RESERVED.fullmatch(name):
+            yield (
+                f"{at}.table",
+                f"found {show(target.table)}, a name that Slackwater gives tables of its own; choose another",
+            )
+    if (
+        found.kind == "kafka"
+        and target.topic
+        and "topic" not in target._wrong
+        and (not _TOPIC.fullmatch(target.topic) or target.topic in (".", ".."))
+    ):
+        yield f"{at}.topic", f'found {show(target.topic)}; a topic is up to 249 letters, digits, ".", "_" and "-"'
+    if target.path and "\0" in target.path:
+        yield f"{at}.path", "holds U+0000, which no file name can"
+    if window is not None:
+        yield from _output(window, found.kind, target)
 
 
 def _output(window: Window, kind: str, target: Target) -> Iterator[Problem]:

@@ -42,7 +42,7 @@ def check_join(values: Values) -> Iterator[Problem]:
             )
 
 
-def check_only_added(values: Values) -> Iterator[Problem]:
+def check_only_added(values: Values, at: str = "target") -> Iterator[Problem]:
     """Joined rows are pairs, equal ones too, and so are those of SQL alone: nothing tells them apart, so they replace nothing."""
     target: Target | None = values.get("target")
     joins = _join(values) is not None
@@ -53,6 +53,6 @@ def check_only_added(values: Values) -> Iterator[Problem]:
     found = resolve(target.connection, values.get("connections", {}))
     if found is not None and found.kind == "delta":  # of another kind it has no mode at all
         yield (
-            "target.mode",
+            f"{at}.mode",
             f'"merge" replaces rows of equal identity, which {what} do not have; use "append" (the default for {where})',
         )

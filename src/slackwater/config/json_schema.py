@@ -278,6 +278,7 @@ def _pipeline_rules() -> list[Schema]:
     return [
         {"properties": {"sources": {"minItems": 1}, "stages": {"minItems": 2, "maxItems": MOST_STAGES}}},
         {"oneOf": [{"required": ["transform"]}, {"required": ["stages"]}]},
+        {"oneOf": [{"required": ["target"]}, {"required": ["targets"], "properties": {"targets": {"minItems": 1}}}]},
         {"if": {"anyOf": [joins, has("window", "kind", "session")]}, "then": {"required": ["state_store"]}},
         {"if": joins, "then": two_sides},
         {"if": kept, "then": {"required": ["dead_letter"]}},

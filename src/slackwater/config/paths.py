@@ -70,6 +70,7 @@ def anchored(pipeline: Pipeline, folder: PurePath) -> Pipeline:
             "transform": first or looking_up(pipeline.transform),
             "stages": stages,
             "target": at(pipeline.target, "path"),
+            "targets": tuple(at(t, "path") for t in pipeline.targets),
             "dead_letter": None if letters is None else at(letters, "path"),
             "state_store": None if store is None else at(store, "path"),
         }
@@ -90,8 +91,10 @@ def _at(folder: PurePath, path: str) -> str:
 def places(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
     """The directories that a run writes to, with the keys that name them; local ones only."""
     given: list[tuple[str, Any]] = [("state_store.path", pipeline.state_store and pipeline.state_store.path)]
-    for key, target in (("target", pipeline.target), ("dead_letter", pipeline.dead_letter)):
-        given.append((f"{key}.path", target and target.path))
+    given += [(f"targets[{i}].path", t.path) for i, t in enumerate(pipeline.targets)]
+    if not pipeline.targets:
+        given.append(("target.path", pipeline.target.path))
+    given.append(("dead_letter.path", pipeline.dead_letter and pipeline.dead_letter.path))
     yield from ((key, path) for key, path in given if path and local(path))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import Field
 
-from slackwater.config.bounds import Bounds, bounds_of
+from slackwater.config.bounds import SEVERAL, Bounds, bounds_of
 from slackwater.config.checks import (
     check_connections,
     check_corrections,
@@ -20,7 +21,7 @@ from slackwater.config.checks import (
     resolve,
 )
 from slackwater.config.connection import Connection, all_connections
-from slackwater.config.held_names import check_held_names
+from slackwater.config.held_names import check_held_names, check_names_of_state
 from slackwater.config.join import Join
 from slackwater.config.join_checks import check_join, check_only_added
 from slackwater.config.kinds import (
@@ -38,13 +39,14 @@ from slackwater.config.kinds import (
 from slackwater.config.rows import ROWS, Rows
 from slackwater.config.source import Lookup, Results, Source
 from slackwater.config.spec import Problem, Spec, Values, many, one
-from slackwater.config.spelling import show, show_key
+from slackwater.config.spelling import nearest, show, show_key
 from slackwater.config.stage_checks import check_stages, each_step
 from slackwater.config.target import StateStore, Target
+from slackwater.config.target_checks import TARGET_NAME, check_targets, each_target, shown_stages
 from slackwater.config.ways import Way, reads, steps, ways
 from slackwater.config.window import Window
 from slackwater.core.notebook import Shown
-from slackwater.errors import ConfigError
+from slackwater.errors import ConfigError, StartError
 
 
 @shaped(of=Lookup, named={"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "not": {"pattern": "^[Ss][Oo][Uu][Rr][Cc][Ee]$"}})
@@ -188,6 +190,7 @@ class Pipeline(Spec, Shown):
     transform: Transform
     stages: tuple[Stage, ...] = ()
     target: Target
+    targets: tuple[Target, ...] = ()
     state_store: StateStore | None = None
     dead_letter: Target | None = None
     spark: Mapping[str, str] = Field(default_factory=dict)
@@ -205,7 +208,8 @@ class Pipeline(Spec, Shown):
             sources: Sequence[Source],
             transform: Transform | None = None,
             stages: Sequence[Stage] | None = None,
-            target: Target,
+            target: Target | None = None,
+            targets: Sequence[Target] | None = None,
             state_store: StateStore | None = None,
             dead_letter: Target | None = None,
             spark: Mapping[str, str | float] = ...,
@@ -220,6 +224,7 @@ class Pipeline(Spec, Shown):
         "transform": one(Transform),
         "stages": many(Stage, "a list of stages ([[stages]])"),
         "target": one(Target),
+        "targets": many(Target, "a list of targets ([[targets]])"),
         "state_store": one(StateStore),
         "dead_letter": one(Target),
         "spark": settings('a table of Spark settings ({ "spark.driver.memory" = "4g" })'),
@@ -227,7 +232,7 @@ class Pipeline(Spec, Shown):
         "idle_pause_ms": duration(1),
     }
     MEANT: ClassVar[Mapping[str, str]] = {"window": "transform.window", "join": "transform.join"}
-    REQUIRED: ClassVar[tuple[str, ...]] = ("name", "sources", "target")
+    REQUIRED: ClassVar[tuple[str, ...]] = ("name", "sources")
 
     @property
     def steps(self) -> list[Stage]:
@@ -237,7 +242,10 @@ class Pipeline(Spec, Shown):
     @property
     def shown(self) -> tuple[str, ...]:
         """The stages whose results a target gets."""
-        return (self.stages[-1].name,) if self.stages else (TRANSFORM,)
+        if not self.stages:
+            return (TRANSFORM,)
+        last = self.stages[-1].name
+        return tuple(dict.fromkeys(t.from_ or last for t in self.targets or (self.target,)))
 
     @property
     def alone(self) -> dict[str, Pipeline]:
@@ -266,13 +274,25 @@ class Pipeline(Spec, Shown):
 
     def texts(self, way: Way) -> list[tuple[str, str]]:
         """The SQL that rows on a way go through, in order: where a config has it, and the text."""
-        found = [(f'stage "{s.name}": sql', s.sql) for s in way.through]
-        own = self.transform
-        return [(at, sql) for at, sql in (*found, (own.sql_key(way.name), own.sql_of(way.name))) if sql is not None]
+        return [(at, sql) for at, sql, _ in self.texts_with_bounds(way)]
 
-    def bounds(self, origin: str) -> Bounds:
-        """By what rows from there may be put together."""
-        return next(s for s in self.sources if s.name == origin).bounds
+    def texts_with_bounds(self, way: Way) -> list[tuple[str, str, Bounds]]:
+        """The same, each with what it may put rows together by."""
+        found = [(f'stage "{s.name}": sql', s.sql, self.bounds(way, s)) for s in way.through]
+        own = self.transform
+        every = (*found, (own.sql_key(way.name), own.sql_of(way.name), self.bounds(way)))
+        return [(at, sql, bounds) for at, sql, bounds in every if sql is not None]
+
+    def bounds(self, way: Way, reader: Stage | None = None) -> Bounds:
+        """By what the SQL of a stage on a way may put rows together; of the step itself where none is named.
+
+        By nothing where it has several inputs: it runs over each of them by itself, and a group may have rows of all.
+        """
+        name = None if reader is None else reader.name
+        mine = [w for w in self.ways if w.name == way.name] if reader is None and self.transform.join else self.ways
+        if len({w.before(name) for w in mine if w.reaches(name)}) > 1:
+            return SEVERAL
+        return next(s for s in self.sources if s.name == way.origin).bounds
 
     @property
     def lookups(self) -> dict[str, Lookup]:
@@ -281,8 +301,48 @@ class Pipeline(Spec, Shown):
 
     @property
     def last(self) -> Pipeline:
-        """The stage whose results the target gets, by itself."""
-        return list(self.alone.values())[-1]
+        """The stage whose results the target gets (the first of several), by itself."""
+        return self.alone[self.target.from_ or self._final]
+
+    @property
+    def _final(self) -> str:
+        return self.stages[-1].name if self.stages else TRANSFORM
+
+    @property
+    def by_target(self) -> dict[str, Pipeline]:
+        """Each target by itself, in order, by name: this pipeline as if it had no other. `last` is then the stage it is from."""
+        found: dict[str, Pipeline] = {}
+        taken = {t.name for t in self.targets}
+        for target in self.targets or (self.target,):
+            stage = target.from_ or self._final
+            name = target.name or _unused(stage, {*found, *taken})
+            own = target.model_copy(update={"name": name, "from_": stage})
+            found[name] = self.model_copy(update={"target": own, "targets": (own,) if self.targets else ()})
+        return found
+
+    def one_target(self, name: str | None = None) -> Pipeline:
+        """This pipeline with that target alone; without a name its only one. Raises StartError."""
+        found = self.by_target
+        if name is None and len(found) == 1:
+            return next(iter(found.values()))
+        if name is None:
+            raise StartError(f"{self.name} has {len(found)} targets ({', '.join(found)}); say which: --target NAME")
+        if name not in found:
+            raise StartError(f"{self.name}: --target: found {show(name)}, which is no target{nearest(name, found)}")
+        return found[name]
+
+    def writer_of(self, target: str) -> str:
+        """The name of the marker that a target keeps: of the only one in [target] the pipeline's, of several one for each."""
+        if not self.targets:
+            return self.name
+        name = target if re.fullmatch(TARGET_NAME, target) else _hashed(target)
+        found = f"{self.name}~{name}"  # no pipeline is called so
+        return found if len(found) <= LONGEST_NAME else f"{self.name[:80]}~{_hashed(found)}"
+
+    @property
+    def writer(self) -> str:
+        """The name of the marker that the target keeps (the first of several)."""
+        return self.writer_of(next(iter(self.by_target)))
 
     @property
     def watermark_delay_ms(self) -> int:
@@ -290,7 +350,8 @@ class Pipeline(Spec, Shown):
         return 0 if self.transform.join is None else self.transform.join.watermark_delay_ms
 
     def implied(self) -> Values:
-        return {"transform": self.steps[0]} if self.stages else {}
+        transform = {"transform": self.steps[0]} if self.stages else {}
+        return {**transform, "target": self.targets[0]} if self.targets else transform
 
     @property
     def keeps_late(self) -> bool:
@@ -314,7 +375,6 @@ class Pipeline(Spec, Shown):
         return {
             "name": "give the pipeline a name",
             "sources": "describe at least one in [[sources]]",
-            "target": "say where results go in [target]",
         }[key]
 
     @classmethod
@@ -328,7 +388,7 @@ class Pipeline(Spec, Shown):
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         if values.get("stages"):
             yield from check_stages(values, wrong)
-            values.setdefault("transform", steps(values["stages"], [values["stages"][-1].name])[0])
+            values.setdefault("transform", steps(values["stages"], shown_stages(values))[0])
         elif "transform" not in values and not {"transform", "stages"} & wrong:
             yield "transform", f"missing; {_STEP}"
         name = values.get("name")
@@ -349,11 +409,17 @@ class Pipeline(Spec, Shown):
             yield from check_event_time(own)
             yield from check_state(own, wrong)
         yield from check_letters(values, wrong)
-        last = {**values, "transform": values["stages"][-1]} if values.get("stages") else values
-        yield from check_corrections(last)
-        yield from check_standalone(last)
-        yield from check_only_added(last)
-        yield from check_held_names(last, values.get("connections", {}))
+        yield from check_targets(values, wrong)
+        found: list[Problem] = []
+        for at, own in each_target(values):
+            found += [*check_corrections(own), *check_standalone(own), *check_only_added(own, at)]
+            found += check_held_names(own, values.get("connections", {}), at)
+        yield from dict.fromkeys(found)  # what several targets mind about a stage is said once
+        letters = {**values, "target": values.get("dead_letter"), "transform": None}
+        yield from check_held_names(letters, values.get("connections", {}), "dead_letter")
+        yield from check_names_of_state(values)
+        if values.get("targets"):
+            values.setdefault("target", values["targets"][0])
 
 
 def check_run_flags(available_now: bool, flush: bool) -> None:
@@ -387,6 +453,9 @@ def _name_connections(values: Values) -> None:
         values["transform"] = next(s for s in values["stages"] if s.name == first)
     else:
         values["transform"] = looking_up(values["transform"])
+    values["targets"] = tuple(_with_format(named(t), known) for t in values.get("targets", ()))
+    if values["targets"]:
+        values["target"] = values["targets"][0]
     for place in ("target", "dead_letter"):
         if values.get(place) is not None:
             values[place] = _with_format(named(values[place]), known)
@@ -399,6 +468,14 @@ def _with_format(target: Target, known: Mapping[str, Connection]) -> Target:
     if connection is None or connection.kind != "files" or target.format is not None:
         return target
     return target.model_copy(update={"format": "parquet"})
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
+
+
+def _unused(name: str, taken: Collection[str | None]) -> str:
+    return next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3))) if n not in taken)
 
 
 def _free_name(kind: str, known: Mapping[str, Connection]) -> str:

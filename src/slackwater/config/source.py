@@ -13,6 +13,7 @@ from pydantic import Field
 from slackwater.config import ddl
 from slackwater.config.bounds import ROW_BY_ROW, Bounds
 from slackwater.config.connection import Connection, connection_or_name
+from slackwater.config.connectors import injected
 from slackwater.config.kinds import (
     Duration,
     Kind,
@@ -28,19 +29,6 @@ from slackwater.config.kinds import (
 )
 from slackwater.config.spec import Problem, Spec, Values
 from slackwater.config.spelling import Interpolated, show, show_key
-
-_INJECTED = {  # kind of connection -> columns that every row has beside its payload, and `_event_ts`
-    "kafka": ("_key", "_value", "_headers", "_topic", "_partition", "_offset"),
-    "rabbitmq": ("_value", "_routing_key", "_exchange", "_message_id", "_headers", "_received"),
-    "kinesis": ("_value",),
-    "pubsub": ("_value",),
-}
-
-
-def injected(kind: str | None) -> tuple[str, ...]:
-    """The columns that a connection of this kind adds to a row's own, beside `_event_ts`."""
-    return _INJECTED.get(kind or "", ())
-
 
 FORMATS = ("json", "csv", "parquet", "text")
 PAYLOADS = ("json", "avro", "raw")
@@ -253,7 +241,7 @@ class Source(Spec):
             yield "avro_schema_file", f'belongs to payload_format = "avro", this one is {show(payload)}; remove it'
         declared = [] if values.get("schema_") is None else declared_columns(values["schema_"])
         for column in declared if payload == "json" else ():
-            if column.casefold() in _INJECTED.get(kind, ()):
+            if column.casefold() in injected(kind):
                 yield "schema", f"declares {show(column.casefold())}, which is injected; rename the column"
         if payload != "json" and kind in cls.OF["payload_format"] and values.get("schema_") is not None:
             yield "schema", f'belongs to payload_format = "json", this one is {show(payload)}; remove it'

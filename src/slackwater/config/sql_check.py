@@ -9,28 +9,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from slackwater.config import ddl
-from slackwater.config.aggregation import Aggregation
-from slackwater.config.aggregator import UnfitError
+from slackwater.config.bounds import Bounds
+from slackwater.config.checked import Checked
 from slackwater.config.checks import resolve
-from slackwater.config.join import SIDES, Join, output_names
+from slackwater.config.connectors import injected
+from slackwater.config.join import EVENT_TIME, SIDES, Join, output_names
 from slackwater.config.pipeline import Pipeline, Stage
 from slackwater.config.rows import Rows
-from slackwater.config.source import Lookup, Source, injected
+from slackwater.config.source import Lookup, Source
 from slackwater.config.spelling import Interpolated, nearest, show
 from slackwater.config.sql.columns import UNKNOWN, Columns, Findings
 from slackwater.config.sql.query import expression, query
+from slackwater.config.sql.types import INTEGERS, NO_KEYS, base
+from slackwater.config.sql_window import WindowColumns
 from slackwater.config.window import Window
 from slackwater.errors import StartError
 
-EVENT_TIME, ORIGIN = "_event_ts", "_origin"
-INTEGERS = ("tinyint", "smallint", "int", "bigint")
-NUMBERS = (*INTEGERS, "float", "double", "decimal")
-SCALARS = (*NUMBERS, "boolean", "string", "binary", "date", "timestamp", "timestamp_ntz")
-_NO_KEYS = ("array", "map", "struct", "variant", "interval", "void")  # types that are no scalars, for certain
-_NEEDS_NUMBER = ("sum", "avg", "var", "stddev", "approx_quantile")
+ORIGIN = "_origin"
 _OTHER_SQL = (
     "caseSensitive",
     "timestampType",
@@ -41,22 +39,6 @@ _OTHER_SQL = (
     "defaultCatalog",
     "parser.",
 )
-
-
-@dataclass
-class Checked:
-    """`problems`: lines `key: fact`; `unchecked`: lines `key: why it was not checked`."""
-
-    problems: list[str] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)
-
-    def add(self, key: str, line: str) -> None:
-        if f"{key}: {line}" not in self.problems:
-            self.problems.append(f"{key}: {line}")
-
-    def skip(self, key: str, line: str) -> None:
-        if f"{key}: {line}" not in self.unchecked:
-            self.unchecked.append(f"{key}: {line}")
 
 
 def check(pipeline: Pipeline) -> Checked:
@@ -132,18 +114,6 @@ def _columns(pipeline: Pipeline, index: int, source: Source, found: Checked) -> 
     return Columns({**declared, **more}, True)
 
 
-def _results(window: Window, out: Columns) -> Columns:
-    """The columns of a window's results as rows of the next stage; types of aggregations are known at the start."""
-    types: dict[str, str | None] = {name: out.types.get(name) for name in window.group_by}
-    types |= dict.fromkeys((window.window_start_column, window.window_end_column, EVENT_TIME), "timestamp")
-    if window.kind == "session":
-        types["session_id"] = "bigint"
-    types |= {a.as_: "bigint" if a.agg in ("count", "count_distinct") else None for a in window.aggregations}
-    if window.emit_metadata:
-        types |= {"_revision": "bigint", "_final_at": "timestamp", "_emit_reason": "string"}
-    return Columns(types, True)
-
-
 def _declared(spec: Source | Lookup) -> dict[str, str | None] | None:
     if spec.schema_ is None:
         return {"value": "string"} if spec.format == "text" else None
@@ -187,23 +157,25 @@ class _Step:
                 self._event_time(source.name, given[source.name])
         outputs, sides = dict[str, Columns](), dict[str, Columns]()
         for way in self.pipeline.ways:
-            known = self.pipeline.bounds(way.origin).names
+            known = next(s for s in self.pipeline.sources if s.name == way.origin).bounds.names
             columns = replace(given[way.origin], bounds=frozenset(name.casefold() for name in known))
             for stage in way.through:
-                columns = self._sql(way.origin, columns, tables, stage.sql, f"{self.stages[stage.name]}.sql")
-            sql = self.pipeline.transform.sql_of(way.name)
-            outputs[way.key] = self._sql(way.origin, columns, tables, sql, self._sql_key(way.name))
+                bounds, key = self.pipeline.bounds(way, stage), f"{self.stages[stage.name]}.sql"
+                columns = self._sql(way.origin, columns, tables, stage.sql, key, bounds)
+            sql, bounds = self.pipeline.transform.sql_of(way.name), self.pipeline.bounds(way)
+            outputs[way.key] = self._sql(way.origin, columns, tables, sql, self._sql_key(way.name), bounds)
             sides[way.name] = outputs[way.key]
         if isinstance(step, Join):
             return self._join(step, sides)
         if isinstance(step, Rows):
             return self._rows(outputs)
+        window = WindowColumns(step, self.at, self.found)
         for out in outputs.values():
-            self._gap(step, out)
+            window.gap(out)
         first = next(iter(outputs.values()))
-        self._window(step, first)
-        self._same(step, outputs)
-        return _results(step, first)
+        window.columns(first)
+        window.same(outputs)
+        return window.results(first)
 
     @property
     def _kind(self) -> str:
@@ -247,14 +219,21 @@ class _Step:
 
     # -- SQL -----------------------------------------------------------------------------------------------------
 
-    def _sql(self, source: str, columns: Columns, tables: Mapping[str, Columns], sql: str | None, key: str) -> Columns:
+    def _sql(
+        self,
+        source: str,
+        columns: Columns,
+        tables: Mapping[str, Columns],
+        sql: str | None,
+        key: str,
+        bounds: Bounds,
+    ) -> Columns:
         """What comes out of one text, over rows that have these columns; `source`: where the rows come from."""
         carried = self.pipeline.carries_origin and sql is not None and re.search(rf"\b{ORIGIN}\b", sql, re.IGNORECASE)
         transform = self.pipeline.transform
         untimed = transform.is_rows and EVENT_TIME not in columns.types
         added = {**({} if untimed else {EVENT_TIME: "timestamp"}), **({ORIGIN: None} if carried else {})}
-        bounds = self.pipeline.bounds(source)
-        timed = Columns({**columns.types, **added}, columns.closed, columns.bounds)
+        timed = Columns({**columns.types, **added}, columns.closed, columns.bounds if bounds.names else frozenset())
         if sql is None:
             return timed
         own = Findings()
@@ -324,82 +303,6 @@ class _Step:
                 )
         return expected
 
-    # -- a window ------------------------------------------------------------------------------------------------
-
-    def _gap(self, window: Window, out: Columns) -> None:
-        if not isinstance(window.gap_ms, str):
-            return
-        key, own = f"{self.at}.window.gap_ms", Findings()
-        type_ = expression(window.gap_ms, out, own)
-        shown = show(window.gap_ms)
-        for line in own.problems:
-            self.found.add(
-                key,
-                f'{shown} is neither a duration ("30s", "5m", "2h" or milliseconds) nor an expression over the row: {line}',
-            )
-        if own.unsure or (not own.problems and not out.closed):
-            why = own.unsure[0] if own.unsure else "the columns are known at the start"
-            self.found.skip(key, f"{shown} is no duration and is read as SQL over the row: {why}")
-        if type_ is not None and not own.problems:
-            base = _base(type_)
-            if base not in (*NUMBERS, "string"):
-                self.found.add(
-                    key, f'{shown} is {type_}; expected milliseconds, an interval, or text such as "5 minutes"'
-                )
-
-    def _find(self, name: str, out: Columns, key: str) -> str | None:
-        """The type of a column that keys and aggregations name; reported if it is not there or no scalar."""
-        if name not in out.types:
-            if out.closed:
-                self.found.add(key, f"column {show(name)} does not come out of the SQL{nearest(name, out.types)}")
-            return None
-        type_ = out.types[name]
-        if type_ is not None and _base(type_) in _NO_KEYS:
-            self.found.add(key, f"column {show(name)} has type {type_}; expected a scalar type, cast it in the SQL")
-            return None
-        return type_
-
-    def _window(self, window: Window, out: Columns) -> None:
-        at = f"{self.at}.window"
-        if not out.closed and not any(line.startswith(f"{self.at}.sql:") for line in self.found.problems):
-            named = [*window.group_by, *(name for a in window.aggregations for _, name in _read(a))]
-            unknown = [name for name in dict.fromkeys(named) if name not in out.types]
-            if unknown:
-                self.found.skip(
-                    at, f"whether {', '.join(map(show, unknown))} come{'s' if len(unknown) == 1 else ''} out of the SQL"
-                )
-        for name in window.group_by:
-            self._find(name, out, f"{at}.group_by")
-        for i, aggregation in enumerate(window.aggregations):
-            for key, name in _read(aggregation):
-                type_ = self._find(name, out, f"{at}.aggregations[{i}].{key}")
-                if (
-                    key == "column"
-                    and aggregation.agg in _NEEDS_NUMBER
-                    and type_ is not None
-                    and _base(type_) not in NUMBERS
-                ):
-                    self.found.add(
-                        f"{at}.aggregations[{i}].column",
-                        f"{aggregation.agg} needs a number, column {show(name)} is {type_}; cast it in the SQL",
-                    )
-
-    def _same(self, window: Window, outputs: Mapping[str, Columns]) -> None:
-        """With several sources, the columns that the window uses must have one type everywhere."""
-        (first, expected), *others = outputs.items()
-        needed = [*window.group_by, *(name for a in window.aggregations for _, name in _read(a))]
-        for source, columns in others:
-            for name in dict.fromkeys(needed):
-                if not (expected.closed and columns.closed) or name not in expected.types:
-                    continue
-                a, b = expected.types[name], columns.types.get(name)
-                if name not in columns.types or (a is not None and b is not None and a != b):
-                    self.found.add(
-                        f"{self.at}.window",
-                        f'column {show(name)} is {a or "there"} in source "{first}" and {b or "missing"} in source "{source}"; '
-                        "expected the same columns from every source: cast or rename in the SQL",
-                    )
-
     # -- a join --------------------------------------------------------------------------------------------------
 
     def _join(self, join: Join, outputs: Mapping[str, Columns]) -> Columns:
@@ -418,7 +321,7 @@ class _Step:
             if a is None or b is None:
                 continue
             pair = f"{show(join.left_keys[i])} of the left side is {a}, {show(join.right_keys[i])} of the right side is {b}"
-            if _base(a) in _NO_KEYS or _base(b) in _NO_KEYS:
+            if base(a) in NO_KEYS or base(b) in NO_KEYS:
                 self.found.add(at, f"keys: {pair}; expected scalar types, cast them in left_sql and right_sql")
             elif a != b and not (a in INTEGERS and b in INTEGERS):
                 self.found.add(
@@ -448,28 +351,12 @@ class _Step:
         return injected(connection.kind if connection is not None else None)
 
 
-def _base(type_: str) -> str:
-    return type_.partition("(")[0].partition("<")[0]
-
-
 def _no_time(type_: str, unit: str | None) -> Iterator[tuple[str, str]]:
     if type_ in INTEGERS:
         if unit is None:
             yield "event_time_unit", f'is {type_}; set event_time_unit to "s", "ms", "us" or "ns"'
     elif type_ not in ("timestamp", "timestamp_ntz", "date", "string"):
         yield "event_time_column", f"is {type_}; expected a timestamp, a date, an ISO-8601 string or an integer"
-
-
-def _read(aggregation: Aggregation) -> Iterator[tuple[str, str]]:
-    """The columns that an aggregation reads, with the keys that name them."""
-    if aggregation.column:
-        yield "column", aggregation.column
-    try:
-        further = aggregation.further_columns()
-    except UnfitError:
-        return
-    for name in further:
-        yield "by" if aggregation.builtin else "columns", name
 
 
 __all__ = ["Checked", "check", "check_draft"]

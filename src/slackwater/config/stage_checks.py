@@ -9,6 +9,7 @@ from typing import Any
 from slackwater.config.spec import Problem, Values
 from slackwater.config.spelling import nearest, show
 from slackwater.config.step import MOST_STAGES
+from slackwater.config.target_checks import shown_stages
 from slackwater.config.ways import reads, steps, ways
 
 
@@ -19,7 +20,7 @@ def each_step(values: Values) -> Iterator[Values]:
         yield values
         return
     read, sources = _reads(values), _sources(values)
-    for stage in steps(stages, _shown(values)):
+    for stage in steps(stages, shown_stages(values)):
         try:
             origins = {w.origin for w in ways(stage, stages, read)}
         except (KeyError, RecursionError):  # what it reads is not there, and that was said
@@ -54,7 +55,7 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
     if problems:
         return
     read = _reads(values)
-    yield from _unread(stages, sources, read, _shown(values))
+    yield from _unread(stages, sources, read, shown_stages(values))
     readers = {name for inputs in read.values() for name in inputs}
     for number, stage in enumerate(stages):
         if stage.name in readers and not stage.is_rows:
@@ -71,10 +72,6 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
 
 def _sources(values: Values) -> list[str]:
     return [s.name for s in values.get("sources", ()) if s.name]
-
-
-def _shown(values: Values) -> tuple[str, ...]:
-    return (values["stages"][-1].name,)
 
 
 def _reads(values: Values) -> dict[str, tuple[str, ...]]:

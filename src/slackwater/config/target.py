@@ -17,8 +17,13 @@ from slackwater.secrets import remember_url
 
 
 class Target(Spec):
-    """Where rows go: files or a Delta table (`path`), a Postgres `table`, a Kafka `topic`, or the console."""
+    """Where rows go: files or a Delta table (`path`), a Postgres `table`, a Kafka `topic`, or the console.
 
+    `from_`: the stage whose results it gets, by default the last one. `name`: what it is called, by default as that stage.
+    """
+
+    name: str | None = None
+    from_: str | None = Field(default=None, alias="from")
     connection: str | Connection
     path: str | None = None
     format: str | None = None
@@ -34,6 +39,8 @@ class Target(Spec):
         def __init__(
             self,
             *,
+            name: str | None = None,
+            from_: str | None = None,
             connection: str | Connection,
             path: str | None = None,
             format: str | None = None,
@@ -46,6 +53,8 @@ class Target(Spec):
         ) -> None: ...
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
+        "name": text,
+        "from": text,
         "connection": connection_or_name,
         "path": text,
         "format": choice("parquet", "json", "csv"),
@@ -56,6 +65,7 @@ class Target(Spec):
         "value_format": choice("json", "avro"),
         "key_columns": texts,
     }
+    FIELDS: ClassVar[Mapping[str, str]] = {"from": "from_"}
     OF: ClassVar[Mapping[str, tuple[str, ...]]] = {  # key -> the kinds of connection it belongs to
         "path": ("files", "delta"),
         "format": ("files",),
@@ -81,7 +91,7 @@ class Target(Spec):
     def wanted(cls, key: str) -> str:
         return "name one of the [connections]"
 
-    def upserts(self, kind: str, step: Step) -> bool:
+    def upserts(self, kind: str, step: Step | None) -> bool:
         """Whether a target on a connection of this kind replaces the rows of a window, or only ever adds rows (as of a join)."""
         if not isinstance(step, Window):
             return False

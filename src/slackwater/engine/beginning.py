@@ -16,6 +16,7 @@ from slackwater.engine.publishing import Publishing
 from slackwater.engine.stage import Stage
 from slackwater.engine.timer import Timer
 from slackwater.evolution import compare, migrate, restore
+from slackwater.evolution.pairing import paired
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import StateStore
 
@@ -38,6 +39,8 @@ class Beginning:
         """
         operators = [s.operator for s in stages]
         found = None
+        if latest is None:
+            self.publishing.check_here()
         if latest is not None:
             fold.counters(latest)  # told before anything is published
             found = compare.compare(self.pipeline, latest, steps=operators, shards=shards)
@@ -47,18 +50,23 @@ class Beginning:
             self.publishing.roll_forward(latest)
         names, clock = [s.name for s in stages], self.hooks.clock_us()
         state = latest or restore.first_commit(names, operators, shards, clock, state_id)
+        pairs = paired(names, state)
+        state = restore.with_stages(state, names, operators, pairs.kept)
         migrates = found is not None and found.migrates
         remembering = migrate.onward if migrates else migrate.limited
         stages = [
             replace(s, operator=remembering(s.operator, before)) for s, before in zip(stages, state.stages, strict=True)
         ]
-        for stage in stages:
-            self.store.prepare(stage.operator, stage.number)
+        for stage, before in zip(stages, pairs.kept, strict=True):
+            self.store.prepare(stage.operator, stage.number, begins=before is None)
         if migrates:
             state = self._migrated(stages, state, shards)
         state = _described(stages, state)
+        if latest is not None:
+            self.store.forget(range(len(stages), len(latest.stages)))
         sources = [s.name for s in self.pipeline.sources]
-        return stages, restore.with_sources(state, sources, {s.name: s.inputs for s in stages}, schemas)
+        state = restore.with_sources(state, sources, {s.name: s.inputs for s in stages}, schemas)
+        return stages, _caught_up(stages, state, [s.name for s, b in zip(stages, pairs.kept, strict=True) if b is None])
 
     def _migrated(self, stages: Sequence[Stage], state: Commit, shards: int) -> Commit:
         """The state as this config goes on with it, as an epoch of its own."""
@@ -72,6 +80,20 @@ class Beginning:
         with timer.phase("commit"):
             commit = _described(stages, fold.following(state, shards=shards, stages=after))
             return self.store.commit(commit.model_copy(update={"committed_us": self.hooks.clock_us()}))
+
+
+def _caught_up(stages: Sequence[Stage], state: Commit, begun: Sequence[str]) -> Commit:
+    """Stages that begin stand where their inputs are in event time."""
+    reached: dict[str, int] = {}
+    found = []
+    for stage, now in zip(stages, state.stages, strict=True):
+        if stage.name in begun:
+            upstream = {n: reached[n] for n in stage.inputs if n in reached}
+            watermark = stage.watermark(now.watermark_us, fold.clocks(stage.pipeline, now), upstream)
+            now = now.model_copy(update={"watermark_us": watermark})
+        reached[stage.name] = now.watermark_us
+        found.append(now)
+    return state.model_copy(update={"stages": tuple(found)})
 
 
 def _described(stages: Sequence[Stage], state: Commit) -> Commit:

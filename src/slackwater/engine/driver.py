@@ -11,19 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.capacity import capacity_of
+from slackwater.core.offsets import Offsets
 from slackwater.engine import fold
 from slackwater.engine.beginning import Beginning
 from slackwater.engine.hooks import Hooks as Hooks
 from slackwater.engine.protocol import IngestOutcome
-from slackwater.engine.publishing import Publishing
+from slackwater.engine.publishing import Publishing, outlets_of
 from slackwater.engine.silence import Silence
 from slackwater.engine.stage import NO_ROWS, Advanced, Moment, Results, Stage
 from slackwater.engine.status import Status
 from slackwater.engine.timer import Timer
+from slackwater.errors import StartError
 from slackwater.operators.base import Operator, ShardTask
 from slackwater.operators.task import EmitReport
 from slackwater.operators.unstaged import Unstaged
@@ -45,17 +46,17 @@ class Driver:
         pipeline: Pipeline,
         stages: Sequence[Stage],
         store: StateStore,
-        target: Target,
+        targets: Mapping[str, Target],
         hooks: Hooks,
         letters: Target | None = None,
+        away: Mapping[str, StartError] | None = None,
     ) -> None:
         # configuration
-        self.pipeline, self.store, self.target = pipeline, store, target
-        self.hooks = hooks
-        *others, last = stages
-        of_state, of_both = capacity_of(store), capacity_of(store) & capacity_of(target)
-        self.stages = [*(replace(s, capacity=of_state) for s in others), replace(last, capacity=of_both)]
-        self.publishing = Publishing(pipeline, self.last, store, target, letters, hooks)
+        self.pipeline, self.store, self.targets, self.hooks = pipeline, store, targets, hooks
+        outlets = outlets_of(pipeline, {s.name: s.operator for s in stages}, targets)
+        self.publishing = Publishing(pipeline, outlets, store, letters, hooks, away or {})
+        held = capacity_of(store)
+        self.stages = [replace(s, capacity=held & self.publishing.capacity(s.name)) for s in stages]
         # not checkpointed: quiet times of ticks that were not worth a commit
         self._clocks: dict[str, dict[str, SourceClock]] = {}
         self._uncommitted_us = 0
@@ -70,7 +71,7 @@ class Driver:
 
     @property
     def last(self) -> Operator:
-        """The operator whose results the target gets."""
+        """The operator of the last stage, which is told of."""
         return self.stages[-1].operator
 
     # -- start ---------------------------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ class Driver:
 
     def recovered(self) -> Status:
         """What the outside is told at a restart: the state as committed, nothing read or emitted yet."""
-        return replace(self._status((), {}, 0.0, self.hooks.clock_us(), None), emitted=0)
+        return replace(self._status((), {}, 0.0, self.hooks.clock_us(), None), emitted=0, written={})
 
     def _status(
         self,
@@ -109,7 +110,7 @@ class Driver:
         stages = zip(self.stages, self.state.stages, strict=True)
         return {s.name: fold.clocks(s.pipeline, before) for s, before in stages}
 
-    def anchor(self, offsets: Mapping[str, Mapping[str, Any]], files_changed: int = 0) -> None:
+    def anchor(self, offsets: Mapping[str, Offsets], files_changed: int = 0) -> None:
         """Commit where sources begin that were never read: what "latest" means is decided once.
 
         Or what they say about files that changed after they were read, and how many these are.
@@ -165,21 +166,23 @@ class Driver:
             read = [self._stage(n) for n in stage.inputs if n in done]
             upstream = {s.name: Results(s.results(done[s.name].output), done[s.name].state.watermark_us) for s in read}
             done[stage.name] = stage.advance(before, self._clocks[stage.name], moment, upstream, timer)
-        last = done[self.stages[-1].name]
+        told = [(name, d) for name, d in done.items() if name in self.publishing.stages]
+        output = tuple(o.model_copy(update={"stage": name}) for name, d in told for o in d.output)
         commit = fold.following(
             self.state,
             stages=tuple(d.state for d in done.values()),
             sources=fold.read_on(self.state, moment.batch),
             batch=moment.batch.id or self.state.batch,
-            output=last.output,
+            output=output,
             letters=tuple(o for d in done.values() for o in d.letters),
-            emitted=sum(o.rows for o in last.output),
+            emitted=sum(o.rows for o in output),
         )
         if moment.batch.replayed is not None:
             commit = fold.with_replayed(commit, moment.batch.replayed)
         sources = {s.name for s in self.pipeline.sources}
         outcomes = [d.outcome for s, d in zip(self.stages, done.values(), strict=True) if sources & {*s.inputs}]
-        self._conclude(commit, [o for o in outcomes if o is not None], last.reports, timer, moment.clock_us)
+        reports = [r for _, d in told for r in d.reports]
+        self._conclude(commit, [o for o in outcomes if o is not None], reports, timer, moment.clock_us)
 
     def _stage(self, name: str) -> Stage:
         return next(s for s in self.stages if s.name == name)
@@ -191,7 +194,7 @@ class Driver:
         with timer.phase("emit"):
             reports = corrections(stage.tasks(before, self._clocks[stage.name], moment.epoch))
         before = before.model_copy(update={"waiting": stage.operator.updates})
-        output = tuple(o for r in reports for o in r.outputs)
+        output = tuple(o.model_copy(update={"stage": stage.name}) for r in reports for o in r.outputs)
         commit = fold.following(
             self.state,
             stages=(fold.emitted(before, reports, stage.operator, moment.clock_us), *others),
@@ -221,9 +224,9 @@ class Driver:
         clock: int,
     ) -> None:
         """Commit, publish, tell."""
-        if commit.staged:
-            commit = commit.model_copy(update={"destination": self.publishing.destination()})
-        commit = fold.timed(commit, {p: self._behind.get(p, 0) + timer.seconds.get(p, 0) for p in PHASES})
+        commit = fold.timed(
+            self.publishing.addressed(commit), {p: self._behind.get(p, 0) + timer.seconds.get(p, 0) for p in PHASES}
+        )
         before = set(timer.seconds)
         with timer.phase("commit"):
             self._commit(commit)
@@ -238,7 +241,7 @@ class Driver:
 
     def _commit(self, commit: Commit) -> None:
         commit = commit.model_copy(update={"committed_us": self.hooks.clock_us()})  # not the epoch's beginning
-        self.state = self.store.commit(commit, self.publishing.within(commit))
+        self.state = self.store.commit(*self.publishing.within(commit))
 
 
 def _covers(state: Commit, batch: Batch) -> bool:

@@ -40,12 +40,14 @@ def with_spans(outcome: IngestOutcome, clocks: Mapping[str, SourceClock]) -> Ing
 
 
 def counters(commit: Commit) -> Counters:
-    """The cumulative counters of a commit: rows as the stages count them that read sources, results as the last one does."""
+    """The cumulative counters of a commit: rows as the stages count them that read sources, results as those do whose target gets them."""
     found: dict[str, Any] = {}
     for counted in (*(s.counters for s in commit.of_sources), commit.counters):
         found = _added(found, counted)
     found["overflows"] = sum(stage.counters.get("overflows", 0) for stage in commit.stages)
-    found["emitted"] = commit.stages[-1].counters.get("emitted", {})
+    found["emitted"] = {}
+    for stage in commit.published_stages:
+        found["emitted"] = _added(found["emitted"], stage.counters.get("emitted", {}))
     known = {f.name for f in fields(Counters)}
     if unknown := found.keys() - known:
         raise StateError(
@@ -161,7 +163,7 @@ def with_replayed(commit: Commit, replayed: Replayed) -> Commit:
 
 def following(before: Commit, **changed: Any) -> Commit:
     """The next epoch's commit: the same state, nothing that waits to be published, but for what is `changed`."""
-    nothing: dict[str, Any] = {"epoch": before.epoch + 1, "output": (), "letters": (), "emitted": 0}
+    nothing: dict[str, Any] = {"epoch": before.epoch + 1, "output": (), "letters": (), "reached": (), "emitted": 0}
     return before.model_copy(update={**nothing, **changed})
 
 
@@ -255,6 +257,7 @@ def status(
         epoch=commit.epoch,
         rows=sum(s.rows for outcome in outcomes for s in outcome.sources.values()),
         emitted=commit.emitted,
+        written={name: sum(o.rows for o in commit.output_of(t.stage)) for name, t in commit.targets.items()},
         late=sum(r.late for outcome in outcomes for r in outcome.reports),
         seconds=seconds,
         phases=phases,

@@ -16,15 +16,15 @@ from slackwater.engine.status import Status
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns that a run reads, by source, and those that it writes."""
+    """The columns that a run reads, by source, and those that it writes, by target."""
 
     sources: Mapping[str, Sequence[Field]]
-    output: Sequence[Field]
+    output: Mapping[str, Sequence[Field]]
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """An epoch that was committed, and whose output has not reached its target yet."""
+    """An epoch that was committed, and whose output has not reached all of its targets yet."""
 
     epoch: int
     committed_us: int

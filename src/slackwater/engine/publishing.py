@@ -1,117 +1,195 @@
-"""What a commit has put aside, on its way to the target: within the commit where both are one database, else after it.
+"""What a commit has put aside, on its way to the targets: within the commit where both are one database, else after it.
 
 COMMIT ─▶ write (target, its own marker) ─▶ note (store)        a crash between them repeats the write, which changes nothing
+       ─▶ write (the next one) ─▶ note                          one that is down keeps neither the others nor their notes back
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import cast
 
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.capacity import capacity_of
+from slackwater.core.capacity import ANYTHING, Capacity, capacity_of
 from slackwater.engine import outbox
 from slackwater.engine.hooks import Hooks
 from slackwater.engine.observer import Waiting
 from slackwater.engine.timer import Timer
 from slackwater.errors import PublishError, StartError
-from slackwater.evolution import compare
+from slackwater.evolution import destinations
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import holding
-from slackwater.state.commit import Commit
+from slackwater.state.commit import LETTERS, Commit, Destination, OutputMeta
 from slackwater.state.protocol import Publish, StateStore, TransactionalTarget
 from slackwater.targets.base import Target
+
+Phase = Callable[[str], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Outlet:
+    """A target, and the stage whose results it gets."""
+
+    stage: str
+    operator: Operator
+    target: Target
+    place: tuple[str | None, ...]
+    writer: str  # the name of its marker
+
+    @property
+    def destination(self) -> Destination:
+        columns = tuple(f.name for f in self.operator.output)
+        return Destination(
+            stage=self.stage, writer=self.writer, place=self.place, columns=columns, upserts=self.target.upserts
+        )
+
+
+def outlets_of(
+    pipeline: Pipeline, operators: Mapping[str, Operator], targets: Mapping[str, Target]
+) -> dict[str, Outlet]:
+    """The targets of a pipeline, by name, with what each gets."""
+    found = {}
+    for name, own in pipeline.by_target.items():
+        stage = str(own.target.from_)
+        place, writer = destinations.place_of(own.target), own.writer
+        found[name] = Outlet(stage, operators[stage], targets[name], place, writer)
+    return found
 
 
 @dataclass(frozen=True)
 class Publishing:
-    """The target of a pipeline and the place of its dead letters. `last`: the operator whose results are published."""
+    """The targets of a pipeline, by name, and the place of its dead letters. `away`: those that could not be opened."""
 
     pipeline: Pipeline
-    last: Operator
+    outlets: Mapping[str, Outlet]
     store: StateStore
-    target: Target
     letters: Target | None
     hooks: Hooks
+    away: Mapping[str, StartError] = field(default_factory=dict)
 
-    def destination(self) -> dict[str, Any]:
-        """Where output goes and how it looks: a committed epoch can only be published there."""
-        target, letters = self.pipeline.target, self.pipeline.dead_letter
-        return {
-            "target": compare.place(target),
-            "letters": compare.place(letters),
-            "columns": [f.name for f in self.last.output],
-            "upserts": self.target.upserts,
-        }
+    @property
+    def stages(self) -> set[str]:
+        """The stages whose results are published."""
+        return {outlet.stage for outlet in self.outlets.values()}
+
+    def capacity(self, stage: str) -> Capacity:
+        """What all targets can hold that get the results of a stage."""
+        found = ANYTHING
+        for outlet in self.outlets.values():
+            if outlet.stage == stage:
+                found &= capacity_of(outlet.target)
+        return found
+
+    def addressed(self, commit: Commit) -> Commit:
+        """The commit with where its output goes and how it looks: it can only be published there."""
+        targets = {name: outlet.destination for name, outlet in self.outlets.items()}
+        return commit.model_copy(update={"targets": targets, "letters_to": destinations.letters_of(self.pipeline)})
+
+    # -- a start -------------------------------------------------------------------------------------------------
 
     def roll_forward(self, latest: Commit) -> None:
         """Publish what the latest commit of a former run left. Raises StartError if this config would publish it elsewhere."""
         if not self.waits(latest):
+            self.check_here()
             return
-        now = self.destination()
-        former = {"upserts": now["upserts"], **latest.destination}  # earlier records do not tell
-        if former != now:
-            changed = ", ".join(k for k in now if former.get(k) != now[k])
-            raise StartError(
-                f"{self.pipeline.name}: epoch {latest.epoch} was committed and not yet published, and the config has "
-                f"changed since ({changed}); start once with the former config, then change it"
-            )
+        stages, now, missing = list(self.pipeline.alone), self.addressed(latest), latest.missing(self.store.reached())
+        changed = destinations.misdirected(latest, stages, now.targets, now.letters_to, missing)
+        if changed:
+            raise StartError(f"{self.pipeline.name}: {destinations.waiting_text(latest.epoch, changed)}")
+        latest = destinations.readdressed(latest, stages, list(self.outlets))
         self.hooks.on_notice("info", f"publishing epoch {latest.epoch}, which was committed and not yet published")
         self.settle(latest)
+        self.check_here()
+
+    def check_here(self) -> None:
+        """Raise StartError for a target that is not there."""
+        if self.away:
+            raise next(iter(self.away.values()))
 
     def waits(self, commit: Commit) -> bool:
-        """Whether something of a commit has not reached the target."""
+        """Whether something of a commit has not reached its target."""
         return commit.staged and self.store.published() < commit.epoch
 
     def settle(self, commit: Commit) -> None:
         """Publish a commit if that failed before: an epoch must never be overtaken by the next."""
         if self.waits(commit):
-            self._write(commit)
-            self._note(commit)
+            self._publish(commit, lambda name: nullcontext())
+
+    # -- an epoch ------------------------------------------------------------------------------------------------
 
     def after(self, commit: Commit, timer: Timer) -> None:
         """Publish a commit of this epoch, as far as the commit itself has not."""
-        if not commit.staged:
-            return
-        if self.store.published() < commit.epoch:
-            with timer.phase("write"):
-                self._write(commit)
-        with timer.phase("note"):
-            self._note(commit)
+        if self.waits(commit):
+            self._publish(commit, timer.phase)
+        elif commit.staged:
+            with timer.phase("note"):
+                self._note(commit)
 
-    def within(self, commit: Commit) -> Publish | None:
+    def within(self, commit: Commit) -> tuple[Commit, Publish | None]:
         """Write within the commit: what is a step of its own elsewhere is a step within the transaction here.
 
-        None where the store cannot, or nothing waits.
+        Gives the commit as it says so; None where the store cannot, or nothing waits.
         """
-        if not commit.output or not self.store.shares_transaction(self.target):
-            return None
-        (rows, gone), target, hit = self._output(commit), cast(TransactionalTarget, self.target), self.hooks.faults.hit
+        joined = [n for n in commit.parts if n != LETTERS and self.store.shares_transaction(self.outlets[n].target)]
+        if not joined:
+            return commit, None
+        given, hit = {n: self._output(commit, n) for n in joined}, self.hooks.faults.hit
 
         def publish(connection: object) -> None:
-            hit("write.before", commit.epoch)
-            target.publish_within(connection, commit.epoch, rows, gone)
-            hit("write.after", commit.epoch)
+            for name, (rows, gone) in given.items():
+                hit("write.before", commit.epoch)
+                cast(TransactionalTarget, self.outlets[name].target).publish_within(
+                    connection, commit.epoch, rows, gone
+                )
+                hit("write.after", commit.epoch)
 
-        return publish
+        return commit.model_copy(update={"reached": tuple(joined)}), publish
+
+    def _publish(self, commit: Commit, phase: Phase) -> None:
+        """Write to each who does not have its part, and note it; one that fails does not keep the others from theirs."""
+        self.hooks.on_waiting(Waiting(commit.epoch, commit.committed_us))
+        failed: list[str] = []
+        missing = commit.missing(self.store.reached())
+        for name in missing:
+            try:
+                with phase("write"):
+                    self._write(commit, name)
+            except PublishError as error:
+                failed.append(str(error) if name in self.away else self._named(name, error))
+                continue
+            if name != missing[-1] or failed:  # the last note is that of all
+                with phase("note"):
+                    self.store.note_reached(commit.epoch, name)
+        if failed:
+            raise PublishError(f"{'; '.join(failed)}; if it never can be, see: slackwater outbox show")
+        with phase("note"):
+            self._note(commit)
+
+    def _named(self, name: str, error: PublishError) -> str:
+        """What failed; by its name, where there are others."""
+        return str(error) if name == LETTERS or len(self.outlets) < 2 else f'target "{name}": {error}'
 
     def _note(self, commit: Commit) -> None:
         self.store.note_published(commit.epoch)
         self.hooks.on_waiting(None)
 
-    def _write(self, commit: Commit) -> None:
-        self.hooks.on_waiting(Waiting(commit.epoch, commit.committed_us))
-        try:
-            if commit.letters and self.letters is not None:
-                letters = pl.concat([self.store.output(o) for o in commit.letters])
-                self.letters.publish(commit.epoch, holding(letters, capacity_of(self.letters).times))
-            if commit.output:
-                self.target.publish(commit.epoch, *self._output(commit))
-        except PublishError as error:
-            raise PublishError(f"{error}; if it never can be, see: slackwater outbox show") from error
+    def _write(self, commit: Commit, name: str) -> None:
+        if name in self.away:
+            raise PublishError(str(self.away[name]))
+        if name != LETTERS:
+            self.outlets[name].target.publish(commit.epoch, *self._output(commit, name))
+        elif self.letters is not None:
+            letters = pl.concat(self._staged(commit.letters))
+            self.letters.publish(commit.epoch, holding(letters, capacity_of(self.letters).times))
 
-    def _output(self, commit: Commit) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """The rows to write and those that are gone."""
-        return outbox.split(self.last, [self.store.output(o) for o in commit.output], self.target.upserts)
+    def _output(self, commit: Commit, name: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """The rows to write to a target and those that are gone."""
+        outlet = self.outlets[name]
+        return outbox.split(outlet.operator, self._staged(commit.output_of(outlet.stage)), outlet.target.upserts)
+
+    def _staged(self, output: Sequence[OutputMeta]) -> list[pl.DataFrame]:
+        return [self.store.output(o) for o in output]

@@ -10,13 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from slackwater.config.paths import as_written
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.target import Target
-from slackwater.config.window import Window
 from slackwater.core.words import plural
-from slackwater.evolution import restore
+from slackwater.evolution import destinations, restore
 from slackwater.evolution.change import COMPATIBLE, MIGRATED, REBUILD, Change, Comparison
 from slackwater.evolution.compare_stage import KINDS, StageComparison
-from slackwater.evolution.texts import columns_text
+from slackwater.evolution.pairing import Pairing, paired
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, StageState
 
@@ -27,29 +25,65 @@ def compare(
     *,
     steps: Sequence[Operator] | None = None,
     shards: int | None = None,
-    published: int | None = None,
+    missing: Sequence[str] = (),
 ) -> Comparison:
-    """Compare a commit with a config. `shards`: how many a start has, None where only it knows. `published`: the last epoch.
+    """Compare a commit with a config. `shards`: how many a start has, None where only it knows. `missing`: targets without their part.
 
     Raises ConfigError for a description in the state that cannot be read.
     """
     own = list(pipeline.alone.values())
     kind = KINDS.get(str(commit.stages[0].fingerprint.get("kind")), "window")
-    found: list[Change] = []
-    if len(own) != len(commit.stages):
-        how = "a stage begins with the rows of the one before it, which are gone"
-        found.append(Change("stages", len(commit.stages), len(own), REBUILD, how))
-    else:
-        for n, (one, state) in enumerate(zip(own, commit.stages, strict=True)):
+    pairs = paired(list(pipeline.alone), commit)
+    found = list(_stages(pipeline, commit, pairs))
+    for n, (one, state) in enumerate(zip(own, pairs.kept, strict=True)):
+        if state is not None:
             made = None if steps is None else steps[n]
             prefix = f"stages[{n}]." if own[1:] else ""
             found += StageComparison(one.transform.step, commit, state, made, prefix).changes()
             found += _texts(one, state, prefix)
+            found += _inputs(one, commit, state, prefix)
     found += _around(pipeline, commit, shards)
-    return Comparison(pipeline.name, commit.epoch, kind, tuple(found), _waiting(pipeline, commit, published))
+    return Comparison(pipeline.name, commit.epoch, kind, tuple(found), destinations.waiting(pipeline, commit, missing))
 
 
 # -- what is around the steps ------------------------------------------------------------------------------------------
+
+
+def _stages(pipeline: Pipeline, commit: Commit, pairs: Pairing) -> Iterator[Change]:
+    """Stages that begin, and those that are gone."""
+    names, own = list(pipeline.alone), list(pipeline.alone.values())
+    moved = _moved(pipeline, commit, pairs)
+    for name, one, state in zip(names, own, pairs.kept, strict=True):
+        if state is None:
+            what = "stage without state" if one.transform.is_rows else one.transform.step.kind
+            how = "it begins empty, with what comes from the next start on"
+            yield Change(f'stage "{name}"', None, what, REBUILD if moved else MIGRATED, moved or how)
+    for state in pairs.removed:
+        rows = sum(m.rows for m in state.metas)
+        how = f"its {plural(rows, 'state row')} are forgotten, open windows with them; what it emitted stays"
+        verdict = REBUILD if moved else MIGRATED
+        yield Change(f'stage "{state.name}"', plural(rows, "row"), None, verdict, moved or how, "warning")
+
+
+def _inputs(one: Pipeline, commit: Commit, state: StageState, prefix: str) -> Iterator[Change]:
+    """What a stage reads of other stages."""
+    was = [n for n in state.clocks if n not in commit.sources]
+    now = [s.name for s in one.sources if s.of_stage]
+    if state.clocks and was != now:
+        how = "it reads these from the next start on; what it read so far stays"
+        yield Change(f"{prefix}from", ", ".join(was) or None, ", ".join(now) or None, COMPATIBLE, how)
+
+
+def _moved(pipeline: Pipeline, commit: Commit, pairs: Pairing) -> str | None:
+    """Why the stages of a state cannot stay where a store keeps them: tables bear the place of their stage."""
+    store = pipeline.state_store
+    if pairs.is_same or store is None or store.kind != "postgres":
+        return None
+    stay = all(s is None or commit.stages.index(s) == n for n, s in enumerate(pairs.kept))
+    behind = all(n >= len(commit.stages) for n, s in enumerate(pairs.kept) if s is None)
+    if stay and behind:
+        return None
+    return "in Postgres a stage's table bears its place: put new stages behind those there are, and remove the last ones only"
 
 
 def _around(pipeline: Pipeline, commit: Commit, shards: int | None) -> Iterator[Change]:
@@ -67,11 +101,8 @@ def _around(pipeline: Pipeline, commit: Commit, shards: int | None) -> Iterator[
     if wanted is not None and wanted != commit.shards:
         rows = sum(m.rows for m in commit.metas)
         yield Change("shards", commit.shards, wanted, MIGRATED, f"{rows:,} state rows are spread over {wanted}")
-    for what, target, key in (("target", pipeline.target, "target"), ("dead_letter", pipeline.dead_letter, "letters")):
-        before, after = commit.destination.get(key), place(target)
-        if commit.destination and before != after:
-            how = f"what comes out after epoch {commit.epoch} goes there; what is out stays where it is"
-            yield Change(what, _name(before), _name(after), COMPATIBLE, how)
+    for what, before, after, how in destinations.changes(pipeline, commit):
+        yield Change(what, before, after, COMPATIBLE, how)
 
 
 def _texts(pipeline: Pipeline, state: StageState, prefix: str) -> Iterator[Change]:
@@ -89,31 +120,3 @@ def _texts(pipeline: Pipeline, state: StageState, prefix: str) -> Iterator[Chang
         if (was := known.get(what, "")) not in ("", now):  # a DataFrame has none
             how = "it is read from the next start on; files, and offsets of topics, that the state knows are not read again"
             yield Change(prefix + what, short(was), short(now), COMPATIBLE, how)
-
-
-def place(target: Target | None) -> list[str | None] | None:
-    """Where a target writes, as a commit names it."""
-    return None if target is None else [target.path and as_written(target.path), target.table, target.topic]
-
-
-def _name(parts: Sequence[str | None] | None) -> str | None:
-    return None if parts is None else next((p for p in parts if p), "console")
-
-
-def _waiting(pipeline: Pipeline, commit: Commit, published: int | None) -> str | None:
-    """Why the former config has to start once more: what it committed is not out, and the new one would write it elsewhere."""
-    if published is None or published >= commit.epoch or not commit.staged or not commit.destination:
-        return None
-    former = commit.destination
-    changed = [
-        k for k, t in (("target", pipeline.target), ("letters", pipeline.dead_letter)) if former.get(k) != place(t)
-    ]
-    names, step = columns_text(pipeline), pipeline.last.transform.step
-    if isinstance(step, Window) and former.get("columns") != names:
-        changed.append("columns")
-    if not changed:
-        return None
-    return (
-        f"epoch {commit.epoch} was committed and not yet published, and the config has changed since ({', '.join(changed)}); "
-        "start once with the former config, then change it"
-    )

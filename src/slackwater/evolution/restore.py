@@ -189,6 +189,17 @@ def first_state(name: str, operator: Operator, shards: int) -> StageState:
     return StageState(name=name, segments=((),) * shards, groups=none, windows=none, **told)
 
 
+def with_stages(
+    commit: Commit, names: Sequence[str], operators: Sequence[Operator], kept: Sequence[StageState | None]
+) -> Commit:
+    """The state with the stages of this config: those that are kept, and those that begin. See `pairing`."""
+    stages = (
+        before or first_state(name, operator, commit.shards)
+        for name, operator, before in zip(names, operators, kept, strict=True)
+    )
+    return commit.model_copy(update={"stages": tuple(stages)})
+
+
 def with_descriptions(commit: Commit, stages: Sequence[tuple[str, Pipeline, Operator]]) -> Commit:
     """The state with what its stages are, as this config has them: name, the step alone, its operator."""
     found = []
@@ -211,8 +222,11 @@ def with_sources(
     `names`: of the sources; `inputs`: of each stage; `schemas`: of the sources that have one.
     """
     sources = {n: commit.sources.get(n, SourceRecord()).model_copy(update={"columns": schemas.get(n)}) for n in names}
+    known = {
+        n: clock for n, clock in commit.clocks.items() if n in names
+    }  # a stage that begins hears what others heard
     stages = (
-        s.model_copy(update={"clocks": {n: s.clocks.get(n, ClockRecord()) for n in inputs[s.name]}})
+        s.model_copy(update={"clocks": {n: s.clocks.get(n) or known.get(n, ClockRecord()) for n in inputs[s.name]}})
         for s in commit.stages
     )
     return commit.model_copy(update={"sources": sources, "stages": tuple(stages)})

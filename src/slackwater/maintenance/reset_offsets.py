@@ -19,12 +19,12 @@ from typing import Any
 from slackwater.config.connection import KafkaConnection
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.spelling import nearest
+from slackwater.core.offsets import FilesRead, KafkaOffsets, Offsets
 from slackwater.errors import StartError
 from slackwater.sources.kafka_broker import Broker
 from slackwater.state.commit import Commit, SourceRecord
 
 Wanted = str | int | Mapping[str, Any]  # a word, a time in µs, or offsets per topic and partition
-NO_FILES: Mapping[str, Any] = {"segments": [], "count": 0}
 _WORDS = ("earliest", "latest")
 _EXPECTED = '"earliest", "latest", a time such as 2026-03-01T12:00:00Z, or {"topic": {"0": 42}}'
 
@@ -34,37 +34,28 @@ class Move:
     """One source: where it went on, and where it will."""
 
     source: str
-    before: Mapping[str, Any] | None
-    after: Mapping[str, Any]
-
-    @property
-    def is_files(self) -> bool:
-        return is_files(self.after)
+    before: Offsets | None
+    after: Offsets
 
     def partitions(self) -> list[tuple[str, int | None, int]]:
         """Kafka: partition (`topic-n`), the offset it had (None: it was not read yet), and the new one."""
-        return [
-            (f"{topic}-{part}", (self.before or {}).get(topic, {}).get(part), offset)
-            for topic, parts in sorted(self.after.items())
-            for part, offset in sorted(parts.items(), key=lambda p: int(p[0]))
-        ]
+        if isinstance(self.after, FilesRead):
+            return []
+        known = self.before if isinstance(self.before, KafkaOffsets) else KafkaOffsets()
+        moved = sorted(self.after.each(), key=lambda to: (to[0], int(to[1])))
+        return [(f"{topic}-{part}", known.of(topic, part), offset) for topic, part, offset in moved]
 
     @property
     def again(self) -> bool:
         """Whether rows come that came before."""
-        if self.is_files:
-            return bool((self.before or {}).get("count"))
+        if isinstance(self.after, FilesRead):
+            return isinstance(self.before, FilesRead) and self.before.count > 0
         return any(was is not None and offset < was for _, was, offset in self.partitions())
 
     @property
     def skips(self) -> bool:
         """Whether rows are passed over."""
-        return not self.is_files and any(was is not None and offset > was for _, was, offset in self.partitions())
-
-
-def is_files(offsets: Mapping[str, Any] | None) -> bool:
-    """Whether offsets are a list of files."""
-    return offsets is not None and isinstance(offsets.get("segments"), list)
+        return any(was is not None and offset > was for _, was, offset in self.partitions())
 
 
 def moves(commit: Commit, given: Sequence[str], pipeline: Pipeline | None) -> list[Move]:
@@ -128,28 +119,30 @@ def _word(name: str, value: Any) -> str | int:
 # -- per kind of source ----------------------------------------------------------------------------------------------
 
 
-def _offsets(commit: Commit, name: str, wanted: Wanted, pipeline: Pipeline | None) -> Mapping[str, Any]:
+def _offsets(commit: Commit, name: str, wanted: Wanted, pipeline: Pipeline | None) -> Offsets:
     where, before = f'--offsets: source "{name}"', commit.sources[name].offsets
     broker = _broker(pipeline, name)
-    if is_files(before) or (broker is None and before is None and _reads_files(pipeline, name)):
+    if isinstance(before, FilesRead) or (broker is None and before is None and _reads_files(pipeline, name)):
         if wanted != "earliest":
             raise StartError(
                 f'{where}: it reads files, which have no order to go on at; expected "earliest" (all of them are read again)'
             )
-        return NO_FILES
+        return FilesRead()
     if isinstance(wanted, Mapping):
         if before is None and broker is None:
             raise StartError(f"{where}: it was never read, so the state does not know its partitions; {_NEEDS_FILE}")
-        given, known = _checked(where, wanted), before
+        given, known = _checked(where, wanted), None if before is None else before.topics
         if known is None:
             assert broker is not None
             there = broker[0].partitions(broker[1], f'source "{name}"')
             known = {t: {str(p): 0 for p in parts} for t, parts in there.items()}
         _check_known(where, given, known)
-        return {t: {**parts, **given.get(t, {})} for t, parts in known.items()} if before else given
+        if before is None:
+            return KafkaOffsets(given)
+        return KafkaOffsets({t: {**parts, **given.get(t, {})} for t, parts in known.items()})
     if broker is None:
         raise StartError(f"{where}: a broker is to be asked where that is; {_NEEDS_FILE}")
-    return _asked(*broker, f'source "{name}"', wanted)
+    return KafkaOffsets(_asked(*broker, f'source "{name}"', wanted))
 
 
 _NEEDS_FILE = "give the pipeline's TOML file as WHERE"

@@ -14,7 +14,6 @@ import psycopg
 from slackwater.errors import StartError, StateError
 from slackwater.maintenance.hot_keys import HotKey, hot_keys
 from slackwater.state.commit import Commit
-from slackwater.state.files import lists
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres import client, owned
 from slackwater.state.postgres.store import PostgresStore
@@ -140,9 +139,8 @@ def kept(store: StateStore) -> list[Commit]:
 
 def files_of(commit: Commit) -> list[str]:
     """The files that a commit names, relative to its directory."""
-    offsets = [name for s in commit.sources.values() for name in lists.named(s.offsets)]
     staged = [o.file for o in (*commit.output, *commit.letters)]
-    return [*_segments(commit), *staged, *offsets, *commit.replayed, *commit.tried]
+    return [*_segments(commit), *staged, *commit.lists]
 
 
 def _segments(commit: Commit) -> dict[str, int]:

@@ -24,7 +24,6 @@ from slackwater.maintenance import rows
 from slackwater.maintenance.report import Problem, Report, advised
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, StageState
-from slackwater.state.files import lists
 from slackwater.state.files.arrow import frame_of, open_arrow, wrong_in
 from slackwater.state.files.store import FilesStore
 
@@ -88,7 +87,8 @@ class _Check:
             found = self.manifests.pop(epoch).state_id
             self.tell(self.path(epoch), f"is of another state: state_id {found!r}, the others have {usual!r}", (epoch,))
         for before, after in itertools.pairwise(self.manifests.values()):
-            if any(b.watermark_us < a.watermark_us for a, b in zip(before.stages, after.stages, strict=False)):
+            reached = {s.name: s.watermark_us for s in before.stages}
+            if any(s.watermark_us < reached.get(s.name, s.watermark_us) for s in after.stages):
                 what = f"has a watermark before that of epoch {before.epoch}"
                 self.tell(self.path(after.epoch), what, (after.epoch,))
 
@@ -219,8 +219,7 @@ class _Check:
         """Lists of offsets and of letters that were applied; a list's name ends with its checksum."""
         named: dict[str, list[int]] = {}
         for epoch, commit in self.manifests.items():
-            of_offsets = (file for s in commit.sources.values() for file in lists.named(s.offsets))
-            for file in dict.fromkeys((*of_offsets, *commit.replayed, *commit.tried)):
+            for file in commit.lists:
                 named.setdefault(file, []).append(epoch)
         for file, epochs in named.items():
             path = self.home / file

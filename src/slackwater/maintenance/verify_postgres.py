@@ -29,8 +29,8 @@ from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.rows import Rows
 from slackwater.operators.windowed import Windowed
 from slackwater.state.commit import Commit, StageState
-from slackwater.state.postgres import client, columns, lists, owned
-from slackwater.state.postgres.commit import offsets_of
+from slackwater.state.postgres import client, columns, owned
+from slackwater.state.postgres.commit import rows_of
 from slackwater.state.postgres.snapshot import latest
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.postgres.tables import Tables
@@ -72,7 +72,7 @@ class _Check:
             self.tell(place, "its watermark is not that of its record")
         if published > commit.epoch:
             self.tell(place, f"epoch {published} is noted as published, the latest is {commit.epoch}")
-        wanted = {(s, p): o for s, r in commit.sources.items() for p, o in offsets_of(r.offsets).items()}
+        wanted = {(s, p): o for s, r in commit.sources.items() for p, o in rows_of(r.offsets).items()}
         found = {
             (source, partition): offset
             for source, partition, offset in self.db.execute(
@@ -102,11 +102,7 @@ class _Check:
                 continue
             if count != meta.rows:
                 self.tell(place, f"holds {plural(count, 'row')}, the record says {meta.rows:,}")
-        for name in (
-            *(n for s in commit.sources.values() for n in lists.named(s.offsets)),
-            *commit.replayed,
-            *commit.tried,
-        ):
+        for name in commit.lists:
             if self.one(f"SELECT 1 FROM {t.lists} WHERE token = %s", name) is None:
                 self.tell(f"{t.lists}, row {name}", "is missing")
 

@@ -114,6 +114,7 @@ FAMILIES: Sequence[Family] = (
         (
             "expected",
             "is not a key",
+            "--target",
             "missing",
             "unknown option",
             r"\bfound\b",

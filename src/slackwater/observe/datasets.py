@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
+from functools import singledispatch
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,6 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from slackwater.config.connection import (
     Connection,
+    FilesConnection,
     KafkaConnection,
     KinesisConnection,
     PostgresConnection,
@@ -20,6 +22,7 @@ from slackwater.config.connection import (
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Lookup, Source
 from slackwater.config.target import Target
+from slackwater.core.dispatch import unregistered
 from slackwater.secrets import masked
 
 Place = tuple[str, str]  # namespace, name
@@ -40,26 +43,56 @@ def of_target(pipeline: Pipeline, target: Target | None) -> Place | None:
     connection = None if target is None else resolve(target.connection, pipeline.connections)
     if target is None or connection is None:
         return None
-    if isinstance(connection, PostgresConnection) and target.table:
-        return _safe(_table(connection.url, target.table))
-    if isinstance(connection, KafkaConnection) and target.topic:
-        return _safe((_brokers(connection), target.topic))
-    return None if target.path is None else _safe(_path(target.path))
+    found = _written(connection, target)
+    return None if found is None else _safe(found)
 
 
-def _read(connection: Connection, query: str) -> Iterator[Place]:
-    if isinstance(connection, KafkaConnection):
-        one_by_one = [query] if query.startswith("pattern:") else [t.strip() for t in query.split(",")]
-        yield from ((_brokers(connection), topic) for topic in one_by_one if topic)
-    elif isinstance(connection, RabbitMQConnection):
-        at = urlsplit(connection.url)
-        yield f"amqp://{at.hostname}:{at.port or 5672}", f"{at.path.lstrip('/') or '/'}.{query}"
-    elif isinstance(connection, KinesisConnection):
-        yield f"kinesis://{connection.region}", query
-    elif isinstance(connection, PubSubConnection):
-        yield "pubsub", f"subscription:{connection.project}:{query}"
-    else:
-        yield _path(query)
+@singledispatch
+def _read(connection: Connection, query: str) -> Iterable[Place]:
+    unregistered(connection, "slackwater.observe.datasets.of_source")
+
+
+@_read.register
+def _(connection: FilesConnection, query: str) -> Iterable[Place]:
+    return [_path(query)]
+
+
+@_read.register
+def _(connection: KafkaConnection, query: str) -> Iterable[Place]:
+    one_by_one = [query] if query.startswith("pattern:") else [t.strip() for t in query.split(",")]
+    return [(_brokers(connection), topic) for topic in one_by_one if topic]
+
+
+@_read.register
+def _(connection: RabbitMQConnection, query: str) -> Iterable[Place]:
+    at = urlsplit(connection.url)
+    return [(f"amqp://{at.hostname}:{at.port or 5672}", f"{at.path.lstrip('/') or '/'}.{query}")]
+
+
+@_read.register
+def _(connection: KinesisConnection, query: str) -> Iterable[Place]:
+    return [(f"kinesis://{connection.region}", query)]
+
+
+@_read.register
+def _(connection: PubSubConnection, query: str) -> Iterable[Place]:
+    return [("pubsub", f"subscription:{connection.project}:{query}")]
+
+
+@singledispatch
+def _written(connection: Connection, target: Target) -> Place | None:
+    """None for the console, which is no place."""
+    return None if target.path is None else _path(target.path)
+
+
+@_written.register
+def _(connection: PostgresConnection, target: Target) -> Place | None:
+    return _table(connection.url, target.table or "")
+
+
+@_written.register
+def _(connection: KafkaConnection, target: Target) -> Place | None:
+    return _brokers(connection), target.topic or ""
 
 
 def _brokers(connection: KafkaConnection) -> str:

@@ -13,7 +13,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -34,6 +34,7 @@ from openlineage.client.generated.base import RunFacet
 from openlineage.client.transport.console import ConsoleTransport
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.target import Target
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.schema import Field
 from slackwater.engine.observer import Columns, Observer
@@ -72,14 +73,16 @@ class _Commits:
     last: int
     watermark_us: int | None
     read: dict[str, int] = field(default_factory=dict)
-    written: int = 0
+    written: dict[str, int] = field(default_factory=dict)  # by target
     letters: int = 0
 
     def then(self, later: _Commits) -> _Commits:
-        read = {name: self.read.get(name, 0) + later.read.get(name, 0) for name in {**self.read, **later.read}}
-        return _Commits(
-            self.first, later.last, later.watermark_us, read, self.written + later.written, self.letters + later.letters
-        )
+        read, written = _sum(self.read, later.read), _sum(self.written, later.written)
+        return _Commits(self.first, later.last, later.watermark_us, read, written, self.letters + later.letters)
+
+
+def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
 
 
 class OpenLineage(Observer):
@@ -93,7 +96,7 @@ class OpenLineage(Observer):
         self._run = event_v2.Run(str(uuids.generate_new_uuid()))
         self._namespace = os.environ.get(_NAMESPACE) or "slackwater"
         self._pipeline: Pipeline
-        self._columns = Columns({}, ())
+        self._columns = Columns({}, {})
         self._before: Status | None = None
         self._commits: _Commits | None = None
         self._wake, self._begun_at, self._end = threading.Condition(), "", list[event_v2.RunState]()
@@ -128,7 +131,7 @@ class OpenLineage(Observer):
             status.epoch,
             status.watermark_us,
             {s.name: s.rows - told.get(s.name, 0) for s in status.sources},
-            status.emitted,
+            dict(status.written),
             sum(status.counters.letters.values()) - letters,
         )
         with self._wake:
@@ -215,10 +218,13 @@ class OpenLineage(Observer):
 
     def _outputs(self, commits: _Commits | None) -> list[event_v2.OutputDataset]:
         found = []
-        for target, fields, rows in (
-            (self._pipeline.target, self._columns.output, None if commits is None else commits.written),
-            (self._pipeline.dead_letter, LETTER, None if commits is None else commits.letters),
-        ):
+        written = {} if commits is None else commits.written
+        places: list[tuple[Target | None, Sequence[Field], int | None]] = [
+            (own.target, self._columns.output.get(name, ()), None if commits is None else written.get(name, 0))
+            for name, own in self._pipeline.by_target.items()
+        ]
+        places.append((self._pipeline.dead_letter, LETTER, None if commits is None else commits.letters))
+        for target, fields, rows in places:
             place = datasets.of_target(self._pipeline, target)
             if place is None:
                 continue

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from slackwater.config.connectors import injected
 from slackwater.config.join import output_names
 from slackwater.config.pipeline import Pipeline, resolve
-from slackwater.config.source import injected
 from slackwater.config.spelling import nearest
 from slackwater.config.step import allowed_ms
 from slackwater.config.window import Window

@@ -3,7 +3,7 @@
 out/sessions, x.parquet, x.jsonl, x.csv      files, or a directory of them
 lake/sessions                                a Delta table, by its log
 postgresql://host/db#schema.table            a table
-sessions.toml                                the target of a pipeline
+sessions.toml, sessions.toml#hours            the target of a pipeline; of several one by name
 state:sessions.toml, state:DIR, state:URL    its open and retained windows
 """
 
@@ -13,13 +13,15 @@ import re
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import singledispatch
 from pathlib import Path
 
 import polars as pl
 
 from slackwater.config import toml
-from slackwater.config.connection import DeltaConnection, PostgresConnection
+from slackwater.config.connection import Connection, DeltaConnection, FilesConnection, PostgresConnection
 from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.target import Target
 from slackwater.errors import StartError
 from slackwater.evolution.description import logic_in
 from slackwater.query.view import StateView
@@ -63,7 +65,10 @@ def output_at(where: str) -> Output:
         return _postgres(url, table)
     path = Path(where)
     if path.suffix == ".toml" and not path.is_dir():
-        return _target(toml.load(path))
+        return _target(toml.load(path).one_target())
+    file, _, name = where.rpartition("#")
+    if file.endswith(".toml") and not path.exists():
+        return _target(toml.load(Path(file)).one_target(name))
     return _path(where)
 
 
@@ -81,18 +86,35 @@ def _target(pipeline: Pipeline) -> Output:
     target, window = pipeline.target, pipeline.last.transform.window
     connection = resolve(target.connection, pipeline.connections)
     identity = None if window is None else (*window.group_by, window.window_start_column)
-    if isinstance(connection, PostgresConnection):
-        found = _postgres(str(connection.url), target.table or "")
-    elif isinstance(connection, DeltaConnection):
-        found = _delta(target.path or "", connection.options)
-    elif target.path is not None:
-        found = _path(target.path)
-    else:
+    found = _written(connection, target)
+    if found is None:
         kind = "the console" if connection is None else connection.kind
         raise StartError(
             f"{pipeline.name}: its target is {kind}, which cannot be read; name files, a table or state:FILE"
         )
-    return Output(f"{pipeline.name}: {found.label}", found.rows, identity)
+    label = f"{pipeline.name}, target {target.name}" if pipeline.targets else pipeline.name
+    return Output(f"{label}: {found.label}", found.rows, identity)
+
+
+@singledispatch
+def _written(connection: Connection | None, target: Target) -> Output | None:
+    """All that a target holds; None for one that gives nothing back, or only by and by."""
+    return None
+
+
+@_written.register
+def _(connection: FilesConnection, target: Target) -> Output | None:
+    return _path(target.path or "")
+
+
+@_written.register
+def _(connection: DeltaConnection, target: Target) -> Output | None:
+    return _delta(target.path or "", connection.options)
+
+
+@_written.register
+def _(connection: PostgresConnection, target: Target) -> Output | None:
+    return _postgres(str(connection.url), target.table or "")
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

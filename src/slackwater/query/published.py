@@ -12,13 +12,22 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import singledispatch
 from pathlib import Path
 from typing import Any, Protocol
 
 import polars as pl
 
-from slackwater.config.connection import DeltaConnection, KafkaConnection, PostgresConnection
+from slackwater.config.connection import (
+    Connection,
+    ConsoleConnection,
+    DeltaConnection,
+    FilesConnection,
+    KafkaConnection,
+    PostgresConnection,
+)
 from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.core.dispatch import unregistered
 from slackwater.errors import StartError
 from slackwater.query import outputs
 from slackwater.query.text import json_lines
@@ -44,22 +53,44 @@ class Published(Protocol):
 
 
 def published(pipeline: Pipeline) -> Published:
-    """The results of a pipeline. Raises StartError for a target that keeps nothing."""
-    target, window = pipeline.target, pipeline.last.transform.window
-    connection = resolve(target.connection, pipeline.connections)
-    order = None if window is None else window.window_start_column
-    if isinstance(connection, PostgresConnection):
-        return PostgresResults(str(connection.url), target.table or "", order)
-    if isinstance(connection, DeltaConnection):
-        return _Delta(target.path or "", dict(connection.options))
-    if isinstance(connection, KafkaConnection):
-        from slackwater.query.published_kafka import Topic
+    """What the target of a pipeline holds (the first of several, see `by_target`). Raises StartError if it keeps nothing."""
+    return _published(resolve(pipeline.target.connection, pipeline.connections), pipeline)
 
-        return Topic(pipeline, connection)
-    if target.path is not None:
-        return _Files(Path(target.path), target.format or "parquet", pipeline.name)
+
+@singledispatch
+def _published(connection: Connection | None, pipeline: Pipeline) -> Published:
+    unregistered(connection, "slackwater.query.published")
+
+
+@_published.register
+def _(connection: FilesConnection, pipeline: Pipeline) -> Published:
+    target = pipeline.target
+    return _Files(Path(target.path or ""), target.format or "parquet", pipeline.writer)
+
+
+@_published.register
+def _(connection: DeltaConnection, pipeline: Pipeline) -> Published:
+    return _Delta(pipeline.target.path or "", dict(connection.options))
+
+
+@_published.register
+def _(connection: PostgresConnection, pipeline: Pipeline) -> Published:
+    target, window = pipeline.target, pipeline.last.transform.window
+    order = None if window is None else window.window_start_column
+    return PostgresResults(str(connection.url), target.table or "", order)
+
+
+@_published.register
+def _(connection: KafkaConnection, pipeline: Pipeline) -> Published:
+    from slackwater.query.published_kafka import Topic
+
+    return Topic(pipeline, connection)
+
+
+@_published.register
+def _(connection: ConsoleConnection, pipeline: Pipeline) -> Published:
     raise StartError(
-        f"{pipeline.name}: its target is the console, which keeps nothing; name another connection in [target]"
+        f"{pipeline.name}: its target is the console, which keeps nothing; name another connection in [{'targets' if pipeline.targets else 'target'}]"
     )
 
 
@@ -83,7 +114,7 @@ def in_order(frame: pl.DataFrame, start: str | None) -> pl.DataFrame:
 class _Files:
     path: Path
     form: str
-    pipeline: str
+    writer: str
     _seen: set[str] = field(default_factory=set)
 
     @property
@@ -95,7 +126,7 @@ class _Files:
 
     def fresh(self) -> pl.DataFrame | None:
         ending = {"json": "jsonl"}.get(self.form, self.form)
-        ours = re.compile(rf"{re.escape(self.pipeline)}-(?:[0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
+        ours = re.compile(rf"{re.escape(self.writer)}-(?:[0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
         try:
             there = sorted(
                 (p for p in self.path.iterdir() if ours.fullmatch(p.name)), key=lambda p: p.stat().st_mtime_ns

@@ -101,7 +101,7 @@ class Topic:
                 end = time.monotonic() + _SECONDS
                 if message.error() is None:
                     headers = dict(message.headers() or [])
-                    if headers.get("slackwater-pipeline") == self.pipeline.name.encode():
+                    if headers.get("slackwater-pipeline") == self.pipeline.writer.encode():
                         found.append((message.timestamp()[1], message.key(), message.value()))
                 elif message.error().code() == KafkaError._PARTITION_EOF:
                     ended.add(message.partition())

@@ -17,6 +17,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.dispatch import unregistered
 from slackwater.core.lateness import NOTHING, Lateness, lateness
 from slackwater.core.notebook import Shown
+from slackwater.core.offsets import FilesRead
 from slackwater.engine import fold
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import compare
@@ -192,7 +193,7 @@ class _Look:
             runner=runner,
             epoch=m.epoch,
             committed_us=m.committed_us,
-            is_published=not m.staged or self.snapshot.published >= m.epoch,
+            is_published=not self.snapshot.missing,
             watermark_us=_known(self.state.watermark_us),
             clocks=clocks,
             holder=None if held is None else _slowest([c for c in clocks if c.source == held]),
@@ -204,9 +205,9 @@ class _Look:
             sides=waits.sides,
             then_us=None if not m.stages[1:] else _known(m.stages[-1].watermark_us),
             changed_files={
-                n: s.offsets["changed"]
+                n: s.offsets.changed.stored()
                 for n, s in m.sources.items()
-                if s.offsets and isinstance(s.offsets.get("segments"), list) and "changed" in s.offsets
+                if isinstance(s.offsets, FilesRead) and s.offsets.changed is not None
             },
             lateness=lateness(fold.counters(m).lateness, fold.waits_us(self.pipeline)),
         )

@@ -33,7 +33,7 @@ from slackwater.operators.sessions import Sessions
 from slackwater.replay.corrections import corrections
 from slackwater.replay.tries import Ledger, applied_lines
 from slackwater.sources.base import Batch, Replayed
-from slackwater.targets.base import Readable
+from slackwater.targets.base import Readable, Target
 
 Payload = Callable[[pl.DataFrame], Mapping[str, Any]]  # letters with `__letter` -> rows per source, for the engine
 
@@ -192,26 +192,35 @@ def _without_late(driver: Driver, judged: _Judged, payload: Payload) -> _Judged:
 
 def check_late(driver: Driver) -> None:
     """Raise StartError if late rows cannot be applied: before anything is."""
-    target = driver.target
     _alike(driver.stage.operator)
     if not driver.pipeline.keeps_late:
         raise StartError(
             f'{driver.pipeline.name}: there are letters of late rows, and late_data = "{driver.pipeline.transform.step.late_data}" does not '
             'carry where a row came from through the SQL; set it back to "dlq" or "reopen", or choose others by --reason'
         )
-    if not (target.upserts and isinstance(target, Readable)):
+    targets, window = driver.targets.values(), driver.pipeline.transform.window
+    marked = window is not None and window.emit_metadata  # what is written again says so
+    adds = [] if marked and len(targets) > 1 else [t for t in targets if not t.upserts]
+    if adds or not any(_readable(t) for t in targets):
+        first = next(iter(adds or targets))
         raise StartError(
-            f"{driver.pipeline.name}: late rows correct windows that the target holds, and {target.description} "
-            f"{'cannot be read here' if target.upserts else 'only ever adds rows'}; expected a Postgres table, or a Delta "
+            f"{driver.pipeline.name}: late rows correct windows that the target holds, and {first.description} "
+            f"{'cannot be read here' if first.upserts else 'only ever adds rows'}; expected a Postgres table, or a Delta "
             'table with mode = "merge"; nothing was replayed'
         )
 
 
+def _readable(target: Target) -> bool:
+    """Whether windows that have left the state can be read back from it."""
+    return target.upserts and isinstance(target, Readable)
+
+
 def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> Outcome:
     """Late rows, as corrections of windows; after `check_late`."""
-    target, found = driver.target, Outcome()
+    found = Outcome()
     if letters.is_empty():
         return found
+    target = next(t for t in driver.targets.values() if _readable(t))
     assert isinstance(target, Readable)
     every = letters
     rows, letters = _rows(driver, letters, payload, found.left)

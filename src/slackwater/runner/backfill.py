@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ from slackwater.config.window import allowed_ms
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.operators.base import Operator
-from slackwater.runner.assemble import target_of
+from slackwater.runner.assemble import targets_of
 from slackwater.runner.backfill_plan import Range, described, reach_us
 from slackwater.runner.backfill_source import FilesReader, KafkaReader
 from slackwater.runner.backfill_target import Within, Written
@@ -86,9 +86,10 @@ def backfill(
     span = Range(since_us, until_us, reach_us(window), 1000 * slack)
     written = Written()
 
-    def within(pipeline: Pipeline, results: Operator, state_id: str) -> Target:
-        inner = target_of(pipeline, results, state_id)
-        return Within(inner, window, span, time.time_ns() // 1000, partial, written)
+    def within(pipeline: Pipeline, operators: Mapping[str, Operator], state_id: str) -> dict[str, Target]:
+        now = time.time_ns() // 1000
+        found = targets_of(pipeline, operators, state_id)
+        return {name: Within(inner, window, span, now, partial, written) for name, inner in found.items()}
 
     runner = Runner(own, spark, Reporter(on_notice or (lambda level, line: None), on_status), stop)
     with runner.border():

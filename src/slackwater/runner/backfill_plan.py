@@ -6,7 +6,8 @@ import datetime as dt
 from dataclasses import dataclass
 
 from slackwater import explain
-from slackwater.config.connection import FilesConnection, KafkaConnection
+from slackwater.config.connection import FilesConnection
+from slackwater.config.connectors import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.target import Target as TargetSpec
 from slackwater.config.window import Window
@@ -48,6 +49,7 @@ def described(pipeline: Pipeline, since_us: int, until_us: int, into: str | None
 
     Raises StartError where history cannot be read again, or would be added beside the windows that are there.
     """
+    pipeline = pipeline.one_target()
     name, window = pipeline.name, pipeline.transform.window
     if since_us >= until_us:
         raise StartError(f"{name}: --from {iso(since_us)} is not before --to {iso(until_us)}; expected a range of time")
@@ -60,7 +62,7 @@ def described(pipeline: Pipeline, since_us: int, until_us: int, into: str | None
         raise StartError(f'{name}: time_mode = "processing" takes the time of reading, which history has none of')
     for source in pipeline.sources:
         connection = resolve(source.connection, pipeline.connections)
-        if not isinstance(connection, KafkaConnection | FilesConnection):
+        if connection is None or not CONNECTORS[connection.kind].keeps_history:
             kind = "a DataFrame" if connection is None else connection.kind
             raise StartError(
                 f'{name}: source "{source.name}" is {kind}, which keeps no history; expected kafka or files'
@@ -79,16 +81,19 @@ def described(pipeline: Pipeline, since_us: int, until_us: int, into: str | None
         )
     if kind == "console":
         connections["backfill"] = FilesConnection()
+    of_several = bool(pipeline.targets)  # each has a state of its own
     kept = {"late_data": "drop"} if window.late_data == "dlq" else {}
     on_error = "drop" if pipeline.transform.on_error == "dlq" else pipeline.transform.on_error
     transform = {"window": window.model_copy(update=kept), "on_error": on_error}
     return pipeline.model_copy(
         update={
-            "name": f"{name}-backfill-{_stamp(since_us)}-{_stamp(until_us)}",
+            "name": f"{name}-backfill-{_stamp(since_us)}-{_stamp(until_us)}"
+            + (f"-{target.name}" if of_several else ""),
             "connections": connections,
             "sources": tuple(s.model_copy(update={"commit_group": None}) for s in pipeline.sources),
             "transform": pipeline.transform.model_copy(update=transform),
             "target": target,
+            "targets": (),
             "dead_letter": None,
         }
     )

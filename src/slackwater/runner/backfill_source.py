@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from slackwater.core.offsets import ByTopic, KafkaOffsets
 from slackwater.runner.backfill_plan import Range
 from slackwater.sources import files
 from slackwater.sources.base import SourceBatch
 from slackwater.sources.files import FilesSource
-from slackwater.sources.kafka import KafkaSource, Offsets
+from slackwater.sources.kafka import KafkaSource
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -28,12 +29,12 @@ class FilesReader:
         self._every = source.listed(session)
 
     def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
-        known = {e.path for e in files.recall(self._store, record.offsets)}
+        known = {e.path for e in files.recall(self._store, files.files_read(record.offsets))}
         left = [e for e in self._every if e.path not in known]
         some = left[: self.source.spec.max_files_per_trigger or len(left)]
         if not some:
             return None
-        offsets = files.remember(self._store, epoch, record.offsets, some)
+        offsets = files.remember(self._store, epoch, files.files_read(record.offsets), some)
         return SourceBatch(self.source.read(self._session, some), offsets, files=len(some))
 
 
@@ -53,7 +54,8 @@ class KafkaReader:
         ]
 
     def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
-        start = {key: self._known(record.offsets, *key, offset) for key, offset in self._start.items()}
+        known = record.offsets if isinstance(record.offsets, KafkaOffsets) else KafkaOffsets()
+        start = {key: offset if (at := known.of(*key)) is None else at for key, offset in self._start.items()}
         left = {key: max(self._end[key] - offset, 0) for key, offset in start.items()}
         total = sum(left.values())
         if not total:
@@ -63,16 +65,13 @@ class KafkaReader:
         end = {key: start[key] + -(-most * n // total) for key, n in left.items()}
         found = self.source.between(self._session, _by_topic(start), _by_topic(end))
         if found is None:  # the topic was made anew, and holds less
-            found = SourceBatch(self._session.createDataFrame([], self.source.schema), _by_topic(end))
+            found = SourceBatch(self._session.createDataFrame([], self.source.schema), KafkaOffsets(_by_topic(end)))
         # a partition that has nothing in the range would hold the watermark back
         some = {f"{t}-{p}" for (t, p), offset in self._start.items() if offset < self._end[t, p]}
         return replace(found, partitions={p: n for p, n in found.partitions.items() if p in some})
 
-    def _known(self, offsets: Mapping[str, Any] | None, topic: str, part: int, otherwise: int) -> int:
-        return int((offsets or {}).get(topic, {}).get(str(part), otherwise))
 
-
-def _by_topic(offsets: Mapping[tuple[str, int], int]) -> Offsets:
+def _by_topic(offsets: Mapping[tuple[str, int], int]) -> ByTopic:
     found: dict[str, dict[str, int]] = {}
     for (topic, part), offset in offsets.items():
         found.setdefault(topic, {})[str(part)] = offset

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from slackwater.config.connection import Connection, KafkaConnection, PostgresConnection, RabbitMQConnection
+from slackwater.config.connection import PostgresConnection
 from slackwater.config.pipeline import Pipeline, resolve
-from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
+from slackwater.core.offsets import ChangedFiles
 from slackwater.errors import SlackwaterError
+from slackwater.runner.systems import system_of
 from slackwater.sources import files
-from slackwater.sources.kafka_broker import Broker
 
 
 def problems(pipeline: Pipeline) -> list[str]:
@@ -26,15 +27,18 @@ def problems(pipeline: Pipeline) -> list[str]:
     for spec in pipeline.sources:
         connection = resolve(spec.connection, pipeline.connections)
         if connection is not None:
-            attempt(lambda spec=spec, connection=connection: _source(spec, connection))  # type: ignore[misc]
+            attempt(partial(system_of(connection).check_source, spec))
     store = pipeline.state_store
     if store is not None and store.kind == "postgres":
         attempt(lambda: _database(str(store.url), "state store"))
-    for place, target in (("target", pipeline.target), ("dead_letter", pipeline.dead_letter)):
-        if target is not None:
-            attempt(lambda place=place, target=target: _target(pipeline, place, target))  # type: ignore[misc]
-    if not found and isinstance(resolve(pipeline.target.connection, pipeline.connections), PostgresConnection):
-        attempt(lambda: found.extend(_table(pipeline)))
+    places = {f'target "{n}"' if pipeline.targets else "target": own.target for n, own in pipeline.by_target.items()}
+    if pipeline.dead_letter is not None:
+        places["dead_letter"] = pipeline.dead_letter
+    for place, target in places.items():
+        attempt(partial(_target, pipeline, place, target))
+    of_results = [resolve(own.target.connection, pipeline.connections) for own in pipeline.by_target.values()]
+    if not found and any(isinstance(c, PostgresConnection) for c in of_results):
+        attempt(lambda: found.extend(_tables(pipeline)))
     return found
 
 
@@ -51,12 +55,12 @@ def notes(pipeline: Pipeline) -> list[str]:
         with store.peek() as snapshot:
             for spec in pipeline.sources if snapshot is not None else ():
                 record = snapshot.commit.sources.get(spec.name) if snapshot else None
-                offsets = (record.offsets if record else None) or {}
-                told = offsets.get("changed", {})
-                names, count = list(told.get("last", [])), int(told.get("count", 0))
-                if pipeline.state_store.kind == "files" and "segments" in offsets:
+                read = files.files_read(record.offsets if record else None)
+                changes = read.changed or ChangedFiles()
+                names, count = list(changes.last), changes.count
+                if pipeline.state_store.kind == "files" and read.lists:
                     known = changed.ReadFiles()
-                    known.add(files.recall(store, offsets))
+                    known.add(files.recall(store, read))
                     new = known.changed(None)
                     names += [files.local_name(e.path) for e in new]
                     count += len(new)
@@ -67,23 +71,10 @@ def notes(pipeline: Pipeline) -> list[str]:
     return found
 
 
-def _source(spec: Source, connection: Connection) -> None:
-    if connection.kind == "files":
-        files.check_exists(spec)
-    elif isinstance(connection, KafkaConnection):
-        Broker(connection).partitions(spec.query or "", f'source "{spec.name}"')
-    elif isinstance(connection, RabbitMQConnection):
-        from slackwater.sources import rabbitmq
-
-        rabbitmq.check(str(connection.url), spec.query or "")
-
-
 def _target(pipeline: Pipeline, place: str, spec: TargetSpec) -> None:
     connection = resolve(spec.connection, pipeline.connections)
-    if isinstance(connection, KafkaConnection):
-        Broker(connection).partitions(spec.topic or "", place)
-    elif isinstance(connection, PostgresConnection):
-        _database(str(connection.url), f"{place} {spec.table}")
+    if connection is not None:
+        system_of(connection).check_target(spec, place)
 
 
 def _database(url: str, what: str) -> None:
@@ -92,9 +83,9 @@ def _database(url: str, what: str) -> None:
     client.connect(url, what).close()
 
 
-def _table(pipeline: Pipeline) -> list[str]:
-    """How the target's table differs from the output."""
-    from slackwater.runner.assemble import source_of, spark_settings, target_of
+def _tables(pipeline: Pipeline) -> list[str]:
+    """How the targets' tables differ from the output."""
+    from slackwater.runner.assemble import source_of, spark_settings, targets_of
     from slackwater.runner.binding import bind_all
     from slackwater.sources.lookups import Lookups
     from slackwater.spark import session
@@ -103,6 +94,6 @@ def _table(pipeline: Pipeline) -> list[str]:
     own = session.private(session.start(spark_settings(pipeline, lambda level, line: None)), 1)
     Lookups(own, pipeline.lookups, lambda line: None).load()
     sources = [source_of(own, pipeline, i, None) for i in range(len(pipeline.sources))]
-    *_, results = bind_all(pipeline, own, sources).values()
-    target = target_of(pipeline, results.operator)
-    return target.problems() if isinstance(target, PostgresTarget) else []
+    operators = {name: step.operator for name, step in bind_all(pipeline, own, sources).items()}
+    targets = targets_of(pipeline, operators)
+    return [line for t in targets.values() if isinstance(t, PostgresTarget) for line in t.problems()]

@@ -7,13 +7,11 @@ state removed, or --rebuild ─▶ a new state ─▶ is there output of a forme
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Protocol
-
-from slackwater.config.connection import DeltaConnection, PostgresConnection
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.target import Target
 from slackwater.errors import StartError
+from slackwater.runner.systems import system_of
+from slackwater.runner.systems.base import Former
 from slackwater.targets.base import Table
 from slackwater.targets.files import FilesTarget
 
@@ -21,43 +19,25 @@ ASIDE, KEEP = "aside", "keep"
 CHOICES = (ASIDE, KEEP)
 
 
-class Former(Protocol):
-    """A target that can tell what another state left in it."""
-
-    def former(self) -> str | None:
-        """In words: as in `12 files of another state of "orders" in "out", up to epoch 11`; None for nothing."""
-        ...
-
-
 def found(pipeline: Pipeline) -> list[tuple[str, Former]]:
     """The places of a pipeline in which a new state would add rows to those of a former one, with what to ask of each."""
     places: list[tuple[str, Former]] = []
-    for name, spec, writer in (
-        ("target", pipeline.target, pipeline.name),
-        ("dead_letter", pipeline.dead_letter, f"{pipeline.name}-letters"),
-    ):
-        if spec is not None and (place := _place(pipeline, spec, writer, name == "target")) is not None:
-            places.append((name, place))
+    for name, own in pipeline.by_target.items():
+        what = f'target "{name}"' if pipeline.targets else "target"
+        if (place := _place(own, own.target, own.writer, True)) is not None:
+            places.append((what, place))
+    if pipeline.dead_letter is not None:
+        place = _place(pipeline, pipeline.dead_letter, f"{pipeline.name}-letters", False)
+        places += [] if place is None else [("dead_letter", place)]
     return places
 
 
 def _place(pipeline: Pipeline, spec: Target, writer: str, results: bool) -> Former | None:
     connection = resolve(spec.connection, pipeline.connections)
     kind = connection.kind if connection is not None else ""
-    if results and spec.upserts(kind, pipeline.last.transform.step):
+    if results and spec.upserts(kind, pipeline.last.transform.window):
         return None  # rows are replaced
-    table = Table(writer, (), None)
-    if isinstance(connection, PostgresConnection):
-        from slackwater.targets.postgres import PostgresTarget
-
-        return PostgresTarget(connection.url, spec.table or "", table)
-    if isinstance(connection, DeltaConnection):
-        from slackwater.targets.delta import DeltaTarget
-
-        return DeltaTarget(spec.path or "", "append", table, connection.options)
-    if kind == "files" and spec.path is not None:
-        return FilesTarget(Path(spec.path), spec.format or "parquet", table)
-    return None
+    return None if connection is None else system_of(connection).former(spec, Table(writer, (), None))
 
 
 def check(pipeline: Pipeline, choice: str | None) -> list[str]:

@@ -58,7 +58,8 @@ def _former(pipeline: Pipeline) -> Iterator[tuple[str, str, Path, Path]]:
     """Key, spelling, former and new place of each directory that only the working directory has."""
     signs = {
         "state_store.path": f"{pipeline.name}/manifests",
-        "target.path": f"_slackwater/{pipeline.name}.json",
+        "target.path": f"_slackwater/{pipeline.writer}.json",
+        **{f"targets[{i}].path": f"_slackwater/{o.writer}.json" for i, o in enumerate(pipeline.by_target.values())},
         "dead_letter.path": f"_slackwater/{pipeline.name}-letters.json",
     }
     for key, path in places(pipeline):

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slackwater.core.offsets import KafkaOffsets
 from slackwater.errors import EpochError, ExhaustedError, SlackwaterError
 from slackwater.runner import pace
 from slackwater.runner.runner import Parts, Runner
@@ -120,7 +121,7 @@ class _Query:
     def _advertise(self, batch: Batch) -> None:
         for source in self.streams.sources:
             offsets = batch.offsets.get(source.name)
-            if isinstance(source, KafkaSource) and offsets is not None:
+            if isinstance(source, KafkaSource) and isinstance(offsets, KafkaOffsets):
                 source.advertise(offsets)
 
     def watch(self, query: StreamingQuery) -> None:

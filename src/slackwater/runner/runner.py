@@ -16,12 +16,13 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slackwater import explain
+from slackwater.config import state_size
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
 from slackwater.engine import kill_points
 from slackwater.engine.driver import Driver, Hooks
 from slackwater.engine.observer import Columns
+from slackwater.errors import StartError
 from slackwater.evolution import restore
 from slackwater.operators.base import Operator
 from slackwater.runner import border, tell
@@ -30,7 +31,7 @@ from slackwater.runner.assemble import (
     source_of,
     spark_settings,
     store_of,
-    target_of,
+    targets_of,
 )
 from slackwater.runner.binding import bind_all, stages_of
 from slackwater.runner.reporter import Reporter
@@ -39,7 +40,7 @@ from slackwater.sources.streams import Streams
 from slackwater.spark import session
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.workers import warm_up
-from slackwater.state.commit import Commit
+from slackwater.state.commit import LETTERS, Commit
 from slackwater.targets.base import Target
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("slackwater")
 
-MakeTarget = Callable[[Pipeline, Operator, str], Target]
+MakeTargets = Callable[[Pipeline, Mapping[str, Operator], str], Mapping[str, Target]]
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Runner:
         """What was opened last first, the store at the end."""
         self._opened.close()
 
-    def prepare(self, latest: Commit | None, make_target: MakeTarget = target_of) -> Parts | None:
+    def prepare(self, latest: Commit | None, make_targets: MakeTargets = targets_of) -> Parts | None:
         """Put the parts together; None if the run was to stop meanwhile."""
         pipeline, notice = self.pipeline, self.reporter.notice
         self._latest = latest
@@ -120,25 +121,36 @@ class Runner:
         state_id = latest.state_id if latest else uuid.uuid4().hex
         engines = {name: step.engine(own, lookups.refresh) for name, step in steps.items()}
         stages = stages_of(steps, engines, self.store, hooks.faults)
-        results = stages[-1].operator
-        self.reporter.observers.described(Columns({s.name: _columns(s.schema) for s in sources}, results.output))
-        letters, target = letters_of(pipeline, state_id), make_target(pipeline, results, state_id)
-        for place in (letters, target):
-            if place is not None:
-                self._opened.callback(place.close)
-        for place in (target, letters):
-            if place is not None:
-                place.open()
-        driver = self._driver = Driver(pipeline, stages, self.store, target, hooks, letters)
+        operators = {s.name: s.operator for s in stages}
+        output = {n: operators[str(one.target.from_)].output for n, one in pipeline.by_target.items()}
+        self.reporter.observers.described(Columns({s.name: _columns(s.schema) for s in sources}, output))
+        letters, targets = letters_of(pipeline, state_id), make_targets(pipeline, operators, state_id)
+        away = self._open_targets(targets, letters)
+        driver = self._driver = Driver(pipeline, stages, self.store, targets, hooks, letters, away)
         if self.stop.is_set():
             return None
         driver.start(latest, shards, schemas, state_id)
         if latest is not None:
             self.reporter.status(driver.recovered())
-        if driver.target.guarantee != "exactly once":
-            notice("warning", f"delivery to {driver.target.description} is {driver.target.guarantee}")
+        for target in targets.values():
+            if target.guarantee != "exactly once":
+                notice("warning", f"delivery to {target.description} is {target.guarantee}")
         warm.join()
         return None if self.stop.is_set() else Parts(own, streams, list(engines.values()), driver)
+
+    def _open_targets(self, targets: Mapping[str, Target], letters: Target | None) -> dict[str, StartError]:
+        """Those that cannot be opened, by name: the others get what they miss before the start fails for it."""
+        away = {}
+        for name, place in ((LETTERS, letters), *targets.items()):
+            if place is None:
+                continue
+            self._opened.callback(place.close)
+            try:
+                place.open()
+            except StartError as error:
+                named = len(targets) > 1 and place is not letters
+                away[name] = StartError(f'target "{name}": {error}') if named else error
+        return away
 
     def _start_spark(self) -> SparkSession | None:
         if self.stop.is_set():
@@ -155,8 +167,9 @@ class Runner:
         for name, schema in schemas.items():
             for line in restore.check_schema(name, known.get(name), schema):
                 self.reporter.notice("warning", line)
-        for line in explain.size_warnings(self.pipeline.last.transform.step):
-            self.reporter.notice("warning", line)
+        for own in self.pipeline.alone.values():
+            for line in state_size.warnings(own.transform.step):
+                self.reporter.notice("warning", line)
 
 
 def _warm(spark: SparkSession, shards: int, pipeline: Pipeline) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from slackwater.core.words import plural
 from slackwater.errors import StartError
 from slackwater.operators.dead_letters import UNPUBLISHED, holding
 from slackwater.runner.assemble import aside_of, letters_of, store_of
-from slackwater.state.commit import Commit
+from slackwater.state.commit import LETTERS, Commit
 from slackwater.state.edit import no_state
 from slackwater.state.protocol import StateStore
 from slackwater.targets.kafka_rows import json_objects
@@ -31,16 +31,22 @@ log = logging.getLogger("slackwater")
 
 
 class Waiting(NamedTuple):
-    """What an epoch that is not published holds. `letters`: its own dead ones."""
+    """What an epoch that is not published holds for those who do not have it yet: per stage the targets that wait for its
+    rows, and these. `letters`: its own dead ones. `alone`: whether the pipeline has one target."""
 
     epoch: int
     committed_us: int
-    rows: pl.DataFrame
+    rows: Mapping[tuple[str, ...], pl.DataFrame]
     letters: int
+    alone: bool
+
+    @property
+    def total(self) -> int:
+        return sum(rows.height for rows in self.rows.values())
 
 
-def waiting(pipeline: Pipeline, limit: int) -> Waiting | None:
-    """The epoch that waits to be published, with at most `limit` of its rows; None if there is none. Takes no lock."""
+def waiting(pipeline: Pipeline) -> Waiting | None:
+    """The epoch that waits to be published; None if there is none. Takes no lock."""
     store = store_of(pipeline)
     with store.peek() as found:
         if found is None:
@@ -48,8 +54,17 @@ def waiting(pipeline: Pipeline, limit: int) -> Waiting | None:
         commit = found.commit
         if not commit.staged or found.published >= commit.epoch:
             return None
-        rows = _rows(store, commit)
-    return Waiting(commit.epoch, commit.committed_us, rows, sum(o.rows for o in commit.letters))
+        return _waiting(store, commit, found.missing)
+
+
+def _waiting(store: StateStore, commit: Commit, missing: Sequence[str]) -> Waiting:
+    waits: dict[str, list[str]] = {}
+    for name in missing:
+        if name != LETTERS:
+            waits.setdefault(commit.targets[name].stage, []).append(name)
+    rows = {tuple(names): pl.concat([store.output(o) for o in commit.output_of(s)]) for s, names in waits.items()}
+    letters = sum(o.rows for o in commit.letters) if LETTERS in missing else 0
+    return Waiting(commit.epoch, commit.committed_us, rows, letters, len(commit.targets) < 2)
 
 
 def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
@@ -63,9 +78,12 @@ def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
             "directory for them: --to DIR"
         )
     with held(pipeline, epoch) as (store, commit):
-        rows = _rows(store, commit)
-        letters = pl.concat([store.output(o) for o in commit.letters]) if commit.letters else None
-        place = _to_letters(pipeline, commit, rows, letters) if to is None else _to_files(to, commit, rows, letters)
+        found = _waiting(store, commit, commit.missing(store.reached()))
+        letters = pl.concat([store.output(o) for o in commit.letters]) if found.letters else None
+        if to is None:
+            place = _to_letters(pipeline, commit, found, letters)
+        else:
+            place = _to_files(to, pipeline, commit, found, letters)
         store.note_published(epoch)
         if store.published() < epoch:
             raise StartError(
@@ -75,7 +93,7 @@ def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
         "%s: epoch %d was set aside: %s now in %s",
         pipeline.name,
         epoch,
-        plural(rows.height, "row is", "rows are"),
+        plural(found.total, "row is", "rows are"),
         place,
     )
     return place
@@ -109,10 +127,6 @@ def check(pipeline: Pipeline, latest: Commit, published: int, epoch: int) -> Non
         )
 
 
-def _rows(store: StateStore, commit: Commit) -> pl.DataFrame:
-    return pl.concat([store.output(o) for o in commit.output]) if commit.output else pl.DataFrame()
-
-
 def as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.DataFrame:
     """Results as letters: the row as JSON, at the start of its window."""
     at = next((c for c in rows.columns if c == "window_start" and isinstance(rows.schema[c], pl.Datetime)), None)
@@ -126,15 +140,13 @@ def as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.DataFrame:
     return rows.select(found.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
 
 
-def _to_letters(pipeline: Pipeline, commit: Commit, rows: pl.DataFrame, own: pl.DataFrame | None) -> str:
+def _to_letters(pipeline: Pipeline, commit: Commit, found: Waiting, own: pl.DataFrame | None) -> str:
     """Both under markers of their own: what was written before a crash is not written again."""
     of_rows, of_letters = aside_of(pipeline, commit.state_id), letters_of(pipeline, commit.state_id)
     assert of_rows is not None
     assert of_letters is not None
-    for target, frame in (
-        (of_rows, as_letters(rows, pipeline.name, commit.epoch) if rows.height else None),
-        (of_letters, own),
-    ):
+    rows = [as_letters(some, pipeline.name, commit.epoch) for some in found.rows.values() if some.height]
+    for target, frame in ((of_rows, pl.concat(rows) if rows else None), (of_letters, own)):
         if frame is not None:
             target.open()
             try:
@@ -144,12 +156,17 @@ def _to_letters(pipeline: Pipeline, commit: Commit, rows: pl.DataFrame, own: pl.
     return f"the dead letters ({of_rows.description})"
 
 
-def _to_files(to: Path, commit: Commit, rows: pl.DataFrame, own: pl.DataFrame | None) -> str:
+def _to_files(to: Path, pipeline: Pipeline, commit: Commit, found: Waiting, own: pl.DataFrame | None) -> str:
+    frames = {}
+    for names, rows in found.rows.items():
+        frames[commit.pipeline if found.alone else pipeline.writer_of(names[0]), "rows"] = rows
+    if own is not None:
+        frames[commit.pipeline, "letters"] = own
     try:
         to.mkdir(parents=True, exist_ok=True)
-        for what, frame in (("rows", rows if rows.height else None), ("letters", own)):
-            if frame is not None:
-                path = to / f"{commit.pipeline}-{commit.epoch:09d}-{what}.parquet"
+        for (name, what), frame in frames.items():
+            if frame.height:
+                path = to / f"{name}-{commit.epoch:09d}-{what}.parquet"
                 aside = path.with_suffix(".tmp")
                 frame.write_parquet(aside)
                 with aside.open("rb") as file:

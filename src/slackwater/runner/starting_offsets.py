@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from slackwater.config.pipeline import Pipeline
+from slackwater.config.connectors import CONNECTORS, Begins
+from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
 from slackwater.config.spelling import nearest
 from slackwater.errors import ConfigError
@@ -41,12 +42,13 @@ def stated(pipeline: Pipeline, given: Mapping[str, Any]) -> Pipeline:
 
 
 def _begins(pipeline: Pipeline, source: Source, at: Any, problems: list[str]) -> Source:
-    kind = _kind(pipeline, source)
-    if at is None or (at == "earliest" and kind == "files"):
+    begins = _begins_of(pipeline, source)
+    if at is None or (at == "earliest" and begins.from_first):
         return source
-    if kind not in ("kafka", "kinesis") or (kind == "kinesis" and at not in WORDS):
-        what = "begins with the first of its files" if kind == "files" else "begins where its connector does"
-        problems.append(f'--from: source "{source.name}" {what} and cannot be told to begin elsewhere; leave it out')
+    if begins.default is None or not (begins.offsets or at in WORDS):
+        problems.append(
+            f'--from: source "{source.name}" {begins.otherwise} and cannot be told to begin elsewhere; leave it out'
+        )
         return source
     try:
         checked = Source.KINDS["starting_offsets"](at)
@@ -56,11 +58,9 @@ def _begins(pipeline: Pipeline, source: Source, at: Any, problems: list[str]) ->
     return source.model_copy(update={"starting_offsets": checked})
 
 
-def _kind(pipeline: Pipeline, source: Source) -> str | None:
-    from slackwater.config.pipeline import resolve
-
+def _begins_of(pipeline: Pipeline, source: Source) -> Begins:
     connection = resolve(source.connection, pipeline.connections)
-    return None if connection is None else connection.kind
+    return Begins() if connection is None else CONNECTORS[connection.kind].begins
 
 
 def text(pipeline: Pipeline) -> str:
@@ -70,11 +70,8 @@ def text(pipeline: Pipeline) -> str:
 
 def place(pipeline: Pipeline, source: Source) -> str:
     """Where a source begins that was never read."""
-    kind = _kind(pipeline, source)
-    if kind == "files":
-        return "at its first file"
-    if kind not in ("kafka", "kinesis"):
-        return "where its connector begins"
-    default = "earliest" if kind == "kafka" else "latest"
-    at = source.starting_offsets or default
+    begins = _begins_of(pipeline, source)
+    if begins.default is None:
+        return begins.at
+    at = source.starting_offsets or begins.default
     return f"at {at}" if isinstance(at, str) else f"at {json.dumps(at)}"

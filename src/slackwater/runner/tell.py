@@ -14,14 +14,15 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
-from typing import Any
 
 from slackwater import explain
+from slackwater.config.connectors import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
+from slackwater.core.offsets import FilesRead, KafkaOffsets
 from slackwater.core.words import plural
 from slackwater.engine.status import Status
 from slackwater.runner import starting_offsets
@@ -60,7 +61,7 @@ def _what(pipeline: Pipeline, source: Source) -> str:
     connection = resolve(source.connection, pipeline.connections)
     if source.dataframe is not None or connection is None:
         return "a streaming DataFrame"
-    return f"{source.query} in {connection.kind}" if connection.kind != "files" else f"files {source.query}"
+    return CONNECTORS[connection.kind].named(source)
 
 
 def _from(pipeline: Pipeline, source: Source, latest: Commit | None) -> str:
@@ -70,14 +71,13 @@ def _from(pipeline: Pipeline, source: Source, latest: Commit | None) -> str:
         return starting_offsets.place(pipeline, source)
     if record.offsets is None:
         return f"after {plural(rows, 'row')}"
-    if "segments" in record.offsets:
-        count = int(record.offsets.get("count", 0))
-        return f"after {count:,} file{'' if count == 1 else 's'}"
+    if isinstance(record.offsets, FilesRead):
+        return f"after {plural(record.offsets.count, 'file')}"
     return f"from {_offsets(record.offsets)}"
 
 
-def _offsets(offsets: Mapping[str, Any]) -> str:
-    named = [f"{topic}-{part}:{at}" for topic, parts in offsets.items() for part, at in parts.items()]
+def _offsets(offsets: KafkaOffsets) -> str:
+    named = [f"{topic}-{part}:{at}" for topic, part, at in offsets.each()]
     more = len(named) - _PARTITIONS
     return "offsets " + " ".join(named[:_PARTITIONS]) + (f" and {more} more partitions" if more > 0 else "")
 

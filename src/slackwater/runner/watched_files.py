@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
+from slackwater.core.offsets import FilesRead, Offsets
 from slackwater.runner.reporter import Reporter
 from slackwater.runner.runner import Parts
 from slackwater.sources import files
@@ -31,19 +31,20 @@ class WatchedFiles:
         """Know the files that the latest commit has read."""
         for name in names:
             if name in self._sources:
-                listed = self._offsets(name).get("segments", [])[-1:]
-                self._read[name].add(files.recall(self._store, {"segments": listed}))
+                latest = FilesRead(self._offsets(name).lists[-1:])
+                self._read[name].add(files.recall(self._store, latest))
 
     def tell_changed(self, limit: int | None = AT_ONCE) -> None:
         """Say, count and commit which files changed after they were read."""
-        driver, offsets, count = self._parts.driver, {}, 0
+        driver, count = self._parts.driver, 0
+        offsets: dict[str, Offsets] = {}
         for name in self._sources:
             found = self._read[name].changed(limit)
             if found:
                 names = [files.local_name(e.path) for e in found[: files.CHANGES_SHOWN]]
                 log.warning("%s: %s", self._pipeline, changed_text(name, names, len(found)))
                 state, count = driver.state, count + len(found)
-                offsets[name] = files.note_changes(self._store, state.epoch + 1, state.sources[name].offsets, found)
+                offsets[name] = files.note_changes(self._store, state.epoch + 1, self._offsets(name), found)
         if offsets:
             driver.anchor(offsets, count)
             self._reporter.status(driver.recovered())
@@ -57,8 +58,8 @@ class WatchedFiles:
                 here = len(self._parts.session.read.format("binaryFile").load(listed).inputFiles())
             except Exception:
                 continue
-            total += max(here - int(self._offsets(name).get("count", 0)), 0)
+            total += max(here - self._offsets(name).count, 0)
         return total
 
-    def _offsets(self, name: str) -> Mapping[str, Any]:
-        return self._parts.driver.state.sources[name].offsets or {}
+    def _offsets(self, name: str) -> FilesRead:
+        return files.files_read(self._parts.driver.state.sources[name].offsets)

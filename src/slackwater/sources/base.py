@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from slackwater.core.offsets import Offsets
 from slackwater.errors import EpochError
 from slackwater.state.commit import BatchId, SourceRecord
 from slackwater.state.protocol import StateStore
@@ -20,7 +21,7 @@ class SourceBatch:
     """What one source has in a batch: its rows, how it continues after them, and what a progress bar or a clock wants."""
 
     frame: Any
-    offsets: Mapping[str, Any] | None
+    offsets: Offsets | None
     files: int = 0
     partitions: Mapping[str, int] = field(default_factory=dict)  # every partition there is, and how many records it has
     lost: int = 0  # records that were gone before they were read (on_data_loss = "skip")
@@ -41,7 +42,7 @@ class Batch:
     """One micro-batch: its identity (None: a tick), how each source continues after it, and the engine's own handle."""
 
     id: BatchId | None
-    offsets: Mapping[str, Mapping[str, Any] | None]
+    offsets: Mapping[str, Offsets | None]
     payload: Any
     files: int | None = None
     partitions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # per source, see SourceBatch

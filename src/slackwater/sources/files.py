@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from slackwater.config.paths import as_written
 from slackwater.config.source import Source
+from slackwater.core.offsets import ChangedFiles, FilesRead, Offsets
 from slackwater.errors import EpochError, StartError
 from slackwater.sources.base import CORRUPT, SourceBatch, checkpoint_line, reason
 from slackwater.sources.times import UTC, TextTimes, zone_of
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
 
 MERGE_AT = 64  # offset files before they are rewritten as one
 CHANGES_SHOWN = 3  # names of changed files that a state keeps for people
+
+
+class HasLists(Protocol):
+    """A store, or what is seen of one."""
+
+    @property
+    def read_list(self) -> Callable[[str], list[str]]: ...
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ class FilesSource:
         """List the files that were read as those of batch 0."""
         log = checkpoint / "sources" / str(index)
         log.mkdir(parents=True)
-        entries = recall(store, record.offsets)
+        entries = recall(store, files_read(record.offsets))
         lines = [json.dumps({"path": e.path, "timestamp": e.timestamp, "batchId": 0}) for e in entries]
         (log / "0").write_text("\n".join(["v1", *lines]))
         return json.dumps({"logOffset": 0})
@@ -104,7 +112,7 @@ class FilesSource:
         if not entries:
             return None
         entries = [entry.now or entry for entry in entries]  # just before they are read
-        offsets = remember(store, epoch, record.offsets, entries)
+        offsets = remember(store, epoch, files_read(record.offsets), entries)
         return SourceBatch(self.read(session, entries), offsets, files=len(entries))
 
     def listed(self, session: SparkSession) -> list[FileEntry]:
@@ -266,34 +274,31 @@ def _log_entries(log: Path, n: int) -> list[FileEntry]:
 # -- the state store's own list of files -------------------------------------------------------------------------------
 
 
-def remember(
-    store: StateStore, epoch: int, before: Mapping[str, Any] | None, files: Sequence[FileEntry]
-) -> dict[str, Any]:
+def files_read(offsets: Offsets | None) -> FilesRead:
+    """What a commit knows of a source of files; nothing where it was another kind of source before."""
+    return offsets if isinstance(offsets, FilesRead) else FilesRead()
+
+
+def remember(store: StateStore, epoch: int, before: FilesRead, files: Sequence[FileEntry]) -> FilesRead:
     """Offsets after these files: names of lists in the store that hold every file read so far."""
-    names = list((before or {}).get("segments", []))
-    count = int((before or {}).get("count", 0)) + len(files)
-    entries = list(files)
-    if len(names) >= MERGE_AT:
-        entries = [*recall(store, before), *entries]
-        names = []
+    lists, entries = before.lists, list(files)
+    if len(lists) >= MERGE_AT:
+        lists, entries = (), [*recall(store, before), *entries]
     name = store.write_list(epoch, [json.dumps([e.path, e.timestamp, e.size]) for e in entries])
-    return {**(before or {}), "segments": [*names, name], "count": count}
+    return replace(before, lists=(*lists, name), count=before.count + len(files))
 
 
-def note_changes(
-    store: StateStore, epoch: int, before: Mapping[str, Any] | None, files: Sequence[FileEntry]
-) -> dict[str, Any]:
+def note_changes(store: StateStore, epoch: int, before: FilesRead, files: Sequence[FileEntry]) -> FilesRead:
     """Offsets that know these files, which were read, as they are now: what changed is told and counted once."""
-    told = (before or {}).get("changed", {})
-    names = [*told.get("last", []), *(local_name(e.path) for e in files)]
-    count = int((before or {}).get("count", 0))
-    changed = {"count": int(told.get("count", 0)) + len(files), "last": names[-CHANGES_SHOWN:]}
-    return {**remember(store, epoch, before, files), "count": count, "changed": changed}
+    known = before.changed or ChangedFiles()
+    names = (*known.last, *(local_name(e.path) for e in files))
+    changed = ChangedFiles(known.count + len(files), names[-CHANGES_SHOWN:])
+    return replace(remember(store, epoch, before, files), count=before.count, changed=changed)
 
 
-def recall(store: StateStore, offsets: Mapping[str, Any] | None) -> list[FileEntry]:
+def recall(store: HasLists, offsets: FilesRead) -> list[FileEntry]:
     """Every file that is part of the state."""
-    lines = [line for name in (offsets or {}).get("segments", []) for line in store.read_list(name)]
+    lines = [line for name in offsets.lists for line in store.read_list(name)]
     entries = (FileEntry(*json.loads(line)) for line in lines)
     return list({e.path: e for e in entries}.values())  # one that changed is listed again, as it was then
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import KafkaConnection
 from slackwater.config.source import Source
+from slackwater.core.offsets import ByTopic, KafkaOffsets
 from slackwater.errors import EpochError, StartError
 from slackwater.sources.base import CORRUPT, SourceBatch, checkpoint_line, reason
 from slackwater.sources.kafka_broker import Broker, named
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-Offsets = Mapping[str, Mapping[str, int]]  # topic -> partition -> offset
 _META = ("_key", "_value", "_headers", "_topic", "_partition", "_offset")
 
 
@@ -117,25 +117,28 @@ class KafkaSource:
                 ) from None
             raise StartError(f"{self._where}: {reason(error)}") from None
 
-    def _start(self, given: Offsets) -> Offsets:
+    def _start(self, given: ByTopic) -> ByTopic:
         """Offsets of a config, completed: partitions that it does not name begin at their first record (-2)."""
         there = self.broker.partitions(self.spec.query or "", self._where)
         return {t: {str(p): given.get(t, {}).get(str(p), -2) for p in parts} for t, parts in there.items()}
 
-    def latest(self) -> Offsets:
+    def latest(self) -> KafkaOffsets:
         """The offsets that the next records will have."""
         there = self.broker.partitions(self.spec.query or "", self._where)
         bounds = self.broker.bounds([(t, p) for t, parts in there.items() for p in parts])
-        return {t: {str(p): bounds[t, p][1] for p in parts} for t, parts in there.items()}
+        return KafkaOffsets({t: {str(p): bounds[t, p][1] for p in parts} for t, parts in there.items()})
 
-    def stated(self) -> Offsets:
+    def stated(self) -> KafkaOffsets:
         """The offsets that `starting_offsets` means, unless it is "latest"."""
         given, there = self.spec.starting_offsets, self.broker.partitions(self.spec.query or "", self._where)
         named = given if isinstance(given, Mapping) else {}
         bounds = self.broker.bounds([(t, p) for t, parts in there.items() for p in parts])
-        return {
-            t: {str(p): int(named.get(t, {}).get(str(p), bounds[t, p][0])) for p in parts} for t, parts in there.items()
-        }
+        return KafkaOffsets(
+            {
+                t: {str(p): int(named.get(t, {}).get(str(p), bounds[t, p][0])) for p in parts}
+                for t, parts in there.items()
+            }
+        )
 
     # -- where to go on ------------------------------------------------------------------------------------------
 
@@ -146,12 +149,13 @@ class KafkaSource:
         """
         if record.offsets is None:
             return "-"
+        before = record.offsets if isinstance(record.offsets, KafkaOffsets) else KafkaOffsets()
         there = self.broker.partitions(self.spec.query or "", self._where)
         bounds = self.broker.bounds([(t, p) for t, parts in there.items() for p in parts])
         start = self.spec.starting_offsets or "earliest"
         found: dict[str, dict[str, int]] = {}
         for (topic, part), (low, high) in bounds.items():
-            known = record.offsets.get(topic, {}).get(str(part))
+            known = before.of(topic, part)
             if known is None:
                 given = start.get(topic, {}).get(str(part), low) if isinstance(start, Mapping) else None
                 known = given if given is not None else high if start == "latest" else low
@@ -178,7 +182,7 @@ class KafkaSource:
             session, self._offsets(checkpoint, index, number - 1) or self._initial(checkpoint, index), end
         )
 
-    def between(self, session: SparkSession, start: Offsets, end: Offsets) -> SourceBatch | None:
+    def between(self, session: SparkSession, start: ByTopic, end: ByTopic) -> SourceBatch | None:
         """The records from `start` up to `end`, which is not included; None if there are none."""
         ranges, lost = self._ranges(start, end)
         heard = {f"{t}-{p}": max(until - since, 0) for (t, p), (since, until) in ranges.items()}
@@ -188,25 +192,25 @@ class KafkaSource:
             frame = session.createDataFrame([], self.schema)
         else:
             return None
-        return SourceBatch(frame, end, partitions=heard, lost=lost)
+        return SourceBatch(frame, KafkaOffsets(end), partitions=heard, lost=lost)
 
-    def _offsets(self, checkpoint: Path, index: int, number: int) -> Offsets | None:
+    def _offsets(self, checkpoint: Path, index: int, number: int) -> ByTopic | None:
         line = checkpoint_line(checkpoint, index, number) if number >= 0 else None
-        found: Offsets | None = None if line is None else json.loads(line)
+        found: ByTopic | None = None if line is None else json.loads(line)
         return found
 
-    def _initial(self, checkpoint: Path, index: int) -> Offsets:
+    def _initial(self, checkpoint: Path, index: int) -> ByTopic:
         path = checkpoint / "sources" / str(index) / "0"
         try:
             text = path.read_bytes().decode(errors="replace")
-            found: Offsets = json.loads(text[text.index("{") :])
+            found: ByTopic = json.loads(text[text.index("{") :])
         except (OSError, ValueError) as error:
             raise EpochError(
                 f"checkpoint file {path} is missing or damaged; delete the checkpoint directory and start again"
             ) from error
         return found
 
-    def _ranges(self, start: Offsets, end: Offsets) -> tuple[dict[tuple[str, int], tuple[int, int]], int]:
+    def _ranges(self, start: ByTopic, end: ByTopic) -> tuple[dict[tuple[str, int], tuple[int, int]], int]:
         """From where to where each partition is read, and how many records are gone (with `on_data_loss = "skip"`)."""
         parts = [(t, int(p)) for t, of in end.items() for p in of]
         bounds = self.broker.bounds(parts)
@@ -259,7 +263,7 @@ class KafkaSource:
 
     # -- for others ----------------------------------------------------------------------------------------------
 
-    def advertise(self, offsets: Offsets) -> None:
+    def advertise(self, offsets: KafkaOffsets) -> None:
         """Commit offsets to `commit_group`, for tools that show lag; nothing here reads them."""
         from confluent_kafka import Consumer, KafkaException, TopicPartition
 
@@ -268,7 +272,7 @@ class KafkaSource:
         consumer: Any = Consumer({**self.broker.settings(), "group.id": self.spec.commit_group})
         try:
             consumer.commit(
-                offsets=[TopicPartition(t, int(p), o) for t, of in offsets.items() for p, o in of.items()],
+                offsets=[TopicPartition(topic, int(part), offset) for topic, part, offset in offsets.each()],
                 asynchronous=False,
             )
         except KafkaException:

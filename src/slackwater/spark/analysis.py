@@ -137,8 +137,7 @@ def _over(session: SparkSession, rows: DataFrame, sql: str) -> DataFrame:
 def check_sql(session: SparkSession, pipeline: Pipeline, way: Way, frame: DataFrame) -> dict[str, Field]:
     """Analyse the SQL on a way over the columns at its beginning and return those that come out. Raises StartError by name."""
     view = rows = _own_view(session, pipeline, way, frame)
-    bounds = pipeline.bounds(way.origin)
-    for at, sql in pipeline.texts(way):
+    for at, sql, bounds in pipeline.texts_with_bounds(way):
         where = f'{pipeline.name}: source "{way.origin}": {at}'
         try:
             out = _over(session, rows, sql)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from slackwater.config.connectors import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import declared_columns
 from slackwater.core import schema
@@ -48,10 +49,7 @@ class FirstLooks:
         for spec in self.pipeline.sources:
             if spec.name in frames and spec.name not in self._looks:
                 own = resolve(spec.connection, self.pipeline.connections)
-                again = own is not None and own.kind in (
-                    "files",
-                    "kafka",
-                )  # these can be read once more, for their names
+                again = own is not None and CONNECTORS[own.kind].keeps_history  # to be read once more, for their names
                 declared = declared_columns(spec.schema_) if spec.schema_ and again else []
                 there = {c.casefold(): c for c in frames[spec.name].columns}
                 names = [there[c.casefold()] for c in declared if c.casefold() in there]

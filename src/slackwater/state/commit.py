@@ -2,18 +2,29 @@
 
 Commit ─┬─ stages   name, what it is, clocks of its inputs, watermark, segments per shard, counters
         ├─ sources  where each goes on
-        └─ output   put aside, and dead letters: published after the commit
+        ├─ output   put aside, and dead letters: published within the commit or after it
+        └─ targets  which stage's output each gets, where it writes it; those that have it already
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 
+from slackwater.core.offsets import Offsets, parsed
 from slackwater.state.migrations import FORMAT as FORMAT
+from slackwater.state.migrations import with_targets
 from slackwater.watermark import NO_WATERMARK, SourceClock
 
 # What a record may hold. A state may be damaged, or made by somebody else: a name of it must not lead out of its directory,
@@ -22,6 +33,7 @@ Time = Annotated[int, Field(ge=-(1 << 62), le=1 << 62)]  # microseconds; all inf
 Amount = Annotated[int, Field(ge=0, lt=1 << 63)]
 Name = Annotated[str, Field(pattern=r"^$|^([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)]  # of a file or row
 Id = Annotated[str, Field(pattern=r"^[\w-]*$", max_length=64)]
+LETTERS = "[dead_letter]"  # among targets the place of dead letters: no target is called so
 
 
 def _counted(found: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -34,14 +46,8 @@ def _counted(found: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _offsets(found: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Where a source goes on: lists are named, and lie beside the state."""
-    listed = (found or {}).get("segments", [])
-    if isinstance(listed, list):
-        for name in listed:
-            if not isinstance(name, str) or not re.fullmatch(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*", name):
-                raise ValueError(f"{str(name)[:100]!r} is no name of a list")
-    return found
+def _stored(found: Offsets | None) -> Mapping[str, Any] | None:
+    return None if found is None else found.stored()
 
 
 def _fingerprint(found: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -95,11 +101,26 @@ class SegmentMeta(Record):
 
 
 class OutputMeta(Record):
-    """One staged output file (Arrow), columns of the target plus `__reason`."""
+    """One staged output file (Arrow), columns of the results plus `__reason`. `stage`: whose results; empty for dead letters."""
 
     file: Name
     rows: Amount
     checksum: Id = ""
+    stage: str = ""
+
+
+class Destination(Record):
+    """Where the results of a stage go and how they look there: a committed epoch can only be published like this.
+
+    `writer`: the name of the marker that is kept there. `place`: a path, a table and a topic, of which one is given at most.
+    `columns`, `upserts`: None where that is not known.
+    """
+
+    stage: str
+    writer: str
+    place: Annotated[tuple[str | None, ...], Field(max_length=3)]
+    columns: tuple[str, ...] | None = None
+    upserts: bool | None = None
 
 
 class PartitionRecord(Record):
@@ -137,7 +158,7 @@ class ClockRecord(Record):
 class SourceRecord(Record):
     """Where a source goes on (`offsets`; None: by Spark's checkpoint only), and the columns that it was first read with."""
 
-    offsets: Annotated[Mapping[str, Any] | None, AfterValidator(_offsets)] = None
+    offsets: Annotated[Offsets | None, PlainValidator(parsed), PlainSerializer(_stored)] = None
     columns: str | None = None  # as Spark writes schemas in JSON
 
 
@@ -215,11 +236,18 @@ class Commit(Record):
     batch: BatchId | None = None  # the latest Spark batch that is part of the state
     output: tuple[OutputMeta, ...] = ()
     letters: tuple[OutputMeta, ...] = ()
-    destination: Mapping[str, Any] = Field(default_factory=dict)  # of output and letters
+    targets: Mapping[str, Destination] = Field(default_factory=dict)  # by name; empty before the first epoch
+    letters_to: Annotated[tuple[str | None, ...], Field(max_length=3)] | None = None  # the place of letters
+    reached: tuple[str, ...] = ()  # the targets that have their part of this epoch already, LETTERS for the letters
     emitted: Amount = 0
     replayed: tuple[Name, ...] = ()  # names of staged lists: the dead letters that were applied, see `replay.replay`
     tried: tuple[Name, ...] = ()  # the list of those that were tried and left, with how often, see `replay.tries`
     counters: Annotated[Mapping[str, Any], AfterValidator(_counted)] = Field(default_factory=dict)  # of no stage
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_one_target(cls, found: Any) -> Any:
+        return with_targets(found) if isinstance(found, dict) else found
 
     @model_validator(mode="after")
     def _of_all_shards(self) -> Commit:
@@ -236,6 +264,26 @@ class Commit(Record):
         return bool(self.output or self.letters)
 
     @property
+    def published_stages(self) -> list[StageState]:
+        """The stages whose results a target gets."""
+        named = {t.stage for t in self.targets.values()}
+        return [s for s in self.stages if s.name in named] or [self.stages[-1]]
+
+    def output_of(self, stage: str) -> tuple[OutputMeta, ...]:
+        """What a stage has put aside."""
+        return tuple(o for o in self.output if o.stage == stage)
+
+    @property
+    def parts(self) -> list[str]:
+        """Who gets something of this epoch: targets by name, and LETTERS, which go first."""
+        staged = {o.stage for o in self.output}
+        return [*([LETTERS] if self.letters else []), *(n for n, t in self.targets.items() if t.stage in staged)]
+
+    def missing(self, reached: Collection[str]) -> list[str]:
+        """Who of them does not have it yet; `reached`: those that have it since the commit."""
+        return [name for name in self.parts if name not in self.reached and name not in reached]
+
+    @property
     def of_sources(self) -> list[StageState]:
         """The stages that read sources."""
         return [s for s in self.stages if s.clocks.keys() & self.sources.keys()] or [self.stages[0]]
@@ -250,6 +298,16 @@ class Commit(Record):
         """How far each source is, as the first stage that reads it has it."""
         found = {n: c for s in reversed(self.stages) for n, c in s.clocks.items()}
         return {n: found.get(n, ClockRecord()) for n in self.sources}
+
+    @property
+    def offset_lists(self) -> list[str]:
+        """The names of lists that say where sources go on."""
+        return [name for s in self.sources.values() if s.offsets is not None for name in s.offsets.lists]
+
+    @property
+    def lists(self) -> list[str]:
+        """The names of all lists that it refers to, each once."""
+        return list(dict.fromkeys([*self.offset_lists, *self.replayed, *self.tried]))
 
     @property
     def metas(self) -> Iterator[SegmentMeta]:

@@ -49,5 +49,12 @@ def unpublished(pipeline: str, epoch: int) -> StateError:
 
 def next_of(commit: Commit, clock_us: int, **changed: Any) -> Commit:
     """The next commit: the same state without output, but for what is `changed`."""
-    update = {"epoch": commit.epoch + 1, "committed_us": clock_us, "output": (), "letters": (), "emitted": 0}
+    update = {
+        "epoch": commit.epoch + 1,
+        "committed_us": clock_us,
+        "output": (),
+        "letters": (),
+        "reached": (),
+        "emitted": 0,
+    }
     return commit.model_copy(update={**update, **changed})

@@ -58,7 +58,9 @@ def forked(commit: Commit, name: str, listed: Callable[[str], str] = lambda name
         "sources": {n: _source(s, listed) for n, s in commit.sources.items()},
         "output": (),
         "letters": (),
-        "destination": {},
+        "targets": {},
+        "letters_to": None,
+        "reached": (),
         "emitted": 0,
         "replayed": tuple(map(listed, commit.replayed)),
         "tried": tuple(map(listed, commit.tried)),
@@ -67,17 +69,7 @@ def forked(commit: Commit, name: str, listed: Callable[[str], str] = lambda name
 
 
 def _source(source: SourceRecord, listed: Callable[[str], str]) -> SourceRecord:
-    offsets = source.offsets
-    if offsets is None or not isinstance(offsets.get("segments"), list):
-        return source
-    return source.model_copy(update={"offsets": {**offsets, "segments": [listed(n) for n in offsets["segments"]]}})
-
-
-def lists_of(commit: Commit) -> list[str]:
-    """The names of all lists that a commit refers to."""
-    offsets = (s.offsets for s in commit.sources.values())
-    named = (n for o in offsets if o and isinstance(o.get("segments"), list) for n in o["segments"])
-    return list(dict.fromkeys([*named, *commit.replayed, *commit.tried]))
+    return source.model_copy(update={"offsets": source.offsets.renamed(listed)}) if source.offsets else source
 
 
 def rooted(commit: Commit) -> list[str]:

@@ -186,6 +186,27 @@ def _stage(name: str, record: Record) -> Record:
     }
 
 
+def with_targets(record: Record) -> Record:
+    """A record from before there were several targets: `destination` told of the one behind the last stage, and of letters.
+
+    Within format 3, which no version was released with before.
+    """
+    if "destination" not in record:
+        return record
+    former = record["destination"] or {}
+    found = {k: v for k, v in record.items() if k != "destination"}
+    last = record["stages"][-1]
+    stage = last["name"] if isinstance(last, dict) else last.name
+    if "target" in former and "targets" not in record:
+        place = former["target"] or ()
+        target = {"stage": stage, "writer": record["pipeline"], "place": place}
+        found["targets"] = {stage: target | {k: former[k] for k in _OF_TARGET if k in former}}
+        found["letters_to"] = former.get("letters")
+    found["output"] = [{"stage": stage, **o} if isinstance(o, dict) else o for o in record.get("output", ())]
+    return found
+
+
+_OF_TARGET = ("columns", "upserts")
 STEPS: Mapping[int, Step] = {
     1: Step("describes each window, so that the state can be read without a config", _each(to_2), _new_rows(2)),
     2: Step("holds all stages side by side, so that there may be any number of them", to_3, _new_rows(3)),

@@ -4,7 +4,8 @@ Commits are two-phase, so that workers write in parallel and the driver publishe
 
     workers   shard.stage(rows) ─▶ SegmentMeta         nothing is visible yet
     driver    store.commit(Commit)                   one atomic step; fenced: the previous epoch must be the expected one
-    driver    store.note_published(epoch)              after the target took the staged output
+    driver    store.note_reached(epoch, target)        after one of several targets took its part of the staged output
+    driver    store.note_published(epoch)              after the last one did
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class Units(Protocol):
 class Snapshot:
     """One commit and the state rows as of it, for people and tools beside a runner.
 
-    `published`: the last epoch whose output reached the target, -1 for none. `rows_of`: see `reader`. `read_list`: the lines
-    of a list that the commit names.
+    `published`: the last epoch whose output reached all targets, -1 for none. `rows_of`: see `reader`. `read_list`: the lines
+    of a list that the commit names. `reached`: the targets that have their part of this commit since.
     """
 
     commit: Commit
@@ -72,6 +73,12 @@ class Snapshot:
     rows_of: Callable[[int, Logic, int], Units]
     read_list: Callable[[str], list[str]] = lambda name: []
     buffers_of: Callable[[int, JoinLogic, int], Buffers] = lambda shard, logic, stage: NoBuffers()
+    reached: frozenset[str] = frozenset()
+
+    @property
+    def missing(self) -> list[str]:
+        """Who does not have its part of this commit yet (see `Commit.parts`)."""
+        return [] if self.published >= self.commit.epoch else self.commit.missing(self.reached)
 
     def buffers(self, shard: int, logic: JoinLogic, stage: int = 0) -> Buffers:
         """The rows that one shard of a join has buffered."""
@@ -183,8 +190,12 @@ class StateStore(Protocol):
         """
         ...
 
-    def prepare(self, logic: Stateful, stage: int = 0) -> None:
-        """Make room for the state of this window or join, before the first epoch."""
+    def prepare(self, logic: Stateful, stage: int = 0, begins: bool = False) -> None:
+        """Make room for the state of this window or join, before the first epoch. `begins`: it has none in the latest commit."""
+        ...
+
+    def forget(self, stages: range) -> None:
+        """What is kept of these stages may go: the latest commit knows nothing of them."""
         ...
 
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> ShardState:
@@ -204,6 +215,7 @@ class StateStore(Protocol):
     def commit(self, commit: Commit, publish: Publish | None = None) -> Commit:
         """Publish a manifest atomically, and the output with it if `publish` is given; returns it as it will be read back.
 
+        `manifest.reached` says which targets `publish` writes to. If they refuse the rows, the commit is one without them.
         Raises FencedError if its epoch is taken or its predecessor is not the latest.
         """
         ...
@@ -221,10 +233,18 @@ class StateStore(Protocol):
         ...
 
     def published(self) -> int:
-        """The last epoch whose output reached the target, -1 for none."""
+        """The last epoch whose output reached all targets, -1 for none."""
         ...
 
     def note_published(self, epoch: int) -> None: ...
+
+    def reached(self) -> frozenset[str]:
+        """The targets that were noted to have their part of the latest commit."""
+        ...
+
+    def note_reached(self, epoch: int, target: str) -> None:
+        """Note that one of several targets has its part of this epoch, the latest: it does not get it again."""
+        ...
 
     def collect_garbage(self) -> None:
         """Remove epochs, segments and outputs that nothing refers to any more."""

@@ -92,9 +92,12 @@ class KafkaRows:
             within(pl.col(f.name), f.polars, _physical).alias(f.name) for f in self._table.fields if not _is_same(f)
         ]
 
+        mapped = {f.name: convert for f in self._table.fields if (convert := _maps(f)) is not None}
+
         def values(rows: pl.DataFrame) -> list[bytes]:
             written = []
             for row in rows.with_columns(whole).iter_rows(named=True):
+                row.update({name: convert(row[name]) for name, convert in mapped.items()})
                 out = io.BytesIO(frame)
                 out.seek(len(frame))
                 fastavro.schemaless_writer(out, schema, row)
@@ -147,6 +150,12 @@ def _avro_type(field: Field, path: str = "") -> Any:
     path = f"{path}_{field.name}"
     if field.element is not None:
         return {"type": "array", "items": ["null", _avro_type(field.element, path)]}
+    if field.entry is not None:
+        key, value = field.entry
+        if key.type == "string":
+            return {"type": "map", "values": ["null", _avro_type(value, path)]}
+        entries = Field("entry", f"struct<key:{key.type},value:{value.type}>")
+        return {"type": "array", "items": _avro_type(entries, path)}
     if field.members is not None:
         members = [{"name": m.name, "type": ["null", _avro_type(m, path)], "default": None} for m in field.members]
         return {"type": "record", "name": f"row{path}", "fields": members}
@@ -154,6 +163,21 @@ def _avro_type(field: Field, path: str = "") -> Any:
         return _AVRO[field.type]
     precision, scale = field.decimal
     return {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
+
+
+def _maps(field: Field) -> Callable[[Any], Any] | None:
+    """How the lists of entries that frames have for maps become maps in a value, where a type has maps with texts as keys."""
+    if field.entry is not None:
+        key, value = field.entry
+        inner = _maps(value) or (lambda v: v)
+        if key.type == "string":
+            return lambda v: None if v is None else {e["key"]: inner(e["value"]) for e in v}
+        return lambda v: None if v is None else [{"key": e["key"], "value": inner(e["value"])} for e in v]
+    if field.element is not None:
+        of_element = _maps(field.element)
+        return of_element and (lambda v: None if v is None else [of_element(e) for e in v])
+    found = {m.name: convert for m in field.members or () if (convert := _maps(m)) is not None}
+    return (lambda v: None if v is None else {**v, **{n: c(v[n]) for n, c in found.items()}}) if found else None
 
 
 def json_objects(rows: pl.DataFrame) -> list[bytes]:

@@ -20,8 +20,9 @@ import pyarrow as pa
 
 from slackwater.config import ddl
 from slackwater.config.connection import Connection, KafkaConnection
+from slackwater.config.connectors import injected
 from slackwater.config.pipeline import Pipeline, resolve
-from slackwater.config.source import Source, injected
+from slackwater.config.source import Source
 from slackwater.config.spelling import nearest
 from slackwater.core.schema import Field
 from slackwater.errors import StartError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from slackwater.config.connection import FilesConnection
@@ -12,13 +13,13 @@ from slackwater.core.capacity import ANYTHING, YEARS, Capacity, capacity_of
 from slackwater.operators.base import Operator
 
 
-def capacity_of_target(pipeline: Pipeline, results: Operator) -> Capacity:
-    """What the target and the state store that a config names can hold of a row's values."""
-    from slackwater.runner.assemble import target_of
+def capacities(pipeline: Pipeline, operators: Mapping[str, Operator]) -> dict[str, Capacity]:
+    """What each target, with the state store that a config names, can hold of a row's values; `operators`: by stage."""
+    from slackwater.runner.assemble import targets_of
 
     store = pipeline.state_store
     held = Capacity(False, YEARS, state=True) if store is not None and store.kind == "postgres" else ANYTHING
-    return held & capacity_of(target_of(pipeline, results))
+    return {name: held & capacity_of(target) for name, target in targets_of(pipeline, operators).items()}
 
 
 _T = TypeVar("_T", Transform, Stage)
@@ -46,4 +47,4 @@ def listening(pipeline: Pipeline) -> Pipeline:
     return pipeline.model_copy(update={"transform": transform, "stages": stages, **kept})
 
 
-__all__ = ["capacity_of_target", "listening"]
+__all__ = ["capacities", "listening"]

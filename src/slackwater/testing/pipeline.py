@@ -37,7 +37,7 @@ from slackwater.state.files.store import FilesStore
 from slackwater.testing import plain
 from slackwater.testing.described import pipeline_for
 from slackwater.testing.given import Row
-from slackwater.testing.listen import capacity_of_target, listening
+from slackwater.testing.listen import capacities, listening
 from slackwater.testing.local import LocalEngine
 from slackwater.testing.result import START_US, Died, Faults, LocalResult
 from slackwater.testing.target import MemoryTarget
@@ -117,9 +117,11 @@ class LocalPipeline:
         known = {f.name: f.polars for f in LETTER}
         self._aside.hold(pl.DataFrame({n: plain.typed([r.get(n) for r in letters], t) for n, t in known.items()}))
         self._describe(described)
-        self._target = self._fresh_target()
-        self._target.told = on_publish or self._target.told
-        self._targets = {"": self._target}
+        self._told = on_publish
+        self._places: dict[
+            tuple[str, str], MemoryTarget
+        ] = {}  # every target there was, by its name and that of its place
+        self._put("")
         self._begin()
 
     # -- what a test says ----------------------------------------------------------------------------------------
@@ -195,11 +197,14 @@ class LocalPipeline:
         self.now_us += length * 1000
         self._survive(lambda: self._driver.tick(length * 1000), again=False)
 
-    def crash(self, step: str, shards: int | None = None) -> None:
-        """The next epoch dies at this step (see KILL_POINTS), and the process starts again: with so many shards, if given."""
+    def crash(self, step: str, shards: int | None = None, nth: int = 1) -> None:
+        """The next epoch dies at this step (see KILL_POINTS), and the process starts again: with so many shards, if given.
+
+        `nth`: when the step comes for the nth time, as `write.before` does for each of several targets.
+        """
         if step not in KILL_POINTS:
             raise ValueError(f"unknown step {step!r}, expected one of {KILL_POINTS}")
-        self._faults.step, self._reshard = step, shards
+        self._faults.step, self._faults.nth, self._reshard = step, nth, shards
 
     def restart(
         self,
@@ -210,17 +215,14 @@ class LocalPipeline:
     ) -> None:
         """Stop and start again over the same state: with another config, other shards, or another target (a name for it).
 
-        Raises what a start raises, as for a config that does not fit the state.
+        Raises what a start raises, as for a config that does not fit the state. What a target holds stays, also while a config
+        has none of its name.
         """
         self._stop()
         self.shards = shards or self.shards
         if described is not None:
             self._describe(described)
-        if target is not None:
-            fresh = self._fresh_target()
-            fresh.told = self._target.told
-            self._target = self._targets.setdefault(target, fresh)
-        self._target.becomes(self._last.output, (self._last.identity or ()) if self._upserts else ())
+        self._put(self._place if target is None else target)
         self._begin()
 
     def replay(self, limit: int | None = None, dry: bool = False) -> Outcome:
@@ -239,13 +241,19 @@ class LocalPipeline:
     def result(self) -> LocalResult:
         """What was published and counted so far."""
         found, state = self._result, self._driver.state
-        found.rows, found.gone, found.letters = self._target.rows, self._target.gone, self._aside.rows
-        found.former = {name: (t.rows, t.gone) for name, t in self._targets.items() if t is not self._target}
+        first, *_ = now = list(self._targets.values())
+        found.rows, found.gone, found.letters = first.rows, first.gone, self._aside.rows
+        found.former = {place or name: (t.rows, t.gone) for (name, place), t in self._places.items() if t not in now}
+        found.tables = {name: t.held for name, t in self._targets.items()}
         found.counters, found.watermark_us = fold.counters(state), state.watermark_us
         ended = state.stages[-1]
         found.open_sessions, found.open_keys = sum(ended.windows), sum(ended.groups)
-        found.table = self._target.held
+        found.table = first.held
         return found
+
+    def target(self, name: str | None = None) -> MemoryTarget:
+        """What stands for a target (the first, where none is named): whether it is `down` a test may say, too."""
+        return next(iter(self._targets.values())) if name is None else self._targets[name]
 
     @property
     def epoch(self) -> int:
@@ -255,7 +263,7 @@ class LocalPipeline:
     @property
     def identity(self) -> tuple[str, ...] | None:
         """The columns that tell results apart; None for a join, whose rows are a multiset."""
-        found = self._last.identity
+        found = self._steps[str(next(iter(self.pipeline.by_target.values())).target.from_)].identity
         return tuple(found) if found else None
 
     @property
@@ -293,17 +301,17 @@ class LocalPipeline:
         self._columns = {} if self._session is not None else plain.columns(pipeline, given)
         if self._session is None:
             plain.refuse_sql(pipeline, self._columns)
-        connection = resolve(pipeline.target.connection, pipeline.connections)
-        self._upserts = connection is not None and pipeline.target.upserts(
-            connection.kind, pipeline.last.transform.step
-        )
         timed = {n: [*f.values(), Field("_event_ts", "timestamp")] for n, f in given.items()}
         self._steps: dict[str, Operator] = {}
         for name, own in pipeline.alone.items():
-            self._last = self._steps[name] = self._bound(name, own, timed)
-        self._capacity = capacity_of_target(pipeline, self._last) if self._listen else ANYTHING
-        for name, front in self._sql_stages.items():  # what the target cannot hold is found before its results are made
-            front.capacity = self._capacity if name == next(reversed(self._steps)) else ANYTHING
+            self._steps[name] = self._bound(name, own, timed)
+        self._capacities = capacities(pipeline, self._steps) if self._listen else {}
+        held = dict.fromkeys(self._sql_stages, ANYTHING)
+        for name, own in pipeline.by_target.items():
+            if (stage := str(own.target.from_)) in held:
+                held[stage] &= self._capacities.get(name, ANYTHING)
+        for name, capacity in held.items():  # what a target cannot hold is found before its results are made
+            self._sql_stages[name].capacity = capacity
 
     def _bound(self, name: str, own: Pipeline, given: Mapping[str, Sequence[Field]]) -> Operator:
         """A step bound to the columns of what it reads; by Spark where there is one, and anything for it to do."""
@@ -322,8 +330,24 @@ class LocalPipeline:
         assert self._session is not None
         return bound(self._session, pipeline, columns)
 
-    def _fresh_target(self) -> MemoryTarget:
-        return MemoryTarget(self._last.output, self._last.identity or (), self._upserts, self._capacity)
+    def _put(self, place: str) -> None:
+        """The targets of the config, in a place that tests name: what they hold outlives a process."""
+        self._place, self._targets = place, dict[str, MemoryTarget]()
+        for name, own in self.pipeline.by_target.items():
+            spec, operator = own.target, self._steps[str(own.target.from_)]
+            connection = resolve(spec.connection, own.connections)
+            upserts = connection is not None and spec.upserts(connection.kind, own.last.transform.window)
+            key = (
+                name if self.pipeline.targets else "",
+                place,
+            )  # the only one is the same, whatever its stage is called
+            if key in self._places:
+                self._places[key].becomes(operator.output, (operator.identity or ()) if upserts else ())
+            else:
+                capacity = self._capacities.get(name, ANYTHING)
+                self._places[key] = MemoryTarget(operator.output, operator.identity or (), upserts, capacity)
+                self._places[key].told = self._told or self._places[key].told
+            self._targets[name] = self._places[key]
 
     def _engine(self, which: str, pipeline: Pipeline, logic: Operator) -> Engine:
         if which in self._sql_stages:
@@ -358,7 +382,7 @@ class LocalPipeline:
             )
             for number, (name, own) in enumerate(alone.items())
         ]
-        self._driver = Driver(pipeline, stages, held, self._target, hooks, self._aside)
+        self._driver = Driver(pipeline, stages, held, self._targets, hooks, self._aside)
         try:
             self._driver.start(held.open(), self.shards, {}, self._state_id)
         except BaseException:

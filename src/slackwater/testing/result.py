@@ -21,7 +21,7 @@ class Died(BaseException):
 
 @dataclass
 class LocalResult:
-    """What a run published and counted. `table`: what a reader of the target finds; `rows`: all that was ever published, times in
+    """What a run published and counted. `table`: what a reader of the target finds (of the first of several; `tables`: of each, by name); `rows`: all that was ever published, times in
     µs, with the `_epoch`; `gone`: identities of superseded rows; `letters`: the dead ones; `statuses`: one per commit, over all
     restarts; `epochs`: the epoch that each item of the script left behind it; `former`: rows and gone of the other targets there
     were, by name (the first is "")."""
@@ -38,17 +38,22 @@ class LocalResult:
     statuses: list[Status] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
     table: pl.DataFrame = field(default_factory=pl.DataFrame)
+    tables: dict[str, pl.DataFrame] = field(default_factory=dict)
 
 
 class Faults:
-    """Dies at one armed step, once."""
+    """Dies at one armed step, once: when it comes for the nth time."""
 
     def __init__(self) -> None:
         self.step: str | None = None
+        self.nth = 1
 
     def hit(self, step: str, epoch: int) -> None:
-        if step == self.step:
-            self.step = None
+        if step != self.step:
+            return
+        self.nth -= 1
+        if self.nth < 1:
+            self.step, self.nth = None, 1
             raise Died(step)
 
     def in_worker(self, epoch: int) -> Callable[[str], None]:

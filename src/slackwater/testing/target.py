@@ -9,12 +9,16 @@ import polars as pl
 
 from slackwater.core.capacity import ANYTHING, Capacity
 from slackwater.core.schema import Field
+from slackwater.errors import PublishError
 
 _TIMES = (pl.Datetime("us"), pl.Datetime("us", "UTC"))
 
 
 class MemoryTarget:
-    """Keeps what was published. `upserts`: whether it replaces the rows of a window; `capacity`: what it can hold."""
+    """Keeps what was published. `upserts`: whether it replaces the rows of a window; `capacity`: what it can hold.
+
+    While it is `down` it takes nothing. `repeated`: how often it was given an epoch that it had.
+    """
 
     guarantee = "exactly once"
     description = "memory"
@@ -23,6 +27,7 @@ class MemoryTarget:
         self, columns: Sequence[Field], identity: Sequence[str], upserts: bool = True, capacity: Capacity = ANYTHING
     ) -> None:
         self.upserts, self.capacity, self._identity = upserts, capacity, list(identity)
+        self.down, self.repeated = False, 0
         self.last, self.rows, self.gone = -1, list[dict[str, Any]](), list[dict[str, Any]]()
         self._schema = {f.name: f.polars for f in columns}
         self.told: Callable[[pl.DataFrame], None] = lambda rows: None
@@ -49,7 +54,10 @@ class MemoryTarget:
         return
 
     def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
+        if self.down:
+            raise PublishError(f"{self.description} is down: it did not take epoch {epoch}")
         if epoch <= self.last:
+            self.repeated += 1
             return
         self.told(rows)
         self.rows += _plain(rows, epoch)

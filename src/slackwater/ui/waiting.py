@@ -11,18 +11,20 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import singledispatch
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from slackwater.config.connection import KafkaConnection
+from slackwater.config.connection import Connection, FilesConnection, KafkaConnection
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
+from slackwater.core.offsets import KafkaOffsets
 from slackwater.core.words import plural
 from slackwater.errors import SlackwaterError
-from slackwater.sources.files import local_name, located, recall
+from slackwater.sources.files import files_read, local_name, located, recall
 from slackwater.sources.kafka_broker import Broker
 from slackwater.state.protocol import Snapshot
 
@@ -64,7 +66,7 @@ class Asker:
 
     def waits(self, pipeline: Pipeline, snapshot: Snapshot) -> tuple[Waits, ...]:
         """What waits at each source that can be asked, in the order of the config."""
-        asked = [(s, ask) for s in pipeline.sources if (ask := _question(pipeline, s)) is not None]
+        asked = [(s, ask) for s in pipeline.sources if (ask := _question(_connection(pipeline, s), s)) is not None]
         with self._lock:
             threads = [t for s, ask in asked if (t := self._begin(s.name, ask)) is not None]
         end = time.monotonic() + LONGEST_S
@@ -91,16 +93,26 @@ class Asker:
         return known.thread
 
 
-def _question(pipeline: Pipeline, source: Source) -> Callable[[], Any] | None:
+def _connection(pipeline: Pipeline, source: Source) -> Connection | None:
+    return None if source.connection is None else resolve(source.connection, pipeline.connections)
+
+
+@singledispatch
+def _question(connection: Connection | None, source: Source) -> Callable[[], Any] | None:
     """How a source is asked; None where it cannot be."""
-    connection = None if source.connection is None else resolve(source.connection, pipeline.connections)
-    query = source.query or ""
-    if isinstance(connection, KafkaConnection):
-        broker = Broker(connection)
-        return lambda: _ends(broker, query, f'source "{source.name}"')
-    if connection is not None and connection.kind == "files" and query and "://" not in query:
-        return lambda: _files(located(query))
     return None
+
+
+@_question.register
+def _(connection: KafkaConnection, source: Source) -> Callable[[], Any] | None:
+    broker = Broker(connection)
+    return lambda: _ends(broker, source.query or "", f'source "{source.name}"')
+
+
+@_question.register
+def _(connection: FilesConnection, source: Source) -> Callable[[], Any] | None:
+    query = source.query or ""
+    return (lambda: _files(located(query))) if query and "://" not in query else None
 
 
 def _ends(broker: Broker, query: str, where: str) -> dict[tuple[str, int], tuple[int, int]]:
@@ -133,18 +145,19 @@ def _shown(name: str) -> bool:
 
 def _answer(source: Source, known: _Known, snapshot: Snapshot) -> Waits:
     record = snapshot.commit.sources.get(source.name)
-    offsets: Mapping[str, Any] = (record.offsets if record is not None else None) or {}
+    offsets = None if record is None else record.offsets
     rows = snapshot.commit.clocks[source.name].rows if record is not None else 0
     if isinstance(known.found, dict):
-        read = {(t, int(p)): int(o) for t, parts in offsets.items() for p, o in parts.items()}
+        read = offsets if isinstance(offsets, KafkaOffsets) else KafkaOffsets()
         # a partition that no commit knows begins at its start; records may be gone before they were read
-        count = sum(max(end - max(read.get(part, low), low), 0) for part, (low, end) in known.found.items())
+        count = sum(max(end - max(read.of(*part) or low, low), 0) for part, (low, end) in known.found.items())
         return Waits(source.name, "records", count, count)
     if known.problem is not None:
         return Waits(source.name, "", None, None, known.problem)
-    done = int(offsets.get("count", 0))
+    files = files_read(offsets)
+    done = files.count
     if known.found is None or done > MOST:
         return Waits(source.name, "files", None, None, f"more than {plural(MOST, 'file')}, which are not compared")
-    names = {local_name(e.path) for e in recall(snapshot, offsets)}  # type: ignore[arg-type]
+    names = {local_name(e.path) for e in recall(snapshot, files)}
     count = sum(1 for name in known.found if str(Path(name)) not in names)
     return Waits(source.name, "files", count, round(rows / done * count) if done else (0 if not count else None))

@@ -11,9 +11,9 @@ from tests.support.mistakes_join import ADVICE, BOUNDS, CASES, ISSUE, LAKE, LETT
 
 import slackwater as sw
 from slackwater.config.connection import Connection, DeltaConnection, FilesConnection, KafkaConnection
+from slackwater.config.connectors import injected
 from slackwater.config.join import HOW, output_names
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.source import injected
 from slackwater.errors import ConfigError, StartError
 
 WRITTEN = """\

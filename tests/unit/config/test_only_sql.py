@@ -327,3 +327,35 @@ def test_the_best_of_each_window() -> None:
     assert line.endswith("one that is cut at max_session_duration_ms closes before one that ends there")
     (line,) = problems(STAGES.replace("WINDOW", TUMBLING).replace("PARTITION BY window_start", "PARTITION BY user"))
     assert line.endswith('by its bounds: name "window_end" or "window_start" in GROUP BY or PARTITION BY')
+
+
+def test_groups_of_several_inputs_are_refused() -> None:
+    """The SQL runs over each input by itself: what it puts together would be a part of the rows of a window."""
+    begin, end = STAGES.index("[[stages]]"), STAGES.index('[[stages]]\nname = "top"')
+    first = STAGES[begin:end].replace("WINDOW", TUMBLING)
+    again = first.replace('"per_minute"', '"others"\nfrom = "clicks"')
+    both = (
+        STAGES[:begin]
+        + first
+        + again
+        + STAGES[end:].replace('name = "top"\n', 'name = "top"\nfrom = ["per_minute", "others"]\n')
+    )
+    (line,) = problems(both)
+    assert line.startswith("stages[2].sql: must be row-wise, it uses a window function (OVER)")
+    assert line.endswith("it has several inputs and runs over each of them by itself, so no run has all of a group")
+    ranked = STAGES[end:].partition("[target]")[0]
+    last = """[[stages]]
+name = "all"
+from = ["top", "top_of_others"]
+sql = "SELECT user, n, place FROM source"
+
+"""
+    of_each = STAGES[:begin] + first + again + ranked.replace('name = "top"\n', 'name = "top"\nfrom = "per_minute"\n')
+    of_each += ranked.replace('name = "top"\n', 'name = "top_of_others"\nfrom = "others"\n') + last
+    of_each += "[target]" + STAGES.partition("[target]")[2]
+    assert problems(of_each) == []
+    grouped = of_each.replace(
+        "SELECT user, n, place FROM source", "SELECT window_start, sum(n) AS n FROM source GROUP BY window_start"
+    )
+    (line,) = problems(grouped)
+    assert "several inputs" in line

@@ -12,6 +12,7 @@ import pytest
 from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, config, pipeline
 
 from slackwater.config import ddl, sql_check, toml
+from slackwater.config.sql import types
 from slackwater.core import schema
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -162,8 +163,8 @@ def test_joins_and_stages(old: str, new: str, said: str | None) -> None:
 
 
 def test_scalar_types_are_those_of_the_state() -> None:
-    assert set(sql_check.SCALARS) == {*schema._SIMPLE, "decimal"}
-    assert schema.NUMBERS == sql_check.NUMBERS
+    assert set(types.SCALARS) == {*schema._SIMPLE, "decimal"}
+    assert schema.NUMBERS == types.NUMBERS
 
 
 @pytest.mark.parametrize(("text", "columns"), DDL.items())

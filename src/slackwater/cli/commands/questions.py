@@ -20,11 +20,12 @@ def show(
         bool, typer.Option("--follow", "-f", help="Go on with new rows as they are published, until Ctrl-C.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per row; times in ISO 8601.")] = False,
+    target: Annotated[str | None, typer.Option(metavar="NAME", help="Of several targets this one alone.")] = None,
 ) -> None:
-    """Print what a pipeline has published, from its target, in the order of the windows; without Spark."""
+    """Print what a pipeline has published, from its targets, in the order of the windows; without Spark."""
     from slackwater.cli.show import show_file
 
-    show_file(file, limit, follow, as_json)
+    show_file(file, limit, follow, as_json, target)
 
 
 def why(
@@ -83,7 +84,10 @@ def ui(
 
 def diff(
     a: Annotated[
-        str, typer.Argument(metavar="A", help="Files, a Delta table, postgresql://…#table, a TOML file, state:WHERE.")
+        str,
+        typer.Argument(
+            metavar="A", help="Files, a Delta table, postgresql://…#table, a TOML file, FILE.toml#target, state:WHERE."
+        ),
     ],
     b: Annotated[str, typer.Argument(metavar="B", help="The same.")],
     by: Annotated[

@@ -93,11 +93,12 @@ def backfill(
         str | None,
         typer.Option(metavar="DURATION", help="How far the time of a Kafka record may be from its event time."),
     ] = None,
+    target: Annotated[str | None, typer.Option(metavar="NAME", help="Which of several targets.")] = None,
 ) -> None:
     """Run a pipeline over bounded history into its target, beside the live one and its state."""
     from slackwater.cli.backfill import backfill_file
 
-    backfill_file(file, since, until, partial, into, slack)
+    backfill_file(file, since, until, partial, into, slack, target)
 
 
 def demo(

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from slackwater.errors import StateError
 from slackwater.state.commit import Commit
-from slackwater.state.fork import forked, lists_of, taken
+from slackwater.state.fork import forked, taken
 from slackwater.state.protocol import Snapshot, not_kept
 
 ATTEMPTS = 5
@@ -90,7 +90,7 @@ def _copied(store: Origin, to: Path, epoch: int | None, made: list[Path]) -> Com
                 return None
             segments = [m.file for m in commit.metas]
             try:
-                for name in [*segments, *lists_of(commit)]:
+                for name in [*segments, *commit.lists]:
                     if (to / name) not in made:
                         _link(Path(store.root) / name, to / name)
                         made.append(to / name)

@@ -27,9 +27,3 @@ def read(directory: Path, name: str) -> list[str]:
 def check(directory: Path, name: str) -> None:
     """Raise StateError if a list is missing, or holds other lines than were written."""
     verify(directory / name, Path(name).stem.rpartition("-")[2])
-
-
-def named(offsets: object) -> list[str]:
-    """The lists that a source's offsets refer to."""
-    files = offsets.get("segments") if isinstance(offsets, dict) else None
-    return [str(f) for f in files] if isinstance(files, list) else []

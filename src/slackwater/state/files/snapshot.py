@@ -73,4 +73,5 @@ class Onlooker:
             lambda shard, logic, stage: stages[stage][shard].typed(logic.state_schema),
             partial(lists.read, self._log.directory),
             buffers,
+            published.reached(self._log.directory / "reached", commit.epoch),
         )

@@ -5,7 +5,8 @@ state/<pipeline>/
   manifests/000000012.json  one per epoch, created only if absent: that is the commit; its last line is a checksum
   segments/…                state rows (Arrow), referred to by manifests
   outputs/…                 staged output (Arrow), kept until published
-  published                 the last epoch that reached the target, and a checksum
+  published                 the last epoch that reached all targets, and a checksum
+  reached                   the targets that have their part of an epoch while others do not, and a checksum
   checkpoint/…              Spark's plan of the next epoch; can be lost
 """
 
@@ -136,7 +137,7 @@ class FilesStore:
         for meta in (m for stage in commit.stages for shard in stage.segments for m in shard):
             verify(self._dir / meta.file, meta.checksum, meta.bytes)
             opened(self._dir / meta.file, meta.rows)
-        for name in (n for source in commit.sources.values() for n in lists.named(source.offsets)):
+        for name in commit.offset_lists:
             lists.check(self._dir, name)
 
     def runner(self) -> str | None:
@@ -161,8 +162,11 @@ class FilesStore:
         epochs = self.epochs()
         return self._log.written(epochs[-1]) if epochs else None
 
-    def prepare(self, logic: Stateful, stage: int = 0) -> None:
+    def prepare(self, logic: Stateful, stage: int = 0, begins: bool = False) -> None:
         return
+
+    def forget(self, stages: range) -> None:
+        """Files that no commit names go with the next garbage."""
 
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> FilesShard:
         return FilesShard(self.root, shard, epoch, metas)
@@ -203,6 +207,12 @@ class FilesStore:
     def note_published(self, epoch: int) -> None:
         published.note(self._dir / "published", epoch)
 
+    def reached(self) -> frozenset[str]:
+        return published.reached(self._dir / "reached", self._latest)
+
+    def note_reached(self, epoch: int, target: str) -> None:
+        published.note_reached(self._dir / "reached", epoch, target)
+
     def collect_garbage(self) -> None:
         epochs = self.epochs()
         for epoch in epochs[:-KEPT_EPOCHS]:
@@ -215,8 +225,7 @@ class FilesStore:
         used = {s.file for m in kept for stage in m.stages for shard in stage.segments for s in shard} | {
             o.file for m in kept for o in (*m.output, *m.letters)
         }
-        used |= {file for m in kept for s in m.sources.values() for file in lists.named(s.offsets)}
-        used |= {name for m in kept for name in (*m.replayed, *m.tried)}
+        used |= {name for m in kept for name in m.lists}
         for folder in ("segments", "outputs", "offsets"):
             for path in (self._dir / folder).glob("*"):
                 numbered = path.name[:9].isdigit()

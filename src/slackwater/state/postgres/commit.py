@@ -5,7 +5,6 @@ fence ─ columns, if they changed ─ staged rows become the state ─ forget w
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import psycopg
 from psycopg import errors
 
 from slackwater.core.dispatch import unregistered
+from slackwater.core.offsets import Offsets
 from slackwater.errors import EpochError, FencedError
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import FORMAT, Commit, SegmentMeta, StageState
@@ -69,7 +69,7 @@ class Transaction:
             done = self._moved(commit) if self.stages else commit
             if publish is not None:
                 publish(db)
-            published = publish is not None and not commit.letters
+            published = publish is not None and not commit.missing(())
             if published:
                 db.execute(f"DELETE FROM {t.outputs} WHERE pipeline_name = %s", (self.tables.pipeline,))
             db.execute(
@@ -120,7 +120,7 @@ class Transaction:
         t = self.tables
         rows, clocks = [], commit.clocks
         for name, source in commit.sources.items():
-            for partition, offset in offsets_of(source.offsets).items():
+            for partition, offset in rows_of(source.offsets).items():
                 heard = clocks[name].partitions.get(partition, clocks[name])
                 newest = client.time(heard.max_event_us)
                 rows.append((self.tables.pipeline, name, partition, offset, newest, heard.idle, FORMAT, commit.epoch))
@@ -224,10 +224,6 @@ class Change:
         )
 
 
-def offsets_of(offsets: Any) -> dict[str, str]:
-    """A source's offsets as rows: per partition of a Kafka topic, or one for a list of files."""
-    if not isinstance(offsets, dict):
-        return {"": json.dumps(offsets)}
-    if isinstance(offsets.get("segments"), list):
-        return {"files": str(offsets.get("count", 0))}
-    return {f"{topic}-{n}": str(offset) for topic, parts in offsets.items() for n, offset in parts.items()}
+def rows_of(offsets: Offsets | None) -> dict[str, str]:
+    """A source's offsets as rows: per partition of a Kafka topic, or one for files."""
+    return {"": "null"} if offsets is None else offsets.rows()

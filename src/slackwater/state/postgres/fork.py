@@ -13,7 +13,7 @@ import psycopg
 from slackwater.errors import LockHeldError, StateError
 from slackwater.state import migrations
 from slackwater.state.commit import FORMAT, Commit
-from slackwater.state.fork import forked, lists_of, taken
+from slackwater.state.fork import forked, taken
 from slackwater.state.postgres import client, lock, owned
 from slackwater.state.postgres.snapshot import exists, latest
 from slackwater.state.postgres.tables import Tables
@@ -63,7 +63,7 @@ def _fork(db: psycopg.Connection[Any], old: Tables, new: Tables, epoch: int | No
         _copy_table(db, there.of(stage), new.of(stage))
     for statement in migrations.statements(version, [new.of(stage) for stage in stages]):
         db.execute(statement)
-    named = {token: uuid.uuid4().hex for token in lists_of(commit)}
+    named = {token: uuid.uuid4().hex for token in commit.lists}
     _copy_lists(db, new, named)
     made = forked(commit, new.pipeline, named.__getitem__)
     db.execute(

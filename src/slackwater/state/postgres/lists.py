@@ -28,20 +28,13 @@ def read(db: psycopg.Connection[Any], tables: Tables, place: str, name: str) -> 
     return str(row[0]).splitlines()
 
 
-def named(offsets: Any) -> list[str]:
-    """The lists that a source's offsets refer to."""
-    found = offsets.get("segments") if isinstance(offsets, dict) else None
-    return found if isinstance(found, list) else []
-
-
 def collect_garbage(db: psycopg.Connection[Any], tables: Tables, epoch: int) -> None:
     """Delete the lists of epochs up to this one that the latest commit does not name."""
     row = db.execute(f"SELECT record FROM {tables.pipelines} WHERE pipeline_name = %s", (tables.pipeline,)).fetchone()
     if row is None:
         return
     latest = Commit.model_validate(row[0])
-    used = [*(n for s in latest.sources.values() for n in named(s.offsets)), *latest.replayed, *latest.tried]
     db.execute(
         f"DELETE FROM {tables.lists} WHERE pipeline_name = %s AND epoch <= %s AND token <> ALL(%s)",
-        (tables.pipeline, epoch, used),
+        (tables.pipeline, epoch, latest.lists),
     )

@@ -56,11 +56,17 @@ class Preparation:
     tables: Tables
     place: str
     epoch: int
+    begins: bool = False  # though the state goes on
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the table has to be there already."""
+        return self.epoch >= 0 and not self.begins
 
     def run(self, logic: Stateful) -> list[str]:
         """What the next commit changes about the table, as SQL. Raises StartError, StateError and psycopg's errors."""
         columns.check(logic, self.tables, f"pipeline {self.tables.pipeline}: state store")
-        if self.epoch >= 0:
+        if self.is_there:
             self._rename()
         return self._run(logic)
 
@@ -71,7 +77,7 @@ class Preparation:
     @_run.register
     def _(self, logic: Logic) -> list[str]:
         t, altering = self.tables, list[str]()
-        if self.epoch >= 0:
+        if self.is_there:
             self._must_exist()
             if t.complete_state(logic):
                 self.db.execute(t.complete_state(logic))
@@ -90,7 +96,7 @@ class Preparation:
     @_run.register
     def _(self, logic: JoinLogic) -> list[str]:
         table = JoinTable(self.tables, logic)
-        if self.epoch >= 0:
+        if self.is_there:
             self._must_exist()
         else:
             self._begin(table.create())
@@ -99,7 +105,7 @@ class Preparation:
 
     @_run.register
     def _(self, logic: Stateless) -> list[str]:
-        if self.epoch >= 0:
+        if self.is_there:
             self._must_exist()
         else:
             self._begin([self.tables.create_empty()])

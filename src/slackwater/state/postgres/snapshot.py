@@ -97,7 +97,8 @@ def peek(url: str, tables: Tables, place: str, epoch: int | None = None) -> Iter
             def buffers(shard: int, logic: JoinLogic, stage: int) -> PostgresBuffers:
                 return part(shard, stage).buffers(logic)
 
-            yield Snapshot(commit, published, reader, partial(lists.read, db, tables, place), buffers)
+            named = frozenset(commit.reached)
+            yield Snapshot(commit, published, reader, partial(lists.read, db, tables, place), buffers, named)
     except psycopg.Error as error:
         raise StateError(f"state store {place}: {client.reason(error)}") from None
 

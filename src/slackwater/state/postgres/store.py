@@ -13,6 +13,7 @@ the staged rows over, forgets what is over, and, where the target is in the same
 from __future__ import annotations
 
 import datetime as dt
+import json
 import logging
 import shutil
 import tempfile
@@ -77,6 +78,7 @@ class PostgresStore:
         self._altering: dict[int, list[str]] = {}  # per stage: what the next commit changes about its table
         self._epoch = -1
         self._published = -1
+        self._reached: frozenset[str] = frozenset()
         self._version = FORMAT
 
     @property
@@ -188,6 +190,7 @@ class PostgresStore:
         found = latest(self._db, self.tables, self._place)
         commit, self._published, self._version = found or (None, -1, FORMAT)
         self._epoch = commit.epoch if commit else -1
+        self._reached = frozenset(commit.reached if commit else ())
         return commit
 
     def _migrate(self) -> None:
@@ -196,11 +199,16 @@ class PostgresStore:
             prepare.migrate(self._db, self.tables, self._place)
             self._version = FORMAT
 
-    def prepare(self, logic: Stateful, stage: int = 0) -> None:
+    def prepare(self, logic: Stateful, stage: int = 0, begins: bool = False) -> None:
         self._migrate()
-        preparation = prepare.Preparation(self._db, self.tables.of(stage), self._place, self._epoch)
+        preparation = prepare.Preparation(self._db, self.tables.of(stage), self._place, self._epoch, begins)
         self._altering[stage] = preparation.run(logic)
         self._stages[stage] = logic
+
+    def forget(self, stages: range) -> None:
+        for stage in stages:
+            with self._db.transaction():
+                owned.drop(self._db, self.tables.of(stage), "windows", "staged", "state")
 
     def _connect(self) -> None:
         """Connect and take the pipeline's lock, which is gone with this connection."""
@@ -277,7 +285,7 @@ class PostgresStore:
             except RefusedError as refused:
                 # the epoch itself is sound: it waits for the target, as it would in a database of its own
                 log.warning("%s: the target refused epoch %d: %s", self._pipeline, commit.epoch, refused)
-                publish = None
+                publish, commit = None, commit.model_copy(update={"reached": ()})
                 done = self._transact(commit, publish, commit_id)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             if not self._db.closed and not isinstance(error, errors.AdminShutdown):
@@ -286,7 +294,8 @@ class PostgresStore:
         except psycopg.Error as error:
             raise EpochError(f"epoch {commit.epoch} was not committed: {client.reason(error)}") from None
         self._epoch = commit.epoch
-        if publish is not None and not commit.letters:
+        self._reached = frozenset(commit.reached)
+        if publish is not None and not commit.missing(()):
             self._published = commit.epoch
         return done
 
@@ -368,6 +377,27 @@ class PostgresStore:
                 "%s: epoch %d is published and could not be noted: %s", self._pipeline, epoch, client.reason(error)
             )
         self._published = epoch
+
+    def reached(self) -> frozenset[str]:
+        return self._reached
+
+    def note_reached(self, epoch: int, target: str) -> None:
+        self._reached |= {target}
+        try:
+            self._db.execute(
+                f"UPDATE {self.tables.pipelines} SET record = jsonb_set(record, '{{reached}}', %s::jsonb)"
+                " WHERE pipeline_name = %s AND epoch = %s",
+                (json.dumps(sorted(self._reached)), self._pipeline, epoch),
+            )
+        except psycopg.Error as error:
+            # most targets ignore an epoch they have: it does little harm
+            log.warning(
+                '%s: epoch %d is in target "%s" and that could not be noted: %s',
+                self._pipeline,
+                epoch,
+                target,
+                client.reason(error),
+            )
 
     @_told
     def collect_garbage(self) -> None:

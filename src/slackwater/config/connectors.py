@@ -1,0 +1,134 @@
+"""A record per kind of system: all that a config tells of it without reaching it. What a run does with it: `runner.systems`.
+
+kind ─┬─ rows from it     columns that come with each, whether they can be read again, where reading begins, how it is named
+      └─ results to it    how the place is named, how results are written, what is delivered
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from slackwater.config.source import Source
+    from slackwater.config.target import Target
+
+
+@dataclass(frozen=True)
+class Begins:
+    """Where reading begins that was never read. `default`: unless the config says; None: nobody can say.
+
+    "earliest" or "latest" may be asked for then; `offsets`: or an offset for each partition. `from_first`: there is nothing
+    before. `at`, `otherwise`: in words, where nobody can say.
+    """
+
+    default: str | None = None
+    offsets: bool = False
+    from_first: bool = False
+    at: str = "where its connector begins"
+    otherwise: str = "begins where its connector does"
+
+
+def absolute(path: str | None) -> str:
+    """A directory as seen from anywhere."""
+    here = path and "://" not in path and not path.startswith("file:")
+    return str(Path(str(path)).absolute()) if here else str(path)
+
+
+def _named(s: Source) -> str:
+    return str(s.query)
+
+
+def _nothing(t: Target) -> str | None:
+    return None
+
+
+def _console(t: Target) -> str:
+    return "the console"
+
+
+@dataclass(frozen=True)
+class Connector:
+    """One kind. `written`: how results are, given whether rows are only ever added, and whether that is part of the commit."""
+
+    # -- rows from it ----------------------------------------------------------------------------------------------
+    injected: tuple[str, ...] = ()  # columns that every row has beside its payload
+    own_time: bool = False  # and `_event_ts`, the time of the record
+    own_clock: bool = False  # where a record brings no time, it is the epoch's clock
+    keeps_history: bool = False  # what was read can be read once more
+    begins: Begins = Begins()  # frozen
+    named: Callable[[Source], str] = _named  # in short
+    rows: Callable[[Source], str] = _named  # as a plan has it
+    most: Callable[[Source], int | None] = lambda s: s.max_messages_per_trigger
+    # -- results to it ---------------------------------------------------------------------------------------------
+    place: Callable[[Target], str] = _console
+    written: Callable[[Target, bool, bool], str] = lambda t, adds, within: "to the console"
+    only_adds: str = ""  # which targets of this kind do, in words; else all
+    weaker: Callable[[Target], str | None] = _nothing  # why delivery is at least once; None: it is not
+    once: str = "exactly once: the target keeps the last epoch with its rows and ignores an older one"
+
+
+def _kafka_weaker(t: Target) -> str | None:
+    if t.delivery == "exactly_once":
+        return None
+    return 'at least once: a restart may publish an epoch again; set delivery = "exactly_once" for transactions'
+
+
+def _postgres_written(t: Target, adds: bool, within: bool) -> str:
+    return f"{'insert' if adds else 'upsert'} into Postgres table {t.table}{', within the commit' if within else ''}"
+
+
+def _stream(kind: str) -> dict[str, Any]:
+    def text(s: Source) -> str:
+        return f"{s.query} in {kind}"
+
+    return {"named": text, "rows": text}
+
+
+CONNECTORS: Mapping[str, Connector] = {
+    "files": Connector(
+        keeps_history=True,
+        begins=Begins(from_first=True, at="at its first file", otherwise="begins with the first of its files"),
+        named=lambda s: f"files {s.query}",
+        rows=lambda s: f"{s.format} files {s.query}",
+        most=lambda s: s.max_files_per_trigger,
+        place=lambda t: f'"{absolute(t.path)}"',
+        written=lambda t, adds, within: f'{t.format or "parquet"} files in "{absolute(t.path)}", one per epoch',
+    ),
+    "console": Connector(weaker=lambda t: "at least once: a console cannot take back what it printed"),
+    "kafka": Connector(
+        injected=("_key", "_value", "_headers", "_topic", "_partition", "_offset"),
+        own_time=True,
+        keeps_history=True,
+        begins=Begins("earliest", offsets=True),
+        named=lambda s: f"{s.query} in kafka",
+        rows=lambda s: f"{s.payload_format or 'json'} records of {s.query} in Kafka",
+        most=lambda s: s.max_offsets_per_trigger,
+        place=lambda t: f"Kafka topic {t.topic}",
+        written=lambda t, adds, within: f"Kafka topic {t.topic}, {(t.delivery or 'at_least_once').replace('_', ' ')}",
+        only_adds="a kafka target with these key_columns",
+        weaker=_kafka_weaker,
+        once="exactly once for read_committed consumers: rows and the last epoch are one Kafka transaction",
+    ),
+    "postgres": Connector(place=lambda t: f"Postgres table {t.table}", written=_postgres_written),
+    "delta": Connector(
+        place=lambda t: f'Delta table "{absolute(t.path)}"',
+        written=lambda t, adds, within: f'Delta table "{absolute(t.path)}", {"append" if adds else t.mode or "merge"}',
+        only_adds='a delta target with mode = "append"',
+    ),
+    "rabbitmq": Connector(
+        injected=("_value", "_routing_key", "_exchange", "_message_id", "_headers", "_received"),
+        own_time=True,
+        own_clock=True,
+        **_stream("rabbitmq"),
+    ),
+    "kinesis": Connector(injected=("_value",), own_time=True, begins=Begins("latest"), **_stream("kinesis")),
+    "pubsub": Connector(injected=("_value",), own_time=True, **_stream("pubsub")),
+}
+
+
+def injected(kind: str | None) -> tuple[str, ...]:
+    """The columns that a connection of this kind adds to a row's own, beside `_event_ts`; none for a DataFrame."""
+    return () if kind is None else CONNECTORS[kind].injected

@@ -1,0 +1,56 @@
+"""How large a state may grow by the bounds of its config."""
+
+from __future__ import annotations
+
+import math
+
+from slackwater.config.aggregation import QUANTILE_K, Aggregation
+from slackwater.config.join import Join
+from slackwater.config.rows import Rows
+from slackwater.config.window import Window
+
+GIB = 1 << 30
+DEFAULT_GIB = 16
+ROW_BYTES = 48  # the hidden columns of a state row
+KEY_BYTES = 24  # assumed per key column
+SKETCH_BYTES = 1024  # an HLL sketch of about 250 distinct values; it grows to 4 bytes * 2^hll_precision
+EXACT_BYTES = 16  # assumed per value that a group keeps
+CUSTOM_BYTES = 64  # assumed per group of a user-defined aggregation
+VERSIONS = 2  # segments keep old versions until they are merged
+
+
+def projected_bytes(window: Window) -> int:
+    """What the state may grow to at `max_groups_per_window`, for the assumed sizes of keys and sets above."""
+    accumulators = sum(map(_accumulator_bytes, window.aggregations))
+    row = ROW_BYTES + KEY_BYTES * len(window.group_by) + accumulators
+    panes = 1
+    if window.kind != "session" and window.duration_ms:
+        panes = window.duration_ms // math.gcd(window.duration_ms, window.hop_ms or window.duration_ms)
+    groups = window.max_groups_per_window or 1_000_000
+    return groups * panes * row * VERSIONS
+
+
+def _accumulator_bytes(a: Aggregation) -> int:
+    if not a.builtin:
+        return CUSTOM_BYTES
+    if a.agg == "count_distinct" and a.mode != "exact":
+        return SKETCH_BYTES
+    if a.agg == "approx_quantile":
+        return 8 * (a.k or QUANTILE_K)  # the buffer; a sketch is about three times as large
+    values = a.max_values_per_group or a.max_distinct_values_per_group
+    if values is not None:
+        return values * (EXACT_BYTES + (8 if a.agg in ("collect_list", "top_k") else 0))
+    return {"count": 8, "min": 16, "max": 16}.get(a.agg, 24)
+
+
+def warnings(step: Window | Join | Rows) -> tuple[str, ...]:
+    """A warning if the projected state of a window is above 1 GiB; at the default bound, which is there for safety, if it is far above."""
+    if not isinstance(step, Window) or (size := projected_bytes(step)) <= GIB:
+        return ()
+    nobody_chose_it = step.max_groups_per_window == step.implied().get("max_groups_per_window")
+    if nobody_chose_it and size <= DEFAULT_GIB * GIB:
+        return ()
+    return (
+        f"the state may grow to {size / GIB:.1f} GiB at max_groups_per_window = {step.max_groups_per_window:,}; "
+        "lower it, shorten the window, or make room for it",
+    )

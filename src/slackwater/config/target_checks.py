@@ -1,0 +1,101 @@
+"""Checks of targets against each other and against the stages: each gets the results of one, and no results are lost."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from slackwater.config.checks import placed_targets, resolve
+from slackwater.config.spec import Problem, Values
+from slackwater.config.spelling import nearest, show
+
+if TYPE_CHECKING:
+    from slackwater.config.target import Target
+
+MOST_TARGETS = 16
+TARGET_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+
+
+def check_targets(values: Values, wrong: set[str]) -> Iterator[Problem]:
+    """One target or several; each is called by a name of its own, gets what a stage emits, and writes where no other does."""
+    targets: Sequence[Target] = values.get("targets", ())
+    if "targets" in values and "target" in values:
+        yield (
+            "targets",
+            "given beside [target]; a pipeline has one target, or several in [[targets]]: remove one of them",
+        )
+        return
+    if "targets" in values and not targets:
+        yield "targets", "empty; describe at least one in [[targets]], or the only one in [target]"
+        return
+    if len(targets) > MOST_TARGETS:
+        yield "targets", f"found {len(targets)}, expected at most {MOST_TARGETS}"
+        return
+    if "target" not in values and not targets:
+        if not {"target", "targets"} & wrong:
+            yield "target", "missing; say where results go in [target]"
+        return
+    placed = placed_targets(values)
+    yield from _names(placed)
+    yield from _stages(placed, values, wrong)
+    yield from _places(placed, values.get("connections", {}))
+    letters: Target | None = values.get("dead_letter")
+    for key, given in (("name", letters and letters.name), ("from", letters and letters.from_)):
+        if given is not None:
+            yield f"dead_letter.{key}", "belongs to [[targets]]; the dead letters of all stages go there; remove it"
+
+
+def _names(placed: Sequence[tuple[str, Target]]) -> Iterator[Problem]:
+    for at, target in placed:
+        if target.name is not None and "name" not in target._wrong and not re.fullmatch(TARGET_NAME, target.name):
+            yield (
+                f"{at}.name",
+                f'found {show(target.name)}, expected at most 100 letters, digits, ".", "_" and "-"',
+            )
+    for name, times in Counter(t.name for _, t in placed if t.name is not None).items():
+        if times > 1:
+            yield "targets", f"{times} targets are called {show(name)}; give each its own name"
+
+
+def _stages(placed: Sequence[tuple[str, Target]], values: Values, wrong: set[str]) -> Iterator[Problem]:
+    """What a target is from is there; that each stage is read, `stage_checks` knows."""
+    stages: Sequence[Any] = values.get("stages", ())  # of `config.pipeline.Stage`, which is not known here
+    if "stages" in wrong or any("name" in s._wrong for s in stages):
+        return
+    names = [s.name for s in stages] or ["transform"]
+    for at, target in placed:
+        if "from" not in target._wrong and target.from_ is not None and target.from_ not in names:
+            yield f"{at}.from", f"found {show(target.from_)}, which is no stage{nearest(target.from_, names)}"
+
+
+def shown_stages(values: Values) -> tuple[str, ...]:
+    """The stages of a draft whose results a target gets; all of them where one of these is not there."""
+    names = [s.name for s in values["stages"]]
+    found = dict.fromkeys(t.from_ or names[-1] for _, t in placed_targets(values)) or (names[-1],)
+    return tuple(found) if set(found) <= set(names) else tuple(names)
+
+
+def _places(placed: Sequence[tuple[str, Target]], known: Mapping[str, Any]) -> Iterator[Problem]:
+    """Two targets in one place would take the rows of each other for their own."""
+    seen: dict[object, str] = {}
+    for at, target in placed:
+        connection = resolve(target.connection, known) if target.connection is not None else None
+        table = target.table and (target.table if "." in target.table else f"public.{target.table}")
+        place = (target.path and posixpath.normpath(target.path), table, target.topic)
+        if connection is None or not any(place) or target._wrong:
+            continue
+        first = seen.setdefault((connection.kind, str(vars(connection)), *place), at)
+        if first != at:
+            yield at, f"writes where {first} does ({show(next(p for p in place if p))}); give each its own place"
+
+
+def each_target(values: Values) -> Iterator[tuple[str, Values]]:
+    """A draft for each of its targets, as if there were no other: `transform` is the stage whose results it gets."""
+    stages = {s.name: s for s in values.get("stages") or ()}
+    for at, target in placed_targets(values):
+        found = stages.get(target.from_) if target.from_ is not None else None
+        stage = found or (values["stages"][-1] if values.get("stages") else values.get("transform"))
+        yield at, {**values, "target": target, **({} if stage is None else {"transform": stage})}

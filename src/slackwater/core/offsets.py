@@ -1,0 +1,129 @@
+"""Where a source goes on, as a commit keeps it: the files that were read, or the next offset of each partition.
+
+    files   {"segments": ["offsets/000000007-…jsonl"], "count": 3, "changed": {"count": 1, "last": ["/in/a.json"]}}
+    Kafka   {"clicks": {"0": 1200, "1": 1180}}
+
+What a source reads that goes on by Spark's checkpoint alone has none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+_LIST = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")
+ByTopic = Mapping[str, Mapping[str, int]]  # topic -> partition -> offset, as Spark writes it
+
+
+@dataclass(frozen=True)
+class ChangedFiles:
+    """Files that changed after they were read: how many, and the names of the `last` ones."""
+
+    count: int = 0
+    last: tuple[str, ...] = ()
+
+    def stored(self) -> dict[str, Any]:
+        return {"count": self.count, "last": list(self.last)}
+
+
+@dataclass(frozen=True)
+class FilesRead:
+    """`lists`: the names of lists beside the state that hold every file read so far; `count`: how many files these are."""
+
+    lists: tuple[str, ...] = ()
+    count: int = 0
+    changed: ChangedFiles | None = None
+
+    def renamed(self, listed: Callable[[str], str]) -> FilesRead:
+        """The same, with lists of other names."""
+        return replace(self, lists=tuple(map(listed, self.lists)))
+
+    def stored(self) -> dict[str, Any]:
+        changed = {} if self.changed is None else {"changed": self.changed.stored()}
+        return {"segments": list(self.lists), "count": self.count, **changed}
+
+    def rows(self) -> dict[str, str]:
+        """For people who look into a database: a name, and how far that is."""
+        return {"files": str(self.count)}
+
+
+@dataclass(frozen=True)
+class KafkaOffsets:
+    """The offset of the next record, by topic and partition."""
+
+    topics: ByTopic = field(default_factory=dict)
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """None: they are short enough for a commit."""
+        return ()
+
+    def of(self, topic: str, partition: int | str) -> int | None:
+        """None: the partition was not known yet."""
+        return self.topics.get(topic, {}).get(str(partition))
+
+    def each(self) -> Iterator[tuple[str, str, int]]:
+        """Topic, partition and offset."""
+        for topic, parts in self.topics.items():
+            for partition, offset in parts.items():
+                yield topic, partition, offset
+
+    def renamed(self, listed: Callable[[str], str]) -> KafkaOffsets:
+        return self
+
+    def stored(self) -> dict[str, Any]:
+        return {topic: dict(parts) for topic, parts in self.topics.items()}
+
+    def rows(self) -> dict[str, str]:
+        return {f"{topic}-{partition}": str(offset) for topic, partition, offset in self.each()}
+
+
+Offsets = FilesRead | KafkaOffsets
+
+
+def parsed(stored: Any) -> Offsets | None:
+    """Offsets as a commit holds them. Raises ValueError for what no commit holds: a state is not trusted."""
+    if stored is None or isinstance(stored, FilesRead | KafkaOffsets):
+        return stored
+    if not isinstance(stored, Mapping):
+        raise ValueError("offsets are no table")
+    if isinstance(stored.get("segments"), list):
+        changed = stored.get("changed")
+        return FilesRead(
+            tuple(map(_list, stored["segments"])),
+            _count(stored.get("count", 0)),
+            None if changed is None else _changed(changed),
+        )
+    return KafkaOffsets({str(topic): _partitions(topic, parts) for topic, parts in stored.items()})
+
+
+def _list(name: Any) -> str:
+    if not isinstance(name, str) or not _LIST.fullmatch(name):
+        raise ValueError(f"{str(name)[:100]!r} is no name of a list")
+    return name
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise ValueError(f"{str(value)[:100]!r} is no count of files")
+    return value
+
+
+def _changed(found: Any) -> ChangedFiles:
+    last = found.get("last", []) if isinstance(found, Mapping) else None
+    if not isinstance(last, list) or not all(isinstance(name, str) for name in last):
+        raise ValueError("changed files are no names")
+    return ChangedFiles(_count(found.get("count", 0)), tuple(last))
+
+
+def _partitions(topic: Any, parts: Any) -> dict[str, int]:
+    if not isinstance(parts, Mapping):
+        raise ValueError(f"{str(topic)[:100]!r} has no offsets by partition")
+    for partition, offset in parts.items():
+        if not str(partition).isdecimal() or isinstance(offset, bool) or not isinstance(offset, int):
+            raise ValueError(f"{str(topic)[:100]}-{str(partition)[:20]} has no offset")
+        if not 0 <= offset < 1 << 63:
+            raise ValueError(f"{str(topic)[:100]}-{partition} has an offset that no topic has")
+    return {str(partition): offset for partition, offset in parts.items()}

@@ -1,0 +1,149 @@
+"""The targets of a config against those of a commit: what goes elsewhere from now on, and what may not while an epoch waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from slackwater.config.paths import as_written
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.target import Target
+from slackwater.config.window import Window
+from slackwater.evolution.texts import columns_text
+from slackwater.state.commit import LETTERS, Commit, Destination
+
+Place = tuple[str | None, ...]
+
+
+def place_of(target: Target) -> Place:
+    """Where a target writes, as a commit names it."""
+    return (target.path and as_written(target.path), target.table, target.topic)
+
+
+def letters_of(pipeline: Pipeline) -> Place | None:
+    return None if pipeline.dead_letter is None else place_of(pipeline.dead_letter)
+
+
+def name_of(place: Place | None) -> str | None:
+    return None if place is None else next((p for p in place if p), "console")
+
+
+def described(pipeline: Pipeline) -> dict[str, Destination]:
+    """The targets of a config as far as it tells without the columns of its sources."""
+    found = {}
+    for name, own in pipeline.by_target.items():
+        columns = tuple(columns_text(own)) if isinstance(own.last.transform.window, Window) else None
+        found[name] = Destination(
+            stage=str(own.target.from_), place=place_of(own.target), writer=own.writer, columns=columns
+        )
+    return found
+
+
+def readdressed(commit: Commit, stages: Sequence[str], targets: Sequence[str]) -> Commit:
+    """The commit with today's names: stages are the same by their places, and a target that is called as its stage, or is the
+    only one, is the one that is called so now."""
+    renamed = dict(zip((s.name for s in commit.stages), stages, strict=False))
+    called = {}
+    for name in commit.targets:
+        if name in targets:
+            continue
+        if len(commit.targets) == len(targets) == 1:
+            called[name] = targets[0]
+        elif (now := renamed.get(name)) in targets and now not in commit.targets:
+            called[name] = str(now)
+    found = {
+        called.get(n, n): t.model_copy(update={"stage": renamed.get(t.stage, t.stage)})
+        for n, t in commit.targets.items()
+    }
+    update = {
+        "targets": found,
+        "output": tuple(o.model_copy(update={"stage": renamed.get(o.stage, o.stage)}) for o in commit.output),
+        "reached": tuple(called.get(n, n) for n in commit.reached),
+    }
+    return commit.model_copy(update=update)
+
+
+# -- what goes elsewhere -------------------------------------------------------------------------------------------------
+
+
+def changes(pipeline: Pipeline, commit: Commit) -> Iterator[tuple[str, str | None, str | None, str]]:
+    """What differs, before, after, and what becomes of it; nothing for a state that has committed no epoch with targets yet."""
+    if not commit.targets:
+        return
+    now = described(pipeline)
+    before = readdressed(commit, list(pipeline.alone), list(now)).targets
+    goes = f"what comes out after epoch {commit.epoch} goes there; what is out stays where it is"
+    gone, new = [n for n in before if n not in now], [n for n in now if n not in before]
+    for name in gone:
+        same = [n for n in new if _same(before[name], now[n])]
+        if same:
+            new.remove(same[0])
+            yield f'target "{name}"', name, same[0], "it is called so from now on"
+            continue
+        how = "it gets nothing more; what is out stays where it is"
+        yield f'target "{name}"', name_of(before[name].place), None, how
+    for name in new:
+        how = f'it gets what stage "{now[name].stage}" emits after epoch {commit.epoch}, and nothing from before'
+        yield f'target "{name}"', None, name_of(now[name].place), how
+    for name, after in now.items():
+        if (was := before.get(name)) is None:
+            continue
+        what = "target" if len(now) == len(before) == 1 else f'target "{name}"'
+        if was.place != after.place:
+            yield what, name_of(was.place), name_of(after.place), goes
+        if was.stage != after.stage:
+            yield f"{what} from", was.stage, after.stage, f"it gets what that stage emits after epoch {commit.epoch}"
+    if commit.letters_to != (letters := letters_of(pipeline)):
+        yield "dead_letter", name_of(commit.letters_to), name_of(letters), goes
+
+
+def _same(one: Destination, other: Destination) -> bool:
+    return (one.stage, one.place) == (other.stage, other.place)
+
+
+# -- while an epoch waits ------------------------------------------------------------------------------------------------
+
+
+def waiting(pipeline: Pipeline, commit: Commit, missing: Sequence[str]) -> str | None:
+    """Why the former config has to start once more: what it committed is not out, and the new one would write it elsewhere.
+
+    `missing`: who does not have its part yet.
+    """
+    if not missing or not commit.targets:
+        return None
+    now = described(pipeline)
+    found = misdirected(commit, list(pipeline.alone), now, letters_of(pipeline), missing)
+    return waiting_text(commit.epoch, found) if found else None
+
+
+def misdirected(
+    commit: Commit, stages: Sequence[str], now: Mapping[str, Destination], letters: Place | None, missing: Sequence[str]
+) -> list[str]:
+    """What is another now for those who do not have their part of a commit yet."""
+    if commit.output and not commit.targets:
+        return ["target"]
+    found = readdressed(commit, stages, list(now))
+    called = dict(zip(commit.targets, found.targets, strict=True))
+    changed: list[str] = []
+    for name in missing:
+        if name == LETTERS:
+            changed += ["letters"] if commit.letters_to != letters else []
+            continue
+        was, after = found.targets[called[name]], now.get(called[name])
+        what = "target" if len(found.targets) == len(now) == 1 else f'target "{name}"'
+        if after is None or was.place != after.place or was.stage != after.stage:
+            changed.append(what)
+        elif was.writer != after.writer:
+            changed.append(f"{what} name")
+        if after is not None:
+            for key in ("columns", "upserts"):
+                known = [getattr(was, key), getattr(after, key)]
+                if None not in known and known[0] != known[1]:
+                    changed.append(key if what == "target" else f"{what} {key}")
+    return changed
+
+
+def waiting_text(epoch: int, changed: Sequence[str]) -> str:
+    return (
+        f"epoch {epoch} was committed and not yet published, and the config has changed since ({', '.join(changed)}); "
+        "start once with the former config, then change it"
+    )

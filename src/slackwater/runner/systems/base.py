@@ -1,0 +1,72 @@
+"""What a run may ask of a system, whatever its kind; a config has been checked before, so only what its kind can do is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeVar
+
+from slackwater.config.connection import Connection
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.source import Source
+from slackwater.config.target import Target as TargetSpec
+from slackwater.runner.letters import Wanted
+from slackwater.sources.streams import AnySource
+from slackwater.sources.times import UTC
+from slackwater.targets.base import Table, Target
+
+if TYPE_CHECKING:
+    import polars as pl
+    from pyspark.sql import SparkSession
+
+C = TypeVar("C", bound=Connection)
+
+
+class Former(Protocol):
+    """A target that can tell what another state left in it."""
+
+    def former(self) -> str | None:
+        """In words: as in `12 files of another state of "orders" in "out", up to epoch 11`; None for nothing."""
+        ...
+
+
+@dataclass(frozen=True)
+class System(Generic[C]):
+    """One system, by how it is reached. Reaching it may raise StartError."""
+
+    connection: C
+
+    # -- rows from it ----------------------------------------------------------------------------------------------
+
+    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> AnySource:
+        """A source; `known`: the schema it was first read with, as Spark writes schemas in JSON."""
+        self._cannot("be read")
+
+    def check_source(self, spec: Source) -> None:
+        """Raise StartError if what is read is not there; says nothing where nobody can be asked."""
+
+    # -- results to it ---------------------------------------------------------------------------------------------
+
+    def target(self, spec: TargetSpec, pipeline: Pipeline, table: Table) -> Target:
+        """Where `table` is written."""
+        self._cannot("be written to")
+
+    def check_target(self, spec: TargetSpec, place: str) -> None:
+        """Raise StartError if the place is not there; `place`: the key that names it."""
+
+    def former(self, spec: TargetSpec, table: Table) -> Former | None:
+        """What to ask for the output of another state; None where nothing is kept that could be doubled."""
+        return None
+
+    def letters(self, spec: TargetSpec, pipeline: str, wanted: Wanted) -> Iterator[pl.DataFrame]:
+        """Dead letters, read back."""
+        self._cannot("keep dead letters")
+
+    def _cannot(self, what: str) -> NoReturn:
+        raise AssertionError(f"{self.connection.kind} cannot {what}, which the check of the config knows")
+
+
+def zone_of(pipeline: Pipeline, spec: Source) -> str:
+    """Of clock readings without one, as the first step has it that reads the source."""
+    readers = (own for own in pipeline.alone.values() if own.ways_from(spec.name))
+    return next((own.transform.step.event_time_zone for own in readers), None) or UTC

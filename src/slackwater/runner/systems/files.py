@@ -1,0 +1,53 @@
+"""Files, in directories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from slackwater.config.connection import FilesConnection
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.source import Source
+from slackwater.config.target import Target as TargetSpec
+from slackwater.errors import StartError
+from slackwater.runner.letters import Wanted
+from slackwater.runner.systems.base import System, zone_of
+from slackwater.sources import files
+from slackwater.targets.base import Table
+from slackwater.targets.files import FilesTarget
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Files(System[FilesConnection]):
+    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> files.FilesSource:
+        files.check_exists(spec)
+        return files.FilesSource(spec, files.schema_of(session, spec, known), zone_of(pipeline, spec))
+
+    def check_source(self, spec: Source) -> None:
+        files.check_exists(spec)
+
+    def target(self, spec: TargetSpec, pipeline: Pipeline, table: Table) -> FilesTarget:
+        return self.former(spec, table)
+
+    def former(self, spec: TargetSpec, table: Table) -> FilesTarget:
+        return FilesTarget(Path(spec.path or ""), spec.format or "parquet", table)
+
+    def letters(self, spec: TargetSpec, pipeline: str, wanted: Wanted) -> Iterator[pl.DataFrame]:
+        ending = {"json": "jsonl"}.get(spec.format or "parquet", spec.format or "parquet")
+        for path in sorted(Path(spec.path or "").glob(f"{pipeline}-letters-*.{ending}")):
+            try:
+                if ending == "parquet":
+                    yield pl.read_parquet(path)
+                elif ending == "csv":
+                    yield pl.read_csv(path, infer_schema=False)
+                else:
+                    yield pl.read_ndjson(path, infer_schema_length=None)
+            except (pl.exceptions.PolarsError, OSError) as error:
+                raise StartError(
+                    f"{path} cannot be read as letters ({str(error).splitlines()[0]}); move it away, or restore it"
+                ) from None

@@ -1,0 +1,126 @@
+"""A Kafka cluster: topics with rows, results and letters."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from slackwater.config.connection import KafkaConnection
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.source import Source
+from slackwater.config.target import Target as TargetSpec
+from slackwater.core.dead_letter import LETTER
+from slackwater.errors import StartError
+from slackwater.runner.letters import CHUNK, SCHEMA, Wanted
+from slackwater.runner.systems.base import System, zone_of
+from slackwater.sources.kafka import KafkaSource, sample
+from slackwater.sources.kafka_broker import Broker, named
+from slackwater.sources.payload import avro_payload, json_payload, raw_payload
+from slackwater.targets.base import Table
+from slackwater.targets.kafka_rows import LETTER_HEADERS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from slackwater.targets.kafka import KafkaTarget
+
+_SECONDS = 30.0
+
+
+class Kafka(System[KafkaConnection]):
+    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> KafkaSource:
+        broker, query = Broker(self.connection), spec.query or ""
+        broker.partitions(query, f'source "{spec.name}"')
+        if spec.payload_format == "raw":
+            payload = raw_payload()
+        elif spec.payload_format == "avro":
+            payload = avro_payload(session, spec, self.connection.schema_registry, named(query))
+        else:
+            payload = json_payload(session, spec, known, lambda: sample(session, spec, self.connection))
+            payload = replace(payload, zone=zone_of(pipeline, spec))
+        used = pipeline.dead_letter is not None or any(
+            not (texts := own.texts(way)) or any("_headers" in sql for _, sql in texts)
+            for own in pipeline.alone.values()
+            for way in own.ways_from(spec.name)
+        )
+        return KafkaSource(spec, broker, payload, f"slackwater-{pipeline.name}-{spec.name}", used)
+
+    def check_source(self, spec: Source) -> None:
+        Broker(self.connection).partitions(spec.query or "", f'source "{spec.name}"')
+
+    def target(self, spec: TargetSpec, pipeline: Pipeline, table: Table) -> KafkaTarget:
+        from slackwater.targets.kafka import KafkaTarget
+
+        settings = {**self.connection.options, "bootstrap.servers": str(self.connection.bootstrap_servers)}
+        return KafkaTarget(
+            settings,
+            spec.topic or "",
+            table,
+            value_format=spec.value_format or "json",
+            delivery=spec.delivery or "at_least_once",
+            key_columns=None if spec.key_columns is None else list(spec.key_columns),
+            upserts=spec.upserts("kafka", pipeline.last.transform.window),
+        )
+
+    def check_target(self, spec: TargetSpec, place: str) -> None:
+        Broker(self.connection).partitions(spec.topic or "", place)
+
+    def letters(self, spec: TargetSpec, pipeline: str, wanted: Wanted) -> Iterator[pl.DataFrame]:
+        """Every committed letter of the topic, from its start to where it ended when it was reached."""
+        from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+        topic = spec.topic or ""
+        broker = Broker(self.connection)
+        parts = broker.partitions(topic, "dead_letter")[topic]
+        settings = {"group.id": f"slackwater-{pipeline}-dlq", "enable.auto.commit": False, "enable.partition.eof": True}
+        settings |= {"isolation.level": "read_committed", "auto.offset.reset": "earliest"}
+        consumer: Any = Consumer({**broker.settings(), **settings})
+        ended: set[int] = set()
+        rows: list[dict[str, Any]] = []
+        try:
+            consumer.assign([TopicPartition(topic, p, 0) for p in parts])
+            end = time.monotonic() + _SECONDS
+            while len(ended) < len(parts):
+                for message in consumer.consume(CHUNK, timeout=0.5):
+                    end = time.monotonic() + _SECONDS
+                    if message.error() is None:
+                        rows.append(letter_of(message.key(), message.value(), message.headers() or []))
+                    elif message.error().code() == KafkaError._PARTITION_EOF:
+                        ended.add(message.partition())
+                if time.monotonic() > end:
+                    raise StartError(
+                        f'dead_letter: topic "{topic}" at {self.connection.bootstrap_servers} gave nothing for {_SECONDS:g} s '
+                        f"({broker.errors[-1] if broker.errors else 'no answer'}); check that the brokers run"
+                    )
+                if len(rows) >= CHUNK:
+                    yield pl.DataFrame(rows, schema=SCHEMA)
+                    rows = []
+        finally:
+            consumer.close()
+        yield pl.DataFrame(rows, schema=SCHEMA)
+
+
+def letter_of(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> dict[str, Any]:
+    """A message as a letter: what `targets.kafka_rows.LetterRows` wrote. The record's own headers come before ours."""
+    ours = max((n for n, (name, _) in enumerate(headers) if name == LETTER_HEADERS["reason"]), default=len(headers))
+    known = {name: (found or b"").decode(errors="replace") for name, found in headers[ours:]}
+    own = [{"key": k, "value": None if v is None else base64.b64encode(v).decode()} for k, v in headers[:ours]]
+    fields = {f.name: f for f in LETTER}
+    row = {n: _parsed(known[h], fields[n].type) for n, h in LETTER_HEADERS.items() if h in known}
+    writer = known.get("slackwater-pipeline", "").removesuffix("-letters-aside")
+    row["pipeline"] = writer.removesuffix("-letters") or None
+    row["epoch"] = int(known["slackwater-epoch"]) if "slackwater-epoch" in known else None
+    return {**row, "key": key, "value": value, "headers": json.dumps(own) if own else None}
+
+
+def _parsed(text: str, kind: str) -> Any:
+    if kind in ("int", "bigint"):
+        return int(text)
+    return dt.datetime.fromisoformat(text) if kind == "timestamp" else text

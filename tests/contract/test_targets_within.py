@@ -1,0 +1,160 @@
+"""Several targets behind a state in Postgres: those of its database take part in the commit, the others come after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psycopg
+import pytest
+from tests.laws import seeds
+from tests.laws.several_targets import Story
+from tests.support.effort import some
+
+import slackwater as sw
+from slackwater.engine.kill_points import KILL_POINTS
+from slackwater.errors import PublishError
+from slackwater.runner.assemble import targets_of
+from slackwater.state.commit import LETTERS
+from slackwater.state.postgres.store import PostgresStore
+from slackwater.testing.pipeline import LocalPipeline
+
+SCHEMA = {"k": "string"}
+S = 1_000_000
+
+
+@pytest.fixture
+def urls(postgres: Any, request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    name = f"{abs(hash(request.node.name)):x}"
+    yield [postgres.database(f"here_{name}"), postgres.database(f"there_{name}")]
+
+
+class Real(LocalPipeline):
+    """With the targets that the config names, opened at each start."""
+
+    def _put(self, place: str) -> None:
+        self._place = place
+
+    def _begin(self) -> None:
+        self._targets = targets_of(self.pipeline, self._operators, self._state_id)  # type: ignore[assignment]
+        for target in self._targets.values():
+            target.open()
+        super()._begin()
+
+    def _stop(self) -> None:
+        super()._stop()
+        for target in getattr(self, "_targets", {}).values():
+            target.close()
+
+
+def described(urls: list[str], home: Path) -> sw.Pipeline:
+    window = {"emit": "updates", "late_data": "reopen", "allowed_lateness_ms": 60_000}
+    session = sw.Window(
+        kind="session",
+        gap_ms="5s",
+        max_session_duration_ms="1m",
+        group_by=["k"],
+        aggregations=[sw.Aggregation(agg="count", as_="n")],
+    )
+    hours = sw.Window(
+        kind="tumbling",
+        duration_ms="20s",
+        max_groups_per_window=100,
+        aggregations=[sw.Aggregation(agg="sum", column="n", as_="n")],
+        **window,
+    )
+    return sw.pipeline(
+        name="within",
+        sources=[sw.Source(name="rows", dataframe=object())],
+        connections={
+            "here": sw.PostgresConnection(url=urls[0]),
+            "there": sw.PostgresConnection(url=urls[1]),
+            "lake": sw.FilesConnection(),
+        },
+        stages=[sw.Stage(name="visits", window=session), sw.Stage(name="hours", window=hours)],
+        targets=[
+            sw.Target(name="files", connection="lake", from_="visits", path=str(home / "out")),
+            sw.Target(name="here", connection="here", from_="visits", table="visits"),
+            sw.Target(name="hours", connection="here", table="hours"),
+            sw.Target(name="there", connection="there", table="hours"),
+        ],
+        state_store=sw.StateStore(kind="postgres", url=urls[0]),
+    )
+
+
+def store(url: str) -> Callable[[], PostgresStore]:
+    return lambda: PostgresStore(url, "public", "within")
+
+
+def table(url: str, name: str) -> list[Any]:
+    with psycopg.connect(url) as db:
+        return sorted(db.execute(f"SELECT * FROM {name}").fetchall(), key=repr)
+
+
+def files(home: Path) -> list[Any]:
+    return sorted(pl.read_parquet(home / "out" / "*.parquet").rows(), key=repr)
+
+
+def rows(second: int, keys: str) -> list[dict[str, Any]]:
+    return [{"k": k, "ts": (second + n) * S} for n, k in enumerate(keys)]
+
+
+@pytest.mark.parametrize("step", some(KILL_POINTS))
+def test_deaths_double_nothing_and_lose_nothing(step: str, urls: list[str], tmp_path: Path) -> None:
+    seeds.quiet()
+    with Real(described(urls, tmp_path), SCHEMA, store=store(urls[0]), listen=False) as test:
+        for n, second in enumerate((0, 10, 40, 60, 90)):
+            if n in (2, 3, 4):  # the first, second and third target that gets there
+                test.crash(step, nth=n - 1, shards=n - 1)
+            test.pipe(rows(second, "abca"))
+        test._faults.step = None
+        test.flush()
+    visits = [(k, n) for k in "abc" for n in ([2, 2, 2, 2, 2] if k == "a" else [1] * 5)]
+    assert sorted((k, n) for k, _, _, _, n in files(tmp_path)) == sorted(visits)
+    assert [(k, n) for k, _, _, _, n in table(urls[0], "visits")] == [(k, n) for k, _, _, _, n in files(tmp_path)]
+    assert table(urls[0], "hours") == table(urls[1], "hours") != []
+    assert sum(n for *_, n in table(urls[0], "hours")) == 20
+
+
+def test_one_that_refuses_keeps_the_others_neither_from_theirs_nor_makes_them_twice(
+    urls: list[str], tmp_path: Path
+) -> None:
+    """The refusal makes a commit without its targets; then each gets its part, and only that one is left."""
+    seeds.quiet()
+    with Real(described(urls, tmp_path), SCHEMA, store=store(urls[0]), listen=False) as test:
+        test.pipe(rows(0, "ab"))
+        with psycopg.connect(urls[0]) as db:
+            db.execute("ALTER TABLE hours ADD CHECK (n < 3)")
+        with pytest.raises(
+            PublishError, match=r'^target "hours": table hours in Postgres at .*slackwater outbox show$'
+        ):
+            test.pipe(rows(10, "abc"))
+            test.pipe(rows(60, "a"))
+        store_ = test._driver.store
+        assert test._driver.state.missing(store_.reached()) == ["hours"]
+        written = files(tmp_path)
+        with pytest.raises(PublishError, match='target "hours"'):  # it holds the pipeline
+            test.pipe(rows(90, "a"))
+        assert files(tmp_path) == written
+        assert len(table(urls[0], "visits")) == len(written)
+        with pytest.raises(PublishError, match='target "hours"'):  # a new process says the same
+            test.restart()
+        with store(urls[0])().peek() as snapshot:
+            assert snapshot is not None and snapshot.missing == ["hours"]
+            assert LETTERS not in snapshot.commit.parts
+        with psycopg.connect(urls[0]) as db:
+            db.execute("ALTER TABLE hours DROP CONSTRAINT hours_n_check")
+        test.restart()
+        test.pipe(rows(90, "a"))
+        test.flush()
+    assert set(written) < set(files(tmp_path)) and len(set(files(tmp_path))) == len(files(tmp_path))
+    assert len(table(urls[0], "visits")) == len(files(tmp_path))
+    assert table(urls[0], "hours") == table(urls[1], "hours")
+
+
+@pytest.mark.parametrize("seed", some(range(6)))
+def test_the_law_on_a_state_in_postgres(seed: int, urls: list[str]) -> None:
+    seeds.quiet()
+    Story(seed, lambda: PostgresStore(urls[0], "public", "law")).run()

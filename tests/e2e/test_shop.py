@@ -1,0 +1,220 @@
+"""Sales per shop and minute, their best three, and what was refused, from Kafka to Postgres, Kafka and files, killed on the way.
+
+events ─▶ sales (SQL) ─▶ per_minute (window) ─┬▶ top (SQL) ─▶ a table
+       │                                      └▶ a topic
+       └▶ refused (SQL) ─▶ files
+
+Run once to its end, so that each of the three equals what plain loops make of all events.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psycopg
+from confluent_kafka import Producer
+from tests.support.topics import START_MS, messages
+
+KILLS = int(os.environ.get("SLACKWATER_KILLS", "2"))
+EVENTS = 6_000 + 3_000 * KILLS
+STEP_MS = 40  # from one event to the next
+MINUTE_MS = 60_000
+
+CONFIG = """name = "shop"
+trigger_interval_ms = 200
+
+[connections.bus]
+kind = "kafka"
+bootstrap_servers = "{broker}"
+
+[connections.warehouse]
+kind = "postgres"
+url = "{url}"
+
+[connections.lake]
+kind = "files"
+
+[[sources]]
+name = "events"
+connection = "bus"
+query = "{topic}"
+schema = "shop STRING, kind STRING, amount BIGINT"
+max_offsets_per_trigger = 500
+
+[[stages]]
+name = "sales"
+from = "events"
+sql = "SELECT shop, amount, _event_ts FROM source WHERE kind = 'sale'"
+
+[[stages]]
+name = "per_minute"
+
+[stages.window]
+kind = "tumbling"
+duration_ms = "1m"
+lateness_ms = "10s"
+group_by = ["shop"]
+max_groups_per_window = 1000
+
+[[stages.window.aggregations]]
+agg = "count"
+as = "n"
+
+[[stages.window.aggregations]]
+agg = "sum"
+column = "amount"
+as = "amount"
+
+[[stages]]
+name = "top"
+sql = \"\"\"
+SELECT window_start, shop, n, place FROM (
+  SELECT *, row_number() OVER (PARTITION BY window_start ORDER BY n DESC, shop) AS place FROM source
+) WHERE place <= 3
+\"\"\"
+
+[[stages]]
+name = "refused"
+from = "events"
+sql = "SELECT shop, kind, amount, _partition AS part, _offset AS place FROM source WHERE kind <> 'sale'"
+
+[[targets]]
+from = "top"
+connection = "warehouse"
+table = "top"
+
+[[targets]]
+from = "per_minute"
+connection = "bus"
+topic = "{topic}-minutes"
+delivery = "exactly_once"
+
+[[targets]]
+from = "refused"
+connection = "lake"
+path = "refused"
+
+[state_store]
+kind = "postgres"
+url = "{url}"
+"""
+
+
+def test_three_targets_hold_the_batch_answer_after_kills(kafka: Any, postgres: Any, tmp_path: Path) -> None:
+    url, topic = postgres.database("shop"), f"shop-{os.getpid()}"
+    kafka.create(topic, 3)
+    kafka.create(f"{topic}-minutes", 1)
+    config = tmp_path / "shop.toml"
+    config.write_text(CONFIG.format(broker=kafka.address, url=url, topic=topic))
+    events = produced(kafka.address, topic)
+    rng = random.Random(random.randrange(10**6))
+    for kill in range(KILLS):
+        before, process = epoch(url), start(config)
+        until, goal = time.monotonic() + 400, before + rng.randrange(1, 5)
+        while epoch(url) < goal and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(rng.uniform(0, 1.0))
+        assert process.poll() is None, f"it ended before kill {kill}: {said(config)}"
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    process = start(config, "--flush")
+    assert process.wait(timeout=580) == 0, said(config)
+    minutes = Counter[tuple[str, int]]()
+    amounts = Counter[tuple[str, int]]()
+    for e in events:
+        if e["kind"] == "sale":
+            key = (e["shop"], e["ms"] // MINUTE_MS * MINUTE_MS)
+            minutes[key] += 1
+            amounts[key] += e["amount"]
+    assert in_topic(kafka, f"{topic}-minutes") == sorted((*key, n, amounts[key]) for key, n in minutes.items())
+    assert in_table(url) == best(minutes)
+    refused = pl.read_parquet(tmp_path / "refused" / "*.parquet")
+    wanted = [(e["shop"], e["kind"], e["amount"]) for e in events if e["kind"] != "sale"]
+    assert sorted(refused.select("shop", "kind", "amount").rows()) == sorted(wanted)
+    assert refused.select("part", "place").is_duplicated().sum() == 0
+
+
+def produced(address: str, topic: str) -> list[dict[str, Any]]:
+    """Events out of order by less than the lateness, with the times of their records; one in seven is no sale."""
+    rng, found = random.Random(7), list[dict[str, Any]]()
+    producer = Producer({"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 50})
+    for n in range(EVENTS):
+        ms = START_MS + n * STEP_MS + rng.randrange(4000)
+        event = {
+            "shop": f"s{min(rng.randrange(12), rng.randrange(12))}",
+            "kind": "sale" if rng.randrange(7) else "return",
+            "amount": rng.randrange(100),
+        }
+        producer.produce(topic, json.dumps(event), partition=n % 3, timestamp=ms)
+        found.append({**event, "ms": ms})
+    assert producer.flush(60) == 0
+    return found
+
+
+def best(minutes: Counter[tuple[str, int]]) -> list[tuple[int, str, int, int]]:
+    found = []
+    for minute in {m for _, m in minutes}:
+        there = sorted((-n, shop) for (shop, m), n in minutes.items() if m == minute)[:3]
+        found += [(minute, shop, -n, place) for place, (n, shop) in enumerate(there, 1)]
+    return sorted(found)
+
+
+def in_table(url: str) -> list[tuple[int, str, int, int]]:
+    with psycopg.connect(url) as db:
+        rows = db.execute(
+            "SELECT (extract(epoch FROM window_start) * 1000)::bigint, shop, n, place FROM top"
+        ).fetchall()
+    return sorted(tuple(row) for row in rows)
+
+
+def in_topic(broker: Any, topic: str) -> list[tuple[str, int, int, int]]:
+    """What a consumer sees that reads what was committed."""
+    found = []
+    for message in messages(broker, topic):
+        row = json.loads(message.value())
+        ms = int(_moment(row["window_start"]).timestamp() * 1000)
+        found.append((row["shop"], ms, row["n"], row["amount"]))
+    return sorted(found)
+
+
+def _moment(text: str) -> Any:
+    import datetime as dt
+
+    found = dt.datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=dt.UTC)
+
+
+def start(config: Path, *flags: str) -> subprocess.Popen[bytes]:
+    """`slackwater run` as the leader of a group of processes; what it says is appended to `log`."""
+    command = [sys.executable, "-m", "slackwater.cli.main", "run", str(config), "--available-now", *flags]
+    with (config.parent / "log").open("ab") as log:
+        return subprocess.Popen(
+            command,
+            stderr=log,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "SPARK_MASTER": "local[2]"},
+            start_new_session=True,
+        )
+
+
+def said(config: Path) -> str:
+    return (config.parent / "log").read_text()[-4000:]
+
+
+def epoch(url: str) -> int:
+    """The latest commit, as anybody may read it."""
+    with psycopg.connect(url) as db:
+        if db.execute("SELECT to_regclass('slackwater_pipelines')").fetchone() == (None,):
+            return -1
+        row = db.execute("SELECT epoch FROM slackwater_pipelines").fetchone()
+    return -1 if row is None else int(row[0])

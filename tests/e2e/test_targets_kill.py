@@ -1,0 +1,162 @@
+"""One source into a topic, a table and files, from the command line, killed with SIGKILL between the targets: each has the batch
+answer of its stage, once."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psycopg
+import pytest
+from tests.e2e.matrix import sweep
+from tests.support.effort import some
+from tests.support.topics import messages
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+name = "shops"
+[connections.lake]
+kind = "files"
+[connections.bus]
+kind = "kafka"
+bootstrap_servers = "${BROKER}"
+[connections.warehouse]
+kind = "postgres"
+url = "${WAREHOUSE_URL}"
+[[sources]]
+name = "sales"
+connection = "lake"
+query = "in/*.jsonl"
+format = "json"
+schema = "shop STRING, amount INT, ts TIMESTAMP"
+max_files_per_trigger = 1
+[[stages]]
+name = "minutes"
+on_error = "dlq"
+[stages.window]
+kind = "tumbling"
+duration_ms = "1m"
+event_time_column = "ts"
+lateness_ms = "10m"
+group_by = ["shop"]
+max_groups_per_window = 1000
+[[stages.window.aggregations]]
+agg = "count"
+as = "sales"
+[[stages.window.aggregations]]
+agg = "sum"
+column = "amount"
+as = "amount"
+[[stages]]
+name = "hours"
+[stages.window]
+kind = "tumbling"
+duration_ms = "1h"
+max_groups_per_window = 10
+[[stages.window.aggregations]]
+agg = "sum"
+column = "sales"
+as = "sales"
+[[stages.window.aggregations]]
+agg = "max"
+column = "amount"
+as = "best"
+[[targets]]
+from = "minutes"
+connection = "bus"
+topic = "TOPIC"
+delivery = "exactly_once"
+[[targets]]
+connection = "warehouse"
+table = "hours"
+[[targets]]
+name = "copy"
+from = "minutes"
+connection = "lake"
+path = "out"
+[dead_letter]
+connection = "lake"
+path = "letters"
+[state_store]
+STATE
+"""
+STATES = {"files": 'kind = "files"\npath = "state"', "postgres": 'kind = "postgres"\nurl = "${WAREHOUSE_URL}"'}
+
+
+class Run:
+    def __init__(self, home: Path, broker: str, url: str, state: str, topic: str) -> None:
+        self.home, self.config = home, home / "shops.toml"
+        self.config.write_text(CONFIG.replace("STATE", STATES[state]).replace("TOPIC", topic))
+        self.environment = {**os.environ, "SPARK_MASTER": "local[2]", "BROKER": broker, "WAREHOUSE_URL": url}
+        self.environment["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1"
+
+    def run(self, *flags: str, crash_at: str | None = None) -> int:
+        environment = self.environment | ({"SLACKWATER_CRASH_AT": crash_at} if crash_at else {})
+        command = [sys.executable, "-m", "slackwater.cli.main", "run", str(self.config), "--available-now", *flags]
+        with (self.home / "log").open("ab") as log:
+            process = subprocess.Popen(command, stderr=log, stdout=log, env=environment, start_new_session=True)
+            code = process.wait(600)
+        sweep(process)
+        return code
+
+
+def sales(home: Path) -> list[dict[str, Any]]:
+    """Eight files with disorder; some rows have no time and become letters."""
+    rng, at, found = random.Random(11), dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC), list[dict[str, Any]]()
+    (home / "in").mkdir()
+    for number in range(8):
+        rows = []
+        for n in range(300):
+            at += dt.timedelta(seconds=rng.choice([0, 1, 5, 20]))
+            ts = at - dt.timedelta(seconds=rng.choice([0, 0, 0, 100, 400]))
+            rows.append({"shop": f"s{rng.randrange(5)}", "amount": rng.randrange(100), "ts": ts.isoformat()})
+            if n % 100 == 7:
+                rows.append({"shop": "broken", "amount": n, "ts": None})
+        (home / "in" / f"{number}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+        os.utime(home / "in" / f"{number}.jsonl", (1_700_000_000 + number, 1_700_000_000 + number))
+        found += rows
+    return found
+
+
+@pytest.mark.parametrize("state", some(["postgres", "files"]))
+def test_every_target_has_the_batch_answer_whatever_is_killed_between(
+    state: str, kafka: Any, postgres: Any, tmp_path: Path
+) -> None:
+    url, topic = postgres.database(f"shops_{state}"), f"minutes-{state}"
+    kafka.create(topic, 1)
+    rows, run = sales(tmp_path), Run(tmp_path, kafka.address, url, state, topic)
+    for step in ("write.after@1", "note.after@2", "commit.after@3", "write.before@4", "note.before@5"):
+        assert run.run(crash_at=step) == -signal.SIGKILL, (tmp_path / "log").read_text()
+    assert run.run("--flush") == 0, (tmp_path / "log").read_text()
+    minute, hour, best = Counter[Any](), Counter[Any](), dict[str, int]()
+    amount = Counter[Any]()
+    for row in rows:
+        if row["ts"] is not None:
+            minute[row["shop"], row["ts"][:16]] += 1
+            amount[row["shop"], row["ts"][:16]] += row["amount"]
+            hour[row["ts"][:13]] += 1
+    for (_, at), total in amount.items():
+        best[at[:13]] = max(best.get(at[:13], 0), total)
+    wanted = sorted((shop, at, n, amount[shop, at]) for (shop, at), n in minute.items())
+    files = pl.concat(pl.read_parquet(p) for p in sorted((tmp_path / "out").glob("*.parquet")))
+    of_files = files.select("shop", pl.col("window_start").dt.strftime("%Y-%m-%dT%H:%M"), "sales", "amount")
+    assert sorted(of_files.rows()) == wanted
+    values = [json.loads(m.value()) for m in messages(kafka, topic)]
+    assert sorted((v["shop"], v["window_start"][:16], v["sales"], v["amount"]) for v in values) == wanted
+    with psycopg.connect(url) as db:
+        table = db.execute(
+            "SELECT to_char(window_start AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24'), sales, best FROM hours"
+        )
+        assert sorted(table.fetchall()) == sorted((at, n, best[at]) for at, n in hour.items())
+    letters = pl.concat(pl.read_parquet(p) for p in sorted((tmp_path / "letters").glob("*.parquet")))
+    assert letters.height == sum(r["ts"] is None for r in rows) > 0

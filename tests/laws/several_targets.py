@@ -1,0 +1,137 @@
+"""One source into several targets of different stages, by seed, with deaths, targets that are down, come and go.
+
+rows ─▶ w0 ─▶ w1 ─▶ w2          each of t0, t1, t2 holds the batch answer of its stage; "some" what came while it was there
+        └▶ t0 └▶ t1 └▶ t2
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from tests.laws.window_chain import MS, batch, content, drawn
+
+import slackwater as sw
+from slackwater.engine.kill_points import KILL_POINTS
+from slackwater.errors import PublishError, StartError
+from slackwater.testing.pipeline import LocalPipeline
+
+SCHEMA = {"k": "string", "p": "string", "v": "bigint"}
+FIXED = ("t0", "t1", "t2")
+
+
+def pipeline(seed: int, some: bool = True) -> sw.Pipeline:
+    """The same for a seed, with the target "some" or without it."""
+    rng = random.Random(seed)
+    windows = [drawn(rng, ["k", "p"], "v", False), drawn(rng, ["k"], "total", False), drawn(rng, [], "total", True)]
+
+    def target(name: str, stage: int) -> sw.Target:
+        adds = windows[stage].emit != "updates" and rng.random() < 0.5
+        kind = {"connection": "lake", "format": "parquet"} if adds else {"connection": "tables", "mode": "merge"}
+        return sw.Target(name=name, from_=f"w{stage}", path=name, **kind)  # type: ignore[arg-type]
+
+    targets = [target(name, n) for n, name in enumerate(FIXED)]
+    rng.shuffle(targets)
+    more = target("some", rng.randrange(3))
+    return sw.pipeline(
+        name="law",
+        sources=[sw.Source(name="rows", dataframe=object())],
+        connections={"tables": sw.DeltaConnection(), "lake": sw.FilesConnection()},
+        stages=[sw.Stage(name=f"w{n}", window=w) for n, w in enumerate(windows)],
+        targets=[*targets, more] if some else targets,
+        state_store=sw.StateStore(kind="files", path="state"),
+    )
+
+
+@dataclass
+class Story:
+    seed: int
+    store: Callable[[], Any] | None = None
+    every: list[dict[str, Any]] = field(default_factory=list)
+    there: set[int] = field(default_factory=set)  # the epochs that "some" was there for
+    at: int = 0
+
+    def run(self) -> None:
+        rng = random.Random(self.seed)
+        present = rng.random() < 0.5
+        made = pipeline(self.seed, present)
+        with LocalPipeline(made, SCHEMA, shards=rng.choice([1, 2, 3]), store=self.store, listen=False) as test:
+            for _ in range(rng.randrange(2, 9)):
+                if rng.random() < 0.5:
+                    test.crash(rng.choice(KILL_POINTS), shards=rng.choice([None, 2, 3]), nth=rng.choice([1, 1, 2, 3]))
+                down = rng.choice(list(test.result().tables)) if rng.random() < 0.3 else None
+                before = test.epoch
+                self.epoch(test, rng, down)
+                if present:
+                    self.there |= set(range(before + 1, test.epoch + 1))
+                if down is not None and test.target(down).down:
+                    present = self.back(test, rng, down, present)
+                elif rng.random() < 0.3:
+                    present = rng.random() < 0.5
+                    test.restart(pipeline(self.seed, present), shards=rng.choice([1, 2, 4]))
+                if rng.random() < 0.2:
+                    before = test.epoch
+                    test.quiet(500)
+                    self.there |= set(range(before + 1, test.epoch + 1)) if present else set()
+            test._faults.step = None
+            before = test.epoch
+            test.flush()
+            self.there |= set(range(before + 1, test.epoch + 1)) if present else set()
+            self.compare(made, test)
+
+    def epoch(self, test: LocalPipeline, rng: random.Random, down: str | None) -> None:
+        rows = []
+        for _ in range(rng.randrange(0, 9)):
+            self.at += rng.choice([0, 3, 11, 40, 200])
+            ts = (self.at - rng.choice([0, 0, 5, 30])) * MS
+            rows.append({"k": rng.choice("ab"), "p": rng.choice("xyz"), "v": rng.randrange(9), "ts": ts})
+        self.every += rows
+        if down is None:
+            test.pipe({"rows": rows})
+            return
+        test._faults.step = None  # one accident at a time
+        test.target(down).down = True
+        before = {n: test.target(n).last for n in test.result().tables}
+        try:
+            test.pipe({"rows": rows})
+        except PublishError as error:
+            assert f'target "{down}": ' in str(error)
+            assert test.target(down).last == before[down]
+            state = test._driver.state
+            assert state.missing(test._driver.store.reached()) == [down], "the others have theirs, and that is noted"
+        else:
+            test.target(down).down = False
+
+    def back(self, test: LocalPipeline, rng: random.Random, down: str, present: bool) -> bool:
+        """The target is there again, for the same process or for a new one; a config without it may not start before."""
+        waits = f"epoch {test.epoch} was committed and not yet published"
+        if down == "some" and rng.random() < 0.5:
+            with pytest.raises(StartError, match=waits):
+                test.restart(pipeline(self.seed, False))
+        if rng.random() < 0.3:
+            with pytest.raises(PublishError, match=f'target "{down}"'):
+                test.restart(pipeline(self.seed, present))
+        for (name, _), target in test._places.items():
+            target.down = target.down and name != down
+        if rng.random() < 0.5 or not test._open:
+            test.restart(pipeline(self.seed, present), shards=rng.choice([1, 2, 4]))
+        return present
+
+    def compare(self, made: sw.Pipeline, test: LocalPipeline) -> None:
+        places = {name: target for (name, _), target in test._places.items()}
+        for number, name in enumerate(FIXED):
+            held = places[name].held
+            times = held.with_columns(held[c].dt.timestamp("us") for c in ("window_start", "window_end"))
+            wanted = batch(made.model_copy(update={"stages": made.stages[: number + 1]}), self.every)
+            assert content(times.iter_rows(named=True)) == content(wanted), name
+        if "some" in places:
+            stage = next(t.from_ for t in pipeline(self.seed).targets if t.name == "some")
+            same = places[f"t{str(stage)[1:]}"].rows
+            wanted = [r for r in same if r["_epoch"] in self.there]
+            assert content(places["some"].rows) == content(wanted), "what came while it was there, and nothing else"
+        for stage_state in test._driver.state.stages[1:]:
+            assert stage_state.counters.get("late", {}) == {}
+        assert test.result().counters.rows_in == len(self.every)

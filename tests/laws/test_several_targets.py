@@ -1,0 +1,50 @@
+"""Several targets: each holds what its stage emits, once, whoever dies and whichever target is away."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from tests.laws import seeds
+from tests.laws.several_targets import FIXED, SCHEMA, Story, pipeline
+from tests.support.effort import some
+
+from slackwater.engine.kill_points import KILL_POINTS
+from slackwater.testing.pipeline import LocalPipeline
+
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
+
+
+@pytest.mark.parametrize("first", some(range(0, SEEDS, 20)))
+def test_seeded_targets(first: int) -> None:
+    seeds.quiet()
+    for seed in range(first, first + 20):
+        try:
+            Story(seed).run()
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("step", KILL_POINTS)
+def test_a_death_at_every_step_of_every_target(step: str, nth: int) -> None:
+    """An epoch that all three get something of: a death repeats at most the write that was not noted."""
+    seeds.quiet()
+    rows = [{"k": "a", "p": "x", "v": n, "ts": n * 1_000_000} for n in range(4)]
+    ends = [{"k": "a", "p": "x", "v": 9, "ts": 60_000_000}]
+
+    def outcome(crash: bool) -> dict[str, list[str]]:
+        with LocalPipeline(pipeline(3, some=False), SCHEMA, shards=2, listen=False) as test:
+            test.pipe({"rows": rows})
+            if crash:
+                test.crash(step, shards=3, nth=nth)
+            test.pipe({"rows": ends})
+            test.quiet(500)
+            test.flush()
+            repeated = sum(test.target(n).repeated for n in FIXED)
+            assert repeated == (1 if crash and step in ("write.after", "note.before") and nth <= 3 else 0)
+            return {n: sorted(map(repr, t.rows(named=True))) for n, t in test.result().tables.items()}
+
+    found = outcome(True)
+    assert all(found[n] for n in FIXED)
+    assert found == outcome(False)

@@ -1,0 +1,175 @@
+"""Several targets in a config: what each is called and gets, and the mistakes, one line each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import slackwater as sw
+from slackwater.config import toml
+from slackwater.errors import ConfigError, StartError
+
+BASE = """
+name = "p"
+[connections.lake]
+kind = "files"
+[connections.db]
+kind = "postgres"
+url = "postgresql://localhost/x"
+[connections.bus]
+kind = "kafka"
+bootstrap_servers = "localhost:9092"
+[[sources]]
+name = "clicks"
+connection = "lake"
+query = "in/*.jsonl"
+format = "json"
+schema = "user STRING, ts TIMESTAMP"
+[[stages]]
+name = "visits"
+[stages.window]
+kind = "session"
+gap_ms = "30m"
+max_session_duration_ms = "12h"
+event_time_column = "ts"
+group_by = ["user"]
+[[stages.window.aggregations]]
+agg = "count"
+as = "clicks"
+[[stages]]
+name = "hours"
+[stages.window]
+kind = "tumbling"
+duration_ms = "1h"
+max_groups_per_window = 10
+LAST
+[[stages.window.aggregations]]
+agg = "count"
+as = "visits"
+[state_store]
+kind = "files"
+path = "state"
+"""
+
+
+def made(*targets: str, last: str = "", more: str = "") -> str:
+    return BASE.replace("LAST", last) + "".join(f"[[targets]]\n{t}\n" for t in targets) + more
+
+
+LAKE = 'connection = "lake"\npath = "out"'
+TABLE = 'connection = "db"\ntable = "visits"\nfrom = "visits"'
+
+
+def test_targets_are_called_as_their_stages_and_get_what_these_emit() -> None:
+    pipeline = toml.loads(
+        made(
+            LAKE,
+            TABLE,
+            'name = "topic"\nconnection = "bus"\ntopic = "t"\nfrom = "visits"',
+            TABLE.replace('"visits"', '"more"', 1),
+        )
+    )
+    found = pipeline.by_target
+    assert {n: own.target.from_ for n, own in found.items()} == {
+        "hours": "hours",
+        "visits": "visits",
+        "topic": "visits",
+        "visits-2": "visits",
+    }
+    assert [own.last.transform.step.kind for own in found.values()] == ["tumbling", "session", "session", "session"]
+    assert [own.writer for own in found.values()] == ["p~hours", "p~visits", "p~topic", "p~visits-2"]
+    assert toml.loads(sw.to_toml(pipeline)) == pipeline
+    assert pipeline.one_target("topic").target.topic == "t"
+    assert found["topic"].by_target == {"topic": found["topic"]}
+
+
+def test_the_only_one_in_target_keeps_the_marker_of_the_pipeline() -> None:
+    pipeline = toml.loads(made(more="[target]\n" + LAKE))
+    assert [(n, own.writer) for n, own in pipeline.by_target.items()] == [("hours", "p")]
+    assert pipeline.one_target() == pipeline.by_target["hours"]
+    assert sw.to_toml(pipeline).count("[target]") == 1
+
+
+def test_a_stage_may_be_called_what_no_file_is() -> None:
+    text = made(LAKE, TABLE).replace('"visits"', '"a/../b"')
+    names = [own.writer for own in toml.loads(text).by_target.values()]
+    assert names[0] == "p~hours" and "/" not in names[1] and names[1].startswith("p~")
+    long = toml.loads(made(LAKE, TABLE).replace('name = "p"', f'name = "{"x" * 199}"')).by_target["visits"].writer
+    assert (
+        len(long) <= 200
+        and long
+        != toml.loads(made(LAKE, TABLE).replace('name = "p"', f'name = "{"x" * 199}"')).by_target["hours"].writer
+    )
+
+
+@pytest.mark.parametrize(
+    ("targets", "more", "lines"),
+    [
+        ([], "", ["target: missing; say where results go in [target]"]),
+        ([], "[target]\n" + LAKE + "\n[[targets]]\n" + TABLE, ["targets: given beside [target]; a pipeline has one target, or several in [[targets]]: remove one of them"]),
+        ([LAKE + '\nfrom = "hour"'], "", ['targets[0].from: found "hour", which is no stage; did you mean "hours"?']),
+        ([TABLE], "", ['stages[1]: nobody reads "hours": name it in the `from` of a stage below it or of a target, or remove it']),
+        ([], "[target]\n" + TABLE, ['stages[1]: nobody reads "hours": name it in the `from` of a stage below it or of a target, or remove it']),
+        ([LAKE, LAKE.replace('"out"', '"./out"')], "", ['targets[1]: writes where targets[0] does ("out"); give each its own place']),
+        ([LAKE, TABLE, TABLE.replace('"visits"', '"public.visits"', 1)], "", ['targets[2]: writes where targets[1] does ("public.visits"); give each its own place']),
+        ([LAKE + '\nname = "a"', TABLE + '\nname = "a"'], "", ['targets: 2 targets are called "a"; give each its own name']),
+        ([LAKE + '\nname = "a b"'], "", ['targets[0].name: found "a b", expected at most 100 letters, digits, ".", "_" and "-"']),
+        ([LAKE + '\nfrm = "hours"'], "", ['targets[0].frm: unknown key; did you mean "from"?']),
+        ([LAKE.replace("lake", "lak")], "", ['targets[0].connection: found "lak", which is no connection; did you mean "lake"?']),
+        ([LAKE, 'connection = "db"\npath = "x"'], "", ['targets[1].path: belongs to connections of kind "files" or "delta", this one is "postgres"; write table instead: a postgres target needs a table, as in "public.sessions"']),
+        ([LAKE, 'connection = "db"\ntable = "slackwater_targets"'], "", ['targets[1].table: found "slackwater_targets", a name that Slackwater gives tables of its own; choose another']),
+    ],
+)  # fmt: skip
+def test_each_mistake_is_one_line(targets: list[str], more: str, lines: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        toml.loads(made(*targets, more=more))
+    assert [line.removeprefix("<config>: ").removeprefix("<string>: ") for line in error.value.problems] == lines
+
+
+def test_no_more_than_sixteen() -> None:
+    targets = [LAKE.replace("out", f"out{n}") for n in range(17)]
+    with pytest.raises(ConfigError, match="targets: found 17, expected at most 16"):
+        toml.loads(made(*targets))
+
+
+def test_what_changes_its_results_asks_each_target_whether_it_can_remove_them() -> None:
+    updates = 'emit = "updates"'
+    into = 'connection = "db"\ntable = "hours"'
+    toml.loads(made(into, LAKE.replace("path", 'from = "visits"\npath'), last=updates))
+    with pytest.raises(ConfigError, match="a files target only adds rows") as error:
+        toml.loads(made(into, LAKE, last=updates))
+    assert len(error.value.problems) == 1
+    toml.loads(made(into, LAKE, last=updates + "\nemit_metadata = true"))
+    with pytest.raises(ConfigError, match=r'"standalone" needs a target that only adds rows'):
+        toml.loads(made(LAKE, into, last='late_data = "standalone"\nemit_metadata = true'))
+
+
+def test_dead_letters_are_of_no_stage() -> None:
+    letters = '[dead_letter]\nconnection = "lake"\npath = "letters"\nfrom = "visits"\n'
+    text = made(LAKE, more=letters).replace(
+        '[[stages]]\nname = "visits"', '[[stages]]\nname = "visits"\non_error = "dlq"'
+    )
+    with pytest.raises(
+        ConfigError, match=r"dead_letter\.from: belongs to \[\[targets\]\]; the dead letters of all stages go there"
+    ):
+        toml.loads(text)
+
+
+@pytest.mark.parametrize(("name", "line"), [(None, r"p has 2 targets \(hours, visits\); say which: --target NAME"), ("visit", 'found "visit", which is no target; did you mean "visits"')])  # fmt: skip
+def test_a_command_that_needs_one_says_which_there_are(name: str | None, line: str) -> None:
+    with pytest.raises(StartError, match=line):
+        toml.loads(made(LAKE, TABLE)).one_target(name)
+
+
+def test_kafka_eos_is_asked_of_every_topic() -> None:
+    topic = 'connection = "bus"\ntopic = "t"'
+    eos = 'crash_recovery = "kafka_eos"\nevent_time_column = "ts"'
+
+    def text(*targets: str) -> str:
+        return made(*targets).replace('event_time_column = "ts"', eos)
+
+    given: list[Any] = [LAKE, topic + '\ndelivery = "exactly_once"']
+    toml.loads(text(*given))
+    with pytest.raises(ConfigError, match='"kafka_eos" needs a kafka target'):
+        toml.loads(text(*given, topic.replace('"t"', '"u"')))

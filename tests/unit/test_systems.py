@@ -1,0 +1,50 @@
+"""Each kind of connection has one record of what a config tells of it, and one of what a run does with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from slackwater.config.connection import CONNECTIONS
+from slackwater.config.connectors import CONNECTORS, injected
+from slackwater.config.source import Source
+from slackwater.config.target import Target
+from slackwater.runner.systems import SYSTEMS
+from slackwater.runner.systems.base import System
+
+
+def test_every_kind_of_connection_has_both() -> None:
+    assert CONNECTIONS.keys() == CONNECTORS.keys() == SYSTEMS.keys()
+
+
+@pytest.mark.parametrize("kind", CONNECTIONS)
+def test_what_can_be_read_or_written_is_what_a_run_knows_how_to(kind: str) -> None:
+    connection, system = CONNECTIONS[kind], SYSTEMS[kind]
+    assert (system.source is not System.source) == connection.READS
+    for method in ("target", "letters"):
+        assert (getattr(system, method) is not getattr(System, method)) == connection.WRITES, method
+
+
+@pytest.mark.parametrize("kind", CONNECTIONS)
+def test_a_record_speaks_of_what_its_kind_can_do(kind: str) -> None:
+    known, connection = CONNECTORS[kind], CONNECTIONS[kind]
+    source = Source.model_construct(name="s", query="q", format="json")
+    target = Target.model_construct(path="/p", table="t", topic="o")
+    assert ("q" in known.rows(source)) and ("q" in known.named(source))
+    assert bool(known.injected) == known.own_time, "whoever adds columns adds the time of the record"
+    assert connection.READS or not (known.injected or known.keeps_history or known.begins.default)
+    if connection.WRITES and kind != "console":
+        assert any(word in known.place(target) for word in ("/p", "t", "o"))
+        assert known.place(target).split()[-1].strip('"') in known.written(target, True, False)
+
+
+def test_a_dataframe_adds_no_columns() -> None:
+    assert injected(None) == ()
+
+
+def test_what_a_config_tells_costs_no_libraries_of_systems() -> None:
+    heavy = ("pyspark", "polars", "confluent_kafka", "psycopg", "deltalake")
+    code = f"import sys, slackwater.config.connectors; print([m for m in {heavy} if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -1,0 +1,183 @@
+"""Targets that are added, removed, renamed and moved between runs, and an epoch that waits for one of them meanwhile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.laws import seeds
+
+import slackwater as sw
+from slackwater.errors import PublishError, StartError
+from slackwater.evolution import compare
+from slackwater.runner.set_aside import _waiting
+from slackwater.state.commit import Commit
+from slackwater.state.files.store import FilesStore
+from slackwater.testing.pipeline import LocalPipeline
+
+SCHEMA = {"k": "string"}
+LAKE = {"connection": "lake"}
+
+
+def described(*targets: Any, only: Any = None) -> sw.Pipeline:
+    count = [sw.Aggregation(agg="count", as_="n")]
+    minutes = sw.Window(
+        kind="tumbling", duration_ms="1m", max_groups_per_window=9, group_by=["k"], aggregations=count, lateness_ms=0
+    )
+    hours = sw.Window(kind="tumbling", duration_ms="1h", max_groups_per_window=9, aggregations=count)
+    return sw.pipeline(
+        name="p",
+        sources=[sw.Source(name="rows", dataframe=object())],
+        connections={"lake": sw.FilesConnection()},
+        stages=[sw.Stage(name="minutes", window=minutes), sw.Stage(name="hours", window=hours)],
+        target=only,
+        targets=None if only else targets,
+        state_store=sw.StateStore(kind="files", path="state"),
+    )
+
+
+def target(path: str, stage: str = "hours", name: str | None = None) -> sw.Target:
+    return sw.Target(**LAKE, path=path, from_=stage, name=name)
+
+
+HOURS, MINUTES = target("hours"), target("minutes", "minutes")
+
+
+def rows(*minutes: int) -> dict[str, Any]:
+    return {"rows": [{"k": "a", "ts": m * 60_000_000} for m in minutes]}
+
+
+@pytest.fixture
+def test(tmp_path: Path) -> Any:
+    seeds.quiet()
+    with LocalPipeline(described(HOURS, MINUTES), SCHEMA, state_dir=str(tmp_path), listen=False) as made:
+        made.pipe(rows(0, 1, 61))
+        yield made
+
+
+def lines(pipeline: sw.Pipeline, commit: Commit) -> list[str]:
+    found = compare.compare(pipeline, commit)
+    assert found.startable and not found.migrates
+    return [c.line for c in found.changes]
+
+
+def test_plan_says_what_becomes_of_each(test: Any) -> None:
+    commit = test._driver.state
+    assert lines(described(HOURS, MINUTES), commit) == []
+    assert lines(described(HOURS), commit) == [
+        'target "minutes": state has minutes, config has none: it gets nothing more; what is out stays where it is'
+    ]
+    more = described(HOURS, MINUTES, target("more", "minutes", "more"))
+    assert lines(more, commit) == [
+        'target "more": state has none, config has more: it gets what stage "minutes" emits after epoch 0, and nothing from '
+        "before"
+    ]
+    renamed = described(HOURS, target("minutes", "minutes", "other"))
+    assert lines(renamed, commit) == [
+        'target "minutes": state has minutes, config has other: it is called so from now on'
+    ]
+    moved = described(target("elsewhere"), MINUTES)
+    goes = "what comes out after epoch 0 goes there; what is out stays where it is"
+    assert lines(moved, commit) == [f'target "hours": state has hours, config has elsewhere: {goes}']
+    turned = described(HOURS, target("minutes", "hours", "minutes"))
+    assert lines(turned, commit) == [
+        'target "minutes" from: state has minutes, config has hours: it gets what that stage emits after epoch 0'
+    ]
+
+
+def test_one_that_comes_gets_what_comes_after_and_one_that_goes_keeps_what_it_has(test: Any) -> None:
+    more = target("more", "minutes", "more")
+    assert test.target("minutes").held.height == 2
+    test.restart(described(HOURS, more))
+    test.pipe(rows(62))
+    test.restart(described(HOURS, MINUTES, more))
+    test.pipe(rows(63))
+    held = {name: [r["window_start"].minute for r in t.rows(named=True)] for name, t in test.result().tables.items()}
+    assert held["more"] == [1, 2] and held["minutes"] == [0, 1, 2]
+    assert set(test._driver.state.targets) == {"hours", "minutes", "more"}
+
+
+def test_from_one_to_several_and_back(tmp_path: Path) -> None:
+    seeds.quiet()
+    with LocalPipeline(described(only=HOURS), SCHEMA, state_dir=str(tmp_path), listen=False) as test:
+        test.pipe(rows(0, 61))
+        commit = test._driver.state
+        assert {n: t.writer for n, t in commit.targets.items()} == {"hours": "p"}
+        assert lines(described(HOURS, MINUTES), commit) == [
+            'target "minutes": state has none, config has minutes: it gets what stage "minutes" emits after epoch 0, and '
+            "nothing from before"
+        ]
+        test.restart(described(HOURS, MINUTES))
+        test.pipe(rows(121))
+        assert {n: t.writer for n, t in test._driver.state.targets.items()} == {
+            "hours": "p~hours",
+            "minutes": "p~minutes",
+        }
+        test.restart(described(only=HOURS))
+        test.pipe(rows(181))
+        assert {n: t.writer for n, t in test._driver.state.targets.items()} == {"hours": "p"}
+
+
+def test_while_an_epoch_waits_its_target_stays_and_the_others_may_change(test: Any, tmp_path: Path) -> None:
+    test.target("minutes").down = True
+    with pytest.raises(
+        PublishError, match=r'^target "minutes": memory is down: it did not take epoch 1; if it never can be'
+    ):
+        test.pipe(rows(121))
+    commit, store = test._driver.state, test._driver.store
+    assert commit.parts == ["hours", "minutes"] and store.reached() == {"hours"}
+    assert json.loads((tmp_path / "p" / "reached").read_text().splitlines()[0]) == {"epoch": 1, "targets": ["hours"]}
+    waits = r"epoch 1 was committed and not yet published, and the config has changed since \(target \"minutes\"\)"
+    for other in (described(HOURS), described(HOURS, target("moved", "minutes")), described(HOURS, MINUTES.model_copy(update={"name": "m"}))):  # fmt: skip
+        found = compare.compare(other, commit, missing=commit.missing(store.reached()))
+        assert not found.startable and found.waits is not None and 'target "minutes"' in found.waits
+        with pytest.raises(StartError, match=waits):
+            test.restart(other)
+    test.target().down = False
+    for held in test._places.values():
+        held.down = False
+    elsewhere = described(target("elsewhere"), MINUTES)
+    assert compare.compare(elsewhere, commit, missing=["minutes"]).startable, "hours has its part: it may go elsewhere"
+    hours = next(t for (name, _), t in test._places.items() if name == "hours")
+    before = len(hours.rows)
+    test.restart(elsewhere)
+    assert test.target("minutes").held.height == 3 and len(hours.rows) == before
+    assert hours.repeated == 0
+
+
+def test_what_is_set_aside_is_what_is_missing(test: Any) -> None:
+    test.target("minutes").down = True
+    with pytest.raises(PublishError):
+        test.pipe(rows(121))
+    commit, store = test._driver.state, test._driver.store
+    found = _waiting(store, commit, commit.missing(store.reached()))
+    assert {names: rows.height for names, rows in found.rows.items()} == {("minutes",): 1} and not found.alone
+
+
+def test_notes_of_another_epoch_or_damaged_ones_count_for_nothing(tmp_path: Path) -> None:
+    store = FilesStore(tmp_path, "p")
+    store.open()
+    store.note_reached(3, "a")
+    store.note_reached(3, "b")
+    assert store._reached(3) == {"a", "b"} and store._reached(4) == frozenset()
+    store.note_reached(4, "c")
+    assert store._reached(4) == {"c"} and store._reached(3) == frozenset()
+    for text in ("", "[]", '{"epoch": 4, "targets": ["c", "d"]}\n0123456789abcdef\n', "\xff\n\n"):
+        (tmp_path / "p" / "reached").write_bytes(text.encode("latin-1"))
+        assert store._reached(4) == frozenset()
+    store.close()
+
+
+def test_a_record_from_before_there_were_several_goes_on(test: Any) -> None:
+    record = test._driver.state.model_dump(mode="json")
+    was = record["targets"]["hours"]
+    former = {k: v for k, v in record.items() if k not in ("targets", "letters_to", "reached")}
+    former["output"] = [{"file": "outputs/x.arrow", "rows": 3, "checksum": ""}]
+    former["destination"] = {"target": was["place"], "letters": None, "columns": was["columns"], "upserts": False}
+    commit = Commit.model_validate(former)
+    assert commit.parts == ["hours"] and commit.output_of("hours")[0].rows == 3
+    assert commit.targets["hours"].writer == "p" and commit.targets["hours"].upserts is False
+    assert commit == Commit.model_validate(commit.model_dump(mode="json"))
+    assert Commit.model_validate({**former, "destination": {}}).targets == {}
