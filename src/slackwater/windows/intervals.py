@@ -226,10 +226,6 @@ def reaches(key: Int64s, start: Int64s, last: Int64s) -> Int64s:
     return reach
 
 
-def renumber(values: Int64s) -> Int64s:
-    return np.cumsum(np.diff(values, prepend=values[0] - 1 if len(values) else 0) != 0) - 1
-
-
 def chosen(unit: Unit, mask: Bools) -> Unit:
     """The chosen rows; keys keep their numbers."""
     if mask.all():
