@@ -83,6 +83,7 @@ _OF_MODULES: Mapping[str, str] = {  # where the keys are documented that a modul
     "sql_window": "transform",
     "step": "windows",
     "target": "target-and-dead-letters",
+    "transform": "transform",
     "held_names": "target-and-dead-letters",
     "window": "windows",
 }

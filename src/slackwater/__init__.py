@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from slackwater.config.connection import RabbitMQConnection as RabbitMQConnection
     from slackwater.config.join import Join as Join
     from slackwater.config.pipeline import Pipeline as Pipeline
-    from slackwater.config.pipeline import Stage as Stage
-    from slackwater.config.pipeline import Transform as Transform
     from slackwater.config.source import Lookup as Lookup
     from slackwater.config.source import Source as Source
     from slackwater.config.target import StateStore as StateStore
@@ -35,6 +33,8 @@ if TYPE_CHECKING:
     from slackwater.config.toml import load as load
     from slackwater.config.toml import loads as loads
     from slackwater.config.toml import to_toml as to_toml
+    from slackwater.config.transform import Stage as Stage
+    from slackwater.config.transform import Transform as Transform
     from slackwater.config.window import Window as Window
     from slackwater.errors import ConfigError as ConfigError
     from slackwater.errors import SlackwaterError as SlackwaterError
@@ -76,8 +76,8 @@ _HOMES = {
     "StateStore": "config.target",
     "StateView": "query.view",
     "Target": "config.target",
-    "Stage": "config.pipeline",
-    "Transform": "config.pipeline",
+    "Stage": "config.transform",
+    "Transform": "config.transform",
     "Why": "query.why",
     "Window": "config.window",
     "describe": "explain",

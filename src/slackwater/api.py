@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import Connection
 from slackwater.config.join import Join
-from slackwater.config.pipeline import Pipeline, Stage, Transform
+from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Lookup, Source
 from slackwater.config.spelling import nearest
 from slackwater.config.target import StateStore, Target
+from slackwater.config.transform import Stage, Transform
 from slackwater.config.window import Window
 from slackwater.errors import ConfigError
 

@@ -235,9 +235,10 @@ def test_the_page_on_corrections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_every_key_of_the_configuration_page_exists() -> None:
     """The page names every key of every spec."""
-    from slackwater.config.pipeline import Pipeline, Transform
+    from slackwater.config.pipeline import Pipeline
     from slackwater.config.source import Lookup, Source
     from slackwater.config.target import StateStore, Target
+    from slackwater.config.transform import Transform
     from slackwater.config.window import Aggregation, Window
 
     page = (ROOT / "docs" / "configuration.md").read_text()

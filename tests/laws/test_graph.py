@@ -62,7 +62,7 @@ def test_the_plan_says_what_stages_need() -> None:
         compare(of(W, X, Y), state),
         compare(of(counting("x", "a"), counting("v", "x", "total"), counting("q", "v", "total")), state),
     )
-    assert [(c.what, c.verdict) for c in more.changes] == [('stage "y"', "migrated")]
+    assert [(c.what, c.verdict) for c in more.changes] == [('stage "y"', "migrated"), ("target from", "compatible")]
     assert "begins empty" in more.changes[0].how
     told = {c.what: (c.verdict, c.level) for c in fewer.changes}
     assert told['stage "w"'] == ("migrated", "warning")

@@ -22,7 +22,7 @@ from slackwater.engine import kill_points
 from slackwater.errors import EpochError, StartError
 from slackwater.operators.dead_letters import origin_column
 from slackwater.spark import analysis, origin
-from slackwater.spark.engine import SparkEngine
+from slackwater.spark.aside import Aside
 
 IN = Way("in", "in")
 
@@ -406,7 +406,7 @@ def test_input_that_changes_between_the_two_looks_stops_the_epoch(
         "window": simple(late_data="dlq", **shape),
         "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
     }
-    monkeypatch.setattr(SparkEngine, "_write_late", lambda *_: [])
+    monkeypatch.setattr(Aside, "_write_late", lambda *_: [])
     with pytest.raises(EpochError, match="test: epoch 1: 1 late row and 0 letters: the input was not the same when"):
         runner.run(**given)
     monkeypatch.undo()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -184,6 +185,29 @@ def _look_into_postgres(url: str) -> None:
     assert copy is not None
     with psycopg.connect(url) as db:
         assert db.execute("SELECT count(*) FROM slackwater_state_copied").fetchone() == (0,)
+
+
+def test_purchases_as_the_page_has_them(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "stages.md").read_text()
+    (text,) = [t for t in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if 'name = "purchases"' in t]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.toml").write_text(text)
+    (tmp_path / "users.csv").write_text("user,country\nu1,DE\n")
+    (tmp_path / "events").mkdir()
+    given = [
+        {"user": "u1", "kind": "purchase", "amount": 1.5, "tags": ["a"]},
+        {"user": "u2", "kind": "view", "amount": 2.0},
+        {"user": "u2", "kind": "purchase", "amount": 3.0},
+    ]
+    (tmp_path / "events" / "0.jsonl").write_text("".join(json.dumps(r) + "\n" for r in given) + "broken\n")
+    sw.run(toml.load(tmp_path / "p.toml"), available_now=True, spark=spark, on_notice=lambda a, b: None)
+    (file,) = (tmp_path / "purchases").glob("*.jsonl")
+    assert [json.loads(line) for line in file.read_text().splitlines()] == [
+        {"user": "u1", "country": "DE", "amount": 1.5, "tags": ["a"]},
+        {"user": "u2", "country": None, "amount": 3.0, "tags": None},
+    ]
+    (letters,) = (tmp_path / "letters").glob("*.parquet")
+    assert pl.read_parquet(letters)["value"].to_list() == [b"broken"]
 
 
 def test_kill_9_on_the_way(tmp_path: Path, postgres: Any, monkeypatch: pytest.MonkeyPatch) -> None:

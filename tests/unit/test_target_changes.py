@@ -14,7 +14,7 @@ from slackwater.errors import PublishError, StartError
 from slackwater.evolution import compare
 from slackwater.runner.set_aside import _waiting
 from slackwater.state.commit import Commit
-from slackwater.state.files.store import FilesStore
+from slackwater.state.files import published
 from slackwater.testing.pipeline import LocalPipeline
 
 SCHEMA = {"k": "string"}
@@ -157,17 +157,16 @@ def test_what_is_set_aside_is_what_is_missing(test: Any) -> None:
 
 
 def test_notes_of_another_epoch_or_damaged_ones_count_for_nothing(tmp_path: Path) -> None:
-    store = FilesStore(tmp_path, "p")
-    store.open()
-    store.note_reached(3, "a")
-    store.note_reached(3, "b")
-    assert store._reached(3) == {"a", "b"} and store._reached(4) == frozenset()
-    store.note_reached(4, "c")
-    assert store._reached(4) == {"c"} and store._reached(3) == frozenset()
+    path = tmp_path / "reached"
+    assert published.reached(path, 3) == frozenset()
+    published.note_reached(path, 3, "a")
+    published.note_reached(path, 3, "b")
+    assert published.reached(path, 3) == {"a", "b"} and published.reached(path, 4) == frozenset()
+    published.note_reached(path, 4, "c")
+    assert published.reached(path, 4) == {"c"} and published.reached(path, 3) == frozenset()
     for text in ("", "[]", '{"epoch": 4, "targets": ["c", "d"]}\n0123456789abcdef\n', "\xff\n\n"):
-        (tmp_path / "p" / "reached").write_bytes(text.encode("latin-1"))
-        assert store._reached(4) == frozenset()
-    store.close()
+        path.write_bytes(text.encode("latin-1"))
+        assert published.reached(path, 4) == frozenset()
 
 
 def test_a_record_from_before_there_were_several_goes_on(test: Any) -> None:

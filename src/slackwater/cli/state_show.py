@@ -75,9 +75,7 @@ def _open(commit: Commit) -> int:
     return sum(last.windows) or sum(sum(groups) for groups in last.panes.values())
 
 
-def _published(manifest: Commit, missing: list[str]) -> str:
-    if not missing:
-        return "yes"
+def _waiting(manifest: Commit, missing: list[str]) -> str:
     who = f", {' and '.join(missing)} waits" if len(missing) < len(manifest.parts) else ""
     return f"not yet{who}: the next start does it"
 
@@ -98,7 +96,7 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
     lines = [
         ["pipeline", m.pipeline],
         ["epoch", f"{m.epoch}, committed {iso(m.committed_us)}, {ago(now - m.committed_us)} ago"],
-        ["published", _published(m, missing)],
+        ["published", "yes" if not m.staged or published >= m.epoch else _waiting(m, missing)],
         ["runner", runner or "none is up"],
         ["kept epochs", f"{kept[0]} to {kept[-1]}" if kept[1:] else str(m.epoch)],
     ]

@@ -27,9 +27,6 @@ class Bounds:
     names: frozenset[str] = frozenset()
     why: str = ""
 
-    def has(self, name: str) -> bool:
-        return name.casefold() in (known.casefold() for known in self.names)
-
     def told(self, found: set[str]) -> str:
         """What is to be said behind what was found to look beyond the row; nothing where that is all."""
         if not found & {AGGREGATE, WINDOW}:

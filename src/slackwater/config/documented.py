@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from slackwater.config.aggregation import Aggregation
 from slackwater.config.connection import Connection
 from slackwater.config.join import Join
-from slackwater.config.pipeline import Pipeline, Stage, Transform
+from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Lookup, Source
 from slackwater.config.spec import Spec
 from slackwater.config.target import StateStore, Target
+from slackwater.config.transform import Stage, Transform
 from slackwater.config.window import Window
 
 Place = str  # a page and a heading of it: "docs/configuration.md#windows"

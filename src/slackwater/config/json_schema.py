@@ -18,11 +18,12 @@ from slackwater.config.aggregator import PATH
 from slackwater.config.connection import CONNECTIONS, Connection
 from slackwater.config.documented import place_of, text_of
 from slackwater.config.join import Join
-from slackwater.config.pipeline import LONGEST_NAME, NAME, Pipeline, Transform
+from slackwater.config.pipeline import LONGEST_NAME, NAME, Pipeline
 from slackwater.config.source import Source
 from slackwater.config.spec import Spec
 from slackwater.config.step import MOST_STAGES, Step
 from slackwater.config.target import StateStore
+from slackwater.config.transform import Transform
 from slackwater.config.window import _KEYS_OF, KINDS_OF_WINDOW, Window
 
 Schema = dict[str, Any]

@@ -7,10 +7,11 @@ from pathlib import PurePath
 from typing import Any, Self, TypeVar
 
 from slackwater.config.checks import resolve
-from slackwater.config.pipeline import Pipeline, Stage, Transform
+from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Lookup, Source
 from slackwater.config.spelling import Interpolated
 from slackwater.config.target import StateStore, Target
+from slackwater.config.transform import Stage, Transform
 
 _S = TypeVar("_S", Source, Lookup, Target, StateStore)
 _T = TypeVar("_T", Transform, Stage)

@@ -22,155 +22,25 @@ from slackwater.config.checks import (
 )
 from slackwater.config.connection import Connection, all_connections
 from slackwater.config.held_names import check_held_names, check_names_of_state
-from slackwater.config.join import Join
 from slackwater.config.join_checks import check_join, check_only_added
 from slackwater.config.kinds import (
     Duration,
     Kind,
-    MismatchError,
-    NestedError,
-    choice,
     duration,
-    names,
     settings,
-    shaped,
     text,
 )
-from slackwater.config.rows import ROWS, Rows
 from slackwater.config.source import Lookup, Results, Source
 from slackwater.config.spec import Problem, Spec, Values, many, one
-from slackwater.config.spelling import nearest, show, show_key
+from slackwater.config.spelling import nearest, show
 from slackwater.config.stage_checks import check_stages, each_step
 from slackwater.config.target import StateStore, Target
 from slackwater.config.target_checks import TARGET_NAME, check_targets, each_target, shown_stages
+from slackwater.config.transform import STEP, Stage, Transform
 from slackwater.config.ways import Way, reads, steps, ways
-from slackwater.config.window import Window
 from slackwater.core.notebook import Shown
 from slackwater.errors import ConfigError, StartError
 
-
-@shaped(of=Lookup, named={"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "not": {"pattern": "^[Ss][Oo][Uu][Rr][Cc][Ee]$"}})
-def _lookups(value: Any) -> dict[str, Lookup]:
-    if not isinstance(value, Mapping):
-        raise MismatchError("a table of lookups ([transform.lookups.<name>])")
-    problems: list[str] = []
-    built = {name: Lookup.draft(v, "", show_key(name), problems) for name, v in value.items()}
-    seen: dict[str, str] = {}
-    for name in value:
-        if name.casefold() == "source":
-            problems.append(f": {name}: the name is taken by the rows themselves; choose another name")
-        elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            problems.append(f': {show_key(name)}: found {show(name)}, expected a name of letters, digits and "_"')
-        elif seen.setdefault(name.casefold(), name) != name:
-            problems.append(f": {name}: is the same name as {show(seen[name.casefold()])} in SQL; choose another name")
-    if problems or any(lookup._wrong for lookup in built.values()):
-        raise NestedError(problems, built)
-    return built
-
-
-class Transform(Spec):
-    """The SQL pre-stage (row-wise, over the view `source`), what to do with bad rows, and the window or the join.
-
-    With SQL alone what it selects is what comes out: a stage without state.
-    """
-
-    sql: str | None = None
-    on_error: str = "fail"
-    window: Window | None = None
-    join: Join | None = None
-    lookups: Mapping[str, Lookup] = Field(default_factory=dict)
-
-    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
-
-        def __init__(
-            self,
-            *,
-            sql: str | None = None,
-            on_error: str = "fail",
-            window: Window | None = None,
-            join: Join | None = None,
-            lookups: Mapping[str, Lookup] = ...,
-        ) -> None: ...
-
-    KINDS: ClassVar[Mapping[str, Kind]] = {
-        "sql": text,
-        "on_error": choice("fail", "drop", "dlq"),
-        "window": one(Window),
-        "join": one(Join),
-        "lookups": _lookups,
-    }
-
-    AT: ClassVar[str] = "transform"  # where a config describes it
-
-    @property
-    def step(self) -> Window | Join | Rows:
-        """The window or the join, of which at most one is given; else the SQL is all there is."""
-        return self.window or self.join or ROWS
-
-    @property
-    def is_rows(self) -> bool:
-        """Whether the SQL is all there is, also of a draft: a stage without state."""
-        none = self.window is None and self.join is None and not {"window", "join"} & self._wrong
-        return none and self.sql is not None
-
-    def sql_of(self, source: str) -> str | None:
-        """The SQL pre-stage of a source's rows: one for all sources of a window, one per side of a join."""
-        if self.join is None:
-            return self.sql
-        return self.join.left_sql if source == self.join.left_source else self.join.right_sql
-
-    def sql_key(self, source: str) -> str:
-        """The key of a config that holds it."""
-        if self.join is None:
-            return "transform.sql"
-        return f"{Join.AT}.{'left' if source == self.join.left_source else 'right'}_sql"
-
-    @classmethod
-    def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
-        window, join = (key in values or key in wrong for key in ("window", "join"))
-        if not window and not join and not ("sql" in values or "sql" in wrong):
-            yield "window", f"missing; {_STEP.replace('transform', cls.AT)}"
-        if window and join:
-            yield "join", f"given beside [{cls.AT}.window]; a stage is one or the other: remove one of them"
-        elif join and "sql" in values:
-            yield "sql", f"belongs to windows; a join has one SQL per side: left_sql and right_sql in [{Join.AT}]"
-
-
-class Stage(Transform):
-    """One of several steps: a window, a join, or SQL alone.
-
-    `name` is what the rows that it emits are called where other stages read them. `from_`: what it reads, sources or stages
-    above it; without it the sides of a join, else the stage above it, the first one all sources.
-    """
-
-    name: str
-    from_: tuple[str, ...] = Field(default=(), alias="from")
-
-    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
-
-        def __init__(
-            self,
-            *,
-            name: str,
-            from_: str | Sequence[str] = ...,
-            sql: str | None = None,
-            on_error: str = "fail",
-            window: Window | None = None,
-            join: Join | None = None,
-            lookups: Mapping[str, Lookup] = ...,
-        ) -> None: ...
-
-    AT: ClassVar[str] = "stages"
-    KINDS: ClassVar[Mapping[str, Kind]] = {"name": text, "from": names, **Transform.KINDS}
-    FIELDS: ClassVar[Mapping[str, str]] = {"from": "from_"}
-    REQUIRED: ClassVar[tuple[str, ...]] = ("name",)
-
-    @classmethod
-    def wanted(cls, key: str) -> str:
-        return "give the stage a name"
-
-
-_STEP = "describe the window in [transform.window], or the join in [transform.join], or only sql in [transform]"
 _Connected = TypeVar("_Connected", Source, Lookup, Target)
 _Transformed = TypeVar("_Transformed", Transform, Stage)
 TRANSFORM = "transform"  # what the stage of a pipeline without `stages` is called
@@ -390,7 +260,7 @@ class Pipeline(Spec, Shown):
             yield from check_stages(values, wrong)
             values.setdefault("transform", steps(values["stages"], shown_stages(values))[0])
         elif "transform" not in values and not {"transform", "stages"} & wrong:
-            yield "transform", f"missing; {_STEP}"
+            yield "transform", f"missing; {STEP}"
         name = values.get("name")
         if name is not None and not re.fullmatch(NAME, name):
             yield (

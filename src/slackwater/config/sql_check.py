@@ -17,7 +17,7 @@ from slackwater.config.checked import Checked
 from slackwater.config.checks import resolve
 from slackwater.config.connectors import injected
 from slackwater.config.join import EVENT_TIME, SIDES, Join, output_names
-from slackwater.config.pipeline import Pipeline, Stage
+from slackwater.config.pipeline import Pipeline
 from slackwater.config.rows import Rows
 from slackwater.config.source import Lookup, Source
 from slackwater.config.spelling import Interpolated, nearest, show
@@ -25,6 +25,7 @@ from slackwater.config.sql.columns import UNKNOWN, Columns, Findings
 from slackwater.config.sql.query import expression, query
 from slackwater.config.sql.types import INTEGERS, NO_KEYS, base
 from slackwater.config.sql_window import WindowColumns
+from slackwater.config.transform import Stage
 from slackwater.config.window import Window
 from slackwater.errors import StartError
 

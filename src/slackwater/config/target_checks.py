@@ -74,7 +74,8 @@ def _stages(placed: Sequence[tuple[str, Target]], values: Values, wrong: set[str
 def shown_stages(values: Values) -> tuple[str, ...]:
     """The stages of a draft whose results a target gets; all of them where one of these is not there."""
     names = [s.name for s in values["stages"]]
-    found = dict.fromkeys(t.from_ or names[-1] for _, t in placed_targets(values)) or (names[-1],)
+    targets = [*(values.get("targets") or ()), *([values["target"]] if values.get("target") is not None else [])]
+    found = dict.fromkeys(t.from_ or names[-1] for t in targets) or (names[-1],)
     return tuple(found) if set(found) <= set(names) else tuple(names)
 
 

@@ -8,6 +8,7 @@ from slackwater.config.paths import as_written
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import Target
 from slackwater.config.window import Window
+from slackwater.evolution.pairing import paired
 from slackwater.evolution.texts import columns_text
 from slackwater.state.commit import LETTERS, Commit, Destination
 
@@ -39,9 +40,10 @@ def described(pipeline: Pipeline) -> dict[str, Destination]:
 
 
 def readdressed(commit: Commit, stages: Sequence[str], targets: Sequence[str]) -> Commit:
-    """The commit with today's names: stages are the same by their places, and a target that is called as its stage, or is the
-    only one, is the one that is called so now."""
-    renamed = dict(zip((s.name for s in commit.stages), stages, strict=False))
+    """The commit with today's names: stages go on as `pairing` says, and a target that is called as its stage, or is the only
+    one, is the one that is called so now."""
+    kept = zip(paired(stages, commit).kept, stages, strict=True)
+    renamed = {before.name: now for before, now in kept if before is not None}
     called = {}
     for name in commit.targets:
         if name in targets:

@@ -12,6 +12,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from slackwater.config.connection import (
     Connection,
+    ConsoleConnection,
+    DeltaConnection,
     FilesConnection,
     KafkaConnection,
     KinesisConnection,
@@ -81,8 +83,17 @@ def _(connection: PubSubConnection, query: str) -> Iterable[Place]:
 
 @singledispatch
 def _written(connection: Connection, target: Target) -> Place | None:
-    """None for the console, which is no place."""
-    return None if target.path is None else _path(target.path)
+    unregistered(connection, "slackwater.observe.datasets.of_target")
+
+
+@_written.register
+def _(connection: ConsoleConnection, target: Target) -> Place | None:
+    return None  # it is no place
+
+
+@_written.register
+def _(connection: FilesConnection | DeltaConnection, target: Target) -> Place | None:
+    return _path(target.path or "")
 
 
 @_written.register

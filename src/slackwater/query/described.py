@@ -11,10 +11,11 @@ from slackwater.config.aggregator import without_imports
 from slackwater.config.connection import DeltaConnection, FilesConnection
 from slackwater.config.data import from_data
 from slackwater.config.join import Join
-from slackwater.config.pipeline import Pipeline, Stage, Transform
+from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.step import allowed_ms
 from slackwater.config.target import StateStore, Target
+from slackwater.config.transform import Stage, Transform
 from slackwater.config.window import Window
 from slackwater.engine import fold
 from slackwater.errors import ConfigError, StateError

@@ -19,9 +19,17 @@ from pathlib import Path
 import polars as pl
 
 from slackwater.config import toml
-from slackwater.config.connection import Connection, DeltaConnection, FilesConnection, PostgresConnection
+from slackwater.config.connection import (
+    Connection,
+    ConsoleConnection,
+    DeltaConnection,
+    FilesConnection,
+    KafkaConnection,
+    PostgresConnection,
+)
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.target import Target
+from slackwater.core.dispatch import unregistered
 from slackwater.errors import StartError
 from slackwater.evolution.description import logic_in
 from slackwater.query.view import StateView
@@ -86,9 +94,10 @@ def _target(pipeline: Pipeline) -> Output:
     target, window = pipeline.target, pipeline.last.transform.window
     connection = resolve(target.connection, pipeline.connections)
     identity = None if window is None else (*window.group_by, window.window_start_column)
+    assert connection is not None, "the config was checked"
     found = _written(connection, target)
     if found is None:
-        kind = "the console" if connection is None else connection.kind
+        kind = "the console" if connection.kind == "console" else connection.kind
         raise StartError(
             f"{pipeline.name}: its target is {kind}, which cannot be read; name files, a table or state:FILE"
         )
@@ -97,8 +106,13 @@ def _target(pipeline: Pipeline) -> Output:
 
 
 @singledispatch
-def _written(connection: Connection | None, target: Target) -> Output | None:
+def _written(connection: Connection, target: Target) -> Output | None:
     """All that a target holds; None for one that gives nothing back, or only by and by."""
+    unregistered(connection, "slackwater.query.outputs")
+
+
+@_written.register
+def _(connection: ConsoleConnection | KafkaConnection, target: Target) -> Output | None:
     return None
 
 

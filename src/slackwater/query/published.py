@@ -54,12 +54,14 @@ class Published(Protocol):
 
 def published(pipeline: Pipeline) -> Published:
     """What the target of a pipeline holds (the first of several, see `by_target`). Raises StartError if it keeps nothing."""
-    return _published(resolve(pipeline.target.connection, pipeline.connections), pipeline)
+    connection = resolve(pipeline.target.connection, pipeline.connections)
+    assert connection is not None, "the config was checked"
+    return _published(connection, pipeline)
 
 
 @singledispatch
-def _published(connection: Connection | None, pipeline: Pipeline) -> Published:
-    unregistered(connection, "slackwater.query.published")
+def _published(connection: Connection, pipeline: Pipeline) -> Published:
+    unregistered(connection, "slackwater.query.published.published")
 
 
 @_published.register

@@ -193,7 +193,7 @@ class _Look:
             runner=runner,
             epoch=m.epoch,
             committed_us=m.committed_us,
-            is_published=not self.snapshot.missing,
+            is_published=not m.staged or self.snapshot.published >= m.epoch,
             watermark_us=_known(self.state.watermark_us),
             clocks=clocks,
             holder=None if held is None else _slowest([c for c in clocks if c.source == held]),

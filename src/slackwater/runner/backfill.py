@@ -167,5 +167,5 @@ class _History:
     def _rows_of_range(self, name: str, frame: DataFrame) -> DataFrame:
         """Rows without a usable time stay: what becomes of them is not decided here."""
         low, high = self.span.rows_us
-        at = f"unix_micros({self.engine.times[name]})"
+        at = f"unix_micros({self.engine.rows.times[name]})"
         return frame.where(f"{at} IS NULL OR ({at} >= {low}L AND {at} < {high}L)")

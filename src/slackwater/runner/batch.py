@@ -11,14 +11,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from slackwater.config.connection import ConsoleConnection
 from slackwater.config.join import Join
-from slackwater.config.pipeline import Pipeline, Transform
+from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import StateStore, Target
+from slackwater.config.transform import Transform
 from slackwater.config.window import Window
 from slackwater.core.schema import Field, arrow_schema
 from slackwater.errors import ConfigError, StartError
@@ -27,7 +29,8 @@ from slackwater.runner import binding, border
 from slackwater.sources.base import CORRUPT
 from slackwater.sources.streams import FrameSource, in_session
 from slackwater.spark import session, whole_batch
-from slackwater.spark.engine import SparkEngine
+from slackwater.spark.columns import lift
+from slackwater.spark.rows import StepRows
 from slackwater.spark.whole_batch import UPTO, Fold
 from slackwater.windows.aggregations import quote
 from slackwater.windows.logic import allowed_us
@@ -85,18 +88,18 @@ def batch(
     update: dict[str, Any] = {"emit": "final" if window.late_data == "reopen" else "on_close", "crash_recovery": None}
     if window.late_data != "reopen":  # which only says when a window is final; nothing comes late
         update["late_data"] = "drop"
-    engine = _planned(name, {ROWS: df}, window.model_copy(update=update), transform_sql, on_error, lookups)
-    timed = engine.usable(ROWS, df)
-    rows = engine._lift(engine.columns(ROWS, timed, None), tagged=False)
+    planner = _planned(name, {ROWS: df}, window.model_copy(update=update), transform_sql, on_error, lookups)
+    timed = planner.usable(ROWS, df)
+    rows = lift(planner.rows.logic, planner.columns(ROWS, timed, None), tagged=False)
     if not flush:
         behind = 1000 * window.lateness_ms + (allowed_us(window) if window.emit == "final" else 0)
         newest = (
-            engine.timed(ROWS, df)
+            planner.timed(ROWS, df)
             .where("__bad IS NULL")
             .selectExpr(f"max(unix_micros(_event_ts)) - {behind}L AS {UPTO}")
         )
         rows = rows.crossJoin(newest.hint("broadcast"))
-    return _over_shards(rows, shards, engine.logic, whole_batch.windows(engine.logic), df)
+    return _over_shards(rows, shards, planner.rows.logic, whole_batch.windows(planner.rows.logic), df)
 
 
 @_quietly
@@ -117,38 +120,40 @@ def batch_join(
     """
     join = join.model_copy(update={"late_data": "drop", "allowed_lateness_ms": None, "crash_recovery": None})
     frames = {join.left_source: left, join.right_source: right}
-    engine = _planned(name, frames, join, None, on_error, lookups)
-    sides = [engine.columns(source, engine.usable(source, frame), None) for source, frame in frames.items()]
+    planner = _planned(name, frames, join, None, on_error, lookups)
+    sides = [planner.columns(source, planner.usable(source, frame), None) for source, frame in frames.items()]
     rows = reduce(lambda a, b: a.unionByName(b), sides)
-    return _over_shards(rows, shards, engine.logic, whole_batch.pairs(engine.logic), left)
+    return _over_shards(rows, shards, planner.rows.logic, whole_batch.pairs(planner.rows.logic), left)
 
 
 # -- the plan --------------------------------------------------------------------------------------------------------
 
 
-class _Planner(SparkEngine):
+@dataclass(frozen=True)
+class _Planner:
     """Plans what the streaming engine plans for an epoch."""
 
-    clock_us: int = 0
+    rows: StepRows
+    clock_us: int
 
     def timed(self, name: str, frame: DataFrame) -> DataFrame:
         """Rows with `_event_ts` and `__bad`."""
-        latest = self.clock_us + self.pipeline.transform.step.max_future_ms * 1000
-        return self._timed(name, in_session(self.session, frame), self.clock_us, latest)
+        own, latest = in_session(self.rows.session, frame), self.rows.far_future(self.clock_us)
+        return self.rows.timed(name, own, self.clock_us, latest)
 
     def usable(self, name: str, frame: DataFrame) -> DataFrame:
         """The rows that have an event time; the others fail the run, or are left out."""
         from pyspark.sql import functions as F  # noqa: N812 — Spark's own name for it
 
         timed = self.timed(name, frame)
-        if self.pipeline.transform.on_error == "drop":
+        if self.rows.pipeline.transform.on_error == "drop":
             return timed.where("__bad IS NULL")
-        step = self.pipeline.transform.step
+        step = self.rows.pipeline.transform.step
         keys = step.group_by if isinstance(step, Window) else ()
         keys = (*step.left_keys, *step.right_keys) if isinstance(step, Join) else keys
         shown = [c for c in frame.columns if c == CORRUPT or c in step.event_time_column or c in keys]
         message = F.concat(
-            F.lit(f'{self.pipeline.name}: bad row of "{name}": '),
+            F.lit(f'{self.rows.pipeline.name}: bad row of "{name}": '),
             F.col("__bad"),
             F.lit(f' in "{step.event_time_column}": '),
             F.to_json(F.struct(*(quote(c) for c in shown or frame.columns))),
@@ -162,12 +167,12 @@ class _Planner(SparkEngine):
         """The columns that go to the shards."""
         from slackwater.spark import analysis
 
-        (way,) = self.pipeline.ways_from(name)
-        if self.pipeline.texts(way):
+        (way,) = self.rows.pipeline.ways_from(name)
+        if self.rows.pipeline.texts(way):
             usable = usable.drop("__bad", CORRUPT)
-        out = analysis.run_sql(self.session, self.pipeline, way, usable)
-        rows = out.selectExpr(*self._columns(way, tag, None))
-        dropped = self.end is not None and self.pipeline.transform.on_error == "drop"
+        out = analysis.run_sql(self.rows.session, self.rows.pipeline, way, usable)
+        rows = out.selectExpr(*self.rows.columns(way, tag, None))
+        dropped = self.rows.end is not None and self.rows.pipeline.transform.on_error == "drop"
         return rows.where("__end IS NOT NULL") if dropped else rows
 
 
@@ -202,9 +207,7 @@ def _planned(
         in_session(own, frame).createOrReplaceTempView(view)
     sources = [FrameSource(source, in_session(own, frame)) for source, frame in frames.items()]
     one = binding.bind(pipeline, own, binding.frames_of(own, sources))
-    planner = _Planner(own, pipeline, one.operator, one.times, end=one.end(own))
-    planner.clock_us = time.time_ns() // 1000
-    return planner
+    return _Planner(StepRows(own, pipeline, one.operator, one.times, end=one.end(own)), time.time_ns() // 1000)
 
 
 def _over_shards(rows: DataFrame, shards: int | None, logic: Operator, fold: Fold, given: DataFrame) -> DataFrame:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from slackwater.config.connectors import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
 from slackwater.config.ways import Way
@@ -21,6 +22,7 @@ from slackwater.operators.compile import compile_step
 from slackwater.sources.streams import AnySource
 from slackwater.spark import analysis, columns
 from slackwater.spark.engine import SparkEngine
+from slackwater.spark.rows import StepRows
 from slackwater.state.protocol import StateStore
 from slackwater.windows.aggregations import quote
 
@@ -41,7 +43,8 @@ class Bound(NamedTuple):
     def engine(self, session: SparkSession, refresh: Callable[[], None] = lambda: None) -> SparkEngine:
         """What runs it on Spark. Raises StartError. `refresh`: re-reads lookups."""
         carried = _carrying(self, session) if self.own.carries_origin else {}
-        return SparkEngine(session, self.own, self.operator, self.times, refresh, carried, self.end(session))
+        rows = StepRows(session, self.own, self.operator, self.times, carried, self.end(session))
+        return SparkEngine(rows, refresh)
 
     def end(self, session: SparkSession) -> str | None:
         """SQL over what comes out of the SQL for how far a row reaches, where each brings its own gap. Raises StartError."""
@@ -119,7 +122,7 @@ def _time(own: Pipeline, session: SparkSession, source: Source, frame: DataFrame
     if source.of_stage and not all(s.of_stage for s in own.sources):
         return quote("_event_ts")
     connection = resolve(source.connection, own.connections)
-    has_clock = connection is not None and connection.kind == "rabbitmq"
+    has_clock = connection is not None and CONNECTORS[connection.kind].own_clock
     return analysis.time_expression(own, session, source.name, frame, has_clock)
 
 

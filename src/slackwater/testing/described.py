@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from slackwater.config.connection import DeltaConnection, FilesConnection, KafkaConnection
 from slackwater.config.join import Join
-from slackwater.config.pipeline import Pipeline, Stage, Transform
+from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import StateStore, Target
+from slackwater.config.transform import Stage, Transform
 from slackwater.config.window import Window
 
 _TOPIC = KafkaConnection(bootstrap_servers="none")

@@ -29,6 +29,7 @@ from slackwater.sources.base import CORRUPT, reason
 from slackwater.sources.lookups import Lookups
 from slackwater.spark import analysis, session
 from slackwater.spark.engine import SparkEngine
+from slackwater.spark.rows import StepRows
 from slackwater.spark.statistics import FILE
 from slackwater.testing.given import NUMBER, GivenSource, Offsets, Row, source_of
 from slackwater.windows.aggregations import quote
@@ -82,7 +83,7 @@ class Front:
         self.logic = one.operator
         self._clocked = [n for n, t in one.times.items() if t == analysis.CLOCK and self.pipeline.transform.is_rows]
         clocked = {n: f"timestamp_micros({_CLOCK})" if t == analysis.CLOCK else t for n, t in one.times.items()}
-        self.engine = SparkEngine(self.session, self.pipeline, self.logic, clocked, end=one.end(self.session))
+        self.engine = SparkEngine(StepRows(self.session, self.pipeline, self.logic, clocked, end=one.end(self.session)))
         self._carried = {w.key: self._carrying(w, one.frames[w.origin]) for w in self.pipeline.ways}
 
     def _carrying(self, way: Way, empty: DataFrame) -> tuple[str, ...] | None:
@@ -170,7 +171,7 @@ class Front:
         else:
             every = ", ".join(f"{clocks[i]}L" for i in owners)
             clock = f"element_at(array({every}), CAST({NUMBER} AS INT) + 1)"
-        timed = self.engine._timed(name, frame.selectExpr("*", f"{clock} AS {_CLOCK}"), 0, None)
+        timed = self.engine.rows.timed(name, frame.selectExpr("*", f"{clock} AS {_CLOCK}"), 0, None)
         latest = f"{_CLOCK} + {self.pipeline.transform.step.max_future_ms * 1000}L"
         plain = [quote(c) for c in timed.columns if c != "__bad"]
         late = (
@@ -190,7 +191,7 @@ class Front:
         rows = rows.selectExpr(*plain, *([] if carried is None else [numbered_origin(NUMBER)]))
         out = analysis.run_sql(self.session, self.pipeline, way, rows, carried or None)
         why = fitting.unfit_sql(self.logic, self.logic.input_of(way.name), self.capacity) or "CAST(NULL AS STRING)"
-        columns = self.engine._columns(way, None, None)
+        columns = self.engine.rows.columns(way, None, None)
         return _collected(out.selectExpr(*columns, f"{why} AS {fitting.UNFIT}", f"{number} AS n"))
 
 

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 from slackwater.config.connection import FilesConnection
 from slackwater.config.join import Join
-from slackwater.config.pipeline import Pipeline, Stage, Transform
+from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import Target
+from slackwater.config.transform import Stage, Transform
 from slackwater.core.capacity import ANYTHING, YEARS, Capacity, capacity_of
 from slackwater.operators.base import Operator
 

@@ -23,11 +23,8 @@ from slackwater.engine import fold
 from slackwater.engine.driver import Driver, Hooks
 from slackwater.engine.far_dates import FarDates
 from slackwater.engine.kill_points import KILL_POINTS
-from slackwater.engine.protocol import Engine
 from slackwater.engine.stage import Stage as Stepping
 from slackwater.errors import ConfigError, StartError
-from slackwater.operators import compile as compiling
-from slackwater.operators.base import Operator
 from slackwater.replay import replay
 from slackwater.replay.replay import Outcome
 from slackwater.sources.base import Batch
@@ -38,8 +35,8 @@ from slackwater.testing import plain
 from slackwater.testing.described import pipeline_for
 from slackwater.testing.given import Row
 from slackwater.testing.listen import capacities, listening
-from slackwater.testing.local import LocalEngine
 from slackwater.testing.result import START_US, Died, Faults, LocalResult
+from slackwater.testing.steps import BoundSteps
 from slackwater.testing.target import MemoryTarget
 
 if TYPE_CHECKING:
@@ -153,7 +150,7 @@ class LocalPipeline:
             return
         payload, parts = {}, {}
         for name, some in given.items():
-            payload[name] = self._frame(name, some)
+            payload[name] = self._bound.frame(name, some, self.now_us)
             if partitions and name in partitions:
                 names = [r["partition"] for r in some]  # type: ignore[index]
                 payload[name] = payload[name].with_columns(pl.Series("__partition", names, dtype=pl.String))
@@ -269,7 +266,7 @@ class LocalPipeline:
     @property
     def front(self) -> Front | None:
         """What runs the SQL of the first stage; None without Spark."""
-        return self._sql_stages.get(next(iter(self._steps)))
+        return self._bound.front
 
     @property
     def source_names(self) -> list[str]:
@@ -296,15 +293,9 @@ class LocalPipeline:
             described = pipeline_for(described, ("a", "b") if isinstance(described, Join) else ("a",))
         self.pipeline = pipeline = listening(described) if self._listen else described
         given = {} if self._schema is None else {s.name: self._schema for s in pipeline.sources}
-        self._sql_stages: dict[str, Front] = {}
         self._offsets: dict[tuple[str, int], int] = {}
-        self._columns = {} if self._session is not None else plain.columns(pipeline, given)
-        if self._session is None:
-            plain.refuse_sql(pipeline, self._columns)
-        timed = {n: [*f.values(), Field("_event_ts", "timestamp")] for n, f in given.items()}
-        self._steps: dict[str, Operator] = {}
-        for name, own in pipeline.alone.items():
-            self._steps[name] = self._bound(name, own, timed)
+        self._bound = BoundSteps(pipeline, given, self._session)
+        self._steps, self._sql_stages = self._bound.operators, self._bound.fronts
         self._capacities = capacities(pipeline, self._steps) if self._listen else {}
         held = dict.fromkeys(self._sql_stages, ANYTHING)
         for name, own in pipeline.by_target.items():
@@ -312,23 +303,6 @@ class LocalPipeline:
                 held[stage] &= self._capacities.get(name, ANYTHING)
         for name, capacity in held.items():  # what a target cannot hold is found before its results are made
             self._sql_stages[name].capacity = capacity
-
-    def _bound(self, name: str, own: Pipeline, given: Mapping[str, Sequence[Field]]) -> Operator:
-        """A step bound to the columns of what it reads; by Spark where there is one, and anything for it to do."""
-        results = {s.name: self._steps[s.name].row_columns for s in own.sources if s.of_stage}
-        step = own.transform.step
-        sql = any(own.texts(w) for w in own.ways) or step.event_time_column != "_event_ts"
-        if self._session is not None and (sql or len(results) < len(own.sources)):
-            self._sql_stages[name] = self._front(own, {**given, **results})
-            return self._sql_stages[name].logic
-        known = {**self._columns, **{n: {f.name: f for f in fields} for n, fields in results.items()}}
-        return compiling.compile_step(own, {w.name: known[w.origin] for w in own.ways})
-
-    def _front(self, pipeline: Pipeline, columns: Mapping[str, Sequence[Field]]) -> Front:
-        from slackwater.testing.front import bound
-
-        assert self._session is not None
-        return bound(self._session, pipeline, columns)
 
     def _put(self, place: str) -> None:
         """The targets of the config, in a place that tests name: what they hold outlives a process."""
@@ -349,14 +323,6 @@ class LocalPipeline:
                 self._places[key].told = self._told or self._places[key].told
             self._targets[name] = self._places[key]
 
-    def _engine(self, which: str, pipeline: Pipeline, logic: Operator) -> Engine:
-        if which in self._sql_stages:
-            from slackwater.testing.in_process import GivenEngine
-
-            return GivenEngine(self._sql_stages[which], logic)
-        inputs = {s.name: list(dict.fromkeys(w.name for w in pipeline.ways_from(s.name))) for s in pipeline.sources}
-        return LocalEngine(logic, list(inputs), pipeline.carries_origin, pipeline.transform.step.max_future_ms, inputs)
-
     def _begin(self) -> None:
         try:
             self._begun()
@@ -374,7 +340,7 @@ class LocalPipeline:
                 own,
                 self._steps[name],
                 held,
-                self._engine(name, own, self._steps[name]),
+                self._bound.engine(name, own),
                 faults.in_worker,
                 number,
                 {s.name: 1000 * alone[s.name].watermark_delay_ms for s in own.sources if s.of_stage},
@@ -417,6 +383,9 @@ class LocalPipeline:
             if again:
                 work()
 
+    def _reread(self, letters: pl.DataFrame) -> Mapping[str, Any]:
+        return self._bound.reread(letters, self.now_us)
+
     def _only_source(self) -> str:
         if len(self.source_names) > 1:
             raise ConfigError(
@@ -425,24 +394,6 @@ class LocalPipeline:
                 ]
             )
         return self.source_names[0]
-
-    def _frame(self, source: str, rows: Sequence[Row]) -> pl.DataFrame:
-        if broken := [r for r in rows if isinstance(r, str)]:
-            raise StartError(
-                f'source "{source}": {broken[0][:80]!r} is a record as it is, which needs Spark to be read: give session='
-            )
-        readers = (own for own in self.pipeline.alone.values() if own.ways_from(source))
-        return plain.frame(next(readers), source, rows, self._columns[source], self.now_us)  # type: ignore[arg-type]
-
-    def _reread(self, found: pl.DataFrame) -> Mapping[str, Any]:
-        front = self.front
-        if front is not None:
-            from slackwater.spark import reread
-
-            return reread.frames(front.session, [s.real for s in front.sources], found)
-        rows = [plain.decoded(value) for value in found["value"]]
-        name = self.source_names[0]
-        return {name: self._frame(name, rows).with_columns(found["__letter"])}
 
 
 __all__ = ["KILL_POINTS", "START_US", "Died", "LocalPipeline", "LocalResult"]

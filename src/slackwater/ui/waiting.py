@@ -18,9 +18,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from slackwater.config.connection import Connection, FilesConnection, KafkaConnection
+from slackwater.config.connection import (
+    Connection,
+    FilesConnection,
+    KafkaConnection,
+    KinesisConnection,
+    PubSubConnection,
+    RabbitMQConnection,
+)
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
+from slackwater.core.dispatch import unregistered
 from slackwater.core.offsets import KafkaOffsets
 from slackwater.core.words import plural
 from slackwater.errors import SlackwaterError
@@ -66,7 +74,7 @@ class Asker:
 
     def waits(self, pipeline: Pipeline, snapshot: Snapshot) -> tuple[Waits, ...]:
         """What waits at each source that can be asked, in the order of the config."""
-        asked = [(s, ask) for s in pipeline.sources if (ask := _question(_connection(pipeline, s), s)) is not None]
+        asked = [(s, ask) for s in pipeline.sources if (ask := _asked(pipeline, s)) is not None]
         with self._lock:
             threads = [t for s, ask in asked if (t := self._begin(s.name, ask)) is not None]
         end = time.monotonic() + LONGEST_S
@@ -93,13 +101,21 @@ class Asker:
         return known.thread
 
 
-def _connection(pipeline: Pipeline, source: Source) -> Connection | None:
-    return None if source.connection is None else resolve(source.connection, pipeline.connections)
+def _asked(pipeline: Pipeline, source: Source) -> Callable[[], Any] | None:
+    connection = None if source.connection is None else resolve(source.connection, pipeline.connections)
+    return None if connection is None else _question(connection, source)
 
 
 @singledispatch
-def _question(connection: Connection | None, source: Source) -> Callable[[], Any] | None:
+def _question(connection: Connection, source: Source) -> Callable[[], Any] | None:
     """How a source is asked; None where it cannot be."""
+    unregistered(connection, "slackwater.ui.waiting")
+
+
+@_question.register
+def _(
+    connection: RabbitMQConnection | KinesisConnection | PubSubConnection, source: Source
+) -> Callable[[], Any] | None:
     return None
 
 

@@ -15,8 +15,8 @@ from slackwater.config.connection import (
     KafkaConnection,
     PostgresConnection,
 )
-from slackwater.config.pipeline import Transform
 from slackwater.config.target import Target as TargetSpec
+from slackwater.config.transform import Transform
 from slackwater.config.window import Aggregation, Window
 
 COUNT = Aggregation(agg="count", as_="n")

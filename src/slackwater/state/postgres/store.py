@@ -28,13 +28,12 @@ from typing import Any, TypeVar
 
 import polars as pl
 import psycopg
-import pyarrow as pa
 from psycopg import errors
 
 from slackwater.core.capacity import YEARS, Capacity
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.state.commit import FORMAT, Commit, OutputMeta, SegmentMeta
-from slackwater.state.postgres import client, lists, lock, owned, prepare
+from slackwater.state.postgres import client, lists, lock, outputs, owned, prepare
 from slackwater.state.postgres.commit import RefusedError, Transaction, refusing
 from slackwater.state.postgres.snapshot import exists, latest, peek, written
 from slackwater.state.postgres.tables import Tables
@@ -246,19 +245,10 @@ class PostgresStore:
 
     @_told
     def output(self, meta: OutputMeta) -> pl.DataFrame:
-        query = f"SELECT data FROM {self.tables.outputs} WHERE token = %s"
         if self._connection is None:  # looked at from beside a runner
             with client.lent(self._url, "state store") as db:
-                row = db.execute(query, (meta.file,)).fetchone()
-        else:
-            row = self._db.execute(query, (meta.file,)).fetchone()
-        if row is None:
-            raise StateError(
-                f"staged output {meta.file} is missing in {self.tables.outputs} {self._place}; restore it from a backup"
-            )
-        frame = pl.from_arrow(pa.ipc.open_file(pa.py_buffer(row[0])).read_all())
-        assert isinstance(frame, pl.DataFrame)
-        return frame
+                return outputs.read(db, self.tables, self._place, meta)
+        return outputs.read(self._db, self.tables, self._place, meta)
 
     @_told
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:

@@ -1,0 +1,128 @@
+"""Rows on their way through one step, as Spark's SQL: event time ─▶ the texts of each way ─▶ the columns for the shards.
+
+Nothing runs here: the engine counts and folds what comes out, a batch plans it for the caller, a test prepares its rows by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.ways import Way
+from slackwater.core.capacity import Capacity
+from slackwater.operators import fitting
+from slackwater.operators.base import Operator
+from slackwater.operators.dead_letters import OUTSIDE, origin_column
+from slackwater.sources.base import CORRUPT
+from slackwater.spark import analysis, columns
+from slackwater.spark.statistics import FILE
+from slackwater.windows.aggregations import quote
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LETTER_NUMBER = "__letter"  # hidden: which letter a row is, where it is read again
+
+
+@dataclass(frozen=True)
+class Read:
+    """A batch's rows per source, with `_event_ts` and `__bad`, and the partitions of each that are counted idle."""
+
+    timed: Mapping[str, DataFrame]
+    split: Mapping[str, Sequence[str]]
+    tagged: bool  # rows are told apart by source
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """`times`: per source the SQL of its event time. `sql`: per way (its key) the SQL with `_origin` carried through, where late
+    rows are kept. `end`: SQL for how far a row reaches, where each brings its own gap."""
+
+    session: SparkSession
+    pipeline: Pipeline
+    logic: Operator
+    times: Mapping[str, str]
+    sql: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    end: str | None = None
+
+    def far_future(self, clock_us: int) -> int:
+        """Event times after it are bad."""
+        return clock_us + self.pipeline.transform.step.max_future_ms * 1000
+
+    def timed(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
+        """Rows with `_event_ts` and `__bad`: NULL for a usable row, else why it is not."""
+        time = f"timestamp_micros({clock_us}L)" if self.times[name] == analysis.CLOCK else self.times[name]
+        undecodable = "false"
+        if CORRUPT in frame.columns:
+            # Spark decodes the columns that are asked for, and only these can fail: so ask for all, in every job over them
+            every = ", ".join(quote(c) for c in frame.columns if c != CORRUPT)
+            undecodable = f"{CORRUPT} IS NOT NULL AND to_json(struct({every})) IS NOT NULL"
+        future = "" if latest is None else f" WHEN unix_micros({time}) > {latest}L THEN 'future'"
+        first, last = fitting.usable(self.logic)
+        sane = f"coalesce(unix_micros({time}) BETWEEN {first}L AND {last}L, false)"
+        why = f"CASE WHEN ({time}) IS NULL THEN 'no event time' ELSE '{OUTSIDE}' END"
+        bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN NOT {sane} THEN {why}{future} END AS __bad"
+        kept = [quote(c) for c in frame.columns if c != "_event_ts"]
+        of_file = name in self._files and FILE not in frame.columns  # read again, it brings the name
+        file = [f"_metadata.file_path AS {FILE}"] if of_file else []
+        return frame.selectExpr(*kept, *file, f"{time} AS _event_ts", bad)
+
+    @property
+    def _files(self) -> list[str]:
+        """The sources that read files."""
+        known = self.pipeline.connections
+        found = {s.name: resolve(s.connection, known) for s in self.pipeline.sources if s.connection is not None}
+        return [name for name, connection in found.items() if connection is not None and connection.kind == "files"]
+
+    def outputs(
+        self, read: Read, name: str, timed: DataFrame, observed: DataFrame | None = None
+    ) -> Iterator[tuple[Way, int | None, DataFrame]]:
+        """What comes out of the SQL for one source's usable rows, on each way from it, with its tag (see `_by_idleness`; None:
+        needs none). `observed`: the same rows, that count what passes: on the first way."""
+        names = [s.name for s in self.pipeline.sources]
+        for number, way in enumerate(self.pipeline.ways_from(name)):
+            rows = self._with_origin(timed if number or observed is None else observed, name)
+            for tag, some in _by_idleness(rows, names.index(name), len(names), read.split[name]):
+                if self.pipeline.texts(way):
+                    some = some.drop("__bad", CORRUPT)
+                if self.pipeline.transform.is_rows and self.times[name] == analysis.CLOCK:
+                    some = some.drop("_event_ts")  # the source did not bring it
+                out = analysis.run_sql(self.session, self.pipeline, way, some, self.sql.get(way.key))
+                yield way, tag if read.tagged else None, out
+
+    def _with_origin(self, timed: DataFrame, name: str) -> DataFrame:
+        """The usable rows, with where they came from, where that may be asked for behind the SQL."""
+        rows = timed.where("__bad IS NULL")
+        if not self.pipeline.carries_origin:
+            return rows.drop(FILE)
+        plain = [c for c in rows.columns if c != FILE]
+        bytes_of = {c: kind for c, kind in rows.dtypes if c not in (FILE, CORRUPT)}
+        file = FILE if FILE in rows.columns else "NULL"
+        return rows.selectExpr(*map(quote, plain), origin_column(bytes_of, name, file))
+
+    def marked(self, way: Way, out: DataFrame, capacity: Capacity) -> DataFrame | None:
+        """Rows that came out of the SQL, with why they cannot be held; None where all can."""
+        why = fitting.unfit_sql(self.logic, self.logic.input_of(way.name), capacity)
+        return None if why is None else out.selectExpr("*", f"{why} AS {fitting.UNFIT}")
+
+    def columns(self, way: Way, tag: int | None, before: int | None) -> list[str]:
+        """The columns that go to the shards, over the output of the SQL."""
+        return columns.columns(self.logic, way.name, tag, before, self.end)
+
+    def carrying(self, way: Way, frame: DataFrame) -> Sequence[str] | None:
+        """The SQL on a way with `_origin` carried through, also where late rows are not kept. Raises StartError."""
+        if way.key in self.sql or not self.pipeline.texts(way):
+            return self.sql.get(way.key)
+        plain = frame.drop(FILE, LETTER_NUMBER)
+        return analysis.check_origin(self.session, self.pipeline, way, analysis.empty(self.session, plain))
+
+
+def _by_idleness(rows: DataFrame, index: int, sources: int, idle: Sequence[str]) -> list[tuple[int, DataFrame]]:
+    """Rows with their tag: the source's place, or, behind all sources, that of its idle partitions."""
+    if not idle:
+        return [(index, rows)]
+    listed = ", ".join("'" + p.replace("'", "\\'") + "'" for p in idle)
+    of_idle = f"concat(_topic, '-', _partition) IN ({listed})"
+    return [(index, rows.where(f"NOT {of_idle}")), (sources + index, rows.where(of_idle))]

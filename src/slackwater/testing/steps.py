@@ -1,0 +1,89 @@
+"""The steps of a pipeline in a test, each bound to the columns of what it reads: by Spark where there is one, else in process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.core.schema import Field
+from slackwater.engine.protocol import Engine
+from slackwater.errors import StartError
+from slackwater.operators import compile as compiling
+from slackwater.operators.base import Operator
+from slackwater.testing import plain
+from slackwater.testing.given import Row
+from slackwater.testing.local import LocalEngine
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from slackwater.testing.front import Front
+
+
+class BoundSteps:
+    """`operators`: of every step; `fronts`: what runs the SQL of those that Spark has anything to do for.
+
+    `given`: the columns of sources that declare none, by source. Raises StartError for SQL without a session.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, given: Mapping[str, Mapping[str, Field]], session: SparkSession | None
+    ) -> None:
+        self.operators: dict[str, Operator] = {}
+        self.fronts: dict[str, Front] = {}
+        self._pipeline, self._session = pipeline, session
+        self._columns = {} if session is not None else plain.columns(pipeline, given)
+        if session is None:
+            plain.refuse_sql(pipeline, self._columns)
+        timed = {n: [*f.values(), Field("_event_ts", "timestamp")] for n, f in given.items()}
+        for name, own in pipeline.alone.items():
+            self.operators[name] = self._bound(name, own, timed)
+
+    def _bound(self, name: str, own: Pipeline, given: Mapping[str, Sequence[Field]]) -> Operator:
+        results = {s.name: self.operators[s.name].row_columns for s in own.sources if s.of_stage}
+        step = own.transform.step
+        sql = any(own.texts(w) for w in own.ways) or step.event_time_column != "_event_ts"
+        if self._session is not None and (sql or len(results) < len(own.sources)):
+            from slackwater.testing.front import bound
+
+            self.fronts[name] = bound(self._session, own, {**given, **results})
+            return self.fronts[name].logic
+        known = {**self._columns, **{n: {f.name: f for f in fields} for n, fields in results.items()}}
+        return compiling.compile_step(own, {w.name: known[w.origin] for w in own.ways})
+
+    @property
+    def front(self) -> Front | None:
+        """What runs the SQL of the first step; None without Spark."""
+        return self.fronts.get(next(iter(self.operators)))
+
+    def engine(self, name: str, own: Pipeline) -> Engine:
+        """What a step runs on."""
+        if name in self.fronts:
+            from slackwater.testing.in_process import GivenEngine
+
+            return GivenEngine(self.fronts[name], self.operators[name])
+        inputs = {s.name: list(dict.fromkeys(w.name for w in own.ways_from(s.name))) for s in own.sources}
+        future_ms = own.transform.step.max_future_ms
+        return LocalEngine(self.operators[name], list(inputs), own.carries_origin, future_ms, inputs)
+
+    def frame(self, source: str, rows: Sequence[Row], now_us: int) -> pl.DataFrame:
+        """Rows of a source, without Spark."""
+        if broken := [r for r in rows if isinstance(r, str)]:
+            raise StartError(
+                f'source "{source}": {broken[0][:80]!r} is a record as it is, which needs Spark to be read: give session='
+            )
+        readers = (own for own in self._pipeline.alone.values() if own.ways_from(source))
+        return plain.frame(next(readers), source, rows, self._columns[source], now_us)  # type: ignore[arg-type]
+
+    def reread(self, letters: pl.DataFrame, now_us: int) -> Mapping[str, Any]:
+        """Dead letters as rows of their sources."""
+        if self.front is not None:
+            from slackwater.spark import reread
+
+            return reread.frames(self.front.session, [s.real for s in self.front.sources], letters)
+        rows = [plain.decoded(value) for value in letters["value"]]
+        name = self._pipeline.sources[0].name
+        return {name: self.frame(name, rows, now_us).with_columns(letters["__letter"])}
