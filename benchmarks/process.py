@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from benchmarks import joins
 from benchmarks.cases import NATIVE, Join, Window
 from benchmarks.data import FILES_PER_EPOCH, SIDES
+from slackwater.spark import memory
 
 _SAMPLE_S = 0.1
 _TAIL = 3000
@@ -115,7 +116,7 @@ def _epochs(batches: list[dict[str, Any]], data: Path, usage: Usage) -> list[dic
 
 def _environment() -> dict[str, str]:
     """What `slackwater run` sets as well: Spark's workers run this Python, and Polars in them one thread each."""
-    return os.environ | {"PYSPARK_PYTHON": sys.executable, "POLARS_MAX_THREADS": "1"}
+    return os.environ | {"PYSPARK_PYTHON": sys.executable, "POLARS_MAX_THREADS": "1"} | memory.ENVIRONMENT
 
 
 def _end(root: psutil.Process) -> None:

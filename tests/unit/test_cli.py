@@ -181,7 +181,7 @@ from slackwater.cli.main import main
 try:
     main()
 finally:
-    print(sorted({{"pyspark", "polars", "pandas", "pyarrow", "numpy", "prometheus_client"}} & set(sys.modules)))
+    print(sorted({{"pyspark", "polars", "pandas", "pyarrow", "numpy", "prometheus_client", "numba"}} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

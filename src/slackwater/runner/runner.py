@@ -101,7 +101,7 @@ class Runner:
         store = pipeline.state_store
         shards = (store.shards if store else None) or base.sparkContext.defaultParallelism
         own = session.private(base, shards)
-        warm = threading.Thread(target=_warm, args=(own, shards), daemon=True)
+        warm = threading.Thread(target=_warm, args=(own, shards, pipeline), daemon=True)
         warm.start()
         lookups = Lookups(own, pipeline.lookups, lambda line: notice("warning", line))
         lookups.load()
@@ -172,9 +172,10 @@ class Runner:
                 self.reporter.notice("warning", line)
 
 
-def _warm(spark: SparkSession, shards: int) -> None:
+def _warm(spark: SparkSession, shards: int, pipeline: Pipeline) -> None:
+    windows = [stage.transform.window for stage in pipeline.alone.values()]
     try:
-        warm_up(spark, shards)
+        warm_up(spark, shards, loops=any(w is not None and w.kind == "session" for w in windows))
     except Exception as error:
         log.debug("warming up the workers failed: %s", error)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slackwater.errors import StartError
+from slackwater.spark import memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,6 +45,8 @@ def start(
     """The running Spark session, or a new one without start-up noise. Raises StartError if Spark cannot start."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    for name, setting in memory.ENVIRONMENT.items():
+        os.environ.setdefault(name, setting)
     from pyspark.sql import SparkSession
 
     _forget_ended()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from slackwater import errors
@@ -17,7 +18,7 @@ from slackwater.operators import dead_letters
 from slackwater.operators.base import Question, ShardTask
 from slackwater.operators.task import LetterFile
 from slackwater.sources.base import reason
-from slackwater.spark import columns
+from slackwater.spark import columns, memory
 from slackwater.state.protocol import ShardState
 from slackwater.windows.aggregations import quote
 
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
 Task = Callable[["pa.Table"], str]
 
 
-def warm_up(session: SparkSession, workers: int) -> None:
-    """Start the Python workers and import what they need, before the first batch does."""
-    run_over(session.range(0, workers, 1, workers), ["id"], _warm_task)
+def warm_up(session: SparkSession, workers: int, loops: bool) -> None:
+    """Start the Python workers and import what they need, before the first batch does; `loops`: compile those, too."""
+    if loops:  # once, here: workers on this machine find what was compiled
+        session_loops()
+    run_over(session.range(0, workers, 1, workers), ["id"], partial(_warm_task, loops))
 
 
 def run_over(frame: DataFrame, names: list[str], task: Task) -> list[str]:
@@ -40,6 +43,7 @@ def run_over(frame: DataFrame, names: list[str], task: Task) -> list[str]:
 
     def partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         os.environ.setdefault("POLARS_MAX_THREADS", "1")
+        memory.keep_pages()
         import pyarrow as pa
 
         found = list(batches)
@@ -117,7 +121,17 @@ def count_task(tasks: list[ShardTask], question: Question) -> Task:
     return run
 
 
-def _warm_task(table: pa.Table) -> str:
+def _warm_task(loops: bool, table: pa.Table) -> str:
     from slackwater.operators import compile as every
 
+    if loops:
+        session_loops()
     return every.__name__
+
+
+def session_loops() -> None:
+    """Import and compile what folds rows into sessions."""
+    from slackwater.windows import session_step, session_walk
+
+    assert session_step
+    session_walk.warm()

@@ -17,7 +17,6 @@ import numpy as np
 
 from slackwater.windows.intervals import Bools, SessionLogic, Unit, first_of_each, runs_of
 from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, ROW, WHOLE, Int64s
-from slackwater.windows.session_cuts import session_heads
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,13 @@ def arranged(logic: SessionLogic, unit: Unit) -> Arrangement:
     following = np.append(start[1:], FAR)  # a late row may have put the next session before start + cap
     end = np.where(is_cut, np.minimum(np.minimum(reach, start + cap), following), reach)
     return Arrangement(session, heads, start, reach, is_cut, end)
+
+
+def session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: int) -> Bools:
+    """Where sessions begin: see `session_walk.cut`."""
+    from slackwater.windows.session_walk import cut  # compiled; it takes arrays that can be written
+
+    return cut(np.array(run), np.array(start), np.array(last), np.array(end), cap)
 
 
 def as_emitted(logic: SessionLogic, unit: Unit, fragment: Int64s) -> Unit:

@@ -25,12 +25,11 @@ import polars as pl
 from slackwater.core.dispatch import unregistered
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import panes
-from slackwater.windows.arrangement import arranged
+from slackwater.windows.arrangement import arranged, session_heads
 from slackwater.windows.intervals import Bools, SessionLogic, Unit, acknowledged, chosen, first_of_each, runs_of
-from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, Int64s, Logic
+from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE, Int64s, Logic
 from slackwater.windows.panes import PaneLogic
-from slackwater.windows.session_cuts import session_heads
-from slackwater.windows.sessions import floor_rows, fragments, state_of
+from slackwater.windows.sessions import floor_rows, state_of
 
 
 def carried(former: Logic, logic: Logic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
@@ -102,11 +101,7 @@ def _as_one_state(
         unit = replace(unit, end=unit.last + logic.gap_us)
     now = arranged(logic, unit)
     unit = _unlike(unit, before, now.session, (end != now.end[now.session]) & (end >= watermark))
-    run, reach = runs_of(logic, unit)
-    first = np.full(int(unit.key[-1]) + 1, FAR)
-    np.minimum.at(first, unit.key, unit.start)
-    limit = np.minimum(first, watermark)[unit.key] + logic.cap_us
-    return state_of(logic, unit, run, fragments(logic, unit, reach, run, limit), floors, watermark)
+    return state_of(logic, unit, floors, watermark)
 
 
 def _sessions(logic: SessionLogic, unit: Unit, cap: int) -> Int64s:

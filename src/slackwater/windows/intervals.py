@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import polars as pl
@@ -31,7 +31,10 @@ from slackwater.windows.logic import (
     Logic,
     Stats,
 )
-from slackwater.windows.order import sorted_by_key
+from slackwater.windows.order import order_by_key, sorted_by_key
+
+if TYPE_CHECKING:
+    from slackwater.windows.session_walk import Times
 
 Bools = NDArray[np.bool_]
 
@@ -123,9 +126,21 @@ class SessionLogic(Logic):
         """Without the sessions that are gone and the floors that no longer make any row late."""
         if state.is_empty():
             return state
-        unit, horizon = Unit.of(self, state), self.horizon(watermark)
-        needed = unit.floors(self.reach_us, horizon)[unit.key] != NO_WATERMARK
-        return unit.frame.filter(pl.Series(~unit.is_gone(horizon) | needed)).sort("__h", maintain_order=True)
+        from slackwater.windows import session_walk as walk  # compiled
+
+        times = self.times(watermark)
+        kind, due, start, last = (state[c].to_numpy() for c in ("__kind", "__due", "__start", "__last"))
+        end = state["__end"].to_numpy() if self.dynamic else last + self.gap_us
+        order, _, heads = order_by_key(state["__kh"].to_numpy(), state.select(self.key_names), start, last)
+        seen = np.where(is_gone(kind, due, times.horizon), walk.GONE, walk.HELD).astype(np.int8)
+        needed = walk.needed(walk.Intervals(heads, seen[order], start[order], last[order], end[order]), times)
+        return state[order if needed.all() else order[needed]]
+
+    def times(self, watermark: int) -> Times:
+        """What the intervals of an epoch are judged by; `watermark`: of the one before."""
+        from slackwater.windows.session_walk import Times  # compiled
+
+        return Times(watermark, self.horizon(watermark), self.rows_from_us, self.reach_us, self.cap_us)
 
 
 @dataclass(frozen=True)
@@ -158,8 +173,7 @@ class Unit:
 
     def is_gone(self, horizon: int) -> Bools:
         """Floors, and whole sessions whose close is at or before the horizon (see `Logic.horizon`)."""
-        whole = (self.kind == WHOLE) | (self.kind == EMITTED)
-        return (self.kind == FLOOR) | (whole & (self.due <= horizon))
+        return is_gone(self.kind, self.due, horizon)
 
     def floors(self, reach: int, horizon: int) -> Int64s:
         """Per key the floor that still counts at the horizon, else NO_WATERMARK; `reach`: see `SessionLogic.reach_us`."""
@@ -168,6 +182,11 @@ class Unit:
         floor = per_key(np.maximum, np.where(gone, self.end, NO_WATERMARK), self.key)
         first = per_key(np.minimum, np.where(is_open, self.start, FAR), self.key)
         return np.where((horizon <= floor + reach) | (first <= floor + reach), floor, NO_WATERMARK)
+
+
+def is_gone(kind: NDArray[np.int8], due: Int64s, horizon: int) -> Bools:
+    gone: Bools = (kind == FLOOR) | (((kind == WHOLE) | (kind == EMITTED)) & (due <= horizon))
+    return gone
 
 
 def acknowledged(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
@@ -205,10 +224,6 @@ def reaches(key: Int64s, start: Int64s, last: Int64s) -> Int64s:
     before = np.where((latest >= 0) & (key[latest] == key[1:]), last[latest], NO_WATERMARK)
     reach[1:] = np.where(key[1:] == key[:-1], np.maximum(start[:-1], before), NO_WATERMARK)
     return reach
-
-
-def renumber(values: Int64s) -> Int64s:
-    return np.cumsum(np.diff(values, prepend=values[0] - 1 if len(values) else 0) != 0) - 1
 
 
 def chosen(unit: Unit, mask: Bools) -> Unit:

@@ -326,6 +326,38 @@ class Logic(ABC):
             agg.check_bound(merged, self.pipeline)
         return merged
 
+    def merge_runs(self, parts: pl.DataFrame, heads: Int64s, carried: Sequence[pl.Series]) -> pl.DataFrame:
+        """Merge rows of accumulators (and revisions) that stand together; `heads`: where each group begins.
+
+        `carried`: of each group, its keys at least.
+
+        A group of one row is as it was. Raises as `merge_groups`.
+        """
+        merged = parts[heads]
+        if len(heads) < parts.height:
+            columns = {c.name: c for a in self.aggs for c in a.fold(parts, heads)}
+            left = [a for a in self.aggs if not set(a.accumulators) <= set(columns)]
+            if left or self.revises:
+                rest = [*self.revisions, *(c for a in left for c in a.accumulators)]
+                size = np.diff(heads, append=parts.height)
+                several = np.repeat(size > 1, size)
+                groups = parts.select(rest).filter(pl.Series(several))
+                found = (
+                    groups.with_columns(pl.Series("__g", np.repeat(np.arange(len(heads)), size)[several]).set_sorted())
+                    .group_by("__g", maintain_order=True)
+                    .agg(*self._merged_revisions(parts), *(e for a in left for e in a.merge()))
+                )
+                at = np.arange(len(heads))
+                at[size > 1] = np.arange(found.height) + len(heads)
+                columns |= {c: pl.concat([merged[c], found[c]], rechunk=True)[at] for c in rest}
+            merged = merged.with_columns(**columns)
+            for agg in self.aggs:
+                merged = agg.settle(merged)
+        merged = merged.with_columns(*carried)
+        for agg in self.aggs:
+            agg.check_bound(merged, self.pipeline)
+        return merged
+
     def _merged_revisions(self, frame: pl.DataFrame) -> list[pl.Expr]:
         if "__rev" not in frame.columns:
             return []

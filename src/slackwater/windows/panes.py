@@ -40,7 +40,7 @@ from slackwater.windows.logic import (
     Logic,
     Stats,
 )
-from slackwater.windows.order import sorted_by_key
+from slackwater.windows.order import order_by_unit, sorted_by_key
 from slackwater.windows.pane_revisions import UNSAID, after_rows, begun_late
 
 
@@ -176,7 +176,7 @@ def ingest(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark:
     is_new = ~member(merged["__h"].to_numpy(), known)
     starts, counts = np.unique(merged["__start"].to_numpy()[is_new], return_counts=True)
     return Ingested(
-        state=merged.sort("__h"),
+        state=merged,
         counts=Counts(
             used=int(fresh["__n"].sum()),
             late=total - int(fresh["__n"].sum()),
@@ -211,17 +211,14 @@ def _merge(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark:
     noting = logic.revises and overlapping(logic)
     if noting:
         both = both.with_columns(pl.Series("__new", np.arange(both.height) >= state.height))
-    both, key = sorted_by_key(both, logic.key_names, "__start")
-    start = both["__start"].to_numpy()
-    new = np.ones(both.height, dtype=bool)
-    new[1:] = (key[1:] != key[:-1]) | (start[1:] != start[:-1])
-    carried = [pl.col(c).first() for c in ("__h", "__kh", "__start", "__last", "__due")]
-    merged = logic.merge_groups(
-        both.drop("__new") if noting else both, np.cumsum(new), [pl.col("__kind").max(), *carried]
-    )
+    order, heads = order_by_unit(both["__h"].to_numpy(), both.select("__start", *logic.key_names))
+    carried = both.select("__h", "__kh", "__start", "__last", "__due", *logic.key_names)[order[heads]]
+    kind = np.maximum.reduceat(both["__kind"].to_numpy()[order], heads)
+    parts = both.select(*logic.revisions, *logic.accumulators)[order]
+    merged = logic.merge_runs(parts, heads, [*carried, pl.Series("__kind", kind)]).select(logic.state_schema.keys())
     if not noting:
         return merged
-    heads, fresh = np.flatnonzero(new), both["__new"].to_numpy()
+    fresh = both["__new"].to_numpy()[order]
     merged = after_rows(merged, np.logical_or.reduceat(fresh, heads))
     if logic.updates:
         return merged

@@ -18,7 +18,7 @@ import polars as pl
 
 from slackwater.core.arrays import distinct, member
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.arrangement import arranged
+from slackwater.windows.arrangement import arranged, session_heads
 from slackwater.windows.intervals import (
     Bools,
     SessionLogic,
@@ -30,8 +30,7 @@ from slackwater.windows.intervals import (
     runs_of,
 )
 from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, OPEN, TOMBSTONE, WHOLE, Emitted, Int64s
-from slackwater.windows.session_cuts import session_heads
-from slackwater.windows.sessions import floor_rows, fragments, state_of
+from slackwater.windows.sessions import floor_rows, state_of
 
 
 def emit(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, early: bool = False) -> Emitted:
@@ -192,9 +191,7 @@ def _remaining(
     floors = np.where((horizon <= floors + reach) | (first <= floors + reach), floors, NO_WATERMARK)
     state = logic.empty_state()
     if len(rest.key):
-        limit = np.minimum(first, watermark)[rest.key] + logic.cap_us
-        run, before = runs_of(logic, rest)
-        state = state_of(logic, rest, run, fragments(logic, rest, before, run, limit), floors, watermark)
+        state = state_of(logic, rest, floors, watermark)
     bare = first == FAR
     alone = np.flatnonzero(bare & (floors != NO_WATERMARK))
     gone = np.flatnonzero(bare & (floors == NO_WATERMARK))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import polars as pl
 import pyarrow as pa
@@ -19,19 +21,45 @@ def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
 
     Raises EpochError if it cannot be written.
     """
-    content = encoded(frame)
-    write_synced(path, content)
-    return content.size, checksum(content)
+    with _synced(path) as file:
+        counted = _Counted(file)
+        with pa.PythonFile(counted, mode="w") as sink:
+            _encode(frame, sink)
+        return counted.size, counted.digest.hexdigest()
 
 
 def encoded(frame: pl.DataFrame) -> Any:
     """A frame as the bytes of an Arrow file, a buffer."""
-    table = solid(frame).to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
     sink = pa.BufferOutputStream()
+    _encode(frame, sink)
+    return sink.getvalue()
+
+
+def _encode(frame: pl.DataFrame, sink: Any) -> None:
+    table = solid(frame).to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
     with pa.ipc.new_file(sink, table.schema) as writer:
         for batch in table.to_batches():
             writer.write_batch(batch)
-    return sink.getvalue()
+
+
+class _Counted:
+    """A file, with the size and the checksum of what was written to it: columns go there from where they lie."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.size, self.digest = file, 0, xxhash.xxh3_64()
+
+    def write(self, content: Any) -> int:
+        self.digest.update(content)
+        self.size += len(content)
+        return self.file.write(content)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def close(self) -> None:
+        """It is closed by whoever opened it."""
 
 
 def solid(frame: pl.DataFrame) -> pl.DataFrame:
@@ -47,11 +75,18 @@ def solid(frame: pl.DataFrame) -> pl.DataFrame:
 
 def write_synced(path: Path, content: Any) -> None:
     """Write a file down to the disk. Raises EpochError if that is not possible."""
+    with _synced(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def _synced(path: Path) -> Iterator[IO[bytes]]:
+    """A new file, down on the disk at the end. Raises EpochError if that is not possible."""
     try:
         # never through a symbolic link that lies in its place
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

@@ -57,6 +57,9 @@ class Segment:
         hidden = frame_of(self.table.select(["__h", "__kind", "__start", "__due"]))
         return Columns(*(column.to_numpy() for column in hidden))
 
+    def whole(self) -> pl.DataFrame:
+        return frame_of(self.table)
+
     def rows(self, index: Int64s) -> pl.DataFrame:
         return frame_of(self.table.take(pl.Series(index).to_arrow()))  # as pa.array would
 
@@ -116,7 +119,7 @@ class SegmentReader:
 
     def scan(self) -> pl.DataFrame:
         """Every visible row."""
-        return self._together(newest([s.rows(np.arange(len(s.columns.h))) for s in self.segments]))
+        return self._together(newest([s.whole() for s in self.segments]))
 
     def outline(self) -> pl.DataFrame:
         """The columns of every visible row that say what is due; nothing else of the files is read."""
@@ -207,14 +210,20 @@ class FilesShard:
     def _merged(self, logic: Logic, metas: list[SegmentMeta], oldest: bool, watermark: int) -> pl.DataFrame:
         """Several segments as one. Only where nothing older lies below may rows be forgotten: else they would uncover it."""
         if oldest:
-            frame = logic.forget(self.at(tuple(metas)).reader(logic).scan(), watermark)
-        else:
-            opened = [Segment(self.root, m) for m in metas]
-            rows = [logic.unrevised(s.rows(np.arange(s.meta.rows))) for s in opened]
-            found = [f.select(list(logic.state_schema)) for f in rows]
-            frame = pl.concat(newest(found))
-            frame = frame.cast(logic.state_schema)  # type: ignore[arg-type]
-        return frame.sort("__h", maintain_order=True)
+            return in_order(logic.forget(self.at(tuple(metas)).reader(logic).scan(), watermark))
+        opened = [Segment(self.root, m) for m in metas]
+        rows = [logic.unrevised(s.whole()) for s in opened]
+        found = [f.select(list(logic.state_schema)) for f in rows]
+        frame = pl.concat(newest(found))
+        return in_order(frame.cast(logic.state_schema))  # type: ignore[arg-type]
+
+
+def in_order(frame: pl.DataFrame) -> pl.DataFrame:
+    """By hash, as they are within one."""
+    hashes = frame["__h"].to_numpy()
+    if bool((hashes[1:] >= hashes[:-1]).all()):
+        return frame
+    return frame[np.argsort(hashes, kind="stable")]
 
 
 def newest(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:

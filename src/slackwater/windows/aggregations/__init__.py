@@ -33,6 +33,7 @@ import polars as pl
 
 from slackwater.config.aggregation import Aggregation
 from slackwater.config.aggregator import UnfitError
+from slackwater.core.arrays import Int64s
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.windows.aggregations.columns import Input, normalised, normalised_sql, quote
@@ -128,6 +129,10 @@ class Agg:
     def merge(self) -> Sequence[pl.Expr]:
         """The accumulators of a group, for `group_by(…).agg(…)` over frames of accumulators; `settle` comes after."""
         return self.kind.merge()
+
+    def fold(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
+        """What `merge` gives for groups that stand together and begin at `heads`, by plain arrays; none where they do not do."""
+        return self.kind.fold(frame, heads)
 
     def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Merged accumulators in their lasting form."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import polars as pl
 
+from slackwater.core import schema
 from slackwater.core.schema import Field
 from slackwater.windows.aggregations.columns import quote
 from slackwater.windows.aggregations.kind import Kind, best
@@ -33,6 +35,13 @@ class Extreme(Kind):
 
     def merge(self) -> Sequence[pl.Expr]:
         return [best(pl.col(self.part("v")), self.spec.agg, self.column)]
+
+    @property
+    def folds(self) -> Mapping[str, np.ufunc]:
+        """NaN is above all: the largest value is one if there is any, the smallest if there is nothing else."""
+        if self.column.base not in schema.INTEGERS and self.column.base not in schema.FLOATS:
+            return {}
+        return {"v": np.fmin if self.spec.agg == "min" else np.maximum}
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
         return frame[self.part("v")]

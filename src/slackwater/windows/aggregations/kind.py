@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import polars as pl
 
 from slackwater.config.aggregation import Aggregation
 from slackwater.core import schema
+from slackwater.core.arrays import Int64s
 from slackwater.core.schema import Field
 from slackwater.errors import CapExceededError
 from slackwater.windows.aggregations.columns import Input
@@ -83,6 +85,19 @@ class Kind(ABC):
     @abstractmethod
     def merge(self) -> Sequence[pl.Expr]:
         """The accumulators of a group, for `group_by(…).agg(…)` over frames of accumulators."""
+
+    @property
+    def folds(self) -> Mapping[str, np.ufunc]:
+        """Part and operation, where `merge` is one operation for each part of which no value is NULL; none otherwise."""
+        return {}
+
+    def fold(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
+        """What `merge` gives for groups that stand together and begin at `heads`, by these; none where it takes `merge`."""
+        parts = {self.part(part): operation for part, operation in self.folds.items()}
+        if any(frame[part].null_count() for part in parts):
+            return []
+        with np.errstate(all="ignore"):  # infinity less infinity is NaN
+            return [pl.Series(p, by.reduceat(frame[p].to_numpy(), heads)) for p, by in parts.items()]
 
     def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Merged accumulators in their lasting form, where `merge` alone does not give it."""

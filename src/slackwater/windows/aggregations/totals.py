@@ -9,6 +9,7 @@ from __future__ import annotations
 import decimal
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import polars as pl
 
 from slackwater.config.aggregation import Aggregation
@@ -46,6 +47,10 @@ class Count(Kind):
     def merge(self) -> Sequence[pl.Expr]:
         return [pl.col(self.part("n")).sum()]
 
+    @property
+    def folds(self) -> Mapping[str, np.ufunc]:
+        return {"n": np.add}
+
     def finish(self, frame: pl.DataFrame) -> pl.Series:
         return frame[self.part("n")]
 
@@ -57,6 +62,10 @@ class _Total(Kind):
 
     def merge(self) -> Sequence[pl.Expr]:
         return [pl.col(self.part(p)).sum() for p in self.parts]
+
+    @property
+    def folds(self) -> Mapping[str, np.ufunc]:
+        return dict.fromkeys(self.parts, np.add)
 
     def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
         """Raise ValueRangeError if the sum of a group does not fit and `on_overflow` is not "null"."""
@@ -185,6 +194,10 @@ class DecimalTotal(_Total):
     @property
     def parts(self) -> Mapping[str, pl.DataType]:
         return {"n": pl.Int64(), "sum": self._wide.polars}
+
+    @property
+    def folds(self) -> Mapping[str, np.ufunc]:
+        return {}
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
         v = quote(self.column.name)

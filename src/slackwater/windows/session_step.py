@@ -1,0 +1,210 @@
+"""Rows of an epoch into the sessions of a shard: what the walk finds, as frames.
+
+state rows ─┐                        ┌─ fragments: keys gathered, accumulators merged ─┐
+            ├─ one order ─ the walk ─┤                                              ├─▶ the units' new rows
+new rows ───┘  (key, time)           ├─ floors ─────────────────────────────────────┘
+                                     └─ late rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from slackwater.core.arrays import distinct, heads, member
+from slackwater.watermark import NO_WATERMARK
+from slackwater.windows import session_walk as walk
+from slackwater.windows.arrangement import as_emitted
+from slackwater.windows.intervals import Bools, SessionLogic, Unit, acknowledged, is_gone
+from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, ROW, WHOLE, Counts, Ingested, Int64s
+from slackwater.windows.order import order_by_key
+
+
+def ingest(
+    logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None
+) -> Ingested:
+    """Fold lifted rows (`__kh`, `__ts`, keys, accumulators) into the touched units; how they are judged: `session_walk`.
+
+    `watermark` is the one the previous epoch committed. `room`: how many keys may still open a session in this shard
+    (`drop_new_groups`); None for no bound.
+    """
+    times = logic.times(watermark)
+    both = Both.of(logic, rows, acknowledged(logic, state, watermark), times.horizon)
+    joined = walk.join(both.given, times, np.zeros(both.keys, dtype=bool))
+    if room is not None and np.count_nonzero(joined.new) > room:
+        joined = walk.join(both.given, times, _shut(logic, both, joined, room))
+    if joined.crowded:
+        joined = walk.place(both.given, times, joined)
+    at, key, run, fragment = joined.at, joined.key, joined.run, joined.fragment
+    touched, has_open, held = walk.of_keys(both.given, at, key)
+    touched = both.sharing(touched)
+    if not touched.all():
+        kept = touched[key]
+        at, key, run, fragment = at[kept], key[kept], run[kept], fragment[kept]
+        has_open &= touched
+    found = walk.fragments(both.given, times, at, run, fragment, both.emitted(logic, at, key, fragment))
+    parts = [*logic.revisions, *logic.accumulators]
+    given = pl.concat([both.state.select(parts), logic.unrevised(both.rows).select(parts)], rechunk=True)
+    first = at[found.first]
+    fragments = _rows(logic, found, given[both.order[at]], both.named(first), both.hashes[first])
+    late = both.late(logic, np.flatnonzero(joined.verdict == walk.LATE))
+    refused = int(np.count_nonzero(joined.verdict == walk.REFUSED))
+    return Ingested(
+        state=_by_hash(fragments, _floors(logic, both, np.where(touched, joined.floor, walk.NONE))),
+        counts=Counts(
+            used=rows.height - late.height - refused,
+            late=late.height,
+            late_idle=int(late["__idle"].sum()) if "__idle" in late.columns else 0,
+            late_windows=late.height,
+            refused=refused,
+            groups=int(np.count_nonzero(has_open & joined.new)),
+            windows=len(found.first) - int(held[has_open].sum()),
+        ),
+        late=late,
+        new_groups={},
+    )
+
+
+@dataclass(frozen=True)
+class Both:
+    """State rows of the touched units and new rows as the walk sees them. `order`: which row of both is where, the state's first."""
+
+    state: pl.DataFrame
+    rows: pl.DataFrame
+    order: Int64s
+    hashes: Int64s
+    names: pl.DataFrame  # the keys, not in order
+    given: walk.Intervals
+
+    @classmethod
+    def of(cls, logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, horizon: int) -> Both:
+        def column(of_state: str, of_rows: str) -> Int64s:
+            return np.concatenate([state[of_state].to_numpy(), rows[of_rows].to_numpy()])
+
+        start, last = column("__start", "__ts"), column("__last", "__ts")
+        end = column("__end", "__end") if logic.dynamic else last + logic.gap_us
+        seen = np.full(len(start), walk.NEW, dtype=np.int8)
+        gone = is_gone(state["__kind"].to_numpy(), state["__due"].to_numpy(), horizon)
+        seen[: state.height] = np.where(gone, walk.GONE, walk.HELD)
+        names = pl.concat([state.select(logic.key_names), rows.select(logic.key_names)], rechunk=True)
+        order, hashes, first = order_by_key(column("__kh", "__kh"), names, start, last)
+        given = walk.Intervals(first, seen[order], start[order], last[order], end[order])
+        return cls(state, rows, order, hashes, names, given)
+
+    @property
+    def keys(self) -> int:
+        return len(self.given.heads) - 1
+
+    @cached_property
+    def kind(self) -> NDArray[np.int8]:
+        """What each row was before, in order."""
+        kind = np.full(len(self.order), ROW, dtype=np.int8)
+        kind[: self.state.height] = self.state["__kind"].to_numpy()
+        return kind[self.order]
+
+    def named(self, at: Int64s) -> list[pl.Series]:
+        """The keys of these, in order."""
+        index = pl.Series(self.order[at])
+        return [column.gather(index) for column in self.names]
+
+    def sharing(self, touched: Bools) -> Bools:
+        """Keys that share a hash share a unit, which is replaced as a whole: which keys one of these brings along."""
+        unit = self.hashes[self.given.heads[:-1]]
+        if touched.all() or len(heads(unit)) == len(unit):
+            return touched
+        return member(unit, distinct(unit[touched]))
+
+    def emitted(self, logic: SessionLogic, at: Int64s, key: Int64s, fragment: Bools) -> Bools:
+        """Whether the target holds intervals, which become these fragments, as they stand."""
+        if not logic.revises or not self.state["__kind"].is_in([EMITTED, EMITTED_FRAGMENT]).any():
+            return np.zeros(len(at), dtype=bool)
+        given = self.given
+        unit = Unit(self.state, key, self.kind[at], given.start[at], given.last[at], given.start[at], given.end[at])
+        return as_emitted(logic, unit, np.cumsum(fragment) - 1).emitted
+
+    def late(self, logic: SessionLogic, at: Int64s) -> pl.DataFrame:
+        """Rows as they came, and as state rows would be."""
+        rows = self.rows[self.order[at] - self.state.height]
+        extra = [c for c in ("__idle", "__row") if c in rows.columns]
+        hidden = {
+            "__h": pl.col("__kh"),
+            "__kind": pl.lit(ROW, pl.Int8),
+            "__start": pl.col("__ts"),
+            "__last": pl.col("__ts"),
+            "__due": pl.lit(NO_WATERMARK, pl.Int64),
+        }
+        return logic.unrevised(rows).with_columns(**hidden).select(*logic.state_schema, *extra)
+
+
+def rows_of(logic: SessionLogic, unit: Unit, watermark: int) -> pl.DataFrame:
+    """State rows of intervals that are all open or retained, of a unit that is not empty."""
+    count, times = len(unit.key), logic.times(watermark)
+    keys = np.append(heads(unit.key), count)
+    # loops take arrays that can be written
+    start, last, end = (np.array(column) for column in (unit.start, unit.last, unit.end))
+    given = walk.Intervals(keys, np.full(count, walk.HELD, dtype=np.int8), start, last, end)
+    joined = walk.join(given, times, np.zeros(len(keys) - 1, dtype=bool))
+    found = walk.fragments(given, times, joined.at, joined.run, joined.fragment, unit.emitted)
+    parts = unit.frame.select(*logic.revisions, *logic.accumulators)
+    first = unit.frame.select("__kh", *logic.key_names)[found.first]
+    return _rows(logic, found, parts, [first[k] for k in logic.key_names], first["__kh"].to_numpy())
+
+
+def _shut(logic: SessionLogic, both: Both, joined: walk.Joined, room: int) -> Bools:
+    """New keys beyond `room`, which are admitted in order of (first event time, key)."""
+    at = joined.at[heads(joined.key)]
+    key = joined.key[heads(joined.key)]
+    at, key = at[joined.new[key]], key[joined.new[key]]
+    times = [pl.Series("__start", both.given.start[at]), pl.Series("__key", key)]
+    order = pl.DataFrame([*both.named(at), *times]).sort(["__start", *logic.key_names], nulls_last=False)
+    shut = np.zeros(both.keys, dtype=bool)
+    shut[order["__key"].to_numpy()[room:]] = True
+    return shut
+
+
+def _rows(
+    logic: SessionLogic, found: walk.Fragments, parts: pl.DataFrame, keys: Sequence[pl.Series], hashes: Int64s
+) -> pl.DataFrame:
+    """State rows of fragments. `parts`: the accumulators of their intervals, in order; `keys`, `hashes`: of each fragment."""
+    merged = logic.merge_runs(parts, found.first, keys)
+    kind = np.where(
+        found.emitted, np.where(found.whole, EMITTED, EMITTED_FRAGMENT), np.where(found.whole, WHOLE, FRAGMENT)
+    )
+    hidden = {
+        "__h": pl.Series(hashes),
+        "__kh": pl.Series(hashes),
+        "__kind": pl.Series(kind, dtype=pl.Int8),
+        "__start": pl.Series(found.start),
+        "__last": pl.Series(found.last),
+        "__due": pl.Series(found.due),
+        **({"__end": pl.Series(found.end)} if logic.dynamic else {}),
+    }
+    return merged.with_columns(**hidden).select(logic.state_schema.keys())
+
+
+def _floors(logic: SessionLogic, both: Both, floors: Int64s) -> pl.DataFrame:
+    """One FLOOR row per key that has one; `floors` is per key."""
+    keys = np.flatnonzero(floors != walk.NONE)
+    if not len(keys):
+        return logic.empty_state()
+    at, values = both.given.heads[keys], floors[keys]
+    last = values - logic.gap_us
+    times = {"__start": last, "__last": last, "__due": values + logic.reach_us + 1, "__end": values}
+    nothing = {name: pl.lit(None, dtype) for name, dtype in logic.accumulators.items()}
+    rows = pl.DataFrame({"__h": both.hashes[at], "__kh": both.hashes[at], **times}).with_columns(
+        *both.named(at), pl.lit(FLOOR, pl.Int8).alias("__kind"), **nothing
+    )
+    return logic.unrevised(rows).select(logic.state_schema.keys())
+
+
+def _by_hash(fragments: pl.DataFrame, floors: pl.DataFrame) -> pl.DataFrame:
+    """All state rows of the units, in the order of a segment; both are in it by themselves."""
+    if floors.is_empty():
+        return fragments
+    both = pl.concat([fragments, floors])
+    return both[np.argsort(both["__h"].to_numpy(), kind="stable")]

@@ -1,0 +1,207 @@
+"""The step of sessions by the walk against the former one by whole arrays: the same state, counts and late rows, seed by seed.
+
+    python -m tests.laws.steps --runs 100000 --seed 1        # prints the seed of a run that fails
+    python -m tests.laws.steps --only 4711                   # one run again
+
+Each seed makes a window (mostly with a cap barely above its gap; every way to emit and to treat late rows; gaps of rows' own),
+keys with hashes of their own, a few shared ones or one for all, and epochs of rows on the edges, some far behind. Both steps get
+the same units; the run goes on with what the walk made of them, through emission.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import polars as pl
+from tests.laws import seeds
+from tests.support import former_step
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.core.arrays import distinct, member
+from slackwater.core.schema import Field
+from slackwater.operators.compile import bind_window
+from slackwater.watermark import NO_WATERMARK
+from slackwater.windows import session_emission, session_step, sessions
+from slackwater.windows.intervals import SessionLogic, Unit
+from slackwater.windows.logic import FAR, NEVER, TOMBSTONE, Ingested
+
+MS = 1000
+NEAR = ((20, 22), (20, 21), (20, 26), (5, 6), (5, 8), (3, 4), (2, 5), (10, 21), (10, 35), (5, 1000))  # gap, cap in ms
+COLUMNS = {"u": "string", "d": "double", "id": "bigint", "f": "double", "g": "bigint"}
+AGGREGATIONS = (
+    ("n", "count", None),
+    ("ids", "sum", "id"),
+    ("mean", "avg", "f"),
+    ("low", "min", "f"),
+    ("top", "max", "f"),
+    ("most", "max", "id"),
+    ("text", "max", "u"),
+    ("first", "first", "f"),
+    ("every", "collect_list", "id"),
+)
+
+
+def planned(rng: random.Random) -> SessionLogic:
+    """A session window that may be of a changed pipeline."""
+    gap, cap = rng.choice(NEAR)
+    late, emit = rng.choice(["reopen", "reopen", "drop", "standalone"]), rng.choice(["on_close", "final", "updates"])
+    settings: dict[str, Any] = {"lateness_ms": 0, "late_data": late, "emit": emit, "emit_metadata": True}
+    if late == "reopen":
+        settings["allowed_lateness_ms"] = rng.choice([1, 3, gap, cap, 3 * cap, 1000])
+    if late == "standalone" or (emit == "updates" and late == "standalone"):
+        settings["emit"] = "on_close"
+    window = Window(
+        kind="session",
+        gap_ms="g" if rng.random() < 0.3 else gap,
+        max_session_duration_ms=cap,
+        group_by=rng.choice([["u"], ["u"], ["u", "d"], ["d"], ["id"]]),
+        aggregations=[
+            Aggregation(agg=a, column=c, as_=name, **({"max_values_per_group": 9999} if a == "collect_list" else {}))
+            for name, a, c in rng.sample(AGGREGATIONS, rng.randint(1, 4))
+        ],
+        **settings,
+    )
+    logic = bind_window("law", window, {name: Field(name, of) for name, of in COLUMNS.items()})
+    assert isinstance(logic, SessionLogic)
+    if rng.random() < 0.1:
+        logic = replace(logic, revised=True)
+    return logic
+
+
+def drawn(rng: random.Random, logic: SessionLogic, now: int, hashes: int, extra: bool, dense: bool) -> pl.DataFrame:
+    """Lifted rows of one epoch, whose times wander on from `now` (ms) with jumps back; `dense`: most of them in long runs."""
+    gap, cap = logic.gap_us // MS or 7, logic.cap_us // MS
+    steps = [0, 0, 1, 2, gap - 1, gap, gap + 1, max(cap - gap, 0), cap - 1, cap, 40]
+    backs = [0, 0, 0, 0, 1, gap, gap + 1, cap, 2 * cap, 80]
+    users = ["a", "a", "b", None, "c"][: rng.randint(1, 5)]
+    if dense:  # rows behind the watermark fall into them
+        steps, backs, users = [0, 1, 2, gap - 1, gap], [0, 0, gap, cap, 2 * cap], ["a"]
+    rows = []
+    for n in range(rng.choice([1, 2, 5, 12, 30, 90])):
+        now += rng.choice(steps)
+        ts = now - rng.choice(backs)
+        user, number = rng.choice(users), rng.choice([None, 0.0, 1.5, float("nan")])
+        own = rng.choice([1, 2, gap, max(cap - 1, 1)])
+        rows.append(
+            (ts * MS, user, number, rng.choice([0, 1 << n % 60, -(1 << 40)]), rng.choice([None, number, -2.5]), own)
+        )
+    frame = pl.DataFrame(
+        rows,
+        schema={"__ts": pl.Int64, "u": pl.String, "d": pl.Float64, "id": pl.Int64, "f": pl.Float64, "g": pl.Int64},
+        orient="row",
+    )
+    if "id" in logic.key_names:
+        frame = frame.with_columns(pl.col("id") % 3)
+    names = frame.select(pl.concat_str([pl.col(k).cast(pl.String).fill_null("?") for k in logic.key_names])).to_series()
+    number = names.hash(7).reinterpret(signed=True)
+    frame = frame.with_columns(__kh=number if not hashes else number % hashes)
+    if logic.dynamic:
+        frame = frame.with_columns(__end=pl.col("__ts") + pl.col("g").clip(1, max(cap - 1, 1)) * MS)
+    lifted = logic.lift_rows(frame)
+    if extra:
+        marks = {"__idle": [rng.random() < 0.5 for _ in rows], "__row": list(range(len(rows)))}
+        lifted = lifted.with_columns(**{name: pl.Series(values) for name, values in marks.items()})
+    return lifted
+
+
+def units(state: pl.DataFrame, hashes: np.ndarray) -> pl.DataFrame:
+    return state.filter(pl.Series(member(state["__h"].to_numpy(), distinct(hashes))))
+
+
+def replaced(state: pl.DataFrame, new: pl.DataFrame, hashes: np.ndarray) -> pl.DataFrame:
+    """The state with `new` in the place of these units."""
+    kept = state.filter(~pl.Series(member(state["__h"].to_numpy(), distinct(hashes))))
+    return pl.concat([kept, new.filter(pl.col("__kind") != TOMBSTONE)]).sort("__h", maintain_order=True)
+
+
+def as_before(logic: SessionLogic, unit: Unit, floors: np.ndarray, watermark: int) -> pl.DataFrame:
+    """`sessions.state_of` as emission asks for it, the same as by whole arrays."""
+    found = sessions.state_of(logic, unit, floors, watermark)
+    first = np.full(int(unit.key[-1]) + 1, FAR)
+    np.minimum.at(first, unit.key, unit.start)
+    limit = np.minimum(first, watermark)[unit.key] + logic.cap_us
+    run, reach = former_step.runs_of(logic, unit)
+    fragment = former_step.pieces(logic, unit, reach, run, limit)
+    given = former_step.Unit(unit.frame, unit.key, unit.kind, unit.start, unit.last, unit.due, unit.end)
+    expected = former_step.state_of(logic, given, run, fragment, floors, watermark)
+    assert found.equals(expected), f"{found.to_dicts()}\nexpected\n{expected.to_dicts()}"
+    return found
+
+
+def forgotten(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """`forget`, the same as by whole arrays."""
+    if state.is_empty():
+        return state
+    found, horizon = logic.forget(state, watermark), logic.horizon(watermark)
+    unit = former_step.Unit.of(logic, state)
+    needed = unit.floors(logic.reach_us, horizon)[unit.key] != NO_WATERMARK
+    expected = unit.frame.filter(pl.Series(~unit.is_gone(horizon) | needed)).sort("__h", maintain_order=True)
+    assert found.equals(expected), f"{found.to_dicts()}\nexpected\n{expected.to_dicts()}"
+    return found
+
+
+def in_one_order(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows of units as they are, which are in order of their hashes, and no other within a unit."""
+    assert rows["__h"].is_sorted()
+    by = [c for c, dtype in rows.schema.items() if not isinstance(dtype, pl.List)]
+    return rows.sort(by, nulls_last=False)
+
+
+def same(seed: int, epoch: int, found: Ingested, expected: Ingested) -> None:
+    where = f"seed {seed}, epoch {epoch}"
+    assert found.counts == expected.counts, f"{where}: {found.counts}, expected {expected.counts}"
+    for name in ("state", "late"):
+        got, wanted = getattr(found, name), getattr(expected, name)
+        if got.equals(wanted):
+            continue
+        got, wanted = in_one_order(got), in_one_order(wanted)
+        assert got.schema == wanted.schema, f"{where}: {name}: {got.schema}, expected {wanted.schema}"
+        assert got.equals(wanted), f"{where}: {name}:\n{got.to_dicts()}\nexpected\n{wanted.to_dicts()}"
+
+
+def checked(seed: int) -> tuple[int, int, int, int]:
+    """Run a seed; how many epochs and rows, how many of these late, how many refused."""
+    seeds.quiet()
+    rng = random.Random(seed)
+    logic = planned(rng)
+    hashes, room, extra = rng.choice([0, 0, 2, 1]), rng.choice([None] * 8 + [0, 1, 3]), rng.random() < 0.3
+    state, watermark, now = logic.empty_state(), NEVER, rng.randint(-50, 20)
+    epochs = rng.choice([1, 2, 2, 3, 5])
+    rows_in = late = refused = 0
+    for epoch in range(epochs):
+        rows = drawn(rng, logic, now, hashes, extra, dense=seed % 2 == 0)
+        touched = rows["__kh"].to_numpy()
+        before = units(state, touched)
+        found = session_step.ingest(logic, rows, before, watermark, room)
+        same(seed, epoch, found, former_step.ingest(logic, rows, before, watermark, room))
+        rows_in, late, refused = rows_in + rows.height, late + found.counts.late, refused + found.counts.refused
+        if not found.state.is_empty():
+            state = replaced(state, found.state, found.state["__h"].to_numpy())
+        now = rng.choice([now, int(rows["__ts"].max()) // MS])
+        since, watermark = watermark, max(watermark, (now - rng.choice([0, 0, 5, 20, 60])) * MS)
+        early = logic.updates and rng.random() < 0.7
+        due = state.filter(
+            pl.Series(
+                logic.due_between(since, watermark, early).mask(
+                    *(state[c].to_numpy() for c in ("__kind", "__start", "__due"))
+                )
+            )
+        )
+        if due.height:
+            visited = units(state, due["__h"].to_numpy())
+            with patch.object(session_emission, "state_of", as_before):
+                done = session_emission.emit(logic, visited, since, watermark, early)
+            state = replaced(state, done.state, done.state["__h"].to_numpy())
+        if rng.random() < 0.2:
+            state = forgotten(logic, state, watermark)
+        if rng.random() < 0.05:
+            logic = replace(logic, rows_from_us=watermark - rng.choice([0, 5, 30]) * MS)
+    return epochs, rows_in, late, refused
+
+
+if __name__ == "__main__":
+    seeds.main(checked, __doc__ or "", ("epochs", "rows", "late", "refused"), runs=100_000)

@@ -1,0 +1,567 @@
+"""The step of session windows by whole-array operations, as it was before the walk: what the walk is judged by.
+
+Kept whole and apart: it uses nothing of `slackwater.windows` but the schema and the merging of a window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from slackwater.core.arrays import Int64s, distinct, member
+from slackwater.watermark import NO_WATERMARK
+from slackwater.windows.intervals import SessionLogic
+from slackwater.windows.logic import FAR, Counts, Ingested
+
+Bools = NDArray[np.bool_]
+SETTLED, LOOSE, FLOOR, TOLD, LOOSE_TOLD, ROW = 0, 1, 2, 4, 5, 9
+OPEN = (SETTLED, LOOSE, TOLD, LOOSE_TOLD)
+
+
+def ingest(
+    logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None
+) -> Ingested:
+    """Fold lifted rows (`__kh`, `__ts`, keys, accumulators) into the touched units.
+
+    `watermark` is the one the previous epoch committed. `room`: how many keys may still open a session in this shard
+    (`drop_new_groups`); None for no bound.
+
+                    floor          wm_prev
+        closed ......│               │
+        row  ●       │  at or below the floor: late
+        row          │ ●   ○─────○   its run holds an open session: used
+        row          │ ●             alone, and ts + gap < wm_prev: late
+    """
+    horizon = logic.horizon(watermark)
+    fields = list(logic.state_schema)
+    extra = [c for c in ("__idle", "__row") if c in rows.columns]
+    fresh = (
+        logic.unrevised(rows)
+        .with_columns(
+            pl.col("__kh").alias("__h"),
+            pl.lit(ROW, pl.Int8).alias("__kind"),
+            pl.col("__ts").alias("__start"),
+            pl.col("__ts").alias("__last"),
+            pl.lit(NO_WATERMARK, pl.Int64).alias("__due"),
+        )
+        .select(*fields, *extra)
+    )
+    known = acknowledged(logic, state.select(fields), watermark)
+    whole = Unit.of(logic, pl.concat([known, fresh], how="diagonal" if extra else "vertical"))
+    floors = whole.floors(logic.reach_us, horizon)
+    is_row = whole.kind == ROW
+    held = ~is_row & ~whole.is_gone(horizon)
+    had_open = per_key(np.logical_or, held, whole.key).astype(bool)
+    below = is_row & (whole.start <= floors[whole.key])
+    open_ = (is_row & ~below) | held
+    late, refused = below.copy(), np.zeros(len(below), dtype=bool)
+
+    unit = chosen(whole, open_)
+    position = np.flatnonzero(open_)
+    run, reach = runs_of(logic, unit)
+    accepted = _accepted(logic, unit, run, horizon)
+    late[position[~accepted]] = True
+    if room is not None:
+        shut = _refused(logic, unit, accepted, had_open, room)
+        refused[position[shut]] = True
+        accepted &= ~shut
+
+    unit, run, position = chosen(unit, accepted), renumber(run[accepted]), position[accepted]
+    if len(position) < len(
+        reach
+    ):  # of the rows that are left: one that came late may have the time of one that did not
+        reach = reaches(unit.key, unit.start, unit.last)
+    if len(position):
+        first = np.full(whole.keys, FAR)
+        np.minimum.at(first, unit.key, unit.start)
+        limit = np.minimum(first, watermark)[unit.key] + logic.cap_us
+        piece = pieces(logic, unit, reach, run, limit)
+        piece, too_late = place_late_rows(logic, unit, run, piece, watermark)
+        if too_late.any():
+            late[position[too_late]] = True
+            keep = ~too_late
+            unit, run, piece = chosen(unit, keep), renumber(run[keep]), renumber(piece[keep])
+        touched = np.zeros(whole.keys, dtype=bool)
+        touched[unit.key[unit.kind == ROW]] = True
+        # keys that share a hash share a unit, which is replaced as a whole
+        unit_of_key = whole.frame["__h"].to_numpy()[first_of_each(whole.key)]
+        touched = member(unit_of_key, distinct(unit_of_key[touched]))
+        kept = touched[unit.key]
+        unit, run, piece = chosen(unit, kept), renumber(run[kept]), renumber(piece[kept])
+        unit = as_told(logic, unit, piece) if logic.revises else unit
+    new_state = logic.empty_state()
+    if len(unit.key):
+        new_state = state_of(logic, unit, run, piece, floors, watermark)
+        touched[unit.key] = False
+        alone = np.flatnonzero(touched & (floors != NO_WATERMARK))
+        if len(alone):
+            at = first_of_each(whole.key)[alone]
+            new_state = pl.concat([new_state, floor_rows(logic, whole.frame[at], alone, floors)])
+    has_open = np.zeros(whole.keys, dtype=bool)
+    has_open[unit.key] = True
+    lost = whole.frame.filter(pl.Series(late)) if late.any() else whole.frame.clear()
+    old_windows = int((held & has_open[whole.key]).sum())
+    return Ingested(
+        state=new_state.sort("__h", maintain_order=True),
+        counts=Counts(
+            used=int((is_row & ~late & ~refused).sum()),
+            late=lost.height,
+            late_idle=int(lost["__idle"].sum()) if "__idle" in extra else 0,
+            late_windows=lost.height,
+            refused=int(refused.sum()),
+            groups=int((has_open & ~had_open).sum()),
+            windows=int(new_state["__kind"].is_in(OPEN).sum()) - old_windows,
+        ),
+        late=lost,
+        new_groups={},
+    )
+
+
+def _accepted(logic: SessionLogic, unit: Unit, run: Int64s, horizon: int) -> Bools:
+    """A run is taken if it holds an open or retained session, or a row with horizon <= ts + gap; else it is late.
+
+    Of a run that is taken, rows before its open session that are themselves further back than that stay late: they could
+    chain back to a session that was closed and forgotten, and overlap it.
+    """
+    if not len(run):
+        return np.zeros(0, dtype=bool)
+    recent = (unit.end >= horizon) & (unit.start >= logic.rows_from_us)
+    is_open = unit.kind != ROW
+    first_open = np.minimum.reduceat(np.where(is_open, unit.start, FAR), first_of_each(run))[run]
+    taken = np.logical_or.reduceat(is_open | recent, first_of_each(run))[run]
+    result: Bools = taken & (recent | (unit.start >= first_open))
+    return result
+
+
+def _refused(logic: SessionLogic, unit: Unit, accepted: Bools, had_open: Bools, room: int) -> Bools:
+    """Rows of new keys beyond `room`, which are admitted in order of (first event time, key)."""
+    new = accepted & ~had_open[unit.key]
+    heads = np.flatnonzero(new)
+    heads = heads[first_of_each(renumber(unit.key[heads]))] if len(heads) else heads
+    if len(heads) <= room:
+        return np.zeros(len(new), dtype=bool)
+    order = (
+        unit.frame.select("__start", *logic.key_names)[heads]
+        .with_columns(pl.Series("__key", unit.key[heads]))
+        .sort(["__start", *logic.key_names], nulls_last=False)
+    )
+    shut = np.zeros(len(had_open), dtype=bool)
+    shut[order["__key"].to_numpy()[room:]] = True
+    result: Bools = new & shut[unit.key]
+    return result
+
+
+def pieces(logic: SessionLogic, unit: Unit, reach: Int64s, run: Int64s, limit: Int64s) -> Int64s:
+    """Number the pieces: per run one piece below `limit`, above it one per interval (overlapping ones together).
+
+    An interval that reaches across the limit is one of those above: sessions that a larger gap brought together.
+    """
+    alone = unit.start > reach
+    heads = np.flatnonzero(alone)
+    furthest = np.maximum.reduceat(unit.last, heads)[np.cumsum(alone) - 1]  # of those that overlap
+    new = np.diff(run, prepend=-1) != 0
+    new |= (furthest >= limit) & alone
+    return np.cumsum(new) - 1
+
+
+def state_of(
+    logic: SessionLogic, unit: Unit, run: Int64s, piece: Int64s, floors: Int64s, watermark: int
+) -> pl.DataFrame:
+    """The new state rows of all keys in `unit` (its open and retained intervals), with the floors of those keys.
+
+    A session that the watermark has passed already (a late row's) stays LOOSE: it is visited and comes out.
+    """
+    frame = unit.frame
+    heads, run_heads = first_of_each(piece), first_of_each(run)
+    start = unit.start[heads]
+    last, end = np.maximum.reduceat(unit.last, heads), np.maximum.reduceat(unit.end, heads)
+    piece_run = run[heads]
+    run_start = unit.start[run_heads][piece_run]
+    first_end = np.minimum.reduceat(end, np.flatnonzero(np.diff(piece_run, prepend=-1))) + 1
+    pieces_of_run = np.bincount(piece_run, minlength=len(run_heads))
+    close = end + 1
+    told = np.logical_and.reduceat(unit.told, heads)
+    alone = (pieces_of_run[piece_run] == 1) & ((close > watermark) | told)
+    due = np.where(alone, close, np.minimum(run_start + logic.cap_us, first_end[piece_run]))
+    kind = np.where(told, np.where(alone, TOLD, LOOSE_TOLD), np.where(alone, SETTLED, LOOSE))
+    merged = logic.merge_groups(
+        frame.select("__h", "__kh", *logic.revisions, *logic.key_names, *logic.accumulators),
+        piece,
+        [pl.col("__h").first(), pl.col("__kh").first()],
+    )
+    rows = merged.with_columns(
+        pl.Series("__kind", kind, dtype=pl.Int8),
+        pl.Series("__start", start),
+        pl.Series("__last", last),
+        pl.Series("__due", due),
+        *([pl.Series("__end", end)] if logic.dynamic else []),
+    ).select(logic.state_schema.keys())
+    return pl.concat([rows, floor_rows(logic, frame, unit.key, floors)])
+
+
+def floor_rows(logic: SessionLogic, frame: pl.DataFrame, key: Int64s, floors: Int64s) -> pl.DataFrame:
+    """One FLOOR row per key that has one; `floors` is indexed by key."""
+    heads = first_of_each(key)
+    values = floors[key[heads]]
+    kept = values != NO_WATERMARK
+    if not kept.any():
+        return logic.empty_state()
+    rows = frame.select("__h", "__kh", *logic.key_names)[heads[kept]]
+    rows = rows.with_columns(
+        pl.lit(FLOOR, pl.Int8).alias("__kind"),
+        pl.Series("__start", values[kept] - logic.gap_us),
+        pl.Series("__last", values[kept] - logic.gap_us),
+        pl.Series("__due", values[kept] + logic.reach_us + 1),
+        *([pl.Series("__end", values[kept])] if logic.dynamic else []),
+        *(pl.lit(None, dtype).alias(name) for name, dtype in logic.accumulators.items()),
+    )
+    return logic.unrevised(rows).select(logic.state_schema.keys())
+
+
+@dataclass(frozen=True)
+class Unit:
+    """State rows and new rows of the touched keys, sorted by (key, start), as arrays."""
+
+    frame: pl.DataFrame
+    key: Int64s  # 0, 1, … per distinct key
+    kind: NDArray[np.int8]
+    start: Int64s
+    last: Int64s
+    due: Int64s
+    end: Int64s  # how far its rows reach: last + gap, or what they brought
+
+    @classmethod
+    def of(cls, logic: SessionLogic, frame: pl.DataFrame) -> Unit:
+        frame, key = sorted_by_key(frame, logic.key_names, "__start", "__last")
+        kind, start, last, due = (frame[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
+        end = frame["__end"].to_numpy() if logic.dynamic else last + logic.gap_us
+        return cls(frame, key, kind, start, last, due, end)
+
+    @property
+    def keys(self) -> int:
+        return int(self.key[-1]) + 1 if len(self.key) else 0
+
+    @property
+    def told(self) -> Bools:
+        """Whether the target holds an interval as it stands."""
+        return (self.kind == TOLD) | (self.kind == LOOSE_TOLD)
+
+    def is_gone(self, horizon: int) -> Bools:
+        """Floors, and whole sessions whose close is at or before the horizon (see `Logic.horizon`)."""
+        whole = (self.kind == SETTLED) | (self.kind == TOLD)
+        return (self.kind == FLOOR) | (whole & (self.due <= horizon))
+
+    def floors(self, reach: int, horizon: int) -> Int64s:
+        """Per key the floor that still counts at the horizon, else NO_WATERMARK; `reach`: see `SessionLogic.reach_us`."""
+        gone = self.is_gone(horizon)
+        is_open = ~gone & (self.kind != ROW)
+        floor = per_key(np.maximum, np.where(gone, self.end, NO_WATERMARK), self.key)
+        first = per_key(np.minimum, np.where(is_open, self.start, FAR), self.key)
+        return np.where((horizon <= floor + reach) | (first <= floor + reach), floor, NO_WATERMARK)
+
+
+def acknowledged(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """State rows, those that closed without being written again marked as what they are: emitted as they stand."""
+    if not logic.revises:
+        return state
+    emitted = (pl.col("__kind") == SETTLED) & (pl.col("__due") <= watermark)
+    return state.with_columns(
+        pl.when(emitted).then(pl.col("__rev") + 1).otherwise(pl.col("__rev")).alias("__rev"),
+        pl.when(emitted).then(pl.concat_list("__start")).otherwise(pl.col("__out")).alias("__out"),
+        pl.when(emitted).then(pl.lit(TOLD, pl.Int8)).otherwise(pl.col("__kind")).alias("__kind"),
+    )
+
+
+def first_of_each(key: Int64s) -> Int64s:
+    return np.flatnonzero(np.diff(key, prepend=-1))
+
+
+def per_key(fold: np.ufunc, values: Int64s | Bools, key: Int64s) -> Int64s:
+    """Fold `values` per key; `key` is sorted and dense."""
+    result: Int64s = fold.reduceat(values, first_of_each(key)) if len(key) else values  # type: ignore[assignment]
+    return result
+
+
+def reaches(key: Int64s, start: Int64s, last: Int64s) -> Int64s:
+    """For each interval, how far the intervals before it (of its key) reach; NO_WATERMARK for a key's first.
+
+    Intervals that are longer than a point come from the state and do not overlap, so the latest one before reaches furthest.
+    """
+    reach = np.full(len(key), NO_WATERMARK)
+    if len(key) < 2:
+        return reach
+    wide = np.where(last > start, np.arange(len(key)), -1)
+    latest = np.maximum.accumulate(wide)[:-1]
+    before = np.where((latest >= 0) & (key[latest] == key[1:]), last[latest], NO_WATERMARK)
+    reach[1:] = np.where(key[1:] == key[:-1], np.maximum(start[:-1], before), NO_WATERMARK)
+    return reach
+
+
+def renumber(values: Int64s) -> Int64s:
+    return np.cumsum(np.diff(values, prepend=values[0] - 1 if len(values) else 0) != 0) - 1
+
+
+def chosen(unit: Unit, mask: Bools) -> Unit:
+    """The chosen rows; keys keep their numbers."""
+    if mask.all():
+        return unit
+    index = np.flatnonzero(mask)
+    return Unit(
+        unit.frame[index],
+        unit.key[index],
+        unit.kind[index],
+        unit.start[index],
+        unit.last[index],
+        unit.due[index],
+        unit.end[index],
+    )
+
+
+def runs_of(logic: SessionLogic, unit: Unit) -> tuple[Int64s, Int64s]:
+    """Number the runs of intervals that touch (inclusive), and give how far each one's predecessors' events reach."""
+    reach = reaches(unit.key, unit.start, unit.last)
+    if not logic.dynamic:
+        return np.cumsum(unit.start > reach + logic.gap_us) - 1, reach
+    held = furthest(unit.key, unit.end)
+    joined = np.append(False, (unit.key[1:] == unit.key[:-1]) & (unit.start[1:] <= held[:-1]))[: len(held)]
+    return np.cumsum(~joined) - 1, reach
+
+
+def furthest(key: Int64s, end: Int64s) -> Int64s:
+    """For each interval, how far it and those before it (of its key) reach."""
+    order = np.argsort(end, kind="stable")
+    rank = np.empty(len(end), dtype=np.int64)
+    rank[order] = np.arange(len(end))
+    best = np.maximum.accumulate(key * len(end) + rank) - key * len(end)
+    return end[order][best]
+
+
+def _long_runs(start: Int64s, last: Int64s, run: Int64s, cap: int) -> tuple[Int64s, Int64s]:
+    """(begin, stop) positions of the runs that span at least the cap."""
+    heads = np.flatnonzero(np.diff(run, prepend=-1))
+    ends = np.append(heads[1:], len(run))
+    span = np.maximum.reduceat(last, heads) - start[heads] if len(heads) else heads
+    long = span >= cap
+    return heads[long], ends[long]
+
+
+def session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: int) -> Bools:
+    """True where a session begins: at each run, and in a long run at the first piece that reaches the cap.
+
+    What follows a cut is a run of its own: where rows bring their own gaps it may fall apart.
+
+    cap 10   start 0 ......... 10 .. 13 ........ 20
+             [──●──●──●──●──●─)[●─────●──●────────)
+    """
+    heads = np.diff(run, prepend=-1) != 0
+    for begin, stop in zip(*_long_runs(start, last, run, cap), strict=True):
+        at = int(begin)
+        while True:
+            limit = start[at] + cap
+            nearest = min(int(np.searchsorted(start[at:stop], limit)), int(np.searchsorted(last[at:stop], limit)))
+            nearest = max(nearest, 1)
+            apart = start[at + 1 : at + nearest] > np.maximum.accumulate(end[at : at + nearest])[:-1]
+            at += int(np.argmax(apart)) + 1 if apart.any() else nearest
+            if at >= stop:
+                break
+            heads[at] = True
+    return heads
+
+
+def place_late_rows(
+    logic: SessionLogic, unit: Unit, run: Int64s, piece: Int64s, watermark: int
+) -> tuple[Int64s, Bools]:
+    """Rows behind the watermark never move a cut: in a run that reaches the cap each one is placed by itself.
+
+    Where joining the sessions on both sides would reach the cap it joins the earlier one; where joining even one would,
+    it is late. The session that it joins becomes one piece, and so does the next one if the row touches it: they stay whole.
+
+        gap 20, cap 22    0        10         21   30
+        sessions          [)20                [────)50     21 − 0 < 22, and yet no session: they do not touch
+        a row behind               ● joins the earlier     else 21 would follow it, and 30 be cut off
+
+    Returns the pieces (renumbered) and which intervals are too late; other runs come back unchanged.
+    """
+    too_late = np.zeros(len(run), dtype=bool)
+    behind = (unit.kind == ROW) & (unit.start < watermark)
+    if not behind.any():
+        return piece, too_late
+    label = piece.copy()
+    for begin, stop in zip(*_long_runs(unit.start, unit.last, run, logic.cap_us), strict=True):
+        if behind[begin:stop].any():
+            here = slice(begin, stop)
+            _place(unit.start[here], unit.last[here], unit.end[here], behind[here], logic.cap_us, label[here])
+            too_late[here] = label[here] == _LATE
+    known = np.maximum.accumulate(np.where(too_late, 0, np.arange(len(run))))
+    label = label[known]  # what is late parts no piece
+    changed = (np.diff(label, prepend=-1) != 0) | (np.diff(run, prepend=-1) != 0)
+    return np.cumsum(changed) - 1, too_late
+
+
+_LATE = -1
+
+
+def _place(start: Int64s, last: Int64s, end: Int64s, behind: Bools, cap: int, label: Int64s) -> None:
+    """Give each row behind the watermark of one run a session; `label`, changed in place, names the pieces.
+
+    It becomes _LATE for late rows and a number below that for the intervals of a session that is to stay whole.
+    """
+    ahead = np.flatnonzero(~behind)
+    sessions: list[_Session] = []
+    if len(ahead):
+        s, e, reach = start[ahead], last[ahead], end[ahead]
+        apart = np.append(True, s[1:] > np.maximum.accumulate(e)[:-1])  # a row may lie within an interval
+        heads = np.flatnonzero(apart)
+        s, e, reach = s[heads], np.maximum.reduceat(e, heads), np.maximum.reduceat(reach, heads)
+        joined = np.append(False, s[1:] <= np.maximum.accumulate(reach)[:-1])
+        begins = session_heads(s, e, reach, np.cumsum(~joined) - 1, cap)
+        for at, members in enumerate(np.split(ahead, heads[1:])):
+            here = _Session(int(s[at]), int(e[at]), int(reach[at]), members.tolist())
+            if begins[at]:
+                sessions.append(here)
+            else:
+                sessions[-1].join(here)
+    rows = np.flatnonzero(behind)
+    label[rows] = _LATE
+    for row in rows[np.lexsort((end[rows], start[rows]))]:
+        _insert(sessions, _Session(int(start[row]), int(start[row]), int(end[row]), [int(row)], stays=True), cap)
+    for name, session in enumerate(sessions):
+        if session.stays:
+            label[session.members] = _LATE - 1 - name
+
+
+@dataclass
+class _Session:
+    """A session while late rows are put into a run: first and last event, how far it reaches, its intervals.
+
+    `stays`: whether it is whole from now on, whatever comes.
+    """
+
+    start: int
+    last: int
+    end: int
+    members: list[int]
+    stays: bool = False
+
+    def join(self, other: _Session) -> None:
+        self.start, self.last = min(self.start, other.start), max(self.last, other.last)
+        self.end = max(self.end, other.end)
+        self.members.extend(other.members)
+        self.stays = self.stays or other.stays
+
+
+def _insert(sessions: list[_Session], row: _Session, cap: int) -> None:
+    """Put one row behind the watermark into the sessions of its run, in place; leave it out if it is late."""
+    ts = row.start
+    after = next((i for i, s in enumerate(sessions) if s.start > ts), len(sessions))
+    left = sessions[after - 1] if after and ts <= sessions[after - 1].end else None
+    right = sessions[after] if after < len(sessions) and sessions[after].start <= row.end else None
+    if left is not None and right is not None and right.last - left.start < cap:
+        left.join(row)
+        left.join(right)
+        del sessions[after]
+    elif left is not None and max(ts, left.last) - left.start < cap:
+        left.join(row)
+        if right is not None:
+            right.stays = True
+    elif right is not None and right.last - ts < cap:
+        right.join(row)
+    elif left is None and right is None:
+        sessions.insert(after, row)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """The sessions that intervals make if no row comes any more; times in µs.
+
+    `session`: per interval its session's number; the rest per session. `reach`: how far its rows reach. `is_cut`: the next one
+    begins within that; then `end`, the window's, is at the cap or where the next one begins.
+    """
+
+    session: Int64s
+    heads: Int64s
+    start: Int64s
+    reach: Int64s
+    is_cut: Bools
+    end: Int64s
+
+
+def arranged(logic: SessionLogic, unit: Unit) -> Arrangement:
+    """Of the intervals of a unit that is not empty: of its keys and times, whatever else it holds."""
+    cap = logic.cap_us
+    run, _ = runs_of(logic, unit)
+    session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
+    heads = first_of_each(session)
+    start, reach = unit.start[heads], np.maximum.reduceat(unit.end, heads)
+    is_cut = np.append((run[heads][1:] == run[heads][:-1]) & (start[1:] <= reach[:-1]), False)
+    following = np.append(start[1:], FAR)  # a late row may have put the next session before start + cap
+    end = np.where(is_cut, np.minimum(np.minimum(reach, start + cap), following), reach)
+    return Arrangement(session, heads, start, reach, is_cut, end)
+
+
+def as_told(logic: SessionLogic, unit: Unit, piece: Int64s) -> Unit:
+    """New rows and intervals of the state (`piece`: what they become), these marked as told where the target holds them still.
+
+    It does if their session has the same intervals as before the rows came, ends where it ended, and is final when it was.
+    """
+    if not unit.told.any():
+        return unit
+    there = np.flatnonzero(unit.kind != ROW)
+    heads = first_of_each(piece)
+    pieces = replace(
+        unit,
+        key=unit.key[heads],
+        start=unit.start[heads],
+        last=np.maximum.reduceat(unit.last, heads),
+        end=np.maximum.reduceat(unit.end, heads),
+    )
+    key, start, last, end = unit.key[there], unit.start[there], unit.last[there], unit.end[there]
+    before, after = arranged(logic, replace(unit, key=key, start=start, last=last, end=end)), arranged(logic, pieces)
+    return unlike(logic, unit, there, before, after, after.session[piece[there]])
+
+
+def unlike(
+    logic: SessionLogic, unit: Unit, there: Int64s, before: Arrangement, after: Arrangement, now: Int64s
+) -> Unit:
+    """Intervals of sessions that are put together, or end, otherwise than before are not what the target holds.
+
+    `there`: positions of the intervals that `before` arranges; `now`: the session of `after` that each of them is in.
+    """
+    first, last = now[before.heads], np.maximum.reduceat(now, before.heads)
+    same = (first == last) & (np.bincount(now, minlength=len(after.start))[first] == np.bincount(before.session))
+    same &= before.end == after.end[first]
+    if logic.allowed_us:  # one that is cut is final at its end
+        same &= before.is_cut == after.is_cut[first]
+    moved = np.zeros(len(unit.key), dtype=bool)
+    moved[there] = ~same[before.session]
+    if not moved.any():
+        return unit
+    kind = np.where(moved & (unit.kind == TOLD), SETTLED, unit.kind)
+    return replace(unit, kind=np.where(moved & (kind == LOOSE_TOLD), LOOSE, kind).astype(np.int8))
+
+
+def sorted_by_key(frame: pl.DataFrame, keys: list[str], *then: str) -> tuple[pl.DataFrame, Int64s]:
+    """Sort by (`__kh`, key, then…) and number the keys 0, 1, … in that order.
+
+    Hashes of different keys may collide; they are told apart by the keys themselves. That sort is slower, so it is only
+    done when two neighbours with one hash differ in their keys.
+    """
+    frame = frame.sort(["__kh", *then], maintain_order=True)
+    hashes = frame["__kh"].to_numpy()
+    changed = np.ones(frame.height, dtype=bool)
+    changed[1:] = hashes[1:] != hashes[:-1]
+    if keys and not bool(changed.all()):
+        differs = frame.select(pl.any_horizontal(pl.col(k).ne_missing(pl.col(k).shift(1)) for k in keys)).to_series()
+        if bool((differs.to_numpy() & ~changed).any()):
+            frame = frame.sort(["__kh", *keys, *then], maintain_order=True)
+            hashes = frame["__kh"].to_numpy()
+            changed[1:] = hashes[1:] != hashes[:-1]
+            differs = frame.select(
+                pl.any_horizontal(pl.col(k).ne_missing(pl.col(k).shift(1)) for k in keys)
+            ).to_series()
+            changed |= differs.to_numpy()
+            changed[0] = True
+    return frame, np.cumsum(changed) - 1

@@ -1,0 +1,123 @@
+"""The compiled loops of sessions: their order, what compiles them, and that nothing else of the program does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from numba.core.registry import CPUDispatcher
+from tests.laws import steps
+from tests.support import former_step
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.core import compiled
+from slackwater.core.schema import Field
+from slackwater.operators.compile import bind_window
+from slackwater.windows import session_walk
+from slackwater.windows.arrangement import session_heads
+
+LOOPS = [
+    loop
+    for loop in vars(session_walk).values()
+    if isinstance(loop, CPUDispatcher) and loop.targetoptions.get("cache", True)
+]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 32, 33, 64, 65, 1000, 4097])
+@pytest.mark.parametrize("keys", [1, 3, 500])
+def test_the_order_is_that_of_a_stable_sort(rows: int, keys: int) -> None:
+    """One key of thousands of rows as well as many of a few; ties in all that they are sorted by."""
+    rng = np.random.default_rng(rows)
+    hashes = rng.integers(keys, size=rows)
+    start, wide = rng.integers(max(rows // 4, 1), size=rows), rng.integers(3, size=rows)
+    order = np.argsort(hashes)
+    session_walk.put_in_order(order, hashes[order], start, start + wide)
+    assert (order == np.lexsort((start + wide, start, hashes))).all()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_sessions_are_cut_where_whole_arrays_cut_them(seed: int) -> None:
+    """Intervals in order that do not overlap, joined by gaps of their own."""
+    rng = np.random.default_rng(seed)
+    edges = np.cumsum(rng.integers(1, 6, size=2 * 60))
+    start, last = edges[::2], np.where(rng.random(60) < 0.5, edges[::2], edges[1::2])
+    end = last + rng.integers(1, 12, size=60)
+    run = np.cumsum(np.append(True, start[1:] > np.maximum.accumulate(end)[:-1])) - 1
+    for cap in (1, 6, 20, 1000):
+        expected = former_step.session_heads(start, last, end, run, cap)
+        assert (session_heads(start, last, end, run, cap) == expected).all()
+
+
+def test_warming_up_compiles_all_that_an_epoch_runs() -> None:
+    session_walk.warm()
+    before = {loop.__name__: loop.signatures for loop in LOOPS}
+    assert {"put_in_order", "join", "of_keys", "fragments"} <= set(before)
+    for seed in range(40):
+        steps.checked(seed)
+    assert {loop.__name__: loop.signatures for loop in LOOPS} == before
+    assert all(len(signatures) <= 1 for name, signatures in before.items() if not name.startswith("_"))
+
+
+def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = compiled.njit
+
+    def without_a_place(*given: Any, **options: Any) -> Any:
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return real(*given, **options)
+
+    monkeypatch.setattr(compiled, "njit", without_a_place)
+
+    def double(n: int) -> int:
+        return 2 * n
+
+    assert compiled.compiled(double)(21) == 42
+
+
+def test_importing_the_program_and_binding_a_window_leave_numba_alone() -> None:
+    code = (
+        "import sys, slackwater, slackwater.operators.compile, slackwater.runner.run, slackwater.testing.local\n"
+        "print('numba' in sys.modules, 'llvmlite' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1.0, NAN, -2.5, INF, -INF, 0.0], [NAN, NAN, NAN, NAN, NAN, 1.0], [1.0, None, None, 2.0, None, None]],
+    ids=["numbers", "nan", "null"],
+)
+@pytest.mark.parametrize("heads", [[0, 1, 2, 3, 4, 5], [0], [0, 2, 3], [0, 5]])
+def test_groups_that_stand_together_merge_as_groups_do(values: list[float | None], heads: list[int]) -> None:
+    """Also those of which each accumulator is folded by one operation on arrays; NULL and NaN as everywhere."""
+    names = ["count", "sum", "avg", "min", "max", "var", "first", "collect_list"]
+    columns = {"v": "double", "i": "bigint", "s": "string"}
+    specs = [Aggregation(agg="count", as_="n")]
+    for column in columns:
+        for agg in names if column != "s" else ["count", "min", "max", "last"]:
+            more = {"max_values_per_group": 100} if agg == "collect_list" else {}
+            specs.append(Aggregation(agg=agg, column=column, as_=f"{agg}_{column}", **more))
+    window = Window(kind="session", gap_ms=1, max_session_duration_ms=9, group_by=["k"], aggregations=specs)
+    logic = bind_window("unit", window, {n: Field(n, t) for n, t in {**columns, "k": "string"}.items()})
+    whole = [None if v is None else n << 40 for n, v in enumerate(values)]
+    texts = [None if v is None else str(v) for v in values]
+    rows = pl.DataFrame(
+        {"__kh": [1] * 6, "__ts": list(range(6)), "k": ["a"] * 6, "v": values, "i": whole, "s": texts}, strict=False
+    ).cast({"v": pl.Float64, "i": pl.Int64, "s": pl.String})
+    parts = logic.lift_rows(rows).select(*logic.accumulators)
+    at = np.array(heads)
+    group = np.repeat(np.arange(len(at)), np.diff(at, append=6))
+    keys = pl.Series("k", ["a"] * 6)
+    expected = logic.merge_groups(parts.with_columns(keys), group, [])
+    found = logic.merge_runs(parts, at, [keys.gather(at.tolist())])
+    few = pl.col("var_v.n") < 2  # a value alone has no distance, or one of NaN: neither is asked for
+    told = [f.with_columns(pl.when(~few).then("var_v.m2").alias("var_v.m2")) for f in (found, expected)]
+    assert told[0].select(expected.columns).equals(told[1])
