@@ -27,7 +27,8 @@ from slackwater.operators.compile import bind_window
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import session_emission, session_step, sessions
 from slackwater.windows.intervals import SessionLogic, Unit
-from slackwater.windows.logic import FAR, NEVER, TOMBSTONE, Ingested
+from slackwater.windows.logic import FAR, NEVER, TOMBSTONE
+from slackwater.windows.outcomes import Ingested
 
 MS = 1000
 NEAR = ((20, 22), (20, 21), (20, 26), (5, 6), (5, 8), (3, 4), (2, 5), (10, 21), (10, 35), (5, 1000))  # gap, cap in ms

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from slackwater.core.arrays import Int64s, distinct, member
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.intervals import SessionLogic
-from slackwater.windows.logic import FAR, Counts, Ingested
+from slackwater.windows.logic import FAR
+from slackwater.windows.outcomes import Counts, Ingested
 
 Bools = NDArray[np.bool_]
 SETTLED, LOOSE, FLOOR, TOLD, LOOSE_TOLD, ROW = 0, 1, 2, 4, 5, 9

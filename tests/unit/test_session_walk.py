@@ -17,12 +17,13 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.core import compiled
 from slackwater.core.schema import Field
 from slackwater.operators.compile import bind_window
-from slackwater.windows import session_walk
+from slackwater.windows import session_walk, walk_order, walk_places, walk_warm
 from slackwater.windows.arrangement import session_heads
 
 LOOPS = [
     loop
-    for loop in vars(session_walk).values()
+    for module in (session_walk, walk_order, walk_places)
+    for loop in vars(module).values()
     if isinstance(loop, CPUDispatcher) and loop.targetoptions.get("cache", True)
 ]
 
@@ -35,7 +36,7 @@ def test_the_order_is_that_of_a_stable_sort(rows: int, keys: int) -> None:
     hashes = rng.integers(keys, size=rows)
     start, wide = rng.integers(max(rows // 4, 1), size=rows), rng.integers(3, size=rows)
     order = np.argsort(hashes)
-    session_walk.put_in_order(order, hashes[order], start, start + wide)
+    walk_order.put_in_order(order, hashes[order], start, start + wide)
     assert (order == np.lexsort((start + wide, start, hashes))).all()
 
 
@@ -53,7 +54,7 @@ def test_sessions_are_cut_where_whole_arrays_cut_them(seed: int) -> None:
 
 
 def test_warming_up_compiles_all_that_an_epoch_runs() -> None:
-    session_walk.warm()
+    walk_warm.warm()
     before = {loop.__name__: loop.signatures for loop in LOOPS}
     assert {"put_in_order", "join", "of_keys", "fragments"} <= set(before)
     for seed in range(40):

@@ -20,7 +20,8 @@ from slackwater.operators.base import Figures, Recount, ShardTask, is_over
 from slackwater.operators.lateness import late_by
 from slackwater.operators.task import EmitReport, IngestReport, Overflows, plain
 from slackwater.state.commit import OutputMeta, SegmentMeta
-from slackwater.windows.logic import Emitted, Ingested, Logic
+from slackwater.windows.logic import Logic
+from slackwater.windows.outcomes import Emitted, Ingested
 
 EVENT_TIME = "_event_ts"
 Report = dict[str, Any]  # fields of an `IngestReport`

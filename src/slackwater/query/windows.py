@@ -18,19 +18,9 @@ from slackwater.operators.panes import Panes
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
 from slackwater.windows import pane_emission, session_emission
-from slackwater.windows.logic import (
-    DIRTY,
-    EMITTED,
-    EMITTED_FRAGMENT,
-    FAR,
-    FRAGMENT,
-    METADATA,
-    WHOLE,
-    Emitted,
-    Int64s,
-    Logic,
-)
+from slackwater.windows.logic import DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, METADATA, WHOLE, Int64s, Logic
 from slackwater.windows.order import sorted_by_key
+from slackwater.windows.outcomes import Emitted
 
 TIMES = pl.Datetime("us", "UTC")
 OWN = ("_status", "_closes_at", "_last_event", "_epoch")

@@ -131,7 +131,7 @@ def _warm_task(loops: bool, table: pa.Table) -> str:
 
 def session_loops() -> None:
     """Import and compile what folds rows into sessions."""
-    from slackwater.windows import session_step, session_walk
+    from slackwater.windows import session_step, walk_warm
 
     assert session_step
-    session_walk.warm()
+    walk_warm.warm()

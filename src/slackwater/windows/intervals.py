@@ -26,12 +26,11 @@ from slackwater.windows.logic import (
     TOMBSTONE,
     WHOLE,
     Due,
-    Forgotten,
     Int64s,
     Logic,
-    Stats,
 )
 from slackwater.windows.order import order_by_key, sorted_by_key
+from slackwater.windows.outcomes import Forgotten, Stats
 
 if TYPE_CHECKING:
     from slackwater.windows.session_walk import Times

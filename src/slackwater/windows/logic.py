@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 from slackwater.config.window import Window, allowed_ms
 from slackwater.core.schema import Field
 from slackwater.windows.aggregations import Agg, Input
+from slackwater.windows.outcomes import Emitted, Forgotten, Stats
 
 Int64s = NDArray[np.int64]
 
@@ -70,16 +71,6 @@ METADATA = [Field("_revision", "bigint"), Field("_final_at", "timestamp"), Field
 FAR = 1 << 62  # a time after every other
 NEVER = -FAR  # a time before every other
 
-
-class Stats(NamedTuple):
-    """What a set of state rows says about itself, so that it need not be opened; watermarks in µs (see `SegmentMeta`)."""
-
-    first_due: int
-    last_due: int
-    close: int
-    dead: int
-
-
 Span = tuple[int, int]  # after < time <= upto, in µs
 
 
@@ -103,51 +94,6 @@ class Due(NamedTuple):
     def touches(self, first_due: int, last_due: int) -> bool:
         """Whether rows with these `Stats` may want a visit."""
         return any(first_due <= upto and last_due > after for after, upto in self.moves)
-
-
-class Forgotten(NamedTuple):
-    """Which state rows no longer matter: a unit goes once this holds for all its rows; `__due` in µs."""
-
-    whole_upto: int
-    floor_upto: int
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What became of the rows of one epoch in one shard, and how its open groups changed."""
-
-    used: int = 0
-    late: int = 0
-    late_idle: int = 0
-    late_windows: int = 0
-    refused: int = 0
-    groups: int = 0  # change in the number of groups: keys with open sessions, or (key, pane)
-    windows: int = 0  # change in the number of open windows
-
-
-@dataclass(frozen=True)
-class Ingested:
-    """Outcome of folding rows into the touched units: the units' new rows, the counts, the rows late for good."""
-
-    state: pl.DataFrame
-    counts: Counts
-    late: pl.DataFrame  # keys, `__start` and what else the rows came with (`__n`, `__idle`, `__row`)
-    new_groups: dict[int, int]  # panes: start -> number of keys first seen in it
-
-
-@dataclass(frozen=True)
-class Emitted:
-    """What an epoch emits, and the units to replace.
-
-    rows: keys, `__start`, `__end`, `__final`, `__rev`, `__reason`, accumulators. superseded: keys, `__start` and `__rev` of
-    what the target holds and is no more.
-    """
-
-    rows: pl.DataFrame
-    state: pl.DataFrame
-    superseded: pl.DataFrame
-    groups: int = 0
-    windows: int = 0
 
 
 def allowed_us(window: Window) -> int:

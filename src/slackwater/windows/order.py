@@ -40,7 +40,7 @@ def order_by_key(hashes: Int64s, keys: pl.DataFrame, start: Int64s, last: Int64s
 
     As above keys are only compared by order where two of one hash differ.
     """
-    from slackwater.windows.session_walk import put_in_order
+    from slackwater.windows.walk_order import put_in_order
 
     order = np.argsort(hashes)
     ordered = hashes[order]

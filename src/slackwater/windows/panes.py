@@ -27,20 +27,9 @@ import polars as pl
 
 from slackwater.core.arrays import distinct, member
 from slackwater.core.schema import Field
-from slackwater.windows.logic import (
-    CLEAN,
-    DIRTY,
-    FAR,
-    NEVER,
-    Counts,
-    Due,
-    Forgotten,
-    Ingested,
-    Int64s,
-    Logic,
-    Stats,
-)
+from slackwater.windows.logic import CLEAN, DIRTY, FAR, NEVER, Due, Int64s, Logic
 from slackwater.windows.order import order_by_unit, sorted_by_key
+from slackwater.windows.outcomes import Counts, Forgotten, Ingested, Stats
 from slackwater.windows.pane_revisions import UNSAID, after_rows, begun_late
 
 

@@ -21,8 +21,10 @@ from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import session_walk as walk
 from slackwater.windows.arrangement import as_emitted
 from slackwater.windows.intervals import Bools, SessionLogic, Unit, acknowledged, is_gone
-from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, ROW, WHOLE, Counts, Ingested, Int64s
+from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, ROW, WHOLE, Int64s
 from slackwater.windows.order import order_by_key
+from slackwater.windows.outcomes import Counts, Ingested
+from slackwater.windows.walk_places import place
 
 
 def ingest(
@@ -39,7 +41,7 @@ def ingest(
     if room is not None and np.count_nonzero(joined.new) > room:
         joined = walk.join(both.given, times, _shut(logic, both, joined, room))
     if joined.crowded:
-        joined = walk.place(both.given, times, joined)
+        joined = place(both.given, times, joined)
     at, key, run, fragment = joined.at, joined.key, joined.run, joined.fragment
     touched, has_open, held = walk.of_keys(both.given, at, key)
     touched = both.sharing(touched)

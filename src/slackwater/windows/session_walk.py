@@ -28,7 +28,6 @@ NEW, HELD, GONE = 0, 1, 2  # a row of this epoch; an interval that the state hol
 USED, LATE, REFUSED = 0, 1, 2  # what becomes of a row
 NOWHERE, BY_FRAGMENTS = -1, 0  # of the sessions that rows behind the watermark are put into
 NONE, FAR = -(1 << 62), 1 << 62  # before and after every time
-FEW = 32  # intervals that are sorted by insertion
 
 
 class Times(NamedTuple):
@@ -82,75 +81,6 @@ class Fragments(NamedTuple):
     emitted: Bools
 
 
-def warm() -> None:
-    """Compile the loops for the types that they are given, or load what was compiled before."""
-    none, kinds, bools = np.empty(0, np.int64), np.empty(0, np.int8), np.empty(0, np.bool_)
-    given, times = Intervals(np.zeros(1, np.int64), kinds, none, none, none), Times(0, 0, 0, 0, 0)
-    put_in_order(none, none, none, none)
-    place(given, times, join(given, times, bools))
-    needed(given, times)
-    of_keys(given, none, none)
-    cut(none, none, none, none, 0)
-    fragments(given, times, none, bools, bools, bools)
-
-
-@compiled
-def put_in_order(order: Int64s, hashes: Int64s, start: Int64s, last: Int64s) -> None:
-    """Complete an order by hashes alone: intervals of one hash by (start, last), equal ones as they came.
-
-    `hashes` are in that order; `start` and `last` as they came.
-    """
-    spare = np.empty(len(order), np.int64)
-    begin = 0
-    while begin < len(order):
-        stop = begin + 1
-        while stop < len(order) and hashes[stop] == hashes[begin]:
-            stop += 1
-        _sort(order, begin, stop, start, last, spare)
-        begin = stop
-
-
-@inlined
-def _sort(order: Int64s, begin: int, stop: int, start: Int64s, last: Int64s, spare: Int64s) -> None:
-    for few in range(begin, stop, FEW):
-        _insert(order, few, min(few + FEW, stop), start, last)
-    width = FEW
-    while width < stop - begin:
-        for left in range(begin, stop, 2 * width):
-            _merge(order, left, min(left + width, stop), min(left + 2 * width, stop), start, last, spare)
-        width *= 2
-
-
-@inlined
-def _insert(order: Int64s, begin: int, stop: int, start: Int64s, last: Int64s) -> None:
-    """Sort a few by insertion."""
-    for i in range(begin + 1, stop):
-        one, to = order[i], i
-        while to > begin:
-            other = order[to - 1]
-            if (start[other], last[other], other) < (start[one], last[one], one):
-                break
-            order[to] = other
-            to -= 1
-        order[to] = one
-
-
-@inlined
-def _merge(order: Int64s, begin: int, middle: int, stop: int, start: Int64s, last: Int64s, spare: Int64s) -> None:
-    """Make one of two sorted stretches that stand together."""
-    left, right = begin, middle
-    for to in range(begin, stop):
-        one, other = order[min(left, middle - 1)], order[min(right, stop - 1)]
-        earlier = (start[one], last[one], one) < (start[other], last[other], other)
-        if right == stop or (left < middle and earlier):
-            spare[to] = one
-            left += 1
-        else:
-            spare[to] = other
-            right += 1
-    order[begin:stop] = spare[begin:stop]
-
-
 @compiled
 def join(given: Intervals, times: Times, shut: Bools) -> Joined:
     """Judge the rows of all keys and join what is used into runs and fragments. `shut`: new keys that may not open a session."""
@@ -171,7 +101,7 @@ def join(given: Intervals, times: Times, shut: Bools) -> Joined:
                 verdict[at[j]] = REFUSED
             upto = used
         _part(given, times, at, used, upto, run, fragment)
-        crowded = crowded or _is_crowded(given, times, at, used, upto, run)
+        crowded = crowded or is_crowded(given, times, at, used, upto, run)
         for j in range(used, upto):
             key_of[j] = key
         used = upto
@@ -282,142 +212,20 @@ def _part(given: Intervals, times: Times, at: Int64s, begin: int, stop: int, run
 
 
 @inlined
-def _is_behind(times: Times, kind: int, start: int) -> bool:
+def is_behind(times: Times, kind: int, start: int) -> bool:
     return kind == NEW and start < times.watermark
 
 
 @inlined
-def _is_crowded(given: Intervals, times: Times, at: Int64s, begin: int, stop: int, run: Bools) -> bool:
+def is_crowded(given: Intervals, times: Times, at: Int64s, begin: int, stop: int, run: Bools) -> bool:
     first, last, behind, crowded = NONE, NONE, False, False
     for j in range(begin, stop):
         i = at[j]
         if run[j]:
             first, last, behind = given.start[i], NONE, False
-        last, behind = max(last, given.last[i]), behind or _is_behind(times, given.kind[i], given.start[i])
+        last, behind = max(last, given.last[i]), behind or is_behind(times, given.kind[i], given.start[i])
         crowded = crowded or (behind and last - first >= times.cap)
     return crowded
-
-
-@compiled
-def place(given: Intervals, times: Times, joined: Joined) -> Joined:
-    """Rows behind the watermark never move a cut: in a run that reaches the cap each is placed by itself, or late.
-
-    Changes `joined` in place, too.
-    """
-    verdict, floor, new, at, key, run, fragment, _ = joined
-    kept = head = 0
-    while head < len(at):
-        tail = head + 1
-        while tail < len(at) and not run[tail]:
-            tail += 1
-        session = np.zeros(tail - head, np.int64)
-        if _is_crowded(given, times, at, head, tail, run):
-            session = place_rows(given, times, at[head:tail])
-        former, label, begins = NONE, 0, True
-        for j in range(head, tail):
-            i, mine = at[j], session[j - head]
-            label += fragment[j]
-            if mine == NOWHERE:
-                verdict[i] = LATE
-            else:
-                name = label if mine == BY_FRAGMENTS else -mine
-                at[kept], key[kept], run[kept], fragment[kept] = i, key[j], begins, begins or name != former
-                former, begins, kept = name, False, kept + 1
-        head = tail
-    return Joined(verdict, floor, new, at[:kept], key[:kept], run[:kept], fragment[:kept], False)
-
-
-@compiled
-def place_rows(given: Intervals, times: Times, at: Int64s) -> Int64s:
-    """Put the rows behind the watermark into the sessions of their run, one by one.
-
-    Where joining the sessions on both sides would reach the cap a row joins the earlier one; where joining even one would,
-    it is late. The session that it joins stays whole from then on, and so does the next one if the row touches it.
-
-        gap 20, cap 22    0        10         21   30
-        sessions          [)20                [────)50     21 − 0 < 22, and yet no session: they do not touch
-        a row behind               ● joins the earlier     else 21 would follow it, and 30 be cut off
-
-    Per interval: NOWHERE for a late row; BY_FRAGMENTS where its session may still be parted; else which one it is in, from 1.
-    """
-    count = len(at)
-    first, last, end = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
-    whole, into = np.zeros(count + 1, np.bool_), np.arange(count + 1)
-    session, line = np.zeros(count, np.int64), np.empty(count, np.int64)
-    rows, spare = np.empty(count, np.int64), np.empty(count, np.int64)
-    made = sessions = behind = 0
-    j = 0
-    while j < count:
-        if _is_behind(times, given.kind[at[j]], given.start[at[j]]):
-            rows[behind] = j
-            behind += 1
-            j += 1
-            continue
-        # intervals whose events overlap are one
-        starts, ends, upto, tail = given.start[at[j]], given.end[at[j]], given.last[at[j]], j
-        while tail < count and (
-            _is_behind(times, given.kind[at[tail]], given.start[at[tail]]) or given.start[at[tail]] <= upto
-        ):
-            if _is_behind(times, given.kind[at[tail]], given.start[at[tail]]):
-                rows[behind] = tail
-                behind += 1
-            else:
-                upto, ends = max(upto, given.last[at[tail]]), max(ends, given.end[at[tail]])
-                session[tail] = made + 1
-            tail += 1
-        if made and starts <= end[made] and upto - first[made] < times.cap:
-            for k in range(j, tail):
-                session[k] = min(session[k], made)
-            last[made], end[made] = max(last[made], upto), max(end[made], ends)
-        else:
-            made += 1
-            first[made], last[made], end[made] = starts, upto, ends
-            line[sessions] = made
-            sessions += 1
-        j = tail
-    times_of, reach_of = given.start[at], given.end[at]
-    _sort(rows, 0, behind, times_of, reach_of, spare)
-    for n in range(behind):
-        ts, reach = times_of[rows[n]], reach_of[rows[n]]
-        after, beyond = 0, sessions
-        while after < beyond:
-            middle = (after + beyond) // 2
-            if first[line[middle]] <= ts:
-                after = middle + 1
-            else:
-                beyond = middle
-        left = line[after - 1] if after > 0 and ts <= end[line[after - 1]] else 0
-        right = line[after] if after < sessions and first[line[after]] <= reach else 0
-        mine = NOWHERE
-        if left and right and last[right] - first[left] < times.cap:
-            mine, into[right] = left, left
-            last[left], end[left] = max(last[left], last[right]), max(end[left], end[right])
-            sessions -= 1
-            for k in range(after, sessions):
-                line[k] = line[k + 1]
-        elif left and max(ts, last[left]) - first[left] < times.cap:
-            mine = left
-            whole[right] = True
-        elif right and last[right] - ts < times.cap:
-            mine = right
-        elif not left and not right:
-            made += 1
-            mine = made
-            first[mine], last[mine], end[mine] = ts, ts, reach
-            for k in range(sessions, after, -1):
-                line[k] = line[k - 1]
-            line[after] = mine
-            sessions += 1
-        session[rows[n]] = mine
-        if mine != NOWHERE:
-            whole[mine] = True
-            first[mine], last[mine], end[mine] = min(first[mine], ts), max(last[mine], ts), max(end[mine], reach)
-    for j in range(count):
-        mine = session[j]
-        while mine != NOWHERE and into[mine] != mine:
-            mine = into[mine]
-        session[j] = mine if mine == NOWHERE or whole[mine] else BY_FRAGMENTS
-    return session
 
 
 @compiled

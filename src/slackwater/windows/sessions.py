@@ -25,7 +25,8 @@ import polars as pl
 
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.intervals import SessionLogic, Unit, first_of_each
-from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, WHOLE, Ingested, Int64s
+from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, WHOLE, Int64s
+from slackwater.windows.outcomes import Ingested
 
 
 def state_of(logic: SessionLogic, unit: Unit, floors: Int64s, watermark: int) -> pl.DataFrame:
