@@ -27,6 +27,7 @@ from benchmarks.figures import machine, summarised
 from benchmarks.process import run_worker
 from slackwater.core.schema import Field
 from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.stage import Stage
 from slackwater.operators.compile import compile_window
 from slackwater.query.view import StateView
 from slackwater.sources.base import Batch
@@ -54,7 +55,10 @@ def million(directory: str, sessions: int) -> None:
     pipeline = pipeline_for(window, ["a"])
     logic = compile_window(pipeline, {"user": Field("user", "string"), "v": Field("v", "bigint")})
     store, clock = FilesStore(directory, pipeline.name), 4 * 10**15
-    driver = Driver(pipeline, logic, store, ConsoleTarget(), LocalEngine(logic, ["a"]), Hooks(lambda: clock))
+    ((name, own),) = pipeline.alone.items()
+    hooks = Hooks(lambda: clock)
+    stage = Stage(name, own, logic, store, LocalEngine(logic, ["a"]), hooks.faults.in_worker)
+    driver = Driver(pipeline, [stage], store, dict.fromkeys(pipeline.by_target, ConsoleTarget()), hooks)
     driver.start(store.open(), 2, {})
     chance = np.random.default_rng(1)
     first = pl.DataFrame(
