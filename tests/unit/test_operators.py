@@ -26,6 +26,7 @@ from slackwater.operators.panes import Panes
 from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.task import EmitReport, IngestReport, SideReport
+from slackwater.operators.windowless import Windowless
 from slackwater.state.commit import SegmentMeta
 from slackwater.state.protocol import Stateless
 from slackwater.testing.kit import pipeline_for
@@ -206,6 +207,29 @@ def test_every_room_answers_for_every_operator_or_refuses_it_by_name() -> None:
     for room in ("evolution", "maintenance", "query", "replay", "runner", "spark", "state", "testing", "ui", "windows"):
         if room != "runner":
             assert any(name.startswith(f"slackwater.{room}.") for name in known), room
+
+
+def test_what_follows_from_having_no_windows_is_answered_for_an_operator_that_is_new() -> None:
+    """And what does not, as how its state is carried over, is refused by name: no default loses rows."""
+
+    class New(Windowless):
+        pass
+
+    answered = {
+        name.removeprefix("slackwater.") for name, q in questions() if q.dispatch(New) is not q.dispatch(object)
+    }
+    assert answered == {
+        "evolution.migrate.limited",
+        "evolution.migrate.onward",
+        "operators.fitting.usable",
+        "spark.columns.aggregations",
+        "spark.columns.lift",
+        "spark.columns.typed",
+        "testing.local.as_declared",
+        "ui.blocks.closing._closes",
+        "ui.blocks.closing._keys",
+    }
+    assert (New().updates, New().identity, New().admits, New().size(Figures((), ()))) == (False, None, None, (0, 0))
 
 
 def test_every_room_answers_for_every_system_that_it_may_meet() -> None:

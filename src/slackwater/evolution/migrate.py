@@ -29,6 +29,7 @@ from slackwater.operators.panes import Panes
 from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
+from slackwater.operators.windowless import Windowless
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import StateStore
 from slackwater.windows import changed, sessions
@@ -51,8 +52,7 @@ def _(operator: Windowed, state: StageState) -> Operator:
     return operator.remembering(memory_of(state))
 
 
-@limited.register(IntervalJoin)
-@limited.register(Rows)
+@limited.register(Windowless)
 def _(operator: Operator, state: StageState) -> Operator:
     return operator
 
@@ -68,8 +68,7 @@ def _(operator: Windowed, state: StageState) -> Operator:
     return operator.after(former_of(operator, state), state.watermark_us)
 
 
-@onward.register(IntervalJoin)
-@onward.register(Rows)
+@onward.register(Windowless)
 def _(operator: Operator, state: StageState) -> Operator:
     return operator
 

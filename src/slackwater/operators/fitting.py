@@ -23,6 +23,7 @@ from slackwater.operators.panes import Panes
 from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
+from slackwater.operators.windowless import Windowless
 from slackwater.windows.aggregations import quote
 
 ZERO, RANGE, KEY = "U+0000", "time out of range", "key too large"
@@ -145,8 +146,7 @@ def _(operator: Sessions) -> tuple[int, int]:
     return YEARS[0], YEARS[1] - operator.cap_us - operator.reach_us - operator.allowed_us
 
 
-@usable.register(IntervalJoin)
-@usable.register(Rows)
+@usable.register(Windowless)
 def _(operator: Operator) -> tuple[int, int]:
     return YEARS
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import polars as pl
 
-from slackwater.core.schema import Field
 from slackwater.core.words import plural
 from slackwater.errors import CapExceededError
 from slackwater.joins import step
 from slackwater.joins.logic import MATCH, UNMATCHED, JoinLogic
 from slackwater.joins.slots import Slots
-from slackwater.operators.base import SIDES, Figures, Recount, ShardTask, is_over, with_idle
+from slackwater.operators.base import SIDES, Figures, ShardTask, is_over, with_idle
 from slackwater.operators.dead_letters import LATE, ORIGIN, late_letters
 from slackwater.operators.lateness import late_by
 from slackwater.operators.task import EmitReport, IngestReport, LetterFile, SideReport, plain
+from slackwater.operators.windowless import Windowless
 from slackwater.state.commit import OutputMeta, SegmentMeta
 
 PLAIN = ("__kh", "__ts")
@@ -46,42 +46,8 @@ class _Outbox:
 
 
 @dataclass(frozen=True)
-class IntervalJoin(JoinLogic):
+class IntervalJoin(JoinLogic, Windowless):
     """A join of two streams."""
-
-    @property
-    def identity(self) -> None:
-        """Pairs are a multiset."""
-        return
-
-    @property
-    def retraction(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def row_columns(self) -> list[Field]:
-        return self.output  # joined rows have their event time
-
-    def as_rows(self, results: pl.DataFrame) -> pl.DataFrame:
-        return results
-
-    @property
-    def updates(self) -> bool:
-        """Nothing that comes out is said again."""
-        return False
-
-    @property
-    def early_us(self) -> int:
-        return 0
-
-    @property
-    def admits(self) -> None:
-        """Rows are bounded per key, see `ingest`."""
-        return
-
-    @property
-    def is_folded(self) -> bool:
-        return False
 
     def late_before(self, watermark: int) -> int:
         return watermark - self.allowed_us
@@ -215,12 +181,6 @@ class IntervalJoin(JoinLogic):
                 sides[name]["unmatched"] += count
         return replace(before, sides={name: dict(found) for name, found in sides.items()})
 
-    def size(self, figures: Figures) -> tuple[int, int]:
-        return 0, 0  # rows wait; nothing is open
-
     def living(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
         """Each is independent of the others."""
         return tuple(m for m in metas if not is_over(m, since))
-
-    def check_bounds(self, figures: Figures, watermark: int, recount: Recount) -> None:
-        """It is held within its bound row by row."""

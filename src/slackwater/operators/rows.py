@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import polars as pl
 
 from slackwater.core.schema import Field
-from slackwater.operators.base import Figures, Recount, ShardTask
+from slackwater.operators.base import Figures, ShardTask
 from slackwater.operators.dead_letters import late_letters
 from slackwater.operators.task import EmitReport, IngestReport
+from slackwater.operators.windowless import Windowless
 from slackwater.state.commit import SegmentMeta
 from slackwater.state.protocol import Stateless
 from slackwater.watermark import NO_WATERMARK
@@ -23,7 +24,7 @@ MOST = 500_000  # rows of one output
 
 
 @dataclass(frozen=True)
-class Rows(Stateless):
+class Rows(Stateless, Windowless):
     """Rows as the SQL lets them out: `fields` are the columns that it selects, in order."""
 
     pipeline: str
@@ -32,31 +33,6 @@ class Rows(Stateless):
     @property
     def output(self) -> Sequence[Field]:
         return self.fields
-
-    @property
-    def identity(self) -> None:
-        """Equal rows are so many rows."""
-        return
-
-    @property
-    def retraction(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def updates(self) -> bool:
-        return False
-
-    @property
-    def early_us(self) -> int:
-        return 0
-
-    @property
-    def admits(self) -> None:
-        return
-
-    @property
-    def is_folded(self) -> bool:
-        return False
 
     def late_before(self, watermark: int) -> int:
         """No row is late: nothing closes."""
@@ -68,13 +44,6 @@ class Rows(Stateless):
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
         """As they were read."""
         return frame
-
-    @property
-    def row_columns(self) -> Sequence[Field]:
-        return self.fields
-
-    def as_rows(self, results: pl.DataFrame) -> pl.DataFrame:
-        return results
 
     # -- on a shard ----------------------------------------------------------------------------------------------
 
@@ -121,11 +90,5 @@ class Rows(Stateless):
     def emitted(self, before: Figures, reports: Sequence[EmitReport], watermark: int) -> Figures:
         return before
 
-    def size(self, figures: Figures) -> tuple[int, int]:
-        return 0, 0
-
     def living(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
         return ()
-
-    def check_bounds(self, figures: Figures, watermark: int, recount: Recount) -> None:
-        """It holds nothing."""

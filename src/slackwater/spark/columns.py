@@ -13,6 +13,7 @@ from slackwater.operators.panes import Panes
 from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
+from slackwater.operators.windowless import Windowless
 from slackwater.spark import epoch_sql
 from slackwater.windows import panes
 from slackwater.windows.aggregations import Agg, quote
@@ -33,8 +34,7 @@ def _(operator: Windowed) -> Sequence[Agg]:
     return operator.aggs
 
 
-@aggregations.register(IntervalJoin)
-@aggregations.register(Rows)
+@aggregations.register(Windowless)
 def _(operator: Operator) -> Sequence[Agg]:
     return ()
 
@@ -103,8 +103,7 @@ def _(operator: Panes, rows: DataFrame, tagged: bool) -> DataFrame:
 
 
 @lift.register(Sessions)
-@lift.register(IntervalJoin)
-@lift.register(Rows)
+@lift.register(Windowless)
 def _(operator: Operator, rows: DataFrame, tagged: bool) -> DataFrame:
     return rows
 
@@ -147,8 +146,7 @@ def _(operator: Sessions, rows: pl.DataFrame) -> pl.DataFrame:
     return operator.lift_rows(_inputs(operator, rows))
 
 
-@typed.register(IntervalJoin)
-@typed.register(Rows)
+@typed.register(Windowless)
 def _(operator: Operator, rows: pl.DataFrame) -> pl.DataFrame:
     return rows
 

@@ -30,6 +30,7 @@ from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.task import EmitReport, LetterFile
 from slackwater.operators.windowed import Windowed
+from slackwater.operators.windowless import Windowless
 from slackwater.sources.base import Batch
 from slackwater.watermark import CONFIRMS, Heard, Span
 from slackwater.windows import panes
@@ -207,8 +208,7 @@ def _(operator: Windowed, frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(frame[n].cast(t) for n, t in typed.items())
 
 
-@as_declared.register(IntervalJoin)
-@as_declared.register(Rows)
+@as_declared.register(Windowless)
 def _(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
     return frame
 

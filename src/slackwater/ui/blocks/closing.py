@@ -21,11 +21,10 @@ from slackwater.core.dispatch import unregistered
 from slackwater.core.hashing import mix
 from slackwater.evolution.description import step_in
 from slackwater.operators.base import Operator
-from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
-from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
+from slackwater.operators.windowless import Windowless
 from slackwater.query import inspect
 from slackwater.state.protocol import Snapshot, Units
 from slackwater.ui.axis import step
@@ -117,8 +116,7 @@ def _(operator: Sessions, snapshot: Snapshot) -> tuple[str, Int64s, Int64s]:
     return "sessions", *np.unique(np.concatenate(found), return_counts=True)
 
 
-@_closes.register(IntervalJoin)
-@_closes.register(Rows)
+@_closes.register(Windowless)
 def _(operator: Operator, snapshot: Snapshot) -> None:
     return
 
@@ -168,8 +166,7 @@ def _(operator: Windowed, snapshot: Snapshot, low: int, high: int) -> list[Windo
     ]
 
 
-@_keys.register(IntervalJoin)
-@_keys.register(Rows)
+@_keys.register(Windowless)
 def _(operator: Operator, snapshot: Snapshot, low: int, high: int) -> list[Window]:
     return []
 

@@ -1,0 +1,65 @@
+"""What is alike of all operators that are no windows: rows come out as they come in or when time proves something, and only once.
+
+Rooms register what they answer for all of these once, for `Windowless`, as they do for `Windowed`; an operator that has another
+answer registers its own beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from slackwater.core.schema import Field
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from slackwater.operators.base import Figures, Recount
+
+
+class Windowless:
+    """An operator without windows, but for what each does in its own way."""
+
+    @property
+    def output(self) -> Sequence[Field]:
+        raise NotImplementedError
+
+    @property
+    def identity(self) -> None:
+        """Results are a multiset."""
+        return
+
+    @property
+    def retraction(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def row_columns(self) -> Sequence[Field]:
+        return self.output  # what comes out has its event time
+
+    def as_rows(self, results: pl.DataFrame) -> pl.DataFrame:
+        return results
+
+    @property
+    def updates(self) -> bool:
+        """Nothing that comes out is said again."""
+        return False
+
+    @property
+    def early_us(self) -> int:
+        return 0
+
+    @property
+    def admits(self) -> None:
+        """It has no groups to be counted."""
+        return
+
+    @property
+    def is_folded(self) -> bool:
+        return False
+
+    def size(self, figures: Figures) -> tuple[int, int]:
+        return 0, 0  # rows may wait; nothing is open
+
+    def check_bounds(self, figures: Figures, watermark: int, recount: Recount) -> None:
+        """What it keeps is held within its bound row by row."""
