@@ -14,15 +14,15 @@ from slackwater.core.schema import Field
 if TYPE_CHECKING:
     import polars as pl
 
-    from slackwater.operators.base import Figures, Recount
+    from slackwater.operators.base import Figures, Operator, Recount
+
+    Base = Operator  # at run time its properties would stand in the way of the fields of a dataclass
+else:
+    Base = object
 
 
-class Windowless:
+class Windowless(Base):
     """An operator without windows, but for what each does in its own way."""
-
-    @property
-    def output(self) -> Sequence[Field]:
-        raise NotImplementedError
 
     @property
     def identity(self) -> None:
