@@ -28,7 +28,7 @@ def step_of(values: Values) -> Window | Join | Rows | None:
     transform = values.get("transform")
     if transform is None:
         return None
-    return transform.window or transform.join or (ROWS if transform.is_rows else None)
+    return transform.stateful or (ROWS if transform.is_rows else None)
 
 
 def resolve(reference: object, known: Mapping[str, Connection]) -> Connection | None:
@@ -227,7 +227,7 @@ def check_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
     transforms = values.get("stages") or [values.get("transform")]
     if any(t is None for t in transforms) or "dead_letter" in wrong:
         return
-    steps = [t.window or t.join for t in transforms]
+    steps = [t.stateful for t in transforms]
     undecided = any("on_error" in t._wrong for t in transforms) or any(s and "late_data" in s._wrong for s in steps)
     undecided = undecided or (steps == [None] and transforms[0].sql is None)
     on_errors, policies = [t.on_error for t in transforms], [s.late_data for s in steps if s is not None]

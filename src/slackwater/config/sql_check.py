@@ -180,7 +180,7 @@ class _Step:
 
     @property
     def _kind(self) -> str:
-        return "join" if self.pipeline.transform.join is not None else "window"
+        return self.pipeline.transform.step.table
 
     def _of(self, source: str) -> str:
         """Which source is spoken of, where there are several."""

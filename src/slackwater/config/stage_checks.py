@@ -64,7 +64,7 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
             behind = [w.origin for w in ways(stage, stages, read) if w.origin not in sources]
             if behind:
                 yield (
-                    f"stages[{number}].{'join' if stage.window is None else 'window'}.late_data",
+                    f"stages[{number}].{stage.step.table}.late_data",
                     f'what a stage emits ({show(behind[0])}) is never late; "dlq" belongs to stages that read sources alone',
                 )
     yield from _lookups(stages)
@@ -134,7 +134,7 @@ def _lookups(stages: Sequence[Any]) -> Iterator[Problem]:
 
 def _settled(stage: Any, number: int) -> Iterator[Problem]:
     """What another stage reads is said once: it has no way to take a result back."""
-    window, kind = stage.window, "join" if stage.window is None else "window"
+    window, kind = stage.window, stage.step.table
     late = stage.step.late_data
     if late == "reopen" and not (window is not None and window.emit == "final"):
         yield (

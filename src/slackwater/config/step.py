@@ -64,6 +64,11 @@ class Step(Spec):
 
     AT: ClassVar[str]  # where a config describes it
 
+    @property
+    def table(self) -> str:
+        """The table of a transform or stage that is it: "window", "join"."""
+        return self.AT.rpartition(".")[2]
+
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         if "allowed_lateness_ms" in values and values.get("late_data", "drop") != "reopen" and "late_data" not in wrong:

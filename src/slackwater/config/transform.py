@@ -71,17 +71,22 @@ class Transform(Spec):
     }
 
     AT: ClassVar[str] = "transform"  # where a config describes it
+    STEPS: ClassVar[tuple[str, ...]] = ("window", "join")  # the keys of which at most one is given
+
+    @property
+    def stateful(self) -> Window | Join | None:
+        """The window or the join; None where neither is given, or could be read."""
+        return next((step for key in self.STEPS if (step := getattr(self, key)) is not None), None)
 
     @property
     def step(self) -> Window | Join | Rows:
         """The window or the join, of which at most one is given; else the SQL is all there is."""
-        return self.window or self.join or ROWS
+        return self.stateful or ROWS
 
     @property
     def is_rows(self) -> bool:
         """Whether the SQL is all there is, also of a draft: a stage without state."""
-        none = self.window is None and self.join is None and not {"window", "join"} & self._wrong
-        return none and self.sql is not None
+        return self.stateful is None and not {*self.STEPS} & self._wrong and self.sql is not None
 
     def sql_of(self, source: str) -> str | None:
         """The SQL pre-stage of a source's rows: one for all sources of a window, one per side of a join."""

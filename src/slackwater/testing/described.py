@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from slackwater.config.connection import DeltaConnection, FilesConnection, KafkaConnection
 from slackwater.config.join import Join
@@ -34,7 +35,7 @@ def pipeline_for(
 ) -> Pipeline:
     """A pipeline over scripted sources; its target and store are the kit's own."""
     kept = on_error == "dlq" or step.late_data in ("dlq", "reopen")
-    described = {"join": step} if isinstance(step, Join) else {"window": step}
+    described: dict[str, Any] = {step.table: step}
     upserts = upserts and (then is not None or not isinstance(step, Join))
     if then is not None:
         stages = (Stage(name="first", on_error=on_error, **described), Stage(name="second", window=then))

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from slackwater.config.connection import FilesConnection
-from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import Target
 from slackwater.config.transform import Stage, Transform
@@ -31,7 +30,7 @@ def _listening(found: _T) -> _T:
     update: dict[str, Any] = {"on_error": "dlq"} if found.on_error == "drop" else {}
     if not found.is_rows and found.step.late_data == "drop":
         step = found.step.model_copy(update={"late_data": "dlq"})
-        update["join" if isinstance(step, Join) else "window"] = step
+        update[step.table] = step
     return found.model_copy(update=update)
 
 

@@ -191,3 +191,12 @@ def test_check_and_explain_tell_of_both(tmp_path: Path, capsys: pytest.CaptureFi
     assert "its watermark is 30s behind" in said
     assert "SELECT left_region AS region" in said
     assert explain.build(toml.loads(config())).state_bytes
+
+
+def test_a_step_names_the_table_that_describes_it() -> None:
+    window = sw.Window(
+        kind="tumbling", duration_ms=1, max_groups_per_window=1, aggregations=[sw.Aggregation(agg="count", as_="n")]
+    )
+    found = [sw.Transform(window=window), sw.Transform(sql="SELECT 1 FROM source")]
+    assert [(t.step.table, t.stateful) for t in found] == [("window", window), ("sql", None)]
+    assert {t.step.table for t in found} <= {*sw.Transform.STEPS, "sql"}
