@@ -13,6 +13,7 @@ from typing import Any
 from slackwater.config.aggregation import Aggregation
 from slackwater.config.aggregator import UnfitError
 from slackwater.config.join import Join
+from slackwater.config.rows import Rows
 from slackwater.config.step import Step as Spec
 from slackwater.config.step import allowed_ms
 from slackwater.config.window import Window
@@ -63,6 +64,8 @@ class StageComparison:
             yield from self._join(self.step)
         elif isinstance(self.step, Window):
             yield from self._window(self.step)
+        elif not isinstance(self.step, Rows):  # which keeps nothing
+            unregistered(self.step, "slackwater.evolution.compare_stage")
 
     # -- windows -------------------------------------------------------------------------------------------------
 
