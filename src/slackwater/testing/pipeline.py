@@ -165,7 +165,7 @@ class LocalPipeline:
         fronts = {readers[one.source] for one in given}
         if len(fronts) == 1 and len(self._read_by) == 1:
             return list(self._sql_stages[fronts.pop()].prepare(given, self._offsets))
-        found = list[Rows]()
+        found: list[Rows] = []
         for one in given:
             waiting = Waiting(one, dict(self._offsets))
             waiting.by(self._sql_stages[readers[one.source]])

@@ -1,0 +1,100 @@
+"""One stream of three kinds of events, taken apart by SQL, joined with itself and once more: equal to plain loops.
+
+events ─┬▶ orders (SQL) ───┐
+        ├▶ payments (SQL) ─┴▶ paid (join) ─┐
+        └▶ parcels (SQL) ──────────────────┴▶ sent (join) ─▶ target
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from tests.support.effort import some
+
+import slackwater as sw
+from slackwater.engine.kill_points import KILL_POINTS
+from slackwater.testing import LocalPipeline
+
+SCHEMA = {"kind": "string", "id": "bigint", "amount": "bigint"}
+
+
+def of_kind(kind: str) -> sw.Stage:
+    return sw.Stage(
+        name=f"{kind}s", from_="events", sql=f"SELECT id, amount, _event_ts FROM source WHERE kind = '{kind}'"
+    )
+
+
+def joined(name: str, left: str, right: str, key: str) -> sw.Stage:
+    spec = sw.Join(
+        kind="inner",
+        left_source=left,
+        right_source=right,
+        left_keys=[key],
+        right_keys=["id"],
+        time_window_ms=60,
+        lateness_ms=1000,
+        output_right_columns=["amount"],
+        left_prefix="",
+        right_prefix=f"{right}_",
+    )
+    return sw.Stage(name=name, join=spec)
+
+
+def pipeline() -> sw.Pipeline:
+    stages = [of_kind(kind) for kind in ("order", "payment", "parcel")]
+    stages += [joined("paid", "orders", "payments", "id"), joined("sent", "paid", "parcels", "id")]
+    return sw.pipeline(
+        name="law",
+        sources=[sw.Source(name="events", dataframe=object())],
+        connections={"tables": sw.DeltaConnection()},
+        stages=stages,
+        target=sw.Target(connection="tables", path="out", mode="append"),
+        state_store=sw.StateStore(kind="files", path="state"),
+    )
+
+
+def answer(rows: list[dict[str, Any]]) -> list[tuple[int, ...]]:
+    kinds = {k: [r for r in rows if r["kind"] == k] for k in ("order", "payment", "parcel")}
+    paid = [
+        (o["id"], o["amount"], p["amount"], max(o["ts"], p["ts"]))
+        for o in kinds["order"]
+        for p in kinds["payment"]
+        if o["id"] == p["id"] and abs(o["ts"] - p["ts"]) <= 60_000
+    ]
+    return sorted(
+        (*one[:3], p["amount"], max(one[3], p["ts"]))
+        for one in paid
+        for p in kinds["parcel"]
+        if one[0] == p["id"] and abs(one[3] - p["ts"]) <= 60_000
+    )
+
+
+@pytest.mark.parametrize("seed", some(range(6), keep=2))
+def test_one_stream_is_joined_with_itself_twice(spark: Any, seed: int) -> None:
+    rng, every = random.Random(seed), list[dict[str, Any]]()
+    at = 0
+    with LocalPipeline(pipeline(), SCHEMA, session=spark, shards=rng.choice([1, 2]), listen=False) as test:
+        for _ in range(4):
+            rows = []
+            for _ in range(rng.randrange(6, 14)):
+                at += rng.choice([0, 3, 11])
+                kind = rng.choice(["order", "payment", "parcel", "other"])
+                rows.append({"kind": kind, "id": rng.randrange(2), "amount": rng.randrange(9), "_event_ts": at * 1000})
+            if rng.random() < 0.6:
+                test.crash(rng.choice(KILL_POINTS), shards=rng.choice([None, 3]))
+            test.pipe([{**r, "_event_ts": _moment(r["_event_ts"])} for r in rows])
+            every += [{**r, "ts": r["_event_ts"]} for r in rows]
+        test.flush()
+        found = test.result()
+    columns = ("id", "amount", "payments_amount", "parcels_amount", "_event_ts")
+    assert sorted(tuple(r[c] for c in columns) for r in found.rows) == answer(every)
+    assert answer(every), "the seeds join something"
+    assert found.counters.late == {}
+
+
+def _moment(us: int) -> str:
+    import datetime as dt
+
+    return (dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=us)).isoformat()
