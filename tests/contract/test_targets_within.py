@@ -38,7 +38,7 @@ class Real(LocalPipeline):
         self._place = place
 
     def _begin(self) -> None:
-        self._targets = targets_of(self.pipeline, self._operators, self._state_id)  # type: ignore[assignment]
+        self._targets = targets_of(self.pipeline, self._steps, self._state_id)  # type: ignore[assignment]
         for target in self._targets.values():
             target.open()
         super()._begin()

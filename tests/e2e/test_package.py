@@ -59,7 +59,11 @@ def test_the_wheel_holds_every_file_and_the_license(built: Path) -> None:
         names = archive.namelist()
         (about,) = (archive.read(n).decode() for n in names if n.endswith(".dist-info/METADATA"))
     source = ROOT / "src"
-    files = [p.relative_to(source) for p in (source / "slackwater").rglob("*") if p.is_file() and p.suffix != ".pyc"]
+    files = [
+        p.relative_to(source)
+        for p in (source / "slackwater").rglob("*")
+        if p.is_file() and "__pycache__" not in p.parts
+    ]
     expected = {str(p) for p in files}  # templates, pictures and the schema, too
     assert expected == {n for n in names if not n.split("/")[0].endswith(".dist-info")}
     assert any(n.endswith("licenses/LICENSE") for n in names)

@@ -168,6 +168,7 @@ def _waiting(done: Stopped) -> Stopped:
     before = tuple(r for r in done.before if r["_epoch"] < done.last)
     store = FilesStore(home, NAME)
     store.note_published(max(r["_epoch"] for r in before))
+    (home / NAME / "reached").unlink(missing_ok=True)  # nor has one of several targets its part
     assert not verify(store).problems
     return Stopped(home, done.last - 1, before, done.whole)
 

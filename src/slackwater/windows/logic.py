@@ -287,9 +287,11 @@ class Logic(ABC):
                 rest = [*self.revisions, *(c for a in left for c in a.accumulators)]
                 size = np.diff(heads, append=parts.height)
                 several = np.repeat(size > 1, size)
-                groups = parts.select(rest).filter(pl.Series(several))
+                of_group = np.repeat(np.arange(len(heads)), size)[several]
+                keys = [c[of_group] for c in carried if c.name in self.key_names]  # an aggregation may take them
+                groups = parts.select(rest).filter(pl.Series(several)).with_columns(*keys)
                 found = (
-                    groups.with_columns(pl.Series("__g", np.repeat(np.arange(len(heads)), size)[several]).set_sorted())
+                    groups.with_columns(pl.Series("__g", of_group).set_sorted())
                     .group_by("__g", maintain_order=True)
                     .agg(*self._merged_revisions(parts), *(e for a in left for e in a.merge()))
                 )
