@@ -9,14 +9,13 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import polars as pl
 import pytest
 from tests.support.effort import some
+from tests.support.runs import said, start
 
 from slackwater.config import toml
 from slackwater.testing import oracle
@@ -81,19 +80,6 @@ def generate(home: Path) -> list[dict[str, object]]:
     return rows
 
 
-def start(config: Path, *flags: str) -> subprocess.Popen[bytes]:
-    """`slackwater run` in a process of its own; what it says is appended to `log`."""
-    command = [sys.executable, "-m", "slackwater.cli.main", "run", str(config), "--available-now", *flags]
-    with (config.parent / "log").open("ab") as log:
-        return subprocess.Popen(
-            command, stderr=log, stdout=subprocess.DEVNULL, env={**os.environ, "SPARK_MASTER": "local[2]"}
-        )
-
-
-def said(home: Path) -> str:
-    return (home / "log").read_text()
-
-
 def epochs(home: Path) -> int:
     return max((int(p.stem) for p in (home / "state" / "killed" / "manifests").glob("*.json")), default=-1)
 
@@ -111,11 +97,11 @@ def test_kill_nine_at_random_moments_loses_and_doubles_nothing(tmp_path: Path) -
         while epochs(tmp_path) <= goal and process.poll() is None and time.monotonic() < until:
             time.sleep(0.02)
         time.sleep(rng.uniform(0, 0.6))
-        assert process.poll() is None, f"it ended before kill {kill}: {said(tmp_path)}"
+        assert process.poll() is None, f"it ended before kill {kill}: {said(config)}"
         process.send_signal(signal.SIGKILL)
         process.wait()
     process = start(config, "--flush")
-    assert process.wait(timeout=300) == 0, said(tmp_path)
+    assert process.wait(timeout=300) == 0, said(config)
     expected = oracle.batch(toml.load(config).transform.window, [{**r, "ts": r["at"]} for r in rows])
     found = pl.concat([pl.read_parquet(p) for p in sorted((tmp_path / "out").glob("*.parquet"))])
     times = [pl.col(c).dt.timestamp("us") for c in ("window_start", "window_end")]
@@ -135,10 +121,10 @@ def test_a_signal_finishes_the_epoch_and_the_next_run_goes_on(tmp_path: Path, nu
     while epochs(tmp_path) < 1 and process.poll() is None and time.monotonic() < until:
         time.sleep(0.02)
     process.send_signal(number)
-    assert process.wait(timeout=300) == 0, said(tmp_path)
-    assert "stopping: the epoch in progress is finished first" in said(tmp_path)
-    assert "Traceback" not in said(tmp_path)
+    assert process.wait(timeout=300) == 0, said(config)
+    assert "stopping: the epoch in progress is finished first" in said(config)
+    assert "Traceback" not in said(config)
     process = start(config, "--flush")
-    assert process.wait(timeout=300) == 0, said(tmp_path)
+    assert process.wait(timeout=300) == 0, said(config)
     found = pl.concat([pl.read_parquet(p) for p in sorted((tmp_path / "out").glob("*.parquet"))])
     assert found["n"].sum() == len(rows)

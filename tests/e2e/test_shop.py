@@ -9,12 +9,11 @@ Run once to its end, so that each of the three equals what plain loops make of a
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 import polars as pl
 import psycopg
 from confluent_kafka import Producer
+from tests.support.runs import said, start
 from tests.support.topics import START_MS, messages
 
 KILLS = int(os.environ.get("SLACKWATER_KILLS", "2"))
@@ -117,14 +117,15 @@ def test_three_targets_hold_the_batch_answer_after_kills(kafka: Any, postgres: A
     config = tmp_path / "shop.toml"
     config.write_text(CONFIG.format(broker=kafka.address, url=url, topic=topic))
     events = produced(kafka.address, topic)
-    rng = random.Random(random.randrange(10**6))
+    seed = random.randrange(10**6)
+    rng = random.Random(seed)
     for kill in range(KILLS):
         before, process = epoch(url), start(config)
         until, goal = time.monotonic() + 400, before + rng.randrange(1, 5)
         while epoch(url) < goal and process.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
         time.sleep(rng.uniform(0, 1.0))
-        assert process.poll() is None, f"it ended before kill {kill}: {said(config)}"
+        assert process.poll() is None, f"it ended before kill {kill} of seed {seed}: {said(config)}"
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     process = start(config, "--flush")
@@ -187,28 +188,9 @@ def in_topic(broker: Any, topic: str) -> list[tuple[str, int, int, int]]:
     return sorted(found)
 
 
-def _moment(text: str) -> Any:
-    import datetime as dt
-
+def _moment(text: str) -> dt.datetime:
     found = dt.datetime.fromisoformat(text)
     return found if found.tzinfo else found.replace(tzinfo=dt.UTC)
-
-
-def start(config: Path, *flags: str) -> subprocess.Popen[bytes]:
-    """`slackwater run` as the leader of a group of processes; what it says is appended to `log`."""
-    command = [sys.executable, "-m", "slackwater.cli.main", "run", str(config), "--available-now", *flags]
-    with (config.parent / "log").open("ab") as log:
-        return subprocess.Popen(
-            command,
-            stderr=log,
-            stdout=subprocess.DEVNULL,
-            env={**os.environ, "SPARK_MASTER": "local[2]"},
-            start_new_session=True,
-        )
-
-
-def said(config: Path) -> str:
-    return (config.parent / "log").read_text()[-4000:]
 
 
 def epoch(url: str) -> int:

@@ -8,8 +8,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import psycopg
 import pytest
 from tests.e2e.matrix import sweep
 from tests.support.effort import some
+from tests.support.runs import said, start
 from tests.support.topics import messages
 
 pytestmark = pytest.mark.slow
@@ -95,17 +94,15 @@ STATES = {"files": 'kind = "files"\npath = "state"', "postgres": 'kind = "postgr
 
 class Run:
     def __init__(self, home: Path, broker: str, url: str, state: str, topic: str) -> None:
-        self.home, self.config = home, home / "shops.toml"
+        self.config = home / "shops.toml"
         self.config.write_text(CONFIG.replace("STATE", STATES[state]).replace("TOPIC", topic))
-        self.environment = {**os.environ, "SPARK_MASTER": "local[2]", "BROKER": broker, "WAREHOUSE_URL": url}
+        self.environment = {"BROKER": broker, "WAREHOUSE_URL": url}
         self.environment["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1"
 
     def run(self, *flags: str, crash_at: str | None = None) -> int:
-        environment = self.environment | ({"SLACKWATER_CRASH_AT": crash_at} if crash_at else {})
-        command = [sys.executable, "-m", "slackwater.cli.main", "run", str(self.config), "--available-now", *flags]
-        with (self.home / "log").open("ab") as log:
-            process = subprocess.Popen(command, stderr=log, stdout=log, env=environment, start_new_session=True)
-            code = process.wait(600)
+        more = {"SLACKWATER_CRASH_AT": crash_at} if crash_at else {}
+        process = start(self.config, *flags, **self.environment, **more)
+        code = process.wait(600)
         sweep(process)
         return code
 
@@ -136,8 +133,8 @@ def test_every_target_has_the_batch_answer_whatever_is_killed_between(
     kafka.create(topic, 1)
     rows, run = sales(tmp_path), Run(tmp_path, kafka.address, url, state, topic)
     for step in ("write.after@1", "note.after@2", "note.before@4"):
-        assert run.run(crash_at=step) == -signal.SIGKILL, (tmp_path / "log").read_text()
-    assert run.run("--flush") == 0, (tmp_path / "log").read_text()
+        assert run.run(crash_at=step) == -signal.SIGKILL, said(run.config)
+    assert run.run("--flush") == 0, said(run.config)
     minute, hour, best = Counter[Any](), Counter[Any](), dict[str, int]()
     amount = Counter[Any]()
     for row in rows:

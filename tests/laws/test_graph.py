@@ -40,6 +40,9 @@ def test_stages_come_and_go_between_runs(step: str) -> None:
         test.pipe({"a": rows(0)})
         test.crash(step)
         test.restart(of(W, X, Y), shards=3)
+        assert len({s.watermark_us for s in test._driver.state.stages}) == 1, (
+            "also where the start died once it was there"
+        )
         test.pipe({"a": rows(2000)})
         w, x, y = test._driver.state.stages
         assert (w.counters["rows_in"], w.watermark_us) == (60, y.watermark_us)

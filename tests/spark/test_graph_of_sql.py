@@ -7,6 +7,7 @@ events ─┬▶ orders (SQL) ───┐
 
 from __future__ import annotations
 
+import datetime as dt
 import random
 from typing import Any
 
@@ -95,6 +96,4 @@ def test_one_stream_is_joined_with_itself_twice(spark: Any, seed: int) -> None:
 
 
 def _moment(us: int) -> str:
-    import datetime as dt
-
     return (dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=us)).isoformat()

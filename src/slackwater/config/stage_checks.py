@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
+from slackwater.config.source import Lookup
 from slackwater.config.spec import Problem, Values
 from slackwater.config.spelling import nearest, show
 from slackwater.config.step import MOST_STAGES
 from slackwater.config.target_checks import shown_stages
+from slackwater.config.transform import Stage
 from slackwater.config.ways import reads, steps, ways
 
 
@@ -30,7 +31,7 @@ def each_step(values: Values) -> Iterator[Values]:
 
 def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
     """Each stage reads sources and stages above it; what is described is read, by a stage or by a target."""
-    stages: tuple[Any, ...] = values["stages"]  # of `config.pipeline.Stage`, which is not known here
+    stages: tuple[Stage, ...] = values["stages"]
     if "transform" in values:
         yield "stages", "given beside [transform]; a pipeline is one transform or several stages: remove one of them"
     if len(stages) < 2:
@@ -78,7 +79,7 @@ def _reads(values: Values) -> dict[str, tuple[str, ...]]:
     return reads(values["stages"], _sources(values))
 
 
-def _inputs(stages: Sequence[Any], sources: Sequence[str]) -> Iterator[Problem]:
+def _inputs(stages: Sequence[Stage], sources: Sequence[str]) -> Iterator[Problem]:
     """What a stage reads is a source, or a stage above it."""
     every = [s.name for s in stages]
     for number, stage in enumerate(stages):
@@ -107,7 +108,7 @@ def _inputs(stages: Sequence[Any], sources: Sequence[str]) -> Iterator[Problem]:
 
 
 def _unread(
-    stages: Sequence[Any], sources: Sequence[str], read: Mapping[str, Sequence[str]], shown: Sequence[str]
+    stages: Sequence[Stage], sources: Sequence[str], read: Mapping[str, Sequence[str]], shown: Sequence[str]
 ) -> Iterator[Problem]:
     """What nobody reads does nothing."""
     readers = {name for inputs in read.values() for name in inputs}
@@ -122,9 +123,9 @@ def _unread(
             )
 
 
-def _lookups(stages: Sequence[Any]) -> Iterator[Problem]:
+def _lookups(stages: Sequence[Stage]) -> Iterator[Problem]:
     """A lookup is one view of the whole pipeline: two of one name would be one another."""
-    known: dict[str, Any] = {}
+    known: dict[str, Lookup] = {}
     for number, stage in enumerate(stages):
         for name, lookup in stage.lookups.items():
             other = known.setdefault(name.casefold(), lookup)
@@ -132,7 +133,7 @@ def _lookups(stages: Sequence[Any]) -> Iterator[Problem]:
                 yield f"stages[{number}].lookups.{name}", "another stage has a lookup of this name; choose another name"
 
 
-def _settled(stage: Any, number: int) -> Iterator[Problem]:
+def _settled(stage: Stage, number: int) -> Iterator[Problem]:
     """What another stage reads is said once: it has no way to take a result back."""
     window, kind = stage.window, stage.step.table
     late = stage.step.late_data

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-Stage = Any  # of `config.pipeline`, which is not known here
+from slackwater.config.transform import Stage
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from slackwater.engine.publishing import Publishing
 from slackwater.engine.stage import Stage
 from slackwater.engine.timer import Timer
 from slackwater.evolution import compare, migrate, restore
-from slackwater.evolution.pairing import paired
+from slackwater.evolution.pairing import Pairing, paired
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import StateStore
 
@@ -51,7 +51,7 @@ class Beginning:
         names, clock = [s.name for s in stages], self.hooks.clock_us()
         state = latest or restore.first_commit(names, operators, shards, clock, state_id)
         pairs = paired(names, state)
-        state = restore.with_stages(state, names, operators, pairs.kept)
+        state = _caught_up(stages, restore.with_stages(state, names, operators, pairs.kept), pairs)
         migrates = found is not None and found.migrates
         remembering = migrate.onward if migrates else migrate.limited
         stages = [
@@ -65,8 +65,7 @@ class Beginning:
         if latest is not None:
             self.store.forget(range(len(stages), len(latest.stages)))
         sources = [s.name for s in self.pipeline.sources]
-        state = restore.with_sources(state, sources, {s.name: s.inputs for s in stages}, schemas)
-        return stages, _caught_up(stages, state, [s.name for s, b in zip(stages, pairs.kept, strict=True) if b is None])
+        return stages, restore.with_sources(state, sources, {s.name: s.inputs for s in stages}, schemas)
 
     def _migrated(self, stages: Sequence[Stage], state: Commit, shards: int) -> Commit:
         """The state as this config goes on with it, as an epoch of its own."""
@@ -82,12 +81,13 @@ class Beginning:
             return self.store.commit(commit.model_copy(update={"committed_us": self.hooks.clock_us()}))
 
 
-def _caught_up(stages: Sequence[Stage], state: Commit, begun: Sequence[str]) -> Commit:
-    """Stages that begin stand where their inputs are in event time."""
+def _caught_up(stages: Sequence[Stage], state: Commit, pairs: Pairing) -> Commit:
+    """Stages that begin know what others heard of their sources, and stand where their inputs are in event time."""
     reached: dict[str, int] = {}
-    found = []
-    for stage, now in zip(stages, state.stages, strict=True):
-        if stage.name in begun:
+    known, found = state.clocks, []
+    for stage, now, before in zip(stages, state.stages, pairs.kept, strict=True):
+        if before is None:
+            now = now.model_copy(update={"clocks": {n: known[n] for n in stage.inputs if n in known}})
             upstream = {n: reached[n] for n in stage.inputs if n in reached}
             watermark = stage.watermark(now.watermark_us, fold.clocks(stage.pipeline, now), upstream)
             now = now.model_copy(update={"watermark_us": watermark})

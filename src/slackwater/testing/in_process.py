@@ -61,14 +61,12 @@ class GivenEngine:
 
     def prepared(self, batch: Batch, clock_us: int) -> Mapping[str, Prepared]:
         """The rows of a batch after Spark: a batch of dead letters brings DataFrames that are not prepared yet."""
-        return {
-            name: rows
-            if isinstance(rows, Prepared)
-            else rows.by(self.front)
-            if isinstance(rows, Waiting)
-            else self.front.of_frame(name, rows, clock_us)
-            for name, rows in batch.payload.items()
-        }
+        return {name: self._prepared(name, rows, clock_us) for name, rows in batch.payload.items()}
+
+    def _prepared(self, name: str, rows: Any, clock_us: int) -> Prepared:
+        if isinstance(rows, Waiting):
+            return rows.by(self.front)
+        return rows if isinstance(rows, Prepared) else self.front.of_frame(name, rows, clock_us)
 
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]

@@ -1,0 +1,25 @@
+"""`slackwater run` in a process of its own, to be killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def start(config: Path, *flags: str, **environment: str) -> subprocess.Popen[bytes]:
+    """It leads a group of processes, its JVM and Python workers among them; what it says is appended to `log` beside the config."""
+    command = [sys.executable, "-m", "slackwater.cli.main", "run", str(config), "--available-now", *flags]
+    with (config.parent / "log").open("ab") as log:
+        return subprocess.Popen(
+            command,
+            stderr=log,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "SPARK_MASTER": "local[2]", **environment},
+            start_new_session=True,
+        )
+
+
+def said(config: Path) -> str:
+    return (config.parent / "log").read_text()
