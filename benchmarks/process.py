@@ -93,7 +93,7 @@ def run_worker(system: str, query: Window | Join, data: Path, work: Path, driver
     summary = _summary if isinstance(query, Window) else joins.summary
     return result | {
         "epochs": _epochs(result["batches"], data if isinstance(query, Window) else data / SIDES[0], usage),
-        "output": summary(work / "out"),
+        "output": result.get("output") or summary(work / "out"),
         "state_on_disk": _bytes_in(work / ("checkpoint/state" if system in NATIVE else "state")),
     }
 

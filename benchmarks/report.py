@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.cases import (
+    FLOOR,
     IDLE_GOAL,
     IN_POSTGRES_GOAL,
     NATIVE,
@@ -28,6 +29,7 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
     yield f"\n{about['cores']} cores, {about['memory_gib']} GiB, load {about['load_before']:.1f}; {versions}"
     if report["cases"]:
         yield from _speed(report["cases"])
+        yield from _floor(report["cases"])
         yield from _phases(report["cases"])
         yield from _memory(report["cases"])
     if report["idle_keys"]:
@@ -60,6 +62,17 @@ def _speed(cases: list[dict[str, Any]]) -> Iterator[str]:
         ]
         times = [f"{seconds:.2f}" for seconds in (hdfs, rocksdb, ours)]
         yield _row(case["name"], *times, rate, *ratios, _verdict(case["met"]))
+
+
+def _floor(cases: list[dict[str, Any]]) -> Iterator[str]:
+    yield "\nTimes the floor: the same epochs with a step that does nothing"
+    yield _row("case", "floor", "Slackw.", "times", "(means)", "(fastest)", "(CPU)", "at most", "CPU floor", "CPU here")
+    for case in cases:
+        floor, ours = case["systems"][FLOOR], case["systems"][SLACKWATER]
+        seconds = [f"{found['median_s']:.2f}" for found in (floor, ours)]
+        times = [f"{case['times_floor'][figure]:.2f}" for figure in ("median_s", "mean_s", "fastest_s", "cpu_s")]
+        spent = [f"{found['cpu_s']:.2f}" for found in (floor, ours)]
+        yield _row(case["name"], *seconds, *times, f"{case['floor_goal']:g}", *spent, _verdict(case["floor_met"]))
 
 
 def _phases(cases: list[dict[str, Any]]) -> Iterator[str]:
