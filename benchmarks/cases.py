@@ -60,21 +60,25 @@ class Orders:
 
 @dataclass(frozen=True)
 class Join:
-    """Orders and the payments that come at most so many seconds after them; `lateness_s` of both."""
+    """Orders and the payments that come at most so many seconds after them; `lateness_s` of both. `kind`: inner, or left: orders
+    that nobody paid come out, too."""
 
     within_s: float
     lateness_s: int = 5
+    kind: str = "inner"
 
 
 @dataclass(frozen=True)
 class Case:
-    """`goal`: how many times faster than the faster native store Slackwater is to be; `floor`: how many times the floor it may take."""
+    """`goal`: how many times faster than the faster native store Slackwater is to be; `floor`: how many times the floor it may take;
+    `seconds`: how long an epoch of it may take. None: no goal."""
 
     name: str
     query: Window | Join
     stream: Stream | Orders
-    goal: float
-    floor: float
+    goal: float | None = None
+    floor: float | None = None
+    seconds: float | None = None
 
     @property
     def rows(self) -> int:
@@ -91,6 +95,10 @@ CASES = (
     Case("tumbling-1m", Window("tumbling", 60), Stream(MANY, 1_000_000), goal=1.6, floor=1.4),
     Case("tumbling-1m-10k-keys", Window("tumbling", 60), Stream(FEW, 1_000_000), goal=1.4, floor=1.25),
     Case("join-2m", Join(300), Orders(200_000, step_s=60, within_s=300), goal=4.0, floor=1.5),
+    Case("join-2m-left", Join(300, kind="left"), Orders(200_000, step_s=60, within_s=300)),
+    # the traffic of a key as in sessions-1m, of ten times as many keys
+    Case("sessions-1m-2m-keys", Window("session", 30), Stream(10 * MANY, 1_000_000, step_s=5)),
+    Case("tiny-2k", Window("session", 10), Stream(FEW, 2_000, step_s=1, epochs=4 * EPOCHS), seconds=0.4),
 )
 
 # Two runs of Slackwater alone: what keys cost that only lie in the state. Nothing closes within the hour.
@@ -98,8 +106,8 @@ IDLE = "idle-keys"
 IDLE_GOAL = 1.3
 IDLE_WINDOW = Window("session", 3600)
 IDLE_STREAMS = {
-    "few": Stream(100_000, 200_000, idle_keys=100_000, load_epochs=5),
-    "many": Stream(100_000, 200_000, idle_keys=5_000_000, load_epochs=5),
+    "few": Stream(100_000, 200_000, idle_keys=100_000, load_epochs=10),
+    "many": Stream(100_000, 200_000, idle_keys=10_000_000, load_epochs=10),
 }
 
 # Two runs of Slackwater alone: what a key with a hundredth of the rows costs. The rows stay for five minutes, as in the join
@@ -131,8 +139,14 @@ REOPEN_STREAM = Stream(MANY, 200_000, late=0.03)
 LATENCY = "kafka-to-postgres"
 LATENCY_ROWS_PER_S, LATENCY_SECONDS = 5_000, 60
 
-NAMES = (*(case.name for case in CASES), IDLE, SKEWED, FIRST_ROW, IN_POSTGRES, REOPEN, LATENCY)
-_LEFT_OUT_OF_QUICK = ("sessions-1m", "tumbling-1m", "tumbling-1m-10k-keys")
+# JSON from twelve partitions of a topic, the broker on the same machine, beside the native operator on RocksDB
+FROM_KAFKA = "from-kafka"
+FROM_KAFKA_SYSTEMS = (ROCKSDB, SLACKWATER, FLOOR)
+FROM_KAFKA_WINDOW = Window("session", 30)
+FROM_KAFKA_STREAM = Stream(MANY, 240_000, step_s=12)
+
+NAMES = (*(case.name for case in CASES), IDLE, SKEWED, FIRST_ROW, IN_POSTGRES, REOPEN, FROM_KAFKA, LATENCY)
+_LEFT_OUT_OF_QUICK = ("sessions-1m", "tumbling-1m", "tumbling-1m-10k-keys", "sessions-1m-2m-keys")
 
 
 def quick(stream: S) -> S:

@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import asdict
 from datetime import datetime
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
@@ -26,7 +27,9 @@ from benchmarks import joins
 from benchmarks.cases import FLOOR, POSTGRES, SLACKWATER, Join, Window
 from benchmarks.floor import run_floor
 from benchmarks.systems import PROVIDER, run_native, run_slackwater
+from benchmarks.topics import Topic
 from slackwater.engine.status import Status
+from slackwater.spark.packages import kafka_connector
 
 POSTGRES_URL = "SLACKWATER_BENCH_POSTGRES"
 _REPORTED_WITHIN_S = 60
@@ -81,6 +84,9 @@ def session(job: dict[str, Any]) -> SparkSession:
     builder = builder.config("spark.driver.memory", job["driver_memory"])
     if job["system"] in PROVIDER:
         builder = builder.config("spark.sql.streaming.stateStore.providerClass", PROVIDER[job["system"]])
+    if "topic" in job:
+        jars, _ = kafka_connector(version("pyspark"))
+        builder = builder.config("spark.jars", ",".join(map(str, jars)))
     return builder.getOrCreate()
 
 
@@ -128,7 +134,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         return own
 
     spark.newSession = watched
-    data, work = Path(job["data"]), Path(job["work"])
+    data, work = Topic(**job["topic"]) if "topic" in job else Path(job["data"]), Path(job["work"])
     query = Join(**job["join"]) if "join" in job else Window(**job["window"])
     if job["system"] == FLOOR:
         counted = run_floor(spark, query, data)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from benchmarks import figures, floor, report
+from benchmarks import compare, figures, floor, report
 from benchmarks.cases import CASES, EPOCHS, FLOOR, HDFS, MEASURED, ROCKSDB, SLACKWATER, WARM_UP, Orders, Stream, quick
-from benchmarks.data import FILES_PER_EPOCH, SIDES, generate
+from benchmarks.data import FILES_PER_EPOCH, SIDES, frames, generate
 from benchmarks.process import ROLES
+from benchmarks.run import PARTS, RESULTS, main
+from benchmarks.topics import PARTITIONS, Topic, records
 from benchmarks.worker import Progress, Told, epochs
 
 CASE = CASES[0]
@@ -39,9 +42,15 @@ def compared(**changed: dict[str, Any]) -> dict[str, Any]:
     return figures.compared(CASE, {name: figures.summarised([told], WARM_UP) for name, told in runs.items()})
 
 
+def whole(case: dict[str, Any]) -> dict[str, Any]:
+    """A report of one case."""
+    parts = dict.fromkeys(key for key, _ in PARTS.values())
+    machine = figures.machine() | {"load_after": 1.5}
+    return {"machine": machine, "options": {"quick": False}, "cases": [case], "failed": [], "took_s": 240.0, **parts}
+
+
 def lines(case: dict[str, Any]) -> list[str]:
-    parts = dict.fromkeys(("idle_keys", "skewed", "first_row_s", "in_postgres", "reopen", "latency"))
-    return list(report.lines({"machine": figures.machine(), "cases": [case], **parts}))
+    return list(report.lines(whole(case)))
 
 
 def row_of(found: list[str], heading: str, name: str) -> str:
@@ -108,3 +117,89 @@ def test_epochs_are_as_spark_reports_them_where_a_streaming_query_ran() -> None:
     heard.terminated.set()
     heard.batches = [{"rows": 3}]
     assert epochs(heard, Told()) == [{"rows": 3}]
+
+
+def test_what_has_no_goal_is_neither_met_nor_missed() -> None:
+    case = compared() | {"goal": None, "met": None, "floor_goal": None, "floor_met": None}
+    assert row_of(lines(case), "faster native store", CASE.name).split()[-1] == "-"
+    assert row_of(lines(case), "Times the floor", CASE.name).split()[-3:] == ["-", "1.00", "2.00"]
+
+
+def test_a_small_epoch_has_a_goal_in_seconds() -> None:
+    (told,) = [line for line in lines(compared() | {"seconds_goal": 0.4}) if "An epoch of" in line]
+    assert told.strip() == "An epoch of 200,000 rows: 1.50 s, goal 0.4  MISSED; 2.00 s of CPU"
+
+
+def test_what_was_not_measured_is_told() -> None:
+    found = list(report.lines(whole(compared()) | {"failed": ["tiny-2k"]}))
+    assert found[-2:] == [
+        "\nFAILED, not measured: tiny-2k",
+        "\nAll of it took 4 minutes; load 1.5 at the end",
+    ]
+
+
+def test_what_is_kept_of_a_release_has_the_figures_and_not_the_runs(tmp_path: Path) -> None:
+    of_release = figures.kept(whole(compared()))
+    assert "runs" not in json.dumps(of_release)
+    assert compare.measured(of_release) == compare.measured(whole(compared()))
+    assert compare.measured(of_release)[CASE.name, FLOOR] == compare.Figures(1.2, 1.0, 300)
+
+
+@pytest.mark.parametrize("name", ["latest", "../x", "", ".x"])
+def test_what_is_kept_has_the_name_of_a_release(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["run", "--keep", name])
+    with pytest.raises(SystemExit):
+        main()
+    assert f'"{name}" is no name of a release' in capsys.readouterr().err
+    assert RESULTS.name == "results"
+
+
+def reports(tmp_path: Path, **machine: Any) -> list[str]:
+    """Two reports in files; the second half as slow, on a machine that differs in this."""
+    old, new = whole(compared()), whole(compared(**{SLACKWATER: run(SLACKWATER, 0.75, 1.0)}))
+    new["machine"] |= machine
+    for name, told in (("old", old), ("new", new)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(told))
+    return [str(tmp_path / f"{name}.json") for name in ("old", "new")]
+
+
+def test_two_reports_are_compared_case_by_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main(reports(tmp_path, load_before=17.25)) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("old: ") and "load 17.2 before and 1.5 after" in told[1]
+    (mine,) = [line.split() for line in told if line.startswith(f"{CASE.name} ") and f" {SLACKWATER} " in line]
+    assert mine[2:] == ["1.50", "0.75", "0.50", "2.00", "1.00", "0.50", "300", "300", "1.00"]
+    of_floor = [line.split() for line in told if line.startswith(f"{CASE.name} ") and f" {FLOOR} " in line]
+    assert of_floor[1][2:] == ["1.25", "0.62", "0.50"]  # beside the floor of the same run
+
+
+def test_unlike_machines_are_not_compared_unless_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both = reports(tmp_path, cores=64)
+    assert compare.main(both) == 1
+    told = capsys.readouterr()
+    assert "NOT ALIKE in cores: " in told.out and "and 64" in told.err
+    assert compare.main([*both, "--unlike"]) == 0
+
+
+def test_a_smoke_test_is_not_compared_with_a_measurement() -> None:
+    small = whole(compared()) | {"options": {"quick": True}}
+    assert compare.unlike(whole(compared()), small) == ["size: full and small"]
+    assert compare.unlike(small, small) == []
+
+
+def test_a_case_that_only_one_report_has_stands_alone(tmp_path: Path) -> None:
+    old, new = whole(compared()), whole(compared())
+    old["cases"] = []
+    (line,) = [told for told in compare.lines(old, new) if told.startswith(CASE.name) and f" {FLOOR} " in told]
+    assert line.split()[2:5] == ["-", "1.20", "-"]
+
+
+def test_rows_of_an_epoch_of_a_topic_are_dealt_to_its_partitions_in_turn() -> None:
+    topic = Topic("127.0.0.1:1", "events", 24_000, 25)
+    assert topic.offsets(0) == {"events": {str(p): 0 for p in range(PARTITIONS)}}
+    assert set(topic.offsets(3)["events"].values()) == {6_000}
+    assert topic.whole(23_988) and not topic.whole(312)
+    (first,) = records(next(frames(Stream(10, 1, epochs=1))))
+    assert set(json.loads(first)) == {"k", "ts", "v"} and json.loads(first)["ts"].endswith("500Z")
