@@ -36,7 +36,7 @@ def generate(stream: Stream | Orders, into: Path, seed: int = 7) -> Path:
         for epoch, frame in enumerate(frames(stream, seed)):
             _write(directory, epoch, frame)
     else:
-        for epoch, both in enumerate(_orders(stream, seed)):
+        for epoch, both in enumerate(orders(stream, seed)):
             for side, frame in zip(SIDES, both, strict=True):
                 _write(directory / side, epoch, frame)
     return directory
@@ -75,7 +75,7 @@ def _rows(rng: np.random.Generator, epoch: int, stream: Stream, name: str, ids: 
     )
 
 
-def _orders(stream: Orders, seed: int) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+def orders(stream: Orders, seed: int) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
     """Orders and payments, epoch by epoch; the first payments are for orders from before the stream.
 
     orders      ──●──────────────────────────▶ event time

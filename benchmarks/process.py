@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from slackwater.spark import memory
 
 _SAMPLE_S = 0.1
 _TAIL = 3000
+_PATIENCE_S = 30
 ROLES = ("driver_jvm", "driver_python", "python_workers", "total")
 
 
@@ -76,7 +78,7 @@ def run_worker(system: str, query: Window | Join, data: Path | Topic, work: Path
     usage, first_row, started = Usage(), None, time.monotonic()
     with log.open("wb") as output:
         command = [sys.executable, "-m", "benchmarks.worker", str(job_file)]
-        with subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=_environment()) as process:
+        with subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment()) as process:
             root = psutil.Process(process.pid)
             try:
                 while process.poll() is None:
@@ -85,7 +87,7 @@ def run_worker(system: str, query: Window | Join, data: Path | Topic, work: Path
                         first_row = time.monotonic() - started
                     time.sleep(_SAMPLE_S)
             finally:
-                _end(root)
+                ended(root)
     if process.returncode:
         told = log.read_text(errors="replace")[-_TAIL:]
         raise WorkerFailed(f"{system} ended with {process.returncode}:\n{told}")
@@ -120,16 +122,22 @@ def _epochs(batches: list[dict[str, Any]], data: Path | Topic, usage: Usage) -> 
     return batches[:expected]
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """What `slackwater run` sets as well: Spark's workers run this Python, and Polars in them one thread each."""
     return os.environ | {"PYSPARK_PYTHON": sys.executable, "POLARS_MAX_THREADS": "1"} | memory.ENVIRONMENT
 
 
-def _end(root: psutil.Process) -> None:
-    """After an interruption: the worker and what it started."""
-    if root.is_running() and root.status() != psutil.STATUS_ZOMBIE:
-        for process in [*root.children(recursive=True), root]:
+def ended(root: psutil.Process) -> None:
+    """End a process and what it started, if they still run."""
+    if not root.is_running() or root.status() == psutil.STATUS_ZOMBIE:
+        return
+    processes = [*root.children(recursive=True), root]
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
             process.terminate()
+    for process in psutil.wait_procs(processes, _PATIENCE_S)[1]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _has_rows(out: Path) -> bool:

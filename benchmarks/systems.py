@@ -78,7 +78,7 @@ def run_slackwater(
     sw.run_streaming_pipeline(
         name="bench",
         source=_source(data),
-        window=_window_spec(window),
+        window=window_spec(window),
         target=lake,
         target_path=str(work / "out"),
         target_format="parquet",
@@ -109,7 +109,7 @@ def _source(data: Path | Topic) -> sw.Source:
     )
 
 
-def _window_spec(window: Window) -> sw.Window:
+def window_spec(window: Window) -> sw.Window:
     if window.kind == "session":
         shape = {"gap_ms": f"{window.length}s", "max_session_duration_ms": "2h"}
     else:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
+import polars as pl
 import pytest
-from benchmarks import compare, figures, floor, report
+from benchmarks import compare, figures, flat, floor, report
 from benchmarks.cases import CASES, EPOCHS, FLOOR, HDFS, MEASURED, ROCKSDB, SLACKWATER, WARM_UP, Orders, Stream, quick
 from benchmarks.data import FILES_PER_EPOCH, SIDES, frames, generate
+from benchmarks.flat_plot import drawn
+from benchmarks.peers import report as peers_report
+from benchmarks.peers import work
 from benchmarks.process import ROLES
 from benchmarks.run import PARTS, RESULTS, main
 from benchmarks.topics import PARTITIONS, Topic, records
@@ -203,3 +210,104 @@ def test_rows_of_an_epoch_of_a_topic_are_dealt_to_its_partitions_in_turn() -> No
     assert topic.whole(23_988) and not topic.whole(312)
     (first,) = records(next(frames(Stream(10, 1, epochs=1))))
     assert set(json.loads(first)) == {"k", "ts", "v"} and json.loads(first)["ts"].endswith("500Z")
+
+
+def look(epoch: int, **changed: float) -> flat.Look:
+    return flat.Look(
+        **(dict.fromkeys(flat.FLAT, 2) | {"epoch": epoch, **changed})  # type: ignore[arg-type]
+    )
+
+
+def test_what_grows_over_the_epochs_is_seen_and_what_is_flat_is_too() -> None:
+    looks = [look(10 * n, open_files=n, state_files=0, seconds=9 if n == 1 else 2) for n in range(1, 41)]
+    found = flat.growth(looks)
+    assert found["open_files"] == (9, 36, 4)  # the first four are compilers at work
+    assert found["seconds"] == (2, 2, 1)
+    assert found["state_files"] == (0, 0, 1)
+    assert flat.growth(looks[:1])["seconds"] == (9, 9, 1)
+
+
+def test_the_plot_is_a_file_of_its_own_with_a_line_per_figure() -> None:
+    looks = [look(100 * n, open_files=n)._asdict() for n in range(1, 5)]
+    plot = ElementTree.fromstring(drawn([found["epoch"] for found in looks], looks))
+    named = [part.text for part in plot.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"Seconds per epoch", "Memory, MiB", "open files: 4", "400"} <= set(named)
+    lines_of = list(plot.iter("{http://www.w3.org/2000/svg}polyline"))
+    assert len(lines_of) == len(flat.FLAT) - 1  # but for the bytes of the state
+    ys = [float(y) for y in re.findall(r",([\d.]+)", lines_of[-3].attrib["points"])]
+    assert ys == sorted(ys, reverse=True) and len(set(ys)) == 4  # up
+
+
+def test_files_come_a_few_epochs_ahead_and_go_behind(tmp_path: Path) -> None:
+    feed = flat.Feed(tmp_path / "in")
+    feed.reach(0)
+    assert len(list((tmp_path / "in").iterdir())) == flat.AHEAD
+    feed.reach(flat.KEPT + 7)
+    there = sorted(int(p.stem) for p in (tmp_path / "in").glob("*.parquet"))
+    assert there == list(range(7, flat.KEPT + 7 + flat.AHEAD))
+    first, again = (pl.read_parquet(tmp_path / "in" / f"{n:08d}.parquet") for n in (57, 107))
+    assert (again["ts"] - first["ts"]).unique().to_list() == [timedelta(seconds=50)]
+
+
+def test_peers_are_given_records_that_none_of_them_finds_late() -> None:
+    records = work.topics(20_000)
+    assert {name: frame.height for name, frame in records.items()} == {
+        "events": 20_000,
+        "orders": 10_000,
+        "payments": 10_000,
+    }
+    for frame in records.values():
+        behind = frame["ts"].cum_max() - frame["ts"]
+        assert 0 < behind.max() < 5000  # type: ignore[operator]
+    assert all(frame["ts"].max() < work.last_ms(records) for frame in records.values())  # type: ignore[operator]
+
+
+def test_results_of_peers_are_compared_whatever_their_order_and_spelling() -> None:
+    rows = [
+        {"k": "a", "window_start": "2024-03-01T00:00:00Z", "window_end": "2024-03-01T00:01:00.000", "n": 2},
+        {"n": 1, "k": "b", "window_end": "2024-03-01T00:01:00Z", "window_start": "2024-03-01T00:00:00"},
+        {"n": 1, "k": work.LAST, "window_end": "2024-03-01T02:01:00Z", "window_start": "2024-03-01T02:00:00Z"},
+    ]
+    told = [json.dumps(row).encode() for row in rows]
+    start = 1_709_251_200_000
+    records = {"events": pl.DataFrame({"k": ["a", "b", "a"], "ts": [start, start + 59_999, start + 7], "v": [1, 2, 3]})}
+    wanted = work.summary(work.expected(work.TUMBLING, records), work.TUMBLING)
+    for some in (told, told[::-1]):
+        assert work.summary(work.results(iter(some), work.TUMBLING), work.TUMBLING) == wanted
+    assert work.summary(work.results(iter(told[1:]), work.TUMBLING), work.TUMBLING) != wanted
+    assert work.summary(work.results(iter(told[:1] * 2), work.TUMBLING), work.TUMBLING) != wanted
+
+
+def test_the_batch_beside_the_peers_finds_sessions_and_pairs() -> None:
+    rows = {"k": ["a", "a", "a", "b"], "ts": [0, 30_000, 60_001, 5], "v": [1, 2, 3, 4]}
+    found = work.expected(work.SESSIONS, {"events": pl.DataFrame(rows)}).sort("k", "window_start")
+    assert found.rows() == [("a", 0, 60_000, 2, 3, 2), ("a", 60_001, 90_001, 1, 3, 3), ("b", 5, 30_005, 1, 4, 4)]
+    orders = pl.DataFrame({"order_id": ["x", "y"], "ts": [100, 100], "amount": [1, 2]})
+    paid = pl.DataFrame({"order_id": ["x", "x", "y"], "ts": [100, 300_100, 99], "amount": [5, 6, 7]})
+    pairs = work.expected(work.JOIN, {"orders": orders, "payments": paid})
+    assert sorted(pairs["paid_amount"]) == [5, 6]
+
+
+def test_peers_that_lose_differ_or_fail_are_told_and_those_that_are_faster_too() -> None:
+    same = {"rows": 5, "checksum": 7, "cpu_s": 2.0, "memory": 1024**2}
+    told = {
+        "machine": figures.machine() | {"load_after": 1.0},
+        "rows": {"sessions": 100},
+        "works": {
+            "sessions": {
+                "batch": {"rows": 5, "checksum": 7},
+                "slackwater": {**same, "seconds": 4.0},
+                "flink": {**same, "seconds": 2.0, "checksum": 8},
+                "kafka-streams": {"failed": "a\nb"},
+            }
+        },
+    }
+    mine, flink, streams = list(peers_report.lines(told))[-3:]
+    assert mine.split() == ["sessions", "slackwater", "4.0", "25", "2.0", "1", "1.00", "5", "yes"]
+    assert flink.endswith("DIFFERS  faster than Slackwater") and "0.50" in flink
+    assert streams.split() == ["sessions", "kafka-streams", "FAILED:", "b"]
+    assert [peers_report.agrees(told, "sessions", p) for p in ("slackwater", "flink", "kafka-streams")] == [
+        True,
+        False,
+        False,
+    ]
