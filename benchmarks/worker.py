@@ -91,7 +91,7 @@ def session(job: dict[str, Any]) -> SparkSession:
 
 
 class Told:
-    """Slackwater's own account of its epochs, each with the time at which it was told."""
+    """Slackwater's own account of its epochs, and when each with rows was told."""
 
     def __init__(self) -> None:
         self.statuses: list[Status] = []
@@ -99,15 +99,15 @@ class Told:
 
     def __call__(self, status: Status) -> None:
         self.statuses.append(status)
-        self.at.append(time.time())
+        if status.rows:
+            self.at.append(time.time())
 
     def batches(self) -> list[dict[str, Any]]:
-        """From one status to the next: nothing that an epoch takes is left out, whoever plans it."""
-        spans = zip(self.statuses, pairwise(self.at), strict=True)
+        """From the end of one epoch to the end of the next: planning, commit and whatever lies between them is part of it."""
+        with_rows = [status for status in self.statuses if status.rows]
         return [
             {"rows": status.rows, "began": began, "seconds": ended - began, "durations": {}}
-            for status, (began, ended) in spans
-            if status.rows
+            for status, (began, ended) in zip(with_rows, pairwise(self.at), strict=True)
         ]
 
 

@@ -42,9 +42,10 @@ def measured(
         log.open("wb") as said,
         subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env={**os.environ, **more}) as process,
     ):
+        process_tree = psutil.Process(process.pid)
         try:
             while process.poll() is None:
-                usage.sample(psutil.Process(process.pid))
+                usage.sample(process_tree)
                 if done is not None and done():
                     break
                 if time.monotonic() - began > _LONGEST_S:
@@ -52,7 +53,7 @@ def measured(
                 time.sleep(_SAMPLE_S)
             took = time.monotonic() - began
         finally:
-            ended(psutil.Process(process.pid))
+            ended(process_tree)
     if (process.returncode and done is None) or (done is not None and not done.all):
         return {"failed": log.read_text(errors="replace")[-_TAIL:]}
     found = summary(results(messages(kafka, work.out), work), work)
