@@ -54,8 +54,10 @@ def measured(
             took = time.monotonic() - began
         finally:
             ended(process_tree)
-    if (process.returncode and done is None) or (done is not None and not done.all):
-        return {"failed": log.read_text(errors="replace")[-_TAIL:]}
+    said_at_last = log.read_text(errors="replace")
+    failed = process.returncode != 0 or "[ERROR]" in said_at_last  # with which Flink's client ends as well as without
+    if failed if done is None else not done.all:
+        return {"failed": said_at_last[-_TAIL:]}
     found = summary(results(messages(kafka, work.out), work), work)
     spent = usage.spent[-1][1]
     return {"seconds": took, "cpu_s": spent, "memory": usage.peak["total"], **found}

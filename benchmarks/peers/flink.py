@@ -12,6 +12,7 @@ from benchmarks.peers.work import GAP_S, JOIN, LENGTH_S, SESSIONS, WITHIN_S, Wor
 from slackwater.spark import packages
 
 VERSION = "2.3.0"
+GATEWAY = ("org.apache.flink", "flink-sql-gateway", VERSION)  # what the client works with; PyPI has it not
 CONNECTOR = ("org.apache.flink", "flink-sql-connector-kafka", "5.0.0-2.2")  # the newest; works with 2.3
 PARALLELISM = 2
 SETTINGS = {
@@ -62,7 +63,7 @@ def _source(topic: str, address: str) -> str:
     return f"""
 CREATE TABLE {topic} (
   {key} STRING, ts BIGINT, {value} BIGINT,
-  at AS TO_TIMESTAMP_LTZ(ts, 3), WATERMARK FOR at AS at - INTERVAL '{LATENESS_S}' SECOND
+  event_time AS TO_TIMESTAMP_LTZ(ts, 3), WATERMARK FOR event_time AS event_time - INTERVAL '{LATENESS_S}' SECOND
 ) WITH (
   'connector' = 'kafka', 'topic' = '{topic}', 'properties.bootstrap.servers' = '{address}',
   'scan.startup.mode' = 'earliest-offset', 'scan.bounded.mode' = 'latest-offset', 'format' = 'json'
@@ -85,11 +86,11 @@ def _query(work: Work) -> str:
     if work is JOIN:
         return f"""
 INSERT INTO results
-SELECT o.order_id, o.amount, CAST(o.at AS TIMESTAMP(3)), p.amount, CAST(p.at AS TIMESTAMP(3))
+SELECT o.order_id, o.amount, CAST(o.event_time AS TIMESTAMP(3)), p.amount, CAST(p.event_time AS TIMESTAMP(3))
 FROM orders AS o JOIN payments AS p ON o.order_id = p.order_id
-AND p.at BETWEEN o.at AND o.at + INTERVAL '{WITHIN_S}' SECOND({len(str(WITHIN_S))});"""
+AND p.event_time BETWEEN o.event_time AND o.event_time + INTERVAL '{WITHIN_S}' SECOND({len(str(WITHIN_S))});"""
     if work is SESSIONS:
-        window = f"SESSION(TABLE events PARTITION BY k, DESCRIPTOR(at), INTERVAL '{GAP_S}' SECOND)"
+        window = f"SESSION(TABLE events PARTITION BY k, DESCRIPTOR(event_time), INTERVAL '{GAP_S}' SECOND)"
         return f"""
 INSERT INTO results
 SELECT k, window_start, window_end, COUNT(*), SUM(v), MAX(v)
@@ -97,13 +98,13 @@ FROM {window} GROUP BY k, window_start, window_end;"""
     return f"""
 INSERT INTO results
 SELECT k, window_start, window_end, COUNT(*)
-FROM TUMBLE(TABLE events, DESCRIPTOR(at), INTERVAL '{LENGTH_S}' SECOND) GROUP BY k, window_start, window_end;"""
+FROM TUMBLE(TABLE events, DESCRIPTOR(event_time), INTERVAL '{LENGTH_S}' SECOND) GROUP BY k, window_start, window_end;"""
 
 
 def prepared(work: Work, address: str, home: Path, heap: str) -> tuple[list[str], dict[str, str]]:
     """The command that runs it to its end, and what its environment needs beside ours."""
     jars = installed()
-    (connector,) = packages.module(*CONNECTOR)
+    further = [jar for module in (GATEWAY, CONNECTOR) for jar in packages.module(*module)]
     home.mkdir(parents=True)
     told = SETTINGS | {"execution.checkpointing.dir": (home / "checkpoints").as_uri(), "io.tmp.dirs": str(home)}
     (home / "config.yaml").write_text("".join(f"{name}: {value}\n" for name, value in told.items()))
@@ -112,8 +113,10 @@ def prepared(work: Work, address: str, home: Path, heap: str) -> tuple[list[str]
     opened = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in _OPENED]
     classes = [
         *sorted(map(str, (jars / "lib").glob("*.jar"))),
-        *map(str, (jars / "opt").glob("flink-sql-client-*.jar")),
+        *map(str, (jars / "opt").glob("flink-*.jar")),
     ]
     command = ["java", f"-Xmx{heap}", *opened, f"-Dlog4j.configurationFile={home / 'log4j2.properties'}"]
-    command += ["-cp", ":".join([*classes, str(connector)]), "org.apache.flink.table.client.SqlClient"]
-    return [*command, "embedded", "-f", str(home / "script.sql")], {"FLINK_CONF_DIR": str(home)}
+    command += ["-cp", ":".join([*classes, *map(str, further)]), "org.apache.flink.table.client.SqlClient"]
+    return [*command, "embedded", "-hist", str(home / "history"), "-f", str(home / "script.sql")], {
+        "FLINK_CONF_DIR": str(home)
+    }
