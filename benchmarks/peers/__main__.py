@@ -15,7 +15,7 @@ from typing import Any
 
 import polars as pl
 import psutil
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from benchmarks.figures import kept, machine
@@ -90,7 +90,10 @@ class Committed:
         wanted = {(p.topic, p.partition): p.offset for topic in self._work.topics for p in ends(self._kafka, topic)}
         group = kafka_streams.application(self._work)
         asked = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
-        there = {(p.topic, p.partition): p.offset for p in asked[group].result().topic_partitions}
+        try:
+            there = {(p.topic, p.partition): p.offset for p in asked[group].result().topic_partitions}
+        except KafkaException:  # no such group: it has only started
+            return False
         return all(there.get(place, -1) >= end for place, end in wanted.items())
 
 

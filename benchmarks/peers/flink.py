@@ -18,7 +18,7 @@ PARALLELISM = 2
 SETTINGS = {
     "execution.target": "local",
     "execution.runtime-mode": "streaming",
-    "execution.checkpointing.interval": "10 s",
+    "execution.checkpointing.interval": "2 s",
     "execution.checkpointing.mode": "EXACTLY_ONCE",
     "parallelism.default": str(PARALLELISM),
     "pipeline.object-reuse": "true",

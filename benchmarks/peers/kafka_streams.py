@@ -15,7 +15,7 @@ _TEN_YEARS_MS = 10 * 365 * 86_400_000
 SETTINGS = {
     "processing.guarantee": "exactly_once_v2",
     "num.stream.threads": "2",
-    "commit.interval.ms": "10000",
+    "commit.interval.ms": "2000",
     "replication.factor": "1",
     "topology.optimization": "all",
     "producer.compression.type": "lz4",

@@ -50,7 +50,8 @@ def lines(told: dict[str, Any]) -> Iterator[str]:
 def _row(told: dict[str, Any], work: str, peer: str, figures: dict[str, Any], mine: float | None) -> str:
     name = f"{work:<12}{peer:<16}"
     if "failed" in figures:
-        return name + "FAILED: " + figures["failed"].strip().splitlines()[-1]
+        said = figures["failed"].strip().splitlines()
+        return name + "FAILED: " + [*said, *(line for line in said if "ERROR" in line or "Exception" in line)][-1]
     seconds = figures["seconds"]
     cells = [
         f"{seconds:.1f}",
