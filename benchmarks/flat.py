@@ -157,7 +157,7 @@ def _look(root: psutil.Process, home: Path, epoch: int, seconds: float, cpu: flo
             files += process.num_fds()
             threads += process.num_threads()
             connections += len(process.net_connections("inet"))
-    sizes = [found.stat().st_size for found in _files(home / "state")]
+    sizes = list(_sizes(home / "state"))
     return Look(
         epoch,
         round(seconds, 4),
@@ -172,11 +172,12 @@ def _look(root: psutil.Process, home: Path, epoch: int, seconds: float, cpu: flo
     )
 
 
-def _files(directory: Path) -> list[Path]:
-    found = []
+def _sizes(directory: Path) -> Iterator[int]:
+    """Of the files there; some go while they are looked at."""
     for folder, _, names in os.walk(directory):
-        found += [Path(folder) / name for name in names if (Path(folder) / name).exists()]
-    return found
+        for name in names:
+            with suppress(FileNotFoundError):
+                yield (Path(folder) / name).stat().st_size
 
 
 def growth(looks: Sequence[Look]) -> Mapping[str, tuple[float, float, float]]:
