@@ -12,6 +12,7 @@ import org.apache.kafka.common.serialization.Deserializer;
 import org.apache.kafka.common.serialization.Serde;
 import org.apache.kafka.common.serialization.Serdes;
 import org.apache.kafka.common.serialization.Serializer;
+import org.apache.kafka.common.utils.Bytes;
 import org.apache.kafka.streams.KafkaStreams;
 import org.apache.kafka.streams.StreamsBuilder;
 import org.apache.kafka.streams.kstream.Consumed;
@@ -25,6 +26,8 @@ import org.apache.kafka.streams.kstream.SessionWindows;
 import org.apache.kafka.streams.kstream.StreamJoined;
 import org.apache.kafka.streams.kstream.TimeWindows;
 import org.apache.kafka.streams.kstream.Windowed;
+import org.apache.kafka.streams.state.SessionStore;
+import org.apache.kafka.streams.state.WindowStore;
 
 /**
  * The sessions, tumbling counts and join of the benchmarks in Kafka Streams: KafkaStreamsPeer WORK SETTINGS.properties.
@@ -36,6 +39,10 @@ public final class KafkaStreamsPeer {
     private static final Duration LENGTH = Duration.ofSeconds(60);
     private static final Duration WITHIN = Duration.ofSeconds(300);
     private static final Duration LATENESS = Duration.ofSeconds(5);
+
+    /** Windows are emitted once a second on the clock; by default the store forgets them after their length in event time, and when
+     * records are read faster than they happened, that is before they were emitted. */
+    private static final Duration KEPT = Duration.ofDays(1);
 
     /** Count, sum and maximum: 24 bytes. */
     private record Figures(long n, long total, long most) {
@@ -115,7 +122,8 @@ public final class KafkaStreamsPeer {
                         () -> Figures.NONE,
                         (key, value, figures) -> figures.with(value),
                         (key, one, other) -> Figures.merged(one, other),
-                        Materialized.with(Serdes.String(), FIGURES))
+                        Materialized.<String, Figures, SessionStore<Bytes, byte[]>>with(Serdes.String(), FIGURES)
+                                .withRetention(KEPT))
                 .toStream()
                 .map((key, figures) -> {
                     ObjectNode row = window(key, GAP, figures.n());
@@ -130,7 +138,8 @@ public final class KafkaStreamsPeer {
                 .groupByKey(Grouped.with(Serdes.String(), VALUE))
                 .windowedBy(TimeWindows.ofSizeAndGrace(LENGTH, LATENESS))
                 .emitStrategy(EmitStrategy.onWindowClose())
-                .count(Materialized.with(Serdes.String(), Serdes.Long()))
+                .count(Materialized.<String, Long, WindowStore<Bytes, byte[]>>with(Serdes.String(), Serdes.Long())
+                        .withRetention(KEPT))
                 .toStream()
                 .map((key, n) -> org.apache.kafka.streams.KeyValue.pair(key.key(), window(key, Duration.ZERO, n).toString()))
                 .to("tumbling-out", Produced.with(Serdes.String(), Serdes.String()));
