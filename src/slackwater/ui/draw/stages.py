@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
+from slackwater.core.words import plural
 from slackwater.ui.blocks.stages import StageSeen
 from slackwater.ui.svg import WIDTH, el, picture, rect, text, title
 from slackwater.ui.words import brief, moment, number
@@ -22,23 +23,30 @@ def boxes(found: Sequence[StageSeen], base: str | None, chosen: str | None = Non
     columns = _columns(found)
     sources = list(dict.fromkeys(n for s in found for n in s.reads if n not in columns))
     high = max(len(sources), *(sum(c == n for c in columns.values()) for n in set(columns.values())))
-    count = max(columns.values())
+    count, inside = max(columns.values()), WIDTH - 4
     # few stages share the width, many are drawn as they are and can be scrolled
-    width = max(BOX, (WIDTH - SOURCE - GAP * count) / count) if SOURCE + count * (BOX + GAP) <= WIDTH else BOX
+    wide = SOURCE + count * (BOX + GAP) > inside
+    width = BOX if wide else (inside - SOURCE - GAP * count) / count
+    below = high * ROW + 6.0  # where lines go that pass by whole columns
     ends = {n: (SOURCE - 6.0, _row(k, len(sources), high)) for k, n in enumerate(sources)}
-    parts = [text(0, y + 4, n if len(n) <= 14 else n[:13] + "…", "lane") for n, (_, y) in ends.items()]
+    names = [text(0, y + 4, n if len(n) <= 14 else n[:13] + "…", "lane") for n, (_, y) in ends.items()]
+    lines, drawn, passing = list[Markup](), list[Markup](), False
     for column in range(1, count + 1):
         here = [s for s in found if columns[s.name] == column]
         x = SOURCE + GAP + (column - 1) * (width + GAP)
         for k, stage in enumerate(here):
             y = _row(k, len(here), high)
-            parts += [
-                _flow(*ends[n], x, y, y + 6 * (m - (len(stage.reads) - 1) / 2)) for m, n in enumerate(stage.reads)
-            ]
-            parts.append(_box(stage, x, y - HIGH / 2, width, base, stage.name == chosen))
+            for m, name in enumerate(stage.reads):
+                passes = columns.get(name, 0) < column - 1
+                passing = passing or passes
+                end = y + 10 * (m - (len(stage.reads) - 1) / 2)
+                lines.append(_flow(*ends[name], x, end, below if passes else None))
+            drawn.append(_box(stage, x, y - HIGH / 2, width, base, stage.name == chosen))
             ends[stage.name] = x + width, y
-    across = max(WIDTH, SOURCE + count * (width + GAP))
-    return picture("The stages of the pipeline", high * ROW, *parts, across=across)
+    across = SOURCE + count * (width + GAP) + 4 if wide else WIDTH
+    return picture(
+        "The stages of the pipeline", below + 6 if passing else high * ROW, *names, *lines, *drawn, across=across
+    )
 
 
 def _columns(found: Sequence[StageSeen]) -> Mapping[str, int]:
@@ -54,20 +62,28 @@ def _row(place: int, count: int, high: int) -> float:
     return ROW * ((high - count) / 2 + place + 0.5)
 
 
-def _flow(x1: float, y1: float, x2: float, y2: float, end: float) -> Markup:
-    middle = (x1 + x2) / 2
-    curve = f"M{x1 + 4:g} {y1:g} C{middle:g} {y1:g} {middle:g} {end:g} {x2 - 8:g} {end:g}"
-    head = f"M{x2 - 10:g} {end - 4:g} l8 4 l-8 4"
+def _flow(x1: float, y1: float, x2: float, y2: float, below: float | None) -> Markup:
+    """An arrow; `below`: a height at which it passes what is in between."""
+    if below is None:
+        middle = (x1 + x2) / 2
+        curve = f"M{x1 + 4:g} {y1:g} C{middle:g} {y1:g} {middle:g} {y2:g} {x2 - 8:g} {y2:g}"
+    else:
+        down, up, half = x1 + GAP * 0.75, x2 - GAP * 0.75, GAP * 0.4
+        curve = (
+            f"M{x1 + 4:g} {y1:g} C{x1 + half:g} {y1:g} {x1 + half:g} {below:g} {down:g} {below:g} L{up:g} {below:g} "
+            f"C{x2 - half:g} {below:g} {x2 - half:g} {y2:g} {x2 - 8:g} {y2:g}"
+        )
+    head = f"M{x2 - 10:g} {y2 - 4:g} l8 4 l-8 4"
     return el("g", el("path", d=curve, class_="flow"), el("path", d=head, class_="flow"))
 
 
 def _box(stage: StageSeen, x: float, y: float, width: float, base: str | None, chosen: bool) -> Markup:
-    waits = {"join": f"{brief(stage.open)} rows wait", "rows": "no state"}.get(stage.kind, f"{brief(stage.open)} open")
-    said = (
-        "no state"
-        if stage.kind == "rows"
-        else f"{number(stage.open)} {'rows wait' if stage.kind == 'join' else 'open'}"
-    )
+    if stage.kind == "rows":
+        said = waits = "no state"
+    elif stage.kind == "join":
+        said, waits = f"{plural(stage.open, 'row')} waiting", f"{brief(stage.open)} waiting"
+    else:
+        said, waits = f"{number(stage.open)} open", f"{brief(stage.open)} open"
     about = (
         f"{stage.name} ({stage.kind}): {said}, {number(stage.emitted)} came out, "
         f"watermark {moment(stage.watermark_us)}, waits for {stage.waits_for}"
