@@ -80,6 +80,16 @@ class KafkaSource:
         """Raise StartError if the brokers or the topics are not there."""
         self.broker.partitions(self.spec.query or "", self._where)
 
+    def partitions(self) -> list[tuple[str, int]]:
+        """Those that are there now, of all its topics. Raises StartError."""
+        there = self.broker.partitions(self.spec.query or "", self._where)
+        return [(topic, part) for topic, parts in there.items() for part in parts]
+
+    @property
+    def isolation(self) -> str:
+        """Which records of transactions are read: see `_options`."""
+        return self._options()["kafka.isolation.level"]
+
     def signature(self) -> dict[str, Any]:
         return {"name": self.name, "query": self.spec.query, "kafka": str(self.broker.connection.bootstrap_servers)}
 
@@ -143,15 +153,15 @@ class KafkaSource:
     # -- where to go on ------------------------------------------------------------------------------------------
 
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
-        """The offsets a fresh checkpoint starts from; "-": this source was never read.
+        """The offsets a fresh checkpoint starts from; "-": this source was never read."""
+        return "-" if record.offsets is None else json.dumps(self.begins(record))
 
-        Partitions that the state does not know begin at `starting_offsets`.
-        """
+    def begins(self, record: SourceRecord) -> ByTopic:
+        """Where each partition goes on: where the state ends; those that it does not know begin at `starting_offsets`."""
         if record.offsets is None:
-            return "-"
+            return (self.latest() if self.spec.starting_offsets == "latest" else self.stated()).topics
         before = record.offsets if isinstance(record.offsets, KafkaOffsets) else KafkaOffsets()
-        there = self.broker.partitions(self.spec.query or "", self._where)
-        bounds = self.broker.bounds([(t, p) for t, parts in there.items() for p in parts])
+        bounds = self.broker.bounds(self.partitions())
         start = self.spec.starting_offsets or "earliest"
         found: dict[str, dict[str, int]] = {}
         for (topic, part), (low, high) in bounds.items():
@@ -160,7 +170,7 @@ class KafkaSource:
                 given = start.get(topic, {}).get(str(part), low) if isinstance(start, Mapping) else None
                 known = given if given is not None else high if start == "latest" else low
             found.setdefault(topic, {})[str(part)] = int(known)
-        return json.dumps(found)
+        return found
 
     # -- a batch -------------------------------------------------------------------------------------------------
 
