@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict
+import time
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from threading import Event
@@ -70,6 +71,24 @@ class Progress(StreamingQueryListener):
         self.terminated.set()
 
 
+@dataclass
+class Epochs:
+    """Keeps the time of every epoch, as Slackwater tells it: from the end of the one before, so that planning, commit, notes and
+    whatever lies between two epochs are part of it. They follow each other without a pause."""
+
+    batches: list[dict[str, Any]] = field(default_factory=list)
+    statuses: list[Status] = field(default_factory=list)
+
+    def __call__(self, status: Status) -> None:
+        now = time.time()
+        if status.rows:
+            before = self.batches[-1] if self.batches else None
+            began = now - status.seconds if before is None else before["began"] + before["seconds"]
+            whole = {"rows": status.rows, "began": began, "seconds": now - began}
+            self.batches.append(whole | {"durations": dict(status.phases)})
+        self.statuses.append(status)
+
+
 def session(job: dict[str, Any]) -> SparkSession:
     """The same settings for every system; only the native ones have a state store to choose."""
     builder = SparkSession.builder.master("local[2]").appName("slackwater-bench")
@@ -82,39 +101,31 @@ def session(job: dict[str, Any]) -> SparkSession:
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """Run the job to its end: the micro-batches as Spark timed them, and Slackwater's own account of its epochs."""
+    """Run the job to its end: the micro-batches as Spark timed them, or the epochs as Slackwater told them."""
     spark = session(job)
-    progress, statuses = Progress(), list[Status]()
+    progress, epochs = Progress(), Epochs()
     spark.streams.addListener(progress)
-    new_session = spark.newSession
-
-    def watched() -> SparkSession:
-        """A listener hears the queries of its own session only, and Slackwater works in a new one."""
-        own = new_session()
-        own.streams.addListener(progress)
-        return own
-
-    spark.newSession = watched
     data, work = Path(job["data"]), Path(job["work"])
     query = Join(**job["join"]) if "join" in job else Window(**job["window"])
     if isinstance(query, Join):
         if job["system"] == SLACKWATER:
-            joins.run_slackwater(spark, query, data, work, statuses.append)
+            joins.run_slackwater(spark, query, data, work, epochs)
         else:
             joins.run_native(spark, query, data, work)
     elif job["system"] in (SLACKWATER, POSTGRES):
         url = os.environ[POSTGRES_URL] if job["system"] == POSTGRES else None
-        run_slackwater(spark, query, data, work, statuses.append, url)
+        run_slackwater(spark, query, data, work, epochs, url)
     else:
         run_native(spark, query, data, work)
-    if not progress.terminated.wait(_REPORTED_WITHIN_S):
+    ours = job["system"] in (SLACKWATER, POSTGRES)
+    if not ours and not progress.terminated.wait(_REPORTED_WITHIN_S):
         raise TimeoutError("Spark did not report the end of the query within a minute")
     java = spark.sparkContext._jvm.System.getProperty("java.version")
     spark.stop()
     return {
-        "batches": progress.batches,
-        "statuses": [_kept(status) for status in statuses if status.rows],
-        "late": statuses[-1].counters.rows_late if statuses else None,
+        "batches": epochs.batches if ours else progress.batches,
+        "statuses": [_kept(status) for status in epochs.statuses if status.rows],
+        "late": epochs.statuses[-1].counters.rows_late if ours else None,
         "java": java,
     }
 
