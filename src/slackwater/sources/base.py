@@ -75,7 +75,7 @@ class NoAnswerError(Exception):
 class Seekable(Protocol):
     """A source that can go on from the offsets in the state store: a lost checkpoint costs nothing.
 
-    A source without this resumes by Spark's checkpoint only.
+    A source without this resumes by Spark's checkpoint only. `plan`, `seek` and `batch` are for pipelines that Spark plans.
     """
 
     @property

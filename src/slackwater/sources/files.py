@@ -1,8 +1,8 @@
-"""Files as a stream: Spark plans the batches and keeps the list of files it has seen; the engine reads them itself.
+"""Files as a stream: a batch is a list of them, which the engine reads and the state keeps. Who plans it: `files_planner`, or Spark.
 
-Spark's file source records in its checkpoint which files belong to which batch (`offsets/<batch>`, `sources/<i>/<n>`).
-The engine reads exactly these files as a batch DataFrame, so columns are pruned and each source is read once, and keeps
-their names in the state store. `seek` writes them into a fresh checkpoint: a lost one costs nothing.
+Where Spark plans, its file source records in its checkpoint which files belong to which batch (`offsets/<batch>`, `sources/<i>/<n>`).
+The engine reads exactly the planned files as a batch DataFrame, so columns are pruned and each source is read once, and keeps
+their names in the state store. For Spark `seek` writes them into a fresh checkpoint: a lost one costs nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kafka as a stream: Spark plans the batches and keeps their offsets; the engine reads each batch by its offsets.
+"""Kafka as a stream: the engine reads each batch by its offsets, which the state keeps. Who plans it: `kafka_planner`, or Spark.
 
     checkpoint/offsets/7   {"orders": {"0": 1200, "1": 1180}}      the end of batch 7, and the start of batch 8
     state store            the same, as part of the commit          `seek` writes it into a fresh checkpoint
