@@ -26,6 +26,7 @@ from slackwater.engine.status import Status
 
 ROWS, EPOCHS, WARM_UP = 2_000, 60, 20
 KINDS = ("session", "tumbling")
+ROLES = ("driver", "jvm", "workers")
 
 
 @dataclass
@@ -115,7 +116,7 @@ class Epochs:
         if not status.rows:
             return
         calls = self.calls.count
-        found = {"calls": calls, "jobs": jobs(self.spark), "clock": time.monotonic(), "cpu": _spent()}
+        found = {"calls": calls, "jobs": jobs(self.spark), "clock": time.monotonic(), **_spent()}
         self.calls.count = calls  # its own are none of the epoch's
         self.readings.append(found)
 
@@ -124,16 +125,16 @@ class Epochs:
         return (values[-1] - values[0]) / (len(values) - 1)
 
 
-def _spent() -> float:
-    """Processor seconds of this process and all that it has started."""
-    total = 0.0
-    me = psutil.Process()
+def _spent() -> dict[str, float]:
+    """Processor seconds so far: of this process, of Spark's, and of its Python workers."""
+    me, found = psutil.Process(), dict.fromkeys(ROLES, 0.0)
     for one in (me, *me.children(recursive=True)):
         try:
-            total += sum(one.cpu_times()[:2])
+            role = "driver" if one == me else "jvm" if one.name() == "java" else "workers"
+            found[role] += sum(one.cpu_times()[:2])
         except psutil.Error:  # it has just ended
             continue
-    return total
+    return found
 
 
 def main() -> int:
@@ -155,11 +156,14 @@ def main() -> int:
         epochs = Epochs(spark, calls)
         sw.run(pipeline(home, options.kind), available_now=True, spark=spark, on_status=epochs)
         total = len(epochs.readings)
+    spent = {role: epochs.per_epoch(role) for role in ROLES}
     clocks = [r["clock"] for r in epochs.readings]
     fastest = median(sorted(b - a for a, b in zip(clocks[WARM_UP:], clocks[WARM_UP + 1 :], strict=False)))
     print(
         f"{options.kind}, {ROWS:,} rows per epoch, {total} epochs: {epochs.per_epoch('calls'):.1f} calls, {epochs.per_epoch('jobs'):.2f} "
-        f"jobs, {fastest:.3f} s (median), {epochs.per_epoch('cpu'):.3f} processor seconds per epoch"
+        f"jobs, {fastest:.3f} s (median), {sum(spent.values()):.3f} processor seconds per epoch ("
+        + ", ".join(f"{role} {seconds:.3f}" for role, seconds in spent.items())
+        + ")"
     )
     if options.calls:
         for name, count in calls.kinds.most_common(40):

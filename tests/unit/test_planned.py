@@ -157,9 +157,14 @@ class Run:
     """A loop whose sources say what a script says: rows, nothing, or an error."""
 
     def __init__(
-        self, clock: Clock, script: Callable[[], Iterator[Any]], every_ms: int = 0, pause_ms: int = 500
+        self,
+        clock: Clock,
+        script: Callable[[], Iterator[Any]],
+        every_ms: int = 0,
+        pause_ms: int = 500,
+        epoch_s: float = 0.0,
     ) -> None:
-        self.clock, self.said = clock, script()
+        self.clock, self.said, self.epoch_s = clock, script(), epoch_s
         self.asked: list[float] = []
         self.heard: list[tuple[str, float, float]] = []  # what, when, after how much quiet
         self.stop = SimpleNamespace(is_set=lambda: self.ended, set=self._end, wait=self._wait)
@@ -185,6 +190,7 @@ class Run:
 
     def run(self, batch: Callable[[], object], quiet_us: int) -> None:
         self.heard.append(("rows", self.clock.now, quiet_us / 1e6))
+        self.clock.now += self.epoch_s
 
     def tick(self, quiet_us: int) -> None:
         self.heard.append(("tick", self.clock.now, quiet_us / 1e6))
@@ -231,6 +237,19 @@ def test_a_machine_that_slept_heard_no_silence(monkeypatch: pytest.MonkeyPatch) 
     assert 0 < sum(s for *_, s in run.heard) <= 8
 
 
+def test_one_that_is_silent_while_others_keep_the_run_busy_is_heard_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs follow each other without a pause: a source that has nothing at any ask was silent all the while."""
+    run = Run(Clock(monkeypatch), lambda: iter([ROWS] * 30), epoch_s=1.0)
+    run.go()
+    assert [(what, s) for what, _, s in run.heard[:-1]] == [("rows", 0.0), *[("rows", 1.0)] * 29]
+
+
+def test_of_a_slow_epoch_only_a_part_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(Clock(monkeypatch), lambda: iter([ROWS, NOTHING]), pause_ms=100, epoch_s=10.0)
+    run.go()
+    assert [(what, s) for what, _, s in run.heard] == [("rows", 0.0), ("tick", 0.4)]
+
+
 def test_timed_triggers_ask_at_whole_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     def script() -> Iterator[Any]:
         yield ROWS
@@ -242,7 +261,13 @@ def test_timed_triggers_ask_at_whole_intervals(monkeypatch: pytest.MonkeyPatch) 
     run = Run(clock, script, every_ms=10_000)
     run.go()
     assert run.asked == [1003.0, 1010.0, 1035.0, 1040.0, 1050.0]
-    assert [(what, s) for what, _, s in run.heard] == [("rows", 0.0), ("rows", 7.0), ("tick", 5.0), ("tick", 10.0)]
+    assert [(what, s) for what, _, s in run.heard] == [
+        ("rows", 0.0),
+        ("rows", 7.0),
+        ("tick", 10.0),
+        ("tick", 5.0),
+        ("tick", 10.0),
+    ]
 
 
 def test_the_end_of_the_input_ends_it_without_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:

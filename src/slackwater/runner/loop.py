@@ -40,7 +40,7 @@ class Loop:
         # as it goes, seconds of the monotonic clock
         self._run, self._number = uuid.uuid4().hex, 0
         self._failure: BaseException | None = None
-        self._idle_since = self._rows_at = time.monotonic()
+        self._heard = self._rows_at = time.monotonic()  # silence is counted up to then
         self._answered: float | None = None
         self._unanswered = False
 
@@ -70,7 +70,7 @@ class Loop:
             self._failure = error
 
     def _epochs(self) -> None:
-        self._idle_since = self._rows_at = time.monotonic()
+        self._heard = self._rows_at = time.monotonic()
         while not self.stop.is_set():
             began, clock = time.monotonic(), time.time()
             parts = self._asked(began)
@@ -82,7 +82,7 @@ class Loop:
             elif self.available_now:
                 return
             else:
-                self._quiet(began)
+                self._tick(began)
                 self.stop.wait(self._until_trigger(clock) if self._every else pace.seconds(began - self._rows_at))
 
     def _asked(self, began: float) -> Mapping[str, Part] | None:
@@ -97,7 +97,7 @@ class Loop:
             self._unanswered = True
             return None
         if self._unanswered:
-            self._idle_since, self._unanswered = began, False  # what nobody knows of is no silence
+            self._heard, self._unanswered = began, False  # what nobody knows of is no silence
         self._answered = time.monotonic()
         return parts
 
@@ -107,19 +107,24 @@ class Loop:
         def batch() -> Batch:
             return replace(self.planners.batch(id_, parts, self.epochs.driver.state), began=began)
 
-        self.epochs.run(batch, int((began - self._idle_since) * 1e6))
-        self._idle_since = self._rows_at = time.monotonic()
+        quiet_us, self._heard = self._quiet_us(began), began
+        self.epochs.run(batch, quiet_us)
+        self._rows_at = time.monotonic()
 
-    def _quiet(self, asked: float) -> None:
-        """The sources had nothing when they were asked: so long was their silence."""
-        waited = asked - self._idle_since
-        if waited < self._pause:
-            return
-        # a machine that slept, or had no time, did not hear a silence
-        most = waited if self._every else 4 * max(self._pause, pace.seconds(asked - self._rows_at))
-        if quiet_us := int(min(waited, most) * 1e6):
+    def _tick(self, asked: float) -> None:
+        """The sources had nothing when they were asked."""
+        if asked - self._heard >= self._pause:
+            quiet_us, self._heard = self._quiet_us(asked), asked
             self.epochs.tick(quiet_us)
-            self._idle_since = asked
+
+    def _quiet_us(self, asked: float) -> int:
+        """How long it was silent, up to this ask, where that found nothing: since the last time that silence was counted.
+
+        An ask says what came since the one before, so the time of an epoch between them counts as well; but a machine that slept, or
+        had no time, did not hear a silence: of a long pause only a part counts.
+        """
+        most = max(self._every, 4 * max(self._pause, pace.seconds(asked - self._rows_at)))
+        return int(min(asked - self._heard, most) * 1e6)
 
     def _until_trigger(self, asked: float) -> float:
         """Seconds from now to the whole interval of the clock after an ask; 0 where it has passed."""
