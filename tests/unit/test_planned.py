@@ -322,6 +322,7 @@ def test_an_interrupt_lets_the_epoch_in_progress_end() -> None:
         stop = threading.Event()
         pipeline = SimpleNamespace(name="p", idle_pause_ms=500, trigger_interval_ms=0)
         driver = SimpleNamespace(state=None)
+        check_spark = staticmethod(lambda: None)
 
         def run(self, batch: object, quiet_us: int) -> None:
             begun.set()

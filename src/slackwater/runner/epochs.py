@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from slackwater.core.offsets import KafkaOffsets
 from slackwater.errors import EpochError, ExhaustedError, SlackwaterError
+from slackwater.runner import border
 from slackwater.runner.runner import Parts, Runner
 from slackwater.runner.watched_files import WatchedFiles
 from slackwater.secrets import any_known
@@ -24,6 +25,7 @@ class Epochs:
         # configuration
         self.pipeline, self.reporter, self.stop = runner.pipeline, runner.reporter, runner.stop
         self.parts, self.files, self.driver = parts, files, parts.driver
+        self._spark = runner.spark
         # as it goes
         self._epoch = -1  # of the batch in progress
 
@@ -50,6 +52,11 @@ class Epochs:
         """The sources were asked for so long, and had nothing."""
         self.driver.tick(quiet_us)
         self.files.tell_changed()
+
+    def check_spark(self) -> None:
+        """Raise EpochError if Spark's process has ended: while there are no rows nothing else would tell."""
+        if self._spark is not None and border.is_gone(self._spark):
+            raise EpochError(f"{self.pipeline.name}: Spark's process is gone")
 
     def _advertise(self, batch: Batch) -> None:
         for source in self.parts.streams.sources:

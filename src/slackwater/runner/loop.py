@@ -27,6 +27,7 @@ log = logging.getLogger("slackwater")
 
 PATIENCE_S = 120.0  # for a source that does not answer any more
 _AGAIN_S = 1.0
+_LOOK_S = 1.0
 
 
 class Loop:
@@ -45,7 +46,8 @@ class Loop:
         self._unanswered = False
 
     def follow(self, thread_of: Callable[..., threading.Thread] | None = None) -> None:
-        """Run in a thread of its own, so that an interrupt of the caller lets the epoch in progress end first.
+        """Run in a thread of its own, so that an interrupt of the caller lets the epoch in progress end first; and while there is none
+        the caller's looks after Spark, which a loop that has nothing to do does not call.
 
         `thread_of`: makes it; unless given one of Spark's, which has the caller's settings of jobs.
         """
@@ -55,11 +57,14 @@ class Loop:
         thread = make(target=self._guarded, name=f"epochs {self.epochs.pipeline.name}", daemon=True)
         thread.start()
         try:
-            thread.join()
+            while thread.is_alive():
+                thread.join(_LOOK_S)
+                self.epochs.check_spark()
         except BaseException:
             self.stop.set()
             thread.join()
-            raise
+            if self._failure is None:
+                raise
         if self._failure is not None:
             self.epochs.raise_failure(self._failure)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -72,6 +72,7 @@ class FilesSource:
     spec: Source
     schema: StructType
     zone: str = UTC
+    _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # see `read`
 
     @property
     def name(self) -> str:
@@ -128,12 +129,25 @@ class FilesSource:
         return sorted((FileEntry(r["path"], r["at"]) for r in rows), key=lambda e: (e.timestamp, e.path))
 
     def read(self, session: SparkSession, files: Sequence[FileEntry]) -> DataFrame:
-        """The rows of these files; with a column for undecodable records where the format can have them."""
-        form, paths = self.spec.format or "", [readable(f.path) for f in files]
-        if form not in ("json", "csv"):
-            return reader(session, form, self.schema, self.spec.options).load(paths)
-        times = self.times
-        return times.convert(reader(session, form, times.as_read, self.spec.options).load(paths))
+        """The rows of these files; with a column for undecodable records where the format can have them.
+
+        Every epoch reads alike: Spark is told format, schema and options once, and asked once for the columns.
+        """
+        form, paths, made = self.spec.format or "", [readable(f.path) for f in files], self._made
+        plain = form not in ("json", "csv")
+        if made.get("session") is not session:
+            schema = self.schema if plain else self.times.as_read
+            made |= {
+                "session": session,
+                "reader": reader(session, form, schema, self.spec.options),
+                "times": self.times,
+            }
+            made["schema"] = None
+        found: DataFrame = made["reader"].load(paths)
+        made["schema"] = vars(found)["schema"] = (
+            made["schema"] or found.schema
+        )  # where PySpark keeps it once it was asked for
+        return found if plain else made["times"].convert(found)
 
     @property
     def times(self) -> TextTimes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,7 @@ class KafkaSource:
     payload: Payload
     group: str
     with_headers: bool = True
+    _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -255,16 +256,20 @@ class KafkaSource:
         assigned: dict[str, list[int]] = {}
         for topic, part in ranges:
             assigned.setdefault(topic, []).append(part)
-        read = session.read.format("kafka").options(**self._options()).option("assign", json.dumps(assigned))
-        read = read.option("kafka.group.id", self.group)
-        read = read.option("failOnDataLoss", str(self.spec.on_data_loss != "skip").lower())
-        read = read.option("startingOffsets", by_topic(lambda r: r[0])).option(
-            "endingOffsets", by_topic(lambda r: r[1])
-        )
-        records = read.load()
+        read = self._reader(session).option("assign", json.dumps(assigned))
+        read = read.option("startingOffsets", by_topic(lambda r: r[0]))
+        records = read.option("endingOffsets", by_topic(lambda r: r[1])).load()
         if not self.with_headers:
             records = records.selectExpr("*", "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers")
         return self.decode(records)
+
+    def _reader(self, session: SparkSession) -> Any:
+        """Of all epochs: Spark is told once what does not change."""
+        if self._made.get("session") is not session:
+            read = session.read.format("kafka").options(**self._options()).option("kafka.group.id", self.group)
+            read = read.option("failOnDataLoss", str(self.spec.on_data_loss != "skip").lower())
+            self._made.update(session=session, reader=read)
+        return self._made["reader"]
 
     def decode(self, records: DataFrame, more: Sequence[str] = ()) -> DataFrame:
         """Records as Spark reads them from a topic, with their headers, as rows of this source. `more`: columns to keep."""
