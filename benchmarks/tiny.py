@@ -62,7 +62,7 @@ def jobs(spark: Any) -> int:
     return int(spark._jsc.sc().dagScheduler().numTotalJobs())
 
 
-def pipeline(home: Path, kind: str) -> sw.Pipeline:
+def pipeline(home: Path, kind: str, files: int = 1) -> sw.Pipeline:
     lake = sw.FilesConnection()
     shape: dict[str, Any] = (
         {"gap_ms": "10s", "max_session_duration_ms": "10m"}
@@ -77,7 +77,7 @@ def pipeline(home: Path, kind: str) -> sw.Pipeline:
             query=str(home / "in"),
             format="json",
             schema="user STRING, x BIGINT, at BIGINT",
-            max_files_per_trigger=1,
+            max_files_per_trigger=files,
         ),
         window=sw.Window(
             kind=kind,

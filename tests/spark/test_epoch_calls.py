@@ -13,6 +13,20 @@ from tests.support.effort import some
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.parametrize("files", some([40]))
+def test_many_files_are_no_job_of_their_own(spark: Any, tmp_path: Path, files: int) -> None:
+    """Spark looks at more than 32 files by a job, unless told that they are near."""
+    import slackwater as sw
+
+    tiny.generate(tmp_path, 2 * files)
+    with tiny.counted_calls() as calls:
+        epochs = tiny.Epochs(spark, calls)
+        found = tiny.pipeline(tmp_path, "session", files)
+        sw.run(found, available_now=True, spark=spark, on_status=epochs)
+    first, second = epochs.readings
+    assert second["jobs"] - first["jobs"] == 1
+
+
 @pytest.mark.parametrize(("kind", "most"), some([("session", 100), ("tumbling", 130)]))
 def test_an_epoch_is_one_job_and_few_calls(spark: Any, tmp_path: Path, kind: str, most: int) -> None:
     """Where Spark planned, a session's epoch was one job and 239 calls."""

@@ -27,7 +27,11 @@ class Epochs:
         self.parts, self.files, self.driver = parts, files, parts.driver
         self._spark = runner.spark
         # as it goes
-        self._epoch = -1  # of the batch in progress
+        self._epoch = -1  # in progress
+
+    def expect_next(self) -> None:
+        """What fails from now on is of the next epoch."""
+        self._epoch = self.driver.state.epoch + 1
 
     def run(self, batch: Callable[[], Batch | None], quiet_us: int) -> None:
         """The epoch of a batch that was planned. `batch`: makes it; None: it is part of the state already.
@@ -35,7 +39,7 @@ class Epochs:
         `quiet_us`: for so long the sources had had nothing.
         """
         faults, before = self.driver.hooks.faults, self.driver.state.epoch
-        self._epoch = before + 1
+        self.expect_next()
         faults.hit("checkpoint.after", before)
         found = batch()
         if found is None:

@@ -11,6 +11,7 @@ from slackwater.runner.runner import Parts, Runner
 from slackwater.runner.watched_files import WatchedFiles
 from slackwater.sources.kafka import KafkaSource
 from slackwater.sources.planning import planners_of
+from slackwater.spark import session
 
 
 def follow(runner: Runner, parts: Parts, *, available_now: bool, stated: bool) -> None:
@@ -29,6 +30,7 @@ def follow(runner: Runner, parts: Parts, *, available_now: bool, stated: bool) -
         query.follow(epochs, available_now)
     else:
         _forget_checkpoints(parts)
+        session.lists_here(parts.session)
         Loop(epochs, planners, available_now).follow()
     if available_now:
         files.tell_changed(None)

@@ -79,6 +79,8 @@ class Loop:
         while not self.stop.is_set():
             began, clock = time.monotonic(), time.time()
             parts = self._asked(began)
+            if self.stop.is_set():
+                return
             if parts:
                 self._one(parts, began)
                 self.stop.wait(self._until_trigger(clock) if self._every and not self.available_now else 0)
@@ -92,6 +94,7 @@ class Loop:
 
     def _asked(self, began: float) -> Mapping[str, Part] | None:
         """What the sources have; None where one does not answer. Raises what that says once it has lasted for too long."""
+        self.epochs.expect_next()
         try:
             parts = self.planners.next()
         except NoAnswerError as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slackwater.errors import EpochError
+from slackwater.errors import EpochError, ExhaustedError
 from slackwater.sources import files, listing
 from slackwater.sources.base import SourceBatch
 from slackwater.sources.files import FileEntry, FilesSource
@@ -107,6 +107,11 @@ class FilesPlanner:
             new = {path for path in self._listing.files() if path not in self._known}
         except ValueError as error:
             raise EpochError(f'source "{self._source.name}": {error}') from None
+        except OSError as error:
+            raise ExhaustedError.of(error) or EpochError(
+                f'source "{self._source.name}": "{error.filename}" cannot be looked into ({error.strerror}); make it readable for this '
+                "user, or name less in query"
+            ) from None
         entries = [entry for path in new if (entry := self._entry(path)) is not None]
         return sorted(entries, key=lambda e: (e.timestamp, e.path))
 

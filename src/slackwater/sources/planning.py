@@ -9,7 +9,7 @@ A source has a planner if it can be asked like that; where one of a pipeline has
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from slackwater.sources.base import Batch, SourceBatch, batch_of
@@ -51,15 +51,20 @@ class Planners:
 
     streams: Streams
     each: Mapping[str, Planner]
+    _found: dict[str, Part] = field(default_factory=dict)  # by the ask that goes on: another source may not answer
 
     def until_now(self) -> None:
         for planner in self.each.values():
             planner.until_now()
 
     def next(self) -> Mapping[str, Part]:
-        """What each source has for the next epoch; empty if none has anything."""
-        asked = {name: planner.next() for name, planner in self.each.items()}
-        return {name: part for name, part in asked.items() if part is not None}
+        """What each source has for the next epoch; empty if none has anything. Where one does not answer, the next ask has what others said."""
+        for name, planner in self.each.items():
+            if name not in self._found and (part := planner.next()) is not None:
+                self._found[name] = part
+        found = {name: self._found[name] for name in self.each if name in self._found}
+        self._found.clear()
+        return found
 
     def batch(self, id_: BatchId, parts: Mapping[str, Part], state: Commit) -> Batch:
         """The batch of these parts, which goes on from `state`."""
