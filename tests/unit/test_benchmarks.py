@@ -110,7 +110,7 @@ def test_the_floor_reads_the_files_of_an_epoch_of_every_source(tmp_path: Path) -
     assert [paths[0].name for paths in found[2]] == ["00002-0.parquet"] * 2
 
 
-def test_epochs_are_from_one_status_to_the_next_where_no_streaming_query_ran() -> None:
+def test_epochs_of_slackwater_are_from_one_status_to_the_next() -> None:
     told = Told()
     for rows in (5, 0, 7):
         told(SimpleNamespace(rows=rows))  # type: ignore[arg-type]
@@ -120,9 +120,8 @@ def test_epochs_are_from_one_status_to_the_next_where_no_streaming_query_ran() -
     assert [(b["rows"], b["began"], b["seconds"]) for b in found] == [(5, 100.0, 1.5), (7, 101.5, 1.75)]
 
 
-def test_epochs_are_as_spark_reports_them_where_a_streaming_query_ran() -> None:
+def test_epochs_of_the_native_operators_are_as_spark_reports_them() -> None:
     heard = Progress()
-    heard.started.set()
     heard.terminated.set()
     heard.batches = [{"rows": 3}]
     assert epochs(heard, Told()) == [{"rows": 3}]
