@@ -148,6 +148,40 @@ def lanes_are_the_newest_events_of_the_story(state: State, shape: str) -> None:
     ]
 
 
+UPDATED = SHAPES["session"] + '\nemit = "updates"\nemit_metadata = true'
+
+
+@pytest.mark.parametrize("shape", ["session", "short cap", UPDATED], ids=["session", "short cap", "updates"])
+def test_the_next_are_those_that_close_first(tmp_path: Path, shape: str) -> None:
+    for seed in range(8):
+        (home := tmp_path / str(seed)).mkdir()
+        file = config(shape, home)
+        ran(file, drawn(seed), on_error="drop")
+        told = why(watched(file).pipeline, watched(file).store, CLOCK)
+        windows = standing(file).sort("__closes")
+        assert [o.closes_us for o in told.next] == windows["__closes"].to_list()[:5], seed
+        assert told.open_windows >= windows.height if windows.height >= 5 else told.open_windows == windows.height
+
+
+def test_of_very_many_sessions_only_the_next_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large the state, and however many are due within a moment: what is put together is about what is told."""
+    file = config("session", tmp_path)
+    rows = [{"ts": CLOCK + n * 7, "user": f"u{n}"} for n in range(5000)]
+    ran(file, [Rows({"web": rows[:4000], "app": []}), Rows({"web": rows[4000:], "app": [{"ts": CLOCK, "user": None}]})])
+    read = list[int]()
+    put_together = inspect.open_windows
+
+    def counted(logic: Any, found: pl.DataFrame, watermark: int) -> pl.DataFrame:
+        read.append(found.height)
+        return put_together(logic, found, watermark)
+
+    monkeypatch.setattr(inspect, "open_windows", counted)
+    told = why(watched(file).pipeline, watched(file).store, CLOCK)
+    assert told.open_windows == 5001
+    assert len(told.next) == 5
+    assert max(read) <= 20
+
+
 @cache
 def standing(file: Path) -> pl.DataFrame:
     """All open windows, put together one key at a time: another way than bins are made."""
