@@ -213,7 +213,8 @@ def open_windows(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.D
 @open_windows.register
 def _(operator: Panes, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     if operator.updates:
-        rows = _as_not_emitted(rows, {CLEAN: DIRTY})
+        unsaid = pl.lit([], pl.List(pl.Int64)).alias("__out")  # else only what was changed comes out
+        rows = _as_not_emitted(rows, {CLEAN: DIRTY}).with_columns(unsaid)
     found = pane_emission.emit(operator, rows, watermark, FAR, True).rows
     return _by_close(operator, found, pl.col("__end"))
 
