@@ -117,6 +117,14 @@ class SegmentReader:
                 found.append(segment.rows(spans(begin, end)))
         return self._together(found)
 
+    def nearest(self, after: int, count: int) -> Int64s | None:
+        found: list[Int64s] = [np.empty(0, dtype=np.int64)]
+        for segment in self.segments:
+            if segment.meta.last_due > after:
+                due = segment.columns.due[(segment.columns.due > after) & (segment.columns.kind != TOMBSTONE)]
+                found.append(np.partition(due, count - 1)[:count] if len(due) > count else due)
+        return np.sort(np.concatenate(found))[:count]
+
     def scan(self) -> pl.DataFrame:
         """Every visible row."""
         return self._together(newest([s.whole() for s in self.segments]))
@@ -128,7 +136,9 @@ class SegmentReader:
         for segment in reversed(self.segments):
             c = segment.columns
             shown = c.kind != TOMBSTONE
-            if len(seen):
+            if 4 * len(seen) < len(c.h):  # a few new ones over many old ones
+                shown[spans(*self._places(segment, seen))] = False
+            elif len(seen):
                 shown &= ~member(c.h, seen)
             rows = np.flatnonzero(shown)
             found = pl.DataFrame(dict(zip(OUTLINE, (c.h, c.kind, c.start, c.due), strict=True)), schema=kept[0].schema)
@@ -136,6 +146,11 @@ class SegmentReader:
             if segment is not self.segments[0]:
                 seen = distinct(np.concatenate([seen, distinct(c.h, is_sorted=True)]))
         return pl.concat(kept)
+
+    @staticmethod
+    def _places(segment: Segment, hashes: Int64s) -> tuple[Int64s, Int64s]:
+        begin, end = segment.find(hashes)
+        return begin[end > begin], end[end > begin]
 
     def _together(self, frames: list[pl.DataFrame]) -> pl.DataFrame:
         if not frames:
