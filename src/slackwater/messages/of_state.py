@@ -109,6 +109,21 @@ FAMILIES: Sequence[Family] = (
         ),
     ),
     Family(
+        "The object store cannot be used",
+        ("StateError", "StartError", "EpochError"),
+        "The bucket that holds the state is not there, does not let this process in, or could not be reached for a minute. What was "
+        "committed stays, and a commit whose answer was lost is found by the next start.",
+        "Do what the line says, and start again: [in an object store](state.md#in-an-object-store).",
+        (
+            r"^state store …: (there is no bucket|no credentials|access was denied|… \(…\); what was committed|…; check the URL)",
+            "was refused again and again",
+            "see that the store can be reached",
+            "needs the package obstore|^state store …: …$",
+            "copies of state files cannot be kept",
+            "the cache of state files",
+        ),
+    ),
+    Family(
         "The state store cannot be used",
         STATE,
         "The directory or the database that holds the state did not let itself be read or written.",
