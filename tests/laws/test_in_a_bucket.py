@@ -1,0 +1,62 @@
+"""State in a bucket whose server cannot be relied on: dying at any step, and whatever a request meets, change nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.laws import seeds
+from tests.laws.drawn import SHAPES
+from tests.laws.test_laws import SCHEMA, answer, window
+
+from slackwater.maintenance.verify import verify
+from slackwater.state.files.store import FilesStore
+from slackwater.testing.kit import KILL_POINTS, Crash, Quiet, Rows, run_local
+from slackwater.testing.objects import S3, Door, Fault
+
+FAULTS: tuple[Fault, ...] = ("503", "dropped", "lost", "slow")
+
+
+def rows(rng: random.Random, epoch: int) -> Rows:
+    found = []
+    for n in range(rng.randrange(1, 6)):
+        at = 1000 * (epoch * 9 + rng.randrange(14))
+        found.append(
+            {
+                "ts": at,
+                "k": rng.choice([None, 0.0, 1.5]),
+                "u": rng.choice(["a", None]),
+                "id": 1 << (epoch * 6 + n) % 60,
+                "x": 3,
+                "f": 2.5,
+            }
+        )
+    return Rows({"a": found})
+
+
+def faulty(rng: random.Random, share: float) -> Callable[[str, str], Fault]:
+    return lambda method, path: rng.choice(FAULTS) if rng.random() < share else ""
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_dying_at_every_step_of_a_run_in_an_unreliable_bucket(kind: str, bucket: str, s3: S3) -> None:
+    """Every step of an epoch once, each with a restart; meanwhile one request in ten meets something."""
+    seeds.quiet()
+    seed = random.randrange(10**6)
+    rng = random.Random(seed)
+    epochs = [rows(rng, epoch) for epoch in range(len(KILL_POINTS) + 2)]
+    torn: list[Any] = []
+    for epoch, step in zip(epochs, [*rng.sample(KILL_POINTS, len(KILL_POINTS)), None, None], strict=True):
+        torn += [*([Crash(step, rng.choice([None, None, 1, 3]))] if step else []), epoch]
+    torn.append(Quiet(10_000))
+    whole = run_local(window(kind), [*epochs, Quiet(10_000)], SCHEMA)
+    with Door.before(s3.port) as door:
+        door.pause_s = 0.01
+        door.judge = faulty(rng, 0.1)
+        found = run_local(window(kind), torn, SCHEMA, store=lambda: FilesStore(bucket, "law", s3.options(door.port)))
+        assert {fault for _, _, fault in door.faults} == set(FAULTS), seed
+    assert answer(found.rows) == answer(whole.rows), seed
+    assert found.counters == whole.counters, seed
+    assert verify(FilesStore(bucket, "law")).problems == [], seed
