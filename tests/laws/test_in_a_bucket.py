@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.laws import seeds
 from tests.laws.drawn import SHAPES
 from tests.laws.test_laws import SCHEMA, answer, window
+from tests.support.effort import some
+from tests.support.needs import needed
 
 from slackwater.maintenance.verify import verify
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.kit import KILL_POINTS, Crash, Quiet, Rows, run_local
-from slackwater.testing.objects import S3, Door, Fault
+from slackwater.testing.objects import S3, Azurite, Door, Fault
 
 FAULTS: tuple[Fault, ...] = ("503", "dropped", "lost", "slow")
 
@@ -40,8 +45,22 @@ def faulty(rng: random.Random, share: float) -> Callable[[str, str], Fault]:
     return lambda method, path: rng.choice(FAULTS) if rng.random() < share else ""
 
 
+@pytest.fixture(scope="module")
+def azure() -> Iterator[Azurite]:
+    needed("npm", shutil.which("npm") is not None, "apt-get install npm")
+    with Azurite.started() as server:
+        yield server
+
+
+@pytest.fixture(params=some(["s3", "azure"]))
+def server(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S3 | Azurite:
+    monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path / "cache"))
+    found: S3 | Azurite = request.getfixturevalue(request.param)
+    return found
+
+
 @pytest.mark.parametrize("kind", SHAPES)
-def test_dying_at_every_step_of_a_run_in_an_unreliable_bucket(kind: str, bucket: str, s3: S3) -> None:
+def test_dying_at_every_step_of_a_run_in_an_unreliable_bucket(kind: str, server: S3 | Azurite) -> None:
     """Every step of an epoch once, each with a restart; meanwhile one request in ten meets something."""
     seeds.quiet()
     seed = random.randrange(10**6)
@@ -52,11 +71,13 @@ def test_dying_at_every_step_of_a_run_in_an_unreliable_bucket(kind: str, bucket:
         torn += [*([Crash(step, rng.choice([None, None, 1, 3]))] if step else []), epoch]
     torn.append(Quiet(10_000))
     whole = run_local(window(kind), [*epochs, Quiet(10_000)], SCHEMA)
-    with Door.before(s3.port) as door:
+    bucket = server.bucket(f"b{uuid.uuid4().hex}")
+    with Door.before(server.port) as door:
         door.pause_s = 0.01
         door.judge = faulty(rng, 0.1)
-        found = run_local(window(kind), torn, SCHEMA, store=lambda: FilesStore(bucket, "law", s3.options(door.port)))
+        options = server.options(door.port)
+        found = run_local(window(kind), torn, SCHEMA, store=lambda: FilesStore(bucket, "law", options))
         assert {fault for _, _, fault in door.faults} == set(FAULTS), seed
     assert answer(found.rows) == answer(whole.rows), seed
     assert found.counters == whole.counters, seed
-    assert verify(FilesStore(bucket, "law")).problems == [], seed
+    assert verify(FilesStore(bucket, "law", server.options())).problems == [], seed

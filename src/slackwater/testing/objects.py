@@ -1,4 +1,4 @@
-"""Object stores for tests, on loopback: an S3 server (moto), and a door before one that does wrong what a network can do wrong.
+"""Object stores for tests, on loopback: an S3 server (moto), an Azure one (azurite, from npm), and a door before one that does wrong what a network can do wrong.
 
 with S3.started() as s3, Door.before(s3.port) as door:
     FilesStore(s3.bucket("state"), "p", s3.options(door.port))
@@ -6,10 +6,16 @@ with S3.started() as s3, Door.before(s3.port) as door:
 
 from __future__ import annotations
 
+import base64
+import email.utils
+import hashlib
+import hmac
 import http.client
 import importlib.util
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -21,9 +27,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from slackwater.errors import StartError
+from slackwater.spark import packages
 from slackwater.testing.services import _SECONDS, _Process, free_port
 
 Fault = Literal["", "403", "503", "lost", "dropped", "slow", "hangs"]
@@ -79,6 +86,72 @@ class S3:
             "secret_access_key": "not-so-secret-of-a-test",
             "region": "us-east-1",
         }
+
+
+@dataclass
+class Azurite:
+    """An Azure Blob server; what it holds goes with it. Its packages are fetched once, into the cache of `packages`."""
+
+    directory: Path
+    port: int
+    process: _Process
+    VERSION: ClassVar[str] = "3.37.0"
+    ACCOUNT: ClassVar[str] = "devstoreaccount1"  # every Azurite has this account with this key, which is no secret
+    KEY: ClassVar[str] = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+    @classmethod
+    @contextmanager
+    def started(cls) -> Iterator[Azurite]:
+        directory = Path(tempfile.mkdtemp(prefix="slackwater-azure-"))
+        port = free_port()
+        where = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "-l", str(directory)]
+        command = [str(cls._installed()), *where, "--skipApiVersionCheck", "--silent", "--disableTelemetry"]
+        found = cls(directory, port, _Process(command, directory / "log"))
+        try:
+            found.process.start()
+            end = time.monotonic() + _SECONDS
+            while time.monotonic() < end:
+                found.process.must_live("the Azure server")
+                with suppress(OSError):
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                    break
+                time.sleep(0.1)
+            yield found
+        finally:
+            found.process.stop(signal.SIGTERM)
+            shutil.rmtree(directory, ignore_errors=True)
+
+    @classmethod
+    def _installed(cls) -> Path:
+        home = packages.cache() / "npm" / f"azurite-{cls.VERSION}"
+        command = home / "node_modules" / ".bin" / "azurite-blob"
+        if not command.exists():
+            home.mkdir(parents=True, exist_ok=True)
+            npm = ["npm", "install", "--prefix", str(home), "--no-audit", "--no-fund", f"azurite@{cls.VERSION}"]
+            done = subprocess.run(npm, capture_output=True, text=True)
+            if done.returncode:
+                raise StartError(f"azurite cannot be fetched: {done.stderr.strip().splitlines()[-1:]}")
+        return command
+
+    def bucket(self, name: str) -> str:
+        """Make a container; the URL of a place in it."""
+        date, version = email.utils.formatdate(usegmt=True), "2021-08-06"
+        signed = f"PUT{chr(10) * 12}x-ms-date:{date}\nx-ms-version:{version}\n/{self.ACCOUNT}/{self.ACCOUNT}/{name}\nrestype:container"
+        digest = hmac.new(base64.b64decode(self.KEY), signed.encode(), hashlib.sha256).digest()
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        key = f"SharedKey {self.ACCOUNT}:{base64.b64encode(digest).decode()}"
+        headers = {"x-ms-date": date, "x-ms-version": version, "Authorization": key, "Content-Length": "0"}
+        connection.request("PUT", f"/{self.ACCOUNT}/{name}?restype=container", headers=headers)
+        answer = connection.getresponse()
+        connection.close()
+        if answer.status != 201:
+            raise StartError(f"the Azure server made no container: {answer.status} {answer.reason}")
+        return f"abfss://{name}@{self.ACCOUNT}.dfs.core.windows.net/state"
+
+    def options(self, port: int | None = None) -> dict[str, str]:
+        """How it is reached, by default directly."""
+        endpoint = f"http://127.0.0.1:{port or self.port}/{self.ACCOUNT}"
+        return {"endpoint": endpoint, "account_name": self.ACCOUNT, "account_key": self.KEY}
 
 
 @dataclass
