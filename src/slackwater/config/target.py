@@ -117,6 +117,9 @@ class Target(Spec):
                 yield key, f"belongs to connections of kind {named}, this one is {show(kind)}; {advice}"
         if missing:
             yield needed, f"missing; {what}"
+        path = values.get("path")
+        if kind == "files" and isinstance(path, str) and "path" not in wrong:
+            yield from of_url(path, "results")
 
 
 class StateStore(Spec):
@@ -196,12 +199,19 @@ def _of_objects(values: Values, wrong: set[str]) -> Iterator[Problem]:
     if isinstance(path, str):
         remember_url(path)
     scheme, is_url, _ = path.partition("://") if isinstance(path, str) else ("", "", "")
-    if kind == "files" and is_url and scheme not in (*OBJECTS, "file"):
-        yield "path", f'found {show(path)}, expected a directory, or a URL: "s3://…", "gs://…", "abfss://…"'
-    elif kind == "files" and is_url and scheme != "file" and find_spec("obstore") is None:
-        yield (
-            "path",
-            "state in an object store needs the package obstore, which is not installed; pip install 'slackwater[objects]'",
-        )
+    if kind == "files" and isinstance(path, str):
+        yield from of_url(path, "state")
     if options and not {"options", "path"} & wrong and not (kind == "files" and is_url and scheme != "file"):
         yield "options", 'belongs to a path in an object store, as in "s3://bucket/state"; remove it'
+
+
+def of_url(path: str, what: str) -> Iterator[Problem]:
+    """What does not fit a path of files, if it is a URL."""
+    scheme, is_url, _ = path.partition("://")
+    if not is_url or scheme == "file":
+        return
+    if scheme not in OBJECTS:
+        yield "path", f'found {show(path)}, expected a directory, or a URL: "s3://…", "gs://…", "abfss://…"'
+    elif find_spec("obstore") is None:
+        needs = f"{what} in an object store need{'s' if what == 'state' else ''} the package obstore, which is not installed"
+        yield "path", f"{needs}; pip install 'slackwater[objects]'"

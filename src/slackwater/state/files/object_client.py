@@ -38,6 +38,7 @@ class Client:
 
     url: str
     options: Mapping[str, str] = field(repr=False)
+    what: str = "state store"  # for messages
     requests: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -45,7 +46,7 @@ class Client:
             import obstore
             import obstore.exceptions
         except ModuleNotFoundError:
-            raise StartError(f"state store {self.url}: {EXTRA}") from None
+            raise StartError(f"{self.what} {self.url}: {EXTRA}") from None
         self._obs: Any = obstore
         self._errors: Any = obstore.exceptions
         self._store = self._made()
@@ -68,9 +69,7 @@ class Client:
         try:
             return self._obs.store.from_url(self.url, config=given, client_options=client, retry_config=retry)
         except (self._errors.BaseError, ValueError, TypeError) as error:
-            raise StartError(
-                f"state store {self.url}: {_short(error)}; check the URL, and the options of [state_store]"
-            ) from None
+            raise StartError(f"{self.what} {self.url}: {_short(error)}; check the URL, and its options") from None
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -112,7 +111,7 @@ class Client:
                 return None
             if time.monotonic() > ends:
                 raise EpochError(
-                    f"state store {self.url}: {file} was refused again and again, and nobody else has written it; what was "
+                    f"{self.what} {self.url}: {file} was refused again and again, and nobody else has written it; what was "
                     "committed stays: start again"
                 )
             time.sleep(0.1)
@@ -234,14 +233,14 @@ class Client:
         text = str(error)
         bucket = urlsplit(self.url).netloc.partition("@")[0]
         for is_it, said in (
-            (_no_bucket, f'there is no bucket "{bucket}"; create it, or correct the path of [state_store]'),
+            (_no_bucket, f'there is no bucket "{bucket}"; create it, or correct the path'),
             (_no_credentials, f"no credentials were found ({_short(error)}); {_CREDENTIALS}"),
             (_denied, f"access was denied ({_status(text)}); {_RIGHTS}"),
         ):
             if is_it(text):
-                return StateError(f"state store {self.url}: {said}")
+                return StateError(f"{self.what} {self.url}: {said}")
         return kind(
-            f"state store {self.url}: {what} ({_short(error)}); what was committed stays: see that the store can be reached, "
+            f"{self.what} {self.url}: {what} ({_short(error)}); what was committed stays: see that the store can be reached, "
             "and start again"
         )
 
@@ -253,7 +252,7 @@ def _version(found: Mapping[str, Any]) -> str:
 
 _CREDENTIALS = (
     "set them in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS, "
-    "AZURE_STORAGE_ACCOUNT_KEY), by the machine's role, or in options of [state_store]"
+    "AZURE_STORAGE_ACCOUNT_KEY), by the machine's role, or in the config's options"
 )
 _RIGHTS = "check the credentials, and that they may get, put, list and delete below this URL"
 
