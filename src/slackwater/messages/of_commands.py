@@ -114,6 +114,8 @@ FAMILIES: Sequence[Family] = (
         (
             "expected",
             "is not a key",
+            "no stage has windows with such keys",
+            "is no stage of the state",
             "--target",
             "missing",
             "unknown option",
