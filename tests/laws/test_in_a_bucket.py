@@ -12,16 +12,27 @@ from typing import Any
 import pytest
 from tests.laws import seeds
 from tests.laws.drawn import SHAPES
-from tests.laws.test_laws import SCHEMA, answer, window
 from tests.support.effort import some
 from tests.support.needs import needed
 
+from slackwater.config.window import Aggregation, Window
 from slackwater.maintenance.verify import verify
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.kit import KILL_POINTS, Crash, Quiet, Rows, run_local
+from slackwater.testing.kit import KILL_POINTS, Crash, LocalResult, Quiet, Rows, run_local
 from slackwater.testing.objects import S3, Azurite, Door, Fault
 
+SCHEMA = {"k": "double", "u": "string", "id": "bigint", "x": "bigint", "f": "double"}
 FAULTS: tuple[Fault, ...] = ("503", "dropped", "lost", "slow")
+
+
+def window(kind: str) -> Window:
+    found = [Aggregation(agg="count", as_="n"), Aggregation(agg="sum", column="id", as_="ids")]
+    return Window(group_by=["k", "u"], aggregations=found, **SHAPES[kind])
+
+
+def answer(result: LocalResult) -> list[str]:
+    """Without ids and epochs, which a run that died has others of."""
+    return sorted(repr({k: v for k, v in r.items() if k not in ("session_id", "_epoch")}) for r in result.rows)
 
 
 def rows(rng: random.Random, epoch: int) -> Rows:
@@ -78,6 +89,6 @@ def test_dying_at_every_step_of_a_run_in_an_unreliable_bucket(kind: str, server:
         options = server.options(door.port)
         found = run_local(window(kind), torn, SCHEMA, store=lambda: FilesStore(bucket, "law", options))
         assert {fault for _, _, fault in door.faults} == set(FAULTS), seed
-    assert answer(found.rows) == answer(whole.rows), seed
+    assert answer(found) == answer(whole) != [], seed
     assert found.counters == whole.counters, seed
     assert verify(FilesStore(bucket, "law", server.options())).problems == [], seed

@@ -130,7 +130,8 @@ class Azurite:
             npm = ["npm", "install", "--prefix", str(home), "--no-audit", "--no-fund", f"azurite@{cls.VERSION}"]
             done = subprocess.run(npm, capture_output=True, text=True)
             if done.returncode:
-                raise StartError(f"azurite cannot be fetched: {done.stderr.strip().splitlines()[-1:]}")
+                told = " | ".join(done.stderr.strip().splitlines()[-3:])
+                raise StartError(f"npm cannot be reached for azurite, the Azure server for tests: {told}")
         return command
 
     def bucket(self, name: str) -> str:
@@ -145,7 +146,7 @@ class Azurite:
         answer = connection.getresponse()
         connection.close()
         if answer.status != 201:
-            raise StartError(f"the Azure server made no container: {answer.status} {answer.reason}")
+            raise StartError(f"the Azure server refused the container: {answer.status} {answer.reason}")
         return f"abfss://{name}@{self.ACCOUNT}.dfs.core.windows.net/state"
 
     def options(self, port: int | None = None) -> dict[str, str]:
