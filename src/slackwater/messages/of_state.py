@@ -10,7 +10,8 @@ FAMILIES: Sequence[Family] = (
     Family(
         "Another runner holds the pipeline",
         ("LockHeldError",),
-        "One runner per pipeline: the one that is named, by process and machine, has its lock. The lock goes with its process.",
+        "One runner per pipeline: the one that is named, by process and machine, has its lock. The lock goes with its process; in an "
+        "object store it is a lease, which a process of another machine that is gone keeps for 35 seconds at most.",
         "Stop that one first. Looking (`why`, `show`, `state`, `ui`) needs no lock.",
     ),
     Family(

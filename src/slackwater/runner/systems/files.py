@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from slackwater.config.connection import FilesConnection
+from slackwater.config.paths import local
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
@@ -17,7 +18,7 @@ from slackwater.runner.systems.base import System, zone_of
 from slackwater.sources import files
 from slackwater.targets.base import Table
 from slackwater.targets.files import FilesTarget
-from slackwater.targets.folder import folder_at
+from slackwater.targets.folder import OWN, folder_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,6 +37,10 @@ class Files(System[FilesConnection]):
 
     def former(self, spec: TargetSpec, table: Table) -> FilesTarget:
         return FilesTarget(spec.path or "", spec.format or "parquet", table, self.connection.options)
+
+    def check_target(self, spec: TargetSpec, place: str) -> None:
+        if not local(spec.path or ""):
+            folder_at(spec.path or "", self.connection.options).read(OWN)
 
     def letters(self, spec: TargetSpec, pipeline: str, wanted: Wanted) -> Iterator[pl.DataFrame]:
         ending = {"json": "jsonl"}.get(spec.format or "parquet", spec.format or "parquet")

@@ -32,6 +32,7 @@ RENEW_S = 10.0
 SKEW_S = (
     5.0  # how far two machines' clocks may be apart before a start takes over too early, which the store then settles
 )
+RELEASE_S = 5.0  # how long an end waits to give it back
 LOOK_S = 1.0  # how often a start that waits looks
 
 log = logging.getLogger("slackwater")
@@ -118,12 +119,17 @@ class Lease:
             )
 
     def close(self) -> None:
-        """Give it back, as far as that can be said; else it runs out."""
+        """Give it back, as far as that can be said within a while; else it runs out."""
         self._ended.set()
+        release = threading.Thread(target=self._release, daemon=True)
+        release.start()
+        release.join(RELEASE_S)
+        _held.discard(self.token)
+
+    def _release(self) -> None:
         with self._renewing, suppress(SlackwaterError):
             if self._version and not self._lost:
                 self._client.replace(self._file, self._body(False), self._version)
-        _held.discard(self.token)
 
 
 def _end(ended: threading.Event, token: str) -> None:
