@@ -39,6 +39,7 @@ STATUS = Status(
     groups=11,
     state_bytes=4096,
     counters=COUNTERS,
+    reasons=("close", "flush", "cap"),
     emit_lag_seconds=3.5,
 )
 
@@ -50,6 +51,7 @@ JOIN = replace(
     STATUS,
     pipeline="pairs",
     window_kind="join",
+    reasons=("match", "unmatched"),
     buffered={"left": Buffered(2), "right": Buffered(3, (50_000, "k=1"))},
     counters=Counters(sides=SIDES),
 )

@@ -67,8 +67,8 @@ def lines(w: Why, file: str) -> Iterator[str]:
     if (advice := said(w.lateness)) is not None:
         yield advice
     yield ""
-    if w.kind == "rows":
-        yield "no state: rows go on as they come, in the epoch that reads them; nothing waits"
+    if w.kept is not None:
+        yield w.kept
     else:
         yield from _waiting(w, file) if w.kind == "join" else _following(w)
     if w.key is not None:

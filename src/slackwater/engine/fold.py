@@ -247,12 +247,13 @@ def status(
     last_end_us: int | None,
 ) -> Status:
     """What the outside is told after a commit. `last`: whose results the target gets; `clocks`: of the sources; `outcomes`: of the stages that read them."""
-    step, shown = pipeline.transform.step, pipeline.last.transform.step
+    step = pipeline.transform.step
     windows, groups = last.size(figures(commit.stages[-1]))
     of_sources = commit.clocks
     return Status(
         pipeline=pipeline.name,
-        window_kind="join" if pipeline.last.transform.join is not None else shown.kind,
+        window_kind=last.fingerprint["kind"],
+        reasons=tuple(last.reasons),
         late_policy=step.late_data,
         epoch=commit.epoch,
         rows=sum(s.rows for outcome in outcomes for s in outcome.sources.values()),

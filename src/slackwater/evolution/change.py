@@ -38,7 +38,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All differences between a state and a config; `kind`: "window", "join" or "stage". `waits`: why the start must be put off."""
+    """All differences between a state and a config; `kind`: "window", "join", "stage", …. `waits`: why the start must be put off."""
 
     pipeline: str
     epoch: int

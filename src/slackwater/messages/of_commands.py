@@ -16,10 +16,10 @@ FAMILIES: Sequence[Family] = (
         (
             "rows of a join",
             "have no window",
-            "rows go on as they come",
+            "no row waits",
             "no row is late in a pipeline",
             "this is a join",
-            "describes a join",
+            "this looks into windows",
             "found a join",
             "the windows are .*, not sessions",
             "a join has one",

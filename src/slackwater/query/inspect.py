@@ -24,6 +24,7 @@ from slackwater.evolution import compare, restore
 from slackwater.evolution.description import logic_in
 from slackwater.operators.base import Operator
 from slackwater.operators.compile import compile_window
+from slackwater.operators.known import of_step
 from slackwater.operators.panes import Panes
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
@@ -43,8 +44,8 @@ def logic_of(pipeline: Pipeline, commit: Commit) -> Windowed:
     window = pipeline.transform.window
     if window is None:
         raise StartError(
-            f"{pipeline.name}: this looks into windows, and the config describes a join; slackwater explain tells what a "
-            "join keeps and for how long"
+            f"{pipeline.name}: this looks into windows, and the config describes a {of_step(pipeline.transform.step).name}; "
+            "slackwater explain tells what is kept, and for how long"
         )
     compare.compare(pipeline, commit).check()
     state = commit.stages[0]

@@ -22,10 +22,10 @@ from slackwater.engine import fold
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import compare
 from slackwater.evolution.description import step_in
+from slackwater.operators.at_once import AtOnce
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
-from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
 from slackwater.query import inspect
@@ -132,6 +132,7 @@ class Why(Shown):
     then_us: int | None = None
     changed_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # per source: how many, the last ones
     lateness: Lateness = NOTHING  # of the rows of the first stage
+    kept: str | None = None  # where rows come out as they come in and nothing waits: what is in the state
 
 
 def why(pipeline: Pipeline, store: StateStore, now_us: int, key: inspect.Texts = ()) -> Why:
@@ -156,13 +157,17 @@ def why_of(pipeline: Pipeline, snapshot: Snapshot, runner: str | None, now_us: i
 
 
 class _Waits(NamedTuple):
-    """What is open, by its kind: how many windows of how many keys, the next ones; of a join what waits on each side."""
+    """What is open, by its kind: how many windows of how many keys, the next ones; of a join what waits on each side.
+
+    `kept`: where nothing ever waits, what there is all the same.
+    """
 
     kind: str
     windows: int = 0
     keys: int | None = None
     next: tuple[Open, ...] = ()
     sides: tuple[Side, ...] = ()
+    kept: str | None = None
 
 
 class _Look:
@@ -209,6 +214,7 @@ class _Look:
                 for n, s in m.sources.items()
                 if isinstance(s.offsets, FilesRead) and s.offsets.changed is not None
             },
+            kept=waits.kept,
             lateness=lateness(fold.counters(m).lateness, fold.waits_us(self.pipeline)),
         )
 
@@ -246,8 +252,10 @@ class _Look:
         return _Waits("join", sides=tuple(found))
 
     @_waits.register
-    def _(self, operator: Rows) -> _Waits:
-        return _Waits("rows")  # nothing does
+    def _(self, operator: AtOnce) -> _Waits:
+        figures = fold.figures(self.state)
+        kept = f"{operator.kept_text(figures)}: nothing waits, rows come out in the epoch that reads them"
+        return _Waits(operator.fingerprint["kind"], keys=operator.size(figures)[1] or None, kept=kept)
 
     # -- one key -------------------------------------------------------------------------------------------------
 
@@ -280,8 +288,10 @@ class _Look:
         raise StartError(f"{self.pipeline.name}: --key: rows of a join have no window; leave it out")
 
     @_of_key.register
-    def _(self, operator: Rows, given: inspect.Texts) -> OfKey:
-        raise StartError(f"{self.pipeline.name}: --key: no state, rows go on as they come; leave it out")
+    def _(self, operator: AtOnce, given: inspect.Texts) -> OfKey:
+        raise StartError(
+            f"{self.pipeline.name}: --key: no row waits, they come out in the epoch that reads them; leave it out"
+        )
 
     def _sessions(self, logic: Sessions, found: pl.DataFrame, state: pl.DataFrame | None = None) -> tuple[Open, ...]:
         """Open sessions; `state`: all state rows, if they are of one key."""
