@@ -18,7 +18,7 @@ SCHEMA = {"user": "string", "f": "double", "id": "bigint"}
 def planned(seed: int) -> tuple[Nth, list[Any], int]:
     rng = random.Random(seed)
     keys = rng.choice([["user"], ["f"], ["user", "f"], ["id"]])
-    step = Nth(every=rng.choice([1, 2, 3, 3, 7]), key=keys)
+    step = Nth(every=rng.choice([1, 2, 3, 3, 7]), key=keys, number_column=rng.choice([None, "nth of key"]))
     script: list[Any] = []
     for _ in range(rng.randint(1, 12)):
         if rng.random() < 0.5:
@@ -26,7 +26,7 @@ def planned(seed: int) -> tuple[Nth, list[Any], int]:
         if rng.random() < 0.2:
             script.append(Restart(shards=rng.choice([1, 2, 3, 4])))
         if rng.random() < 0.1:
-            script.append(Restart(step=Nth(every=rng.choice([1, 2, 5]), key=keys)))
+            script.append(Restart(step=step.model_copy(update={"every": rng.choice([1, 2, 5])})))
         script.append(Rows({"a": [_row(rng) for _ in range(rng.randint(1, 12))]}))
         if rng.random() < 0.2:
             script.append(Quiet(400))
@@ -49,7 +49,7 @@ def expected(step: Nth, script: Sequence[Any]) -> Counter[str]:
             key = tuple(_same(row[k]) for k in step.key)
             seen[key] += 1
             if seen[key] % step.every == 0:
-                found[_line(row)] += 1
+                found[_line({**row, step.number_column: seen[key]} if step.number_column else row)] += 1
     return found
 
 
@@ -65,7 +65,7 @@ def _same(value: Any) -> Any:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    return str([row.get("ts", row.get("_event_ts")), *(_same(row[c]) for c in SCHEMA)])
+    return str([row.get("ts", row.get("_event_ts")), *(_same(row[c]) for c in SCHEMA), row.get("nth of key")])
 
 
 def checked(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResult:

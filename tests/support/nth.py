@@ -10,11 +10,12 @@ from typing import Any, ClassVar, Self
 import polars as pl
 
 from slackwater.config.keyed import KeyedStep
-from slackwater.config.kinds import Kind, whole
+from slackwater.config.kinds import Kind, text, whole
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec import one
 from slackwater.config.step import Step, Told
 from slackwater.config.transform import Transform
+from slackwater.core.schema import Field
 from slackwater.operators.compile import bind_keyed
 from slackwater.operators.keyed import KEY, Keyed
 from slackwater.operators.known import KNOWN, Columns, Known
@@ -26,13 +27,19 @@ class Nth(KeyedStep):
 
     kind: str = "nth"
     every: int
+    number_column: str | None = None  # says the how manieth a row is
 
     AT: ClassVar[str] = "transform.nth"
-    KINDS: ClassVar[Mapping[str, Kind]] = {"every": whole(1), **KeyedStep.KINDS}
+    KINDS: ClassVar[Mapping[str, Kind]] = {"every": whole(1), "number_column": text, **KeyedStep.KINDS}
     REQUIRED: ClassVar[tuple[str, ...]] = ("every", "key")
     TEXTS: ClassVar[Mapping[str, str]] = {
-        "every": "Which rows of a key come out: 3 lets the third, the sixth, … through."
+        "every": "Which rows of a key come out: 3 lets the third, the sixth, … through.",
+        "number_column": "A column more: the how manieth of its key a row is.",
     }
+
+    @property
+    def added(self) -> Mapping[str, str]:
+        return {} if self.number_column is None else {self.number_column: "bigint"}
 
     def told(self) -> Told:
         rows = f"each {self.every:,}th row of a key"
@@ -53,8 +60,13 @@ class NthOfKey(Keyed):
     """`every`: which rows of a key come out."""
 
     every: int
+    number: tuple[Field, ...] = ()
 
     KIND: ClassVar[str] = "nth"
+
+    @property
+    def added(self) -> Mapping[str, Field]:
+        return dict(zip(("__seen",), self.number, strict=False))
 
     @property
     def accumulators(self) -> Mapping[str, pl.DataType]:
@@ -67,7 +79,9 @@ class NthOfKey(Keyed):
     @classmethod
     def compiled(cls, pipeline: Pipeline, columns: Columns) -> Self:
         step: Any = pipeline.transform.step
-        return cls(pipeline.name, *bind_keyed(pipeline, columns), step.every)
+        return cls(
+            pipeline.name, *bind_keyed(pipeline, columns), step.every, tuple(Field(*a) for a in step.added.items())
+        )
 
     @classmethod
     def of_state(cls, pipeline: str, state: StageState) -> Self:

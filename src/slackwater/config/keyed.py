@@ -21,6 +21,11 @@ class KeyedStep(Step):
     TEXTS: ClassVar[Mapping[str, str]] = {"key": "The columns by which rows belong together."}
     PLACE: ClassVar[str] = "docs/configuration.md#transform"
 
+    @property
+    def added(self) -> Mapping[str, str]:
+        """Columns that come out beside those of the rows, with their types."""
+        return {}
+
     @classmethod
     def wanted(cls, key: str) -> str:
         return 'name columns, as in ["user"]' if key == "key" else "give it"

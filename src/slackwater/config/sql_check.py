@@ -298,7 +298,12 @@ class _Step:
                 elif type_ is not None and base(type_) in NO_KEYS:
                     line = f"column {show(name)} has type {type_}; expected a scalar type, cast it in the SQL"
                     self.found.add(f"{self.at}.{self._kind}.key", of + line)
-        return self._rows(outputs)
+            for name in step.added:
+                if name in out.types:
+                    line = f"the SQL selects a column {show(name)}, too, which is the name of what is added; rename one"
+                    self.found.add(f"{self.at}.{self._kind}", of + line)
+        found = self._rows(outputs)
+        return Columns({**found.types, **step.added}, found.closed)
 
     def _rows(self, outputs: Mapping[str, Columns]) -> Columns:
         """What several sources select must be one table."""

@@ -60,8 +60,13 @@ class Keyed(Kept, AtOnce):
     # -- rows ----------------------------------------------------------------------------------------------------
 
     @property
+    def added(self) -> Mapping[str, Field]:
+        """Columns that come out behind those of the rows, by the column of what `advance` lets out that is theirs."""
+        return {}
+
+    @property
     def output(self) -> list[Field]:
-        return [*self.fields, Field(EVENT_TIME, "timestamp")]
+        return [*self.fields, *self.added.values(), Field(EVENT_TIME, "timestamp")]
 
     @property
     def reasons(self) -> Sequence[str]:
@@ -152,7 +157,8 @@ class Keyed(Kept, AtOnce):
         return pl.concat([others, new]).sort("__h", *self.key_names, maintain_order=True)
 
     def _output(self, chosen: pl.DataFrame) -> pl.DataFrame:
-        columns = [chosen[slot].cast(f.polars).alias(f.name) for slot, f in self.slots.items()]
+        named = {**self.slots, **self.added}
+        columns = [chosen[c].cast(f.polars).alias(f.name) for c, f in named.items()]
         time = chosen["__ts"].cast(pl.Datetime("us", "UTC")).alias(EVENT_TIME)
         return pl.DataFrame([*columns, time, pl.Series("__reason", [self.KIND]).new_from_index(0, chosen.height)])
 

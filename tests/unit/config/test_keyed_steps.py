@@ -65,6 +65,28 @@ def test_its_key_is_among_the_columns_that_come_out() -> None:
     assert line.startswith('transform.nth.key: column "user" has type array<string>; expected a scalar type')
 
 
+def test_what_it_adds_has_a_name_of_its_own_and_is_there_for_the_next_stage() -> None:
+    for check in (lambda p: sql_check.check(p).problems, started):
+        (line,) = check(pipeline(number_column="tags"))
+        assert line.endswith(
+            '.nth: the SQL selects a column "tags", too, which is the name of what is added; rename one'
+        )
+    numbered = pipeline(number_column="nr")
+    assert (sql_check.check(numbered).problems, started(numbered)) == ([], [])
+
+
+def started(described: Any) -> list[str]:
+    columns = {
+        f.name: f for f in (Field("user", "string"), Field("tags", "array<string>"), Field("_event_ts", "timestamp"))
+    }
+    with nth.known():
+        try:
+            compile_step(described, {"a": columns})
+        except StartError as error:
+            return str(error).splitlines()
+    return []
+
+
 def test_a_start_tells_every_misfit() -> None:
     columns = {
         f.name: f for f in (Field("tags", "array<string>"), Field("__h", "int"), Field("_event_ts", "timestamp"))
