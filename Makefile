@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-kafka test test-all check bench faults docs reference format clean
+.PHONY: help demo demo-kafka test test-all check bench bench-compare bench-peers faults docs reference format clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -43,8 +43,14 @@ check: $(READY)  ## lint, types, import contracts, fast tests
 	@found=$$($(BIN)/python -m pytest -qq --collect-only) || { echo "$$found"; exit 1; }
 	@$(BIN)/python -m pytest -q tests/unit
 
-bench: $(READY)  ## Slackwater beside Spark's own stateful operators
-	@$(BIN)/python -m benchmarks.run --json benchmarks/results/latest.json
+bench: $(READY)  ## Slackwater beside Spark's own stateful operators; RELEASE=0.1.0 keeps the figures
+	@$(BIN)/python -m benchmarks.run --json benchmarks/results/latest.json $(if $(RELEASE),--keep $(RELEASE))
+
+bench-compare: $(READY) ## two runs beside each other: make bench-compare OLD=benchmarks/results/0.1.0.json NEW=benchmarks/results/latest.json
+	@$(BIN)/python -m benchmarks.compare $(OLD) $(NEW) $(if $(UNLIKE),--unlike)
+
+bench-peers: $(READY) ## Slackwater beside Flink and Kafka Streams, which are fetched; needs a JDK
+	@$(BIN)/python -m benchmarks.peers --json benchmarks/results/latest-peers.json
 
 faults: $(READY) ## kill -9 at every named step and at random, for every store and target; writes docs/faults.md
 	@SLACKWATER_KILLS=20 $(BIN)/python -m pytest -q -s tests/e2e/test_kill.py

@@ -20,6 +20,7 @@ LATENESS_S = 5
 _DISORDER_S = 2
 _LATE_S = 60
 _START_US = 1_709_251_200_000_000  # 2024-03-01, a multiple of every window length
+START = pl.lit(_START_US).cast(pl.Datetime("us", "UTC"))
 # Times are ticks of 7 ms plus half a millisecond: none is exactly a gap away from another and none on the edge of
 # a window, so that both systems close the same windows although Spark keeps its watermark in milliseconds.
 _TICK_US, _HALF_MS_US = 7_000, 500
@@ -32,11 +33,11 @@ def generate(stream: Stream | Orders, into: Path, seed: int = 7) -> Path:
     if directory.exists():
         return directory
     if isinstance(stream, Stream):
-        for epoch, frame in enumerate(_epochs(stream, seed)):
+        for epoch, frame in enumerate(frames(stream, seed)):
             _write(directory, epoch, frame)
     else:
-        for epoch, frames in enumerate(_orders(stream, seed)):
-            for side, frame in zip(SIDES, frames, strict=True):
+        for epoch, both in enumerate(orders(stream, seed)):
+            for side, frame in zip(SIDES, both, strict=True):
                 _write(directory / side, epoch, frame)
     return directory
 
@@ -51,7 +52,8 @@ def _write(directory: Path, epoch: int, frame: pl.DataFrame) -> None:
         os.utime(path, (modified, modified))
 
 
-def _epochs(stream: Stream, seed: int) -> Iterator[pl.DataFrame]:
+def frames(stream: Stream, seed: int = 7) -> Iterator[pl.DataFrame]:
+    """The rows of each epoch."""
     rng = np.random.default_rng(seed)
     if stream.load_epochs:
         each = stream.idle_keys // stream.load_epochs
@@ -73,7 +75,7 @@ def _rows(rng: np.random.Generator, epoch: int, stream: Stream, name: str, ids: 
     )
 
 
-def _orders(stream: Orders, seed: int) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+def orders(stream: Orders, seed: int) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
     """Orders and payments, epoch by epoch; the first payments are for orders from before the stream.
 
     orders      ──●──────────────────────────▶ event time

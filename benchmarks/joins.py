@@ -30,13 +30,13 @@ def summary(out: Path) -> dict[str, int]:
 
 
 def run_native(spark: SparkSession, join: Join, data: Path, work: Path) -> None:
-    """All epochs there are by Spark's own inner join of two streams; results as parquet in `work/out`."""
+    """All epochs there are by Spark's own join of two streams; results as parquet in `work/out`."""
     orders, payments = (_read(spark, join, data / side) for side in SIDES)
     paid = payments.select(
         F.col("order_id").alias("paid_order_id"), F.col("amount").alias("paid_amount"), F.col("ts").alias("paid_ts")
     )
     within = F.expr(f"order_id = paid_order_id AND paid_ts >= ts AND paid_ts <= ts + INTERVAL {join.within_s} SECONDS")
-    results = orders.join(paid, within).withColumn("_event_ts", F.greatest("ts", "paid_ts")).select(*_OUTPUT)
+    results = orders.join(paid, within, join.kind).withColumn("_event_ts", F.greatest("ts", "paid_ts")).select(*_OUTPUT)
     query = (
         results.writeStream.format("parquet")
         .outputMode("append")
@@ -72,7 +72,7 @@ def run_slackwater(
             for side in SIDES
         ],
         join=sw.Join(
-            kind="inner",
+            kind=join.kind,
             left_source="orders",
             right_source="payments",
             left_keys=["order_id"],

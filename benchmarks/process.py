@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ import pyarrow.parquet as pq
 from benchmarks import joins
 from benchmarks.cases import NATIVE, Join, Window
 from benchmarks.data import FILES_PER_EPOCH, SIDES
+from benchmarks.topics import Topic
 from slackwater.spark import memory
 
 _SAMPLE_S = 0.1
 _TAIL = 3000
+_PATIENCE_S = 30
 ROLES = ("driver_jvm", "driver_python", "python_workers", "total")
 
 
@@ -62,19 +65,20 @@ class Usage:
         self.peak = {role: max(peak, now[role]) for role, peak in self.peak.items()}
 
 
-def run_worker(system: str, query: Window | Join, data: Path, work: Path, driver_memory: str) -> dict[str, Any]:
+def run_worker(system: str, query: Window | Join, data: Path | Topic, work: Path, driver_memory: str) -> dict[str, Any]:
     """The worker's result, with its data `epochs`, `memory`, `first_row_s`, `wall_s` and a summary of its `output`.
 
     Raises WorkerFailed with the end of the worker's output.
     """
     work.mkdir(parents=True)
-    job = {"system": system, type(query).__name__.lower(): asdict(query), "data": str(data), "work": str(work)}
+    job = {"system": system, type(query).__name__.lower(): asdict(query), "work": str(work)}
+    job |= {"data": str(data)} if isinstance(data, Path) else {"topic": asdict(data)}
     job_file, log = work / "job.json", work / "log.txt"
     job_file.write_text(json.dumps(job | {"driver_memory": driver_memory}))
     usage, first_row, started = Usage(), None, time.monotonic()
     with log.open("wb") as output:
         command = [sys.executable, "-m", "benchmarks.worker", str(job_file)]
-        with subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=_environment()) as process:
+        with subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment()) as process:
             root = psutil.Process(process.pid)
             try:
                 while process.poll() is None:
@@ -83,7 +87,7 @@ def run_worker(system: str, query: Window | Join, data: Path, work: Path, driver
                         first_row = time.monotonic() - started
                     time.sleep(_SAMPLE_S)
             finally:
-                _end(root)
+                ended(root)
     if process.returncode:
         told = log.read_text(errors="replace")[-_TAIL:]
         raise WorkerFailed(f"{system} ended with {process.returncode}:\n{told}")
@@ -92,8 +96,8 @@ def run_worker(system: str, query: Window | Join, data: Path, work: Path, driver
     result |= {"system": system, "memory": usage.peak, "first_row_s": first_row, "wall_s": wall}
     summary = _summary if isinstance(query, Window) else joins.summary
     return result | {
-        "epochs": _epochs(result["batches"], data if isinstance(query, Window) else data / SIDES[0], usage),
-        "output": summary(work / "out"),
+        "epochs": _epochs(result["batches"], data, usage),
+        "output": result.get("output") or summary(work / "out"),
         "state_on_disk": _bytes_in(work / ("checkpoint/state" if system in NATIVE else "state")),
     }
 
@@ -102,9 +106,13 @@ def _bytes_in(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-def _epochs(batches: list[dict[str, Any]], data: Path, usage: Usage) -> list[dict[str, Any]]:
+def _epochs(batches: list[dict[str, Any]], data: Path | Topic, usage: Usage) -> list[dict[str, Any]]:
     """The batches with rows: one per FILES_PER_EPOCH files. The native operators add an empty one at the end."""
-    expected = len(list(data.glob("*.parquet"))) // FILES_PER_EPOCH
+    if isinstance(data, Topic):
+        expected, batches = data.epochs, [batch for batch in batches if data.whole(batch["rows"])]
+    else:
+        side = data / SIDES[0]
+        expected = len(list((side if side.exists() else data).glob("*.parquet"))) // FILES_PER_EPOCH
     if not expected <= len(batches) <= expected + 1:
         raise WorkerFailed(f"{expected} epochs of data came as {len(batches)} batches")
     clock, spent = np.array(usage.spent).T
@@ -114,16 +122,22 @@ def _epochs(batches: list[dict[str, Any]], data: Path, usage: Usage) -> list[dic
     return batches[:expected]
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """What `slackwater run` sets as well: Spark's workers run this Python, and Polars in them one thread each."""
     return os.environ | {"PYSPARK_PYTHON": sys.executable, "POLARS_MAX_THREADS": "1"} | memory.ENVIRONMENT
 
 
-def _end(root: psutil.Process) -> None:
-    """After an interruption: the worker and what it started."""
-    if root.is_running() and root.status() != psutil.STATUS_ZOMBIE:
-        for process in [*root.children(recursive=True), root]:
+def ended(root: psutil.Process) -> None:
+    """End a process and what it started, if they still run."""
+    if not root.is_running() or root.status() == psutil.STATUS_ZOMBIE:
+        return
+    processes = [*root.children(recursive=True), root]
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
             process.terminate()
+    for process in psutil.wait_procs(processes, _PATIENCE_S)[1]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _has_rows(out: Path) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.cases import (
+    FLOOR,
     IDLE_GOAL,
     IN_POSTGRES_GOAL,
     NATIVE,
@@ -17,6 +18,7 @@ from benchmarks.cases import (
     TOUCHED_GOAL,
 )
 from benchmarks.process import ROLES
+from benchmarks.topics import PARTITIONS
 
 _MIB = 1024**2
 
@@ -25,9 +27,11 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
     """The whole report; a part that was not run is left out."""
     about = report["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-    yield f"\n{about['cores']} cores, {about['memory_gib']} GiB, load {about['load_before']:.1f}; {versions}"
+    yield f"\n{about['processor']}, {about['cores']} cores, {about['memory_gib']} GiB, load {about['load_before']:.1f}; {versions}"
     if report["cases"]:
         yield from _speed(report["cases"])
+        yield from _floor(report["cases"])
+        yield from _small(report["cases"])
         yield from _phases(report["cases"])
         yield from _memory(report["cases"])
     if report["idle_keys"]:
@@ -41,12 +45,17 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
         yield from _in_postgres(report["in_postgres"])
     if report["reopen"]:
         yield from _reopen(report["reopen"])
+    if report["from_kafka"]:
+        yield from _from_kafka(report["from_kafka"])
     if report["latency"]:
         found = report["latency"]
         yield (
             f"\nKafka append to Postgres row at {found['rows_per_s']:,} rows/s: p50 {1000 * found['p50_s']:.0f} ms, "
             f"p99 {1000 * found['p99_s']:.0f} ms ({found['windows']} windows of one second)"
         )
+    if report["failed"]:
+        yield f"\nFAILED, not measured: {', '.join(report['failed'])}"
+    yield f"\nAll of it took {report['took_s'] / 60:.0f} minutes; load {about['load_after']:.1f} at the end"
 
 
 def _speed(cases: list[dict[str, Any]]) -> Iterator[str]:
@@ -55,11 +64,31 @@ def _speed(cases: list[dict[str, Any]]) -> Iterator[str]:
     for case in cases:
         hdfs, rocksdb, ours = (case["systems"][s]["median_s"] for s in (*NATIVE, SLACKWATER))
         rate = f"{case['rows_per_epoch'] / ours:,.0f}"
-        ratios = [
-            f"{case[name]:.2f}" for name in ("ratio", "ratio_of_means", "ratio_of_fastest", "ratio_of_cpu", "goal")
-        ]
+        ratios = [f"{case[name]:.2f}" for name in ("ratio", "ratio_of_means", "ratio_of_fastest", "ratio_of_cpu")]
         times = [f"{seconds:.2f}" for seconds in (hdfs, rocksdb, ours)]
-        yield _row(case["name"], *times, rate, *ratios, _verdict(case["met"]))
+        yield _row(case["name"], *times, rate, *ratios, _goal(case["goal"]), _verdict(case["met"]))
+
+
+def _floor(cases: list[dict[str, Any]]) -> Iterator[str]:
+    yield "\nTimes the floor: the same epochs with a step that does nothing"
+    yield _row("case", "floor", "Slackw.", "times", "(means)", "(fastest)", "(CPU)", "at most", "CPU floor", "CPU here")
+    for case in cases:
+        floor, ours = case["systems"][FLOOR], case["systems"][SLACKWATER]
+        seconds = [f"{found['median_s']:.2f}" for found in (floor, ours)]
+        times = [f"{case['times_floor'][figure]:.2f}" for figure in ("median_s", "mean_s", "fastest_s", "cpu_s")]
+        spent = [f"{found['cpu_s']:.2f}" for found in (floor, ours)]
+        yield _row(case["name"], *seconds, *times, _goal(case["floor_goal"]), *spent, _verdict(case["floor_met"]))
+
+
+def _small(cases: list[dict[str, Any]]) -> Iterator[str]:
+    """Epochs so small that only what every epoch costs is left."""
+    for case in cases:
+        if case["seconds_goal"] is not None:
+            ours, goal = case["systems"][SLACKWATER], case["seconds_goal"]
+            yield (
+                f"\nAn epoch of {case['rows_per_epoch']:,} rows: {ours['median_s']:.2f} s, goal {goal:g}  "
+                f"{_verdict(ours['median_s'] <= goal)}; {ours['cpu_s']:.2f} s of CPU"
+            )
 
 
 def _phases(cases: list[dict[str, Any]]) -> Iterator[str]:
@@ -132,6 +161,18 @@ def _reopen(found: dict[str, Any]) -> Iterator[str]:
         )
 
 
+def _from_kafka(found: dict[str, Any]) -> Iterator[str]:
+    ours, native, floor = (found[system] for system in (SLACKWATER, ROCKSDB, FLOOR))
+    yield (
+        f"\nSessions from Kafka, {found['rows_per_epoch']:,} rows per epoch as JSON in {PARTITIONS} partitions: {ours['median_s']:.2f} s, "
+        f"{found['ratio']:.2f} times as fast as RocksDB ({native['median_s']:.2f} s; by CPU {found['ratio_of_cpu']:.2f}), "
+        f"{found['times_floor']:.2f} times the floor ({floor['median_s']:.2f} s)"
+    )
+    rates = ", ".join(f"{system} {rate:,.0f}" for system, rate in found["rows_per_s"].items())
+    yield f"  rows per second from process start to end: {rates}" + ("" if found["same_output"] else "  OUTPUTS DIFFER")
+    yield f"  {_breakdown(ours)}"
+
+
 def _breakdown(found: dict[str, Any]) -> str:
     """The phases, and what Spark spends around them."""
     rest = found["median_s"] - sum(found["phases_s"].values())
@@ -146,5 +187,10 @@ def _seconds(seconds: float | None) -> str:
     return "never" if seconds is None else f"{seconds:.1f} s"
 
 
-def _verdict(met: bool) -> str:
-    return "met" if met else "MISSED"
+def _goal(goal: float | None) -> str:
+    return "-" if goal is None else f"{goal:g}"
+
+
+def _verdict(met: bool | None) -> str:
+    """Of what has no goal there is nothing to say."""
+    return "" if met is None else "met" if met else "MISSED"

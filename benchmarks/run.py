@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +18,17 @@ from benchmarks.cases import (
     FIRST_ROW,
     FIRST_ROW_STREAM,
     FIRST_ROW_WINDOW,
+    FROM_KAFKA,
+    FROM_KAFKA_STREAM,
+    FROM_KAFKA_SYSTEMS,
+    FROM_KAFKA_WINDOW,
     IDLE,
     IDLE_STREAMS,
     IDLE_WINDOW,
     IN_POSTGRES,
     IN_POSTGRES_CASE,
     LATENCY,
+    MEASURED,
     NAMES,
     POSTGRES,
     REOPEN,
@@ -40,11 +50,14 @@ from benchmarks.cases import (
     quick,
 )
 from benchmarks.data import generate
-from benchmarks.figures import compared, machine, policy_costs, summarised
+from benchmarks.figures import beside_kafka, compared, kept, machine, policy_costs, summarised
 from benchmarks.postgres import environment, latency, touched_keys
 from benchmarks.process import WorkerFailed, run_worker
 from benchmarks.report import lines
-from slackwater.testing.services import Postgres
+from benchmarks.topics import Topic, filled
+from slackwater.testing.services import Kafka, Postgres
+
+RESULTS = Path(__file__).parent / "results"
 
 
 class Bench:
@@ -56,9 +69,9 @@ class Bench:
 
     def case(self, case: Case) -> dict[str, Any]:
         """Every system once per round, in turning order: a slow minute of the machine hits all alike."""
-        runs: dict[str, list[dict[str, Any]]] = {system: [] for system in SYSTEMS}
+        runs: dict[str, list[dict[str, Any]]] = {system: [] for system in MEASURED}
         for turn in range(self._rounds):
-            for system in SYSTEMS[turn % len(SYSTEMS) :] + SYSTEMS[: turn % len(SYSTEMS)]:
+            for system in MEASURED[turn % len(MEASURED) :] + MEASURED[: turn % len(MEASURED)]:
                 runs[system].append(self.measure(case.name, system, case.query, case.stream))
         systems = {system: summarised(results, WARM_UP) for system, results in runs.items()}
         return compared(case, systems)
@@ -112,6 +125,18 @@ class Bench:
         found = {policy: summarised(results, WARM_UP) for policy, results in runs.items()}
         return {policy: found[policy] | policy_costs(runs[policy], stream.rows) for policy in found}
 
+    def from_kafka(self, small: bool) -> dict[str, Any]:
+        """Sessions from a topic with JSON, in turn."""
+        stream = quick(FROM_KAFKA_STREAM) if small else FROM_KAFKA_STREAM
+        runs: dict[str, list[dict[str, Any]]] = {system: [] for system in FROM_KAFKA_SYSTEMS}
+        with Kafka.started() as kafka:
+            topic = filled(kafka, stream)
+            for turn in range(self._rounds):
+                for system in list(runs)[:: 1 if turn % 2 == 0 else -1]:
+                    runs[system].append(self.run(FROM_KAFKA, system, FROM_KAFKA_WINDOW, topic))
+        found = {system: summarised(results, WARM_UP) for system, results in runs.items()}
+        return found | beside_kafka(runs, found, stream)
+
     def first_row(self) -> dict[str, float | None]:
         """Seconds from process start to the first result row, by system: the median of the rounds."""
         times: dict[str, list[float]] = {system: [] for system in SYSTEMS}
@@ -122,7 +147,9 @@ class Bench:
         return {system: sorted(seconds)[len(seconds) // 2] for system, seconds in times.items()}
 
     def measure(self, name: str, system: str, query: Window | Join, stream: Stream | Orders) -> dict[str, Any]:
-        data = generate(stream, self._root / "data")
+        return self.run(name, system, query, generate(stream, self._root / "data"))
+
+    def run(self, name: str, system: str, query: Window | Join, data: Path | Topic) -> dict[str, Any]:
         self._runs += 1
         print(f"{name}: {system} …", file=sys.stderr, end=" ", flush=True)
         result = run_worker(system, query, data, self._root / f"run-{self._runs}", self._driver_memory)
@@ -130,58 +157,70 @@ class Bench:
         return result
 
 
+PARTS: dict[str, tuple[str, Callable[[Bench, bool], Any]]] = {  # beside the cases: what it is called, and in the report
+    IDLE: ("idle_keys", Bench.idle_keys),
+    SKEWED: ("skewed", Bench.skewed),
+    FIRST_ROW: ("first_row_s", lambda bench, small: bench.first_row()),
+    IN_POSTGRES: ("in_postgres", Bench.in_postgres),
+    REOPEN: ("reopen", Bench.reopen),
+    FROM_KAFKA: ("from_kafka", Bench.from_kafka),
+    LATENCY: ("latency", lambda bench, small: latency()),
+}
+
+
 def main() -> int:
-    """0 also when goals are missed; 1 when a measurement failed."""
-    options = _options()
+    """0 also when goals are missed; 1 when a measurement failed: the others are made and told all the same."""
+    options, began = _options(), time.monotonic()
+    told = {name: getattr(options, name) for name in ("quick", "only", "rounds", "driver_memory")}
+    report: dict[str, Any] = {"machine": machine(), "options": told, "cases": [], "failed": []}
+    report |= dict.fromkeys(key for key, _ in PARTS.values())
     with tempfile.TemporaryDirectory(prefix="slackwater-bench-") as root:
         bench = Bench(Path(root), options.rounds, options.driver_memory)
-        only = options.only
-        report: dict[str, Any] = {"machine": machine(), "options": vars(options) | {"json": None}}
-        report |= {
-            "cases": [],
-            "idle_keys": None,
-            "skewed": None,
-            "first_row_s": None,
-            "in_postgres": None,
-            "reopen": None,
-            "latency": None,
-        }
-        failed = False
-        try:
-            for case in chosen(only, options.quick):
+        for case in chosen(options.only, options.quick):
+            with _told_if_it_fails(report, case.name):
                 report["cases"].append(bench.case(case))
-            if not only or IDLE in only:
-                report["idle_keys"] = bench.idle_keys(options.quick)
-            if not only or SKEWED in only:
-                report["skewed"] = bench.skewed(options.quick)
-            if not only or FIRST_ROW in only:
-                report["first_row_s"] = bench.first_row()
-            if not only or IN_POSTGRES in only:
-                report["in_postgres"] = bench.in_postgres(options.quick)
-            if not only or REOPEN in only:
-                report["reopen"] = bench.reopen(options.quick)
-            if not only or LATENCY in only:
-                report["latency"] = latency()
-        except WorkerFailed as error:
-            print(error, file=sys.stderr)
-            failed = True
+        for name, (key, measure) in PARTS.items():
+            if not options.only or name in options.only:
+                with _told_if_it_fails(report, name):
+                    report[key] = measure(bench, options.quick)
+    report["machine"]["load_after"] = os.getloadavg()[0]
+    report["took_s"] = time.monotonic() - began
     print("\n".join(lines(report)))
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=1))
-    return int(failed)
+    for path, figures in ((options.json, report), (options.keep, kept(report))):
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(figures, indent=1) + "\n")
+    return int(bool(report["failed"]))
+
+
+@contextmanager
+def _told_if_it_fails(report: dict[str, Any], name: str) -> Iterator[None]:
+    try:
+        yield
+    except WorkerFailed as error:
+        print(error, file=sys.stderr)
+        report["failed"].append(name)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes: a smoke test, no measurement")
     parser.add_argument("--only", type=_names, default=[], metavar="CASE,…", help=f"of {', '.join(NAMES)}")
-    parser.add_argument("--rounds", type=int, help="runs of every system per case (2; with --quick 1)")
+    parser.add_argument("--rounds", type=int, default=1, help="runs of every system per case (1)")
     parser.add_argument("--driver-memory", default="6g", help="heap of each JVM (6g)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures there")
-    options = parser.parse_args()
-    options.rounds = options.rounds or (1 if options.quick else 2)
-    return options
+    parser.add_argument(
+        "--keep", type=_release, metavar="NAME", help="and those to compare with in benchmarks/results/NAME.json"
+    )
+    return parser.parse_args()
+
+
+def _release(text: str) -> Path:
+    if not re.fullmatch(r"\w[\w.+-]*", text) or text == "latest":
+        raise argparse.ArgumentTypeError(
+            f'"{text}" is no name of a release; expected letters, digits, ".", "-" and "+"'
+        )
+    return RESULTS / f"{text}.json"
 
 
 def _names(text: str) -> list[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name PySpark's own documentation uses
 
 import slackwater as sw
 from benchmarks.cases import HDFS, ROCKSDB, Window
 from benchmarks.data import FILES_PER_EPOCH, LATENESS_S, SCHEMA
+from benchmarks.topics import Topic
 from slackwater.engine.status import Status
 
 _PROVIDERS = "org.apache.spark.sql.execution.streaming.state."
@@ -20,14 +21,9 @@ PROVIDER = {
 }
 
 
-def run_native(spark: SparkSession, window: Window, data: Path, work: Path) -> None:
+def run_native(spark: SparkSession, window: Window, data: Path | Topic, work: Path) -> None:
     """All epochs there are by `withWatermark` and `groupBy`; results as parquet in `work/out`."""
-    rows = (
-        spark.readStream.schema(SCHEMA)
-        .option("maxFilesPerTrigger", FILES_PER_EPOCH)
-        .parquet(str(data))
-        .withWatermark("ts", f"{LATENESS_S} seconds")
-    )
+    rows = _rows(spark, data).withWatermark("ts", f"{LATENESS_S} seconds")
     grouped = rows.groupBy(_window_column(window).alias("w"), "k")
     found = grouped.agg(F.count("*").alias("n"), F.sum("v").alias("total"), F.max("v").alias("most"))
     results = found.select(
@@ -44,6 +40,19 @@ def run_native(spark: SparkSession, window: Window, data: Path, work: Path) -> N
     query.awaitTermination()
 
 
+def _rows(spark: SparkSession, data: Path | Topic) -> DataFrame:
+    if isinstance(data, Path):
+        return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", FILES_PER_EPOCH).parquet(str(data))
+    reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", data.address)
+    reader = reader.option("subscribe", data.name).option("startingOffsets", "earliest")
+    return decoded(reader.option("maxOffsetsPerTrigger", data.rows).load())
+
+
+def decoded(records: DataFrame) -> DataFrame:
+    """Rows from what Spark's Kafka connector reads."""
+    return records.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("row")).select("row.*")
+
+
 def _window_column(window: Window) -> Column:
     length = f"{window.length} seconds"
     if window.kind == "session":
@@ -54,7 +63,7 @@ def _window_column(window: Window) -> Column:
 def run_slackwater(
     spark: SparkSession,
     window: Window,
-    data: Path,
+    data: Path | Topic,
     work: Path,
     on_status: Callable[[Status], None],
     postgres: str | None = None,
@@ -68,15 +77,8 @@ def run_slackwater(
     lake = sw.FilesConnection()
     sw.run_streaming_pipeline(
         name="bench",
-        source=sw.Source(
-            name="events",
-            connection=lake,
-            query=f"{data}/*.parquet",
-            format="parquet",
-            schema=SCHEMA,
-            max_files_per_trigger=FILES_PER_EPOCH,
-        ),
-        window=_window_spec(window),
+        source=_source(data),
+        window=window_spec(window),
         target=lake,
         target_path=str(work / "out"),
         target_format="parquet",
@@ -87,7 +89,27 @@ def run_slackwater(
     )
 
 
-def _window_spec(window: Window) -> sw.Window:
+def _source(data: Path | Topic) -> sw.Source:
+    if isinstance(data, Path):
+        return sw.Source(
+            name="events",
+            connection=sw.FilesConnection(),
+            query=f"{data}/*.parquet",
+            format="parquet",
+            schema=SCHEMA,
+            max_files_per_trigger=FILES_PER_EPOCH,
+        )
+    return sw.Source(
+        name="events",
+        connection=sw.KafkaConnection(bootstrap_servers=data.address),
+        query=data.name,
+        schema=SCHEMA,
+        starting_offsets="earliest",
+        max_offsets_per_trigger=data.rows,
+    )
+
+
+def window_spec(window: Window) -> sw.Window:
     if window.kind == "session":
         shape = {"gap_ms": f"{window.length}s", "max_session_duration_ms": "2h"}
     else:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from dataclasses import asdict
 from datetime import datetime
+from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -21,9 +24,12 @@ from pyspark.sql.streaming.listener import (
 )
 
 from benchmarks import joins
-from benchmarks.cases import POSTGRES, SLACKWATER, Join, Window
+from benchmarks.cases import FLOOR, POSTGRES, SLACKWATER, Join, Window
+from benchmarks.floor import run_floor
 from benchmarks.systems import PROVIDER, run_native, run_slackwater
+from benchmarks.topics import Topic
 from slackwater.engine.status import Status
+from slackwater.spark.packages import kafka_connector
 
 POSTGRES_URL = "SLACKWATER_BENCH_POSTGRES"
 _REPORTED_WITHIN_S = 60
@@ -44,10 +50,10 @@ class Progress(StreamingQueryListener):
 
     def __init__(self) -> None:
         self.batches: list[dict[str, Any]] = []
-        self.terminated = Event()
+        self.started, self.terminated = Event(), Event()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        """Nothing to keep."""
+        self.started.set()
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
         progress = event.progress
@@ -78,13 +84,46 @@ def session(job: dict[str, Any]) -> SparkSession:
     builder = builder.config("spark.driver.memory", job["driver_memory"])
     if job["system"] in PROVIDER:
         builder = builder.config("spark.sql.streaming.stateStore.providerClass", PROVIDER[job["system"]])
+    if "topic" in job:
+        jars, _ = kafka_connector(version("pyspark"))
+        builder = builder.config("spark.jars", ",".join(map(str, jars)))
     return builder.getOrCreate()
 
 
+class Told:
+    """Slackwater's own account of its epochs, and when each with rows was told."""
+
+    def __init__(self) -> None:
+        self.statuses: list[Status] = []
+        self.at = [time.time()]
+
+    def __call__(self, status: Status) -> None:
+        self.statuses.append(status)
+        if status.rows:
+            self.at.append(time.time())
+
+    def batches(self) -> list[dict[str, Any]]:
+        """From the end of one epoch to the end of the next: planning, commit and whatever lies between them is part of it."""
+        with_rows = [status for status in self.statuses if status.rows]
+        return [
+            {"rows": status.rows, "began": began, "seconds": ended - began, "durations": {}}
+            for status, (began, ended) in zip(with_rows, pairwise(self.at), strict=True)
+        ]
+
+
+def epochs(progress: Progress, told: Told) -> list[dict[str, Any]]:
+    """The epochs of a run: as Spark reports its micro-batches, or, where no streaming query ran, as Slackwater told them."""
+    if not progress.started.is_set():
+        return told.batches()
+    if not progress.terminated.wait(_REPORTED_WITHIN_S):
+        raise TimeoutError("Spark did not report the end of the query within a minute")
+    return progress.batches
+
+
 def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """Run the job to its end: the micro-batches as Spark timed them, and Slackwater's own account of its epochs."""
+    """Run the job to its end: its epochs, Slackwater's own account of them, and of the floor what was counted."""
     spark = session(job)
-    progress, statuses = Progress(), list[Status]()
+    progress, told, output = Progress(), Told(), None
     spark.streams.addListener(progress)
     new_session = spark.newSession
 
@@ -95,26 +134,30 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         return own
 
     spark.newSession = watched
-    data, work = Path(job["data"]), Path(job["work"])
+    data, work = Topic(**job["topic"]) if "topic" in job else Path(job["data"]), Path(job["work"])
     query = Join(**job["join"]) if "join" in job else Window(**job["window"])
-    if isinstance(query, Join):
-        if job["system"] == SLACKWATER:
-            joins.run_slackwater(spark, query, data, work, statuses.append)
-        else:
-            joins.run_native(spark, query, data, work)
-    elif job["system"] in (SLACKWATER, POSTGRES):
-        url = os.environ[POSTGRES_URL] if job["system"] == POSTGRES else None
-        run_slackwater(spark, query, data, work, statuses.append, url)
+    if job["system"] == FLOOR:
+        counted = run_floor(spark, query, data)
+        batches, output = counted["batches"], counted["output"]
     else:
-        run_native(spark, query, data, work)
-    if not progress.terminated.wait(_REPORTED_WITHIN_S):
-        raise TimeoutError("Spark did not report the end of the query within a minute")
+        if isinstance(query, Join):
+            if job["system"] == SLACKWATER:
+                joins.run_slackwater(spark, query, data, work, told)
+            else:
+                joins.run_native(spark, query, data, work)
+        elif job["system"] in (SLACKWATER, POSTGRES):
+            url = os.environ[POSTGRES_URL] if job["system"] == POSTGRES else None
+            run_slackwater(spark, query, data, work, told, url)
+        else:
+            run_native(spark, query, data, work)
+        batches = epochs(progress, told)
     java = spark.sparkContext._jvm.System.getProperty("java.version")
     spark.stop()
     return {
-        "batches": progress.batches,
-        "statuses": [_kept(status) for status in statuses if status.rows],
-        "late": statuses[-1].counters.rows_late if statuses else None,
+        "batches": batches,
+        "statuses": [_kept(status) for status in told.statuses if status.rows],
+        "late": told.statuses[-1].counters.rows_late if told.statuses else None,
+        "output": output,
         "java": java,
     }
 

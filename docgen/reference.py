@@ -17,7 +17,7 @@ from docgen.sources import ROOT, Message, messages, mistakes
 from slackwater.cli.main import app
 from slackwater.config import documented
 from slackwater.config.spec import Spec
-from slackwater.engine.status import Buffered, Counters, Status
+from slackwater.engine.status import Buffered, Counters, StageStatus, Status
 from slackwater.messages import FAMILIES, WARNING
 from slackwater.metrics import PREFIX, Metrics
 
@@ -240,7 +240,7 @@ _OF_A_JOIN = Status(
     watermark_us=None,
     sources=(),
     counters=Counters(),
-    buffered={"left": Buffered(0), "right": Buffered(0)},
+    stages=(StageStatus("s", "join", None, 0, 0, 0, 0, Counters(), {"left": Buffered(0), "right": Buffered(0)}),),
     **_NO_TIME,
 )
 

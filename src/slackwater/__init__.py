@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from slackwater.query.ask import why as why
     from slackwater.query.view import StateView as StateView
     from slackwater.query.view import open_state as open_state
-    from slackwater.query.why import Why as Why
+    from slackwater.query.why_values import Why as Why
     from slackwater.runner.background import Handle as Handle
     from slackwater.runner.batch import batch as batch
     from slackwater.runner.batch import batch_join as batch_join
@@ -78,7 +78,7 @@ _HOMES = {
     "Target": "config.target",
     "Stage": "config.transform",
     "Transform": "config.transform",
-    "Why": "query.why",
+    "Why": "query.why_values",
     "Window": "config.window",
     "describe": "explain",
     "load": "config.toml",

@@ -1,8 +1,8 @@
 """Prometheus metrics, built from the latest status of each pipeline.
 
 Counters are the cumulative ones of the commit, so they continue across restarts. The histogram of epoch phases is of
-this process. What waits to be published is known from the beginning of a run, before there is any status. Everything is
-labelled `pipeline`.
+this process, as are failures of targets. What waits to be published is known from the beginning of a run, before there is any
+status. Everything is labelled `pipeline`; what is of one stage or target also `stage` or `target`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from prometheus_client.registry import Collector
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.lateness import EDGES
 from slackwater.engine.observer import Observer, Waiting
-from slackwater.engine.status import Status
+from slackwater.engine.status import Counters, StageStatus, Status
 
 if TYPE_CHECKING:
     from slackwater.web.server import HttpServer
@@ -41,7 +42,8 @@ class Metrics(Collector, Observer):
         self._clock = clock
         self._pipeline = ""  # whose run is observed
         self._started: dict[str, float] = {}
-        self._waiting: dict[str, float | None] = {}  # since when, of an epoch that is not published
+        self._waiting: dict[str, Waiting | None] = {}  # an epoch that is not published
+        self._failures: Counter[tuple[str, str]] = Counter()  # by pipeline and target
         self.registry = CollectorRegistry(auto_describe=False)
         self._latest: dict[str, Status] = {}
         self._lag: dict[str, float] = {}
@@ -57,7 +59,9 @@ class Metrics(Collector, Observer):
 
     def waiting(self, epoch: Waiting | None) -> None:
         with self._lock:
-            self._waiting[self._pipeline] = None if epoch is None else epoch.committed_us / 1e6
+            self._waiting[self._pipeline] = epoch
+            if epoch is not None and epoch.failed is not None:
+                self._failures[self._pipeline, epoch.failed] += 1
 
     def status(self, status: Status) -> None:
         self.update(status)
@@ -78,7 +82,9 @@ class Metrics(Collector, Observer):
             yield from self._of_the_run()
             yield from _gauges(found, self._lag)
             yield from _counters(found)
+            yield from _stages(found)
             yield from _joins(found)
+            yield from self._targets(found)
             yield _lateness(found)
             yield self._histogram()
 
@@ -94,9 +100,45 @@ class Metrics(Collector, Observer):
             "How long ago an epoch was committed that has not reached its target; 0 if none waits.",
             labels=["pipeline"],
         )
-        for pipeline, since in self._waiting.items():
-            unpublished.add_metric([pipeline], 0.0 if since is None else max(self._clock() - since, 0.0))
+        for pipeline, epoch in self._waiting.items():
+            unpublished.add_metric([pipeline], self._age(epoch))
         yield from (started, unpublished)
+
+    def _age(self, epoch: Waiting | None) -> float:
+        return 0.0 if epoch is None else max(self._clock() - epoch.committed_us / 1e6, 0.0)
+
+    def _targets(self, found: Iterable[Status]) -> Iterator[Metric]:
+        """What each target gets, has, and waits for; dead letters are one of them."""
+        statuses = {s.pipeline: s for s in found}
+        labels = ["pipeline", "target"]
+        emitted = CounterMetricFamily(f"{PREFIX}target_emitted_rows", "Rows committed for a target.", labels=labels)
+        published = CounterMetricFamily(f"{PREFIX}target_published_rows", "Those of them that it has.", labels=labels)
+        failures = CounterMetricFamily(
+            f"{PREFIX}target_failures", "Times that a target did not take its rows, in this process.", labels=labels
+        )
+        waits = GaugeMetricFamily(
+            f"{PREFIX}target_waiting_rows", "Rows committed that a target does not have yet.", labels=labels
+        )
+        age = GaugeMetricFamily(
+            f"{PREFIX}target_unpublished_seconds",
+            "How long ago an epoch was committed that a target has not taken; 0 if none waits.",
+            labels=labels,
+        )
+        for pipeline in dict.fromkeys([*statuses, *self._waiting]):
+            status, epoch = statuses.get(pipeline), self._waiting.get(pipeline)
+            totals = {} if status is None else status.counters.targets
+            # a status tells of the latest epoch that all targets have; what waits is part of a later one
+            later = {} if epoch is None or (status is not None and epoch.epoch <= status.epoch) else epoch.rows
+            missing = {} if epoch is None else {n: epoch.rows[n] for n in epoch.missing if n in epoch.rows}
+            for name in dict.fromkeys([*totals, *later, *missing]):
+                if name in totals:
+                    committed = totals[name] + later.get(name, 0)
+                    emitted.add_metric([pipeline, name], committed)
+                    published.add_metric([pipeline, name], committed - missing.get(name, 0))
+                failures.add_metric([pipeline, name], self._failures[pipeline, name])
+                waits.add_metric([pipeline, name], missing.get(name, 0))
+                age.add_metric([pipeline, name], self._age(epoch if name in missing else None))
+        yield from (emitted, published, failures, waits, age)
 
     def _histogram(self) -> Metric:
         family = HistogramMetricFamily(
@@ -138,22 +180,58 @@ def _gauges(found: Iterable[Status], lag: dict[str, float]) -> Iterator[Metric]:
     yield marks
 
 
+def _stages(found: Sequence[Status]) -> Iterator[Metric]:
+    """What each stage holds and counts: of a pipeline in one step that is all of it."""
+    labels = ["pipeline", "stage"]
+    gauges: tuple[tuple[str, str, Callable[[StageStatus], float | None]], ...] = (
+        ("watermark_seconds", "Watermark of a stage as Unix time.", lambda s: _seconds(s.watermark_us)),
+        ("open_windows", "Open windows of a stage.", lambda s: s.open),
+        ("state_rows", "Rows in the state of a stage; of a join those that wait.", lambda s: s.rows),
+        ("state_bytes", "Size of the files of a stage's state.", lambda s: s.bytes),
+    )
+    for name, about, value in gauges:
+        gauge = GaugeMetricFamily(f"{PREFIX}stage_{name}", about, labels=labels)
+        for status in found:
+            for stage in status.stages:
+                if (now := value(stage)) is not None:
+                    gauge.add_metric([status.pipeline, stage.name], now)
+        yield gauge
+    counters: tuple[tuple[str, str, Callable[[Counters], int]], ...] = (
+        ("rows_in", "Rows that a stage read, of sources or of stages.", lambda c: c.rows_in),
+        ("rows_used", "Those of them that are in a window, or were joined.", lambda c: c.rows_used),
+        ("late_rows", "Those that came too late for it.", lambda c: c.rows_late),
+        ("bad_rows", "Those that it could not use.", lambda c: c.rows_bad),
+        ("refused_rows", "Those of groups beyond its max_groups_per_window.", lambda c: c.rows_refused),
+        ("rows_emitted", "Rows that a stage emitted.", lambda c: c.rows_emitted),
+    )
+    for name, about, count in counters:
+        counter = CounterMetricFamily(f"{PREFIX}stage_{name}", about, labels=labels)
+        for status in found:
+            for stage in status.stages:
+                counter.add_metric([status.pipeline, stage.name], count(stage.counters))
+        yield counter
+
+
+def _seconds(us: int | None) -> float | None:
+    return None if us is None else us / 1e6
+
+
 def _joins(found: Iterable[Status]) -> Iterator[Metric]:
-    """What only joins have, by side."""
-    joins = [s for s in found if s.buffered]
+    """What only joins have, by stage and side."""
+    joins = [(status.pipeline, stage) for status in found for stage in status.stages if stage.buffered]
     if not joins:
         return
-    labels = ["pipeline", "side"]
+    labels = ["pipeline", "stage", "side"]
     rows = GaugeMetricFamily(f"{PREFIX}join_buffered_rows", "Rows in the state, by side.", labels=labels)
     largest = GaugeMetricFamily(
         f"{PREFIX}join_largest_key_rows",
         "Rows of the largest key that the latest epoch touched; 0 below half of max_rows_per_key.",
         labels=labels,
     )
-    for status in joins:
-        for side, held in status.buffered.items():
-            rows.add_metric([status.pipeline, side], held.rows)
-            largest.add_metric([status.pipeline, side], held.hot_key[0] if held.hot_key else 0)
+    for pipeline, stage in joins:
+        for side, held in stage.buffered.items():
+            rows.add_metric([pipeline, stage.name, side], held.rows)
+            largest.add_metric([pipeline, stage.name, side], held.hot_key[0] if held.hot_key else 0)
     yield from (rows, largest)
     for name, about in (
         ("late", "Late rows, by side."),
@@ -164,11 +242,11 @@ def _joins(found: Iterable[Status]) -> Iterator[Metric]:
         ("expired", "Rows that left the state since the watermark had passed them, by side."),
     ):
         family = CounterMetricFamily(f"{PREFIX}join_{name}_rows", about, labels=labels)
-        for status in joins:
-            for side, held in status.buffered.items():
-                counts = status.counters.sides.get(side, {})
+        for pipeline, stage in joins:
+            for side, held in stage.buffered.items():
+                counts = stage.counters.sides.get(side, {})
                 gone = counts.get("buffered", 0) - counts.get("evicted", 0) - held.rows
-                family.add_metric([status.pipeline, side], gone if name == "expired" else counts.get(name, 0))
+                family.add_metric([pipeline, stage.name, side], gone if name == "expired" else counts.get(name, 0))
         yield family
 
 

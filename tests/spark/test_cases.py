@@ -307,6 +307,104 @@ def test_what_init_writes_passes_its_test_at_once(spark: Any, tmp_path: Path, ca
     assert len(outcome.differences["rows"].found) > 0
 
 
+STAGES = """
+name = "busy"
+[connections.lake]
+kind = "files"
+[[sources]]
+name = "events"
+connection = "lake"
+query = "in/*.jsonl"
+format = "json"
+schema = "user STRING, kind STRING, ts TIMESTAMP"
+[[stages]]
+name = "clicks"
+sql = "SELECT user, ts, _event_ts FROM source WHERE kind = 'click'"
+[[stages]]
+name = "visits"
+[stages.window]
+kind = "session"
+gap_ms = "30m"
+max_session_duration_ms = "12h"
+event_time_column = "ts"
+group_by = ["user"]
+aggregations = [{ agg = "count", as = "n" }]
+[[stages]]
+name = "hours"
+sql = "SELECT n, _event_ts FROM source"
+[stages.window]
+kind = "tumbling"
+duration_ms = "1h"
+max_groups_per_window = 10
+aggregations = [{ agg = "count", as = "visits" }, { agg = "sum", column = "n", as = "clicks" }]
+[[stages]]
+name = "busiest"
+sql = "SELECT window_start, clicks FROM source WHERE clicks > 2"
+[[targets]]
+from = "busiest"
+connection = "lake"
+path = "busiest"
+[[targets]]
+name = "all"
+from = "hours"
+connection = "lake"
+path = "hours"
+[state_store]
+kind = "files"
+path = "state"
+"""
+OF_STAGES = """
+[[steps]]
+rows = [
+  { user = "a", kind = "click", ts = 2024-03-01T09:00:00Z },
+  { user = "a", kind = "click", ts = 2024-03-01T09:10:00Z },
+  { user = "a", kind = "view", ts = 2024-03-01T09:20:00Z },
+  { user = "b", kind = "click", ts = 2024-03-01T09:05:00Z },
+]
+[[steps]]
+crash = "commit.after"
+[[steps]]
+rows = [{ user = "c", kind = "click", ts = 2024-03-01T12:00:00Z }]
+[[steps]]
+restart = { shards = 3 }
+
+[expect.rows]
+busiest = [{ window_start = 2024-03-01T09:00:00Z, clicks = 3 }]
+all = [
+  { window_start = 2024-03-01T09:00:00Z, visits = 2, clicks = 3 },
+  { window_start = 2024-03-01T12:00:00Z, visits = 1, clicks = 1 },
+]
+
+[expect.stages]
+clicks = [{ user = "a" }, { user = "a" }, { user = "b" }, { user = "c" }]  # SQL that is only read
+visits = [
+  { user = "a", window_start = 2024-03-01T09:00:00Z, n = 2 },
+  { user = "b", window_start = 2024-03-01T09:05:00Z, n = 1 },
+  { user = "c", window_start = 2024-03-01T12:00:00Z, n = 1 },
+]
+"""
+
+
+def test_what_each_target_and_stage_gets(spark: Any, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "busy.toml").write_text(STAGES)
+    file = tmp_path / "tests" / "busy.toml"
+    file.write_text(OF_STAGES)
+    assert outcome_of(file, spark).lines() == []
+    wrong = OF_STAGES.replace("n = 2 }", "n = 5 }").replace("visits = 2, clicks = 3", "visits = 2, clicks = 4")
+    file.write_text(wrong.replace('{ user = "b" }, { user = "c" }]', '{ user = "c" }]'))
+    assert run_path(file, update=True) == 0
+    said = capsys.readouterr().out
+    for line in (
+        'rows of target "all": 1 row differs in clicks',
+        'rows of stage "clicks": 1 unexpected row',
+        'rows of stage "visits": ',
+    ):
+        assert line in said
+    assert outcome_of(file, spark).ok
+    assert "# SQL that is only read" in file.read_text()
+
+
 def test_the_command_as_people_use_it(home: Path) -> None:
     """In a process of its own: `slackwater test`, from the folder of the config."""
     done = subprocess.run(

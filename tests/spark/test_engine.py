@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import os
 import shutil
 from typing import Any
 
@@ -51,6 +52,34 @@ def test_every_aggregation_agrees_with_the_in_process_engine(runner: Runner, kin
     assert comparable(found) == comparable(expected.select(found.columns))
     assert [s.epoch for s in runner.statuses] == list(range(len(runner.statuses)))
     assert runner.statuses[-1].counters.rows_used == len(rows)
+
+
+def test_the_state_knows_the_file_of_the_newest_row(runner: Runner) -> None:
+    """Files of one modification time are told apart by their sizes, and named together where these are equal, too."""
+    old, new = (runner.write(f"{n}.jsonl", events(20 * n, 20 * n + 9)) for n in (0, 1))
+    last = runner.write("2.jsonl", events(50, 52))
+
+    def newest_at() -> str | None:
+        for folder in ("state", "out"):
+            shutil.rmtree(runner.home / folder, ignore_errors=True)
+        runner.run(source=runner.source(SIMPLE), window=simple())
+        with FilesStore(runner.home / "state", "test").peek() as snapshot:
+            assert snapshot is not None
+            return snapshot.commit.clocks["events"].newest_at
+
+    def same(size: int) -> None:
+        """The first two files are of this size (0: as they are), and of one time."""
+        for path in (old, new):
+            path.write_bytes(path.read_bytes()[:-1].ljust(size - 1) + b"\n")
+            os.utime(path, (1_600_000_000, 1_600_000_000))
+
+    assert newest_at() == str(last)
+    last.unlink()
+    new.write_text(new.read_text() + "\n")
+    same(0)
+    assert newest_at() == str(new)
+    same(2000)
+    assert newest_at() == f"{old} or {new}"
 
 
 def test_keys_of_every_type(runner: Runner) -> None:

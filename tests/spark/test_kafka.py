@@ -21,8 +21,17 @@ from tests.support.runner import Runner
 from tests.support.topics import START_MS, Make, counted, minutes, waited_for
 
 import slackwater as sw
+from slackwater.state.files.store import FilesStore
 
 pytestmark = pytest.mark.spark
+
+
+def newest_at(runner: Runner, pipeline: str) -> str | None:
+    """Where the newest row of its source was read, as the state knows it."""
+    with FilesStore(runner.home / "state", pipeline).peek() as snapshot:
+        assert snapshot is not None
+        (clock,) = snapshot.commit.clocks.values()
+        return clock.newest_at
 
 
 def test_json_with_a_schema_found_out_and_the_columns_of_a_record(runner: Runner, topic: Make) -> None:
@@ -39,6 +48,7 @@ def test_json_with_a_schema_found_out_and_the_columns_of_a_record(runner: Runner
         (f"a|k|h|x|{name}|0|0|{START_MS + 1000}", 1, 1),
         (f"b|{name}|1|0|{START_MS + 2000}", 1, 2),
     ]
+    assert newest_at(runner, "test") == f"{name}-1 at offset 0"
 
 
 def test_raw_payloads_are_for_the_sql(runner: Runner, topic: Make) -> None:
@@ -56,6 +66,7 @@ def test_several_topics_and_patterns(runner: Runner, topic: Make) -> None:
     listed = first.source(query=f"{first.name}, {second.name}")
     runner.run(source=listed, window=minutes(), name="listed", target_path=str(runner.home / "x"))
     assert counted(pl.read_parquet(runner.home / "x" / "*.parquet")) == [("a", 2, 3)]
+    assert newest_at(runner, "listed") == f"{second.name}-0 at offset 0"
     pattern = first.source(query=f"pattern:{first.name.rsplit('-', 1)[0]}-.*")
     assert counted(runner.run(source=pattern, window=minutes(), name="pattern")) == [("a", 2, 3)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from slackwater.engine.status import Buffered, Counters, SourceStatus, Status
+from slackwater.engine.status import Buffered, Counters, SourceStatus, StageStatus, Status
 from slackwater.metrics import Metrics
 
 COUNTERS = Counters(
@@ -18,7 +18,9 @@ COUNTERS = Counters(
     late={"lateness": 20, "idle": 5},
     emitted={"close": 40, "cap": 2},
     letters={"late": 25, "no event time": 3},
+    targets={"transform": 42},
 )
+STAGE = StageStatus("transform", "session", 1_699_999_000_500_000, 12, 11, 14, 4096, COUNTERS)
 STATUS = Status(
     pipeline="clicks",
     window_kind="session",
@@ -41,19 +43,23 @@ STATUS = Status(
     counters=COUNTERS,
     reasons=("close", "flush", "cap"),
     emit_lag_seconds=3.5,
+    stages=(STAGE,),
 )
 
 
 SIDES = {
     s: dict.fromkeys(("buffered", "late", "null_keys", "matched", "unmatched", "evicted"), 1) for s in ("left", "right")
 }
+BUFFERED = {"left": Buffered(2), "right": Buffered(3, (50_000, "k=1"))}
+PAIRS = replace(STAGE, name="transform", kind="join", buffered=BUFFERED, counters=Counters(sides=SIDES))
 JOIN = replace(
     STATUS,
     pipeline="pairs",
     window_kind="join",
     reasons=("match", "unmatched"),
-    buffered={"left": Buffered(2), "right": Buffered(3, (50_000, "k=1"))},
-    counters=Counters(sides=SIDES),
+    buffered=BUFFERED,
+    counters=Counters(sides=SIDES, targets={"transform": 42}),
+    stages=(PAIRS,),
 )
 
 

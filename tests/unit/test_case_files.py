@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from tests.laws.graph import counting, of
 
 import slackwater as sw
 from slackwater.config import json_schema
@@ -20,6 +21,7 @@ from slackwater.errors import ConfigError, StartError
 from slackwater.testing import LocalPipeline, case, pipeline
 from slackwater.testing.cases import Outcome, Test
 from slackwater.testing.difference import compare, equal
+from slackwater.testing.pipeline import LocalResult
 from slackwater.testing.update import update
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
@@ -78,6 +80,17 @@ def written(home: Path, content: str, name: str = "clicks.toml") -> Path:
         ("[[steps]]\nrestart = { shard = 3 }", 'steps[0].restart.shard: unknown key; did you mean "shards"?'),
         ("[[steps]]\nrows = []\n[expect]\nletters = []", 'expect.letters: unknown key; did you mean "bad"?'),
         ("[[steps]]\nrows = []\n[expect]\nrows = [1]", "expect.rows[0]: found 1, expected a table"),
+        ("[[steps]]\nrows = []\n[expect]\nrows.clicks = [1]", "expect.rows.clicks[0]: found 1, expected a table"),
+        ("[[steps]]\nrows = []\n[expect]\nrows.clicks = 1", "expect.rows.clicks: found 1, expected a list of rows"),
+        (
+            "[[steps]]\nrows = []\n[expect]\nrows.hours = []",
+            "expect.rows.hours: there is no such target; expected one of transform",
+        ),
+        (
+            "[[steps]]\nrows = []\n[expect]\nstages.hours = []",
+            "expect.stages.hours: there is no such stage; this pipeline is one [transform], whose rows are the target's",
+        ),
+        ("[[steps]]\nrows = []\n[expect]\nstages = []", "expect.stages: found [], expected a list of rows per stage"),
         ('pipeline = "gone.toml"\n[[steps]]\nrows = []', "pipeline: there is no"),
         ('clock = "noon"\n[[steps]]\nrows = []', 'clock: found "noon", expected a moment'),
     ],
@@ -194,6 +207,44 @@ def test_rows_are_a_multiset_and_unnamed_columns_do_not_count() -> None:
     assert compare([], [{"n": 1}], ["n"]).lines("late rows") == ["late rows: 1 unexpected row", "  + unexpected  n=1"]
 
 
+SEVERAL = """
+name = "busy"
+[connections.lake]
+kind = "files"
+[[sources]]
+name = "clicks"
+connection = "lake"
+query = "clicks/*.jsonl"
+format = "json"
+schema = "user STRING, ts TIMESTAMP"
+[[stages]]
+name = "visits"
+[stages.window]
+kind = "session"
+gap_ms = "30m"
+max_session_duration_ms = "12h"
+event_time_column = "ts"
+group_by = ["user"]
+aggregations = [{ agg = "count", as = "n" }]
+[[stages]]
+name = "hours"
+[stages.window]
+kind = "tumbling"
+duration_ms = "1h"
+max_groups_per_window = 10
+aggregations = [{ agg = "count", as = "visits" }]
+[[targets]]
+from = "visits"
+connection = "lake"
+path = "visits"
+[[targets]]
+from = "hours"
+connection = "lake"
+path = "hours"
+[state_store]
+kind = "files"
+path = "state"
+"""
 FILE = """# about clicks
 [[steps]]
 rows = [ { user_id = "u1" } ]  # one row
@@ -211,7 +262,7 @@ rows = [
 def test_update_rewrites_what_differs_and_keeps_comments(tmp_path: Path) -> None:
     file = tmp_path / "t.toml"
     file.write_text(FILE)
-    rows = case.load(file).expect.rows
+    rows = case.load(file).expect.rows[""]
     assert rows is not None
     found = [{"user_id": "a", "n": 1}, {"user_id": "b", "n": 5}, {"user_id": "d", "n": None}]
     outcome = Outcome(
@@ -220,14 +271,87 @@ def test_update_rewrites_what_differs_and_keeps_comments(tmp_path: Path) -> None
     assert update(file, outcome)
     assert file.read_text().startswith(FILE.replace("n = 2", "n = 5").partition('  { user_id = "c"')[0])
     again = case.load(file).expect
-    assert again.rows == ({"user_id": "a", "n": 1}, {"user_id": "b", "n": 5}, {"user_id": "d"})
+    assert again.rows[""] == ({"user_id": "a", "n": 1}, {"user_id": "b", "n": 5}, {"user_id": "d"})
     assert again.late == ({"x": 1},)
     content = file.read_text()
-    assert not update(file, Outcome(file, {"rows": compare(again.rows, found, ["user_id", "n"], ["user_id"])}))
+    assert not update(file, Outcome(file, {"rows": compare(again.rows[""], found, ["user_id", "n"], ["user_id"])}))
     assert file.read_text() == content
 
 
+def test_update_rewrites_targets_and_stages_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "t.toml"
+    file.write_text("""[[steps]]
+rows = []
+
+[expect]
+rows.hours = [{ h = 1, n = 2 }]  # per hour
+rows."a b" = []
+
+[expect.stages]
+visits = [
+  { user = "a", n = 1 },  # one
+]
+""")
+    expect = case.load(file).expect
+    outcome = Outcome(
+        file,
+        {
+            "rows.hours": compare(expect.rows["hours"], [{"h": 1, "n": 3}], ["h", "n"], ["h"]),
+            "rows.a b": compare(expect.rows["a b"], [{"x": 1}], ["x"]),
+            "stages.visits": compare(expect.stages["visits"], [{"user": "a", "n": 4}], ["user", "n"], ["user"]),
+        },
+    )
+    assert outcome.lines() == [
+        'rows of target "hours": 1 row differs in n',
+        "  ~ differs     h=1  n: expected 2, found 3",
+        'rows of target "a b": 1 unexpected row',
+        "  + unexpected  x=1",
+        'rows of stage "visits": 1 row differs in n',
+        "  ~ differs     user=a  n: expected 1, found 4",
+    ]
+    assert update(file, outcome)
+    text = file.read_text()
+    assert "rows.hours = [{ h = 1, n = 3 }]  # per hour" in text
+    assert '{ user = "a", n = 4 },  # one' in text
+    again = case.load(file).expect
+    assert dict(again.rows) == {"hours": ({"h": 1, "n": 3},), "a b": ({"x": 1},)}
+    assert dict(again.stages) == {"visits": ({"user": "a", "n": 4},)}
+
+
 # -- a pipeline without Spark
+
+
+def test_stages_without_a_target_are_watched() -> None:
+    """w ─▶ x ─▶ target: what w emits can be read back, through deaths and other shards, and is in no table of the result."""
+    pipeline = of(counting("w", "a"), counting("x", "w", "total"))
+    rows = [{"k": "x", "v": n, "ts": n * 7_000} for n in range(40)]
+
+    def told(*watched: str) -> LocalResult:
+        with LocalPipeline(pipeline, {"k": "string", "v": "bigint"}, watch=watched) as test:
+            test.pipe(rows[:20])
+            test.crash("write.after")
+            test.pipe(rows[20:])
+            test.restart(shards=3)
+            test.flush()
+            return test.result()
+
+    found = told("w", "x")
+    assert list(found.tables) == ["x"]
+    assert set(found.stages) == {"x", "w"}
+    assert found.table.equals(told().table)
+    assert found.stages["w"]["total"].sum() == sum(range(40))
+    assert found.stages["w"].height == 14
+
+
+def test_several_targets_have_to_be_named(tmp_path: Path) -> None:
+    file = written(tmp_path, "[[steps]]\nrows = []\n[expect]\nrows = []\nstages.vists = []")
+    (tmp_path / "clicks.toml").write_text(SEVERAL)
+    with pytest.raises(ConfigError) as told:
+        Test.read(file)
+    assert list(told.value.problems) == [
+        f"{file}: expect.rows: rows of which target? write rows.visits or one of rows.hours",
+        f'{file}: expect.stages.vists: there is no such stage; did you mean "visits"?',
+    ]
 
 
 def test_the_example_of_the_page_runs() -> None:

@@ -14,7 +14,7 @@ import yaml
 from tests.support.command import GOOD
 from tests.support.pages import anchors
 from tests.support.promql import Samples, grouping, parsed, selectors
-from tests.support.statuses import COUNTERS, JOIN, STATUS, exposed
+from tests.support.statuses import COUNTERS, JOIN, PAIRS, STATUS, exposed
 from typer.main import get_command
 
 from slackwater.cli.main import app
@@ -216,6 +216,7 @@ class Simulated:
             watermark_us=int((self.now - given["behind"]) * 1e6),
             state_bytes=given["state_bytes"],
             counters=replace(COUNTERS, **plain, late={"lateness": counts["late"]}, sides=sides),
+            stages=(replace(PAIRS, counters=replace(COUNTERS, sides=sides)),),
         )
 
 
@@ -256,12 +257,13 @@ def always(**more: Any) -> Change:
     return lambda minute, given: given.update(more if minute > 10 else {})
 
 
+AWAY = Waiting(20, int((1_700_000_000 + 21 * MINUTE) * 1e6), {"base": 7, "files": 7}, ("base",), "base")
+
+
 def not_published(minute: int, given: dict[str, Any]) -> None:
     """The target is away from minute 20 on: a run fails, and a supervisor starts it every other minute, down in between."""
     if minute >= 20:
-        given.update(
-            waiting=Waiting(20, int((1_700_000_000 + 21 * MINUTE) * 1e6)), start=minute % 2 == 0, up=minute % 2 == 0
-        )
+        given.update(waiting=AWAY, start=minute % 2 == 0, up=minute % 2 == 0)
 
 
 def growing(minute: int, given: dict[str, Any]) -> None:
@@ -309,7 +311,7 @@ def test_a_pipeline_that_catches_up_is_not_alerted() -> None:
 def test_what_was_published_at_last_is_well_again() -> None:
     def change(minute: int, given: dict[str, Any]) -> None:
         if 20 <= minute < 22:
-            given["waiting"] = Waiting(20, int((1_700_000_000 + 21 * MINUTE) * 1e6))
+            given["waiting"] = AWAY
 
     assert fired(60, change) == set()
 

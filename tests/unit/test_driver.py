@@ -127,12 +127,16 @@ def test_an_epoch_that_is_not_published_is_known_to_wait_until_it_is(tmp_path: P
         run.run_batch(batch(1, 50_000), 0)
     run.store.close()
     waiting = Waiting(1, run.state.committed_us)
-    assert told == [waiting]
+    assert told == [waiting, waiting]
+    assert [(w.missing, w.failed) for w in told if w is not None] == [
+        (("transform",), None),
+        (("transform",), "transform"),
+    ]
     with pytest.raises(PublishError):
         driver(tmp_path, target, told=told)  # the next start begins with it
     target.down = False
     driver(tmp_path, target, told=told).store.close()
-    assert told == [waiting, waiting, waiting, None]
+    assert told == [*[waiting] * 5, None]
 
 
 def test_a_config_that_changed_waits_until_the_former_one_published(tmp_path: Path) -> None:

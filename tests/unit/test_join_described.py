@@ -12,7 +12,6 @@ from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.engine import fold
 from slackwater.errors import StartError
-from slackwater.query import inspect
 from slackwater.runner.replay import replay
 from slackwater.state.commit import Commit
 from slackwater.watermark import SourceClock
@@ -146,11 +145,6 @@ def test_the_clocks_of_the_sides_wait_for_their_lateness_alone() -> None:
         "orders": (SourceClock, 10_000_000, 60_000_000),
         "payments": (SourceClock, 30_000_000, 60_000_000),
     }
-
-
-def test_what_looks_into_windows_says_that_there_are_none() -> None:
-    with pytest.raises(StartError, match="paid: this looks into windows, and the config describes a join"):
-        inspect.logic_of(toml.loads(CONFIG), commit())
 
 
 def test_letters_of_a_join_are_not_replayed() -> None:

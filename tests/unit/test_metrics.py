@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,14 +10,17 @@ from urllib.request import urlopen
 
 import pytest
 from prometheus_client import generate_latest
+from tests.laws.graph import counting
 from tests.support.command import GOOD
 from tests.support.statuses import COUNTERS, STATUS
 
+import slackwater as sw
 from slackwater.config.toml import loads
 from slackwater.engine.observer import Waiting
 from slackwater.engine.status import Counters, Status
 from slackwater.errors import StartError
 from slackwater.metrics import Metrics, serve
+from slackwater.testing.pipeline import LocalPipeline
 from slackwater.web.server import HttpServer
 
 
@@ -94,7 +98,7 @@ def test_counters_continue_after_a_restart() -> None:
     name = 'slackwater_streaming_rows_in_total{pipeline="clicks"}'
     assert (before[name], after[name]) == (1000, 1100)
     totals = [s for s in before if s.split("{")[0].endswith("_total") and "state_groups" not in s]
-    assert len(totals) == 17 + 22  # the latter by how much lateness late rows missed
+    assert len(totals) == 17 + 9 + 22  # nine of a stage and a target; the latter by how much lateness late rows missed
     assert all(after[s] >= before[s] for s in totals)
 
 
@@ -169,3 +173,105 @@ def test_late_rows_are_counted_by_what_would_have_kept_them() -> None:
         edge: found[f'{name}{{le="{edge}",pipeline="clicks"}}'] for edge in ("0.125", "0.5", "1.0", "131072.0", "+Inf")
     }
     assert series == {"0.125": 3, "0.5": 3, "1.0": 20, "131072.0": 20, "+Inf": 25}
+
+
+def several() -> sw.Pipeline:
+    """a ─▶ w ─▶ target "w", and on to x ─▶ target "x"."""
+    return sw.pipeline(
+        name="law",
+        sources=[sw.Source(name="a", dataframe=object())],
+        connections={"tables": sw.DeltaConnection()},
+        stages=[counting("w", "a"), counting("x", "w", "total")],
+        targets=[sw.Target(name=n, from_=n, connection="tables", path=n, mode="merge") for n in ("w", "x")],
+        state_store=sw.StateStore(kind="files", path="state"),
+    )
+
+
+def test_each_stage_and_target_has_its_numbers() -> None:
+    """One target is away for a while: what the other has, what it lacks and how often it refused is told, and all of it at last."""
+    now = 0.0
+    metrics = Metrics(clock=lambda: now)
+    metrics.begun(several())
+
+    def of(name: str, label: str) -> dict[str, float]:
+        found = {}
+        for series, value in samples(metrics).items():
+            if series.startswith(f"slackwater_streaming_{name}{{"):
+                found[re.search(f'{label}="([^"]*)"', series)[1]] = value  # type: ignore[index]
+        return found
+
+    with LocalPipeline(several(), {"k": "string", "v": "bigint"}, listen=False) as test:
+
+        def pipe(first: int) -> None:
+            hooks = test._driver.hooks
+            hooks.on_status, hooks.on_waiting = metrics.update, metrics.waiting
+            test.pipe([{"k": "x", "v": 1, "ts": (first + 7 * n) * 1000} for n in range(30)])
+
+        pipe(0)
+        pipe(1000)
+        w, x = test._driver.state.stages
+        assert of("stage_rows_in_total", "stage") == {"w": 60, "x": w.counters["emitted"]["close"]}
+        assert of("stage_rows_emitted_total", "stage") == {s.name: s.counters["emitted"]["close"] for s in (w, x)}
+        assert of("stage_watermark_seconds", "stage") == {s.name: s.watermark_us / 1e6 for s in (w, x)}
+        for name in ("bytes", "rows"):
+            assert of(f"stage_state_{name}", "stage") == {
+                s.name: sum(getattr(m, name) for m in s.metas) for s in (w, x)
+            }
+        had = {n: test.target(n).held.height for n in ("w", "x")}
+        assert of("target_published_rows_total", "target") == of("target_emitted_rows_total", "target") == had
+        assert of("target_failures_total", "target") == of("target_waiting_rows", "target") == {"w": 0, "x": 0}
+        test.target("w").down = True
+        for failures in (1, 2):
+            with pytest.raises(sw.SlackwaterError, match='target "w"'):
+                pipe(2000)
+            now = test._driver.state.committed_us / 1e6 + 90
+            assert of("target_failures_total", "target") == {"w": failures, "x": 0}
+        lacks = test._driver.state.rows_of("w")
+        assert lacks > 0
+        assert of("target_waiting_rows", "target") == {"w": lacks, "x": 0}
+        assert of("target_unpublished_seconds", "target") == {"w": pytest.approx(90), "x": 0}
+        assert of("target_published_rows_total", "target") == {"w": had["w"], "x": test.target("x").held.height}
+        assert of("target_emitted_rows_total", "target")["w"] == had["w"] + lacks
+        test.target("w").down = False
+        pipe(3000)
+        assert of("target_published_rows_total", "target") == {n: test.target(n).held.height for n in ("w", "x")}
+        assert set(of("target_waiting_rows", "target").values()) == {0}
+        test.restart(shards=3)
+        pipe(4000)
+        assert of("target_published_rows_total", "target") == {n: test.target(n).held.height for n in ("w", "x")}
+
+
+def test_a_join_further_down_has_its_sides() -> None:
+    """w ─┐
+    a ────┴▶ join"""
+    stages = [
+        counting("w", "a"),
+        sw.Stage(
+            name="j",
+            join=sw.Join(
+                kind="inner",
+                left_source="w",
+                right_source="a",
+                left_keys=["k"],
+                right_keys=["k"],
+                time_window_ms=50,
+                lateness_ms=1000,
+            ),
+        ),
+    ]
+    one = several()
+    pipeline = sw.pipeline(
+        name="law",
+        sources=one.sources,
+        connections=one.connections,
+        stages=stages,
+        target=sw.Target(connection="tables", path="out", mode="append"),
+        state_store=one.state_store,
+    )
+    with LocalPipeline(pipeline, {"k": "string", "v": "bigint"}, listen=False) as test:
+        test.pipe([{"k": "x", "v": 1, "ts": n * 7000} for n in range(300)])
+        found = shown(*test.result().statuses)
+        held = {s: sum(m.rows for m in test._driver.state.stages[1].metas if m.kind == s) for s in ("left", "right")}
+    for side, rows in held.items():
+        assert found[f'slackwater_streaming_join_buffered_rows{{pipeline="law",side="{side}",stage="j"}}'] == rows
+    assert held["right"] > 0

@@ -29,7 +29,7 @@ PATHS = (
     "/",
     *(
         f"/ui/{b}{kind}"
-        for b in ("top", "watermark", "rows", "closing", "size", "pace", "joins")
+        for b in ("top", "stages", "watermark", "rows", "closing", "size", "pace", "joins")
         for kind in ("", ".json")
     ),
 )
@@ -112,9 +112,9 @@ def test_the_commit_is_the_etag(page: UiServer) -> None:
 def test_a_commit_is_looked_at_once_whoever_watches(drawn_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks, look = [], live.look_at
 
-    def counted(*given: Any) -> Any:
+    def counted(*given: Any, **more: Any) -> Any:
         looks.append(1)
-        return look(*given)
+        return look(*given, **more)
 
     monkeypatch.setattr(live, "look_at", counted)
     running = serve([watched(drawn_state)], 0)

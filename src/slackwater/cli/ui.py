@@ -15,7 +15,7 @@ from slackwater.errors import StartError
 from slackwater.query.described import pipeline_in
 from slackwater.query.where import names_at, store_at
 from slackwater.secrets import masked
-from slackwater.ui.seen import Watched, look_at
+from slackwater.ui.seen import Watched, look_at_all
 
 
 def show_ui(
@@ -81,7 +81,8 @@ def save_page(watched: Sequence[Watched], to: Path) -> None:
 
     if len(watched) != 1:
         raise StartError("--save writes the page of one pipeline; name one FILE")
-    content = page(look_at(watched[0], time.time_ns() // 1000), Place(None))
+    seen, of_stages = look_at_all(watched[0], time.time_ns() // 1000)
+    content = page(seen, Place(None), of_stages=of_stages)
     try:
         to.write_bytes(content)
     except OSError as error:

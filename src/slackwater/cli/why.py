@@ -14,13 +14,15 @@ from slackwater.config import toml
 from slackwater.core.lateness import said
 from slackwater.core.time import iso
 from slackwater.errors import StartError
-from slackwater.query.why import Clock, Need, OfKey, Open, Why, why
+from slackwater.query.text import quoted, through
+from slackwater.query.why import why
+from slackwater.query.why_values import Clock, Need, OfKey, OfStage, Open, Why
 from slackwater.sources.changed import text as changed_text
 
 PARTITIONS = 4  # that are named in one line
 
 
-def why_file(file: Path, key: Sequence[str], as_json: bool) -> None:
+def why_file(file: Path, key: Sequence[str], as_json: bool, stage: str | None = None) -> None:
     """Print the answer. Raises ConfigError, or StartError where there is nothing to look at."""
     from slackwater.runner.assemble import store_of
 
@@ -32,7 +34,7 @@ def why_file(file: Path, key: Sequence[str], as_json: bool) -> None:
         )
     store = store_of(pipeline)
     try:
-        found = why(pipeline, store, time.time_ns() // 1000, key)
+        found = why(pipeline, store, time.time_ns() // 1000, key, stage)
     finally:
         store.close()
     if as_json:
@@ -51,57 +53,82 @@ def lines(w: Why, file: str) -> Iterator[str]:
     )
     behind = "" if w.watermark_us is None else f", {ago(w.now_us - w.watermark_us)} behind the clock"
     yield f"{w.pipeline}: epoch {w.epoch}, committed {iso(w.committed_us)}, {ago(w.now_us - w.committed_us)} ago, {published}"
+    several = len(w.told) > 1
     yield from table(
         [
             ["runner", running],
             ["watermark", _time(w.watermark_us) + behind],
-            ["held by", _held(w)],
+            ["held by", _held(w, w.committed_us)],
         ]
     )
     yield ""
+    if several:
+        heading = ["stage", "reads", "watermark", "waits for"]
+        yield from table([heading, *([s.stage, ", ".join(s.reads), _time(s.watermark_us), through(s)] for s in w.told)])
+        yield ""
     yield from table(
-        [["source", "newest event", "lateness", "watermark", "when it was committed"], *map(_row, w.clocks)]
+        [["source", "newest event", "lateness", "watermark", "when it was committed"], *map(_row, _clocks(w))]
     )
     for source, told in w.changed_files.items():
         yield changed_text(source, list(told["last"]), int(told["count"]))
-    if (advice := said(w.lateness)) is not None:
-        yield advice
-    yield ""
-    if w.kept is not None:
-        yield w.kept
-    else:
-        yield from _waiting(w, file) if w.kind == "join" else _following(w)
-    if w.key is not None:
+    for s in w.told:
+        if (advice := said(s.lateness)) is not None:
+            yield f"stage {quoted(s.stage)}: {advice}" if several else advice
+    for s in w.told:
         yield ""
-        yield from _of_key(w, w.key)
+        yield from _open(s, f"stage {quoted(s.stage)}: " if several else "")
+    for s in w.told:
+        if s.key is not None:
+            yield ""
+            yield from _of_key(s, s.key, f"stage {quoted(s.stage)}: " if several else "")
 
 
-def _held(w: Why) -> str:
+def _clocks(w: Why) -> list[Clock]:
+    """The inputs of all stages that it tells of; of several stages the sources alone, each lateness of one once."""
+    if not w.stages:
+        return list(w.clocks)
+    return list(dict.fromkeys(c for s in w.stages for c in s.clocks if not c.of_stage))
+
+
+def _open(s: OfStage, head: str) -> Iterator[str]:
+    if s.kept is not None:
+        yield head + s.kept
+    elif s.kind == "join":
+        yield from _waiting(s, head)
+    else:
+        yield from _following(s, head)
+
+
+def _held(w: OfStage, committed_us: int) -> str:
     h = w.holder
+    if h is None and w.through:
+        return f"nobody: {through(w)}; it stays where it is until one of them has an event"
     if h is None:
         text = "nobody: all sources are idle, it stays where it is until one has an event"
         if w.idle_close_us is not None:
-            quiet = min(c.quiet_us for c in w.clocks if c.partition is None)
+            quiet = min(c.quiet_us for c in w.clocks if c.partition is None and not c.of_stage)
             text = f"nobody: all sources are idle; it runs on after a silence of {ago(w.idle_close_us)}, so far {ago(quiet)}"
         return text
     since = (
-        f"quiet for {ago(h.quiet_us)}, since {iso(w.committed_us - h.quiet_us)}"
+        f"quiet for {ago(h.quiet_us)}, since {iso(committed_us - h.quiet_us)}"
         if h.quiet_us
         else "it had rows in this epoch"
     )
     if h.watermark_us is None:
         left = f"; it counts as idle in {ago(h.idle_in_us)} of quiet" if h.idle_in_us else ""
-        return f"{_name(h)}: no event yet, {since}{left}"
-    caught = "" if w.watermark_us is None or h.watermark_us >= w.watermark_us else "; it was idle and has not caught up"
-    return f"{_name(h)}: {since}{caught}"
-
-
-def _name(c: Clock) -> str:
-    return f'source "{c.source}"' + (f", partition {c.partition}" if c.partition is not None else "")
+        return f"{through(w)}: no event yet, {since}{left}"
+    caught = (
+        ""
+        if w.through or w.watermark_us is None or h.watermark_us >= w.watermark_us
+        else "; it was idle and has not caught up"
+    )
+    return f"{through(w)}: {since}{caught}"
 
 
 def _row(c: Clock) -> list[str]:
     name = c.source if c.partition is None else f"  {c.partition}"
+    if c.of_stage:
+        return [f"stage {name}", _time(c.max_event_us), ago(c.lateness_us), _time(c.watermark_us), "what it emitted"]
     if c.idle:
         state = f"idle, quiet for {ago(c.quiet_us)}"
     else:
@@ -109,8 +136,10 @@ def _row(c: Clock) -> list[str]:
     return [name, _time(c.max_event_us), ago(c.lateness_us), _time(c.watermark_us), state]
 
 
-def _waiting(w: Why, file: str) -> Iterator[str]:
+def _waiting(w: OfStage, head: str) -> Iterator[str]:
     """What a join keeps, and when it comes out."""
+    if head:
+        yield f"{head}{plural(sum(s.rows for s in w.sides), 'row')} kept by the join"
     yield from table(
         [
             ["side", "source", "rows kept", "each until the watermark is past", "all of them at watermark"],
@@ -129,17 +158,15 @@ def _waiting(w: Why, file: str) -> Iterator[str]:
     yield "a pair comes out in the epoch that reads the second of its rows"
     if alone := " and ".join(s.side for s in w.sides if s.outer):
         yield f"a row without a partner, of the {alone} side, comes out once its wait is over"
-    if w.then_us is not None:
-        yield f"the window over what it emits is at watermark {iso(w.then_us)}; its windows: slackwater state show {file}"
 
 
-def _following(w: Why) -> Iterator[str]:
+def _following(w: OfStage, head: str) -> Iterator[str]:
     what = "session" if w.kind == "session" else "window"
     of = f" of {plural(w.open_keys, 'key')}" if w.open_keys is not None else ""
     if not w.next:
-        yield f"no {what} is open: there is nothing to come out"
+        yield f"{head}no {what} is open: there is nothing to come out"
         return
-    yield f"{plural(w.open_windows, f'open {what}')}{of}; the next to close:"
+    yield f"{head}{plural(w.open_windows, f'open {what}')}{of}; the next to close:"
     keys = list(w.next[0].key or {})
     counted = ["keys"] if w.next[0].groups is not None else ["rows"] if w.next[0].rows is not None else []
     yield from table(
@@ -160,10 +187,10 @@ def _following(w: Why) -> Iterator[str]:
     )
 
 
-def _of_key(w: Why, k: OfKey) -> Iterator[str]:
+def _of_key(w: OfStage, k: OfKey, head: str) -> Iterator[str]:
     what = "session" if w.kind == "session" else "window"
     name = ", ".join(f"{n}={_shown(v)}" for n, v in k.key.items())
-    yield f"key {name}: " + (plural(len(k.open), f"open {what}") if k.open else f"no {what} is open")
+    yield f"{head}key {name}: " + (plural(len(k.open), f"open {what}") if k.open else f"no {what} is open")
     for o in k.open:
         last = "" if o.last_us is None else f", last event {iso(o.last_us)}"
         rows = "" if o.rows is None else f", {plural(o.rows, 'row')}"
@@ -184,14 +211,22 @@ def _of_key(w: Why, k: OfKey) -> Iterator[str]:
     if k.late_before_us is not None:
         joins = " unless they join an open session" if what == "session" else ""
         yield f"  rows before {iso(k.late_before_us)} are late{joins}"
+    if w.read_by and k.open:
+        yield f"  what comes out of it goes to stage {' and '.join(map(quoted, w.read_by))}"
 
 
-def _once(w: Why, o: Open) -> str:
+def _once(w: OfStage, o: Open) -> str:
     """What has to happen, sources that wait for the same time together."""
-    times = sorted({n.event_us for n in o.needs})
-    either = " or " if w.holder is None else " and "
-    parts = [f"{either.join(_place(n) for n in o.needs if n.event_us == t)} at or after {iso(t)}" for t in times]
-    wanted = f"an event is seen on {either.join(parts)}"
+    parts = list[str]()
+    for choice in dict.fromkeys(n.choice for n in o.needs):
+        mine = [n for n in o.needs if n.choice == choice]
+        either = " and " if choice is None else " or "
+        times = sorted({n.event_us for n in mine})
+        found = either.join(
+            f"{either.join(_place(n) for n in mine if n.event_us == t)} at or after {iso(t)}" for t in times
+        )
+        parts.append(f"({found})" if len(mine) > 1 and len(o.needs) > len(mine) else found)
+    wanted = f"an event is seen on {' and '.join(parts)}"
     if o.silence_us is None:
         return wanted
     return f"{wanted}, or after {ago(max(o.silence_us, 0))} more without any"

@@ -25,7 +25,7 @@ from slackwater.engine.stage import NO_ROWS, Advanced, Moment, Results, Stage
 from slackwater.engine.status import Status
 from slackwater.engine.timer import Timer
 from slackwater.errors import StartError
-from slackwater.operators.base import Operator, ShardTask
+from slackwater.operators.base import ShardTask
 from slackwater.operators.task import EmitReport
 from slackwater.operators.unstaged import Unstaged
 from slackwater.sources.base import Batch, Replayed
@@ -69,11 +69,6 @@ class Driver:
         """The first stage: dead letters are its rows."""
         return self.stages[0]
 
-    @property
-    def last(self) -> Operator:
-        """The operator of the last stage, which is told of."""
-        return self.stages[-1].operator
-
     # -- start ---------------------------------------------------------------------------------------------------
 
     def start(self, latest: Commit | None, shards: int, schemas: Mapping[str, str], state_id: str = "") -> None:
@@ -88,11 +83,11 @@ class Driver:
 
     def recovered(self) -> Status:
         """What the outside is told at a restart: the state as committed, nothing read or emitted yet."""
-        return replace(self._status((), {}, 0.0, self.hooks.clock_us(), None), emitted=0, written={})
+        return replace(self._status({}, {}, 0.0, self.hooks.clock_us(), None), emitted=0, written={})
 
     def _status(
         self,
-        outcomes: Sequence[IngestOutcome],
+        outcomes: Mapping[str, IngestOutcome],
         phases: Mapping[str, float],
         seconds: float,
         clock: int,
@@ -100,7 +95,8 @@ class Driver:
     ) -> Status:
         known = {n: c for s in reversed(self.stages) for n, c in self._clocks[s.name].items()}
         clocks = {s.name: known[s.name] for s in self.pipeline.sources}
-        return fold.status(self.pipeline, self.last, self.state, clocks, outcomes, phases, seconds, clock, last_end)
+        operators = [s.operator for s in self.stages]
+        return fold.status(self.pipeline, operators, self.state, clocks, outcomes, phases, seconds, clock, last_end)
 
     def _load_clocks(self) -> None:
         self._clocks = self._committed_clocks()
@@ -179,10 +175,9 @@ class Driver:
         )
         if moment.batch.replayed is not None:
             commit = fold.with_replayed(commit, moment.batch.replayed)
-        sources = {s.name for s in self.pipeline.sources}
-        outcomes = [d.outcome for s, d in zip(self.stages, done.values(), strict=True) if sources & {*s.inputs}]
+        outcomes = {name: d.outcome for name, d in done.items() if d.outcome is not None}
         reports = [r for _, d in told for r in d.reports]
-        self._conclude(commit, [o for o in outcomes if o is not None], reports, timer, moment.clock_us)
+        self._conclude(commit, outcomes, reports, timer, moment.clock_us)
 
     def _stage(self, name: str) -> Stage:
         return next(s for s in self.stages if s.name == name)
@@ -201,12 +196,12 @@ class Driver:
             output=output,
             emitted=sum(o.rows for o in output),
         )
-        self._conclude(fold.with_replayed(commit, replayed), (), reports, timer, moment.clock_us)
+        self._conclude(fold.with_replayed(commit, replayed), {}, reports, timer, moment.clock_us)
 
     def note(self, replayed: Replayed) -> None:
         """An epoch that says of dead letters that they were tried, and nothing else."""
         clock, timer = self.hooks.clock_us(), Timer(self.hooks.faults, self.state.epoch + 1)
-        self._conclude(fold.with_replayed(fold.following(self.state), replayed), (), (), timer, clock)
+        self._conclude(fold.with_replayed(fold.following(self.state), replayed), {}, (), timer, clock)
 
     def rehearse(self, batch: Batch) -> IngestOutcome:
         """What an epoch would make of this batch's rows, by the same steps; nothing is put aside, told or committed."""
@@ -218,14 +213,15 @@ class Driver:
     def _conclude(
         self,
         commit: Commit,
-        outcomes: Sequence[IngestOutcome],
+        outcomes: Mapping[str, IngestOutcome],
         reports: Sequence[EmitReport],
         timer: Timer,
         clock: int,
     ) -> None:
         """Commit, publish, tell."""
         commit = fold.timed(
-            self.publishing.addressed(commit), {p: self._behind.get(p, 0) + timer.seconds.get(p, 0) for p in PHASES}
+            fold.for_targets(self.publishing.addressed(commit)),
+            {p: self._behind.get(p, 0) + timer.seconds.get(p, 0) for p in PHASES},
         )
         before = set(timer.seconds)
         with timer.phase("commit"):

@@ -12,7 +12,7 @@ from slackwater.config.step import allowed_ms
 from slackwater.core.lateness import folded
 from slackwater.core.time import iso
 from slackwater.engine.protocol import IngestOutcome, SourceStats
-from slackwater.engine.status import Buffered, Counters, SourceStatus, Status
+from slackwater.engine.status import Buffered, Counters, SourceStatus, StageStatus, Status
 from slackwater.errors import StateError
 from slackwater.operators.base import SIDES, Figures, Operator
 from slackwater.operators.task import EmitReport
@@ -48,6 +48,15 @@ def counters(commit: Commit) -> Counters:
     found["emitted"] = {}
     for stage in commit.published_stages:
         found["emitted"] = _added(found["emitted"], stage.counters.get("emitted", {}))
+    return _counters(commit, found)
+
+
+def counters_of(commit: Commit, stage: StageState) -> Counters:
+    """Those of one stage."""
+    return _counters(commit, stage.counters)
+
+
+def _counters(commit: Commit, found: Mapping[str, Any]) -> Counters:
     known = {f.name for f in fields(Counters)}
     if unknown := found.keys() - known:
         raise StateError(
@@ -167,6 +176,13 @@ def following(before: Commit, **changed: Any) -> Commit:
     return before.model_copy(update={**nothing, **changed})
 
 
+def for_targets(commit: Commit) -> Commit:
+    """With the rows of the epoch added to what each target got so far; of those that are there."""
+    before = commit.counters.get("targets", {})
+    counted = {name: before.get(name, 0) + commit.rows_of(name) for name in commit.targets}
+    return commit.model_copy(update={"counters": {**commit.counters, "targets": counted}})
+
+
 def timed(commit: Commit, seconds: Mapping[str, float]) -> Commit:
     """With the time that epochs spent in their phases added up; of the latest one in those that it has behind it."""
     spent: Counter[str] = Counter(commit.counters.get("spent_us", {}))
@@ -237,18 +253,19 @@ def emitted(
 
 def status(
     pipeline: Pipeline,
-    last: Operator,
+    operators: Sequence[Operator],
     commit: Commit,
     clocks: Mapping[str, SourceClock],
-    outcomes: Sequence[IngestOutcome],
+    outcomes: Mapping[str, IngestOutcome],
     phases: Mapping[str, float],
     seconds: float,
     clock_us: int,
     last_end_us: int | None,
 ) -> Status:
-    """What the outside is told after a commit. `last`: whose results the target gets; `clocks`: of the sources; `outcomes`: of the stages that read them."""
-    step = pipeline.transform.step
-    windows, groups = last.size(figures(commit.stages[-1]))
+    """What the outside is told after a commit. `operators`: of the stages; `clocks`: of the sources; `outcomes`: by stage."""
+    step, last = pipeline.transform.step, operators[-1]
+    stages = tuple(_stage(commit, s, o, outcomes.get(s.name)) for s, o in zip(commit.stages, operators, strict=True))
+    read = [outcomes[s.name] for s in commit.of_sources if s.name in outcomes]
     of_sources = commit.clocks
     return Status(
         pipeline=pipeline.name,
@@ -256,10 +273,10 @@ def status(
         reasons=tuple(last.reasons),
         late_policy=step.late_data,
         epoch=commit.epoch,
-        rows=sum(s.rows for outcome in outcomes for s in outcome.sources.values()),
+        rows=sum(s.rows for outcome in read for s in outcome.sources.values()),
         emitted=commit.emitted,
         written={name: sum(o.rows for o in commit.output_of(t.stage)) for name, t in commit.targets.items()},
-        late=sum(r.late for outcome in outcomes for r in outcome.reports),
+        late=sum(r.late for outcome in read for r in outcome.reports),
         seconds=seconds,
         phases=phases,
         clock_us=clock_us,
@@ -275,19 +292,36 @@ def status(
             )
             for name, c in clocks.items()
         ),
-        windows_active=windows,
-        groups=groups,
+        windows_active=stages[-1].open,
+        groups=stages[-1].groups,
         state_bytes=commit.state_bytes,
         counters=counters(commit),
-        buffered={} if pipeline.transform.join is None else _buffered(commit.stages[0], outcomes),
+        buffered=stages[0].buffered,
+        stages=stages,
         emit_lag_seconds=None if last_end_us is None else (clock_us - last_end_us) / 1e6,
     )
 
 
-def _buffered(state: StageState, outcomes: Sequence[IngestOutcome]) -> dict[str, Buffered]:
+def _stage(commit: Commit, state: StageState, operator: Operator, outcome: IngestOutcome | None) -> StageStatus:
+    is_join = state.fingerprint.get("kind") == "join"
+    windows, groups = operator.size(figures(state))
+    return StageStatus(
+        name=state.name,
+        kind=str(state.fingerprint.get("kind", "")),
+        watermark_us=None if state.watermark_us == NO_WATERMARK else state.watermark_us,
+        open=windows,
+        groups=groups,
+        rows=sum(m.rows for m in state.metas if not m.kind.endswith(("+", "-"))),
+        bytes=sum(m.bytes for m in state.metas),
+        counters=counters_of(commit, state),
+        buffered=_buffered(state, outcome) if is_join else {},
+    )
+
+
+def _buffered(state: StageState, outcome: IngestOutcome | None) -> dict[str, Buffered]:
     found = {}
     for which, name in enumerate(SIDES):
-        hot_keys = [r.sides[which].hot_key for outcome in outcomes for r in outcome.reports if r.sides]
+        hot_keys = [] if outcome is None else [r.sides[which].hot_key for r in outcome.reports if r.sides]
         found[name] = Buffered(
             sum(m.rows for m in state.metas if m.kind == name),
             max((c for c in hot_keys if c is not None), default=None),

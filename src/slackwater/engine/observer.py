@@ -5,13 +5,14 @@ begun ─▶ waiting? ─▶ described ─▶ ( waiting ─▶ status )* ─▶ 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
 from slackwater.engine.status import Status
+from slackwater.state.commit import Commit
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,23 @@ class Columns:
 
 @dataclass(frozen=True)
 class Waiting:
-    """An epoch that was committed, and whose output has not reached all of its targets yet."""
+    """An epoch that was committed, and whose output has not reached all of its targets yet.
+
+    `rows`: by target (LETTERS for dead letters) how many of it each gets; `missing`: those that do not have their part yet;
+    `failed`: the one that has just refused it.
+    """
 
     epoch: int
     committed_us: int
+    rows: Mapping[str, int] = field(default_factory=dict, compare=False)
+    missing: tuple[str, ...] = field(default=(), compare=False)
+    failed: str | None = field(default=None, compare=False)
+
+    @classmethod
+    def of(cls, commit: Commit, missing: Iterable[str], failed: str | None = None) -> Waiting:
+        return cls(
+            commit.epoch, commit.committed_us, {n: commit.rows_of(n) for n in commit.parts}, tuple(missing), failed
+        )
 
 
 class Observer:
@@ -41,7 +55,8 @@ class Observer:
         """Schemas and SQL were bound to each other."""
 
     def waiting(self, epoch: Waiting | None) -> None:
-        """An epoch is about to be published, by the one that committed it or by the next start; None: it is out."""
+        """An epoch is about to be published, by the one that committed it or by the next start, and again after each target that
+        refused its part or left others behind; None: it is out."""
 
     def status(self, status: Status) -> None:
         """After a commit, and once at a start over a state that is there."""

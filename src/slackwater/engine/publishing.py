@@ -151,16 +151,21 @@ class Publishing:
 
     def _publish(self, commit: Commit, phase: Phase) -> None:
         """Write to each who does not have its part, and note it; one that fails does not keep the others from theirs."""
-        self.hooks.on_waiting(Waiting(commit.epoch, commit.committed_us))
         failed: list[str] = []
         missing = commit.missing(self.store.reached())
+        left = list(missing)
+        self.hooks.on_waiting(Waiting.of(commit, left))
         for name in missing:
             try:
                 with phase("write"):
                     self._write(commit, name)
             except PublishError as error:
                 failed.append(str(error) if name in self.away else self._named(name, error))
+                self.hooks.on_waiting(Waiting.of(commit, left, name))
                 continue
+            left.remove(name)
+            if left:
+                self.hooks.on_waiting(Waiting.of(commit, left))
             if name != missing[-1] or failed:  # the last note is that of all
                 with phase("note"):
                     self.store.note_reached(commit.epoch, name)

@@ -49,6 +49,7 @@ class Counters:
     sides: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # joins: see below
     # how late the late rows are, see `core.lateness`: a bound that a state spread over other shards no longer knows of all rows
     lateness: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    targets: Mapping[str, int] = field(default_factory=dict)  # rows that were committed for each, since it is there
     spent_us: Mapping[str, int] = field(default_factory=dict, compare=False)  # by phase of an epoch, see `fold.timed`
 
     @property
@@ -66,6 +67,24 @@ class Buffered:
 
     rows: int
     hot_key: tuple[int, str] | None = None
+
+
+@dataclass(frozen=True)
+class StageStatus:
+    """One stage after an epoch: `open` windows of so many `groups`; `rows` and `bytes` of its state. `counters` are its own.
+
+    `buffered`: of a join, "left" and "right".
+    """
+
+    name: str
+    kind: str
+    watermark_us: int | None
+    open: int
+    groups: int
+    rows: int
+    bytes: int
+    counters: Counters
+    buffered: Mapping[str, Buffered] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,6 +111,7 @@ class Status:
     written: Mapping[str, int] = field(default_factory=dict)  # by target: the rows of this epoch that it gets
     emit_lag_seconds: float | None = None  # clock - window_end of the newest row emitted in this epoch
     buffered: Mapping[str, Buffered] = field(default_factory=dict)  # joins: "left", "right"
+    stages: tuple[StageStatus, ...] = ()
     files_done: int | None = None
     files_total: int | None = None  # known with --available-now over files: the progress bar
 

@@ -19,7 +19,7 @@ FAMILIES: Sequence[Family] = (
             "no row waits",
             "no row is late in a pipeline",
             "this is a join",
-            "this looks into windows",
+            "describes a join",
             "found a join",
             "the windows are .*, not sessions",
             "a join has one",
@@ -114,6 +114,8 @@ FAMILIES: Sequence[Family] = (
         (
             "expected",
             "is not a key",
+            "no stage has windows with such keys",
+            "is no stage of the state",
             "--target",
             "missing",
             "unknown option",

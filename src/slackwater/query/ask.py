@@ -11,20 +11,21 @@ from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.query.inspect import Texts
 from slackwater.query.where import store_at
-from slackwater.query.why import Why
 from slackwater.query.why import why as look
+from slackwater.query.why_values import Why
 
 
-def why(pipeline: Pipeline | str | Path, key: Mapping[str, Any] | str | None = None) -> Why:
+def why(pipeline: Pipeline | str | Path, key: Mapping[str, Any] | str | None = None, stage: str | None = None) -> Why:
     """Who holds the watermark and what closes next, of the latest commit, beside a runner or without one.
 
-    `pipeline`: it, or its TOML file. `key`: also tell of this key, as a mapping or as text ("user_id=u1,page=/"). Takes no lock
-    and starts no Spark. Raises StateError if there is no state yet, StartError, ConfigError.
+    `pipeline`: it, or its TOML file. `key`: also tell of this key, as a mapping or as text ("user_id=u1,page=/"). `stage`: of
+    several the one that the answer is about, else the last one. Takes no lock and starts no Spark. Raises StateError if there
+    is no state yet, StartError, ConfigError.
     """
     spec = pipeline if isinstance(pipeline, Pipeline) else toml.load(Path(pipeline))
     store = store_at(spec)
     try:
-        return look(spec, store, time.time_ns() // 1000, _texts(key))
+        return look(spec, store, time.time_ns() // 1000, _texts(key), stage)
     finally:
         store.close()
 

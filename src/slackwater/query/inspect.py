@@ -20,11 +20,10 @@ from slackwater.core.dispatch import unregistered
 from slackwater.core.hashing import key_hash, mix, shard_of
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.errors import StartError, StateError
-from slackwater.evolution import compare, restore
-from slackwater.evolution.description import logic_in
+from slackwater.evolution import restore
+from slackwater.evolution.description import step_in
 from slackwater.operators.base import Operator
 from slackwater.operators.compile import compile_window
-from slackwater.operators.known import of_step
 from slackwater.operators.panes import Panes
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
@@ -35,22 +34,15 @@ from slackwater.windows.aggregations import normalised
 from slackwater.windows.logic import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, Logic
 
 
-def logic_of(pipeline: Pipeline, commit: Commit) -> Windowed:
-    """The window that a state was written for, by a config that can go on with it.
+def operator_of(pipeline: Pipeline, commit: Commit) -> Operator:
+    """What a commit of one stage (see `query.stages`) was written for, by a config of this stage that can go on with it.
 
-    Where the state does not describe it, it is the config's, over the columns whose types the fingerprint tells. Raises
-    StateError if the config cannot go on with the state, StartError if it describes no window.
+    Where the state does not describe its window, it is the config's, over the columns whose types the fingerprint tells. Raises
+    StateError where these are not known.
     """
-    window = pipeline.transform.window
-    if window is None:
-        raise StartError(
-            f"{pipeline.name}: this looks into windows, and the config describes a {of_step(pipeline.transform.step).name}; "
-            "slackwater explain tells what is kept, and for how long"
-        )
-    compare.compare(pipeline, commit).check()
-    state = commit.stages[0]
-    if state.described:
-        return logic_in(commit)
+    state, window = commit.stages[0], pipeline.transform.window
+    if window is None or state.described:
+        return step_in(commit)
     columns = restore.columns_of(state, window)
     unknown = [c for a in window.aggregations if (c := a.column) and c not in columns]
     if unknown:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import polars as pl
+
+from slackwater.query.why_values import Clock, OfStage
 
 
 def plain(value: Any) -> str:
@@ -34,3 +36,34 @@ def _finite(value: Any) -> Any:
 def plain_json(value: Any) -> str:
     """A list or struct in one line."""
     return json.dumps(value, default=plain, ensure_ascii=False)
+
+
+def quoted(name: str) -> str:
+    """The name of a stage, as it stands in a sentence."""
+    return json.dumps(name, ensure_ascii=False)
+
+
+def through(w: OfStage) -> str:
+    """What the watermark of a stage waits for: a source, or a stage, which waits for …"""
+    if w.holder is None:
+        return _to("all sources are idle", w.through)
+    return _to(name_of(w.holder), w.through)
+
+
+def _to(end: str, through: Sequence[str]) -> str:
+    """The way to what is waited for, from the stage that is read to the one that reads that."""
+    if not through:
+        return end
+    first, *more = through
+    steps = "".join(f", which waits for stage {quoted(name)}" for name in more)
+    idle = end.startswith("all sources")
+    return f"stage {quoted(first)}{steps}, " + (
+        "whose sources are all idle" if idle else f"whose watermark is held by {end}"
+    )
+
+
+def name_of(c: Clock) -> str:
+    """A source, one of its partitions, or a stage."""
+    return f'{"stage" if c.of_stage else "source"} "{c.source}"' + (
+        f", partition {c.partition}" if c.partition is not None else ""
+    )

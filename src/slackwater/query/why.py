@@ -1,13 +1,14 @@
-"""Why is there no output yet: what a commit says about its watermark, about who holds it, and about what is open.
+"""Why is there no output yet: what a commit says about its watermarks, about who holds them, and about what is open.
 
-newest event ── lateness ──▶ watermark of each source ── minimum ──▶ global ──▶ closes what it has reached
-                             holder: the least of those not idle                the next one needs events at or after …
+newest event ── lateness ──▶ watermark of each source ── minimum ──▶ of the stage ──▶ closes what it has reached
+                             holder: the least of those not idle     │                the next one needs events at or after …
+                                                                     └─▶ minimum ──▶ of the stage that reads it ──▶ …
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import singledispatchmethod
 from typing import Any, NamedTuple
 
@@ -15,13 +16,12 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.dispatch import unregistered
-from slackwater.core.lateness import NOTHING, Lateness, lateness
-from slackwater.core.notebook import Shown
+from slackwater.core.lateness import lateness
 from slackwater.core.offsets import FilesRead
 from slackwater.engine import fold
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import compare
-from slackwater.evolution.description import step_in
+from slackwater.evolution.pairing import paired
 from slackwater.operators.at_once import AtOnce
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
@@ -29,7 +29,9 @@ from slackwater.operators.panes import Panes
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
 from slackwater.query import inspect
-from slackwater.state.commit import Commit, StageState
+from slackwater.query.stages import place_of, snapshot_of
+from slackwater.query.why_values import Clock, Need, OfKey, OfStage, Open, Side, Why
+from slackwater.state.commit import StageState
 from slackwater.state.protocol import Snapshot, StateStore
 from slackwater.watermark import NO_WATERMARK, SourceClock, holder
 from slackwater.windows import panes
@@ -38,105 +40,11 @@ from slackwater.windows.intervals import Unit
 NEXT = 5  # windows that are listed
 
 
-@dataclass(frozen=True)
-class Clock:
-    """A source, or one of its partitions, at the commit; µs. `idle_in_us`: more quiet until it counts as idle, None: it does."""
+def why(pipeline: Pipeline, store: StateStore, now_us: int, key: inspect.Texts = (), stage: str | None = None) -> Why:
+    """Look into the latest commit. `stage`: tell of this one alone.
 
-    source: str
-    partition: str | None
-    max_event_us: int | None
-    lateness_us: int
-    watermark_us: int | None
-    idle: bool
-    quiet_us: int
-    idle_in_us: int | None
-
-
-@dataclass(frozen=True)
-class Need:
-    """What a window waits for: an event at or after this time on a source, or on these partitions of it."""
-
-    source: str
-    partitions: tuple[str, ...]
-    event_us: int
-
-
-@dataclass(frozen=True)
-class Open:
-    """An open window or session; µs. `closes_us`: the watermark that closes it; `reason`: close, or cap (it is cut there).
-
-    `rows`: of a count(*) in it; `groups`: keys in a window, at most. `silence_us`: more quiet that would close it.
+    Raises StateError if there is none or it is another window's, StartError for a wrong key, and for a stage that is not there.
     """
-
-    key: Mapping[str, Any] | None
-    start_us: int
-    last_us: int | None
-    closes_us: int
-    reason: str
-    rows: int | None
-    groups: int | None
-    needs: tuple[Need, ...]
-    silence_us: int | None
-
-
-@dataclass(frozen=True)
-class OfKey:
-    """One key. `floor_us`: rows at or below are late; `late_before_us`: rows before it are late if they join nothing open."""
-
-    key: Mapping[str, Any]
-    open: tuple[Open, ...]
-    floor_us: int | None
-    late_before_us: int | None
-
-
-@dataclass(frozen=True)
-class Side:
-    """One side of a join, with the rows that are on disk; µs. `outer`: those that find no partner come out.
-
-    `keep_us`: a row is over once the watermark is past its time plus this; `over_us`: the watermark at which all of them are.
-    """
-
-    side: str
-    source: str
-    rows: int
-    keep_us: int
-    over_us: int | None
-    outer: bool
-
-
-@dataclass(frozen=True)
-class Why(Shown):
-    """The answer, as of one commit. `holder` is None while all sources are idle: then any of an `Open`'s needs will do.
-
-    Of a join (`kind`) `sides` says what waits, and no window is open; `then_us`: the watermark of the window over its rows.
-
-    `open_windows`: among many sessions, pieces that the cap may yet separate count one by one.
-    """
-
-    pipeline: str
-    kind: str
-    now_us: int
-    runner: str | None
-    epoch: int
-    committed_us: int
-    is_published: bool
-    watermark_us: int | None
-    clocks: tuple[Clock, ...]
-    holder: Clock | None
-    idle_close_us: int | None
-    open_windows: int
-    open_keys: int | None
-    next: tuple[Open, ...]
-    key: OfKey | None
-    sides: tuple[Side, ...] = ()
-    then_us: int | None = None
-    changed_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # per source: how many, the last ones
-    lateness: Lateness = NOTHING  # of the rows of the first stage
-    kept: str | None = None  # where rows come out as they come in and nothing waits: what is in the state
-
-
-def why(pipeline: Pipeline, store: StateStore, now_us: int, key: inspect.Texts = ()) -> Why:
-    """Look into the latest commit. Raises StateError if there is none or it is another window's, StartError for a wrong key."""
     runner = store.runner()
     with store.peek() as snapshot:
         if snapshot is None:
@@ -148,12 +56,70 @@ def why(pipeline: Pipeline, store: StateStore, now_us: int, key: inspect.Texts =
                     else "; start it with: slackwater run"
                 )
             )
-        return why_of(pipeline, snapshot, runner, now_us, key)
+        return why_of(pipeline, snapshot, runner, now_us, key, stage)
 
 
-def why_of(pipeline: Pipeline, snapshot: Snapshot, runner: str | None, now_us: int, key: inspect.Texts = ()) -> Why:
+def why_of(
+    pipeline: Pipeline,
+    snapshot: Snapshot,
+    runner: str | None,
+    now_us: int,
+    key: inspect.Texts = (),
+    stage: str | None = None,
+) -> Why:
     """The same, of a commit that somebody looks into already."""
-    return _Look(pipeline, snapshot).answer(runner, now_us, key)
+    m = snapshot.commit
+    looks = _looks(pipeline, snapshot)
+    if stage is not None and m.stages[1:]:
+        at = place_of(m, stage)
+        looks = [look for look in looks if look.number == at]
+    keyed = _keyed(pipeline.name, looks, key) if key else {}
+    read_by = {s.name: tuple(other.name for other in m.stages if s.name in other.clocks) for s in m.stages}
+    found = tuple(replace(look.answer(), key=keyed.get(look.name), read_by=read_by[look.name]) for look in looks)
+    return Why(
+        **vars(found[-1]),
+        pipeline=pipeline.name,
+        now_us=now_us,
+        runner=runner,
+        epoch=m.epoch,
+        committed_us=m.committed_us,
+        is_published=not m.staged or snapshot.published >= m.epoch,
+        changed_files={
+            n: s.offsets.changed.stored()
+            for n, s in m.sources.items()
+            if isinstance(s.offsets, FilesRead) and s.offsets.changed is not None
+        },
+        stages=found if found[1:] else (),
+    )
+
+
+def _looks(pipeline: Pipeline, snapshot: Snapshot) -> list[_Look]:
+    """One look at each stage of a snapshot that the config has, too. Raises StateError if that cannot go on with it."""
+    commit = snapshot.commit
+    compare.compare(pipeline, commit).check()
+    names, found = [s.name for s in commit.stages], dict[str, _Look]()
+    alone = pipeline.alone
+    for (name, own), state in zip(alone.items(), paired(list(alone), commit).kept, strict=True):
+        if state is not None:
+            read = {s.name: found[s.name] for s in own.sources if s.of_stage and s.name in found}
+            found[name] = _Look(own, snapshot, names.index(state.name), read)
+    return list(found.values())
+
+
+def _keyed(pipeline: str, looks: Sequence[_Look], key: inspect.Texts) -> dict[str, OfKey]:
+    """What there is to tell of a key, by stage: of all whose windows have such keys. Raises StartError where none has."""
+    found, problems = dict[str, OfKey](), list[StartError]()
+    for look in looks:
+        try:
+            found[look.name] = look.of_key(key)
+        except StartError as error:
+            problems.append(error)
+    if found:
+        return found
+    if not problems[1:]:
+        raise problems[0]
+    listed = "; ".join(f"{look.name}: {', '.join(look.key_names) or 'none'}" for look in looks)
+    raise StartError(f"{pipeline}: --key: no stage has windows with such keys; keys by stage: {listed}")
 
 
 class _Waits(NamedTuple):
@@ -171,52 +137,78 @@ class _Waits(NamedTuple):
 
 
 class _Look:
-    """One look at one snapshot."""
+    """One look at one stage of a snapshot. `pipeline` describes it alone; `read`: the stages that it reads, by name."""
 
-    def __init__(self, pipeline: Pipeline, snapshot: Snapshot) -> None:
-        self.pipeline, self.snapshot = pipeline, snapshot
-        self.commit: Commit = snapshot.commit
-        self.state: StageState = snapshot.commit.stages[0]
-        self.operator: Operator
-        if pipeline.transform.window is not None:
-            self.operator = inspect.logic_of(pipeline, self.commit)
-        else:
-            compare.compare(pipeline, self.commit).check()
-            self.operator = step_in(self.commit)
-        self.clocks: Mapping[str, SourceClock] = fold.clocks(pipeline, self.state)
+    def __init__(self, pipeline: Pipeline, snapshot: Snapshot, number: int, read: Mapping[str, _Look]) -> None:
+        self.pipeline, self.snapshot, self.number = pipeline, snapshot_of(snapshot, number), number
+        self.state: StageState = self.snapshot.commit.stages[0]
+        self.name, self.read = self.state.name, read
+        self.operator: Operator = inspect.operator_of(pipeline, self.snapshot.commit)
+        of_sources = [s.name for s in pipeline.sources if not s.of_stage]
+        every = fold.clocks(pipeline, self.state)
+        self.clocks: Mapping[str, SourceClock] = {n: every[n] for n in of_sources}
 
-    def answer(self, runner: str | None, now_us: int, key: inspect.Texts) -> Why:
-        m, close = self.commit, self.pipeline.transform.step.idle_close_ms
-        clocks = tuple(c for name, clock in self.clocks.items() for c in _clocks(name, clock))
-        held = holder(self.clocks)
-        of_key = self._of_key(self.operator, key) if key else None
+    @property
+    def key_names(self) -> list[str]:
+        return self.operator.key_names if isinstance(self.operator, Windowed) else []
+
+    def answer(self) -> OfStage:
+        close = self.pipeline.transform.step.idle_close_ms
+        held, through = self.held()
         waits = self._waits(self.operator)
-        return Why(
-            pipeline=self.pipeline.name,
+        counted = self.state.counters.get("lateness", {})
+        return OfStage(
+            stage=self.name,
+            reads=(*self.clocks, *self.read),
+            read_by=(),
             kind=waits.kind,
-            now_us=now_us,
-            runner=runner,
-            epoch=m.epoch,
-            committed_us=m.committed_us,
-            is_published=not m.staged or self.snapshot.published >= m.epoch,
             watermark_us=_known(self.state.watermark_us),
-            clocks=clocks,
-            holder=None if held is None else _slowest([c for c in clocks if c.source == held]),
+            clocks=(
+                *(c for name, clock in self.clocks.items() for c in _clocks(name, clock)),
+                *(self._clock_of(name) for name in self.read),
+            ),
+            holder=held,
+            through=through,
             idle_close_us=None if close is None else 1000 * close,
             open_windows=waits.windows,
             open_keys=waits.keys,
             next=waits.next,
-            key=of_key,
+            key=None,
             sides=waits.sides,
-            then_us=None if not m.stages[1:] else _known(m.stages[-1].watermark_us),
-            changed_files={
-                n: s.offsets.changed.stored()
-                for n, s in m.sources.items()
-                if isinstance(s.offsets, FilesRead) and s.offsets.changed is not None
-            },
             kept=waits.kept,
-            lateness=lateness(fold.counters(m).lateness, fold.waits_us(self.pipeline)),
+            lateness=lateness(counted, fold.waits_us(self.pipeline)),
         )
+
+    # -- who holds it --------------------------------------------------------------------------------------------
+
+    def _reached(self, name: str) -> int:
+        """How far the results of a stage that it reads are: none of them comes before that time any more."""
+        at = self.read[name].state.watermark_us
+        return at if at <= NO_WATERMARK else at - self._delay(name)
+
+    def _delay(self, name: str) -> int:
+        return 1000 * self.read[name].pipeline.watermark_delay_ms
+
+    def _clock_of(self, name: str) -> Clock:
+        """A stage that it reads, as one of its inputs."""
+        record = self.state.clocks.get(self.read[name].name)
+        newest = None if record is None else record.max_event_us
+        return Clock(name, None, newest, self._delay(name), _known(self._reached(name)), False, 0, None, of_stage=True)
+
+    def held(self) -> tuple[Clock | None, tuple[str, ...]]:
+        """The source or partition that holds the watermark, and the stages on the way there; None while all are idle."""
+        own = holder(self.clocks)
+        slowest = min(self.read, key=self._reached, default=None)
+        if slowest is not None:
+            # sources that are all idle leave the watermark where it is
+            at = self.state.watermark_us if own is None and self.clocks else None
+            least = at if own is None else self.clocks[own].watermark_us
+            if least is None or self._reached(slowest) < least or (own is None and self._reached(slowest) <= least):
+                found, through = self.read[slowest].held()
+                return found, (slowest, *through)
+        if own is None:
+            return None, ()
+        return _slowest(_clocks(own, self.clocks[own])), ()
 
     # -- what is open --------------------------------------------------------------------------------------------
 
@@ -258,6 +250,12 @@ class _Look:
         return _Waits(operator.fingerprint["kind"], keys=operator.size(figures)[1] or None, kept=kept)
 
     # -- one key -------------------------------------------------------------------------------------------------
+
+    def of_key(self, given: inspect.Texts) -> OfKey:
+        """What there is to tell of a key. Raises StartError for a wrong one, and where windows have none."""
+        found = self._of_key(self.operator, given)
+        # what a stage emits is never late for those that read it
+        return found if self.clocks else replace(found, late_before_us=None)
 
     @singledispatchmethod
     def _of_key(self, operator: Operator, given: inspect.Texts) -> OfKey:
@@ -338,22 +336,43 @@ class _Look:
         rows: int | None,
         groups: int | None,
     ) -> Open:
-        return Open(key, start, last, closes, reason, rows, groups, self._needs(closes), self._silence(closes))
+        return Open(key, start, last, closes, reason, rows, groups, self.needs(closes), self.silence(closes))
 
     # -- what it waits for ---------------------------------------------------------------------------------------
 
-    def _needs(self, closes: int) -> tuple[Need, ...]:
-        """On each source that is behind and not idle; while all are idle, on any."""
+    def needs(self, closes: int) -> tuple[Need, ...]:
+        """On each source that is behind, through whatever stages; where all that a stage reads are idle, on any of these."""
+        found = list(self._own_needs(closes))
+        for name in self.read:
+            if self._reached(name) < closes:
+                found += self.read[name].needs(closes + self._delay(name))
+        latest: dict[tuple[str, int | None], Need] = {}
+        for need in found:
+            other = latest.setdefault((need.source, need.choice), need)
+            # what is asked for later asks for all that is asked for earlier
+            parts = tuple(dict.fromkeys((*other.partitions, *need.partitions)))
+            latest[need.source, need.choice] = replace(max(other, need, key=lambda n: n.event_us), partitions=parts)
+        return tuple(latest.values())
+
+    def _own_needs(self, closes: int) -> list[Need]:
         awake = {n: c for n, c in self.clocks.items() if not c.idle}
+        choice = None if awake else self.number
         found = []
         for name, clock in (awake or self.clocks).items():
             parts = tuple(p for p, c in clock.partitions.items() if not c.idle and c.watermark_us < closes)
             if not awake or parts or clock.watermark_us < closes:
-                found.append(Need(name, parts, closes + clock.lateness_us))
-        return tuple(found)
+                found.append(Need(name, parts, closes + clock.lateness_us, choice))
+        return found
 
-    def _silence(self, closes: int) -> int | None:
-        """How much more quiet on all sources closes it (`idle_close_ms`)."""
+    def silence(self, closes: int) -> int | None:
+        """How much more quiet on all sources closes it (`idle_close_ms`); None where none does."""
+        found = [self.read[n].silence(closes + self._delay(n)) for n in self.read if self._reached(n) < closes]
+        if self.clocks:
+            found.append(self._own_silence(closes))
+        known = [us for us in found if us is not None]
+        return max(known) if known and len(known) == len(found) else None
+
+    def _own_silence(self, closes: int) -> int | None:
         after = self.pipeline.transform.step.idle_close_ms
         heard = [c.watermark_us for c in self.clocks.values() if c.max_event_us is not None]
         if after is None or not heard:

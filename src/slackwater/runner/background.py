@@ -21,7 +21,7 @@ from slackwater.engine.status import Status
 from slackwater.errors import SlackwaterError
 
 if TYPE_CHECKING:
-    from slackwater.query.why import Why
+    from slackwater.query.why_values import Why
 
 log = logging.getLogger("slackwater")
 _LEAVE_S = 30.0  # for the epoch in progress, when the program ends
@@ -77,9 +77,9 @@ class Handle(Shown):
         """The same, without raising anything."""
         return self._seen.latest
 
-    def why(self, key: Mapping[str, Any] | str | None = None) -> Why:
+    def why(self, key: Mapping[str, Any] | str | None = None, stage: str | None = None) -> Why:
         """Who holds the watermark and what closes next: see `sw.why`. The state must be durable."""
-        found: Why = import_module("slackwater.query.ask").why(self.pipeline, key)
+        found: Why = import_module("slackwater.query.ask").why(self.pipeline, key, stage)
         return found
 
     # -- its end -------------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def _run(
         try:
             reporter.notice("info", tell.start(pipeline, latest))
             if latest is not None and latest.staged and runner.store.published() < latest.epoch:
-                reporter.observers.waiting(Waiting(latest.epoch, latest.committed_us))
+                reporter.observers.waiting(Waiting.of(latest, latest.missing(runner.store.reached())))
             if latest is None:
                 if rebuild is None:
                     _check_former_output(runner, former_output)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +25,9 @@ class SourceBatch:
     files: int = 0
     partitions: Mapping[str, int] = field(default_factory=dict)  # every partition there is, and how many records it has
     lost: int = 0  # records that were gone before they were read (on_data_loss = "skip")
+    marked: Callable[[int], str | None] | None = (
+        None  # of files: which of them a mark is of, see `sources.files.marked`
+    )
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Batch:
     files: int | None = None
     partitions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # per source, see SourceBatch
     lost: Mapping[str, int] = field(default_factory=dict)
+    marked: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
     replayed: Replayed | None = None  # it holds dead letters, and no clock hears them
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 MERGE_AT = 64  # offset files before they are rewritten as one
+MARKS = 1 << 20  # a mark holds so much of a file's size
 CHANGES_SHOWN = 3  # names of changed files that a state keeps for people
 
 
@@ -57,6 +58,11 @@ class FileEntry:
         except OSError:
             return None
         return FileEntry(self.path, found.st_mtime_ns // 1_000_000, found.st_size)
+
+    def is_marked(self, mark: int) -> bool:
+        """Whether this number, of its modification time and size, may be its own."""
+        time, size = divmod(mark, MARKS)
+        return time == self.timestamp and (self.size is None or self.size % MARKS == size)
 
     def differs(self, now: FileEntry) -> bool:
         """Whether it is another file now. States of earlier versions know no sizes."""
@@ -113,7 +119,7 @@ class FilesSource:
             return None
         entries = [entry.now or entry for entry in entries]  # just before they are read
         offsets = remember(store, epoch, files_read(record.offsets), entries)
-        return SourceBatch(self.read(session, entries), offsets, files=len(entries))
+        return SourceBatch(self.read(session, entries), offsets, files=len(entries), marked=marked(entries))
 
     def listed(self, session: SparkSession) -> list[FileEntry]:
         """All files that are there now, in the order in which a stream reads them."""
@@ -286,6 +292,15 @@ def remember(store: StateStore, epoch: int, before: FilesRead, files: Sequence[F
         lists, entries = (), [*recall(store, before), *entries]
     name = store.write_list(epoch, [json.dumps([e.path, e.timestamp, e.size]) for e in entries])
     return replace(before, lists=(*lists, name), count=before.count + len(files))
+
+
+def marked(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
+    """Which of these files a mark is of, for people."""
+
+    def named(mark: int) -> str | None:
+        return " or ".join(local_name(f.path) for f in files if f.is_marked(mark)) or None
+
+    return named
 
 
 def note_changes(store: StateStore, epoch: int, before: FilesRead, files: Sequence[FileEntry]) -> FilesRead:

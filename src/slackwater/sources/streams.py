@@ -143,6 +143,7 @@ class Streams:
             sum(part.files for part in found.values()),
             {name: part.partitions for name, part in found.items() if part.partitions},
             {name: part.lost for name, part in found.items() if part.lost},
+            {name: part.marked for name, part in found.items() if part.marked},
         )
 
 

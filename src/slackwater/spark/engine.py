@@ -32,7 +32,7 @@ from slackwater.spark import analysis, columns
 from slackwater.spark.aside import Aside
 from slackwater.spark.first_looks import FirstLooks
 from slackwater.spark.rows import LETTER_NUMBER, Read, StepRows
-from slackwater.spark.statistics import FILE, count_unfit, spans_of, statistics, stats_of
+from slackwater.spark.statistics import FILE, MARK, count_unfit, spans_of, statistics, stats_of
 from slackwater.spark.workers import Task, count_task, emit_task, ingest_task, run_over
 from slackwater.watermark import Span
 from slackwater.windows.aggregations import quote
@@ -136,7 +136,7 @@ class SparkEngine:
             if found["bad"]:
                 again = statistics(list(counts), True, read.timed[name].columns)
                 found = read.timed[name].agg(*again).collect()[0].asDict()
-            stats[name] = stats_of(found, counts)
+            stats[name] = stats_of(found, counts, batch.marked.get(name, lambda mark: None))
         counts_of = {name: sum(o.get["unfit"] or 0 for o in seen) for name, seen in unfit.items()}
 
         def spans(source: str, jump_us: int) -> Mapping[str, tuple[Span, ...]]:
@@ -163,7 +163,7 @@ class SparkEngine:
         parts: list[DataFrame] = []
         for name, frame in payload.items():
             rows = self.rows.timed(name, frame, clock_us, latest).where("__bad IS NULL")
-            plain = [quote(c) for c in rows.columns if c not in (FILE, LETTER_NUMBER, "__bad", CORRUPT)]
+            plain = [quote(c) for c in rows.columns if c not in (FILE, MARK, LETTER_NUMBER, "__bad", CORRUPT)]
             rows = rows.selectExpr(*plain, numbered_origin(LETTER_NUMBER))
             for way in self.pipeline.ways_from(name):
                 out = analysis.run_sql(self.session, self.pipeline, way, rows, self.rows.carrying(way, frame))

@@ -51,6 +51,11 @@ def tree(organisation: str, module: str, version: str) -> list[Path]:
     return _fetch(organisation, module, version, transitive=True)
 
 
+def module(organisation: str, name: str, version: str) -> list[Path]:
+    """A module alone, where its jar holds what it needs."""
+    return _fetch(organisation, name, version, transitive=False)
+
+
 def _newest(module: str, spark_version: str, published: Sequence[str]) -> tuple[list[Path], str]:
     candidates = [spark_version, *(v for v in published if _numbers(v) < _numbers(spark_version))]
     cached = [v for v in candidates if _is_cached(_home("org.apache.spark", module, v))]

@@ -17,7 +17,7 @@ from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import OUTSIDE, origin_column
 from slackwater.sources.base import CORRUPT
 from slackwater.spark import analysis, columns
-from slackwater.spark.statistics import FILE
+from slackwater.spark.statistics import FILE, MARK, mark_sql
 from slackwater.windows.aggregations import quote
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class StepRows:
         bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN NOT {sane} THEN {why}{future} END AS __bad"
         kept = [quote(c) for c in frame.columns if c != "_event_ts"]
         of_file = name in self._files and FILE not in frame.columns  # read again, it brings the name
-        file = [f"_metadata.file_path AS {FILE}"] if of_file else []
+        file = [f"_metadata.file_path AS {FILE}", mark_sql()] if of_file else []
         return frame.selectExpr(*kept, *file, f"{time} AS _event_ts", bad)
 
     @property
@@ -96,9 +96,9 @@ class StepRows:
         """The usable rows, with where they came from, where that may be asked for behind the SQL."""
         rows = timed.where("__bad IS NULL")
         if not self.pipeline.carries_origin:
-            return rows.drop(FILE)
-        plain = [c for c in rows.columns if c != FILE]
-        bytes_of = {c: kind for c, kind in rows.dtypes if c not in (FILE, CORRUPT)}
+            return rows.drop(FILE, MARK)
+        plain = [c for c in rows.columns if c not in (FILE, MARK)]
+        bytes_of = {c: kind for c, kind in rows.dtypes if c not in (FILE, MARK, CORRUPT)}
         file = FILE if FILE in rows.columns else "NULL"
         return rows.selectExpr(*map(quote, plain), origin_column(bytes_of, name, file))
 
@@ -115,7 +115,7 @@ class StepRows:
         """The SQL on a way with `_origin` carried through, also where late rows are not kept. Raises StartError."""
         if way.key in self.sql or not self.pipeline.texts(way):
             return self.sql.get(way.key)
-        plain = frame.drop(FILE, LETTER_NUMBER)
+        plain = frame.drop(FILE, MARK, LETTER_NUMBER)
         return analysis.check_origin(self.session, self.pipeline, way, analysis.empty(self.session, plain))
 
 

@@ -150,6 +150,9 @@ def private(session: SparkSession, shards: int) -> SparkSession:
         "spark.sql.ansi.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
         "spark.sql.execution.arrow.pyspark.fallback.enabled": "false",
+        # rows of an epoch are folded into more groups than the 65,000 for which Spark's fast table has room: beyond them
+        # each row is looked up in two tables
+        "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20",
         "spark.sql.streaming.metricsEnabled": "false",
         # the checkpoint only plans the next batch: what is needed of it is the batch before
         "spark.sql.streaming.minBatchesToRetain": "4",

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slackwater.engine.protocol import SourceStats
 from slackwater.operators import fitting
 from slackwater.operators.dead_letters import OUTSIDE
-from slackwater.sources.files import local_name
+from slackwater.sources.files import MARKS, local_name
 from slackwater.watermark import CONFIRMS, Heard, Span
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 FILE = "__file"  # hidden: the file that a row was read from
+MARK = "__mark"  # hidden: a number that tells this file from the others of its batch
+_OF_PARTITION = 44  # bits of an offset, below those of the partition
+
+
+def mark_sql() -> str:
+    """A file by a number: a name would be copied for each row. See `sources.files.FileEntry.mark`."""
+    return f"unix_millis(_metadata.file_modification_time) * {MARKS}L + _metadata.file_size % {MARKS}L AS {MARK}"
 
 
 def statistics(partitions: Sequence[str], usable_only: bool, columns: Sequence[str]) -> list[Any]:
@@ -28,16 +35,19 @@ def statistics(partitions: Sequence[str], usable_only: bool, columns: Sequence[s
         "CASE WHEN __bad IS NULL THEN unix_micros(_event_ts) END" if usable_only else "unix_micros(_event_ts)"
     )
     found = [F.count(F.lit(1)).alias("rows"), F.count("__bad").alias("bad"), F.max(event_us).alias("newest")]
-    place = next(
-        (p for c, p in (("_offset", "struct(_topic, _partition, _offset)"), (FILE, FILE)) if c in columns), None
-    )
+    topics = {partition.rpartition("-")[0] for partition in partitions}
+    offset = f"shiftleft(CAST(_partition AS BIGINT), {_OF_PARTITION}) + _offset"
+    of_topics = offset if len(topics) == 1 else "struct(_topic, _partition, _offset)"
+    place = next((p for c, p in (("_offset", of_topics), (MARK, MARK), (FILE, FILE)) if c in columns), None)
     if place is not None:
         found.append(F.max_by(F.expr(place), event_us).alias("place"))
     if usable_only:
         found += [F.count(F.when(F.col("__bad") == why, 1)).alias(why) for why in ("undecodable", "future", OUTSIDE)]
     for number, partition in enumerate(partitions):
         topic, _, part = partition.rpartition("-")
-        here = (F.col("_partition") == int(part)) & (F.col("_topic") == topic)
+        here = F.col("_partition") == int(part)
+        if len(topics) > 1:
+            here &= F.col("_topic") == topic
         found.append(F.max(F.when(here, event_us)).alias(f"newest{number}"))
     return found
 
@@ -48,7 +58,10 @@ def count_unfit() -> Any:
     return F.count(fitting.UNFIT).alias("unfit")
 
 
-def stats_of(found: Mapping[str, Any], partitions: Mapping[str, int]) -> SourceStats:
+def stats_of(
+    found: Mapping[str, Any], partitions: Mapping[str, int], named: Callable[[int], str | None]
+) -> SourceStats:
+    """`named`: the file of a `MARK`."""
     rows, bad = found["rows"] or 0, found["bad"] or 0
     return SourceStats(
         rows,
@@ -58,14 +71,21 @@ def stats_of(found: Mapping[str, Any], partitions: Mapping[str, int]) -> SourceS
         found.get("future") or 0,
         {name: Heard(rows, found[f"newest{n}"]) for n, (name, rows) in enumerate(partitions.items())},
         outside=found.get(OUTSIDE) or 0,
-        place=_place_of(found.get("place")),
+        place=_place_of(found.get("place"), partitions, named),
     )
 
 
-def _place_of(found: Any) -> str | None:
+def _place_of(found: Any, partitions: Mapping[str, int], named: Callable[[int], str | None]) -> str | None:
     """Where a row was read, for people."""
-    if found is None or isinstance(found, str):
-        return None if found is None else local_name(found)
+    if found is None:
+        return None
+    if isinstance(found, str):
+        return local_name(found)
+    if isinstance(found, int) and not partitions:
+        return named(found)
+    if isinstance(found, int):
+        topic = next(iter(partitions)).rpartition("-")[0]
+        return f"{topic}-{found >> _OF_PARTITION} at offset {found % (1 << _OF_PARTITION)}"
     return f"{found['_topic']}-{found['_partition']} at offset {found['_offset']}"
 
 

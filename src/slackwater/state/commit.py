@@ -279,6 +279,11 @@ class Commit(Record):
         staged = {o.stage for o in self.output}
         return [*([LETTERS] if self.letters else []), *(n for n, t in self.targets.items() if t.stage in staged)]
 
+    def rows_of(self, part: str) -> int:
+        """How many rows of this epoch somebody gets."""
+        given = self.letters if part == LETTERS else self.output_of(self.targets[part].stage)
+        return sum(o.rows for o in given)
+
     def missing(self, reached: Collection[str]) -> list[str]:
         """Who of them does not have it yet; `reached`: those that have it since the commit."""
         return [name for name in self.parts if name not in self.reached and name not in reached]

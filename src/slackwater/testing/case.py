@@ -30,7 +30,7 @@ _PAGE = "docs/testing.md#a-test-as-a-file"
 _ROW = {"anyOf": [{"type": "object"}, {"type": "string"}]}
 _ROWS: dict[str, Any] = {"type": "array", "items": _ROW}
 _NOTHING = "missing; a step has rows, files, quiet, crash, restart, replay or flush"
-ONLY = ""  # stands for the only source
+ONLY = ""  # stands for the only source, or target
 
 
 @shaped(anyOf=[_ROWS, {"type": "object", "additionalProperties": _ROWS}])
@@ -70,7 +70,10 @@ def _per_source(value: Any, kinds: tuple[type, ...], wanted: str) -> dict[str, t
     return {source: tuple(rows) for source, rows in given.items()}
 
 
-@shaped(type="array", items={"type": "object"})
+_EXPECTED: dict[str, Any] = {"type": "array", "items": {"type": "object"}}
+
+
+@shaped(**_EXPECTED)
 def _expected(value: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(value, list | tuple):
         raise MismatchError('a list of rows ([{ user_id = "u1" }])')
@@ -79,6 +82,35 @@ def _expected(value: Any) -> tuple[dict[str, Any], ...]:
     ]:
         raise NestedError([f": {line}" for line in wrong], ())
     return tuple(dict(row) for row in value)
+
+
+@shaped(anyOf=[_EXPECTED, {"type": "object", "additionalProperties": _EXPECTED}])
+def _by_target(value: Any) -> dict[str, tuple[dict[str, Any], ...]]:
+    """Rows of the only target, or per target."""
+    if isinstance(value, Mapping):
+        return _by_name(value)
+    return {ONLY: _expected(value)}
+
+
+@shaped(type="object", additionalProperties=_EXPECTED)
+def _by_stage(value: Any) -> dict[str, tuple[dict[str, Any], ...]]:
+    if not isinstance(value, Mapping):
+        raise MismatchError("a list of rows per stage (stages.STAGE = [...])")
+    return _by_name(value)
+
+
+def _by_name(value: Mapping[str, Any]) -> dict[str, tuple[dict[str, Any], ...]]:
+    found, problems = dict[str, tuple[dict[str, Any], ...]](), list[str]()
+    for name, rows in value.items():
+        try:
+            found[name] = _expected(rows)
+        except MismatchError:
+            problems.append(f": {show_key(name)}: found {show(rows)}, expected a list of rows")
+        except NestedError as error:
+            problems += [f": {show_key(name)}{line.removeprefix(': ')}" for line in error.problems]
+    if problems:
+        raise NestedError(problems, {})
+    return found
 
 
 @shaped(type="string", format="date-time")
@@ -166,14 +198,22 @@ class CaseStep(Spec):
 class Expect(Spec):
     """What is there at the end. Columns that no expected row names are not compared; a row without one of those named has NULL."""
 
-    rows: tuple[dict[str, Any], ...] | None = None
+    rows: Mapping[str, tuple[dict[str, Any], ...]] = Field(default_factory=dict)
+    stages: Mapping[str, tuple[dict[str, Any], ...]] = Field(default_factory=dict)
     late: tuple[dict[str, Any], ...] = ()
     bad: tuple[dict[str, Any], ...] = ()
     fails: str | None = None
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {"rows": _expected, "late": _expected, "bad": _expected, "fails": text}
+    KINDS: ClassVar[Mapping[str, Kind]] = {
+        "rows": _by_target,
+        "stages": _by_stage,
+        "late": _expected,
+        "bad": _expected,
+        "fails": text,
+    }
     TEXTS: ClassVar[Mapping[str, str]] = {
-        "rows": "What a reader of the target finds at the end, in any order.",
+        "rows": "What a reader of the target finds at the end, in any order; of several targets of each that is named.",
+        "stages": "What stages have emitted by the end, whether a target gets it or not, in any order.",
         "late": "The rows that came too late, as they were given; none unless told.",
         "bad": "The rows that could not be used, with `_reason`; of one that cannot be decoded `_value` is its text.",
         "fails": "A part of the error with which the pipeline stops.",

@@ -24,6 +24,7 @@ from slackwater.testing.pipeline import LocalPipeline
 from slackwater.testing.result import START_US, LocalResult
 
 if TYPE_CHECKING:
+    import polars as pl
     from pyspark.sql import SparkSession
 
     from slackwater.testing.in_process import Rows
@@ -33,7 +34,7 @@ _REASON, _VALUE = "_reason", "_value"
 
 @dataclass
 class Outcome:
-    """How a test ended. `differences`: of "rows", "late" and "bad"; `failed`: the pipeline stopped, or should have."""
+    """How a test ended. `differences`: of "rows" (of several targets "rows.NAME"), "stages.NAME", "late" and "bad"; `failed`: the pipeline stopped, or should have."""
 
     path: Path
     differences: Mapping[str, Difference] = field(default_factory=dict)
@@ -48,8 +49,15 @@ class Outcome:
     def lines(self) -> list[str]:
         """What is wrong, for people."""
         found = [] if self.failed is None else self.failed.splitlines()
-        names = {"rows": "rows", "late": "late rows", "bad": "bad rows"}
-        return found + [line for key, d in self.differences.items() for line in d.lines(names[key])]
+        return found + [line for key, d in self.differences.items() for line in d.lines(_said(key))]
+
+
+def _said(key: str) -> str:
+    """What is compared, in words."""
+    kind, _, name = key.partition(".")
+    if name:
+        return f"rows of {'target' if kind == 'rows' else 'stage'} {json.dumps(name, ensure_ascii=False)}"
+    return {"rows": "rows", "late": "late rows", "bad": "bad rows"}[kind]
 
 
 @dataclass(frozen=True)
@@ -95,6 +103,30 @@ class Test:
                 if not config.is_file():
                     yield f'{self.path}: steps[{i}].restart.pipeline: there is no "{config}"; expected the TOML of a pipeline'
 
+        yield from self._misnamed()
+
+    def _misnamed(self) -> Iterator[str]:
+        """What is expected of targets and stages that are not there."""
+        changed = [s.restart.pipeline for s in self.case.steps if s.restart is not None and s.restart.pipeline]
+        if changed:
+            return  # the last config tells which there are; what is not is told at the end
+        targets, stages = list(self.pipeline.by_target), [s.name for s in self.pipeline.stages]
+        at = f"{self.path}: expect.rows"
+        for name in self.case.expect.rows:
+            if name == ONLY and len(targets) > 1:
+                listed = ", ".join(f"rows.{show_key(n)}" for n in targets[1:])
+                yield f"{at}: rows of which target? write rows.{show_key(targets[0])} or one of {listed}"
+            elif name not in (ONLY, *targets):
+                yield f"{at}.{show_key(name)}: there is no such target{nearest(name, targets)}"
+        for name in self.case.expect.stages:
+            if name not in stages:
+                more = (
+                    nearest(name, stages)
+                    if stages
+                    else "; this pipeline is one [transform], whose rows are the target's"
+                )
+                yield f"{self.path}: expect.stages.{show_key(name)}: there is no such stage{more}"
+
     # -- running -------------------------------------------------------------------------------------------------
 
     def run(self, session: SparkSession) -> Outcome:
@@ -115,7 +147,8 @@ class Test:
 
     def _result(self, session: SparkSession) -> tuple[LocalResult, LocalPipeline]:
         clock = START_US if self.case.clock is None else micros(self.case.clock)
-        with LocalPipeline(self.pipeline, session=session, shards=self.case.shards, clock_us=clock) as test:
+        watch, shards = tuple(self.case.expect.stages), self.case.shards
+        with LocalPipeline(self.pipeline, session=session, shards=shards, clock_us=clock, watch=watch) as test:
             ahead = self._prepared(test, self.case.steps)
             for i, step in enumerate(self.case.steps):
                 if step.restart is not None and step.restart.pipeline is not None:
@@ -162,16 +195,20 @@ class Test:
             test.flush()
 
     def _differences(self, result: LocalResult, test: LocalPipeline) -> dict[str, Difference]:
-        expect = self.case.expect
-        table = result.table
-        columns = list(table.columns)
-        identity = list(test.identity or ())
-        order = [c for c in (*identity, *columns) if (c in columns and table.schema[c].is_temporal()) or c in identity]
-        rows = (
-            table.sort([c for c in dict.fromkeys(order) if not table.schema[c].is_nested()]).to_dicts()
-            if order
-            else table.to_dicts()
-        )
+        expect, found = self.case.expect, dict[str, Difference]()
+        first = next(iter(result.tables))
+        for name, rows in expect.rows.items():
+            target = test.pipeline.by_target.get(name or first)
+            if target is None:
+                raise ConfigError([f"{self.path}: expect.rows.{show_key(name)}: there is no such target at the end"])
+            held = result.tables[name or first]
+            found[f"rows.{name}" if name else "rows"] = _compared(
+                rows, held, test.identity_of(str(target.target.from_))
+            )
+        for name, rows in expect.stages.items():
+            if name not in result.stages:
+                raise ConfigError([f"{self.path}: expect.stages.{show_key(name)}: there is no such stage at the end"])
+            found[f"stages.{name}"] = _compared(rows, result.stages[name], test.identity_of(name))
         late, bad = [], []
         for letter in result.letters:
             row = _row_of(letter)
@@ -179,14 +216,21 @@ class Test:
                 late.append(row)
             else:
                 bad.append({_REASON: letter["reason"], **row})
-        found = {"late": compare(expect.late, late, _columns(late)), "bad": compare(expect.bad, bad, _columns(bad))}
-        if expect.rows is None:
-            return found
-        return {"rows": compare(expect.rows, rows, columns, identity), **found}
+        found["late"] = compare(expect.late, late, _columns(late))
+        found["bad"] = compare(expect.bad, bad, _columns(bad))
+        return found
 
     def actual(self, outcome: Outcome) -> dict[str, list[dict[str, Any]]]:
         """What came, as the file could expect it: only the columns that are compared."""
         return {key: [told(row, d.columns) for row in d.found] for key, d in outcome.differences.items()}
+
+
+def _compared(expected: Sequence[Mapping[str, Any]], table: pl.DataFrame, identity: Sequence[str]) -> Difference:
+    """What is expected of a table beside what it holds, in the order of time and of what tells its rows apart."""
+    columns = list(table.columns)
+    order = [c for c in (*identity, *columns) if (c in columns and table.schema[c].is_temporal()) or c in identity]
+    by = [c for c in dict.fromkeys(order) if not table.schema[c].is_nested()]
+    return compare(expected, (table.sort(by) if by else table).to_dicts(), columns, identity)
 
 
 def told(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:

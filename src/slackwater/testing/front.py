@@ -30,7 +30,7 @@ from slackwater.sources.lookups import Lookups
 from slackwater.spark import analysis, session
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.rows import StepRows
-from slackwater.spark.statistics import FILE
+from slackwater.spark.statistics import FILE, MARK
 from slackwater.testing.given import NUMBER, GivenSource, Offsets, Row, source_of
 from slackwater.windows.aggregations import quote
 
@@ -185,7 +185,7 @@ class Front:
         rows = timed.where("__bad IS NULL")
         if len(runs) > 1:
             rows = rows.where(f"{NUMBER} IN ({', '.join(map(str, run['n']))})")
-        hidden = (FILE, "__bad", CORRUPT, NUMBER, _CLOCK, *(["_event_ts"] if way.origin in self._clocked else []))
+        hidden = (FILE, MARK, "__bad", CORRUPT, NUMBER, _CLOCK, *(["_event_ts"] if way.origin in self._clocked else []))
         plain = [quote(c) for c in rows.columns if c not in hidden]
         number = f"{ORIGIN}.offset" if carried is not None else f"{run['n'][0] if run.height else 0}L"
         rows = rows.selectExpr(*plain, *([] if carried is None else [numbered_origin(NUMBER)]))
@@ -211,7 +211,7 @@ def bound(base: SparkSession, pipeline: Pipeline, columns: Mapping[str, Sequence
 
 
 def _told(timed: DataFrame, source: str) -> list[str]:
-    bytes_of = {c: kind for c, kind in timed.dtypes if c not in (FILE, CORRUPT, NUMBER, _CLOCK)}
+    bytes_of = {c: kind for c, kind in timed.dtypes if c not in (FILE, MARK, CORRUPT, NUMBER, _CLOCK)}
     partition = "concat(_topic, '-', _partition)" if "_offset" in bytes_of else "CAST(NULL AS STRING)"
     origin = origin_column(
         {**bytes_of, **({CORRUPT: "string"} if CORRUPT in timed.columns else {})},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from slackwater.config.connection import FilesConnection
@@ -12,6 +12,8 @@ from slackwater.config.transform import Stage, Transform
 from slackwater.core.capacity import ANYTHING, YEARS, Capacity, capacity_of
 from slackwater.operators.base import Operator
 
+WATCHED = "~"  # begins the names of targets that only a test has
+
 
 def capacities(pipeline: Pipeline, operators: Mapping[str, Operator]) -> dict[str, Capacity]:
     """What each target, with the state store that a config names, can hold of a row's values; `operators`: by stage."""
@@ -19,7 +21,8 @@ def capacities(pipeline: Pipeline, operators: Mapping[str, Operator]) -> dict[st
 
     store = pipeline.state_store
     held = Capacity(False, YEARS, state=True) if store is not None and store.kind == "postgres" else ANYTHING
-    return {name: held & capacity_of(target) for name, target in targets_of(pipeline, operators).items()}
+    real = {n: t for n, t in targets_of(pipeline, operators).items() if not n.startswith(WATCHED)}
+    return {name: held & capacity_of(target) for name, target in real.items()}
 
 
 _T = TypeVar("_T", Transform, Stage)
@@ -47,4 +50,16 @@ def listening(pipeline: Pipeline) -> Pipeline:
     return pipeline.model_copy(update={"transform": transform, "stages": stages, **kept})
 
 
-__all__ = ["capacities", "listening"]
+def watching(pipeline: Pipeline, stages: Iterable[str]) -> Pipeline:
+    """The same pipeline with a target for each of these stages that has none, so that what it emits can be read back."""
+    wanted = [n for n in dict.fromkeys(stages) if n not in pipeline.shown and n in {s.name for s in pipeline.stages}]
+    if not wanted:
+        return pipeline
+    more = [
+        Target(connection=FilesConnection(), path=n).model_copy(update={"name": WATCHED + n, "from_": n})
+        for n in wanted
+    ]
+    return pipeline.model_copy(update={"targets": (*(own.target for own in pipeline.by_target.values()), *more)})
+
+
+__all__ = ["WATCHED", "capacities", "listening", "watching"]

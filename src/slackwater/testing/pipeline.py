@@ -34,7 +34,7 @@ from slackwater.state.files.store import FilesStore
 from slackwater.testing import plain
 from slackwater.testing.described import pipeline_for
 from slackwater.testing.given import Row
-from slackwater.testing.listen import capacities, listening
+from slackwater.testing.listen import WATCHED, capacities, listening, watching
 from slackwater.testing.result import START_US, Died, Faults, LocalResult
 from slackwater.testing.steps import BoundSteps
 from slackwater.testing.target import MemoryTarget
@@ -54,6 +54,7 @@ class LocalPipeline:
     with a StartError that names it. `clock_us`: what the virtual clock shows first. `store`: makes the state store at each
     start; else files in `state_dir`, or a temporary directory. `on_publish`: gets what each epoch writes. `letters`: dead ones that
     are there before. `listen=False`: only rows that the pipeline itself keeps become letters, and the target holds any value.
+    `watch`: stages without a target whose results are kept, too.
 
         >>> import slackwater as sw
         >>> from slackwater.testing import LocalPipeline
@@ -81,10 +82,11 @@ class LocalPipeline:
         on_publish: Callable[[pl.DataFrame], None] | None = None,
         letters: Sequence[Mapping[str, Any]] = (),
         listen: bool = True,
+        watch: Sequence[str] = (),
     ) -> None:
         # configuration
         self._schema = None if schema is None else {name: Field(name, kind) for name, kind in schema.items()}
-        self._session, self._store, self._listen = session, store, listen
+        self._session, self._store, self._listen, self._watch = session, store, listen, tuple(watch)
         self._home = None if store or state_dir else tempfile.TemporaryDirectory(prefix="slackwater-test-")
         self._directory = state_dir or (self._home.name if self._home else "")
         self._open = False
@@ -115,9 +117,8 @@ class LocalPipeline:
         self._aside.hold(pl.DataFrame({n: plain.typed([r.get(n) for r in letters], t) for n, t in known.items()}))
         self._describe(described)
         self._told = on_publish
-        self._places: dict[
-            tuple[str, str], MemoryTarget
-        ] = {}  # every target there was, by its name and that of its place
+        # every target there was, by its name and that of its place
+        self._places: dict[tuple[str, str], MemoryTarget] = {}
         self._put("")
         self._begin()
 
@@ -135,12 +136,10 @@ class LocalPipeline:
         `partitions`: per source that has any, all partitions there are (a row's own is its "partition"; of Kafka: its
         "_partition"). `took_ms`: how long the epoch takes.
         """
-        given = rows if isinstance(rows, Mapping) else {self._only_source(): rows}
-        for name in given:
+        for name in (given := rows if isinstance(rows, Mapping) else {self._only_source(): rows}):
             if name not in self.source_names:
-                raise ConfigError(
-                    [f'{self.pipeline.name}: there is no source "{name}"; there are: {", ".join(self.source_names)}']
-                )
+                there = ", ".join(self.source_names)
+                raise ConfigError([f'{self.pipeline.name}: there is no source "{name}"; there are: {there}'])
         self.now_us += took_ms * 1000
         if self._session is not None:
             from slackwater.testing.front import Given
@@ -241,7 +240,9 @@ class LocalPipeline:
         first, *_ = now = list(self._targets.values())
         found.rows, found.gone, found.letters = first.rows, first.gone, self._aside.rows
         found.former = {place or name: (t.rows, t.gone) for (name, place), t in self._places.items() if t not in now}
-        found.tables = {name: t.held for name, t in self._targets.items()}
+        found.tables = {name: t.held for name, t in self._targets.items() if not name.startswith(WATCHED)}
+        of = {str(own.target.from_): self._targets[n] for n, own in reversed(self.pipeline.by_target.items())}
+        found.stages = {stage: target.held for stage, target in of.items()}
         found.counters, found.watermark_us = fold.counters(state), state.watermark_us
         ended = state.stages[-1]
         found.open_sessions, found.open_keys = sum(ended.windows), sum(ended.groups)
@@ -260,8 +261,12 @@ class LocalPipeline:
     @property
     def identity(self) -> tuple[str, ...] | None:
         """The columns that tell results apart; None for a join, whose rows are a multiset."""
-        found = self._steps[str(next(iter(self.pipeline.by_target.values())).target.from_)].identity
-        return tuple(found) if found else None
+        first = next(iter(self.pipeline.by_target.values()))
+        return self.identity_of(str(first.target.from_)) or None
+
+    def identity_of(self, stage: str) -> tuple[str, ...]:
+        """The same of what one stage emits; nothing of a multiset."""
+        return tuple(self._steps[stage].identity or ())
 
     @property
     def front(self) -> Front | None:
@@ -291,6 +296,7 @@ class LocalPipeline:
             if self._schema is None:
                 raise StartError('a window or a join alone needs schema={"column": "type"}: the columns of its rows')
             described = pipeline_for(described, ("a", "b") if isinstance(described, Join) else ("a",))
+        described = watching(described, self._watch)
         self.pipeline = pipeline = listening(described) if self._listen else described
         given = {} if self._schema is None else {s.name: self._schema for s in pipeline.sources}
         self._offsets: dict[tuple[str, int], int] = {}
@@ -311,10 +317,8 @@ class LocalPipeline:
             spec, operator = own.target, self._steps[str(own.target.from_)]
             connection = resolve(spec.connection, own.connections)
             upserts = connection is not None and spec.upserts(connection.kind, own.last.transform.window)
-            key = (
-                name if self.pipeline.targets else "",
-                place,
-            )  # the only one is the same, whatever its stage is called
+            # the only one is the same, whatever its stage is called
+            key = (name if self.pipeline.targets else "", place)
             if key in self._places:
                 self._places[key].becomes(operator.output, (operator.identity or ()) if upserts else ())
             else:
@@ -388,11 +392,8 @@ class LocalPipeline:
 
     def _only_source(self) -> str:
         if len(self.source_names) > 1:
-            raise ConfigError(
-                [
-                    f"{self.pipeline.name}: rows of which source? There are {', '.join(self.source_names)}: give {{source: rows}}"
-                ]
-            )
+            there = ", ".join(self.source_names)
+            raise ConfigError([f"{self.pipeline.name}: rows of which source? There are {there}: give {{source: rows}}"])
         return self.source_names[0]
 
 

@@ -39,6 +39,9 @@ class LocalResult:
     epochs: list[int] = field(default_factory=list)
     table: pl.DataFrame = field(default_factory=pl.DataFrame)
     tables: dict[str, pl.DataFrame] = field(default_factory=dict)
+    stages: dict[str, pl.DataFrame] = field(
+        default_factory=dict
+    )  # what those emitted that have a target, or are watched
 
 
 class Faults:

@@ -26,7 +26,8 @@ def update(path: Path, outcome: Outcome, whole: bool = False) -> bool:
         if not difference or (key == "rows" and key not in expect and not whole):
             continue
         changed = True
-        _apply(expect, key, difference)
+        kind, _, name = key.partition(".")
+        _apply(expect[kind] if name else expect, name or kind, difference)
     if changed:
         path.write_text(tomlkit.dumps(document), encoding="utf-8")
     return changed

@@ -20,10 +20,10 @@ WATCHED_S = 20.0  # so long after a request a pipeline still counts as watched
 
 
 class Live:
-    """One pipeline. `seen` and `problem` are of the latest look: one of them is None."""
+    """One pipeline, or one stage of it. `seen` and `problem` are of the latest look: one of them is None."""
 
-    def __init__(self, watched: Watched) -> None:
-        self.watched = watched
+    def __init__(self, watched: Watched, stage: str | None = None) -> None:
+        self.watched, self.stage = watched, stage
         self.viewers = 0
         self.seen: Seen | None = None
         self.problem: str | None = None
@@ -63,7 +63,7 @@ class Live:
                 if not self._differs(now):
                     self._next = now + LOOK_S
                     return
-                self.seen, self.problem = look_at(self.watched, time.time_ns() // 1000), None
+                self.seen, self.problem = look_at(self.watched, time.time_ns() // 1000, stage=self.stage), None
             except SlackwaterError as error:
                 self.seen, self.problem, self._known = None, str(error), ()
             self._next = time.monotonic() + max(LOOK_S, PAUSE * (time.monotonic() - now))
@@ -94,16 +94,16 @@ class Live:
 
 
 class Watcher:
-    """One thread that looks for commits of all pipelines that somebody watches."""
+    """One thread that looks for commits of all pipelines and stages that somebody watches."""
 
-    def __init__(self, lives: Sequence[Live]) -> None:
+    def __init__(self, lives: Callable[[], Sequence[Live]]) -> None:
         self._lives, self._stop = lives, threading.Event()
         self._thread = threading.Thread(target=self._run, name="ui-watcher", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._stop.wait(LOOK_S):
-            for live in self._lives:
+            for live in self._lives():
                 if live.is_watched:
                     live.refresh()
 

@@ -18,8 +18,9 @@ from slackwater.core.words import plural
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.evolution.description import logic_in
 from slackwater.explain import Plan
+from slackwater.query.text import quoted, through
 from slackwater.query.view import StateView
-from slackwater.query.why import Clock, Why
+from slackwater.query.why_values import Clock, OfStage, Why
 from slackwater.query.windows import own_names
 from slackwater.runner.background import Handle
 from slackwater.secrets import masked
@@ -89,22 +90,39 @@ def _why(what: Why) -> Markup:
         f"Epoch {number(what.epoch)}, committed {moment(what.committed_us)}"
         + ("" if what.is_published else ", not yet published"),
         f"Runner: {running}",
-        f"Watermark: {moment(what.watermark_us)}, held by {_held(what.holder)}",
     )
+    return _together(
+        _head(what.pipeline),
+        *told,
+        *(_of_stage(s, f"Stage {quoted(s.stage)}: watermark" if what.stages else "Watermark") for s in what.told),
+        lanes(watermark(what, ())),
+        *(_waits(s, s.stage if what.stages else None) for s in what.told),
+    )
+
+
+def _of_stage(s: OfStage, head: str) -> Markup:
+    held = f"{head} {moment(s.watermark_us)}, "
+    if s.through:
+        return _together(*_lines(f"{held}waits for {through(s)}"))
+    return _together(*_lines(f"{held}held by {_held(s.holder)}"))
+
+
+def _waits(s: OfStage, stage: str | None) -> Markup:
+    """What is open in a stage, or waits for partners."""
+    if s.kind == "rows":
+        return Markup("")
     named = ["closes at watermark", "start", "key", "rows"]
     opened = [
         [moment(o.closes_us), moment(o.start_us), "" if o.key is None else listed(dict(o.key)), number(o.rows)]
-        for o in (what.next if what.key is None else what.key.open)
+        for o in (s.next if s.key is None else s.key.open)
     ]
-    of = what.kind if what.key is None else f"{what.kind} of {listed(dict(what.key.key))}"
+    what = s.kind if stage is None else f"{s.kind} of stage {quoted(stage)}"
+    of = what if s.key is None else f"{what} of {listed(dict(s.key.key))}"
     heading = f"Open ({of}), the next to close first" if opened else f"Nothing is open ({of})"
-    sides = [[s.side, s.source, number(s.rows), span(s.keep_us)] for s in what.sides]
-    below = (
-        _table(["side", "source", "rows kept", "each so long"], sides)
-        if sides
-        else _together(*_lines(heading), _table(named, opened))
-    )
-    return _together(_head(what.pipeline), *told, lanes(watermark(what, ())), below)
+    if s.sides:
+        sides = [[x.side, x.source, number(x.rows), span(x.keep_us)] for x in s.sides]
+        return _table(["side", "source", "rows kept", "each so long"], sides)
+    return _together(*_lines(heading), _table(named, opened))
 
 
 def _held(holder: Clock | None) -> str:

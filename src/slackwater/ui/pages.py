@@ -17,22 +17,38 @@ from markupsafe import Markup
 from slackwater.core.lateness import percent
 from slackwater.ui.blocks.closing import Window
 from slackwater.ui.blocks.key import OneKey
+from slackwater.ui.blocks.stages import StageSeen
 from slackwater.ui.draw import account, closing, growth, joined, key, lateness, pace, stages, watermark
 from slackwater.ui.seen import Seen
 from slackwater.ui.words import about, brief, listed, moment, number, rate, size, span
 
-BLOCKS = ("top", "watermark", "rows", "closing", "size", "pace", "joins")
+OF_STAGE = ("top", "stages", "watermark", "rows", "closing", "size", "joins")
+BLOCKS = ("top", "stages", "watermark", "rows", "closing", "size", "pace", "joins")
 PHASES = {"read": "read", "ingest": "step", "emit": "emit", "commit": "commit", "write": "publish", "note": "note it"}
 
 
 @dataclass(frozen=True)
 class Place:
     """Where a page is: `base` before its addresses, None in a file; the kept commit that it stays at, None for the latest; the
-    names of all pipelines, if there are several."""
+    names of all pipelines, if there are several; `home`: of a stage what is before the addresses of its pipeline."""
 
     base: str | None
     epoch: int | None = None
     others: tuple[tuple[str, str], ...] = ()
+    home: str | None = None
+
+    @property
+    def top(self) -> str | None:
+        """What is before the addresses of the pipeline."""
+        return self.base if self.home is None else self.home
+
+    def of(self, stage: StageSeen | None, seen: Seen) -> str | None:
+        """What is before the addresses of a stage, as its page or that of the pipeline has it."""
+        if self.base is None or self.epoch is not None:
+            return None
+        if stage is None or not seen.stages[1:] or seen.stage is not None:
+            return self.base
+        return f"{self.base}/stage/{stage.at}"
 
 
 def static(name: str) -> bytes:
@@ -79,24 +95,37 @@ def fragment(name: str, seen: Seen, place: Place) -> bytes:
     return _rendered(f"_{name}.html", seen=seen, place=place)
 
 
-def page(seen: Seen, place: Place, epochs: Sequence[int] = ()) -> bytes:
-    """All blocks. In a file styles are part of it, and there are no scripts and no links. `epochs`: that can be gone to."""
-    blocks = {name: Markup(fragment(name, seen, place).decode()) for name in BLOCKS}  # escaped as it was made
+def page(seen: Seen, place: Place, epochs: Sequence[int] = (), of_stages: Sequence[Seen] = ()) -> bytes:
+    """All blocks. In a file styles are part of it, and there are no scripts and no links. `epochs`: that can be gone to.
+
+    `of_stages`: looks at stages, whose blocks follow.
+    """
+    blocks, stages = _blocks(seen, place), [(s, _blocks(s, place)) for s in of_stages]
     style = None if place.base is not None else Markup(static("ui.css").decode())
-    record = (
-        None if place.base is not None else json.dumps({b: data(b, seen) for b in BLOCKS}, ensure_ascii=False, indent=1)
-    )
-    return _rendered(
-        "page.html", seen=seen, place=place, blocks=blocks, style=style, record=record, epochs=epochs or seen.kept
-    )
+    given: dict[str, Any] = {"style": style, "record": None, "epochs": epochs or seen.kept}
+    if place.base is None:
+        record = {b: data(b, seen) for b in names(seen)}
+        if stages:
+            record["stages"] = {s.stage: {b: data(b, s) for b in OF_STAGE} for s in of_stages}
+        given["record"] = json.dumps(record, ensure_ascii=False, indent=1)
+    return _rendered("page.html", seen=seen, place=place, blocks=blocks, stages=stages, **given)
+
+
+def names(seen: Seen) -> tuple[str, ...]:
+    """The blocks that there are of what is seen."""
+    return OF_STAGE if seen.stage is not None else BLOCKS
+
+
+def _blocks(seen: Seen, place: Place) -> dict[str, Markup]:
+    return {name: Markup(fragment(name, seen, place).decode()) for name in names(seen)}  # escaped as it was made
 
 
 def bin_page(seen: Seen, place: Place, low: int, high: int, windows: Sequence[Window]) -> bytes:
     return _rendered("bin.html", seen=seen, place=place, style=None, low=low, high=high, windows=windows)
 
 
-def key_page(pipeline: str, place: Place, found: OneKey) -> bytes:
-    return _rendered("key.html", pipeline=pipeline, place=place, style=None, key=found)
+def key_page(pipeline: str, place: Place, found: OneKey, stage: str | None = None) -> bytes:
+    return _rendered("key.html", pipeline=pipeline, stage=stage, place=place, style=None, key=found)
 
 
 def overview(known: Sequence[tuple[str, str, Seen | None, str | None]]) -> bytes:
@@ -122,12 +151,15 @@ _DATA: Mapping[str, Callable[[Seen], Any]] = {
     "size": lambda seen: seen.growth,
     "pace": lambda seen: seen.pace,
     "joins": lambda seen: seen.joined,
+    "stages": lambda seen: seen.stages,
 }
 
 
 def data(name: str, seen: Seen) -> Any:
     """A block as plain data; None where there is none, as of windows in a join, or of a join in windows."""
     found = _DATA[name](seen)
+    if isinstance(found, tuple):
+        return [dataclasses.asdict(one) for one in found]
     return None if found is None else dataclasses.asdict(found)
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.core.lateness import NOTHING, Lateness, said
 from slackwater.errors import SlackwaterError, StateError
 from slackwater.maintenance.sizes import kept
+from slackwater.query import stages as staged
 from slackwater.query.described import pipeline_in
 from slackwater.query.inspect import Texts
-from slackwater.query.why import Why, why_of
+from slackwater.query.text import quoted
+from slackwater.query.why import why_of
+from slackwater.query.why_values import Why
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import Snapshot, StateStore
 from slackwater.ui.blocks.account import Rows, rows
@@ -49,8 +54,11 @@ class Watched:
 
 @dataclass(frozen=True)
 class Seen:
-    """The blocks of one commit. `tag`: another one wherever something else is seen. `closing`: None for a join, `joined`: for
-    all else. `kept`: the commits up to this one that can be looked at."""
+    """The blocks of one commit, of the whole pipeline or of one `stage`. `tag`: another one wherever something else is seen.
+
+    `closing`: None where nothing has a window, `joined`: where nothing is joined; of several stages each is of the last one that
+    has some, which is `closing_of`, `joined_of`. `pace`: None of a stage. `kept`: the commits up to this one that can be looked at.
+    """
 
     tag: str
     looked_us: int
@@ -59,43 +67,107 @@ class Seen:
     rows: Rows
     closing: Closing | None
     growth: Growth
-    pace: Pace
+    pace: Pace | None
     joined: Joined | None
     stages: tuple[StageSeen, ...]
     kept: tuple[int, ...]
+    stage: str | None = None
+    closing_of: StageSeen | None = None
+    joined_of: StageSeen | None = None
 
 
-def look_at(watched: Watched, now_us: int, epoch: int | None = None) -> Seen:
-    """Look at the latest commit, or at a kept one. Raises StateError if there is none, it is damaged, or the config cannot go
-    on with it."""
+def look_at(watched: Watched, now_us: int, epoch: int | None = None, stage: str | None = None) -> Seen:
+    """Look at the latest commit, or at a kept one; at the whole pipeline, or one stage of several.
+
+    Raises StateError if there is no commit, it is damaged, or the config cannot go on with it; StartError without such a stage.
+    """
     with watched.store.peek(epoch) as snapshot:
         if snapshot is None:
             raise StateError(
                 f"{watched.pipeline.name}: there is no state yet; it begins with the first epoch of: slackwater run {watched.file}"
             )
-        return seen(watched, snapshot, kept(watched.store), watched.store.runner(), now_us)
+        return seen(watched, snapshot, kept(watched.store), watched.store.runner(), now_us, stage)
 
 
-def seen(watched: Watched, snapshot: Snapshot, commits: Iterable[Commit], runner: str | None, now_us: int) -> Seen:
+def look_at_all(watched: Watched, now_us: int) -> tuple[Seen, list[Seen]]:
+    """The latest commit, of the whole pipeline and, where there are several stages, of each. Raises as `look_at` does."""
+    with latest(watched) as snapshot:
+        given = kept(watched.store), watched.store.runner(), now_us
+        whole = seen(watched, snapshot, *given)
+        several = whole.stages if whole.stages[1:] else ()
+        return whole, [seen(watched, snapshot, *given, s.name) for s in several]
+
+
+def seen(
+    watched: Watched,
+    snapshot: Snapshot,
+    commits: Iterable[Commit],
+    runner: str | None,
+    now_us: int,
+    stage: str | None = None,
+) -> Seen:
     commit = snapshot.commit
     # a runner may have gone on, or have removed this commit's record, since the snapshot was taken
     history = [*(m for m in commits if m.epoch < commit.epoch), commit]
     pipeline = watched.of(commit)
-    answer = why_of(pipeline, snapshot, runner, now_us)
-    found = rows(history, answer.lateness)
+    whole = why_of(pipeline, snapshot, runner, now_us)
+    found = stages(commit, whole)
+    closing_of, joined_of = _last(found, windowed=True), _last(found, windowed=False)
+    answer = whole
+    if stage is not None and whole.stages:
+        at = staged.place_of(commit, stage, "stage")
+        answer = replace(whole, **vars(next(s for s in whole.stages if s.stage == stage)), stages=())
+        (here,) = (s for s in found if s.name == stage)
+        closing_of, joined_of = here if _has_windows(here) else None, here if here.kind == "join" else None
+        snapshot = staged.snapshot_of(snapshot, at)
+        names = [[s.name for s in m.stages] for m in history]
+        history = [staged.commit_of(m, n.index(stage)) for m, n in zip(history, names, strict=True) if stage in n]
+    else:
+        stage = None
+    counted = rows(history, *_lateness(answer))
     return Seen(
         tag_of(commit, runner, answer.is_published),
         now_us,
-        top(answer, found, list(watched.told(answer, watched.file))),
+        top(answer, counted, list(watched.told(answer, watched.file)), stage),
         watermark(answer, history),
-        found,
-        closing(snapshot),
+        counted,
+        None if closing_of is None else closing(_only(snapshot, closing_of)),
         growth(history),
-        pace(history, watched.asker.waits(pipeline, snapshot), now_us),
-        joined(snapshot, [s.source for s in answer.sides]),
-        stages(commit),
+        None if stage is not None else pace(history, watched.asker.waits(pipeline, snapshot), now_us),
+        None if joined_of is None else joined(_only(snapshot, joined_of), _sides(whole, joined_of.name)),
+        found,
         tuple(m.epoch for m in history),
+        stage,
+        closing_of,
+        joined_of,
     )
+
+
+def _has_windows(stage: StageSeen) -> bool:
+    return stage.kind not in ("join", "rows")
+
+
+def _last(found: Iterable[StageSeen], windowed: bool) -> StageSeen | None:
+    """The last stage with windows, or the last join: that is nearest to what comes out."""
+    return next((s for s in reversed(tuple(found)) if (_has_windows(s) if windowed else s.kind == "join")), None)
+
+
+def _only(snapshot: Snapshot, stage: StageSeen) -> Snapshot:
+    return staged.snapshot_of(snapshot, staged.place_of(snapshot.commit, stage.name))
+
+
+def _sides(why: Why, stage: str) -> list[str]:
+    """What the sides of a join read."""
+    return [side.source for s in why.told if s.stage == stage for side in s.sides]
+
+
+def _lateness(why: Why) -> tuple[Lateness, str | None]:
+    """Of the only stage that reads sources; where several do, each has an advice of its own."""
+    readers = [s for s in why.told if s.lateness.rows]
+    if len(readers) == 1:
+        return readers[0].lateness, said(readers[0].lateness)
+    each = [f"stage {quoted(s.stage)}: {told}" for s in readers if (told := said(s.lateness)) is not None]
+    return NOTHING, "; ".join(each) or None
 
 
 def tag_of(commit: Commit, runner: str | None, published: bool) -> str:
@@ -104,20 +176,39 @@ def tag_of(commit: Commit, runner: str | None, published: bool) -> str:
     return f"{commit.epoch}-{hashlib.sha256(rest.encode()).hexdigest()[:12]}"
 
 
-def key_at(watched: Watched, key: Texts, now_us: int) -> OneKey:
-    """One key of the latest commit. Raises StartError for a wrong key, StateError."""
+@contextmanager
+def latest(watched: Watched) -> Iterator[Snapshot]:
+    """The latest commit. Raises StateError where there is none."""
     with watched.store.peek() as snapshot:
         if snapshot is None:
             raise StateError(f"{watched.pipeline.name}: there is no state yet")
-        return one_key(snapshot, key, _told(watched, snapshot, key, now_us))
+        yield snapshot
 
 
-def _told(watched: Watched, snapshot: Snapshot, key: Texts, now_us: int) -> list[str]:
-    """What `why --key` says of the key itself; it knows the windows of the first stage."""
-    if len(snapshot.commit.stages) > 1:
-        return []
+def windows_of(snapshot: Snapshot, stage: str | None) -> tuple[Snapshot, str | None]:
+    """A snapshot of one stage alone, by default of the last that has windows; with its name, where there are several.
+
+    Raises StartError for a stage that is not there.
+    """
+    found = snapshot.commit.stages
+    if not found[1:]:
+        return snapshot, None
+    windowed = [s.name for s in found if s.fingerprint.get("kind") not in ("join", "rows")]
+    name = stage if stage is not None else (windowed or [found[-1].name])[-1]
+    return staged.snapshot_of(snapshot, staged.place_of(snapshot.commit, name, "stage")), name
+
+
+def key_at(watched: Watched, key: Texts, now_us: int, stage: str | None = None) -> OneKey:
+    """One key of the latest commit. Raises StartError for a wrong key, StateError."""
+    with latest(watched) as snapshot:
+        one, name = windows_of(snapshot, stage)
+        return one_key(one, key, _told(watched, snapshot, key, now_us, name))
+
+
+def _told(watched: Watched, snapshot: Snapshot, key: Texts, now_us: int, stage: str | None) -> list[str]:
+    """What `why --key` says of the key itself."""
     try:
-        answer = why_of(watched.of(snapshot.commit), snapshot, None, now_us, key)
+        answer = why_of(watched.of(snapshot.commit), snapshot, None, now_us, key, stage)
     except SlackwaterError:
         return []
     lines = list(watched.told(answer, watched.file))

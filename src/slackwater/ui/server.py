@@ -4,7 +4,8 @@
     GET /epoch/41               the page of a kept commit; it stays as it is
     GET /closing?from=US&to=US  the first keys of a bin
     GET /key?user_id=u7         one key; a name alone stands for NULL
-    GET /ui/BLOCK               a block as HTML: top, watermark, rows, closing, size, pace, joins
+    GET /stage/NAME/            the page of one stage of several, with all of this below it
+    GET /ui/BLOCK               a block as HTML: top, stages, watermark, rows, closing, size, pace, joins
     GET /ui/BLOCK.json          the same as JSON; also /ui/keys.json and /ui/key.json with the queries above
     GET /ui/events              server-sent events: one per commit
     GET /state/                 the questions of `slackwater serve`
@@ -23,7 +24,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -42,7 +42,7 @@ from slackwater.ui.access import Access, check_host
 from slackwater.ui.blocks.closing import keys
 from slackwater.ui.live import Live, Watcher, lives
 from slackwater.ui.pages import Place
-from slackwater.ui.seen import Seen, Watched, key_at, look_at
+from slackwater.ui.seen import Seen, Watched, key_at, latest, look_at, windows_of
 from slackwater.web.guard import Application
 from slackwater.web.server import LOOPBACK, HttpServer, start
 
@@ -53,6 +53,7 @@ AT_ONCE = 4
 WAITING = 64
 BEAT_S = 15.0  # between two signs of life on a stream
 LOOK_S = 0.25
+Find = Callable[[Request], tuple[Live, Place]]
 STATIC = {"ui.css": "text/css", "ui.js": "text/javascript", "htmx.min.js": "text/javascript"}
 STATIC |= {"htmx-sse.min.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
@@ -99,13 +100,24 @@ class Ui:
         several = len(self._lives) > 1
         others = tuple((live.name, f"/p/{live.name}") for live in self._lives) if several else ()
         routes: list[Any] = [Route("/static/{name}", _static)]
+        self._of_stages: dict[tuple[str, str], Live] = {}
         for live, view in zip(self._lives, self._views, strict=True):
             base = f"/p/{live.name}" if several else ""
-            routes.append(Mount(base, routes=self._routes(live, view, Place(base, others=others))))
+            place = Place(base, others=others)
+
+            def whole(request: Request, live: Live = live, place: Place = place) -> tuple[Live, Place]:
+                return live, place
+
+            def one(request: Request, live: Live = live, place: Place = place) -> tuple[Live, Place]:
+                return self._stage(live, place, request.path_params["stage"])
+
+            of_stage = Mount("/stage/{stage}", routes=self._routes(one, pages.OF_STAGE))
+            every = [*self._routes(whole, pages.BLOCKS), of_stage, Mount("/state", routes=questions.routes(view))]
+            routes.append(Mount(base, routes=every))
         if several:
             routes.append(self._route("/", self._overview))
         self.app: Application = Starlette(routes=routes, exception_handlers={HTTPException: _refused})
-        self._watcher = Watcher(self._lives)
+        self._watcher = Watcher(lambda: [*self._lives, *list(self._of_stages.values())])
 
     def stop(self) -> None:
         self._closing = True
@@ -114,23 +126,45 @@ class Ui:
         for view in self._views:
             view.close()
 
-    def _routes(self, live: Live, view: StateView, place: Place) -> list[Any]:
+    def _stage(self, live: Live, place: Place, at: str) -> tuple[Live, Place]:
+        """One stage of a pipeline, by its part of an address. Raises HTTPException where there is none."""
+        found = self._of_stages.get((live.name, at))
+        if found is None:
+            seen = live.now()
+            if seen is None:
+                raise StateError(live.problem or "")
+            name = next((s.name for s in seen.stages if s.at == at), None)
+            if name is None or not seen.stages[1:]:
+                raise HTTPException(404)
+            found = self._of_stages.setdefault((live.name, at), Live(live.watched, name))
+        return found, dataclasses.replace(place, base=f"{place.base}/stage/{at}", home=place.base)
+
+    def _routes(self, find: Find, blocks: Sequence[str]) -> list[Any]:
+        """What there is of a pipeline, or of a stage."""
+
+        def by(answer: Callable[..., Response], *given: Any) -> Callable[[Request], Response]:
+            return lambda request: answer(*find(request), *given, request)
+
         async def events(request: Request) -> Response:
+            try:
+                live, _ = await asyncio.get_running_loop().run_in_executor(self._threads, find, request)
+            except SlackwaterError as error:
+                return _line(request, 503, str(error))
             return await self._events(live, request)
 
         found = [
-            self._route("/", partial(_page, live, place)),
-            self._route("/epoch/{epoch:int}", partial(_past, live, place)),
-            self._route("/closing", partial(_bin, live, place)),
-            self._route("/key", partial(_key, live, place)),
+            self._route("/", by(_page)),
+            self._route("/epoch/{epoch:int}", by(_past)),
+            self._route("/closing", by(_bin)),
+            self._route("/key", by(_key)),
             Route("/ui/events", events),
-            self._route("/ui/keys.json", partial(_keys_json, live)),
-            self._route("/ui/key.json", partial(_key_json, live)),
+            self._route("/ui/keys.json", by(_keys_json)),
+            self._route("/ui/key.json", by(_key_json)),
         ]
-        for name in pages.BLOCKS:
-            found.append(self._route(f"/ui/{name}", partial(_fragment, live, place, name)))
-            found.append(self._route(f"/ui/{name}.json", partial(_block_json, live, name)))
-        return [*found, Mount("/state", routes=questions.routes(view))]
+        for name in blocks:
+            found.append(self._route(f"/ui/{name}", by(_fragment, name)))
+            found.append(self._route(f"/ui/{name}.json", by(_block_json, name)))
+        return found
 
     def _route(self, path: str, answer: Callable[[Request], Response]) -> Route:
         """A question that is answered by one of a few threads."""
@@ -198,8 +232,8 @@ def _past(live: Live, place: Place, request: Request) -> Response:
     epoch = int(request.path_params["epoch"])
     there = dataclasses.replace(place, epoch=epoch)
 
-    def make(latest: Seen) -> bytes:
-        return pages.page(look_at(live.watched, latest.looked_us, epoch), there, latest.kept)
+    def make(now: Seen) -> bytes:
+        return pages.page(look_at(live.watched, now.looked_us, epoch, live.stage), there, now.kept)
 
     made = live.made(f"epoch {epoch}", make)
     if made is None:
@@ -214,7 +248,7 @@ def _fragment(live: Live, place: Place, name: str, request: Request) -> Response
     return _tagged(request, *made, "text/html")
 
 
-def _block_json(live: Live, name: str, request: Request) -> Response:
+def _block_json(live: Live, place: Place, name: str, request: Request) -> Response:
     made = live.made(f"{name}.json", lambda seen: pages.as_json(pages.data(name, seen)))
     if made is None:
         raise StateError(live.problem or "")
@@ -233,10 +267,8 @@ def _range(request: Request) -> tuple[int, int]:
 
 def _windows(live: Live, request: Request) -> tuple[int, int, list[Any]]:
     low, high = _range(request)
-    with live.watched.store.peek() as snapshot:
-        if snapshot is None:
-            raise StateError(f"{live.name}: there is no state yet")
-        return low, high, keys(snapshot, low, high)
+    with latest(live.watched) as snapshot:
+        return low, high, keys(windows_of(snapshot, live.stage)[0], low, high)
 
 
 def _bin(live: Live, place: Place, request: Request) -> Response:
@@ -247,7 +279,7 @@ def _bin(live: Live, place: Place, request: Request) -> Response:
     return _html(pages.bin_page(seen, place, low, high, windows))
 
 
-def _keys_json(live: Live, request: Request) -> Response:
+def _keys_json(live: Live, place: Place, request: Request) -> Response:
     _, _, windows = _windows(live, request)
     found = [{"key": w.key, "start_us": w.start_us, "closes_us": w.closes_us, "reason": w.reason} for w in windows]
     return Response(pages.as_json(found), media_type="application/json")
@@ -264,12 +296,12 @@ def _given(request: Request) -> dict[str, str | None]:
 
 
 def _key(live: Live, place: Place, request: Request) -> Response:
-    found = key_at(live.watched, _given(request), time.time_ns() // 1000)
-    return _html(pages.key_page(live.name, place, found))
+    found = key_at(live.watched, _given(request), time.time_ns() // 1000, live.stage)
+    return _html(pages.key_page(live.name, place, found, live.stage))
 
 
-def _key_json(live: Live, request: Request) -> Response:
-    found = key_at(live.watched, _given(request), time.time_ns() // 1000)
+def _key_json(live: Live, place: Place, request: Request) -> Response:
+    found = key_at(live.watched, _given(request), time.time_ns() // 1000, live.stage)
     return Response(pages.as_json(dataclasses.asdict(found)), media_type="application/json")
 
 
@@ -288,6 +320,8 @@ def _answered(answer: Callable[[Request], Response], request: Request) -> Respon
     """The answer, or why there is none. Nothing is raised."""
     try:
         return answer(request)
+    except HTTPException as error:
+        return _line(request, error.status_code, f"there is no {request.url.path[:200]}; the page is at /")
     except (StateError, ExhaustedError) as error:
         return _line(request, 503, str(error))
     except SlackwaterError as error:

@@ -20,9 +20,14 @@ def el(name: str, *children: str | Markup, **attributes: str | float | None) -> 
     return Markup(f"<{name}{given}>{inside}</{name}>")  # its parts are escaped above
 
 
-def picture(label: str, height: float, *parts: Markup) -> Markup:
-    """A drawing as wide as its place; `label` is read out in its place, beside which a table has the numbers."""
-    return el("svg", *parts, viewBox=f"0 0 {WIDTH} {height:g}", role="img", aria_label=label, class_="plot")
+def picture(label: str, height: float, *parts: Markup, across: float = WIDTH) -> Markup:
+    """A drawing as wide as its place; `label` is read out in its place, beside which a table has the numbers.
+
+    `across`: one that is wider than WIDTH keeps its size, and its place is scrolled.
+    """
+    size = {"width": f"{across:g}", "height": f"{height:g}"} if across > WIDTH else {}
+    box, kind = f"0 0 {across:g} {height:g}", "plot wide" if size else "plot"
+    return el("svg", *parts, viewBox=box, role="img", aria_label=label, class_=kind, **size)
 
 
 def text(x: float, y: float, content: str, class_: str = "", anchor: str | None = None) -> Markup:

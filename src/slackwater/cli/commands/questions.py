@@ -33,12 +33,13 @@ def why(
     key: Annotated[
         list[str] | None, typer.Option(metavar="K=V,…", help="Also tell of this key; a name alone stands for NULL.")
     ] = None,
+    stage: Annotated[str | None, typer.Option(metavar="NAME", help="Of several stages this one alone.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines; times in microseconds UTC.")] = False,
 ) -> None:
     """Why is there no output yet: the watermark, who holds it, and what closes next."""
     from slackwater.cli.why import why_file
 
-    why_file(file, key or [], as_json)
+    why_file(file, key or [], as_json, stage)
 
 
 def serve(

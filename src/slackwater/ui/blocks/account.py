@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slackwater.core.lateness import NOTHING, Lateness, said
+from slackwater.core.lateness import NOTHING, Lateness
 from slackwater.engine import fold
 from slackwater.state.commit import Commit
 
@@ -58,14 +58,14 @@ class Rows:
     advice: str | None
 
 
-def rows(kept: Sequence[Commit], lateness: Lateness = NOTHING) -> Rows:
-    """From the kept commits, oldest first; `lateness`: what `why` says of the latest."""
+def rows(kept: Sequence[Commit], lateness: Lateness = NOTHING, advice: str | None = None) -> Rows:
+    """From the kept commits, oldest first; `lateness` and `advice`: what `why` says of the latest."""
     latest = fold.counters(kept[-1])
     total = _account(_parts(kept[-1]), sql=True)
     epochs = tuple(_epoch(m, kept[n - 1] if n else None) for n, m in enumerate(kept))
     missing = max([abs(total.unaccounted), *(abs(e.account.unaccounted) for e in epochs if e.account)])
     by_reason = dict(latest.letters), dict(latest.late), dict(latest.emitted)
-    return Rows(total, missing, epochs, *by_reason, lateness, said(lateness))
+    return Rows(total, missing, epochs, *by_reason, lateness, advice)
 
 
 def _epoch(commit: Commit, before: Commit | None) -> Epoch:
@@ -74,7 +74,11 @@ def _epoch(commit: Commit, before: Commit | None) -> Epoch:
     now, former = _parts(commit), dict.fromkeys(_parts(commit), 0) if before is None else _parts(before)
     since = {n: now[n] - former[n] for n in now}
     written = any(
-        text for m in (commit, before or commit) for name, text in m.stages[0].texts.items() if name.endswith("sql")
+        text
+        for m in (commit, before or commit)
+        for stage in m.stages
+        for name, text in stage.texts.items()
+        if name.endswith("sql")
     )
     return Epoch(commit.epoch, commit.committed_us, _account(since, written), since["emitted"])
 

@@ -72,7 +72,7 @@ class Window:
 
 
 def closing(snapshot: Snapshot) -> Closing | None:
-    """The windows of the last stage; None where that is a join. Raises StateError."""
+    """The windows of a snapshot of one stage; None where that is a join. Raises StateError."""
     last = snapshot.commit.stages[-1]
     found = _closes(step_in(snapshot.commit, -1), snapshot)
     if found is None:

@@ -86,7 +86,7 @@ class Joined:
 
 
 def joined(snapshot: Snapshot, sources: Sequence[str]) -> Joined | None:
-    """None where the first stage is no join. `sources`: of the left side and the right. Raises StateError."""
+    """Of a snapshot of one stage; None where that is no join. `sources`: of the left side and the right. Raises StateError."""
     first = snapshot.commit.stages[0]
     if first.fingerprint.get("kind") != "join":
         return None

@@ -44,7 +44,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class OneKey:
-    """The block. `told`: the lines of `why --key` about it; of a second stage's windows there are none."""
+    """The block. `told`: the lines of `why --key` about it."""
 
     key: Mapping[str, Any]
     of_sessions: bool
@@ -55,7 +55,7 @@ class OneKey:
 
 
 def one_key(snapshot: Snapshot, given: inspect.Texts, told: Sequence[str] = ()) -> OneKey:
-    """The windows of a key of the last stage. Raises StartError for a wrong key, and for a join."""
+    """The windows of a key in a snapshot of one stage. Raises StartError for a wrong key, and for a join."""
     last = snapshot.commit.stages[-1]
     if (of := called(last.fingerprint.get("kind"))) != "window":
         raise StartError(f"{snapshot.commit.pipeline}: rows of a {of} have no window, so there is no page of a key")

@@ -1,34 +1,63 @@
-"""What a pipeline of several stages is made of, as its latest commit has it."""
+"""The stages of a pipeline as its latest commit has them: what each reads, what holds it back, what it holds."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
+from slackwater.query.text import through
+from slackwater.query.why_values import OfStage, Why
 from slackwater.state.commit import Commit, StageState
-from slackwater.watermark import NO_WATERMARK
 
 
 @dataclass(frozen=True)
 class StageSeen:
-    """One stage: what it reads, which window or join it is, and where it stands. `open`: windows, or rows that wait."""
+    """One stage. `open`: windows, or rows that wait; `rows`, `bytes`: of its state; `emitted`: over its life.
 
+    `waits_for`: what its watermark waits for, in words. `at`: its part of an address. `targets`: those that get what it emits.
+    """
+
+    name: str
+    at: str
     reads: tuple[str, ...]
     kind: str
     watermark_us: int | None
+    waits_for: str
     open: int
     rows: int
+    bytes: int
+    rows_in: int
+    late: int
     emitted: int
+    targets: tuple[str, ...]
 
 
-def stages(commit: Commit) -> tuple[StageSeen, ...]:
-    """Every stage, in order."""
-    return tuple(_stage(m) for m in commit.stages)
+def stages(commit: Commit, why: Why) -> tuple[StageSeen, ...]:
+    """Every stage that `why` tells of, in order."""
+    known = {s.name: (n, s) for n, s in enumerate(commit.stages)}
+    return tuple(_stage(commit, *known[s.stage], s) for s in why.told)
 
 
-def _stage(m: StageState) -> StageSeen:
-    watermark = None if m.watermark_us <= NO_WATERMARK else m.watermark_us
-    kind = str(m.fingerprint.get("kind", ""))
+def at(name: str, number: int) -> str:
+    """What stands for a stage in an address: its name, or its number where that is no part of a path."""
+    return name if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) else f"~{number}"
+
+
+def _stage(commit: Commit, number: int, m: StageState, s: OfStage) -> StageSeen:
     rows = sum(meta.rows for meta in m.metas if not meta.kind.endswith(("+", "-")))
-    waiting = rows if kind == "join" else sum(m.windows) or sum(sum(groups) for groups in m.panes.values())
-    emitted = sum(m.counters.get("emitted", {}).values())
-    return StageSeen(tuple(m.clocks), kind, watermark, waiting, rows, emitted)
+    waiting = rows if s.kind == "join" else sum(m.windows) or sum(sum(groups) for groups in m.panes.values())
+    return StageSeen(
+        name=m.name,
+        at=at(m.name, number),
+        reads=s.reads,
+        kind=s.kind,
+        watermark_us=s.watermark_us,
+        waits_for=through(s),
+        open=waiting,
+        rows=rows,
+        bytes=sum(meta.bytes for meta in m.metas),
+        rows_in=m.counters.get("rows_in", 0),
+        late=sum(m.counters.get("late", {}).values()),
+        emitted=sum(m.counters.get("emitted", {}).values()),
+        targets=tuple(n for n, t in commit.targets.items() if t.stage == m.name),
+    )

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slackwater.core.words import plural
-from slackwater.query.why import Why
+from slackwater.query.text import name_of, quoted, through
+from slackwater.query.why_values import Why
 from slackwater.ui.blocks.account import PARTS, Rows
 from slackwater.ui.words import moment, number, span
 
 
 @dataclass(frozen=True)
 class Top:
-    """`accounted`: no row is unaccounted for. `told`: what `slackwater why` says of this commit, line by line."""
+    """`stage`: of several the one that it tells of, None for the whole pipeline. `accounted`: no row is unaccounted for. `told`: what `slackwater why` says of this commit, line by line."""
 
     pipeline: str
+    stage: str | None
     epoch: int
     committed_us: int
     runner: str | None
@@ -29,9 +31,10 @@ class Top:
 _NAMES = {"keyless": "without a key", "by_sql": "left out by the SQL"}
 
 
-def top(why: Why, rows: Rows, told: Sequence[str]) -> Top:
+def top(why: Why, rows: Rows, told: Sequence[str], stage: str | None = None) -> Top:
     return Top(
         pipeline=why.pipeline,
+        stage=stage,
         epoch=why.epoch,
         committed_us=why.committed_us,
         runner=why.runner,
@@ -57,15 +60,21 @@ def _sum(rows: Rows) -> str:
 
 def _held(w: Why) -> str:
     h = w.holder
+    if h is None and w.through:
+        return f"The watermark is at {moment(w.watermark_us)}; stage {quoted(w.stage)} waits for {through(w)}."
     if h is None:
         runs_on = "" if w.idle_close_us is None else f"; it runs on after {span(w.idle_close_us)} of silence"
         return f"The watermark is at {moment(w.watermark_us)}; nobody holds it: all sources are idle{runs_on}."
-    name = f'source "{h.source}"' + ("" if h.partition is None else f", partition {h.partition}")
+    name = name_of(h)
     since = (
         f"quiet for {span(h.quiet_us)}, since {moment(w.committed_us - h.quiet_us)}"
         if h.quiet_us
         else "it had rows in this epoch"
     )
+    if w.through:
+        name = through(w)
+        at = "There is no watermark yet" if w.watermark_us is None else f"The watermark is at {moment(w.watermark_us)}"
+        return f"{at}; stage {quoted(w.stage)} waits for {name} ({since})."
     if w.watermark_us is None:
         return f"There is no watermark yet; {name} holds it ({since})."
     behind = f", {span(w.committed_us - w.watermark_us)} behind the clock of the commit"

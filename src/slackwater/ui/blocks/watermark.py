@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slackwater.query.why import Clock, Why
+from slackwater.query.why_values import Clock, Why
 from slackwater.state.commit import Commit
 from slackwater.watermark import NO_WATERMARK
 
 
 @dataclass(frozen=True)
 class Lane:
-    """A source (`partition` is None), or one of its partitions; µs. `since_us`: when its last row was, by the engine's clock."""
+    """A source (`partition` is None), one of its partitions, or a stage that is read (`of_stage`); µs.
+
+    `since_us`: when its last row was, by the engine's clock.
+    """
 
     source: str
     partition: str | None
@@ -23,6 +26,7 @@ class Lane:
     quiet_us: int
     since_us: int
     holds: bool
+    of_stage: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,34 @@ class Watermark:
 
 
 def watermark(why: Why, kept: Sequence[Commit]) -> Watermark:
-    """From the answer of `why`, and the kept commits, oldest first."""
+    """From the answer of `why`, and the kept commits, oldest first: of one stage, or of all sources."""
     return Watermark(
-        why.watermark_us,
-        tuple(_lane(c, why) for c in why.clocks),
+        _watermark(why, kept),
+        tuple(_lane(c, why) for c in clocks(why)),
         tuple(Behind(m.epoch, m.committed_us, _behind(m)) for m in kept),
     )
+
+
+def clocks(why: Why) -> tuple[Clock, ...]:
+    """The inputs of the stage that it is about; where it tells of several, the sources, as the first that reads each has it."""
+    if not why.stages:
+        return why.clocks
+    readers: dict[str, str] = {}
+    every = [(s.stage, c) for s in why.stages for c in s.clocks if not c.of_stage]
+    return tuple(c for stage, c in every if readers.setdefault(c.source, stage) == stage)
+
+
+def _watermark(why: Why, kept: Sequence[Commit]) -> int | None:
+    if not why.stages or not kept:
+        return why.watermark_us
+    return None if kept[-1].watermark_us <= NO_WATERMARK else kept[-1].watermark_us
+
+
+def _holds(c: Clock, why: Why) -> bool:
+    """Whether the watermark waits for it: the stage that is read, or the source; of several stages the source at the end."""
+    if c.of_stage:
+        return why.through[:1] == (c.source,)
+    return c == why.holder and (bool(why.stages) or not why.through)
 
 
 def _lane(c: Clock, why: Why) -> Lane:
@@ -62,7 +88,8 @@ def _lane(c: Clock, why: Why) -> Lane:
         c.idle,
         c.quiet_us,
         why.committed_us - c.quiet_us,
-        c == why.holder,
+        _holds(c, why),
+        c.of_stage,
     )
 
 

@@ -1,35 +1,103 @@
-"""The stages of a pipeline as boxes; each leads to the block that tells most about it."""
+"""The stages of a pipeline as boxes, from the sources at the left to what goes out at the right; each box leads to its page.
+
+sources ─▶ stages that read them ─▶ stages that read these ─▶ …          a column each; lines are what is read
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
+from slackwater.core.words import plural
 from slackwater.ui.blocks.stages import StageSeen
-from slackwater.ui.svg import WIDTH, el, line, picture, rect, text, title
+from slackwater.ui.svg import WIDTH, el, picture, rect, text, title
 from slackwater.ui.words import brief, moment, number
 
-HEIGHT, GAP = 64, 46
+BOX, HIGH, GAP, ROW = 150, 64, 56, 84
+SOURCE = 110  # the width of a source's name
 
 
-def boxes(found: Sequence[StageSeen]) -> Markup:
-    width = (WIDTH - GAP * len(found)) / (len(found) + 1)
-    parts = [text(0, HEIGHT / 2 + 4, ", ".join(found[0].reads)[:30], "lane")]
-    for n, stage in enumerate(found):
-        x, last = GAP + width * (n + 1) + GAP * n, n == len(found) - 1
-        waits = "rows wait" if stage.kind == "join" else "open"
-        about = f"{stage.kind}: {number(stage.open)} {waits}, {number(stage.emitted)} came out, watermark {moment(stage.watermark_us)}"
-        box = el(
-            "a",
-            title(about),
-            rect(x, 2, width, HEIGHT - 4, "box"),
-            text(x + 14, 27, stage.kind, "lane holds"),
-            text(x + 14, 46, f"{brief(stage.open)} {waits}", "tick"),
-            href="#joins-title" if stage.kind == "join" else "#closing-title" if last else "#watermark-title",
-            aria_label=about,
+def boxes(found: Sequence[StageSeen], base: str | None, chosen: str | None = None) -> Markup:
+    """`base`: before the addresses that boxes lead to; None in a file, where they lead to a place on the page."""
+    columns = _columns(found)
+    sources = list(dict.fromkeys(n for s in found for n in s.reads if n not in columns))
+    high = max(len(sources), *(sum(c == n for c in columns.values()) for n in set(columns.values())))
+    count, inside = max(columns.values()), WIDTH - 4
+    # few stages share the width, many are drawn as they are and can be scrolled
+    wide = SOURCE + count * (BOX + GAP) > inside
+    width = BOX if wide else (inside - SOURCE - GAP * count) / count
+    below = high * ROW + 6.0  # where lines go that pass by whole columns
+    ends = {n: (SOURCE - 6.0, _row(k, len(sources), high)) for k, n in enumerate(sources)}
+    names = [text(0, y + 4, n if len(n) <= 14 else n[:13] + "…", "lane") for n, (_, y) in ends.items()]
+    lines, drawn, passing = list[Markup](), list[Markup](), False
+    for column in range(1, count + 1):
+        here = [s for s in found if columns[s.name] == column]
+        x = SOURCE + GAP + (column - 1) * (width + GAP)
+        for k, stage in enumerate(here):
+            y = _row(k, len(here), high)
+            for m, name in enumerate(stage.reads):
+                passes = columns.get(name, 0) < column - 1
+                passing = passing or passes
+                end = y + 10 * (m - (len(stage.reads) - 1) / 2)
+                lines.append(_flow(*ends[name], x, end, below if passes else None))
+            drawn.append(_box(stage, x, y - HIGH / 2, width, base, stage.name == chosen))
+            ends[stage.name] = x + width, y
+    across = SOURCE + count * (width + GAP) + 4 if wide else WIDTH
+    return picture(
+        "The stages of the pipeline", below + 6 if passing else high * ROW, *names, *lines, *drawn, across=across
+    )
+
+
+def _columns(found: Sequence[StageSeen]) -> Mapping[str, int]:
+    """How far behind the sources each stage is."""
+    at: dict[str, int] = {}
+    for stage in found:
+        at[stage.name] = 1 + max((at.get(n, 0) for n in stage.reads), default=0)
+    return at
+
+
+def _row(place: int, count: int, high: int) -> float:
+    """The middle of a box among others of its column."""
+    return ROW * ((high - count) / 2 + place + 0.5)
+
+
+def _flow(x1: float, y1: float, x2: float, y2: float, below: float | None) -> Markup:
+    """An arrow; `below`: a height at which it passes what is in between."""
+    if below is None:
+        middle = (x1 + x2) / 2
+        curve = f"M{x1 + 4:g} {y1:g} C{middle:g} {y1:g} {middle:g} {y2:g} {x2 - 8:g} {y2:g}"
+    else:
+        down, up, half = x1 + GAP * 0.75, x2 - GAP * 0.75, GAP * 0.4
+        curve = (
+            f"M{x1 + 4:g} {y1:g} C{x1 + half:g} {y1:g} {x1 + half:g} {below:g} {down:g} {below:g} L{up:g} {below:g} "
+            f"C{x2 - half:g} {below:g} {x2 - half:g} {y2:g} {x2 - 8:g} {y2:g}"
         )
-        parts += [line(x - GAP + 8, HEIGHT / 2, x - 6, HEIGHT / 2, "flow"), box]
-        if not last:
-            parts.append(text(x + width + GAP / 2, HEIGHT / 2 - 8, brief(stage.emitted), "tick", "middle"))
-    return picture("The stages of the pipeline", HEIGHT, *parts)
+    head = f"M{x2 - 10:g} {y2 - 4:g} l8 4 l-8 4"
+    return el("g", el("path", d=curve, class_="flow"), el("path", d=head, class_="flow"))
+
+
+def _box(stage: StageSeen, x: float, y: float, width: float, base: str | None, chosen: bool) -> Markup:
+    if stage.kind == "rows":
+        said = waits = "no state"
+    elif stage.kind == "join":
+        said, waits = f"{plural(stage.open, 'row')} waiting", f"{brief(stage.open)} waiting"
+    else:
+        said, waits = f"{number(stage.open)} open", f"{brief(stage.open)} open"
+    about = (
+        f"{stage.name} ({stage.kind}): {said}, {number(stage.emitted)} came out, "
+        f"watermark {moment(stage.watermark_us)}, waits for {stage.waits_for}"
+    )
+    most = int((width - 24) / 7.6)
+    name = stage.name if len(stage.name) <= most else stage.name[: most - 1] + "…"
+    return el(
+        "a",
+        title(about),
+        rect(x, y, width, HIGH, "box chosen" if chosen else "box"),
+        text(x + 12, y + 22, name, "lane holds"),
+        text(x + 12, y + 39, f"{stage.kind} · {waits}", "tick"),
+        text(x + 12, y + 54, f"{brief(stage.emitted)} came out", "tick"),
+        href=f"#stage-{stage.at}" if base is None else f"{base}/stage/{stage.at}/",
+        aria_label=about,
+        aria_current="page" if chosen else None,
+    )

@@ -61,6 +61,7 @@ def lanes(block: Watermark) -> Markup:
 
 def _lane(lane: Lane, parted: bool, axis: Axis, y: float) -> list[Markup]:
     middle, name = y + LANE / 2, lane.source if lane.partition is None else lane.partition
+    name = f"stage {name}" if lane.of_stage else name
     label = name if len(name) <= 26 else name[:25] + "…"
     indent = 22 if lane.partition is None else 38
     parts = [
@@ -72,7 +73,9 @@ def _lane(lane: Lane, parted: bool, axis: Axis, y: float) -> list[Markup]:
             el("path", title("holds the watermark"), d=f"M{indent - 15} {middle - 5} l9 5 l-9 5 z", class_="mark")
         )
     if lane.newest_us is None:
-        parts.append(text(LEFT + 8, middle + 4, "no event yet", "tick"))
+        if lane.watermark_us is not None:
+            parts.append(rect(axis.at(lane.watermark_us) - 1.5, middle - 9, 3, 18, "tickmark busy"))
+        parts.append(text(LEFT + 8, middle + 4, "nothing came out yet" if lane.of_stage else "no event yet", "tick"))
         return parts
     right, state = axis.at(lane.newest_us), "idle" if lane.idle else "busy"
     about = title(

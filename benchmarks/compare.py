@@ -1,0 +1,129 @@
+"""`python -m benchmarks.compare OLD.json NEW.json`: two runs of the benchmarks, case by case: seconds, processor, memory.
+
+Ends with 1 where the machines are not alike, unless told --unlike: then seconds say nothing, and ratios to a system of the same run little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.cases import MEASURED, POSTGRES, ROCKSDB, SLACKWATER
+
+_MIB = 1024**2
+ALIKE = ("processor", "cores", "memory_gib", "python")  # what makes seconds comparable, of `figures.machine`
+
+
+class Figures(NamedTuple):
+    """Of one system in one case: per epoch, and the peak of all processes; None where it was not measured."""
+
+    seconds: float | None
+    cpu: float | None = None
+    memory: float | None = None
+
+
+def measured(report: Mapping[str, Any]) -> dict[tuple[str, str], Figures]:
+    """What a report holds, by case and system."""
+    found = {
+        (case["name"], system): _of(case["systems"][system])
+        for case in report["cases"]
+        for system in MEASURED
+        if system in case["systems"]
+    }
+    for part, names in _PARTS.items():
+        told = report.get(part) or {}
+        found |= {(part, name): _of(told[name]) for name in names if name in told}
+    first = report.get("first_row_s") or {}
+    found |= {("first_row_s", system): Figures(seconds) for system, seconds in first.items()}
+    latency = report.get("latency") or {}
+    found |= {("latency", name): Figures(latency[name]) for name in ("p50_s", "p99_s") if name in latency}
+    return found
+
+
+_PARTS = {
+    "idle_keys": ("few", "many"),
+    "skewed": ("uniform", "skewed"),
+    "in_postgres": (ROCKSDB, POSTGRES),
+    "reopen": ("drop", "reopen"),
+    "from_kafka": MEASURED,
+}
+
+
+def _of(found: Mapping[str, Any]) -> Figures:
+    return Figures(found["median_s"], found["cpu_s"], found["memory"]["total"] / _MIB)
+
+
+def unlike(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """In what the machines of two reports differ."""
+    pairs = [(name, old["machine"].get(name), new["machine"].get(name)) for name in ALIKE]
+    pairs.append(("size", *("small" if r["options"].get("quick") else "full" for r in (old, new))))
+    return [f"{name}: {a} and {b}" for name, a, b in pairs if a != b]
+
+
+def lines(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """Both machines, and a row per case and system; a ratio below 1 is less than before."""
+    for name, report in (("old", old), ("new", new)):
+        yield f"{name}: {_machine(report)}"
+    yield from (f"NOT ALIKE in {difference}" for difference in unlike(old, new))
+    before, after = measured(old), measured(new)
+    groups = ("seconds", "processor seconds", "peak MiB")
+    yield "\n" + f"{'case':<24}{'system':<20}" + "".join(f"{group:>30}" for group in groups)
+    yield f"{'':<44}" + f"{'old':>12}{'new':>10}{'times':>8}" * len(groups)
+    for key in [*before, *(key for key in after if key not in before)]:
+        pairs = zip(before.get(key, Figures(None)), after.get(key, Figures(None)), (2, 2, 0), strict=True)
+        yield f"{key[0]:<24}{key[1]:<20}" + "".join(_cells(*pair) for pair in pairs)
+    yield "\nSlackwater beside what ran in the same process of measuring, so with the machine's load in both"
+    yield f"{'case':<24}{'beside':<20}{'old':>12}{'new':>10}{'times':>8}"
+    for (case, system), mine in after.items():
+        ours = [figures.get((case, SLACKWATER)) for figures in (before, after)]
+        other = before.get((case, system))
+        if system == SLACKWATER or other is None or None in ours or not (mine.seconds and other.seconds):
+            continue
+        ratios = [
+            own.seconds / beside.seconds for own, beside in zip(ours, (other, mine), strict=True) if own and own.seconds
+        ]
+        if len(ratios) == len(ours):
+            yield f"{case:<24}{system:<20}" + _cells(*ratios, 2)
+
+
+def _machine(report: Mapping[str, Any]) -> str:
+    about = report["machine"]
+    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    return (
+        f"{about.get('at', 'no date')}, {about.get('processor')}, {about['cores']} cores, {about['memory_gib']} GiB, "
+        f"load {about['load_before']:.1f} before and {about.get('load_after', float('nan')):.1f} after; "
+        f"Python {about['python']}, {versions}"
+    )
+
+
+def _cells(old: float | None, new: float | None, digits: int) -> str:
+    """The one, the other, and how many times the one the other is."""
+    texts = ["-" if value is None else f"{value:,.{digits}f}" for value in (old, new)]
+    times = f"{new / old:.2f}" if old and new is not None else "-"
+    return f"{texts[0]:>12}{texts[1]:>10}{times:>8}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
+    parser.add_argument("old", type=Path)
+    parser.add_argument("new", type=Path)
+    parser.add_argument("--unlike", action="store_true", help="end with 0 although the machines are not alike")
+    options = parser.parse_args(arguments)
+    old, new = (json.loads(path.read_text()) for path in (options.old, options.new))
+    print("\n".join(lines(old, new)))
+    differences = unlike(old, new)
+    if differences and not options.unlike:
+        print(
+            f"the machines are not alike ({'; '.join(differences)}), and seconds cannot be compared; --unlike takes the table as it is",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""The floor: epochs with a step that does nothing, which nothing on Spark with Python is faster than.
+
+two files ─▶ hash, time, keys, inputs ─▶ (panes: partial aggregates) ─▶ shuffle by key ─▶ Arrow to Python ─▶ counted
+
+A loop over the same files as the streams', epoch by epoch: no streaming query, no state, nothing written.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from functools import partial, reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+from pyspark.sql import functions as F  # noqa: N812 - the name PySpark's own documentation uses
+
+from benchmarks.cases import Join, Window
+from benchmarks.data import FILES_PER_EPOCH, ORDERS_SCHEMA, SCHEMA, SIDES
+from benchmarks.systems import decoded
+from benchmarks.topics import Topic
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    Reading = Callable[[], DataFrame]
+
+PARTITIONS = 2
+_AS_FOR_WORKERS = {"spark.sql.execution.arrow.maxRecordsPerBatch": "100000", "spark.sql.ansi.enabled": "true"}
+
+
+def run_floor(spark: SparkSession, query: Window | Join, data: Path | Topic) -> dict[str, Any]:
+    """The epochs as `worker` tells them, and what was counted. Raises AssertionError if that is not every row."""
+    own = spark.newSession()
+    for key, value in _AS_FOR_WORKERS.items():
+        own.conf.set(key, value)
+    batches: list[dict[str, Any]] = []
+    came = counted = 0
+    for rows, sources in _epochs(own, query, data):
+        began, clock = time.time(), time.perf_counter()
+        found = [row.asDict() for row in _counts(query, [source() for source in sources])]
+        batches.append({"rows": rows, "began": began, "seconds": time.perf_counter() - clock, "durations": {}})
+        assert sum(f["rows"] for f in found) == rows, f"{found} of {rows} rows"
+        came, counted = came + sum(f["came"] for f in found), counted + rows
+    return {"batches": batches, "output": {"rows": came, "counted": counted}}
+
+
+def _epochs(spark: SparkSession, query: Window | Join, data: Path | Topic) -> Iterator[tuple[int, list[Reading]]]:
+    """How many rows each epoch has, and how each of its sources is read."""
+    if isinstance(data, Topic):
+        for epoch in range(data.epochs):
+            yield data.rows, [partial(_from_topic, spark, data, epoch)]
+        return
+    schema = SCHEMA if isinstance(query, Window) else ORDERS_SCHEMA
+    for files in epochs(data if isinstance(query, Window) else [data / side for side in SIDES]):
+        rows = sum(pq.read_metadata(path).num_rows for paths in files for path in paths)
+        yield rows, [partial(_from_files, spark, schema, paths) for paths in files]
+
+
+def epochs(directories: Path | list[Path]) -> Iterator[list[list[Path]]]:
+    """The files of each epoch, per source."""
+    sources = directories if isinstance(directories, list) else [directories]
+    listed = [sorted(directory.glob("*.parquet")) for directory in sources]
+    for first in range(0, len(listed[0]), FILES_PER_EPOCH):
+        yield [paths[first : first + FILES_PER_EPOCH] for paths in listed]
+
+
+def _counts(query: Window | Join, sources: list[DataFrame]) -> list[Any]:
+    if isinstance(query, Window):
+        rows = sources[0].selectExpr("xxhash64(k) AS kh", "unix_micros(ts) AS us", "k", "v")
+        handed = rows if query.kind == "session" else _folded(query, rows)
+    else:
+        handed = reduce(
+            lambda left, right: left.unionByName(right),
+            (
+                source.selectExpr(
+                    "xxhash64(order_id) AS kh", "unix_micros(ts) AS us", f"{which}Y AS side", "order_id", "amount"
+                )
+                for which, source in enumerate(sources)
+            ),
+        )
+    return handed.repartition(PARTITIONS, "kh").mapInArrow(_count, "came BIGINT, rows BIGINT").collect()
+
+
+def _from_files(spark: SparkSession, schema: str, paths: list[Path]) -> DataFrame:
+    return spark.read.schema(schema).parquet(*map(str, paths))
+
+
+def _from_topic(spark: SparkSession, topic: Topic, epoch: int) -> DataFrame:
+    reader = spark.read.format("kafka").option("kafka.bootstrap.servers", topic.address).option("subscribe", topic.name)
+    for option, number in (("startingOffsets", epoch), ("endingOffsets", epoch + 1)):
+        reader = reader.option(option, json.dumps(topic.offsets(number)))
+    return decoded(reader.load())
+
+
+def _folded(window: Window, rows: DataFrame) -> DataFrame:
+    """Partial aggregates per key and pane, as Slackwater's SQL makes them."""
+    pane = 1_000_000 * (window.hop or window.length)
+    accumulators = [
+        "count(1) AS n",
+        "min(us) AS first",
+        "count(v) AS total_n",
+        "coalesce(sum(v), 0D) AS total",
+        "max(v) AS most",
+    ]
+    panes = rows.selectExpr("kh", f"us - pmod(us, {pane}L) AS start", "k", "us", "v")
+    return panes.groupBy("kh", "start", "k").agg(*(F.expr(sql) for sql in accumulators))
+
+
+def _count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """How many rows came, and how many rows of the input they stand for."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    came = rows = 0
+    for batch in batches:
+        came += batch.num_rows
+        folded = "n" in batch.schema.names
+        rows += pc.sum(batch["n"]).as_py() or 0 if folded else batch.num_rows
+    yield pa.RecordBatch.from_pydict({"came": [came], "rows": [rows]})

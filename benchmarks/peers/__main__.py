@@ -1,0 +1,181 @@
+"""`python -m benchmarks.peers`: Slackwater, Flink and Kafka Streams over the same topics, one after the other, from start-up to end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psutil
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from benchmarks.figures import kept, machine
+from benchmarks.peers import flink, kafka_streams, ours, report
+from benchmarks.peers.work import PARTITIONS, WORKS, Work, close, expected, fill, last_ms, results, summary, topics
+from benchmarks.process import Usage, ended
+from slackwater.testing.services import Kafka
+
+PEERS = {"slackwater": ours, "flink": flink, "kafka-streams": kafka_streams}
+_SAMPLE_S, _AGAIN_S, _TAIL = 0.1, 1.5, 3000
+_LONGEST_S = 3600
+
+
+def measured(
+    peer: str, work: Work, kafka: Kafka, records: Mapping[str, pl.DataFrame], root: Path, heap: str
+) -> dict[str, Any]:
+    """Seconds from start to end, processor seconds and peak memory of all its processes; what it found."""
+    kafka.create(work.out, PARTITIONS)
+    command, more = PEERS[peer].prepared(work, kafka.address, root / f"{work.name}-{peer}", heap)
+    usage, log = Usage(), root / f"{work.name}-{peer}.log"
+    done = Committed(kafka, work, records) if peer == "kafka-streams" else None
+    began = time.monotonic()
+    with (
+        log.open("wb") as said,
+        subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env={**os.environ, **more}) as process,
+    ):
+        process_tree = psutil.Process(process.pid)
+        try:
+            while process.poll() is None:
+                usage.sample(process_tree)
+                if done is not None and done():
+                    break
+                if time.monotonic() - began > _LONGEST_S:
+                    raise TimeoutError(f"{peer}: {work.name} did not end within {_LONGEST_S} s")
+                time.sleep(_SAMPLE_S)
+            took = time.monotonic() - began
+        finally:
+            ended(process_tree)
+    said_at_last = log.read_text(errors="replace")
+    failed = process.returncode != 0 or "[ERROR]" in said_at_last  # with which Flink's client ends as well as without
+    if failed if done is None else not done.all:
+        return {"failed": said_at_last[-_TAIL:]}
+    found = summary(results(messages(kafka, work.out), work), work)
+    spent = usage.spent[-1][1]
+    return {"seconds": took, "cpu_s": spent, "memory": usage.peak["total"], **found}
+
+
+class Committed:
+    """Whether Kafka Streams has committed every record and closed every window. It emits at most once a second, when a record
+    comes: so the closing records come again until the second commit."""
+
+    def __init__(self, kafka: Kafka, work: Work, records: Mapping[str, pl.DataFrame]) -> None:
+        self._kafka, self._work, self._records = kafka, work, records
+        self._admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
+        self._looked, self._closed, self.all = time.monotonic(), 0, False
+
+    def __call__(self) -> bool:
+        if time.monotonic() - self._looked < _AGAIN_S:
+            return False
+        self._looked = time.monotonic()
+        if not self._has_all():
+            return False
+        if self._closed:
+            self.all = True
+            return True
+        self._closed += 1
+        for topic in self._work.topics:
+            close(self._kafka, topic, self._records[topic], last_ms(self._records) + 1000 * self._closed)
+        return False
+
+    def _has_all(self) -> bool:
+        wanted = {(p.topic, p.partition): p.offset for topic in self._work.topics for p in ends(self._kafka, topic)}
+        group = kafka_streams.application(self._work)
+        asked = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
+        try:
+            there = {(p.topic, p.partition): p.offset for p in asked[group].result().topic_partitions}
+        except KafkaException:  # no such group: it has only started
+            return False
+        return all(there.get(place, -1) >= end for place, end in wanted.items())
+
+
+def _reader(kafka: Kafka) -> Consumer:
+    """Of what was committed."""
+    settings = {"bootstrap.servers": kafka.address, "group.id": "peers", "isolation.level": "read_committed"}
+    return Consumer(settings | {"enable.auto.commit": False, "auto.offset.reset": "earliest", "log_level": 0})
+
+
+def ends(kafka: Kafka, topic: str) -> list[TopicPartition]:
+    """Where the partitions of a topic end."""
+    reader = _reader(kafka)
+    try:
+        places = [TopicPartition(topic, p) for p in range(PARTITIONS)]
+        return [TopicPartition(topic, p.partition, reader.get_watermark_offsets(p, 30)[1]) for p in places]
+    finally:
+        reader.close()
+
+
+def messages(kafka: Kafka, topic: str) -> Iterator[bytes]:
+    """The values that were committed to a topic."""
+    reader, left = _reader(kafka), {p.partition: p.offset for p in ends(kafka, topic) if p.offset > 0}
+    reader.assign([TopicPartition(topic, p, 0) for p in left])
+    try:
+        while left:
+            for message in reader.consume(10_000, 1.0):
+                if message.error() is None and message.value() is not None:
+                    yield message.value()
+            # behind the last record lie marks of transactions, which are passed and not handed out
+            at = {p.partition: p.offset for p in reader.position([TopicPartition(topic, p) for p in left])}
+            left = {p: end for p, end in left.items() if at[p] < end}
+    finally:
+        reader.close()
+
+
+def main() -> int:
+    """0 when all that ran found what a batch finds; 1 when one failed or differs."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument("--rows", type=int, default=4_000_000, help="of all sources of a work (4,000,000)")
+    parser.add_argument("--quick", action="store_true", help="100,000 rows: a smoke test, no measurement")
+    parser.add_argument(
+        "--only",
+        type=lambda text: text.split(","),
+        default=[],
+        help=f"of {', '.join((*PEERS, *(w.name for w in WORKS)))}",
+    )
+    parser.add_argument("--heap", default="4g", help="of each JVM (4g)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures there")
+    options = parser.parse_args()
+    rows = 100_000 if options.quick else options.rows
+    peers = [p for p in PEERS if p in options.only] or list(PEERS)
+    works = [w for w in WORKS if w.name in options.only] or list(WORKS)
+    records = topics(rows)
+    told: dict[str, Any] = {
+        "machine": machine(),
+        "rows": {},
+        "works": {},
+        "options": {"quick": options.quick, "heap": options.heap},
+    }
+    print("\n".join(report.settings(options.heap)))
+    with tempfile.TemporaryDirectory(prefix="slackwater-peers-") as root:
+        for work in works:
+            wanted = expected(work, records)
+            told["rows"][work.name] = sum(records[topic].height for topic in work.topics)
+            told["works"][work.name] = {"batch": summary(wanted, work)}
+            for peer in peers:
+                with Kafka.started() as kafka:  # a broker of its own: none finds what another left
+                    fill(kafka, {topic: records[topic] for topic in work.topics})
+                    print(f"{work.name}: {peer} …", file=sys.stderr, end=" ", flush=True)
+                    try:
+                        found = measured(peer, work, kafka, records, Path(root), options.heap)
+                    except kafka_streams.NoCompiler as error:
+                        found = {"failed": str(error)}
+                    print(found.get("failed") or f"{found['seconds']:.0f} s", file=sys.stderr, flush=True)
+                    told["works"][work.name][peer] = found
+    told["machine"]["load_after"] = os.getloadavg()[0]
+    print("\n".join(report.lines(told)))
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(kept(told), indent=1) + "\n")
+    return int(not all(report.agrees(told, work, peer) for work in told["works"] for peer in peers))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

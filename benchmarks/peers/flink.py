@@ -1,0 +1,122 @@
+"""Flink: its SQL client with a cluster inside one JVM, from the jars that PyPI has, in an environment of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+from benchmarks.data import LATENESS_S, SIDES
+from benchmarks.peers.work import GAP_S, JOIN, LENGTH_S, SESSIONS, WITHIN_S, Work
+from slackwater.spark import packages
+
+VERSION = "2.3.0"
+GATEWAY = ("org.apache.flink", "flink-sql-gateway", VERSION)  # what the client works with; PyPI has it not
+CONNECTOR = ("org.apache.flink", "flink-sql-connector-kafka", "5.0.0-2.2")  # the newest; works with 2.3
+PARALLELISM = 2
+SETTINGS = {
+    "execution.target": "local",
+    "execution.runtime-mode": "streaming",
+    "execution.checkpointing.interval": "2 s",
+    "execution.checkpointing.mode": "EXACTLY_ONCE",
+    "parallelism.default": str(PARALLELISM),
+    "pipeline.object-reuse": "true",
+    "state.backend.type": "rocksdb",
+    "table.dml-sync": "true",
+    "table.local-time-zone": "UTC",
+    "taskmanager.memory.managed.size": "1 gb",
+    "taskmanager.numberOfTaskSlots": str(PARALLELISM),
+}
+_OPENED = (
+    "lang",
+    "util",
+    "net",
+    "io",
+    "nio",
+    "time",
+    "text",
+    "lang.reflect",
+    "util.concurrent",
+    "util.concurrent.atomic",
+)
+
+
+def installed() -> Path:
+    """Flink's jars, fetched once into an environment beside Slackwater's other downloads."""
+    home = packages.cache() / "peers" / f"flink-{VERSION}"
+    if not list(home.glob("lib/python*/site-packages/pyflink/lib/flink-dist-*.jar")):
+        print(f"fetching Flink {VERSION} into {home} (330 MB) …", file=sys.stderr, flush=True)
+        venv.create(home, with_pip=True)
+        wanted = f"apache-flink-libraries=={VERSION}"  # what apache-flink runs; its Python is not needed for SQL
+        subprocess.run([home / "bin" / "pip", "install", "-q", "--no-deps", wanted], check=True)
+    return next(home.glob("lib/python*/site-packages/pyflink"))
+
+
+def sql(work: Work, address: str) -> str:
+    """The whole script: tables over topics, and the query."""
+    return "\n".join([*(_source(topic, address) for topic in work.topics), _sink(work, address), _query(work)])
+
+
+def _source(topic: str, address: str) -> str:
+    key, value = ("k", "v") if topic not in SIDES else ("order_id", "amount")
+    return f"""
+CREATE TABLE {topic} (
+  {key} STRING, ts BIGINT, {value} BIGINT,
+  event_time AS TO_TIMESTAMP_LTZ(ts, 3), WATERMARK FOR event_time AS event_time - INTERVAL '{LATENESS_S}' SECOND
+) WITH (
+  'connector' = 'kafka', 'topic' = '{topic}', 'properties.bootstrap.servers' = '{address}',
+  'scan.startup.mode' = 'earliest-offset', 'scan.bounded.mode' = 'latest-offset', 'format' = 'json'
+);"""
+
+
+def _sink(work: Work, address: str) -> str:
+    types = dict.fromkeys(work.columns, "BIGINT") | dict.fromkeys(work.times, "TIMESTAMP(3)")
+    columns = ", ".join(f"{name} {'STRING' if name in ('k', 'order_id') else kind}" for name, kind in types.items())
+    return f"""
+CREATE TABLE results ({columns}) WITH (
+  'connector' = 'kafka', 'topic' = '{work.out}', 'properties.bootstrap.servers' = '{address}',
+  'sink.delivery-guarantee' = 'exactly-once', 'sink.transactional-id-prefix' = '{work.name}',
+  'properties.transaction.timeout.ms' = '600000', 'properties.compression.type' = 'lz4',
+  'format' = 'json', 'json.timestamp-format.standard' = 'ISO-8601'
+);"""
+
+
+def _query(work: Work) -> str:
+    if work is JOIN:
+        return f"""
+INSERT INTO results
+SELECT o.order_id, o.amount, CAST(o.event_time AS TIMESTAMP(3)), p.amount, CAST(p.event_time AS TIMESTAMP(3))
+FROM orders AS o JOIN payments AS p ON o.order_id = p.order_id
+AND p.event_time BETWEEN o.event_time AND o.event_time + INTERVAL '{WITHIN_S}' SECOND({len(str(WITHIN_S))});"""
+    if work is SESSIONS:
+        window = f"SESSION(TABLE events PARTITION BY k, DESCRIPTOR(event_time), INTERVAL '{GAP_S}' SECOND)"
+        return f"""
+INSERT INTO results
+SELECT k, window_start, window_end, COUNT(*), SUM(v), MAX(v)
+FROM {window} GROUP BY k, window_start, window_end;"""
+    return f"""
+INSERT INTO results
+SELECT k, window_start, window_end, COUNT(*)
+FROM TUMBLE(TABLE events, DESCRIPTOR(event_time), INTERVAL '{LENGTH_S}' SECOND) GROUP BY k, window_start, window_end;"""
+
+
+def prepared(work: Work, address: str, home: Path, heap: str) -> tuple[list[str], dict[str, str]]:
+    """The command that runs it to its end, and what its environment needs beside ours."""
+    jars = installed()
+    further = [jar for module in (GATEWAY, CONNECTOR) for jar in packages.module(*module)]
+    home.mkdir(parents=True)
+    told = SETTINGS | {"execution.checkpointing.dir": (home / "checkpoints").as_uri(), "io.tmp.dirs": str(home)}
+    (home / "config.yaml").write_text("".join(f"{name}: {value}\n" for name, value in told.items()))
+    (home / "log4j2.properties").write_text("rootLogger.level = WARN\n")
+    (home / "script.sql").write_text(sql(work, address))
+    opened = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in _OPENED]
+    classes = [
+        *sorted(map(str, (jars / "lib").glob("*.jar"))),
+        *map(str, (jars / "opt").glob("flink-*.jar")),
+    ]
+    command = ["java", f"-Xmx{heap}", *opened, f"-Dlog4j.configurationFile={home / 'log4j2.properties'}"]
+    command += ["-cp", ":".join([*classes, *map(str, further)]), "org.apache.flink.table.client.SqlClient"]
+    return [*command, "embedded", "-hist", str(home / "history"), "-f", str(home / "script.sql")], {
+        "FLINK_CONF_DIR": str(home)
+    }

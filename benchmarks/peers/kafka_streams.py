@@ -1,0 +1,52 @@
+"""Kafka Streams: a small Java program, compiled here, until the group has committed every record."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from benchmarks.peers.work import Work
+from slackwater.spark import packages
+from slackwater.testing.services import KAFKA_VERSION
+
+SOURCE = Path(__file__).with_name("KafkaStreamsPeer.java")
+_TEN_YEARS_MS = 10 * 365 * 86_400_000
+SETTINGS = {
+    "processing.guarantee": "exactly_once_v2",
+    "num.stream.threads": "2",
+    "commit.interval.ms": "2000",
+    "replication.factor": "1",
+    "topology.optimization": "all",
+    "producer.compression.type": "lz4",
+    "consumer.auto.offset.reset": "earliest",
+    "default.deserialization.exception.handler": "org.apache.kafka.streams.errors.LogAndFailExceptionHandler",
+    # the records are of 2024: the broker would drop what is older than a window at once
+    "windowstore.changelog.additional.retention.ms": str(_TEN_YEARS_MS),
+}
+
+
+class NoCompiler(Exception):  # noqa: N818 - says what is missing
+    """There is no `javac` on this machine."""
+
+
+def application(work: Work) -> str:
+    return f"peer-{work.name}"
+
+
+def prepared(work: Work, address: str, home: Path, heap: str) -> tuple[list[str], dict[str, str]]:
+    """The command that runs it until it is ended. Raises NoCompiler."""
+    if shutil.which("javac") is None:
+        raise NoCompiler("Kafka Streams is compiled here, and there is no javac; install a JDK, or leave it out")
+    jars = packages.tree("org.apache.kafka", "kafka-streams", KAFKA_VERSION)
+    classpath = ":".join(map(str, jars))
+    home.mkdir(parents=True)
+    subprocess.run(["javac", "-d", home / "classes", "-cp", classpath, SOURCE], check=True)
+    told = SETTINGS | {
+        "application.id": application(work),
+        "bootstrap.servers": address,
+        "state.dir": str(home / "state"),
+    }
+    (home / "settings").write_text("".join(f"{name}={value}\n" for name, value in told.items()))
+    command = ["java", f"-Xmx{heap}", "-cp", f"{home / 'classes'}:{classpath}", "KafkaStreamsPeer"]
+    return [*command, work.name, str(home / "settings")], {}

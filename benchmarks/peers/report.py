@@ -1,0 +1,66 @@
+"""From figures of the peers to lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.peers import flink, kafka_streams, ours
+from slackwater.testing.services import KAFKA_VERSION
+
+_MIB = 1024**2
+
+
+def settings(heap: str) -> Iterator[str]:
+    """How each is configured, for whoever doubts the figures."""
+    yield f"All: results to a topic of twelve partitions, exactly once; heap {heap}; parallelism 2"
+    yield f"Slackwater: state in files, {ours.SHARDS} shards, {ours.PER_EPOCH:,} records per epoch; " + _listed(
+        ours.SPARK
+    )
+    yield f"Flink {flink.VERSION}, {':'.join(flink.CONNECTOR[1:])}, SQL: " + _listed(flink.SETTINGS)
+    yield f"Kafka Streams {KAFKA_VERSION}, RocksDB: " + _listed(kafka_streams.SETTINGS)
+
+
+def _listed(values: dict[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+def agrees(told: dict[str, Any], work: str, peer: str) -> bool:
+    """Whether a peer found what a batch over all records finds: as many rows, the same to the last digit."""
+    found, batch = told["works"][work].get(peer, {}), told["works"][work]["batch"]
+    return all(found.get(name) == value for name, value in batch.items())
+
+
+def lines(told: dict[str, Any]) -> Iterator[str]:
+    """A table, a work after the other; the rows in which Slackwater loses say so."""
+    about = told["machine"]
+    yield (
+        f"\n{about['processor']}, {about['cores']} cores, {about['memory_gib']} GiB, load {about['load_before']:.1f} before and "
+        f"{about['load_after']:.1f} after; from the start of each process to its end, the broker's work not counted"
+    )
+    head = ("seconds", "rows/s", "CPU s", "peak MiB", "times ours", "results", "same")
+    yield f"{'work':<12}{'peer':<16}" + "".join(f"{name:>12}" for name in head)
+    for work, found in told["works"].items():
+        mine = found.get("slackwater", {}).get("seconds")
+        for peer, figures in found.items():
+            if peer != "batch":
+                yield _row(told, work, peer, figures, mine)
+
+
+def _row(told: dict[str, Any], work: str, peer: str, figures: dict[str, Any], mine: float | None) -> str:
+    name = f"{work:<12}{peer:<16}"
+    if "failed" in figures:
+        said = figures["failed"].strip().splitlines()
+        return name + "FAILED: " + [*said, *(line for line in said if "ERROR" in line or "Exception" in line)][-1]
+    seconds = figures["seconds"]
+    cells = [
+        f"{seconds:.1f}",
+        f"{told['rows'][work] / seconds:,.0f}",
+        f"{figures['cpu_s']:.1f}",
+        f"{figures['memory'] / _MIB:,.0f}",
+        "" if mine is None else f"{seconds / mine:.2f}",
+        f"{figures['rows']:,}",
+        "yes" if agrees(told, work, peer) else "DIFFERS",
+    ]
+    lost = "  faster than Slackwater" if mine is not None and seconds < mine else ""
+    return name + "".join(f"{cell:>12}" for cell in cells) + lost

@@ -1,0 +1,165 @@
+"""What the peers do: records in topics of twelve partitions, and the results that a plain batch over them finds.
+
+Times are whole milliseconds and values whole numbers, so that all of them can give the same answer to the last digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from confluent_kafka import Producer
+
+from benchmarks.cases import MANY, Orders, Stream
+from benchmarks.data import LATENESS_S, SIDES, frames, orders
+from slackwater.testing.services import Kafka
+
+PARTITIONS = 12
+GAP_S, LENGTH_S, WITHIN_S = 30, 60, 300
+LAST = "last"  # the key of the rows that close all windows
+_LAST_S = 3600
+_DISORDER_MS = 2000
+
+
+@dataclass(frozen=True)
+class Work:
+    """`columns`: of a result row, in order; those in `times` are times."""
+
+    name: str
+    topics: tuple[str, ...]
+    columns: tuple[str, ...]
+    times: tuple[str, ...]
+
+    @property
+    def out(self) -> str:
+        return f"{self.name}-out"
+
+
+_WINDOW = ("k", "window_start", "window_end", "n")
+SESSIONS = Work("sessions", ("events",), (*_WINDOW, "total", "most"), _WINDOW[1:3])
+TUMBLING = Work("tumbling", ("events",), _WINDOW, _WINDOW[1:3])
+JOIN = Work("join", SIDES, ("order_id", "amount", "ts", "paid_amount", "paid_ts"), ("ts", "paid_ts"))
+WORKS = (SESSIONS, TUMBLING, JOIN)
+
+
+def streams(rows: int) -> tuple[Stream, Orders]:
+    """The traffic of the cases sessions-1m and join-2m, with so many rows of all sources each."""
+    epochs = max(rows // 1_000_000, 1)
+    return (
+        Stream(min(MANY, rows // 5), rows // epochs, step_s=50, epochs=epochs),
+        Orders(rows // 10 // epochs, step_s=30, within_s=WITHIN_S, epochs=5 * epochs),
+    )
+
+
+def topics(rows: int) -> dict[str, pl.DataFrame]:
+    """Per topic its records in the order in which they arrive."""
+    events, both = streams(rows)
+    sides = list(zip(*orders(both, seed=7), strict=True))
+    found = {"events": pl.concat(_arriving(frame, number) for number, frame in enumerate(frames(events)))}
+    found = {"events": found["events"].select("k", ts=_millis(), v=pl.col("v").cast(pl.Int64))}
+    for side, parts in zip(SIDES, sides, strict=True):
+        amount = (pl.col("amount") * 100).round().cast(pl.Int64)
+        found[side] = pl.concat(parts).select("order_id", ts=_millis(), amount=amount)
+    return found
+
+
+def _arriving(frame: pl.DataFrame, seed: int) -> pl.DataFrame:
+    """Up to two seconds out of order, and not more: some of the peers take row after row."""
+    delay = np.random.default_rng(seed).integers(_DISORDER_MS, size=frame.height)
+    return frame.sort(pl.col("ts").dt.epoch("ms") + pl.Series(delay))
+
+
+def _millis() -> pl.Expr:
+    return pl.col("ts").dt.epoch("ms")
+
+
+def expected(work: Work, records: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
+    """The results over all records, by a batch: what every peer has to find."""
+    if work is JOIN:
+        paid = records["payments"].rename({"amount": "paid_amount", "ts": "paid_ts"})
+        after = pl.col("paid_ts") - pl.col("ts")
+        found = records["orders"].join(paid, on="order_id").filter(after.is_between(0, 1000 * WITHIN_S))
+    elif work is TUMBLING:
+        length = 1000 * LENGTH_S
+        start = pl.col("ts") // length * length
+        found = records["events"].group_by("k", window_start=start).agg(n=pl.len().cast(pl.Int64))
+        found = found.with_columns(window_end=pl.col("window_start") + length)
+    else:
+        rows = records["events"].sort("k", "ts")
+        begins = (pl.col("ts").diff() > 1000 * GAP_S) | (pl.col("k") != pl.col("k").shift(1))
+        rows = rows.with_columns(number=begins.fill_null(True).cum_sum())
+        found = rows.group_by("k", "number").agg(
+            window_start=pl.col("ts").min(),
+            window_end=pl.col("ts").max() + 1000 * GAP_S,
+            n=pl.len().cast(pl.Int64),
+            total=pl.col("v").sum(),
+            most=pl.col("v").max(),
+        )
+    return found.select(work.columns)
+
+
+def last_ms(records: Mapping[str, pl.DataFrame]) -> int:
+    """A time behind all windows of all records."""
+    return max(int(frame["ts"].max()) for frame in records.values()) + 1000 * (_LAST_S + LATENESS_S)  # type: ignore[arg-type]
+
+
+def fill(kafka: Kafka, records: Mapping[str, pl.DataFrame]) -> None:
+    """A topic per frame, keyed by its first column and dealt to the partitions by it, each closed by `close`."""
+    for topic, frame in records.items():
+        kafka.create(topic, PARTITIONS)
+        key = frame.columns[0]
+        values = frame.select(
+            key=key,
+            partition=pl.col(key).hash(seed=1) % PARTITIONS,
+            at="ts",
+            value=pl.struct(frame.columns).struct.json_encode(),
+        )
+        send(kafka, topic, values.iter_rows())
+        close(kafka, topic, frame, last_ms(records))
+
+
+def close(kafka: Kafka, topic: str, like: pl.DataFrame, at_ms: int) -> None:
+    """One more record per partition, so late that all windows of all others end."""
+    other = {"v": 0} if "v" in like.columns else {"amount": 0}
+    rows = [{like.columns[0]: LAST, "ts": at_ms, **other}] * PARTITIONS
+    values = pl.DataFrame(rows).select(pl.struct(pl.all()).struct.json_encode())
+    send(kafka, topic, ((LAST, p, at_ms, value) for p, value in enumerate(values.to_series())))
+
+
+def send(kafka: Kafka, topic: str, rows: Iterable[tuple[str, int, int, str]]) -> None:
+    """Key, partition, time in milliseconds and value of each."""
+    settings = {"bootstrap.servers": kafka.address, "linger.ms": 50, "compression.type": "lz4", "log_level": 0}
+    producer = Producer(settings | {"queue.buffering.max.messages": 1_000_000})
+    for number, (key, partition, at, value) in enumerate(rows):
+        while True:
+            try:
+                producer.produce(topic, value, key, partition=partition, timestamp=at)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        if number % 10_000 == 0:
+            producer.poll(0)
+    if left := producer.flush(60):
+        raise TimeoutError(f"Kafka did not take {left} records within a minute")
+
+
+def results(values: Iterator[bytes], work: Work) -> pl.DataFrame:
+    """Result rows from the messages of an output topic, as `expected` has them."""
+    found = pl.read_ndjson(b"\n".join(values), infer_schema_length=1000)
+    if found.is_empty():
+        return found
+    at = (
+        pl.col(c).str.strip_chars_end("Z").str.to_datetime("%Y-%m-%dT%H:%M:%S%.f", time_unit="ms") for c in work.times
+    )
+    found = found.with_columns(*(expression.dt.epoch("ms") for expression in at)).select(work.columns)
+    return found.filter(pl.col(work.columns[0]) != LAST)
+
+
+def summary(found: pl.DataFrame, work: Work) -> dict[str, int]:
+    """How many rows, and a sum of hashes of all columns, whatever their order."""
+    if found.is_empty():
+        return {"rows": 0, "checksum": 0}
+    whole = found.select(pl.col(c).cast(pl.Int64) if c not in ("k", "order_id") else c for c in work.columns)
+    return {"rows": whole.height, "checksum": int(whole.hash_rows(seed=1).to_numpy().sum()) % 2**64}

@@ -1,0 +1,74 @@
+"""A stream's rows as JSON in a topic of a Kafka broker on this machine, epoch after epoch, dealt to its partitions in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from benchmarks.cases import Stream
+from benchmarks.data import START, frames
+
+if TYPE_CHECKING:
+    from confluent_kafka import Producer
+
+    from slackwater.testing.services import Kafka
+
+PARTITIONS = 12
+_LAST_S = 3600  # how far behind the stream the rows lie that close its windows
+
+
+@dataclass(frozen=True)
+class Topic:
+    """`rows` per epoch, over all its partitions. Behind them each partition has one more, which closes all windows."""
+
+    address: str
+    name: str
+    rows: int
+    epochs: int
+
+    def offsets(self, epoch: int) -> dict[str, dict[str, int]]:
+        """Where an epoch begins, as Spark writes it."""
+        return {self.name: {str(p): epoch * self.rows // PARTITIONS for p in range(PARTITIONS)}}
+
+    def whole(self, rows: int) -> bool:
+        """Whether so many rows are an epoch, and not what was left behind the last."""
+        return 2 * rows >= self.rows
+
+
+def filled(kafka: Kafka, stream: Stream, name: str = "events") -> Topic:
+    """A new topic with all rows of the stream. They have to come out even."""
+    if stream.rows % PARTITIONS:
+        raise ValueError(f"{stream.rows} rows cannot be dealt to {PARTITIONS} partitions")
+    from confluent_kafka import Producer
+
+    kafka.create(name, PARTITIONS)
+    settings = {"bootstrap.servers": kafka.address, "linger.ms": 50, "compression.type": "lz4", "log_level": 0}
+    producer = Producer(settings | {"queue.buffering.max.messages": 1_000_000})
+    for frame in frames(stream):
+        _send(producer, name, records(frame))
+    last = START + pl.duration(seconds=stream.epochs * stream.step_s + _LAST_S)
+    _send(producer, name, records(pl.select(k=pl.lit("last").repeat_by(PARTITIONS).explode(), ts=last, v=0.0)))
+    return Topic(kafka.address, name, stream.rows, stream.epochs)
+
+
+def records(frame: pl.DataFrame) -> Iterable[str]:
+    """A JSON object per row."""
+    at = pl.col("ts").dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
+    return frame.select(pl.struct("k", ts=at, v="v").struct.json_encode()).to_series()
+
+
+def _send(producer: Producer, topic: str, values: Iterable[str]) -> None:
+    for number, value in enumerate(values):
+        while True:
+            try:
+                producer.produce(topic, value, partition=number % PARTITIONS)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        if number % 10_000 == 0:
+            producer.poll(0)
+    if left := producer.flush(60):
+        raise TimeoutError(f"Kafka did not take {left} records within a minute")

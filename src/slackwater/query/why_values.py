@@ -1,0 +1,140 @@
+"""What `why` answers: values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slackwater.core.lateness import NOTHING, Lateness
+from slackwater.core.notebook import Shown
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A source, one of its partitions, or a stage whose results are read (`of_stage`), at the commit; µs.
+
+    `idle_in_us`: more quiet until it counts as idle, None: it does. Of a stage `lateness_us` is how far before its watermark
+    its results may lie; it is never idle.
+    """
+
+    source: str
+    partition: str | None
+    max_event_us: int | None
+    lateness_us: int
+    watermark_us: int | None
+    idle: bool
+    quiet_us: int
+    idle_in_us: int | None
+    of_stage: bool = False
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a window waits for: an event at or after this time on a source, or on these partitions of it.
+
+    `choice`: of the needs with one number any will do, since all those sources are idle; None: this one has to be.
+    """
+
+    source: str
+    partitions: tuple[str, ...]
+    event_us: int
+    choice: int | None = None
+
+
+@dataclass(frozen=True)
+class Open:
+    """An open window or session; µs. `closes_us`: the watermark that closes it; `reason`: close, or cap (it is cut there).
+
+    `rows`: of a count(*) in it; `groups`: keys in a window, at most. `silence_us`: more quiet that would close it.
+    """
+
+    key: Mapping[str, Any] | None
+    start_us: int
+    last_us: int | None
+    closes_us: int
+    reason: str
+    rows: int | None
+    groups: int | None
+    needs: tuple[Need, ...]
+    silence_us: int | None
+
+
+@dataclass(frozen=True)
+class OfKey:
+    """One key. `floor_us`: rows at or below are late; `late_before_us`: rows before it are late if they join nothing open."""
+
+    key: Mapping[str, Any]
+    open: tuple[Open, ...]
+    floor_us: int | None
+    late_before_us: int | None
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a join, with the rows that are on disk; µs. `outer`: those that find no partner come out.
+
+    `keep_us`: a row is over once the watermark is past its time plus this; `over_us`: the watermark at which all of them are.
+    """
+
+    side: str
+    source: str
+    rows: int
+    keep_us: int
+    over_us: int | None
+    outer: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfStage:
+    """What is so of one stage. `clocks`: of what it reads, sources and stages; `read_by`: the stages that read what it emits.
+
+    `holder`: the source or partition that holds its watermark, None while all are idle; `through`: the stages that it waits for
+    on the way there, the one that it reads itself first; empty where a source that it reads holds it.
+
+    Of a join (`kind`) `sides` says what waits, and no window is open. `open_windows`: among many sessions, pieces that the cap may
+    yet separate count one by one. `kept`: where rows come out as they come in and nothing waits, what is in the state.
+    """
+
+    stage: str
+    reads: tuple[str, ...]
+    read_by: tuple[str, ...]
+    kind: str
+    watermark_us: int | None
+    clocks: tuple[Clock, ...]
+    holder: Clock | None
+    through: tuple[str, ...]
+    idle_close_us: int | None
+    open_windows: int
+    open_keys: int | None
+    next: tuple[Open, ...]
+    key: OfKey | None
+    sides: tuple[Side, ...] = ()
+    lateness: Lateness = NOTHING
+    kept: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Why(OfStage, Shown):
+    """The answer, as of one commit. It is about one stage: the one that was asked about, else the last one.
+
+    `stages`: the same about each stage, where there are several and none was asked about. `changed_files`: per source how many
+    files changed after they were read, and the last ones.
+    """
+
+    pipeline: str
+    now_us: int
+    runner: str | None
+    epoch: int
+    committed_us: int
+    is_published: bool
+    changed_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    stages: tuple[OfStage, ...] = ()
+
+    @property
+    def told(self) -> tuple[OfStage, ...]:
+        """The stages that it tells of."""
+        return self.stages or (self,)
+
+
+__all__ = ["Clock", "Need", "OfKey", "OfStage", "Open", "Side", "Why"]

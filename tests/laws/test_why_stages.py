@@ -1,0 +1,165 @@
+"""`why` of pipelines of several stages: what it says of graphs, drawn by seed, comes true.
+
+a ─▶ window ─┐            holder of the join: the source whose event moves its watermark; those of the others do not
+b ─▶ window ─┴▶ join      needs of a window: events at these times close it, each a microsecond earlier do not
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from tests.laws import seeds
+from tests.laws.graph import MS, SCHEMA, counting, pipeline
+
+import slackwater as sw
+from slackwater.query.described import pipeline_in
+from slackwater.query.why import why_of
+from slackwater.query.why_values import OfStage, Why
+from slackwater.testing.pipeline import LocalPipeline
+
+SEEDS = 100
+FAR = 10**12
+
+
+def told(seed: int) -> LocalPipeline:
+    """A pipeline of several stages, in the middle of its rows."""
+    rng = random.Random(seed)
+    test, at = LocalPipeline(pipeline(rng), SCHEMA, shards=2, listen=False), 0
+    for _ in range(rng.randrange(2, 6)):
+        given: dict[str, list[dict[str, Any]]] = {}
+        for source in rng.choice([["a"], ["b"], ["a", "b"], ["a", "b"]]):
+            given[source] = []
+            for _ in range(rng.randrange(1, 8)):
+                at += rng.choice([0, 3, 11, 40])
+                given[source].append({"k": rng.choice(["x", "y", None]), "v": 1, "ts": (at - rng.choice([0, 5])) * MS})
+        test.pipe(given)
+        if rng.random() < 0.2:
+            test.quiet(rng.choice([500, 70_000]))
+    return test
+
+
+def asked(test: LocalPipeline, **more: Any) -> Why:
+    with test._driver.store.peek() as snapshot:
+        assert snapshot is not None
+        return why_of(test.pipeline, snapshot, None, test.now_us, **more)
+
+
+def marks(test: LocalPipeline) -> dict[str, int]:
+    return {s.name: s.watermark_us for s in test._driver.state.stages}
+
+
+def split() -> sw.Pipeline:
+    """a ─▶ w ─▶ s ─▶ target, a ─▶ t ─▶ target"""
+    sessions = sw.Window(
+        kind="session",
+        gap_ms=50,
+        max_session_duration_ms=500,
+        group_by=["k"],
+        aggregations=[sw.Aggregation(agg="count", as_="m")],
+    )
+    return sw.pipeline(
+        name="law",
+        sources=[sw.Source(name="a", dataframe=object())],
+        connections={"tables": sw.DeltaConnection()},
+        stages=[counting("w", "a"), sw.Stage(name="s", from_="w", window=sessions), counting("t", "a")],
+        targets=[sw.Target(name=n, from_=n, connection="tables", path=n, mode="merge") for n in ("w", "s", "t")],
+        state_store=sw.StateStore(kind="files", path="state"),
+    )
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 20))
+def test_who_holds_the_watermark_of_each_stage(first: int) -> None:
+    """The rows of the other sources move no watermark that this one holds; its own do."""
+    seeds.quiet()
+    for seed in range(first, first + 20):
+        test = told(seed)
+        with test:
+            before, answer = marks(test), asked(test)
+            held = [s for s in answer.told if s.holder is not None]
+            for name in {s.holder.source for s in held if s.holder is not None}:
+                assert name in ("a", "b"), seed
+            of = {s.stage: s for s in answer.told}
+            for s in held:
+                for up, down in zip((s.stage, *s.through), s.through, strict=False):
+                    assert down in of[up].reads, (seed, s)
+                end = of[(s.stage, *s.through)[-1]]
+                assert s.holder is not None and s.holder.source in end.reads, (seed, s)
+            names = {s.holder.source for s in held if s.holder is not None}
+            if len(names) != 1 or len(held) < len(answer.told):
+                continue
+            (holder,) = names
+            if all(c.idle for s in answer.told for c in s.clocks if c.source != holder and not c.of_stage):
+                continue  # the others would come back, and hold it themselves
+            test.pipe({n: [{"k": "far", "v": 1, "ts": FAR}] for n in ("a", "b") if n != holder})
+            assert marks(test) == before, (seed, holder)
+            test.pipe({holder: [{"k": "far", "v": 1, "ts": FAR}]})
+            after = marks(test)
+            assert all(after[n] > before[n] for n in after), (seed, holder)
+
+
+def of_stage(answer: Why, name: str) -> OfStage:
+    return next(s for s in answer.told if s.stage == name)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 20))
+def test_what_closes_a_window_of_a_later_stage(first: int) -> None:
+    """Events at the times that are asked for close it, and those before do not; an event on one of those of a choice is enough."""
+    seeds.quiet()
+    checked = 0
+    for seed in range(first, first + 20):
+        for early in (1, 0):
+            test = told(seed)
+            with test:
+                answer = asked(test)
+                later = [s for s in answer.told if s.next]
+                if not later:
+                    break
+                stage = later[-1]
+                opened = stage.next[-1]
+                chosen = {n.choice: n for n in opened.needs if n.choice is not None}
+                needs = [n for n in opened.needs if n.choice is None or chosen[n.choice] is n]
+                assert needs, (seed, opened)
+                at: dict[str, int] = {}
+                for n in needs:
+                    at[n.source] = max(at.get(n.source, 0), n.event_us)
+                test.pipe({n: [{"k": "far", "v": 1, "ts": us - early}] for n, us in at.items()})
+                reached = marks(test)[stage.stage]
+                assert (reached >= opened.closes_us) is not bool(early), (seed, stage, opened)
+                checked += bool(stage.through) and not early
+    assert checked >= 1, "windows that wait for another stage"
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 50))
+def test_a_state_tells_the_same_without_its_config(first: int) -> None:
+    seeds.quiet()
+    for seed in range(first, first + 50):
+        test = told(seed)
+        with test:
+            mine = asked(test)
+            with test._driver.store.peek() as snapshot:
+                assert snapshot is not None
+                other = why_of(pipeline_in(snapshot.commit), snapshot, None, test.now_us)
+            assert [s.stage for s in other.told] == [s.stage for s in mine.told], seed
+            for one, two in zip(mine.told, other.told, strict=True):
+                assert (one.watermark_us, one.through, one.open_windows) == (
+                    two.watermark_us,
+                    two.through,
+                    two.open_windows,
+                ), seed
+                assert (one.holder and one.holder.source) == (two.holder and two.holder.source), seed
+                assert [(o.key, o.closes_us) for o in one.next] == [(o.key, o.closes_us) for o in two.next], seed
+
+
+def test_a_state_of_several_targets_and_of_sql_between_needs_no_config_either() -> None:
+    with LocalPipeline(split(), SCHEMA, listen=False) as test:
+        test.pipe({"a": [{"k": "x", "v": n, "ts": n * MS} for n in range(100)]})
+        with test._driver.store.peek() as snapshot:
+            assert snapshot is not None
+            told = why_of(pipeline_in(snapshot.commit), snapshot, None, test.now_us)
+        assert [(s.stage, s.kind, s.reads) for s in told.told] == [
+            ("w", "tumbling", ("a",)),
+            ("s", "session", ("w",)),
+            ("t", "tumbling", ("a",)),
+        ]

@@ -1,0 +1,314 @@
+"""The benchmarks' own figures: from runs to ratios to lines, without Spark."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import polars as pl
+import pytest
+from benchmarks import compare, figures, flat, floor, report
+from benchmarks.cases import CASES, EPOCHS, FLOOR, HDFS, MEASURED, ROCKSDB, SLACKWATER, WARM_UP, Orders, Stream, quick
+from benchmarks.data import FILES_PER_EPOCH, SIDES, frames, generate
+from benchmarks.flat_plot import drawn
+from benchmarks.peers import report as peers_report
+from benchmarks.peers import work
+from benchmarks.process import ROLES
+from benchmarks.run import PARTS, RESULTS, main
+from benchmarks.topics import PARTITIONS, Topic, records
+from benchmarks.worker import Progress, Told, epochs
+
+CASE = CASES[0]
+
+
+def run(system: str, seconds: float, cpu: float, output: Any = None) -> dict[str, Any]:
+    """A run of ten epochs that take so long, the first ones ten times as long."""
+    spans = [seconds * 10] * WARM_UP + [seconds] * (10 - WARM_UP)
+    return {
+        "epochs": [{"seconds": s, "cpu_s": cpu, "rows": 100, "durations": {}} for s in spans],
+        "statuses": [],
+        "memory": dict.fromkeys(ROLES, 300 * 1024**2),
+        "state_on_disk": 0,
+        "output": output or {"rows": 7, "counted": 70},
+        "system": system,
+    }
+
+
+def compared(**changed: dict[str, Any]) -> dict[str, Any]:
+    runs = {
+        HDFS: run(HDFS, 8.0, 9.0),
+        ROCKSDB: run(ROCKSDB, 6.0, 8.0),
+        SLACKWATER: run(SLACKWATER, 1.5, 2.0),
+        FLOOR: run(FLOOR, 1.2, 1.0, {"rows": 1, "counted": 1}),
+    } | changed
+    return figures.compared(CASE, {name: figures.summarised([told], WARM_UP) for name, told in runs.items()})
+
+
+def whole(case: dict[str, Any]) -> dict[str, Any]:
+    """A report of one case."""
+    parts = dict.fromkeys(key for key, _ in PARTS.values())
+    machine = figures.machine() | {"load_after": 1.5}
+    return {"machine": machine, "options": {"quick": False}, "cases": [case], "failed": [], "took_s": 240.0, **parts}
+
+
+def lines(case: dict[str, Any]) -> list[str]:
+    return list(report.lines(whole(case)))
+
+
+def row_of(found: list[str], heading: str, name: str) -> str:
+    """The line of a case in the table below a heading."""
+    begins = next(i for i, line in enumerate(found) if heading in line)
+    return next(line for line in found[begins:] if line.startswith(name))
+
+
+def test_epochs_are_beside_the_faster_native_store_and_over_the_floor() -> None:
+    case = compared()
+    assert case["ratio"] == pytest.approx(4.0)
+    assert case["times_floor"]["median_s"] == pytest.approx(1.25)
+    assert case["times_floor"]["cpu_s"] == pytest.approx(2.0)
+    assert (case["met"], case["floor_met"], case["same_output"]) == (True, True, True)
+
+
+def test_both_ratios_stand_in_the_report_with_their_goals() -> None:
+    found = lines(compared())
+    assert row_of(found, "faster native store", CASE.name).split()[1:6] == ["8.00", "6.00", "1.50", "133,333", "4.00"]
+    assert row_of(found, "Times the floor", CASE.name).split()[1:4] == ["1.20", "1.50", "1.25"]
+    assert row_of(found, "Times the floor", CASE.name).split()[-4:] == [f"{CASE.floor:g}", "1.00", "2.00", "met"]
+
+
+def test_an_epoch_far_over_the_floor_is_a_goal_that_was_missed() -> None:
+    case = compared(**{FLOOR: run(FLOOR, 0.5, 1.0)})
+    assert not case["floor_met"]
+    assert row_of(lines(case), "Times the floor", CASE.name).endswith("MISSED")
+
+
+def test_the_floor_emits_nothing_and_its_counts_are_no_difference() -> None:
+    assert compared()["same_output"]
+    differing = compared(**{ROCKSDB: run(ROCKSDB, 6.0, 8.0, {"rows": 8, "counted": 70})})
+    assert not differing["same_output"]
+    assert f"{CASE.name}: OUTPUTS DIFFER" in lines(differing)
+
+
+def test_every_case_is_measured_by_all_four_for_as_many_epochs() -> None:
+    assert set(MEASURED) == {HDFS, ROCKSDB, SLACKWATER, FLOOR}
+    assert all(case.stream.epochs >= EPOCHS == 25 for case in CASES)
+    assert all(quick(case.stream).epochs > WARM_UP for case in CASES)
+
+
+def test_the_floor_reads_the_files_of_an_epoch_of_every_source(tmp_path: Path) -> None:
+    alone = generate(Stream(10, 20, epochs=2), tmp_path)
+    assert [[len(paths) for paths in found] for found in floor.epochs(alone)] == [[FILES_PER_EPOCH]] * 2
+    both = generate(Orders(20, step_s=5, within_s=3, epochs=3), tmp_path)
+    found = list(floor.epochs([both / side for side in SIDES]))
+    assert [[p.parent.name for p in paths][:1] for epoch in found for paths in epoch] == [["orders"], ["payments"]] * 3
+    assert [paths[0].name for paths in found[2]] == ["00002-0.parquet"] * 2
+
+
+def test_epochs_are_from_one_status_to_the_next_where_no_streaming_query_ran() -> None:
+    told = Told()
+    for rows in (5, 0, 7):
+        told(SimpleNamespace(rows=rows))  # type: ignore[arg-type]
+    assert len(told.at) == 3
+    told.at = [100.0, 101.5, 103.25]
+    found = epochs(Progress(), told)
+    assert [(b["rows"], b["began"], b["seconds"]) for b in found] == [(5, 100.0, 1.5), (7, 101.5, 1.75)]
+
+
+def test_epochs_are_as_spark_reports_them_where_a_streaming_query_ran() -> None:
+    heard = Progress()
+    heard.started.set()
+    heard.terminated.set()
+    heard.batches = [{"rows": 3}]
+    assert epochs(heard, Told()) == [{"rows": 3}]
+
+
+def test_what_has_no_goal_is_neither_met_nor_missed() -> None:
+    case = compared() | {"goal": None, "met": None, "floor_goal": None, "floor_met": None}
+    assert row_of(lines(case), "faster native store", CASE.name).split()[-1] == "-"
+    assert row_of(lines(case), "Times the floor", CASE.name).split()[-3:] == ["-", "1.00", "2.00"]
+
+
+def test_a_small_epoch_has_a_goal_in_seconds() -> None:
+    (told,) = [line for line in lines(compared() | {"seconds_goal": 0.4}) if "An epoch of" in line]
+    assert told.strip() == "An epoch of 200,000 rows: 1.50 s, goal 0.4  MISSED; 2.00 s of CPU"
+
+
+def test_what_was_not_measured_is_told() -> None:
+    found = list(report.lines(whole(compared()) | {"failed": ["tiny-2k"]}))
+    assert found[-2:] == [
+        "\nFAILED, not measured: tiny-2k",
+        "\nAll of it took 4 minutes; load 1.5 at the end",
+    ]
+
+
+def test_what_is_kept_of_a_release_has_the_figures_and_not_the_runs(tmp_path: Path) -> None:
+    of_release = figures.kept(whole(compared()))
+    assert "runs" not in json.dumps(of_release)
+    assert compare.measured(of_release) == compare.measured(whole(compared()))
+    assert compare.measured(of_release)[CASE.name, FLOOR] == compare.Figures(1.2, 1.0, 300)
+
+
+@pytest.mark.parametrize("name", ["latest", "../x", "", ".x"])
+def test_what_is_kept_has_the_name_of_a_release(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["run", "--keep", name])
+    with pytest.raises(SystemExit):
+        main()
+    assert f'"{name}" is no name of a release' in capsys.readouterr().err
+    assert RESULTS.name == "results"
+
+
+def reports(tmp_path: Path, **machine: Any) -> list[str]:
+    """Two reports in files; the second half as slow, on a machine that differs in this."""
+    old, new = whole(compared()), whole(compared(**{SLACKWATER: run(SLACKWATER, 0.75, 1.0)}))
+    new["machine"] |= machine
+    for name, told in (("old", old), ("new", new)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(told))
+    return [str(tmp_path / f"{name}.json") for name in ("old", "new")]
+
+
+def test_two_reports_are_compared_case_by_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main(reports(tmp_path, load_before=17.25)) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("old: ") and "load 17.2 before and 1.5 after" in told[1]
+    (mine,) = [line.split() for line in told if line.startswith(f"{CASE.name} ") and f" {SLACKWATER} " in line]
+    assert mine[2:] == ["1.50", "0.75", "0.50", "2.00", "1.00", "0.50", "300", "300", "1.00"]
+    of_floor = [line.split() for line in told if line.startswith(f"{CASE.name} ") and f" {FLOOR} " in line]
+    assert of_floor[1][2:] == ["1.25", "0.62", "0.50"]  # beside the floor of the same run
+
+
+def test_unlike_machines_are_not_compared_unless_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both = reports(tmp_path, cores=64)
+    assert compare.main(both) == 1
+    told = capsys.readouterr()
+    assert "NOT ALIKE in cores: " in told.out and "and 64" in told.err
+    assert compare.main([*both, "--unlike"]) == 0
+
+
+def test_a_smoke_test_is_not_compared_with_a_measurement() -> None:
+    small = whole(compared()) | {"options": {"quick": True}}
+    assert compare.unlike(whole(compared()), small) == ["size: full and small"]
+    assert compare.unlike(small, small) == []
+
+
+def test_a_case_that_only_one_report_has_stands_alone(tmp_path: Path) -> None:
+    old, new = whole(compared()), whole(compared())
+    old["cases"] = []
+    (line,) = [told for told in compare.lines(old, new) if told.startswith(CASE.name) and f" {FLOOR} " in told]
+    assert line.split()[2:5] == ["-", "1.20", "-"]
+
+
+def test_rows_of_an_epoch_of_a_topic_are_dealt_to_its_partitions_in_turn() -> None:
+    topic = Topic("127.0.0.1:1", "events", 24_000, 25)
+    assert topic.offsets(0) == {"events": {str(p): 0 for p in range(PARTITIONS)}}
+    assert set(topic.offsets(3)["events"].values()) == {6_000}
+    assert topic.whole(23_988) and not topic.whole(312)
+    (first,) = records(next(frames(Stream(10, 1, epochs=1))))
+    assert set(json.loads(first)) == {"k", "ts", "v"} and json.loads(first)["ts"].endswith("500Z")
+
+
+def look(epoch: int, **changed: float) -> flat.Look:
+    return flat.Look(
+        **(dict.fromkeys(flat.FLAT, 2) | {"epoch": epoch, **changed})  # type: ignore[arg-type]
+    )
+
+
+def test_what_grows_over_the_epochs_is_seen_and_what_is_flat_is_too() -> None:
+    looks = [look(10 * n, open_files=n, state_files=0, seconds=9 if n == 1 else 2) for n in range(1, 41)]
+    found = flat.growth(looks)
+    assert found["open_files"] == (9, 36, 4)  # the first four are compilers at work
+    assert found["seconds"] == (2, 2, 1)
+    assert found["state_files"] == (0, 0, 1)
+    assert flat.growth(looks[:1])["seconds"] == (9, 9, 1)
+
+
+def test_the_plot_is_a_file_of_its_own_with_a_line_per_figure() -> None:
+    looks = [look(100 * n, open_files=n)._asdict() for n in range(1, 5)]
+    plot = ElementTree.fromstring(drawn([found["epoch"] for found in looks], looks))
+    named = [part.text for part in plot.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"Seconds per epoch", "Memory, MiB", "open files: 4", "400"} <= set(named)
+    lines_of = list(plot.iter("{http://www.w3.org/2000/svg}polyline"))
+    assert len(lines_of) == len(flat.FLAT) - 1  # but for the bytes of the state
+    ys = [float(y) for y in re.findall(r",([\d.]+)", lines_of[-3].attrib["points"])]
+    assert ys == sorted(ys, reverse=True) and len(set(ys)) == 4  # up
+
+
+def test_files_come_a_few_epochs_ahead_and_go_behind(tmp_path: Path) -> None:
+    feed = flat.Feed(tmp_path / "in")
+    feed.reach(0)
+    assert len(list((tmp_path / "in").iterdir())) == flat.AHEAD
+    feed.reach(flat.KEPT + 7)
+    there = sorted(int(p.stem) for p in (tmp_path / "in").glob("*.parquet"))
+    assert there == list(range(7, flat.KEPT + 7 + flat.AHEAD))
+    first, again = (pl.read_parquet(tmp_path / "in" / f"{n:08d}.parquet") for n in (57, 107))
+    assert (again["ts"] - first["ts"]).unique().to_list() == [timedelta(seconds=50)]
+
+
+def test_peers_are_given_records_that_none_of_them_finds_late() -> None:
+    records = work.topics(20_000)
+    assert {name: frame.height for name, frame in records.items()} == {
+        "events": 20_000,
+        "orders": 10_000,
+        "payments": 10_000,
+    }
+    for frame in records.values():
+        behind = frame["ts"].cum_max() - frame["ts"]
+        assert 0 < behind.max() < 5000  # type: ignore[operator]
+    assert all(frame["ts"].max() < work.last_ms(records) for frame in records.values())  # type: ignore[operator]
+
+
+def test_results_of_peers_are_compared_whatever_their_order_and_spelling() -> None:
+    rows = [
+        {"k": "a", "window_start": "2024-03-01T00:00:00Z", "window_end": "2024-03-01T00:01:00.000", "n": 2},
+        {"n": 1, "k": "b", "window_end": "2024-03-01T00:01:00Z", "window_start": "2024-03-01T00:00:00"},
+        {"n": 1, "k": work.LAST, "window_end": "2024-03-01T02:01:00Z", "window_start": "2024-03-01T02:00:00Z"},
+    ]
+    told = [json.dumps(row).encode() for row in rows]
+    start = 1_709_251_200_000
+    records = {"events": pl.DataFrame({"k": ["a", "b", "a"], "ts": [start, start + 59_999, start + 7], "v": [1, 2, 3]})}
+    wanted = work.summary(work.expected(work.TUMBLING, records), work.TUMBLING)
+    for some in (told, told[::-1]):
+        assert work.summary(work.results(iter(some), work.TUMBLING), work.TUMBLING) == wanted
+    assert work.summary(work.results(iter(told[1:]), work.TUMBLING), work.TUMBLING) != wanted
+    assert work.summary(work.results(iter(told[:1] * 2), work.TUMBLING), work.TUMBLING) != wanted
+
+
+def test_the_batch_beside_the_peers_finds_sessions_and_pairs() -> None:
+    rows = {"k": ["a", "a", "a", "b"], "ts": [0, 30_000, 60_001, 5], "v": [1, 2, 3, 4]}
+    found = work.expected(work.SESSIONS, {"events": pl.DataFrame(rows)}).sort("k", "window_start")
+    assert found.rows() == [("a", 0, 60_000, 2, 3, 2), ("a", 60_001, 90_001, 1, 3, 3), ("b", 5, 30_005, 1, 4, 4)]
+    orders = pl.DataFrame({"order_id": ["x", "y"], "ts": [100, 100], "amount": [1, 2]})
+    paid = pl.DataFrame({"order_id": ["x", "x", "y"], "ts": [100, 300_100, 99], "amount": [5, 6, 7]})
+    pairs = work.expected(work.JOIN, {"orders": orders, "payments": paid})
+    assert sorted(pairs["paid_amount"]) == [5, 6]
+
+
+def test_peers_that_lose_differ_or_fail_are_told_and_those_that_are_faster_too() -> None:
+    same = {"rows": 5, "checksum": 7, "cpu_s": 2.0, "memory": 1024**2}
+    told = {
+        "machine": figures.machine() | {"load_after": 1.0},
+        "rows": {"sessions": 100},
+        "works": {
+            "sessions": {
+                "batch": {"rows": 5, "checksum": 7},
+                "slackwater": {**same, "seconds": 4.0},
+                "flink": {**same, "seconds": 2.0, "checksum": 8},
+                "kafka-streams": {"failed": "a\nb"},
+            }
+        },
+    }
+    mine, flink, streams = list(peers_report.lines(told))[-3:]
+    assert mine.split() == ["sessions", "slackwater", "4.0", "25", "2.0", "1", "1.00", "5", "yes"]
+    assert flink.endswith("DIFFERS  faster than Slackwater") and "0.50" in flink
+    assert streams.split() == ["sessions", "kafka-streams", "FAILED:", "b"]
+    assert [peers_report.agrees(told, "sessions", p) for p in ("slackwater", "flink", "kafka-streams")] == [
+        True,
+        False,
+        False,
+    ]

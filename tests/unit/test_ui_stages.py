@@ -1,0 +1,170 @@
+"""The page of a pipeline of several stages: each has a page of its own, over HTTP, from a real server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.browsing import Tags, get
+from tests.support.several_stages import TEXT, ran
+from tests.support.ui_states import watched
+from tests.support.why import NOON, us
+
+from slackwater.cli.ui import save_page, watched_at
+from slackwater.ui import pages
+from slackwater.ui.pages import Place
+from slackwater.ui.seen import look_at
+from slackwater.ui.server import UiServer, serve
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ran(tmp_path_factory.mktemp("stages"))
+
+
+@pytest.fixture(params=["config", "state alone"])
+def page(request: pytest.FixtureRequest, file: Path) -> Iterator[UiServer]:
+    of = [watched(file)] if request.param == "config" else watched_at(str(file.parent / "state"))
+    running = serve(of, 0)
+    yield running
+    running.stop()
+
+
+def block(page: UiServer, path: str) -> dict[str, object]:
+    found = get(page, path)
+    assert found.status == 200, found.text
+    return json.loads(found.text)  # type: ignore[no-any-return]
+
+
+def test_every_stage_is_reached_from_the_drawing(page: UiServer) -> None:
+    text = get(page, "/").text
+    links = [a["href"] for tag, a in Tags(text).found if tag == "a"]
+    for name, blocks in (("sessions", "closing"), ("minutes", "closing"), ("seen", "joins")):
+        assert f"/stage/{name}/" in links
+        found = get(page, f"/stage/{name}/")
+        assert found.status == 200
+        Tags(found.text)
+        assert f'id="{blocks}-title"' in found.text
+        assert 'id="pace-title"' not in found.text
+        assert get(page, f"/stage/{name}/", If_None_Match=found.headers["etag"]).status == 304
+        for one in pages.OF_STAGE:
+            assert get(page, f"/stage/{name}/ui/{one}").status == 200
+            is_there = block(page, f"/stage/{name}/ui/{one}.json") is not None
+            assert is_there is (one not in ("closing", "joins") or one == blocks)
+
+
+def test_what_holds_a_stage_is_told_from_there_to_the_source(page: UiServer) -> None:
+    told = {s: block(page, f"/stage/{s}/ui/top.json")["held"] for s in ("sessions", "minutes", "seen")}
+    root = 'source "orders", partition o-1 (quiet for 45 s, since 2024-03-01 12:00:00Z)'
+    assert str(told["sessions"]).endswith(f"; {root.replace(' (', ' holds it (')}.")
+    assert str(told["minutes"]).endswith(
+        f'; stage "minutes" waits for stage "sessions", whose watermark is held by {root}.'
+    )
+    assert str(told["seen"]).endswith(
+        f'; stage "seen" waits for stage "minutes", which waits for stage "sessions", whose watermark is held by {root}.'
+    )
+    assert block(page, "/ui/top.json")["held"] == told["seen"]
+
+
+def test_lanes_are_those_of_what_a_stage_reads(page: UiServer) -> None:
+    def lanes(path: str) -> list[tuple[object, ...]]:
+        found = block(page, f"{path}/ui/watermark.json")["lanes"]
+        assert isinstance(found, list)
+        return [(x["source"], x["partition"], x["of_stage"], x["holds"]) for x in found]
+
+    assert lanes("/stage/sessions") == [
+        ("orders", None, False, False),
+        ("orders", "o-0", False, False),
+        ("orders", "o-1", False, True),
+    ]
+    assert lanes("/stage/minutes") == [("sessions", None, True, True)]
+    assert lanes("/stage/seen") == [("clicks", None, False, False), ("minutes", None, True, True)]
+    assert lanes("") == [*lanes("/stage/sessions"), ("clicks", None, False, False)]
+    text = get(page, "/stage/seen/ui/watermark").text
+    assert "stage minutes" in text
+
+
+def test_bins_and_keys_of_each_stage(page: UiServer) -> None:
+    found = block(page, "/stage/sessions/ui/closing.json")
+    assert (found["what"], found["total"]) == ("sessions", 2)
+    text = get(page, "/stage/sessions/").text
+    (link, *_) = [str(a["href"]) for tag, a in Tags(text).found if tag == "a" and "/closing?" in str(a.get("href"))]
+    assert link.startswith("/stage/sessions/closing?from=")
+    text = get(page, link).text
+    (link, *_) = [str(a["href"]) for tag, a in Tags(text).found if tag == "a" and "/key?" in str(a.get("href"))]
+    assert link == "/stage/sessions/key?user=u2"
+    one = get(page, link).text
+    assert "1 open session" in one and "what comes out of it goes to stage" in one
+    assert block(page, "/stage/sessions/ui/key.json?user=u1")["of_sessions"] is True
+    assert block(page, "/stage/minutes/ui/key.json?user=u1")["of_sessions"] is False
+    assert block(page, "/ui/key.json?user=u1")["of_sessions"] is False, "of the last stage with windows"
+    assert get(page, "/stage/seen/key?user=u1").status == 400
+
+
+def test_rows_and_sizes_are_those_of_the_stage(page: UiServer) -> None:
+    rows = {s: block(page, f"/stage/{s}/ui/rows.json")["total"] for s in ("sessions", "minutes", "seen")}
+    assert [(r["rows_in"], r["used"], r["unaccounted"]) for r in rows.values()] == [(4, 4, 0), (1, 1, 0), (4, 4, 0)]  # type: ignore[index]
+    whole = block(page, "/ui/size.json")["commits"]
+    each = [block(page, f"/stage/{s}/ui/size.json")["commits"] for s in rows]
+    assert whole[-1]["bytes"] == sum(e[-1]["bytes"] for e in each) > 0  # type: ignore[index]
+    stages = block(page, "/ui/stages.json")
+    assert [(s["name"], s["open"], s["rows_in"]) for s in stages] == [
+        ("sessions", 2, 4),
+        ("minutes", 0, 1),
+        ("seen", 3, 4),
+    ]  # type: ignore[index]
+
+
+def test_what_is_no_stage_is_not_there(page: UiServer) -> None:
+    for path in ("/stage/nobody/", "/stage/~9/", "/stage/nobody/ui/top.json", "/stage/nobody/ui/events", "/stage/"):
+        assert get(page, path).status == 404, path
+
+
+def test_kept_commits_of_a_stage(page: UiServer) -> None:
+    found = get(page, "/stage/sessions/epoch/0")
+    assert found.status == 200
+    assert "stays at this commit" in found.text
+
+
+def test_names_of_stages_that_are_no_part_of_an_address(tmp_path: Path) -> None:
+    text = TEXT
+    for name, other in (("sessions", "a/b ?&<i>"), ("minutes", "..")):
+        text = text.replace(f'"{name}"', f'"{other}"')
+    of = watched(ran(tmp_path, text))
+    running = serve([of], 0)
+    try:
+        for at, name in (("~0", "a/b ?&amp;&lt;i&gt;"), ("~1", ".."), ("seen", "seen")):
+            found = get(running, f"/stage/{at}/")
+            assert found.status == 200
+            assert name in found.text
+            assert "<i>" not in found.text
+    finally:
+        running.stop()
+
+
+def test_a_saved_page_has_all_stages(file: Path, tmp_path: Path) -> None:
+    save_page([watched(file)], tmp_path / "x.html")
+    text = (tmp_path / "x.html").read_text()
+    tags = Tags(text).found
+    ids = [a["id"] for _, a in tags if "id" in a and a["id"] not in ("round", "hatch")]
+    assert len(ids) == len(set(ids))
+    links = [str(a["href"]) for tag, a in tags if tag == "a"]
+    assert all(link.startswith("#") and link[1:] in [*ids, "main"] for link in links)
+    assert {"#stage-sessions", "#stage-minutes", "#stage-seen"} <= set(links)
+    record = json.loads(
+        text[text.index('<pre class="record">') :]
+        .split(">", 1)[1]
+        .split("</pre>")[0]
+        .replace("&#34;", '"')
+        .replace("&gt;", ">")
+    )
+    assert list(record["stages"]) == ["sessions", "minutes", "seen"]
+
+
+def test_a_look_at_one_stage(file: Path) -> None:
+    seen = look_at(watched(file), NOON, stage="minutes")
+    assert (seen.stage, seen.pace, seen.joined) == ("minutes", None, None)
+    assert seen.watermark.watermark_us == us("9:49")
+    assert "waits for stage &#34;sessions&#34;" in pages.page(seen, Place("/stage/minutes", home="")).decode()

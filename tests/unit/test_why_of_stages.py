@@ -1,0 +1,139 @@
+"""`slackwater why` of a pipeline of several stages: which stage waits for which, and who holds the first of them.
+
+orders ─▶ sessions ─▶ minutes ─┐
+       clicks ─────────────────┴▶ seen (join) ─▶ target
+
+The page shows the same: see `test_ui_stages`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.support.several_stages import SCHEMA, TEXT, ran
+from tests.support.why import NOON, Say, asked, at, us
+
+import slackwater as sw
+from slackwater.config import toml
+from slackwater.testing.pipeline import LocalPipeline
+
+
+@pytest.fixture(autouse=True)
+def _ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran(tmp_path)
+
+
+ROOT = 'whose watermark is held by source "orders", partition o-1'
+
+
+def test_the_answer_for_stages(say: Say) -> None:
+    first, *said = say("--key", "user=u1")
+    assert first.startswith("law: epoch 1, committed 2024-03-01T12:00:45Z, ")
+    del said[1]
+    assert said == [
+        "runner     none is up, so nothing moves; start it with: slackwater run p.toml",
+        f'held by    stage "minutes", which waits for stage "sessions", {ROOT}: quiet for 45.0 s, since 2024-03-01T12:00:00Z',
+        "",
+        "stage     reads            watermark             waits for",
+        'sessions  orders           2024-03-01T09:49:00Z  source "orders", partition o-1',
+        f'minutes   sessions         2024-03-01T09:49:00Z  stage "sessions", {ROOT}',
+        f'seen      clicks, minutes  2024-03-01T09:49:00Z  stage "minutes", which waits for stage "sessions", {ROOT}',
+        "",
+        "source  newest event          lateness  watermark             when it was committed",
+        "orders  2024-03-01T10:30:00Z  60.0 s    2024-03-01T09:49:00Z  quiet for 45.0 s, idle in 15.0 s",
+        "  o-0   2024-03-01T10:30:00Z  60.0 s    2024-03-01T10:29:00Z  quiet for 45.0 s, idle in 15.0 s",
+        "  o-1   2024-03-01T09:50:00Z  60.0 s    2024-03-01T09:49:00Z  quiet for 45.0 s, idle in 15.0 s",
+        "clicks  2024-03-01T10:21:00Z  30.0 s    2024-03-01T10:20:30Z  had rows",
+        "",
+        'stage "sessions": 2 open sessions of 2 keys; the next to close:',
+        "  user  start                 rows  closes at watermark          that is once",
+        '  u2    2024-03-01T09:50:00Z  1     2024-03-01T10:00:00.000001Z  an event is seen on "orders" (partition o-1) at or after 2024-03-01T10:01:00.000001Z',
+        '  u1    2024-03-01T10:30:00Z  1     2024-03-01T10:40:00.000001Z  an event is seen on "orders" (each of o-0, o-1) at or after 2024-03-01T10:41:00.000001Z',
+        "",
+        'stage "minutes": no window is open: there is nothing to come out',
+        "",
+        'stage "seen": 3 rows kept by the join',
+        "side   source   rows kept  each until the watermark is past  all of them at watermark",
+        "left   minutes  0          its time + 5 m",
+        "right  clicks   3          its time + 0.0 s                  2024-03-01T10:21:00.000001Z",
+        "a pair comes out in the epoch that reads the second of its rows",
+        "a row without a partner, of the left side, comes out once its wait is over",
+        "",
+        'stage "sessions": key user=u1: 1 open session',
+        "  session from 2024-03-01T10:30:00Z, last event 2024-03-01T10:30:00Z, 1 row",
+        "    closes at watermark 2024-03-01T10:40:00.000001Z; the watermark is 51 m behind that",
+        "    a row within gap_ms of it, as long as it is open, makes it longer",
+        '    that is once an event is seen on "orders" (each of o-0, o-1) at or after 2024-03-01T10:41:00.000001Z',
+        "  rows before 2024-03-01T09:39:00Z are late unless they join an open session",
+        '  what comes out of it goes to stage "minutes"',
+        "",
+        'stage "minutes": key user=u1: no window is open',
+    ]  # fmt: skip
+
+
+def test_one_stage(say: Say) -> None:
+    said = say("--stage", "minutes")
+    assert said[2].startswith("watermark  2024-03-01T09:49:00Z, ")
+    assert said[3:] == [
+        f'held by    stage "sessions", {ROOT}: quiet for 45.0 s, since 2024-03-01T12:00:00Z',
+        "",
+        "source          newest event          lateness  watermark             when it was committed",
+        "stage sessions  2024-03-01T09:15:00Z  0.0 s     2024-03-01T09:49:00Z  what it emitted",
+        "",
+        "no window is open: there is nothing to come out",
+    ]
+    found = asked(say, "--stage", "minutes")
+    assert (found["stage"], found["through"], found["stages"]) == ("minutes", ["sessions"], [])
+    assert found["holder"]["partition"] == "o-1"
+    assert [s["stage"] for s in asked(say)["stages"]] == ["sessions", "minutes", "seen"]
+
+
+def test_a_stage_or_key_that_is_not_there(say: Say) -> None:
+    assert say("--stage", "minute") == [
+        '1 error: law: --stage: found "minute", which is no stage of the state in epoch 1; did you mean "minutes"?; '
+        "there are: sessions, minutes, seen"
+    ]
+    assert say("--key", "usr=u1") == [
+        "1 error: law: --key: no stage has windows with such keys; keys by stage: sessions: user; minutes: user; seen: none"
+    ]
+
+
+def test_sources_that_are_all_idle_hold_a_later_stage(say: Say) -> None:
+    with LocalPipeline(toml.loads(TEXT), SCHEMA, state_dir="state", listen=False, clock_us=NOON) as test:
+        test.quiet("2m")
+    said = say()
+    assert said[3] == (
+        'held by    nobody: stage "minutes", which waits for stage "sessions", whose sources are all idle; it stays where it '
+        "is until one of them has an event"
+    )
+    assert said[6].endswith("all sources are idle")
+
+
+def test_one_of_idle_sources_or_all_that_are_behind(say: Say) -> None:
+    """A window that waits for a stage over idle sources, and for a source of its own."""
+    text = TEXT.split('[[stages]]\nname = "seen"')[0] + TEXT[TEXT.index("[target]") :]
+    text = text.replace('name = "minutes"\nfrom = "sessions"', 'name = "minutes"\nfrom = ["sessions", "clicks"]')
+    text = text.replace('name = "sessions"\nfrom = "orders"', 'name = "sessions"\nfrom = ["orders", "more"]')
+    more = '[[sources]]\nname = "more"\nconnection = "lake"\nquery = "more/*.jsonl"\nformat = "json"\n[[stages]]'
+    text = text.replace("[[stages]]", more, 1).replace('path = "state"', 'path = "other"')
+    text = text.replace(
+        '[stages.window]\nkind = "tumbling"', '[stages.window]\nevent_time_column = "ts"\nkind = "tumbling"'
+    )
+    Path("p.toml").write_text(text)
+    with LocalPipeline(toml.loads(text), SCHEMA, state_dir="other", listen=False, clock_us=NOON) as test:
+        test.pipe({"orders": at("u1", "9:00"), "more": at("u1", "9:01"), "clicks": at("u2", "9:10")})
+        test.quiet("2m")
+        test.pipe({"clicks": at("u2", "9:11")})
+    (line,) = [x for x in say("--stage", "minutes") if x.startswith("  2024-03-01T09:11:00Z")]
+    assert line.endswith(
+        'an event is seen on "clicks" at or after 2024-03-01T09:12:00Z and ("orders" or "more" at or after 2024-03-01T09:13:00Z)'
+    )
+
+
+def test_python_asks_the_same() -> None:
+    told = sw.why("p.toml", key={"user": "u2"}, stage="sessions")
+    assert told.key is not None and [o.start_us for o in told.key.open] == [us("9:50")]
+    assert sw.why("p.toml").stage == "seen"
+    assert "seen" in sw.why("p.toml")._repr_html_()
