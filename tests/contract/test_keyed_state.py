@@ -20,6 +20,7 @@ from slackwater.evolution.description import logic_in, step_in
 from slackwater.maintenance.compact import compact
 from slackwater.maintenance.hot_keys import hot_keys
 from slackwater.maintenance.verify import verify
+from slackwater.query import described
 from slackwater.query.why import why
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
@@ -121,12 +122,15 @@ def test_what_a_changed_config_means_for_it(make: Make) -> None:
         run(make, Rows({"a": [row("x")]}), step=Nth(every=2, key=["page"]))
 
 
-def test_why_says_that_nothing_waits(make: Make) -> None:
+def test_why_says_that_nothing_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     run(make, SOME)
     pipeline = pipeline_for(BY_USER, ["a"], of=WithNth, name=NAME)
     found = why(pipeline, make(), 1)
     assert (found.kind, found.open_keys, found.open_windows) == ("nth", 3, 0)
     assert "3 keys kept: nothing waits, rows come out in the epoch that reads them" in list(lines(found, "x.toml"))
+    monkeypatch.setattr(described, "Transform", WithNth)
+    with make().peek() as snapshot:
+        assert described.pipeline_in(snapshot.commit).transform.step == BY_USER, "the state alone tells it"
     with pytest.raises(
         StartError, match="--key: no row waits, they come out in the epoch that reads them; leave it out"
     ):

@@ -92,7 +92,7 @@ def _clocks(w: Why) -> list[Clock]:
 
 def _open(s: OfStage, head: str) -> Iterator[str]:
     if s.kept is not None:
-        yield head + s.kept
+        yield f"{head}{s.kept}: nothing waits, rows come out in the epoch that reads them"
     elif s.kind == "join":
         yield from _waiting(s, head)
     else:

@@ -246,8 +246,8 @@ class _Look:
     @_waits.register
     def _(self, operator: AtOnce) -> _Waits:
         figures = fold.figures(self.state)
-        kept = f"{operator.kept_text(figures)}: nothing waits, rows come out in the epoch that reads them"
-        return _Waits(operator.fingerprint["kind"], keys=operator.size(figures)[1] or None, kept=kept)
+        kept, keys = operator.kept_text(figures), operator.size(figures)[1] or None
+        return _Waits(operator.fingerprint["kind"], keys=keys, kept=kept)
 
     # -- one key -------------------------------------------------------------------------------------------------
 
