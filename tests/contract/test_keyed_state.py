@@ -116,9 +116,7 @@ def test_what_a_changed_config_means_for_it(make: Make) -> None:
         assert changed(Nth(every=2, key=["page"])) == [("key", REBUILD)]
         other = NthOfKey(NAME, (Field("user", "bigint"),), (Field("user", "bigint"),), 2)
         assert changed(BY_USER, steps=[other]) == [("keys", REBUILD)], "its type is another"
-    with pytest.raises(
-        StateError, match=r"written for another nth \(key: state has \('user',\), config has \('page',\)"
-    ):
+    with pytest.raises(StateError, match=r"written for another nth \(key: state has user, config has page"):
         run(make, Rows({"a": [row("x")]}), step=Nth(every=2, key=["page"]))
 
 

@@ -90,4 +90,6 @@ def shown(what: str, value: Any) -> str:
         return "none"
     if what.endswith("_ms") and isinstance(value, int) and not isinstance(value, bool):
         return show_duration(value)
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
     return str(value)
