@@ -26,7 +26,7 @@ from slackwater.state.files.merging import merge_plan
 from slackwater.state.files.place import Place, opened, wanted
 from slackwater.state.protocol import OUTLINE
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.logic import HIDDEN, TOMBSTONE, Due, Int64s, Logic, empty, unrevised
+from slackwater.windows.kept import HIDDEN, TOMBSTONE, Due, Int64s, Kept, empty, unrevised
 
 
 @dataclass(frozen=True)
@@ -180,10 +180,10 @@ class FilesShard:
     def at(self, metas: tuple[SegmentMeta, ...]) -> FilesShard:
         return replace(self, metas=metas)
 
-    def reader(self, logic: Logic) -> SegmentReader:
+    def reader(self, logic: Kept) -> SegmentReader:
         return SegmentReader(self.place, self.metas, logic.state_schema)
 
-    def stage(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
+    def stage(self, logic: Kept, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
         """The segments with `rows` as the newest, after dropping and merging what has piled up."""
         metas = list(self.metas)
         while metas and metas[0].dead <= watermark:
@@ -205,7 +205,7 @@ class FilesShard:
     def adopt_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
         return JoinWriter(self.place, self.shard, self.epoch, logic).stage((), changes, NO_WATERMARK)
 
-    def adopt(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame | None = None) -> tuple[SegmentMeta, ...]:
+    def adopt(self, logic: Kept, rows: pl.DataFrame, before: pl.DataFrame | None = None) -> tuple[SegmentMeta, ...]:
         """The segments of a shard that holds exactly `rows`."""
         return (self._write(logic, rows),) if rows.height else ()
 
@@ -214,14 +214,14 @@ class FilesShard:
         _, digest = self.place.write(name, frame)
         return OutputMeta(file=name, rows=frame.height, checksum=digest)
 
-    def _write(self, logic: Logic, rows: pl.DataFrame) -> SegmentMeta:
+    def _write(self, logic: Kept, rows: pl.DataFrame) -> SegmentMeta:
         """A new file; its name is unique, so a task may run twice."""
         name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
         size, digest = self.place.write(name, rows)
         stats = logic.stats(rows)
         return SegmentMeta(file=name, rows=rows.height, bytes=size, checksum=digest, **stats._asdict())
 
-    def _merged(self, logic: Logic, metas: list[SegmentMeta], oldest: bool, watermark: int) -> pl.DataFrame:
+    def _merged(self, logic: Kept, metas: list[SegmentMeta], oldest: bool, watermark: int) -> pl.DataFrame:
         """Several segments as one. Only where nothing older lies below may rows be forgotten: else they would uncover it."""
         if oldest:
             return in_order(logic.forget(self.at(tuple(metas)).reader(logic).scan(), watermark))
