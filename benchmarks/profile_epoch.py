@@ -34,13 +34,9 @@ def main() -> int:
     epochs, statuses = result["epochs"][WARM_UP:], result["statuses"][WARM_UP:]
     whole = median(epoch["seconds"] for epoch in epochs)
     phases = median_phases(statuses)
-    spark = {name: median(e["durations"].get(name, 0.0) for e in epochs) for name in epochs[0]["durations"]}
     print(f"{case.name}: {case.rows:,} rows per epoch, {len(epochs)} epochs, median {whole:.3f} s")
-    for name, seconds in (phases | {"around (Spark)": whole - sum(phases.values())}).items():
+    for name, seconds in (phases | {"around": whole - sum(phases.values())}).items():
         print(f"  {name:<24}{seconds:>8.3f} s{seconds / whole:>7.0%}")
-    print("As Spark reports it")
-    for name, seconds in spark.items():
-        print(f"  {name:<24}{seconds:>8.3f} s")
     print("Epoch by epoch: seconds, rows emitted, groups, state bytes")
     for told in result["statuses"]:
         print(f"{told['seconds']:>8.3f}{told['emitted']:>12,}{told['groups']:>12,}{told['state_bytes']:>15,}")

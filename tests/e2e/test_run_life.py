@@ -128,8 +128,8 @@ def test_a_spark_that_was_killed_is_one_line_and_the_next_start_goes_on(home: Pa
     child.wait_for(lambda: committed(home) == 0 and "epoch=0" in child.said())
     if within:
         rows(home, 2, wait=600_000)
-        batches = home / "state" / "life" / "checkpoint"
-        child.wait_for(lambda: list(batches.glob("*/offsets/1")))
+        planned = home / "state" / "life" / "offsets"  # the list of its files is written before it is read
+        child.wait_for(lambda: list(planned.glob("000000001*")))
     (java,) = child.java()
     java.kill()
     assert child.ends() == 1
@@ -238,8 +238,8 @@ def test_an_interrupt_while_spark_starts_ends_at_once_and_leaves_no_process(home
 
 
 @pytest.mark.parametrize("epochs", some([30, 60]))
-def test_the_checkpoint_of_many_epochs_stays_small(home: Path, epochs: int) -> None:
-    """Spark keeps 100 batches, each several files, and all lists of files for ten minutes, unless told otherwise."""
+def test_many_epochs_need_no_checkpoint(home: Path, epochs: int) -> None:
+    """Where files are listed by ourselves, the commits are all that is kept of where to go on."""
     config = (home / "life.toml").read_text().replace('format = "json"', 'format = "json"\nmax_files_per_trigger = 1')
     (home / "life.toml").write_text(config)
     for number in range(2, epochs + 1):
@@ -248,4 +248,4 @@ def test_the_checkpoint_of_many_epochs_stays_small(home: Path, epochs: int) -> N
     assert child.ends() == 0, child.said()
     assert committed(home) == epochs - 1
     files = [p for p in (home / "state" / "life" / "checkpoint").rglob("*") if p.is_file()]
-    assert len(files) < 60, sorted(map(str, files))
+    assert files == []

@@ -83,6 +83,55 @@ def test_it_goes_on_from_the_offsets_in_the_state_without_a_checkpoint(runner: R
     assert runner.statuses[-1].counters.rows_in == 12
 
 
+def test_planners_follow_each_other_on_one_topic(runner: Runner, topic: Make) -> None:
+    """Ours, Spark's by an option of its stream, ours, with a limit that makes several epochs of each turn."""
+    events = topic(2)
+    for turn, options in enumerate([{}, {"minOffsetsPerTrigger": "1"}, {}]):
+        events.send(*[{"user": "a", "amount": 1}] * 5, at=turn)
+        events.send(*[{"user": "b", "amount": 1}] * 2, at=turn, partition=1)
+        source = events.source(options=options, max_offsets_per_trigger=4)
+        found = runner.run(source=source, window=minutes(), flush=turn == 2)
+        checkpoints = list((runner.home / "state" / "test" / "checkpoint").iterdir())
+        assert len(checkpoints) == bool(options), "each cleans up after the other"
+    assert counted(found) == [("a", 15, 15), ("b", 6, 6)]
+    rows = [s.rows for s in runner.statuses if s.rows]
+    assert sum(rows) == 21
+    assert max(rows) <= 4 + 1, "a partition gets on by one record at least"
+    assert runner.statuses[-1].counters.rows_in == 21
+
+
+def test_records_of_a_transaction_that_goes_on_are_waited_for(runner: Runner, topic: Make, kafka: Any) -> None:
+    """What cannot be read yet is not planned; and a start at "latest" behind such records is no lost position."""
+    from confluent_kafka import Producer
+
+    events = topic()
+    producer = Producer({"bootstrap.servers": kafka.address, "transactional.id": events.name})
+    producer.init_transactions(30)
+
+    def put(count: int) -> None:
+        for _ in range(count):
+            producer.produce(events.name, json.dumps({"user": "a", "amount": 1}), timestamp=START_MS)
+        producer.flush(30)
+
+    producer.begin_transaction()
+    put(2)
+    producer.commit_transaction(30)
+    producer.begin_transaction()
+    put(3)
+    source, latest = events.source(), {"name": "latest", "target_path": str(runner.home / "latest")}
+    runner.run(source=source, window=minutes(), flush=False)
+    assert runner.statuses[-1].counters.rows_in == 2
+    late = events.source(starting_offsets="latest")
+    runner.run(source=late, window=minutes(), flush=False, **latest)
+    producer.commit_transaction(30)
+    producer.begin_transaction()
+    put(1)
+    producer.commit_transaction(30)
+    assert counted(runner.run(source=source, window=minutes())) == [("a", 6, 6)]
+    runner.run(source=late, window=minutes(), **latest)
+    assert counted(runner.output("latest")) == [("a", 1, 1)]
+
+
 def test_partitions_it_does_not_know_begin_at_starting_offsets(runner: Runner, topic: Make, kafka: Any) -> None:
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewPartitions

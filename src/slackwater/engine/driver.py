@@ -156,7 +156,7 @@ class Driver:
 
     def _epoch(self, moment: Moment) -> None:
         """All stages, in the order in which rows pass them; one commit for all of them."""
-        timer = Timer(self.hooks.faults, moment.epoch)
+        timer = Timer(self.hooks.faults, moment.epoch, moment.batch.began)
         done: dict[str, Advanced] = {}
         for stage, before in zip(self.stages, self.state.stages, strict=True):
             read = [self._stage(n) for n in stage.inputs if n in done]

@@ -1,7 +1,7 @@
 """Named steps of an epoch, and a way to die at any of them: for the tests that prove that dying does no harm.
 
     read ─ ingest ( stage, in a worker ) ─ emit ─ commit ─ write ─ note ─ checkpoint
-                                                           target  store   Spark's own note that the batch is done
+                                                           target  store   up to the plan of the next, or Spark's own note
 
 `SLACKWATER_CRASH_AT="commit.before@3"` kills the process (SIGKILL to itself) when epoch 3 reaches that step.
 """

@@ -99,7 +99,7 @@ class Status:
     emitted: int
     late: int
     seconds: float
-    phases: Mapping[str, float]  # seconds per phase: read, ingest, emit, commit, publish
+    phases: Mapping[str, float]  # seconds per phase: plan, read, ingest, emit, commit, write, note
     clock_us: int
     watermark_us: int | None
     sources: tuple[SourceStatus, ...]

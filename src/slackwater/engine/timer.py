@@ -10,9 +10,11 @@ from slackwater.engine.kill_points import Faults
 class Timer:
     """`with timer.phase("ingest"): …`; a phase that several stages have adds up."""
 
-    def __init__(self, faults: Faults, epoch: int) -> None:
-        self.seconds: dict[str, float] = {}
-        self.began = time.monotonic()
+    def __init__(self, faults: Faults, epoch: int, began: float | None = None) -> None:
+        """`began`: when its planning did, by the monotonic clock."""
+        now = time.monotonic()
+        self.seconds: dict[str, float] = {} if began is None else {"plan": now - began}
+        self.began = now if began is None else began
         self._faults, self._epoch, self._name, self._from = faults, epoch, "", 0.0
 
     def phase(self, name: str) -> Timer:
@@ -21,7 +23,7 @@ class Timer:
 
     @property
     def total(self) -> float:
-        """Seconds since the epoch began."""
+        """Seconds since the epoch began, with its planning."""
         return time.monotonic() - self.began
 
     def __enter__(self) -> None:

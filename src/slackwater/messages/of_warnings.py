@@ -56,6 +56,20 @@ FAMILIES: Sequence[Family] = (
         ("^delivery to",),
     ),
     Family(
+        "Files were not read",
+        (WARNING,),
+        "A file was removed between the listing and the reading, or Spark cannot be told of it because its name is no UTF-8.",
+        "Write elsewhere and rename, and remove only what was read; rename what the line names.",
+        ("removed before it was read", "is no UTF-8"),
+    ),
+    Family(
+        "A source does not answer",
+        (WARNING,),
+        "A broker that answered before does not now. What it holds is not known meanwhile, so nothing counts as silent.",
+        "Nothing, if it comes back: it is asked again for two minutes, and the run ends after that.",
+        ("is asked again for two minutes",),
+    ),
+    Family(
         "Other warnings",
         (WARNING,),
         "What the start or a run wants somebody to know: a file that changed after it was read, a name of the schema that is not in the "

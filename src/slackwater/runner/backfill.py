@@ -19,7 +19,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from slackwater.config.pipeline import Pipeline
@@ -33,7 +33,7 @@ from slackwater.runner.backfill_source import FilesReader, KafkaReader
 from slackwater.runner.backfill_target import Within, Written
 from slackwater.runner.reporter import Reporter
 from slackwater.runner.runner import Parts, Runner
-from slackwater.sources.base import Batch, reason
+from slackwater.sources.base import batch_of, reason
 from slackwater.sources.files import FilesSource
 from slackwater.sources.kafka import KafkaSource
 from slackwater.state.commit import BatchId
@@ -135,14 +135,8 @@ class _History:
             parts = {name: part for name, part in found.items() if part is not None}
             if not parts:
                 return
-            batch = Batch(
-                BatchId(checkpoint=run, batch=number),
-                {name: p.offsets for name, p in parts.items()},
-                {name: self._rows_of_range(name, p.frame) for name, p in parts.items()},
-                sum(p.files for p in parts.values()),
-                {name: p.partitions for name, p in parts.items() if p.partitions},
-                {name: p.lost for name, p in parts.items() if p.lost},
-            )
+            some = {name: replace(p, frame=self._rows_of_range(name, p.frame)) for name, p in parts.items()}
+            batch = batch_of(BatchId(checkpoint=run, batch=number), some)
             try:
                 self.driver.run_batch(batch, 0)
             except SlackwaterError:

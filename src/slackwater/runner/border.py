@@ -105,6 +105,15 @@ def ended(spark: SparkSession, seconds: float = _SECONDS) -> str | None:
     return None if code is None else f"(process {process.pid}) {_outcome(code)}"
 
 
+def is_gone(spark: SparkSession) -> bool:
+    """Whether Spark's process has ended, by the cheapest look at it."""
+    gateway: Any = getattr(spark.sparkContext, "_gateway", None)
+    process = getattr(gateway, "proc", None)
+    if process is not None:
+        return process.poll() is not None
+    return gateway is not None and not _answers(gateway)
+
+
 def _outcome(code: int) -> str:
     """An exit code of Spark's process in words; the numbers are Spark's `SparkExitCode`."""
     if code == -signal.SIGKILL or code == 128 + signal.SIGKILL:

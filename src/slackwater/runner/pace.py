@@ -4,8 +4,8 @@
     asks     ||||||||||| | | |  |  |   |    |    |    |    |||||||
                         the pause between two asks is a fiftieth of the silence so far, within bounds
 
-Spark's streaming query asks its sources every 10 ms for ever, which costs a seventh of a core for a directory. Its pause is
-a field of the query that no setting reaches once it runs; where a Spark keeps it elsewhere, the query asks as it always did.
+Where Spark plans, its streaming query asks its sources every 10 ms for ever, which costs a seventh of a core for a directory. Its
+pause is a field of the query that no setting reaches once it runs; where a Spark keeps it elsewhere, the query asks as it always did.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ SHORTEST_MS, LONGEST_MS = 10, 1000
 _SHARE = 0.02  # of the silence so far
 
 
+def seconds(quiet: float) -> float:
+    """The pause after an ask where nothing came for so long."""
+    return min(max(quiet * _SHARE, SHORTEST_MS / 1000), LONGEST_MS / 1000)
+
+
 class Pace:
     """The pause between two asks of one query. `set_pause_ms` puts it in force; it may be called from any thread."""
 
@@ -34,9 +39,9 @@ class Pace:
         """Ask often again."""
         self._change(SHORTEST_MS)
 
-    def quiet_for(self, seconds: float) -> None:
+    def quiet_for(self, quiet: float) -> None:
         """Nothing came for so long. The pause grows in doublings: each is a call into Spark's process."""
-        wanted = min(max(int(1000 * seconds * _SHARE), SHORTEST_MS), LONGEST_MS)
+        wanted = int(1000 * seconds(quiet))
         if wanted >= 2 * self.pause_ms or wanted == LONGEST_MS:
             self._change(wanted)
 

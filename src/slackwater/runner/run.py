@@ -13,7 +13,7 @@ from slackwater.engine.observer import Observer, Waiting
 from slackwater.engine.status import Status
 from slackwater.errors import ConfigError
 from slackwater.runner import background as in_background
-from slackwater.runner import former, query, starting_offsets, tell
+from slackwater.runner import follow, former, starting_offsets, tell
 from slackwater.runner.background import Handle
 from slackwater.runner.places import check_former
 from slackwater.runner.reporter import Reporter
@@ -145,7 +145,7 @@ def _run(
             parts = runner.prepare(latest)
             if parts is None:
                 return None
-            query.follow(runner, parts, available_now=available_now, stated=bool(rebuild))
+            follow.follow(runner, parts, available_now=available_now, stated=bool(rebuild))
             if flush and not runner.stop.is_set():
                 parts.driver.flush()
             return reporter.last

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from slackwater.core.offsets import FilesRead, Offsets
 from slackwater.runner.reporter import Reporter
@@ -11,7 +11,7 @@ from slackwater.runner.runner import Parts
 from slackwater.sources import files
 from slackwater.sources.changed import AT_ONCE, ReadFiles
 from slackwater.sources.changed import text as changed_text
-from slackwater.sources.files import FilesSource
+from slackwater.sources.files import FileEntry, FilesSource
 
 log = logging.getLogger("slackwater")
 
@@ -26,6 +26,11 @@ class WatchedFiles:
         self._read = {name: ReadFiles() for name in self._sources}
         for name in self._sources:
             self._read[name].add(files.recall(self._store, self._offsets(name)))
+
+    @property
+    def read(self) -> Mapping[str, Collection[FileEntry]]:
+        """By source, the files that are part of the state, as they were."""
+        return {name: found.entries.values() for name, found in self._read.items()}
 
     def remember(self, names: Iterable[str]) -> None:
         """Know the files that the latest commit has read."""

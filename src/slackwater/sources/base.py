@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from slackwater.core.offsets import Offsets
-from slackwater.errors import EpochError
+from slackwater.errors import EpochError, SlackwaterError
 from slackwater.state.commit import BatchId, SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -52,12 +52,35 @@ class Batch:
     lost: Mapping[str, int] = field(default_factory=dict)
     marked: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
     replayed: Replayed | None = None  # it holds dead letters, and no clock hears them
+    began: float | None = None  # when its planning began, by the monotonic clock; None: with the epoch
+
+
+def batch_of(id_: BatchId, found: Mapping[str, SourceBatch], began: float | None = None) -> Batch:
+    """The batch of what each source has, by name."""
+    return Batch(
+        id_,
+        {name: part.offsets for name, part in found.items() if part.offsets is not None},
+        {name: part.frame for name, part in found.items()},
+        sum(part.files for part in found.values()),
+        {name: part.partitions for name, part in found.items() if part.partitions},
+        {name: part.lost for name, part in found.items() if part.lost},
+        {name: part.marked for name, part in found.items() if part.marked},
+        began=began,
+    )
+
+
+class NoAnswerError(Exception):
+    """A source does not say what it has: that is not known then, which is no silence. `cause`: in words."""
+
+    def __init__(self, cause: SlackwaterError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
 
 
 class Seekable(Protocol):
     """A source that can go on from the offsets in the state store: a lost checkpoint costs nothing.
 
-    A source without this resumes by Spark's checkpoint only.
+    A source without this resumes by Spark's checkpoint only. `plan`, `seek` and `batch` are for pipelines that Spark plans.
     """
 
     @property

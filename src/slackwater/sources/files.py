@@ -1,8 +1,8 @@
-"""Files as a stream: Spark plans the batches and keeps the list of files it has seen; the engine reads them itself.
+"""Files as a stream: a batch is a list of them, which the engine reads and the state keeps. Who plans it: `files_planner`, or Spark.
 
-Spark's file source records in its checkpoint which files belong to which batch (`offsets/<batch>`, `sources/<i>/<n>`).
-The engine reads exactly these files as a batch DataFrame, so columns are pruned and each source is read once, and keeps
-their names in the state store. `seek` writes them into a fresh checkpoint: a lost one costs nothing.
+Where Spark plans, its file source records in its checkpoint which files belong to which batch (`offsets/<batch>`, `sources/<i>/<n>`).
+The engine reads exactly the planned files as a batch DataFrame, so columns are pruned and each source is read once, and keeps
+their names in the state store. For Spark `seek` writes them into a fresh checkpoint: a lost one costs nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -78,6 +78,7 @@ class FilesSource:
     spec: Source
     schema: StructType
     zone: str = UTC
+    _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # see `read`
 
     @property
     def name(self) -> str:
@@ -134,12 +135,25 @@ class FilesSource:
         return sorted((FileEntry(r["path"], r["at"]) for r in rows), key=lambda e: (e.timestamp, e.path))
 
     def read(self, session: SparkSession, files: Sequence[FileEntry]) -> DataFrame:
-        """The rows of these files; with a column for undecodable records where the format can have them."""
-        form, paths = self.spec.format or "", [readable(f.path) for f in files]
-        if form not in ("json", "csv"):
-            return reader(session, form, self.schema, self.spec.options).load(paths)
-        times = self.times
-        return times.convert(reader(session, form, times.as_read, self.spec.options).load(paths))
+        """The rows of these files; with a column for undecodable records where the format can have them.
+
+        Every epoch reads alike: Spark is told format, schema and options once, and asked once for the columns.
+        """
+        form, paths, made = self.spec.format or "", [readable(f.path) for f in files], self._made
+        plain = form not in ("json", "csv")
+        if made.get("session") is not session:
+            schema = self.schema if plain else self.times.as_read
+            made |= {
+                "session": session,
+                "reader": reader(session, form, schema, self.spec.options),
+                "times": self.times,
+            }
+            made["schema"] = None
+        found: DataFrame = made["reader"].load(paths)
+        made["schema"] = vars(found)["schema"] = (
+            made["schema"] or found.schema
+        )  # where PySpark keeps it once it was asked for
+        return found if plain else made["times"].convert(found)
 
     @property
     def times(self) -> TextTimes:

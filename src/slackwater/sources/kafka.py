@@ -1,4 +1,4 @@
-"""Kafka as a stream: Spark plans the batches and keeps their offsets; the engine reads each batch by its offsets.
+"""Kafka as a stream: the engine reads each batch by its offsets, which the state keeps. Who plans it: `kafka_planner`, or Spark.
 
     checkpoint/offsets/7   {"orders": {"0": 1200, "1": 1180}}      the end of batch 7, and the start of batch 8
     state store            the same, as part of the commit          `seek` writes it into a fresh checkpoint
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,7 @@ class KafkaSource:
     payload: Payload
     group: str
     with_headers: bool = True
+    _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -79,6 +80,16 @@ class KafkaSource:
     def check(self) -> None:
         """Raise StartError if the brokers or the topics are not there."""
         self.broker.partitions(self.spec.query or "", self._where)
+
+    def partitions(self) -> list[tuple[str, int]]:
+        """Those that are there now, of all its topics. Raises StartError."""
+        there = self.broker.partitions(self.spec.query or "", self._where)
+        return [(topic, part) for topic, parts in there.items() for part in parts]
+
+    @property
+    def isolation(self) -> str:
+        """Which records of transactions are read: see `_options`."""
+        return self._options()["kafka.isolation.level"]
 
     def signature(self) -> dict[str, Any]:
         return {"name": self.name, "query": self.spec.query, "kafka": str(self.broker.connection.bootstrap_servers)}
@@ -143,15 +154,15 @@ class KafkaSource:
     # -- where to go on ------------------------------------------------------------------------------------------
 
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
-        """The offsets a fresh checkpoint starts from; "-": this source was never read.
+        """The offsets a fresh checkpoint starts from; "-": this source was never read."""
+        return "-" if record.offsets is None else json.dumps(self.begins(record))
 
-        Partitions that the state does not know begin at `starting_offsets`.
-        """
+    def begins(self, record: SourceRecord) -> ByTopic:
+        """Where each partition goes on: where the state ends; those that it does not know begin at `starting_offsets`."""
         if record.offsets is None:
-            return "-"
+            return (self.latest() if self.spec.starting_offsets == "latest" else self.stated()).topics
         before = record.offsets if isinstance(record.offsets, KafkaOffsets) else KafkaOffsets()
-        there = self.broker.partitions(self.spec.query or "", self._where)
-        bounds = self.broker.bounds([(t, p) for t, parts in there.items() for p in parts])
+        bounds = self.broker.bounds(self.partitions())
         start = self.spec.starting_offsets or "earliest"
         found: dict[str, dict[str, int]] = {}
         for (topic, part), (low, high) in bounds.items():
@@ -160,7 +171,7 @@ class KafkaSource:
                 given = start.get(topic, {}).get(str(part), low) if isinstance(start, Mapping) else None
                 known = given if given is not None else high if start == "latest" else low
             found.setdefault(topic, {})[str(part)] = int(known)
-        return json.dumps(found)
+        return found
 
     # -- a batch -------------------------------------------------------------------------------------------------
 
@@ -245,16 +256,20 @@ class KafkaSource:
         assigned: dict[str, list[int]] = {}
         for topic, part in ranges:
             assigned.setdefault(topic, []).append(part)
-        read = session.read.format("kafka").options(**self._options()).option("assign", json.dumps(assigned))
-        read = read.option("kafka.group.id", self.group)
-        read = read.option("failOnDataLoss", str(self.spec.on_data_loss != "skip").lower())
-        read = read.option("startingOffsets", by_topic(lambda r: r[0])).option(
-            "endingOffsets", by_topic(lambda r: r[1])
-        )
-        records = read.load()
+        read = self._reader(session).option("assign", json.dumps(assigned))
+        read = read.option("startingOffsets", by_topic(lambda r: r[0]))
+        records = read.option("endingOffsets", by_topic(lambda r: r[1])).load()
         if not self.with_headers:
             records = records.selectExpr("*", "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers")
         return self.decode(records)
+
+    def _reader(self, session: SparkSession) -> Any:
+        """Of all epochs: Spark is told once what does not change."""
+        if self._made.get("session") is not session:
+            read = session.read.format("kafka").options(**self._options()).option("kafka.group.id", self.group)
+            read = read.option("failOnDataLoss", str(self.spec.on_data_loss != "skip").lower())
+            self._made.update(session=session, reader=read)
+        return self._made["reader"]
 
     def decode(self, records: DataFrame, more: Sequence[str] = ()) -> DataFrame:
         """Records as Spark reads them from a topic, with their headers, as rows of this source. `more`: columns to keep."""

@@ -97,6 +97,17 @@ class Broker:
         low, high = self._listed(partitions, first, last)
         return {p: (low[p], high[p]) for p in low}
 
+    def ends(self, partitions: Sequence[tuple[str, int]], isolation: str) -> dict[tuple[str, int], int]:
+        """Up to where each partition can be read: with "read_committed" up to its first transaction that goes on. Raises EpochError."""
+        from confluent_kafka import IsolationLevel
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+        committed = isolation == "read_committed"
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        last: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        (found,) = self._listed(partitions, last, isolation_level=level)
+        return found
+
     def since(self, partitions: Sequence[tuple[str, int]], time_us: int) -> dict[tuple[str, int], int]:
         """The first offset at or after a time, per partition; the next to be written where there is none. Raises EpochError."""
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
@@ -106,7 +117,9 @@ class Broker:
         found, high = self._listed(partitions, at, last)
         return {p: high[p] if found[p] < 0 else found[p] for p in found}
 
-    def _listed(self, partitions: Sequence[tuple[str, int]], *specs: Any) -> list[dict[tuple[str, int], int]]:
+    def _listed(
+        self, partitions: Sequence[tuple[str, int]], *specs: Any, **more: Any
+    ) -> list[dict[tuple[str, int], int]]:
         """What the brokers answer to each of these questions, per partition."""
         from confluent_kafka import KafkaException, TopicPartition
 
@@ -114,7 +127,8 @@ class Broker:
         end = time.monotonic() + _SECONDS
         while True:
             try:
-                answers = [self._admin.list_offsets(dict.fromkeys(asked, s), request_timeout=_SECONDS) for s in specs]
+                asking = [dict.fromkeys(asked, s) for s in specs]
+                answers = [self._admin.list_offsets(a, request_timeout=_SECONDS, **more) for a in asking]
                 return [{(p.topic, p.partition): a[p].result().offset for p in asked} for a in answers]
             except KafkaException as error:
                 # what the client knows of the cluster may be old: a partition that is new, a broker that came back

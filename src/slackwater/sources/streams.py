@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slackwater.errors import StartError
-from slackwater.sources.base import Batch, Seekable, SourceBatch
+from slackwater.sources.base import Batch, Seekable, SourceBatch, batch_of
 from slackwater.state.commit import BatchId, Commit
 from slackwater.state.protocol import StateStore
 
@@ -121,6 +121,7 @@ class Streams:
 
     def batch(self, checkpoint: Path, number: int, planned: DataFrame, state: Commit) -> Batch:
         """A planned Spark batch: DataFrames per source that has rows, and the offsets after it."""
+        began = time.monotonic()
         found: dict[str, SourceBatch] = {}
         position = 0
         for index, source in enumerate(self.sources):
@@ -136,15 +137,7 @@ class Streams:
             position += 1
             if part is not None:
                 found[source.name] = part
-        return Batch(
-            BatchId(checkpoint=checkpoint.name, batch=number),
-            {name: part.offsets for name, part in found.items() if part.offsets is not None},
-            {name: part.frame for name, part in found.items()},
-            sum(part.files for part in found.values()),
-            {name: part.partitions for name, part in found.items() if part.partitions},
-            {name: part.lost for name, part in found.items() if part.lost},
-            {name: part.marked for name, part in found.items() if part.marked},
-        )
+        return batch_of(BatchId(checkpoint=checkpoint.name, batch=number), found, began)
 
 
 def _streaming_leaves(frame: DataFrame) -> int:

@@ -119,15 +119,15 @@ class SparkEngine:
         unfit: dict[str, list[Observation]] = {}
         for name, timed in read.timed.items():
             observed[name] = Observation()
-            asked = [*statistics(list(batch.partitions.get(name, {})), False, timed.columns), *self.looks.ask(name)]
+            asked = [*self._statistics(name, list(batch.partitions.get(name, {})), timed), *self.looks.ask(name)]
             for way, tag, out in self.rows.outputs(read, name, timed, timed.observe(observed[name], *asked)):
                 if (marked := self.rows.marked(way, out, tasks[0].capacity)) is not None:
                     unfit.setdefault(name, []).append(Observation())
                     out = marked.observe(unfit[name][-1], count_unfit()).where(f"{fitting.UNFIT} IS NULL")
-                parts.append(out.selectExpr(*self.rows.columns(way, tag, before)))
+                parts.append(self.rows.alike.select(out, self.rows.columns(way, tag, before), of=way.key))
         lifted = columns.lift(self.logic, reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
         owned = columns.to_shards(self.logic, lifted, len(tasks))
-        reports = run_over(owned, lifted.columns, ingest_task(list(tasks)))
+        reports = run_over(owned, lifted.columns, ingest_task(list(tasks)), self.rows.alike)
         stats: dict[str, SourceStats] = {}
         for name, observation in observed.items():
             found: Mapping[str, Any] = observation.get
@@ -148,6 +148,10 @@ class SparkEngine:
             unfit=[Unfit(name, {"": n}, ()) for name, n in counts_of.items() if n],
             spans=spans,
         )
+
+    def _statistics(self, name: str, partitions: Sequence[str], timed: DataFrame) -> list[Any]:
+        key = ("statistics", name, tuple(partitions), tuple(timed.columns))
+        return self.rows.alike.kept(key, lambda: statistics(partitions, False, timed.columns))
 
     def payload(self, rows: pl.DataFrame) -> DataFrame:
         import polars as pl

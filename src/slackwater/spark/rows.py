@@ -17,6 +17,7 @@ from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import OUTSIDE, origin_column
 from slackwater.sources.base import CORRUPT
 from slackwater.spark import analysis, columns
+from slackwater.spark.alike import Alike
 from slackwater.spark.statistics import FILE, MARK, mark_sql
 from slackwater.windows.aggregations import quote
 
@@ -46,6 +47,7 @@ class StepRows:
     times: Mapping[str, str]
     sql: Mapping[str, Sequence[str]] = field(default_factory=dict)
     end: str | None = None
+    alike: Alike = field(default_factory=Alike, compare=False)
 
     def far_future(self, clock_us: int) -> int:
         """Event times after it are bad."""
@@ -54,20 +56,20 @@ class StepRows:
     def timed(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
         """Rows with `_event_ts` and `__bad`: NULL for a usable row, else why it is not."""
         time = f"timestamp_micros({clock_us}L)" if self.times[name] == analysis.CLOCK else self.times[name]
-        undecodable = "false"
-        if CORRUPT in frame.columns:
+        undecodable, there = "false", frame.columns
+        if CORRUPT in there:
             # Spark decodes the columns that are asked for, and only these can fail: so ask for all, in every job over them
-            every = ", ".join(quote(c) for c in frame.columns if c != CORRUPT)
+            every = ", ".join(quote(c) for c in there if c != CORRUPT)
             undecodable = f"{CORRUPT} IS NOT NULL AND to_json(struct({every})) IS NOT NULL"
         future = "" if latest is None else f" WHEN unix_micros({time}) > {latest}L THEN 'future'"
         first, last = fitting.usable(self.logic)
         sane = f"coalesce(unix_micros({time}) BETWEEN {first}L AND {last}L, false)"
         why = f"CASE WHEN ({time}) IS NULL THEN 'no event time' ELSE '{OUTSIDE}' END"
         bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN NOT {sane} THEN {why}{future} END AS __bad"
-        kept = [quote(c) for c in frame.columns if c != "_event_ts"]
-        of_file = name in self._files and FILE not in frame.columns  # read again, it brings the name
+        kept = [quote(c) for c in there if c != "_event_ts"]
+        of_file = name in self._files and FILE not in there  # read again, it brings the name
         file = [f"_metadata.file_path AS {FILE}", mark_sql()] if of_file else []
-        return frame.selectExpr(*kept, *file, f"{time} AS _event_ts", bad)
+        return self.alike.select(frame, [*kept, *file, f"{time} AS _event_ts", bad], of=name)
 
     @property
     def _files(self) -> list[str]:

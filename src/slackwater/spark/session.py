@@ -159,4 +159,11 @@ def private(session: SparkSession, shards: int) -> SparkSession:
         "spark.sql.streaming.fileSource.log.cleanupDelay": "0",
     }.items():
         own.conf.set(key, value)
+    if own.conf.get("spark.ui.enabled", "true") == "false":
+        own.conf.set("spark.sql.ui.explainMode", "simple")  # the text of every plan, for a page that nobody can see
     return own
+
+
+def lists_here(session: SparkSession) -> None:
+    """Files are on disks of this machine: Spark need not run a job of its own to look at those that it is to read."""
+    session.conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", "1000000")

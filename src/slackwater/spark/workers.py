@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from slackwater import errors
@@ -19,12 +19,14 @@ from slackwater.operators.base import Question, ShardTask
 from slackwater.operators.task import LetterFile
 from slackwater.sources.base import reason
 from slackwater.spark import columns, memory
+from slackwater.spark.alike import Alike
 from slackwater.state.protocol import ShardState
 from slackwater.windows.aggregations import quote
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 Task = Callable[["pa.Table"], str]
 
@@ -36,10 +38,10 @@ def warm_up(session: SparkSession, workers: int, loops: bool) -> None:
     run_over(session.range(0, workers, 1, workers), ["id"], partial(_warm_task, loops))
 
 
-def run_over(frame: DataFrame, names: list[str], task: Task) -> list[str]:
+def run_over(frame: DataFrame, names: list[str], task: Task, alike: Alike | None = None) -> list[str]:
     """Run `task` over these columns of each partition (as one Arrow table); errors of this project come back as themselves."""
     # plain names: to mapInArrow a dot in a name is a path
-    plain = frame.selectExpr(*(f"{quote(name)} AS c{i}" for i, name in enumerate(names)))
+    plain = (alike or Alike()).select(frame, [f"{quote(name)} AS c{i}" for i, name in enumerate(names)], of="plain")
 
     def partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         os.environ.setdefault("POLARS_MAX_THREADS", "1")
@@ -56,13 +58,20 @@ def run_over(frame: DataFrame, names: list[str], task: Task) -> list[str]:
         yield pa.RecordBatch.from_pydict({"report": [report], "error": [error]})
 
     try:
-        rows = plain.mapInArrow(partition, "report STRING, error STRING").collect()
+        rows = plain.mapInArrow(partition, _reported()).collect()
     except Exception as error:
         raise EpochError(f"the epoch failed and was not committed: {reason(error)}") from error
     for row in rows:
         if row["error"]:
             raise getattr(errors, row["error"])(row["report"])
     return [row["report"] for row in rows]
+
+
+@cache
+def _reported() -> StructType:
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    return StructType([StructField("report", StringType()), StructField("error", StringType())])
 
 
 def ingest_task(tasks: list[ShardTask]) -> Task:

@@ -1,0 +1,132 @@
+"""Files as a run plans them: those that are new are found by listing, oldest first, so many at a time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slackwater.errors import EpochError, ExhaustedError
+from slackwater.sources import files, listing
+from slackwater.sources.base import SourceBatch
+from slackwater.sources.files import FileEntry, FilesSource
+from slackwater.sources.listing import Listing
+from slackwater.state.commit import SourceRecord
+from slackwater.state.protocol import StateStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("slackwater")
+
+# what a reader's options may ask of Spark's own stream of files, which then plans
+_OF_SPARK = frozenset(
+    {
+        "basepath",
+        "cleansource",
+        "discardcachedinputratio",
+        "filenameonly",
+        "latestfirst",
+        "maxbytespertrigger",
+        "maxcachedfiles",
+        "maxfileage",
+        "maxfilespertrigger",
+        "modifiedafter",
+        "modifiedbefore",
+        "sourcearchivedir",
+    }
+)
+_LOCAL = re.compile(r"file:(?://)?(?=/)")
+
+
+def listing_of(source: FilesSource) -> Listing | None:
+    """How its files are listed without Spark; None where only Spark can: in another file system, or by options of its own."""
+    options = {name.lower(): value for name, value in source.spec.options.items()}
+    pattern = _LOCAL.sub("", files.located(source.spec.query or ""), count=1)
+    if not pattern.startswith("/") or _OF_SPARK & set(options):
+        return None
+    return Listing(pattern, options.get("recursivefilelookup", "").lower() == "true", options.get("pathglobfilter"))
+
+
+@dataclass(frozen=True)
+class SomeFiles:
+    """Files that are an epoch's."""
+
+    source: FilesSource
+    entries: Sequence[FileEntry]
+
+    def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
+        offsets = files.remember(store, epoch, files.files_read(record.offsets), self.entries)
+        rows, named = self.source.read(session, self.entries), files.marked(self.entries)
+        return SourceBatch(rows, offsets, files=len(self.entries), marked=named)
+
+
+class FilesPlanner:
+    """`read`: the files that are part of the state."""
+
+    def __init__(self, source: FilesSource, read: Iterable[FileEntry]) -> None:
+        found = listing_of(source)
+        assert found is not None, "see `can_plan`"
+        self._source, self._listing = source, found
+        self._most = source.spec.max_files_per_trigger
+        self._known = {files.local_name(entry.path) for entry in read}  # planned, or not to be read
+        self._waiting: list[FileEntry] = []  # found and not planned yet
+        self._ended = False
+
+    @property
+    def left(self) -> int:
+        return len(self._waiting)
+
+    def until_now(self) -> None:
+        self._waiting, self._ended = self._found(), True
+
+    def next(self) -> SomeFiles | None:
+        if not self._ended and len(self._waiting) < (self._most or 1):
+            self._waiting = self._found()
+        entries: list[FileEntry] = []
+        while self._waiting and not entries:
+            some, self._waiting = self._waiting[: self._most], self._waiting[self._most :] if self._most else []
+            entries = [
+                now for entry in some if (now := self._now(entry)) is not None
+            ]  # as they are just before they are read
+        return SomeFiles(self._source, entries) if entries else None
+
+    def _now(self, entry: FileEntry) -> FileEntry | None:
+        self._known.add(files.local_name(entry.path))
+        if (now := entry.now) is None:
+            name = files.local_name(entry.path)
+            log.warning('source "%s": %s was removed before it was read: nothing of it counts', self._source.name, name)
+        return now
+
+    def _found(self) -> list[FileEntry]:
+        """The new files that are there now, in the order in which they are read."""
+        try:
+            new = {path for path in self._listing.files() if path not in self._known}
+        except ValueError as error:
+            raise EpochError(f'source "{self._source.name}": {error}') from None
+        except OSError as error:
+            raise ExhaustedError.of(error) or EpochError(
+                f'source "{self._source.name}": "{error.filename}" cannot be looked into ({error.strerror}); make it readable for this '
+                "user, or name less in query"
+            ) from None
+        entries = [entry for path in new if (entry := self._entry(path)) is not None]
+        return sorted(entries, key=lambda e: (e.timestamp, e.path))
+
+    def _entry(self, path: str) -> FileEntry | None:
+        """None for what is gone by now, and for what Spark cannot be told of."""
+        try:
+            there = Path(path).stat()
+            return FileEntry(listing.uri(path), there.st_mtime_ns // 1_000_000, there.st_size)
+        except FileNotFoundError:
+            return None
+        except UnicodeEncodeError:
+            self._known.add(path)
+            name = os.fsencode(path).decode(errors="backslashreplace")
+            log.warning(
+                'source "%s": the name of %s is no UTF-8, and Spark cannot read it; rename it', self._source.name, name
+            )
+            return None

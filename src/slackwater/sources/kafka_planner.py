@@ -1,0 +1,112 @@
+"""Records of Kafka as a run plans them: from where it stands to where the brokers say that each partition ends."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slackwater.core.offsets import ByTopic
+from slackwater.errors import EpochError, StartError
+from slackwater.sources.base import NoAnswerError, SourceBatch
+from slackwater.sources.kafka import KafkaSource
+from slackwater.state.commit import SourceRecord
+from slackwater.state.protocol import StateStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Offsets = Mapping[tuple[str, int], int]
+
+# what a reader's options may ask of Spark's own stream of records, which then plans
+_OF_SPARK = frozenset(
+    {
+        "assign",
+        "maxoffsetspertrigger",
+        "maxtriggerdelay",
+        "minoffsetspertrigger",
+        "startingoffsets",
+        "startingoffsetsbytimestamp",
+        "startingoffsetsbytimestampstrategy",
+        "startingtimestamp",
+        "subscribe",
+        "subscribepattern",
+    }
+)
+_PARTITIONS_FOR_S = 1.0  # so long the partitions are taken for those that were there
+
+
+def plans_itself(source: KafkaSource) -> bool:
+    return not _OF_SPARK & {name.lower() for name in source.spec.options}
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records from `start` up to `end`, which is not included."""
+
+    source: KafkaSource
+    start: ByTopic
+    end: ByTopic
+
+    def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
+        return self.source.between(session, self.start, self.end)
+
+
+class KafkaPlanner:
+    """`record`: where the state stands. Raises StartError, EpochError where the brokers do not answer."""
+
+    def __init__(self, source: KafkaSource, record: SourceRecord) -> None:
+        self._source, self._most = source, source.spec.max_offsets_per_trigger
+        self._at: Offsets = _by_partition(source.begins(record))
+        self._end: Offsets | None = None  # of the input
+        self._partitions: list[tuple[str, int]] = []
+        self._partitions_at = -math.inf
+
+    def until_now(self) -> None:
+        self._end = self._latest()
+
+    def next(self) -> Records | None:
+        try:
+            latest = self._latest() if self._end is None else self._end
+        except (StartError, EpochError) as error:
+            raise NoAnswerError(error) from None
+        if latest == self._at:
+            return None
+        start, self._at = self._at, limited(self._at, latest, self._most)
+        return Records(self._source, _by_topic(start), _by_topic(self._at))
+
+    def _latest(self) -> Offsets:
+        """Where each partition ends. One that is new begins at its first record."""
+        if time.monotonic() - self._partitions_at > _PARTITIONS_FOR_S:
+            self._partitions, self._partitions_at = self._source.partitions(), time.monotonic()
+        latest = self._source.broker.ends(self._partitions, self._source.isolation)
+        new = [p for p in latest if p not in self._at]
+        if new:
+            self._at = {**self._at, **{p: low for p, (low, _) in self._source.broker.bounds(new).items()}}
+        behind = [p for p, end in latest.items() if end < self._at[p]]
+        if behind:  # of a transaction that goes on, or the topic was made anew
+            bounds = self._source.broker.bounds(behind)
+            latest |= {p: self._at[p] for p in behind if self._at[p] <= bounds[p][1]}
+        return latest
+
+
+def limited(start: Offsets, end: Offsets, most: int | None) -> Offsets:
+    """Where an epoch of `most` records ends: each partition gets on by its share, and by one at least."""
+    sizes = {p: until - start.get(p, until) for p, until in end.items()}
+    total = sum(size for size in sizes.values() if size > 0)
+    if most is None or total <= most:
+        return end
+    return {p: end[p] if size <= 0 else start[p] + max(most * size // total, 1) for p, size in sizes.items()}
+
+
+def _by_partition(offsets: ByTopic) -> dict[tuple[str, int], int]:
+    return {(topic, int(part)): offset for topic, parts in offsets.items() for part, offset in parts.items()}
+
+
+def _by_topic(offsets: Offsets) -> ByTopic:
+    found: dict[str, dict[str, int]] = {}
+    for (topic, part), offset in offsets.items():
+        found.setdefault(topic, {})[str(part)] = offset
+    return found

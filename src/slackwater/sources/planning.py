@@ -1,0 +1,101 @@
+"""What the next epoch reads, planned without Spark: files are listed, brokers are asked for their offsets.
+
+    the state's offsets ─▶ planner ─▶ next: what came meanwhile, within the limits ─▶ part ─▶ rows, and the offsets behind them
+                             position', in memory: only a commit makes it last
+
+A source has a planner if it can be asked like that; where one of a pipeline has none, a streaming query of Spark's plans them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from slackwater.sources.base import Batch, SourceBatch, batch_of
+from slackwater.sources.files import FileEntry, FilesSource
+from slackwater.sources.files_planner import FilesPlanner, listing_of
+from slackwater.sources.kafka import KafkaSource
+from slackwater.sources.kafka_planner import KafkaPlanner, plans_itself
+from slackwater.sources.streams import AnySource, Streams
+from slackwater.state.commit import BatchId, Commit, SourceRecord
+from slackwater.state.protocol import StateStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Part(Protocol):
+    """What one source has for an epoch."""
+
+    def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
+        """Its rows, not read yet, and the offsets behind them; None if there is nothing after all."""
+        ...
+
+
+class Planner(Protocol):
+    """Where a run stands in one source. Asking may raise NoAnswerError, SlackwaterError, OSError."""
+
+    def until_now(self) -> None:
+        """What is there now is the end of the input: nothing that comes later is planned."""
+        ...
+
+    def next(self) -> Part | None:
+        """What comes next, within the limits of the source; None if there is nothing new."""
+        ...
+
+
+@dataclass(frozen=True)
+class Planners:
+    """Those of all sources of a pipeline, by name."""
+
+    streams: Streams
+    each: Mapping[str, Planner]
+    _found: dict[str, Part] = field(default_factory=dict)  # by the ask that goes on: another source may not answer
+
+    def until_now(self) -> None:
+        for planner in self.each.values():
+            planner.until_now()
+
+    def next(self) -> Mapping[str, Part]:
+        """What each source has for the next epoch; empty if none has anything. Where one does not answer, the next ask has what others said."""
+        for name, planner in self.each.items():
+            if name not in self._found and (part := planner.next()) is not None:
+                self._found[name] = part
+        found = {name: self._found[name] for name in self.each if name in self._found}
+        self._found.clear()
+        return found
+
+    def batch(self, id_: BatchId, parts: Mapping[str, Part], state: Commit) -> Batch:
+        """The batch of these parts, which goes on from `state`."""
+        session, store = self.streams.session, self.streams.store
+        found = {n: part.read(session, store, state.epoch + 1, state.sources[n]) for n, part in parts.items()}
+        return batch_of(id_, {name: one for name, one in found.items() if one is not None})
+
+    @property
+    def files_left(self) -> int:
+        """How many files are known to be there and are not planned yet."""
+        return sum(p.left for p in self.each.values() if isinstance(p, FilesPlanner))
+
+
+def planners_of(streams: Streams, state: Commit, read: Mapping[str, Iterable[FileEntry]]) -> Planners | None:
+    """None where one of the sources can be planned by Spark only. `read`: by source, the files that are part of the state.
+
+    Raises SlackwaterError if a source cannot say where it goes on.
+    """
+    if not all(can_plan(source) for source in streams.sources):
+        return None
+    each: dict[str, Planner] = {}
+    for source in streams.sources:
+        if isinstance(source, FilesSource):
+            each[source.name] = FilesPlanner(source, read[source.name])
+        elif isinstance(source, KafkaSource):
+            each[source.name] = KafkaPlanner(source, state.sources[source.name])
+    return Planners(streams, each)
+
+
+def can_plan(source: AnySource) -> bool:
+    """Whether a source can be asked without Spark what it has."""
+    if isinstance(source, FilesSource):
+        return listing_of(source) is not None
+    return isinstance(source, KafkaSource) and plans_itself(source)

@@ -1,0 +1,176 @@
+"""Files that our own planner finds are those that Spark's stream of files finds, whatever they and their folders are called."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.support.runner import Runner
+
+import slackwater as sw
+from slackwater.sources import files
+from slackwater.sources.files import FilesSource
+from slackwater.sources.files_planner import FilesPlanner
+
+pytestmark = pytest.mark.spark
+
+PLAIN = [
+    "in/b.json",
+    "in/a.json",
+    "in/_h.json",
+    "in/.x.json",
+    "in/c.json._COPYING_",
+    "in/_k=v.json",
+    "in/sub/c.json",
+    "in/_sub/d.json",
+]
+NAMES = [
+    "a b",
+    "a%20b",
+    "100%",
+    "h#1",
+    "q?",
+    "[x]",
+    "{a,b}",
+    "ä名",
+    "st*r",
+    "back\\slash",
+    "a;b,c+d&e=f",
+    "tab\t",
+    "new\nline",
+]
+TABLE = ["in/day=1/a.json", "in/day=2/b.json", "in/c.json", "in/day=4/_temporary/d.json", "in/day=5/x/e.json"]
+
+
+@pytest.mark.parametrize(
+    ("there", "query", "options"),
+    [
+        (PLAIN, "in", {}),
+        (PLAIN, "in/*", {}),
+        (PLAIN, "in/*.json", {}),
+        (PLAIN, "in/a.json", {}),
+        (PLAIN, "{in,in/sub}/[!a].js{on,}", {}),
+        (PLAIN, "in", {"recursiveFileLookup": "true", "pathGlobFilter": "{a,c}.*"}),
+        ([f"in/{name}.json" for name in NAMES], "in", {}),
+        ([f"in [1] #2 %41/{name}.json" for name in NAMES], "in [1] #2 %41/*.json", {}),
+        (TABLE, "in", {}),
+        (TABLE, "in/day=*", {}),
+        (["in/day=1/hour=2/a.json", "in/day=2/hour=3/b.json"], "in", {}),
+        (["in/2024/day=1/a.json", "in/2024/day=2/b.json"], "in", {}),
+        ([], "in/*", {}),
+    ],
+)
+def test_the_same_files_in_the_same_order(
+    spark: Any, tmp_path: Path, there: Sequence[str], query: str, options: dict[str, str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    for n, name in enumerate(there):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+        when = 1_600_000_000.123 + 7 * n % 5 * 100 + n
+        os.utime(path, (when, when))
+    source = sw.Source(
+        name="events",
+        connection=sw.FilesConnection(),
+        query=f"{tmp_path}/{query}",
+        format="json",
+        schema="a INT",
+        options=options,
+    )
+    found = FilesSource(source, spark.createDataFrame([], "a INT").schema)
+    ours = FilesPlanner(found, []).next()
+    expected = planned_by_spark(spark, found, tmp_path / "checkpoint")
+    assert ([] if ours is None else [(e.path, e.timestamp) for e in ours.entries]) == expected
+    if ours is not None:
+        assert found.read(spark, ours.entries).count() == len(expected), "Spark reads each"
+
+
+KEPT = Path(__file__).parents[1] / "fixtures" / "states" / "planned-by-spark"
+AS_SPARK_PLANS = {"maxFileAge": "36500d"}  # an option of Spark's stream of files: with it Spark plans
+WINDOW = sw.Window(
+    kind="session",
+    gap_ms="10s",
+    max_session_duration_ms="2m",
+    event_time_column="at",
+    event_time_unit="s",
+    lateness_ms="5s",
+    group_by=["user"],
+    aggregations=[sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column="x", as_="total")],
+)
+
+
+def given(home: Path, **options: str) -> Any:
+    return sw.Source(
+        name="events",
+        connection=sw.FilesConnection(),
+        query=str(home),
+        format="json",
+        schema="user STRING, x BIGINT, at BIGINT",
+        max_files_per_trigger=1,
+        options=options,
+    )
+
+
+def answer(found: pl.DataFrame) -> list[tuple[Any, ...]]:
+    return sorted(found.select("user", "window_start", "window_end", "n", "total").rows())
+
+
+@pytest.fixture
+def inputs() -> Iterator[Path]:
+    """Where the kept state has read its files from: their addresses are part of it."""
+    home = Path("/tmp/slackwater-planned-by-spark")
+    home.mkdir()  # a run of this test that goes on elsewhere must not lose its files
+    (home / "in").mkdir()
+    yield home / "in"
+    shutil.rmtree(home)
+
+
+def test_a_state_whose_epochs_spark_planned_goes_on(runner: Runner, inputs: Path) -> None:
+    """It was killed in epoch 2: Spark's checkpoint beside it says that its third file was read, and no commit does.
+
+    Made by the last version that always had a streaming query, with 4 files of which two were committed.
+    """
+    shutil.copytree(KEPT, runner.home / "state" / "test")
+    for n in range(5):  # the last one came later
+        rows = [{"user": f"u{i % 3}", "x": n * 10 + i, "at": 1_700_000_000 + n * 8 + i} for i in range(8)]
+        path = inputs / f"{n} of 5.jsonl"
+        path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+        os.utime(path, (1_600_000_000 + n, 1_600_000_000 + n))
+    left = runner.home / "state" / "test" / "checkpoint"
+    assert list(left.glob("*/sources/0/2")), "the fixture holds what it says"
+    found = answer(runner.run(source=given(inputs), window=WINDOW))
+    assert [s.rows for s in runner.statuses if s.rows] == [8, 8, 8]
+    assert runner.statuses[-1].counters.rows_in == 40
+    assert list(left.iterdir()) == []
+    other = {"state_store": sw.StateStore(kind="files", path=str(runner.home / "other"))}
+    runner.run(source=given(inputs), window=WINDOW, target_path=str(runner.home / "whole"), **other)
+    assert found == answer(runner.output("whole"))
+
+
+def test_planners_follow_each_other_on_one_state(runner: Runner) -> None:
+    """Ours, Spark's by an option of its own, ours: no file is lost or read twice."""
+    rows = [[{"user": "a", "x": n, "at": 1_700_000_000 + n * 8 + i} for i in range(8)] for n in range(6)]
+    for n in range(6):
+        runner.write(f"{n} [x].jsonl", rows[n])
+        if n % 2:
+            options = AS_SPARK_PLANS if n == 3 else {}
+            runner.run(source=given(runner.home / "in", **options), window=WINDOW, flush=n == 5)
+            checkpoints = list((runner.home / "state" / "test" / "checkpoint").iterdir())
+            assert len(checkpoints) == (n == 3), "each cleans up after the other"
+    assert runner.statuses[-1].counters.rows_in == 48
+    assert sum(runner.output()["n"].to_list()) == 48
+
+
+def planned_by_spark(spark: Any, source: FilesSource, checkpoint: Path) -> list[tuple[str, int]]:
+    writer = source.plan(spark).writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    batches = sorted((int(p.name) for p in (checkpoint / "offsets").glob("[0-9]*")), key=int)
+    return [(e.path, e.timestamp) for n in batches for e in files.batch_files(checkpoint, 0, n)]

@@ -1,0 +1,387 @@
+"""Planners and the loop that asks them, without Spark: what an epoch reads, when it begins, what a silence is."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slackwater.config.source import Source
+from slackwater.errors import EpochError, StartError
+from slackwater.runner import loop
+from slackwater.sources.base import NoAnswerError
+from slackwater.sources.files import FilesSource
+from slackwater.sources.files_planner import FilesPlanner, listing_of
+from slackwater.sources.kafka_planner import limited
+from slackwater.sources.planning import Planners
+
+
+def source(query: str, **more: Any) -> FilesSource:
+    spec = Source(name="events", connection="lake", query=query, format="json", **more)
+    return FilesSource(spec, None)  # type: ignore[arg-type]  # its schema is for reading only
+
+
+def put(folder: Path, name: str, at: int = 0) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text("x")
+    os.utime(path, (1_600_000_000 + at, 1_600_000_000 + at))
+    return path
+
+
+def names(planner: FilesPlanner) -> list[str]:
+    part = planner.next()
+    return [] if part is None else [e.path.rpartition("/")[2] for e in part.entries]
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_new_files_come_oldest_first_and_so_many_at_a_time(tmp_path: Path) -> None:
+    for at, name in enumerate(["e", "d", "c", "b", "a"]):
+        put(tmp_path, name, at)
+    planner = FilesPlanner(source(str(tmp_path), max_files_per_trigger=2), [])
+    assert names(planner) == ["e", "d"]
+    put(tmp_path, "late", -5)  # older than what waits: it comes when files are listed again
+    assert names(planner) == ["c", "b"]
+    assert names(planner) == ["late", "a"]
+    assert planner.next() is None
+    put(tmp_path, "e", 99)  # read already: it is not read again
+    put(tmp_path, "f", 1)
+    assert names(planner) == ["f"]
+
+
+def test_what_is_part_of_the_state_is_not_planned(tmp_path: Path) -> None:
+    for name in ("a b", "100%", "ä"):
+        put(tmp_path, name)
+    first = FilesPlanner(source(str(tmp_path)), []).next()
+    assert first is not None
+    put(tmp_path, "new")
+    assert names(FilesPlanner(source(str(tmp_path)), first.entries)) == ["new"]
+
+
+def test_the_end_of_the_input_is_what_is_there_at_the_beginning(tmp_path: Path) -> None:
+    for at in range(3):
+        put(tmp_path, f"{at}", at)
+    planner = FilesPlanner(source(str(tmp_path), max_files_per_trigger=2), [])
+    planner.until_now()
+    put(tmp_path, "3", 3)
+    assert planner.left == 3
+    assert [names(planner) for _ in range(3)] == [["0", "1"], ["2"], []]
+
+
+def test_files_that_vanish_before_they_are_read_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for at in range(5):
+        put(tmp_path, f"{at}", at)
+    (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    planner = FilesPlanner(source(str(tmp_path), max_files_per_trigger=2), [])
+    planner.until_now()
+    (tmp_path / "0").unlink()
+    (tmp_path / "1").unlink()
+    assert names(planner) == ["2", "3"], "an epoch without files is none"
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert told == [
+        f'source "events": {tmp_path}/{n} was removed before it was read: nothing of it counts' for n in (0, 1)
+    ]
+
+
+def test_a_file_is_planned_as_it_is_just_before_it_is_read(tmp_path: Path) -> None:
+    path = put(tmp_path, "a")
+    planner = FilesPlanner(source(str(tmp_path)), [])
+    planner.until_now()
+    path.write_text("grown")
+    part = planner.next()
+    assert part is not None
+    assert part.entries[0].size == 5
+    assert part.entries[0] == part.entries[0].now
+
+
+def test_a_name_that_is_no_text_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.json")).touch()
+    put(tmp_path, "a")
+    planner = FilesPlanner(source(str(tmp_path)), [])
+    assert names(planner) == ["a"]
+    assert planner.next() is None
+    assert [r.getMessage().count("\\xff.json is no UTF-8") for r in caplog.records] == [1]
+
+
+@pytest.mark.parametrize("options", [{"latestFirst": "true"}, {"maxBytesPerTrigger": "1g"}, {"cleanSource": "delete"}])
+def test_what_only_spark_can_plan(tmp_path: Path, options: Mapping[str, str]) -> None:
+    assert listing_of(source(str(tmp_path), options=options)) is None
+    assert listing_of(source(str(tmp_path), options={"multiLine": "true"})) is not None
+    assert listing_of(source("s3a://bucket/in")) is None
+    assert (
+        listing_of(source(f"file://{tmp_path}"))
+        == listing_of(source(f"file:{tmp_path}"))
+        == listing_of(source(str(tmp_path)))
+    )
+
+
+def test_folders_that_do_not_fit_together_are_one_line(tmp_path: Path) -> None:
+    put(tmp_path / "a=1", "x")
+    put(tmp_path / "b", "y")
+    with pytest.raises(EpochError, match=r'^source "events": "\S+" and "\S+/b" are not of one kind'):
+        FilesPlanner(source(str(tmp_path)), []).next()
+
+
+def test_a_folder_that_cannot_be_looked_into_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(folder: str) -> Any:
+        raise PermissionError(13, "Permission denied", folder)
+
+    planner = FilesPlanner(source(str(tmp_path)), [])
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(EpochError, match=r'^source "events": "\S+" cannot be looked into \(Permission denied\)'):
+        planner.next()
+
+
+class Said:
+    """A planner that says what it is told to."""
+
+    def __init__(self, *said: Any) -> None:
+        self.said = list(said)
+
+    def next(self) -> Any:
+        found = self.said.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def test_what_one_source_said_is_kept_while_another_does_not_answer() -> None:
+    away = NoAnswerError(StartError("Kafka is away"))
+    one, other = Said("first", None, "third"), Said(away, "second", "fourth")
+    planners = Planners(None, {"one": one, "other": other})  # type: ignore[arg-type, dict-item]
+    with pytest.raises(NoAnswerError):
+        planners.next()
+    assert planners.next() == {"one": "first", "other": "second"}
+    assert planners.next() == {"other": "fourth"}, "the one was asked anew"
+    assert one.said == ["third"]
+
+
+# -- offsets -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_limit_is_shared_by_the_partitions() -> None:
+    start, end = {("t", 0): 0, ("t", 1): 100, ("t", 2): 7}, {("t", 0): 900, ("t", 1): 200, ("t", 2): 7}
+    assert limited(start, end, None) == limited(start, end, 1000) == end
+    assert limited(start, end, 100) == {("t", 0): 90, ("t", 1): 110, ("t", 2): 7}
+    assert limited(start, end, 1) == {("t", 0): 1, ("t", 1): 101, ("t", 2): 7}, "each gets on"
+    assert limited({("t", 0): 50, ("t", 1): 0}, {("t", 0): 10, ("t", 1): 100}, 10) == {("t", 0): 10, ("t", 1): 10}
+
+
+# -- the loop ----------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Seconds that pass where the loop waits, and where an epoch says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(loop.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(loop.time, "time", lambda: 5_000_000.0 + self.now)
+
+
+class Run:
+    """A loop whose sources say what a script says: rows, nothing, or an error."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        script: Callable[[], Iterator[Any]],
+        every_ms: int = 0,
+        pause_ms: int = 500,
+        epoch_s: float = 0.0,
+    ) -> None:
+        self.clock, self.said, self.epoch_s = clock, script(), epoch_s
+        self.asked: list[float] = []
+        self.heard: list[tuple[str, float, float]] = []  # what, when, after how much quiet
+        self.stop = SimpleNamespace(is_set=lambda: self.ended, set=self._end, wait=self._wait)
+        self.ended = False
+        self.pipeline = SimpleNamespace(name="p", idle_pause_ms=pause_ms, trigger_interval_ms=every_ms)
+        self.driver = SimpleNamespace(state=None)
+
+    def _end(self) -> None:
+        self.ended = True
+
+    def _wait(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+    def next(self) -> Mapping[str, Any]:
+        self.asked.append(self.clock.now)
+        found = next(self.said, None)
+        if found is None:
+            self._end()
+            return {}
+        if isinstance(found, Exception):
+            raise found
+        return found  # type: ignore[no-any-return]
+
+    def run(self, batch: Callable[[], object], quiet_us: int) -> None:
+        self.heard.append(("rows", self.clock.now, quiet_us / 1e6))
+        self.clock.now += self.epoch_s
+
+    def expect_next(self) -> None:
+        self.epochs = len(self.heard)
+
+    def tick(self, quiet_us: int) -> None:
+        self.heard.append(("tick", self.clock.now, quiet_us / 1e6))
+
+    def go(self, available_now: bool = False) -> None:
+        loop.Loop(self, self, available_now)._epochs()  # type: ignore[arg-type]
+
+
+ROWS, NOTHING = {"events": object()}, dict[str, Any]()
+
+
+def test_rows_are_taken_at_once_and_a_silence_is_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    def script() -> Iterator[Any]:
+        yield from [ROWS, ROWS]
+        while clock.now < 1600:
+            yield NOTHING
+        yield ROWS
+
+    clock = Clock(monkeypatch)
+    run = Run(clock, script)
+    run.go()
+    assert [what for what, *_ in run.heard[:2]] == ["rows", "rows"]
+    assert run.heard[1][1] == 1000.0, "back to back"
+    quiet = sum(s for *_, s in run.heard)
+    assert quiet == pytest.approx(run.heard[-1][1] - 1000, abs=1e-3), "all of it, and nothing twice"
+    silent = run.asked[2:-2]  # the last ask but one had rows
+    pauses = [b - a for a, b in pairwise(silent)]
+    assert pauses[0] == pytest.approx(0.01)
+    assert max(pauses) == pytest.approx(1.0)
+    assert all(s >= 0.5 for what, _, s in run.heard[2:] if what == "tick"), "not more often than idle_pause_ms"
+    assert len(run.asked) < 1200, "less often, the longer it lasts"
+
+
+def test_a_machine_that_slept_heard_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def script() -> Iterator[Any]:
+        yield NOTHING
+        clock.now += 3600
+        yield NOTHING
+        yield NOTHING
+
+    clock = Clock(monkeypatch)
+    run = Run(clock, script, pause_ms=500)
+    run.go()
+    assert 0 < sum(s for *_, s in run.heard) <= 8
+
+
+def test_one_that_is_silent_while_others_keep_the_run_busy_is_heard_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs follow each other without a pause: a source that has nothing at any ask was silent all the while."""
+    run = Run(Clock(monkeypatch), lambda: iter([ROWS] * 30), epoch_s=1.0)
+    run.go()
+    assert [(what, s) for what, _, s in run.heard] == [("rows", 0.0), *[("rows", 1.0)] * 29]
+
+
+def test_of_a_slow_epoch_only_a_part_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(Clock(monkeypatch), lambda: iter([ROWS, NOTHING]), pause_ms=100, epoch_s=10.0)
+    run.go()
+    assert [(what, s) for what, _, s in run.heard] == [("rows", 0.0), ("tick", 0.4)]
+
+
+def test_timed_triggers_ask_at_whole_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    def script() -> Iterator[Any]:
+        yield ROWS
+        clock.now += 25.0  # a slow epoch: the next interval is over
+        yield from [ROWS, NOTHING, NOTHING]
+
+    clock = Clock(monkeypatch)
+    clock.now = 1003.0
+    run = Run(clock, script, every_ms=10_000)
+    run.go()
+    assert run.asked == [1003.0, 1010.0, 1035.0, 1040.0, 1050.0]
+    assert [(what, s) for what, _, s in run.heard] == [
+        ("rows", 0.0),
+        ("rows", 7.0),
+        ("tick", 10.0),
+        ("tick", 5.0),
+    ]
+
+
+def test_the_end_of_the_input_ends_it_without_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(Clock(monkeypatch), lambda: iter([ROWS, ROWS, NOTHING, ROWS]), every_ms=60_000)
+    run.go(available_now=True)
+    assert [what for what, *_ in run.heard] == ["rows", "rows"]
+    assert run.asked == [1000.0] * 3, "no trigger is waited for"
+
+
+def test_what_is_stopped_asks_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(Clock(monkeypatch), lambda: iter([ROWS]))
+    run._end()
+    run.go()
+    assert (run.asked, run.heard) == ([], [])
+
+
+def test_a_source_that_does_not_answer_is_asked_again_and_was_not_silent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = NoAnswerError(StartError("Kafka is away"))
+
+    def script() -> Iterator[Any]:
+        yield ROWS
+        yield from [away] * 60
+        while clock.now < 1062:
+            yield NOTHING
+
+    clock = Clock(monkeypatch)
+    run = Run(clock, script)
+    run.go()
+    assert run.heard[0][0] == "rows"
+    assert sum(s for *_, s in run.heard[1:]) < 3, "only what lies behind the answer"
+    assert [r.getMessage() for r in caplog.records] == ["p: Kafka is away; it is asked again for two minutes"]
+
+
+@pytest.mark.parametrize("before", [[], [ROWS]])
+def test_a_source_that_does_not_answer_for_long_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, before: list[Any]
+) -> None:
+    away = NoAnswerError(StartError("Kafka is away"))
+    run = Run(Clock(monkeypatch), lambda: iter([*before, *[away] * 1000]))
+    with pytest.raises(StartError, match="Kafka is away"):
+        run.go()
+    assert (len(run.asked) > 100) == bool(before), "at the first ask it is told at once"
+
+
+def test_an_interrupt_lets_the_epoch_in_progress_end() -> None:
+    """The caller's thread is interrupted while it waits; the epoch works in another one."""
+    begun, ended = threading.Event(), threading.Event()
+
+    class Slow:
+        stop = threading.Event()
+        pipeline = SimpleNamespace(name="p", idle_pause_ms=500, trigger_interval_ms=0)
+        driver = SimpleNamespace(state=None)
+        check_spark = expect_next = staticmethod(lambda: None)
+
+        def run(self, batch: object, quiet_us: int) -> None:
+            begun.set()
+            assert self.stop.wait(60)
+            ended.set()
+
+    class Asked:
+        def next(self) -> Mapping[str, Any]:
+            return ROWS
+
+    one = loop.Loop(Slow(), Asked(), False)  # type: ignore[arg-type]
+
+    class Interrupted(threading.Thread):
+        joined = 0
+
+        def join(self, timeout: float | None = None) -> None:
+            self.joined += 1
+            if self.joined == 1:
+                assert begun.wait(60)
+                raise KeyboardInterrupt
+            super().join(timeout)
+
+    with pytest.raises(KeyboardInterrupt):
+        one.follow(Interrupted)
+    assert ended.is_set()
