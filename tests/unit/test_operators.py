@@ -267,7 +267,9 @@ def test_an_operator_is_of_its_kind_and_a_state_tells_it_again(kind: str) -> Non
     found = of_kind(operator.fingerprint["kind"])
     assert found is not None
     assert type(operator) in found.operators
-    if found.of_state is None or isinstance(operator, Keyed):  # these are told by their steps, too: see test_keyed_state
+    if found.of_state is None or isinstance(
+        operator, Keyed
+    ):  # these are told by their steps, too: see test_keyed_state
         return
     told = {"fingerprint": operator.fingerprint, "emission": operator.emission, "described": operator.described({})}
     state = StageState.model_validate_json(
