@@ -12,6 +12,7 @@ from slackwater.config import state_size
 from slackwater.config.connection import Connection, PostgresConnection
 from slackwater.config.connectors import CONNECTORS, absolute
 from slackwater.config.join import SIDES, Join
+from slackwater.config.paths import local
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.rows import Rows
 from slackwater.config.source import Lookup, Source
@@ -293,7 +294,7 @@ def state_text(pipeline: Pipeline) -> str:
     if store is None or store.kind == "in_memory":
         return "state in memory, gone with the process"
     if store.kind == "files":
-        return f'state in files at "{absolute(store.path)}"'
+        return f'state in {"files" if local(store.path or "") else "objects"} at "{absolute(store.path)}"'
     return f'state in Postgres, schema "{store.schema_}"'
 
 

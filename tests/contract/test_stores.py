@@ -33,11 +33,14 @@ def directory(tmp_path: Path) -> Make:
     return lambda: FilesStore(tmp_path, "p")
 
 
-@pytest.fixture(params=["files", "in_memory", "postgres"])
+@pytest.fixture(params=["files", "objects", "in_memory", "postgres"])
 def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Opens the same store again and again; the in-memory one is the files store on a directory of its own."""
     if request.param == "files":
         return lambda: FilesStore(tmp_path, "p")
+    if request.param == "objects":
+        url = request.getfixturevalue("bucket")
+        return lambda: FilesStore(url, "p")
     if request.param == "postgres":
         monkeypatch.setattr(lock, "LOCK_S", 0.2)
         url = request.getfixturevalue("postgres").database(f"stores_{abs(hash(request.node.name)):x}")

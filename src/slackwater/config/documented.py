@@ -169,11 +169,12 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
     },
     StateStore: {
         "kind": "A directory, a database, or gone with the process.",
-        "path": "Of files: a directory; of postgres: where Spark's checkpoints go.",
+        "path": "Of files: a directory, or s3://…, gs://…, abfss://…; of postgres: where Spark's checkpoints go.",
         "url": "Of postgres; keep the password out of the file: ${STATE_URL}.",
         "schema": "Of postgres: the schema of the tables.",
         "checkpoint_interval_ms": "How long quiet times may stay uncommitted.",
         "shards": "How many parts the state is spread over; by default one per core; may change between runs.",
+        "options": 'Of files in an object store: region, endpoint, access_key_id = "${KEY}", …, as obstore spells them.',
     },
 }
 

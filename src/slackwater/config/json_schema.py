@@ -23,7 +23,7 @@ from slackwater.config.pipeline import LONGEST_NAME, NAME, Pipeline
 from slackwater.config.source import Source
 from slackwater.config.spec import Spec
 from slackwater.config.step import MOST_STAGES, Step
-from slackwater.config.target import StateStore
+from slackwater.config.target import OBJECTS, StateStore
 from slackwater.config.transform import Transform
 from slackwater.config.window import _KEYS_OF, KINDS_OF_WINDOW, Window
 
@@ -201,8 +201,12 @@ def _rules(spec: type[Spec]) -> list[Schema]:
         rules.append({"if": {"required": ["join"]}, "then": _without(["sql"])})
     if spec is StateStore:
         rules.append(_where({"const": "files"}, {"required": ["path"], **_without(["url", "schema"])}, "kind"))
-        rules.append(_where({"const": "postgres"}, {"required": ["url"]}, "kind"))
-        rules.append(_where({"const": "in_memory"}, _without(["path", "url", "schema"]), "kind"))
+        url = {"anyOf": [{"pattern": f"^({'|'.join(OBJECTS)})://"}, _ENV]}
+        place = {"anyOf": [{"not": {"pattern": "://"}}, {"pattern": "^file://"}, *url["anyOf"]]}
+        rules.append(_where({"const": "files"}, {"properties": {"path": place}}, "kind"))
+        rules.append({"if": {"required": ["options"]}, "then": {"properties": {"path": url}, "required": ["path"]}})
+        rules.append(_where({"const": "postgres"}, {"required": ["url"], **_without(["options"])}, "kind"))
+        rules.append(_where({"const": "in_memory"}, _without(["path", "url", "schema", "options"]), "kind"))
     if spec is Pipeline:
         rules += _pipeline_rules()
     return rules

@@ -51,6 +51,10 @@ class Units(Protocol):
         """All rows of the units that have a row that wants a visit."""
         ...
 
+    def nearest(self, after: int, count: int) -> Int64s | None:
+        """The `count` smallest `__due` beyond a time, of what newer versions replaced, too; None where it would read all for that."""
+        ...
+
     def scan(self) -> pl.DataFrame:
         """Every row."""
         ...

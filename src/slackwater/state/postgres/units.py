@@ -158,6 +158,9 @@ class PostgresReader:
         before = client.time_literal(when.start_before)
         return self._fetch([f"(({') OR ('.join(wanted)})) AND window_start < {before}"], own=True)
 
+    def nearest(self, after: int, count: int) -> Int64s | None:
+        return None  # its index finds rows of any span of time
+
     def scan(self) -> pl.DataFrame:
         return self._fetch([], own=True)
 
