@@ -49,7 +49,8 @@ class Counters:
     sides: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # joins: see below
     # how late the late rows are, see `core.lateness`: a bound that a state spread over other shards no longer knows of all rows
     lateness: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    targets: Mapping[str, int] = field(default_factory=dict)  # rows that were committed for each, since it is there
+    # rows that were committed for each: of a state that is older than this counter, since it is there
+    targets: Mapping[str, int] = field(default_factory=dict, compare=False)
     spent_us: Mapping[str, int] = field(default_factory=dict, compare=False)  # by phase of an epoch, see `fold.timed`
 
     @property
