@@ -33,6 +33,7 @@ from slackwater.operators.base import Operator, ShardTask
 from slackwater.operators.compile import bind_window
 from slackwater.spark import columns, memory
 from slackwater.state.commit import SegmentMeta
+from slackwater.state.files.directory import Directory
 from slackwater.state.files.units import FilesShard
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import session_step
@@ -62,7 +63,7 @@ class Shard:
 
     def ingest(self, epoch: int, table: pa.Table) -> None:
         """As a worker does it."""
-        state = FilesShard(str(self.root), 0, epoch, self.metas)
+        state = FilesShard(Directory(str(self.root)), 0, epoch, self.metas)
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
         task = ShardTask(self.operator, state, 0, self.watermark, self.watermark)

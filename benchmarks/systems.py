@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from benchmarks.data import FILES_PER_EPOCH, LATENESS_S, SCHEMA
 from benchmarks.topics import Topic
 from slackwater.engine.status import Status
 
+STATE = "SLACKWATER_BENCH_STATE"  # of the environment: a path or URL
 _PROVIDERS = "org.apache.spark.sql.execution.streaming.state."
 PROVIDER = {
     HDFS: f"{_PROVIDERS}HDFSBackedStateStoreProvider",
@@ -68,11 +70,11 @@ def run_slackwater(
     on_status: Callable[[Status], None],
     postgres: str | None = None,
 ) -> None:
-    """The same by Slackwater, with durable state in `work/state`, or in the database `postgres`."""
+    """The same by Slackwater, with durable state in `work/state`, where STATE says, or in the database `postgres`."""
     store = (
         sw.StateStore(kind="postgres", url=postgres)
         if postgres
-        else sw.StateStore(kind="files", path=str(work / "state"))
+        else sw.StateStore(kind="files", path=os.environ.get(STATE) or str(work / "state"))
     )
     lake = sw.FilesConnection()
     sw.run_streaming_pipeline(

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
+import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -110,6 +111,25 @@ def postgres() -> Iterator[Any]:
         with on_disk():
             server = stack.enter_context(Postgres.started())
         yield server
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[Any]:
+    """The one S3 server of a test run; every test takes a bucket of its own."""
+    from slackwater.testing.objects import S3
+
+    with S3.started() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A place in an empty bucket, its URL; the environment says how it is reached, and the cache is empty."""
+    for name, value in s3.options().items():
+        monkeypatch.setenv(f"AWS_{name.upper()}", value)
+    monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path / "cache"))
+    url: str = s3.bucket(f"b{uuid.uuid4().hex}")
+    return url
 
 
 @pytest.fixture

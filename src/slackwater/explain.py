@@ -12,9 +12,11 @@ from slackwater.config import state_size
 from slackwater.config.connection import Connection, PostgresConnection
 from slackwater.config.connectors import CONNECTORS, absolute
 from slackwater.config.join import SIDES, Join
+from slackwater.config.paths import local
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.rows import Rows
 from slackwater.config.source import Lookup, Source
+from slackwater.config.step import Step
 from slackwater.config.target import Target
 from slackwater.config.ways import Way
 from slackwater.config.window import Window, allowed_ms
@@ -37,7 +39,8 @@ class Stage:
 class Plan(Shown):
     """The stages of a pipeline, its delivery guarantee and what its state may grow to.
 
-    `state_bytes` is None for a join, whose state is what its sources bring in the time that rows are kept; 0 without state.
+    `state_bytes` is None where that is up to the sources: a join keeps what they bring in a time, a step by key all their keys; 0
+    without state.
     """
 
     stages: tuple[Stage, ...]
@@ -59,7 +62,7 @@ def build(pipeline: Pipeline) -> Plan:
     return Plan(
         (*stages, _commit(pipeline), _publish(pipeline)),
         guarantee(pipeline),
-        None if isinstance(last, Join) else state_size.projected_bytes(last) if isinstance(last, Window) else 0,
+        state_size.projected_bytes(last) if isinstance(last, Window) else 0 if isinstance(last, Rows) else None,
         (*warnings(pipeline), *state_size.warnings(last)),
     )
 
@@ -67,11 +70,13 @@ def build(pipeline: Pipeline) -> Plan:
 describe = build  # its name in `slackwater`
 
 
-def _middle(step: Window | Join | Rows, pipeline: Pipeline) -> tuple[Stage, ...]:
+def _middle(step: Step, pipeline: Pipeline) -> tuple[Stage, ...]:
     if isinstance(step, Rows):
-        return (Stage("emit", "Spark", "what the SQL selects, in the epoch that reads it", ("no state but offsets",)),)
+        return (Stage("emit", "Spark", step.told().does, ("no state but offsets",)),)
     if isinstance(step, Join):
         return (_shuffle_sides(step), _join(step, pipeline), _emit_pairs(step))
+    if not isinstance(step, Window):
+        return (Stage("step", "shards", step.told().does, (f"kept: {step.told().keeps}",)),)
     return (_lift(step), _shuffle(step), _step(step), _emit(step))
 
 
@@ -81,6 +86,8 @@ def _hand_over(before: str, former: Pipeline, name: str) -> Stage:
         f"its watermark is {duration_text(former.watermark_delay_ms)} behind: so far back may lie what the join emits"
     )
     if former.transform.join is None:
+        behind = "_event_ts is that of each row; its watermark is that of the stage before"
+    if former.transform.window is not None:
         behind = "_event_ts = the last instant of each window; its watermark is that of the stage before"
     return Stage(
         "next stage",
@@ -287,7 +294,7 @@ def state_text(pipeline: Pipeline) -> str:
     if store is None or store.kind == "in_memory":
         return "state in memory, gone with the process"
     if store.kind == "files":
-        return f'state in files at "{absolute(store.path)}"'
+        return f'state in {"files" if local(store.path or "") else "objects"} at "{absolute(store.path)}"'
     return f'state in Postgres, schema "{store.schema_}"'
 
 

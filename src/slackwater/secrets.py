@@ -29,6 +29,10 @@ NAMED = (
     "credential",
     "access_key",
     "account_key",
+    "sas_key",
+    "encryption_key",
+    "customer_key",
+    "bearer",
     "sasl.username",
 )
 _COMMON = re.compile(r"[\d.,_+-]{0,7}[A-Za-z]{0,3}|true|false|none|null|(?i:localhost|127\.0\.0\.1)(:\d+)?")

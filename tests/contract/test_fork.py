@@ -27,16 +27,17 @@ from slackwater.testing.kit import LocalResult
 Make = Callable[[str], Any]
 
 
-@pytest.fixture(params=["files", "postgres"])
+@pytest.fixture(params=["files", "objects", "postgres"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     """Makes the store of a pipeline, again and again."""
     made: list[Any] = []
     url = ""
+    place: Any = request.getfixturevalue("bucket") if request.param == "objects" else tmp_path / "state"
     if request.param == "postgres":
         url = request.getfixturevalue("postgres").database(f"fork_{abs(hash(request.node.name)):x}")
 
     def of(name: str) -> Any:
-        made.append(PostgresStore(url, "public", name) if url else FilesStore(tmp_path / "state", name))
+        made.append(PostgresStore(url, "public", name) if url else FilesStore(place, name))
         return made[-1]
 
     yield of
@@ -239,7 +240,7 @@ def test_a_list_that_is_missing_is_told(make: Make) -> None:
     store.commit(commit(0, sources={"s": SourceRecord(offsets={"segments": [listed], "count": 1})}))
     store.close()
     if isinstance(store, FilesStore):
-        (Path(store.root) / listed).unlink()
+        store.place.delete([listed])
         message = f"state file .*{Path(listed).name} is missing; restore it"
     else:
         with psycopg.connect(store._url) as db:

@@ -20,6 +20,7 @@ from slackwater.config import toml
 from slackwater.errors import StateError
 from slackwater.state.commit import Commit
 from slackwater.state.files.commit import Log
+from slackwater.state.files.directory import Directory
 from slackwater.state.files.snapshot import Onlooker
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
 from slackwater.state.postgres.store import PostgresStore
@@ -28,7 +29,7 @@ from slackwater.testing.kit import Rows, run_local
 from slackwater.ui.blocks.joined import joined
 
 
-@pytest.fixture(params=["files", "postgres"])
+@pytest.fixture(params=["files", "objects", "postgres"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     """Makes the same store again and again."""
     made: list[Any] = []
@@ -42,6 +43,10 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
 
     if request.param == "files":
         yield files
+        return
+    if request.param == "objects":
+        place = request.getfixturevalue("bucket")
+        yield lambda: FilesStore(place, "p")
         return
     url = request.getfixturevalue("postgres").database(f"peek_{abs(hash(request.node.name)):x}")
     yield postgres
@@ -144,7 +149,7 @@ def test_what_is_removed_between_finding_and_opening_is_looked_for_anew(tmp_path
                 last = go_on(store, last, "b")
             return super().opened(epoch)
 
-    with Slow(Log(tmp_path / "p")).peek() as snapshot:
+    with Slow(Log(Directory(str(tmp_path / "p")))).peek() as snapshot:
         assert users(snapshot) == ["b"]
     assert opened == [0, KEPT_EPOCHS + 2]
     store.close()

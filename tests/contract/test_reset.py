@@ -21,15 +21,16 @@ CLICKS = {"clicks": {"0": 100, "1": 7}, "more": {"0": 5}}
 Ask = Callable[..., str]
 
 
-@pytest.fixture(params=["files", "postgres"])
+@pytest.fixture(params=["files", "objects", "postgres"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Any]]:
     made: list[Any] = []
     url = ""
+    place: Any = request.getfixturevalue("bucket") if request.param == "objects" else tmp_path / "state"
     if request.param == "postgres":
         url = request.getfixturevalue("postgres").database(f"reset_{abs(hash(request.node.name)):x}")
 
     def of() -> Any:
-        made.append(PostgresStore(url, "public", "p") if url else FilesStore(tmp_path / "state", "p"))
+        made.append(PostgresStore(url, "public", "p") if url else FilesStore(place, "p"))
         return made[-1]
 
     yield of

@@ -14,6 +14,8 @@ from slackwater.errors import PublishError
 from slackwater.targets.base import Table
 from slackwater.targets.console import ConsoleTarget
 from slackwater.targets.files import FilesTarget
+from slackwater.targets.folder import Bucket, folder_at
+from slackwater.testing.objects import S3, Door, Fault
 
 FIELDS = [Field("window_start", "timestamp"), Field("key", "string"), Field("raw", "binary"), Field("n", "bigint")]
 
@@ -72,3 +74,84 @@ def test_the_console_shows_rows_and_says_that_it_is_at_least_once(capsys: pytest
     ConsoleTarget().publish(7, rows(5))
     assert "epoch 7: 1 row\n" in capsys.readouterr().out
     assert ConsoleTarget.guarantee == "at least once"
+
+
+# -- in an object store ------------------------------------------------------------------------------------------------
+
+
+def in_bucket(url: str, form: str = "parquet", table: Table = TABLE) -> FilesTarget:
+    return FilesTarget(url, form, table)
+
+
+@pytest.mark.parametrize("form", ["parquet", "json", "csv"])
+def test_a_bucket_takes_an_epoch_once_and_gives_back_what_a_directory_has(
+    bucket: str, tmp_path: Path, form: str
+) -> None:
+    for epoch in (3, 3, 2, 4):
+        in_bucket(bucket, form).publish(epoch, rows(epoch))
+        FilesTarget(tmp_path / "d", form, TABLE).publish(epoch, rows(epoch))
+    assert in_bucket(bucket, form).last_epoch() == 4
+    here, there = folder_at(bucket).here(), tmp_path / "d"
+    assert published(here) == published(there) != []
+    for name in published(there):
+        assert (here / name).read_bytes() == (there / name).read_bytes()
+    again = folder_at(bucket)
+    assert isinstance(again, Bucket)
+    again.here()
+    assert not again.client.requests["get"], "what was fetched is kept"
+
+
+def test_a_runner_that_was_replaced_changes_nothing_in_a_bucket(bucket: str) -> None:
+    stale = in_bucket(bucket)
+    stale.publish(0, rows(0))
+    for epoch in (1, 2):
+        in_bucket(bucket).publish(epoch, rows(epoch))
+    with pytest.raises(PublishError, match=r"s3://.*/_slackwater/p.json was written by another runner meanwhile"):
+        stale.publish(1, rows(1))
+    assert in_bucket(bucket).last_epoch() == 2
+
+
+def test_what_a_former_state_left_in_a_bucket_is_told_and_put_aside(bucket: str) -> None:
+    in_bucket(bucket, table=Table("p", tuple(FIELDS), None, "aaaaaaaaaa")).publish(5, rows(1))
+    new = in_bucket(bucket, table=Table("p", tuple(FIELDS), None, "bbbbbbbbbb"))
+    assert new.former() == f'1 file of another state of "p" in "{bucket}", up to epoch 5'
+    aside = new.put_aside()
+    assert aside is not None and aside.startswith(f'"{bucket}/_slackwater/before-')
+    assert new.former() is None and new.last_epoch() == -1
+    new.publish(0, rows(2))
+    assert new.last_epoch() == 0
+
+
+@pytest.mark.parametrize("fault", ["503", "dropped", "lost", "slow"])
+def test_faults_on_the_way_to_a_bucket_change_nothing(bucket: str, s3: S3, fault: Fault) -> None:
+    with Door.before(s3.port) as door:
+        count = [0]
+
+        def judge(method: str, path: str) -> Fault:
+            count[0] += 1
+            return fault if count[0] % 3 == 0 else ""
+
+        door.judge = judge
+        target = FilesTarget(bucket, "parquet", TABLE, s3.options(door.port))
+        for epoch in range(6):
+            target.publish(epoch, rows(epoch))
+        assert door.faults
+    found = pl.concat(pl.read_parquet(p) for p in sorted(folder_at(bucket).here().glob("*.parquet")))
+    assert found["n"].to_list() == list(range(6))
+
+
+def test_a_bucket_that_is_not_there_says_so_and_the_epoch_waits(bucket: str, s3: S3) -> None:
+    message = r'target s3://no-such-bucket/out: there is no bucket "no-such-bucket".*; epoch 0 is committed, the next start publishes it'
+    with pytest.raises(PublishError, match=message):
+        in_bucket("s3://no-such-bucket/out").publish(0, rows(0))
+
+
+def test_an_epoch_in_a_bucket_takes_two_puts(bucket: str) -> None:
+    target = in_bucket(bucket)
+    target.publish(0, rows(0))
+    folder = target._folder
+    assert isinstance(folder, Bucket)
+    folder.client.requests.clear()
+    for epoch in range(1, 5):
+        target.publish(epoch, rows(epoch))
+    assert dict(folder.client.requests) == {"put": 8}

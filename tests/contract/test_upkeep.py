@@ -62,10 +62,13 @@ def quiet() -> None:
     seeds.quiet()
 
 
-@pytest.fixture(params=["files", "postgres"])
+@pytest.fixture(params=["files", "objects", "postgres"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "files":
         return Place(str(tmp_path / "state"), lambda: FilesStore(tmp_path / "state", NAME))
+    if request.param == "objects":
+        bucket = request.getfixturevalue("bucket")
+        return Place(bucket, lambda: FilesStore(bucket, NAME))
     return tables(request)
 
 
@@ -362,9 +365,9 @@ def test_sizes_add_up(case: str, place: Place) -> None:
         assert all(t.bytes >= 0 for t in found.tables)
         assert "a database keeps the latest only" in text
         return
-    home = Path(place.make().root)
-    on_disk = sum(p.stat().st_size for p in (home / "segments").iterdir())
-    garbage = sum(p.stat().st_size for p in (home / "segments").iterdir() if f"segments/{p.name}" not in named(place))
+    weights = place.make().place.sizes("segments")
+    on_disk, known = sum(weights.values()), named(place)
+    garbage = sum(weight for name, weight in weights.items() if f"segments/{name}" not in known)
     assert found.state_bytes == latest.state_bytes == sum(s.bytes or 0 for s in found.shards)
     assert on_disk == found.state_bytes + found.only_kept[1] + garbage
     assert found.kept == list(range(CUT))

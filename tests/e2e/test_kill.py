@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import polars as pl
@@ -18,7 +19,9 @@ from tests.support.effort import some
 from tests.support.runs import said, start
 
 from slackwater.config import toml
+from slackwater.state.files.store import FilesStore
 from slackwater.testing import oracle
+from slackwater.testing.objects import Door, Fault
 
 KILLS = int(os.environ.get("SLACKWATER_KILLS", "2"))
 FILES = 8 + 5 * KILLS
@@ -80,21 +83,41 @@ def generate(home: Path) -> list[dict[str, object]]:
     return rows
 
 
-def epochs(home: Path) -> int:
-    return max((int(p.stem) for p in (home / "state" / "killed" / "manifests").glob("*.json")), default=-1)
+def epochs(home: Path | str) -> int:
+    return max(FilesStore(str(home), "killed").epochs(), default=-1)
 
 
-def test_kill_nine_at_random_moments_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def faulty(seed: int) -> Callable[[str, str], Fault]:
+    """Of a network: one request in twenty meets something."""
+    rng = random.Random(seed)
+    return lambda method, path: rng.choice(("503", "dropped", "lost", "slow")) if rng.random() < 0.05 else ""
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def state(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where the state lies: below the config, or in a bucket whose server cannot be relied on, without a path they share."""
+    if request.param == "disk":
+        yield str(tmp_path / "state")
+        return
+    url = request.getfixturevalue("bucket")
+    with Door.before(request.getfixturevalue("s3").port) as door:
+        monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{door.port}")
+        door.judge = faulty(random.randrange(10**6))
+        yield url
+        assert door.faults
+
+
+def test_kill_nine_at_random_moments_loses_and_doubles_nothing(tmp_path: Path, state: str) -> None:
     rows = generate(tmp_path)
     config = tmp_path / "killed.toml"
-    config.write_text(CONFIG.format(home=tmp_path))
+    config.write_text(CONFIG.format(home=tmp_path).replace(f"{tmp_path}/state", state))
     seed = random.randrange(10**6)
     rng = random.Random(seed)
     for kill in range(KILLS):
-        before, process = epochs(tmp_path), start(config)
+        before, process = epochs(state), start(config)
         until = time.monotonic() + 400
         goal = before + rng.randrange(4)  # sometimes before the first commit of this run, sometimes after several
-        while epochs(tmp_path) <= goal and process.poll() is None and time.monotonic() < until:
+        while epochs(state) <= goal and process.poll() is None and time.monotonic() < until:
             time.sleep(0.02)
         time.sleep(rng.uniform(0, 0.6))
         assert process.poll() is None, f"it ended before kill {kill}: {said(config)}"
@@ -118,7 +141,7 @@ def test_a_signal_finishes_the_epoch_and_the_next_run_goes_on(tmp_path: Path, nu
     config.write_text(CONFIG.format(home=tmp_path))
     process = start(config)
     until = time.monotonic() + 400
-    while epochs(tmp_path) < 1 and process.poll() is None and time.monotonic() < until:
+    while epochs(tmp_path / "state") < 1 and process.poll() is None and time.monotonic() < until:
         time.sleep(0.02)
     process.send_signal(number)
     assert process.wait(timeout=300) == 0, said(config)

@@ -26,6 +26,7 @@ from slackwater.sources import files
 from slackwater.sources.streams import Streams
 from slackwater.state.commit import BatchId, SegmentMeta
 from slackwater.state.files import arrow, units
+from slackwater.state.files.directory import Directory
 from slackwater.state.files.merging import merge_plan
 from slackwater.state.files.store import FilesStore
 from slackwater.windows import hll
@@ -97,7 +98,7 @@ def test_the_newest_version_of_a_unit_wins_and_the_deleted_is_gone(tmp_path: Pat
     (tmp_path / "segments").mkdir()
     parts = [frame_of(h1=10, h2=20, h3=30), frame_of(h2=21, h4=41), frame_of(h3=-1)]
     metas = [written(tmp_path, f"{n}.arrow", f) for n, f in enumerate(parts)]
-    reader = units.SegmentReader(str(tmp_path), metas, dict(parts[0].schema))
+    reader = units.SegmentReader(Directory(str(tmp_path)), metas, dict(parts[0].schema))
     assert sorted(reader.scan()["__due"]) == [10, 21, 41]
     assert sorted(reader.units(np.array([2, 3, 4, 9]))["__due"]) == [21, 41]
     due = reader.due(Due(((5, 30),), ((5, 30),), (), pending_upto=0, start_before=99))
@@ -111,7 +112,7 @@ def test_a_damaged_segment_is_named(tmp_path: Path) -> None:
     meta = written(tmp_path, "0.arrow", frame_of(h1=1))
     (tmp_path / meta.file).write_bytes(b"ARROW1 and then nothing")
     with pytest.raises(StateError, match=f"state file .*{Path(meta.file).name} cannot be read"):
-        units.SegmentReader(str(tmp_path), [meta], {}).scan()
+        units.SegmentReader(Directory(str(tmp_path)), [meta], {}).scan()
 
 
 def test_segments_of_one_size_are_merged_and_a_large_one_is_left_alone() -> None:

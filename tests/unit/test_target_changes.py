@@ -15,6 +15,7 @@ from slackwater.evolution import compare
 from slackwater.runner.set_aside import _waiting
 from slackwater.state.commit import Commit
 from slackwater.state.files import published
+from slackwater.state.files.directory import Directory
 from slackwater.testing.pipeline import LocalPipeline
 
 SCHEMA = {"k": "string"}
@@ -158,15 +159,16 @@ def test_what_is_set_aside_is_what_is_missing(test: Any) -> None:
 
 def test_notes_of_another_epoch_or_damaged_ones_count_for_nothing(tmp_path: Path) -> None:
     path = tmp_path / "reached"
-    assert published.reached(path, 3) == frozenset()
-    published.note_reached(path, 3, "a")
-    published.note_reached(path, 3, "b")
-    assert published.reached(path, 3) == {"a", "b"} and published.reached(path, 4) == frozenset()
-    published.note_reached(path, 4, "c")
-    assert published.reached(path, 4) == {"c"} and published.reached(path, 3) == frozenset()
+    note = published.Kept(Directory(str(tmp_path)), "reached")
+    assert published.reached(note, 3) == frozenset()
+    published.note_reached(note, 3, "a")
+    published.note_reached(note, 3, "b")
+    assert published.reached(note, 3) == {"a", "b"} and published.reached(note, 4) == frozenset()
+    published.note_reached(note, 4, "c")
+    assert published.reached(note, 4) == {"c"} and published.reached(note, 3) == frozenset()
     for text in ("", "[]", '{"epoch": 4, "targets": ["c", "d"]}\n0123456789abcdef\n', "\xff\n\n"):
         path.write_bytes(text.encode("latin-1"))
-        assert published.reached(path, 4) == frozenset()
+        assert published.reached(note, 4) == frozenset()
 
 
 def test_a_record_from_before_there_were_several_goes_on(test: Any) -> None:

@@ -13,6 +13,7 @@ from slackwater.errors import StartError
 from slackwater.maintenance.compact import Compacted, compact
 from slackwater.maintenance.history import history
 from slackwater.maintenance.report import Report
+from slackwater.maintenance.requests import Requests
 from slackwater.maintenance.sizes import HOUR_US, LARGE, Forecast, Sizes, sizes
 from slackwater.maintenance.verify import verify
 from slackwater.query.where import store_at
@@ -71,6 +72,8 @@ def _sizes(found: Sizes) -> list[str]:
         removed = "; a runner, or compact, removes it" if found.garbage[0] else ""
         facts.append(["garbage", f"{_pair(found.garbage)}{removed}"])
     facts += [["lists", _pair(found.lists)], ["forecast", _forecast(found.forecast, in_tables)]]
+    if found.requests is not None:
+        facts.append(["requests", _requests(found.requests)])
     lines += table(facts)
     if found.hot:
         keys = [["key", *(["side"] if any(k.side for k in found.hot) else []), "rows", "events"]]
@@ -80,6 +83,17 @@ def _sizes(found: Sizes) -> list[str]:
             keys.append([name, *([k.side or "-"] if "side" in keys[0] else []), f"{k.rows:,}", events])
         lines += ["", *table(keys)]
     return lines
+
+
+def _requests(found: Requests) -> str:
+    each = f"{found.per_shard:.1f} per shard and {found.per_commit:.1f} per commit (means of {plural(found.epochs, 'kept epoch')})"
+    if found.dollars is None or found.seconds is None:
+        return each
+    low, high = found.dollars
+    cost = f"{low:,.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:,.2f} to {high:,.2f}"
+    return (
+        f"{each}; at a commit every {ago(int(found.seconds * 1e6))} about ${cost} a month, at the prices of S3 Standard"
+    )
 
 
 def _pair(pair: tuple[int, int]) -> str:

@@ -28,10 +28,11 @@ class Connection(Spec):
 
 
 class FilesConnection(Connection):
-    """Files on a local disk or any path that Spark reads."""
+    """Files on a local disk or any path that Spark reads. `options`: of targets in an object store, as obstore spells them."""
 
     kind: Literal["files"] = "files"
-    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("files")}
+    options: Mapping[str, str] = Field(default_factory=dict, repr=False)
+    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("files"), "options": _options}
 
 
 class ConsoleConnection(Connection):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from slackwater.config.connection import Connection, connection_or_name
-from slackwater.config.kinds import Duration, Kind, choice, duration, text, texts, whole
+from slackwater.config.kinds import Duration, Kind, choice, duration, settings, text, texts, whole
 from slackwater.config.spec import Problem, Spec, Values
 from slackwater.config.spelling import show
 from slackwater.config.step import Step
 from slackwater.config.window import Window
-from slackwater.secrets import remember_url
+from slackwater.secrets import remember_settings, remember_url
+
+OBJECTS = ("s3", "gs", "abfss")  # schemes of URLs of object stores
 
 
 class Target(Spec):
@@ -114,14 +117,19 @@ class Target(Spec):
                 yield key, f"belongs to connections of kind {named}, this one is {show(kind)}; {advice}"
         if missing:
             yield needed, f"missing; {what}"
+        path = values.get("path")
+        if kind == "files" and isinstance(path, str) and "path" not in wrong:
+            yield from of_url(path, "results")
 
 
 class StateStore(Spec):
-    """Where state lives: `files` (a directory), `postgres` (a database), or `in_memory` (gone with the process).
+    """Where state lives: `files` (a directory, or a URL of an object store), `postgres` (a database), or `in_memory` (gone with
+    the process).
 
     `shards`: how many parts the state is spread over, by default one per core; may be changed between runs.
     `schema` (postgres): the schema of its tables. `path` (postgres): where Spark's checkpoints are kept, which only sources
-    that cannot seek need; by default a temporary directory.
+    that cannot seek need; by default a temporary directory. `options` (a URL): how the object store is reached, as obstore
+    spells it (`region`, `endpoint`, …); what is not there comes from the environment, or the role of the machine.
     """
 
     kind: str
@@ -130,6 +138,7 @@ class StateStore(Spec):
     schema_: str = Field(default="public", alias="schema")
     checkpoint_interval_ms: int = 60_000
     shards: int | None = None
+    options: Mapping[str, str] = Field(default_factory=dict, repr=False)
 
     if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
 
@@ -142,6 +151,7 @@ class StateStore(Spec):
             schema: str = "public",
             checkpoint_interval_ms: Duration = 60_000,
             shards: int | None = None,
+            options: Mapping[str, str] | None = None,
         ) -> None: ...
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
@@ -151,6 +161,7 @@ class StateStore(Spec):
         "schema": text,
         "checkpoint_interval_ms": duration(1),
         "shards": whole(1, 4096),
+        "options": settings('a table of settings ({ region = "eu-central-1" })'),
     }
     FIELDS: ClassVar[Mapping[str, str]] = {"schema": "schema_"}
     REQUIRED: ClassVar[tuple[str, ...]] = ("kind",)
@@ -172,8 +183,35 @@ class StateStore(Spec):
             yield "path", 'missing; a files store needs a directory, as in "state"'
         if kind == "postgres" and "url" not in values and "url" not in wrong:
             yield "url", 'missing; a postgres store needs a database, as in "${STATE_URL}"'
+        yield from _of_objects(values, wrong)
         if kind == "in_memory" and "path" in values:
             yield "path", 'belongs to kind = "files" or "postgres"; an in_memory store has no directory, remove it'
         for key, attribute in (("url", "url"), ("schema", "schema_")):
             if attribute in values and kind not in (None, "postgres"):
                 yield key, f'belongs to kind = "postgres", this one is {show(kind)}; remove it'
+
+
+def _of_objects(values: Values, wrong: set[str]) -> Iterator[Problem]:
+    """What does not fit a path that is a URL, and what is only for one."""
+    kind, path, options = values.get("kind"), values.get("path"), values.get("options")
+    if isinstance(options, Mapping):
+        remember_settings(options)
+    if isinstance(path, str):
+        remember_url(path)
+    scheme, is_url, _ = path.partition("://") if isinstance(path, str) else ("", "", "")
+    if kind == "files" and isinstance(path, str):
+        yield from of_url(path, "state")
+    if options and not {"options", "path"} & wrong and not (kind == "files" and is_url and scheme != "file"):
+        yield "options", 'belongs to a path in an object store, as in "s3://bucket/state"; remove it'
+
+
+def of_url(path: str, what: str) -> Iterator[Problem]:
+    """What does not fit a path of files, if it is a URL."""
+    scheme, is_url, _ = path.partition("://")
+    if not is_url or scheme == "file":
+        return
+    if scheme not in OBJECTS:
+        yield "path", f'found {show(path)}, expected a directory, or a URL: "s3://…", "gs://…", "abfss://…"'
+    elif find_spec("obstore") is None:
+        needs = f"{what} in an object store need{'s' if what == 'state' else ''} the package obstore, which is not installed"
+        yield "path", f"{needs}; pip install 'slackwater[objects]'"

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psycopg
 
 from slackwater.errors import StartError, StateError
+from slackwater.maintenance import requests
 from slackwater.maintenance.hot_keys import HotKey, hot_keys
+from slackwater.maintenance.requests import Requests
 from slackwater.state.commit import Commit
+from slackwater.state.files.place import NAMED
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres import client, owned
 from slackwater.state.postgres.store import PostgresStore
@@ -70,6 +72,7 @@ class Sizes:
     lists: tuple[int, int] = (0, 0)
     garbage: tuple[int, int] = (0, 0)  # files that no kept commit names, without those of an epoch in progress
     forecast: Forecast | None = None
+    requests: Requests | None = None  # of an object store
     hot: list[HotKey] = field(default_factory=list)
 
 
@@ -95,7 +98,7 @@ def sizes(store: StateStore, hot: int = 0) -> Sizes:
 
 
 def _of_files(store: FilesStore, latest: Commit, found: Sizes) -> None:
-    home, commits = Path(store.root), kept(store)
+    commits = kept(store)
     found.state_bytes, found.kept = latest.state_bytes, [m.epoch for m in commits]
     found.shards = [
         ShardSize(number, shard, len(metas), sum(m.rows for m in metas), sum(m.bytes for m in metas))
@@ -105,11 +108,7 @@ def _of_files(store: FilesStore, latest: Commit, found: Sizes) -> None:
     now = _segments(latest)
     before = {name: size for m in commits for name, size in _segments(m).items() if name not in now}
     found.only_kept = len(before), sum(before.values())
-    on_disk = {
-        f"{folder}/{p.name}": _size(p)
-        for folder in ("segments", "outputs", "offsets")
-        for p in (home / folder).glob("*")
-    }
+    on_disk = {f"{folder}/{name}": weight for folder in NAMED for name, weight in store.place.sizes(folder).items()}
     found.outputs = _sum(on_disk, "outputs/")
     found.lists = _sum(on_disk, "offsets/")
     if latest.staged and store.published() < latest.epoch:
@@ -120,6 +119,8 @@ def _of_files(store: FilesStore, latest: Commit, found: Sizes) -> None:
     garbage = {n: b for n, b in on_disk.items() if n not in named and _epoch(n) <= last}
     found.garbage = _sum(garbage, "")
     found.forecast = forecast(commits)
+    if store.place.is_remote:
+        found.requests = requests.of(commits, on_disk)
 
 
 def kept(store: StateStore) -> list[Commit]:
@@ -150,13 +151,6 @@ def _segments(commit: Commit) -> dict[str, int]:
 def _sum(files: dict[str, int], prefix: str) -> tuple[int, int]:
     chosen = [size for name, size in files.items() if name.startswith(prefix)]
     return len(chosen), sum(chosen)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0  # removed meanwhile
 
 
 def _epoch(name: str) -> int:

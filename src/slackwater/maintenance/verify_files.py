@@ -12,7 +12,6 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
@@ -24,7 +23,9 @@ from slackwater.maintenance import rows
 from slackwater.maintenance.report import Problem, Report, advised
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, StageState
-from slackwater.state.files.arrow import frame_of, open_arrow, wrong_in
+from slackwater.state.files.arrow import frame_of, open_arrow
+from slackwater.state.files.lists import wanted as listed
+from slackwater.state.files.place import Place, Wanted, wanted
 from slackwater.state.files.store import FilesStore
 
 COPY = "a copy of the state directory"
@@ -52,16 +53,16 @@ class _Check:
     steps: dict[tuple[int, int], Operator | None] = field(default_factory=dict)  # of an epoch and stage
 
     @property
-    def home(self) -> Path:
-        return Path(self.store.root)
+    def place(self) -> Place:
+        return self.store.place
 
-    def tell(self, place: str | Path, what: str, epochs: Iterable[int] = (), remedy: str = "") -> None:
-        self.report.problems.append(Problem(str(place), what, tuple(sorted(epochs)), remedy))
+    def tell(self, place: str, what: str, epochs: Iterable[int] = (), remedy: str = "") -> None:
+        self.report.problems.append(Problem(place, what, tuple(sorted(epochs)), remedy))
 
     # -- manifests -------------------------------------------------------------------------------------------------
 
-    def path(self, epoch: int) -> Path:
-        return self.home / "manifests" / f"{epoch:09d}.json"
+    def path(self, epoch: int) -> str:
+        return self.place.shown(f"manifests/{epoch:09d}.json")
 
     def read(self, epochs: Iterable[int]) -> None:
         for epoch in epochs:
@@ -73,9 +74,14 @@ class _Check:
             self.manifests[epoch] = commit
             for wrong in _misshapen(commit):
                 self.tell(self.path(epoch), wrong, (epoch,))
-        for path in sorted((self.home / "manifests").glob("*")):
-            if not re.fullmatch(r"[0-9]{9,18}\.json", path.name):
-                self.tell(path, "is no manifest", (-1,), "move it elsewhere; nothing reads it")
+        for name in sorted(self.place.sizes("manifests")):
+            if not re.fullmatch(r"[0-9]{9,18}\.json", name):
+                self.tell(
+                    self.place.shown(f"manifests/{name}"),
+                    "is no manifest",
+                    (-1,),
+                    "move it elsewhere; nothing reads it",
+                )
 
     def chain(self, epochs: list[int]) -> None:
         """What follows from each other."""
@@ -94,7 +100,7 @@ class _Check:
 
     def published(self, epochs: list[int]) -> int | None:
         """The last epoch that was published, None if that cannot be known."""
-        path = self.home / "published"
+        path = self.place.shown("published")
         try:
             found = self.store.published()
         except StateError as error:
@@ -142,11 +148,11 @@ class _Check:
         return self.steps[epoch, stage]
 
     def segment(self, found: _Segment) -> None:
-        meta, path = found.meta, self.home / found.meta.file
+        meta, path = found.meta, self.place.shown(found.meta.file)
         self.report.files += 1
         self.report.rows += meta.rows
         self.report.bytes += meta.bytes
-        if wrong := wrong_in(path, meta.checksum, meta.bytes):
+        if wrong := self.place.wrong_in(wanted(meta)):
             self.tell(path, wrong, found.epochs)
             return
         epoch = found.epochs[-1]  # the newest that names it
@@ -157,7 +163,7 @@ class _Check:
         """What is wrong with the rows of a segment whose bytes are those that were written."""
         meta, place = found.meta, (found.shard, found.shards)
         try:
-            table = open_arrow(self.home / meta.file)
+            table = open_arrow(self.place.held(wanted(meta)), self.place.shown(meta.file))
             if table.num_rows != meta.rows:
                 yield f"holds {plural(table.num_rows, 'row')}, the commit says {meta.rows:,}"
                 return
@@ -182,7 +188,7 @@ class _Check:
             if step is None or not as_emitted(step, stage):
                 continue
             for shard, metas in enumerate(stage.segments):
-                if str(self.path(epoch)) in damaged or any(str(self.home / m.file) in damaged for m in metas):
+                if self.path(epoch) in damaged or any(self.place.shown(m.file) in damaged for m in metas):
                     continue
                 try:
                     everything = rows.visible(step, self.store.shard(shard, stage.shards, epoch, metas, number))
@@ -200,15 +206,15 @@ class _Check:
             self.output(meta, epoch)
 
     def output(self, meta: OutputMeta, epoch: int) -> None:
-        path = self.home / meta.file
+        path, file = self.place.shown(meta.file), Wanted(meta.file, meta.checksum)
         self.report.files += 1
         self.report.rows += meta.rows
-        if wrong := wrong_in(path, meta.checksum):
+        if wrong := self.place.wrong_in(file):
             self.tell(path, f"{wrong}; epoch {epoch} is not published yet", (epoch,))
             return
-        self.report.bytes += path.stat().st_size
+        self.report.bytes += self.place.held(file).stat().st_size
         try:
-            count = open_arrow(path).num_rows
+            count = open_arrow(self.place.held(file), path).num_rows
         except StateError as error:
             self.tell(path, _fact(str(error)), (epoch,))
             return
@@ -222,17 +228,16 @@ class _Check:
             for file in commit.lists:
                 named.setdefault(file, []).append(epoch)
         for file, epochs in named.items():
-            path = self.home / file
             self.report.files += 1
-            if wrong := wrong_in(path, path.stem.rpartition("-")[2]):
-                self.tell(path, wrong, epochs)
+            if wrong := self.place.wrong_in(listed(file)):
+                self.tell(self.place.shown(file), wrong, epochs)
             else:
-                self.report.bytes += path.stat().st_size
+                self.report.bytes += self.place.held(listed(file)).stat().st_size
 
 
 def verify_files(store: FilesStore) -> Report:
     """Look at everything that kept commits need. Raises nothing for what is damaged."""
-    check = _Check(store, Report(Path(store.root).name, "files"))
+    check = _Check(store, Report(store.place.name, "files"))
     epochs = store.epochs()
     check.read(epochs)
     if not epochs:
@@ -256,7 +261,7 @@ def _begins(check: _Check) -> None:
         check.store.check_begins()
     except StateError as error:
         check.tell(
-            check.home / "manifests", _fact(str(error)), (), "restore the manifests from a copy of the directory"
+            check.place.shown("manifests"), _fact(str(error)), (), "restore the manifests from a copy of the directory"
         )
 
 

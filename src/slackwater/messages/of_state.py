@@ -10,7 +10,8 @@ FAMILIES: Sequence[Family] = (
     Family(
         "Another runner holds the pipeline",
         ("LockHeldError",),
-        "One runner per pipeline: the one that is named, by process and machine, has its lock. The lock goes with its process.",
+        "One runner per pipeline: the one that is named, by process and machine, has its lock. The lock goes with its process; in an "
+        "object store it is a lease, which a process of another machine that is gone keeps for 35 seconds at most.",
         "Stop that one first. Looking (`why`, `show`, `state`, `ui`) needs no lock.",
     ),
     Family(
@@ -45,7 +46,7 @@ FAMILIES: Sequence[Family] = (
         (
             "was written for another",
             "does not describe its window",
-            "does not tell which join",
+            "does not tell which",
             "only windows can be looked into",
             "its columns changed since",
             "the config has changed since",
@@ -106,6 +107,23 @@ FAMILIES: Sequence[Family] = (
             "restore (it|them|both|that|the manifests)",
             "is of another state",
             "is no file",
+        ),
+    ),
+    Family(
+        "The object store cannot be used",
+        ("StateError", "StartError", "EpochError"),
+        "The bucket that holds the state is not there, does not let this process in, or could not be reached for a minute. What was "
+        "committed stays, and a commit whose answer was lost is found by the next start.",
+        "Do what the line says, and start again: [in an object store](state.md#in-an-object-store).",
+        (
+            "there is no bucket",
+            "no credentials were found",
+            "access was denied",
+            "check the URL, and its options",
+            "was refused again and again",
+            "see that the store can be reached",
+            "copies of state files cannot be kept",
+            "the cache of state files",
         ),
     ),
     Family(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from slackwater.config.connection import (
     KafkaConnection,
     PostgresConnection,
 )
+from slackwater.config.paths import local
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.target import Target
 from slackwater.core.dispatch import unregistered
@@ -34,6 +35,7 @@ from slackwater.errors import StartError
 from slackwater.evolution.description import logic_in
 from slackwater.query.view import StateView
 from slackwater.query.where import store_at
+from slackwater.targets.folder import folder_at
 
 _URL = re.compile(r"postgres(ql)?://")
 _SUFFIXES = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
@@ -118,7 +120,10 @@ def _(connection: ConsoleConnection | KafkaConnection, target: Target) -> Output
 
 @_written.register
 def _(connection: FilesConnection, target: Target) -> Output | None:
-    return _path(target.path or "")
+    path = target.path or ""
+    if local(path):
+        return _path(path)
+    return replace(_path(str(folder_at(path, connection.options).here())), label=path)
 
 
 @_written.register

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
-from pathlib import Path
 from typing import Any, Protocol
 
 import polars as pl
@@ -31,6 +30,7 @@ from slackwater.core.dispatch import unregistered
 from slackwater.errors import StartError
 from slackwater.query import outputs
 from slackwater.query.text import json_lines
+from slackwater.targets.folder import Folder, folder_at
 
 TIMES = ("window_start", "window_end")
 
@@ -67,7 +67,8 @@ def _published(connection: Connection, pipeline: Pipeline) -> Published:
 @_published.register
 def _(connection: FilesConnection, pipeline: Pipeline) -> Published:
     target = pipeline.target
-    return _Files(Path(target.path or ""), target.format or "parquet", pipeline.writer)
+    folder = folder_at(target.path or "", connection.options)
+    return _Files(folder, target.format or "parquet", pipeline.writer)
 
 
 @_published.register
@@ -114,14 +115,14 @@ def in_order(frame: pl.DataFrame, start: str | None) -> pl.DataFrame:
 
 @dataclass
 class _Files:
-    path: Path
+    folder: Folder
     form: str
     writer: str
     _seen: set[str] = field(default_factory=set)
 
     @property
     def place(self) -> str:
-        return str(self.path)
+        return self.folder.shown
 
     def newest(self, limit: int) -> pl.DataFrame | None:
         return self.fresh()
@@ -131,12 +132,12 @@ class _Files:
         ours = re.compile(rf"{re.escape(self.writer)}-(?:[0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
         try:
             there = sorted(
-                (p for p in self.path.iterdir() if ours.fullmatch(p.name)), key=lambda p: p.stat().st_mtime_ns
+                (p for p in self.folder.here().iterdir() if ours.fullmatch(p.name)), key=lambda p: p.stat().st_mtime_ns
             )
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise StartError(f"{self.path} cannot be looked at ({error.strerror}); check who may read it") from None
+            raise StartError(f"{self.place} cannot be looked at ({error.strerror}); check who may read it") from None
         new = [p for p in there if p.name not in self._seen]
         self._seen |= {p.name for p in new}
         frames = [f for f in (outputs.read_file(p, self.form) for p in new) if f.height]

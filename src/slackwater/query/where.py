@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 
 from slackwater.config import toml
+from slackwater.config.paths import local
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spelling import near
+from slackwater.config.target import OBJECTS
 from slackwater.errors import StartError
 from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import StateStore
@@ -27,6 +30,8 @@ def store_at(where: str | Path | Pipeline, pipeline: str | None = None, schema: 
         return _configured(where)
     if _URL.match(str(where)):
         return _in_database(str(where), schema, pipeline)
+    if is_url(where):
+        return _in_objects(str(where), pipeline)
     path = Path(where)
     if path.suffix == ".toml" and not path.is_dir():
         return _configured(toml.load(path))
@@ -43,9 +48,15 @@ def names_at(where: str | Path | Pipeline, schema: str = "public") -> list[str]:
             raise _in_memory(where)
         if store.kind == "postgres":
             return _in_tables(store.url or "", store.schema_)
-        where = Path(store.path or "")
+        where = store.path or ""
+        if is_url(where):
+            return objects_at(where, store.options)
     elif _URL.match(str(where)):
         return _in_tables(str(where), schema)
+    if is_url(where):
+        above, last = _split(str(where))
+        own = above and _reaching(str(where)).is_state(above, last, {})
+        return [last] if own else objects_at(str(where))
     path = Path(where)
     return [path.name] if (path / "manifests").is_dir() else _below(path)
 
@@ -77,6 +88,43 @@ def _below(path: Path) -> list[str]:
     if not path.is_dir():
         raise StartError(f"{path}: there is no such state directory; expected a TOML file, a directory or a URL")
     return sorted(p.parent.name for p in path.glob("*/manifests") if ASIDE not in p.parent.name)
+
+
+def is_url(where: str | Path) -> bool:
+    """Whether that names a place in an object store."""
+    return isinstance(where, str) and not local(where)
+
+
+def objects_at(url: str, options: Mapping[str, str] | None = None) -> list[str]:
+    """The pipelines that have their state below a URL; without `options` reached by what the environment says."""
+    objects = _reaching(url)
+    return [name for name in objects.names(url, options or {}) if ASIDE not in name]
+
+
+def _reaching(url: str) -> ModuleType:
+    """What looks into object stores. Raises StartError for a URL of anything else."""
+    from slackwater.state.files import objects
+
+    if url.partition("://")[0] not in OBJECTS:
+        raise StartError(f"{url}: expected a TOML file, a directory, or a URL: postgresql://, s3://, gs://, abfss://")
+    return objects
+
+
+def _in_objects(url: str, name: str | None) -> FilesStore:
+    """Of a state itself, or of what it lies below."""
+    above, last = _split(url)
+    if above and _reaching(url).is_state(above, last, {}):
+        if name not in (None, last):
+            raise StartError(f'{url}: this is the state of "{last}", not of "{name}"')
+        return FilesStore(above, last)
+    return FilesStore(url, _chosen(url, name, objects_at(url)))
+
+
+def _split(url: str) -> tuple[str, str]:
+    """What a URL lies below, empty for a bucket, and its last part."""
+    scheme, _, rest = url.rstrip("/").partition("://")
+    above, cut, last = rest.rpartition("/")
+    return (f"{scheme}://{above}", last) if cut else ("", rest)
 
 
 def _in_database(url: str, schema: str, name: str | None) -> StateStore:

@@ -59,7 +59,7 @@ def store_of(pipeline: Pipeline) -> StateStore:
         from slackwater.state.postgres.store import PostgresStore
 
         return PostgresStore(store.url or "", store.schema_, pipeline.name, store.path)
-    return FilesStore(store.path or "", pipeline.name)
+    return FilesStore(store.path or "", pipeline.name, store.options)
 
 
 def targets_of(pipeline: Pipeline, operators: Mapping[str, Operator], state_id: str = "") -> dict[str, Target]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from slackwater.config.connection import PostgresConnection
+from slackwater.config.paths import local
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.target import Target as TargetSpec
 from slackwater.core.offsets import ChangedFiles
@@ -16,6 +17,8 @@ from slackwater.sources import files
 
 def problems(pipeline: Pipeline) -> list[str]:
     """What cannot be reached, or does not fit. Starts Spark only to learn the columns that a database table must have."""
+    from slackwater.runner.assemble import store_of
+
     found: list[str] = []
 
     def attempt(look: Callable[[], object]) -> None:
@@ -31,6 +34,8 @@ def problems(pipeline: Pipeline) -> list[str]:
     store = pipeline.state_store
     if store is not None and store.kind == "postgres":
         attempt(lambda: _database(str(store.url), "state store"))
+    elif store is not None and store.kind == "files" and not local(store.path or ""):
+        attempt(lambda: store_of(pipeline).runner())
     places = {f'target "{n}"' if pipeline.targets else "target": own.target for n, own in pipeline.by_target.items()}
     if pipeline.dead_letter is not None:
         places["dead_letter"] = pipeline.dead_letter

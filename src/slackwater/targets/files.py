@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 from slackwater.core.capacity import ANYTHING, YEARS, Capacity
 from slackwater.core.schema import arrow_schema
 from slackwater.core.text import TIME, has_map, json_text, nested, object_text, within
-from slackwater.errors import PublishError, StartError
+from slackwater.errors import EpochError, PublishError, StartError, StateError
 from slackwater.targets.base import Table
+from slackwater.targets.folder import OWN, folder_at
 
 _TIME = f"{TIME}Z"
 
@@ -32,9 +33,9 @@ class FilesTarget:
     guarantee = "exactly once"
     upserts = False
 
-    def __init__(self, path: str | Path, form: str, table: Table) -> None:
-        self._dir, self._format, self._table = Path(path), form, table
-        self._marker = self._dir / "_slackwater" / f"{table.writer}.json"
+    def __init__(self, path: str | Path, form: str, table: Table, options: Mapping[str, str] | None = None) -> None:
+        self._folder, self._format, self._table = folder_at(path, options), form, table
+        self._marker = f"{OWN}/{table.writer}.json"
         self.description = f'{form} files in "{path}"'
 
     @property
@@ -54,31 +55,33 @@ class FilesTarget:
         return int(marker["epoch"]) if marker.get("state", "") == self._table.state else -1
 
     def _read_marker(self) -> dict[str, Any]:
-        if not self._marker.exists():
+        content = self._folder.read(self._marker)
+        if content is None:
             return {"epoch": -1, "state": self._table.state, "infix": ""}
         try:
-            found: dict[str, Any] = json.loads(self._marker.read_text())
+            found: dict[str, Any] = json.loads(content)
             return found
         except ValueError:
             raise PublishError(
-                f"marker {self._marker} is damaged; delete it if the epochs in {self._dir} are complete up to the last commit"
+                f"marker {self._shown}/{self._marker} is damaged; delete it if the epochs in {self._shown} are complete up to the last commit"
             ) from None
 
-    def _files(self) -> list[Path]:
+    @property
+    def _shown(self) -> str:
+        return self._folder.shown
+
+    def _files(self) -> list[str]:
         """The files of this writer, of whatever state."""
         ending = "jsonl" if self._format == "json" else self._format
         named = re.compile(rf"{re.escape(self._table.writer)}-([0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
-        try:
-            return sorted(p for p in self._dir.iterdir() if named.fullmatch(p.name))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        return [name for name in self._folder.names() if named.fullmatch(name)]
 
     def former(self) -> str | None:
         """What another state of this writer left here, in words."""
         files, marker = self._files(), self._read_marker()
         if not files or (self._table.state and marker.get("state") == self._table.state):
             return None
-        of = f'{len(files):,} {"file" if len(files) == 1 else "files"} of another state of "{self._table.writer}" in "{self._dir}"'
+        of = f'{len(files):,} {"file" if len(files) == 1 else "files"} of another state of "{self._table.writer}" in "{self._shown}"'
         return f"{of}, up to epoch {marker['epoch']}" if marker["epoch"] >= 0 else of
 
     def put_aside(self) -> str | None:
@@ -87,21 +90,20 @@ class FilesTarget:
         if not files:
             return None
         stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S%fZ")
-        aside = self._marker.parent / f"before-{stamp}"
+        to = f"{OWN}/before-{stamp}"
+        aside = f"{self._shown}/{to}"
         try:
-            aside.mkdir(parents=True)
-            for path in (*files, *([self._marker] if self._marker.exists() else [])):
-                path.replace(aside / path.name)
+            marked = [self._marker] if self._folder.read(self._marker) is not None else []
+            self._folder.move([*files, *marked], to)
         except OSError as error:
             raise StartError(
-                f"target directory {self._dir}: files of the former state could not be put aside in {aside} ({error.strerror}); "
+                f"target directory {self._shown}: files of the former state could not be put aside in {aside} ({error.strerror}); "
                 "what was moved is there; check the rights, then repeat this"
             ) from None
         return f'"{aside}"'
 
     def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
         try:
-            self._marker.parent.mkdir(parents=True, exist_ok=True)
             if epoch <= self.last_epoch():
                 return
             before = self._read_marker()
@@ -109,17 +111,14 @@ class FilesTarget:
             # the files of a state that was started over stay; its successor's have names of their own
             infix = before.get("infix", "") if ours else f"{self._table.state[:8]}-"
             name = f"{self._table.writer}-{infix}{epoch:09d}.{'jsonl' if self._format == 'json' else self._format}"
-            aside = self._marker.parent / f".{name}"
-            self._write(aside, rows)
-            _flush(aside)
-            aside.replace(self._dir / name)
-            marker = self._marker.with_suffix(".tmp")
-            marker.write_text(json.dumps({"epoch": epoch, "state": self._table.state, "infix": infix}))
-            _flush(marker)
-            marker.replace(self._marker)
+            self._folder.write(name, lambda path: self._write(path, rows))
+            marker = {"epoch": epoch, "state": self._table.state, "infix": infix}
+            self._folder.mark(self._marker, json.dumps(marker).encode())
+        except (StateError, EpochError) as error:  # of an object store
+            raise PublishError(f"{error}; epoch {epoch} is committed, the next start publishes it") from None
         except OSError as error:
             raise PublishError(
-                f"target directory {self._dir} did not take epoch {epoch} ({error.strerror}); the epoch is committed, "
+                f"target directory {self._shown} did not take epoch {epoch} ({error.strerror}); the epoch is committed, "
                 "the next start publishes it"
             ) from error
 
@@ -134,11 +133,6 @@ class FilesTarget:
             text_columns(rows).write_ndjson(path)
         else:
             text_columns(json_columns(rows)).write_csv(path)
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def text_columns(rows: pl.DataFrame) -> pl.DataFrame:

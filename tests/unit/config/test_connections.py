@@ -187,3 +187,17 @@ def test_secrets_are_not_in_errors(old: str, new: str, secret: str, line: str) -
     assert f"p.toml: {line}" in caught.value.problems
     if "hunter" in secret or secret == "77d":
         assert secret not in str(caught.value)
+
+
+def test_state_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its options hold secrets, which nothing shows; and the package that it needs is named."""
+    store = KAFKA[KAFKA.index("[state_store]") :]
+    given = '[state_store]\nkind = "files"\npath = "s3://b/s"\noptions = { secret_access_key = "${PASSWORD}" }\n'
+    loaded = sw.loads(swap(KAFKA, store, given), env=ENV)
+    assert loaded.state_store is not None and loaded.state_store.options == {"secret_access_key": "hunter2"}
+    assert "hunter2" not in repr(loaded) and "hunter2" not in repr(loaded.state_store)
+    monkeypatch.setattr("slackwater.config.target.find_spec", lambda name: None)
+    assert problems(swap(KAFKA, store, given), **ENV) == [
+        "state_store.path: state in an object store needs the package obstore, which is not installed; "
+        "pip install 'slackwater[objects]'"
+    ]

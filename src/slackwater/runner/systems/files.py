@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from slackwater.config.connection import FilesConnection
+from slackwater.config.paths import local
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
@@ -18,6 +18,7 @@ from slackwater.runner.systems.base import System, zone_of
 from slackwater.sources import files
 from slackwater.targets.base import Table
 from slackwater.targets.files import FilesTarget
+from slackwater.targets.folder import OWN, folder_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,11 +36,16 @@ class Files(System[FilesConnection]):
         return self.former(spec, table)
 
     def former(self, spec: TargetSpec, table: Table) -> FilesTarget:
-        return FilesTarget(Path(spec.path or ""), spec.format or "parquet", table)
+        return FilesTarget(spec.path or "", spec.format or "parquet", table, self.connection.options)
+
+    def check_target(self, spec: TargetSpec, place: str) -> None:
+        if not local(spec.path or ""):
+            folder_at(spec.path or "", self.connection.options).read(OWN)
 
     def letters(self, spec: TargetSpec, pipeline: str, wanted: Wanted) -> Iterator[pl.DataFrame]:
         ending = {"json": "jsonl"}.get(spec.format or "parquet", spec.format or "parquet")
-        for path in sorted(Path(spec.path or "").glob(f"{pipeline}-letters-*.{ending}")):
+        home = folder_at(spec.path or "", self.connection.options).here()
+        for path in sorted(home.glob(f"{pipeline}-letters-*.{ending}")):
             try:
                 if ending == "parquet":
                     yield pl.read_parquet(path)

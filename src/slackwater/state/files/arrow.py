@@ -12,7 +12,6 @@ import polars as pl
 import pyarrow as pa
 import xxhash
 
-from slackwater.core.words import plural
 from slackwater.errors import EpochError, ExhaustedError, StateError
 
 
@@ -100,11 +99,11 @@ def checksum(content: Any) -> str:
     return xxhash.xxh3_64_hexdigest(content)
 
 
-def verify(path: Path, expected: str, size: int | None = None) -> None:
-    """Raise StateError if a file is missing, was cut, or holds other bytes than were written."""
+def verify(path: Path, expected: str, size: int | None = None, shown: str = "") -> None:
+    """Raise StateError if a file is missing, was cut, or holds other bytes than were written. `shown`: what it is called."""
     if wrong := wrong_in(path, expected, size):
         raise StateError(
-            f"state file {path} {wrong}; restore it from a copy of the state directory; nothing was changed"
+            f"state file {shown or path} {wrong}; restore it from a copy of the state directory; nothing was changed"
         )
 
 
@@ -122,31 +121,20 @@ def wrong_in(path: Path, expected: str, size: int | None = None) -> str:
         return "is missing" if not path.exists() else f"cannot be read ({type(error).__name__})"
 
 
-def read_arrow(path: Path, expected: str) -> pl.DataFrame:
+def read_arrow(path: Path, expected: str, shown: str = "") -> pl.DataFrame:
     """A file written by `write_arrow`, with its checksum. Raises StateError if it is not as it was written."""
-    verify(path, expected)
-    return frame_of(open_arrow(path))
+    verify(path, expected, shown=shown)
+    return frame_of(open_arrow(path, shown))
 
 
-def open_arrow(path: Path) -> pa.Table:
+def open_arrow(path: Path, shown: str = "") -> pa.Table:
     try:
         with pa.memory_map(str(path)) as source:
             return pa.ipc.open_file(source).read_all()
     except (OSError, pa.ArrowException) as error:
         raise ExhaustedError.of(error) or StateError(
-            f"state file {path} cannot be read ({type(error).__name__}); restore it from a copy of the state directory"
+            f"state file {shown or path} cannot be read ({type(error).__name__}); restore it from a copy of the state directory"
         ) from error
-
-
-def opened(path: Path, rows: int) -> pa.Table:
-    """A file of which a commit says that it holds so many rows. Raises StateError if it does not."""
-    table = open_arrow(path)
-    if table.num_rows != rows:
-        raise StateError(
-            f"state file {path} holds {plural(table.num_rows, 'row')}, the commit says {rows:,}; restore both from a copy of the state "
-            "directory"
-        )
-    return table
 
 
 def frame_of(table: pa.Table) -> pl.DataFrame:

@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -24,8 +23,9 @@ from slackwater.joins.buffer import OUTLINE, Change, Changes
 from slackwater.joins.logic import HIDDEN, JoinLogic, Side
 from slackwater.joins.match import Run, bisect, order
 from slackwater.state.commit import SegmentMeta
-from slackwater.state.files.arrow import frame_of, opened, write_arrow
+from slackwater.state.files.arrow import frame_of
 from slackwater.state.files.merging import merge_plan
+from slackwater.state.files.place import Place, opened, wanted
 from slackwater.watermark import NO_WATERMARK
 
 
@@ -33,12 +33,12 @@ from slackwater.watermark import NO_WATERMARK
 class JoinSegment:
     """One file of rows. It is opened when it is first asked for, and stays readable then though it may be removed."""
 
-    directory: str
+    place: Place
     meta: SegmentMeta
 
     @cached_property
     def table(self) -> pa.Table:
-        return opened(Path(self.directory) / self.meta.file, self.meta.rows)
+        return opened(self.place, wanted(self.meta))
 
     def column(self, name: str) -> Int64s:
         return frame_of(self.table.select([name]))[name].to_numpy()
@@ -58,7 +58,7 @@ class JoinSegment:
 class FilesBuffers:
     """The `Buffers` of one shard in files."""
 
-    root: str
+    place: Place
     metas: tuple[SegmentMeta, ...]
     logic: JoinLogic
 
@@ -66,7 +66,7 @@ class FilesBuffers:
     def _segments(self) -> dict[str, list[JoinSegment]]:
         found: dict[str, list[JoinSegment]] = {}
         for m in self.metas:
-            found.setdefault(m.kind, []).append(JoinSegment(self.root, m))
+            found.setdefault(m.kind, []).append(JoinSegment(self.place, m))
         return found
 
     def _of(self, which: int, what: str = "") -> list[JoinSegment]:
@@ -147,7 +147,7 @@ class FilesBuffers:
 class JoinWriter:
     """Stages the changes of a shard's buffers as files; their names are unique, so a task may run twice."""
 
-    root: str
+    place: Place
     shard: int
     epoch: int
     logic: JoinLogic
@@ -167,14 +167,14 @@ class JoinWriter:
     def write(self, side: Side, what: str, frame: pl.DataFrame) -> SegmentMeta:
         """A frame that is sorted: rows by (`__kh`, `__ts`), places by `__id`."""
         name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
-        size, digest = write_arrow(Path(self.root) / name, frame)
+        size, digest = self.place.write(name, frame)
         return meta_of(side, what, frame, name, size, digest)
 
     def _merged(self, side: Side, what: str, metas: list[SegmentMeta], watermark: int) -> list[SegmentMeta]:
         count = merge_plan(metas)
         if not count:
             return metas
-        frames = [JoinSegment(self.root, m).everything() for m in metas[-count:]]
+        frames = [JoinSegment(self.place, m).everything() for m in metas[-count:]]
         frame = pl.concat(frames)
         frame = frame.filter(pl.Series(side.due(frame["__ts"].to_numpy()) > watermark))
         frame = frame.sort("__id") if what else frame[order(*(frame[c].to_numpy() for c in ("__kh", "__ts")))]

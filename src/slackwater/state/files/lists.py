@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import PurePosixPath
 
-from slackwater.state.files.arrow import checksum, verify, write_synced
+from slackwater.state.files.arrow import checksum
+from slackwater.state.files.place import Place, Wanted, verify
 
 
-def put(directory: Path, epoch: int, lines: Sequence[str]) -> str:
-    """Write a list below the directory of a pipeline; its name. Raises EpochError."""
+def put(place: Place, epoch: int, lines: Sequence[str]) -> str:
+    """Write a list of a pipeline; its name. Raises EpochError."""
     text = "".join(f"{line}\n" for line in lines)
     name = f"offsets/{epoch:09d}-{uuid.uuid4().hex[:12]}-{checksum(text.encode())}.jsonl"
-    (directory / "offsets").mkdir(exist_ok=True)
-    write_synced(directory / name, text.encode())
+    place.put(name, text.encode())
     return name
 
 
-def read(directory: Path, name: str) -> list[str]:
+def read(place: Place, name: str) -> list[str]:
     """The lines of a list. Raises StateError if it is not as it was written."""
-    check(directory, name)
-    return (directory / name).read_text().splitlines()
+    verify(place, wanted(name))
+    return place.held(wanted(name)).read_text().splitlines()
 
 
-def check(directory: Path, name: str) -> None:
-    """Raise StateError if a list is missing, or holds other lines than were written."""
-    verify(directory / name, Path(name).stem.rpartition("-")[2])
+def wanted(name: str) -> Wanted:
+    """A list as a file: its name ends with the checksum."""
+    return Wanted(name, PurePosixPath(name).stem.rpartition("-")[2])

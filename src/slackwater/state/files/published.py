@@ -6,58 +6,106 @@ from __future__ import annotations
 import json
 import logging
 import re
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from slackwater.errors import ExhaustedError, StateError
-from slackwater.state.files.arrow import checksum, write_synced
+from slackwater.state.files.arrow import checksum
+from slackwater.state.files.place import Note, Place
 
 log = logging.getLogger("slackwater")
 
+PUBLISHED, REACHED = "published", "reached"
 
-def read(path: Path) -> int:
+
+@dataclass
+class Kept:
+    """A note that one runner alone writes. Where each look is a request, a runner remembers what it wrote."""
+
+    place: Place
+    file: str
+    _known: Note | None = field(default=None, init=False)
+    _is_known: bool = field(default=False, init=False)
+
+    @property
+    def shown(self) -> str:
+        return self.place.shown(self.file)
+
+    def look(self) -> bytes | None:
+        """What it holds now; None for nothing. Raises OSError."""
+        try:
+            found = self.place.read(self.file)
+        except FileNotFoundError:
+            found = None
+        self._known, self._is_known = found, True
+        return None if found is None else found.content
+
+    def held(self) -> bytes | None:
+        """The same, as the runner that holds the lock knows it."""
+        if not (self._is_known and self.place.is_remote):
+            return self.look()
+        return None if self._known is None else self._known.content
+
+    def write(self, content: bytes) -> None:
+        """Raises EpochError; FencedError if somebody else wrote it meanwhile."""
+        if self.place.is_remote and not self._is_known:
+            self.look()
+        version = self.place.replace(self.file, content, None if self._known is None else self._known.version)
+        self._known, self._is_known = Note(content, version), True
+
+    def forget(self) -> None:
+        """Look again before the next write: another runner may have had the state."""
+        self._known, self._is_known = None, False
+
+
+def epoch_in(note: Kept, content: bytes | None) -> int:
     """The last epoch that was published, -1 for none. Raises StateError."""
-    try:
-        text = path.read_bytes().decode(errors="replace")
-    except FileNotFoundError:
+    if content is None:
         return -1
-    except OSError as error:
-        raise ExhaustedError.of(error) or StateError(
-            f"{path} cannot be read ({error.strerror}); check who may read it"
-        ) from error
+    text = content.decode(errors="replace")
     found = re.fullmatch("([0-9]{1,18})(?: ([0-9a-f]{16}))?", text.strip())  # earlier versions wrote no checksum
     if found is None or found[2] not in (None, checksum(found[1].encode())):
         raise StateError(
-            f"{path} is damaged; restore it from a copy of the directory, or remove it: the latest epoch is published "
+            f"{note.shown} is damaged; restore it from a copy of the directory, or remove it: the latest epoch is published "
             "once more then, which a target that knows its last epoch ignores"
         )
     return int(found[1])
 
 
-def note(path: Path, epoch: int) -> None:
-    """Put down an epoch as the last one that was published. Raises EpochError."""
-    temporary, number = path.with_name(f".{path.name}"), str(epoch)
-    write_synced(temporary, f"{number} {checksum(number.encode())}\n".encode())
-    temporary.replace(path)
-
-
-def reached(path: Path, epoch: int) -> frozenset[str]:
-    """The targets that have their part of this epoch; a damaged note is none: most targets ignore an epoch that they have."""
+def read(note: Kept, held: bool = False) -> int:
+    """The last epoch that was published, -1 for none. `held`: as the runner knows it. Raises StateError."""
     try:
-        text, _, sum_ = path.read_text(errors="replace").strip().rpartition("\n")
+        content = note.held() if held else note.look()
+    except OSError as error:
+        raise ExhaustedError.of(error) or StateError(
+            f"{note.shown} cannot be read ({error.strerror}); check who may read it"
+        ) from error
+    return epoch_in(note, content)
+
+
+def note(kept: Kept, epoch: int) -> None:
+    """Put down an epoch as the last one that was published. Raises EpochError."""
+    number = str(epoch)
+    kept.write(f"{number} {checksum(number.encode())}\n".encode())
+
+
+def reached(note: Kept, epoch: int, held: bool = False) -> frozenset[str]:
+    """The targets that have their part of this epoch; a damaged note is none: most targets ignore an epoch that they have."""
+    found = None
+    try:
+        content = note.held() if held else note.look()
+        if content is None:
+            return frozenset()
+        text, _, sum_ = content.decode(errors="replace").strip().rpartition("\n")
         found = json.loads(text) if checksum(text.encode()) == sum_ else None
-    except FileNotFoundError:
-        return frozenset()
     except (OSError, ValueError):
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("targets"), list):
-        log.warning("%s is damaged; what an epoch left in part is published once more", path)
+        log.warning("%s is damaged; what an epoch left in part is published once more", note.shown)
         return frozenset()
     return frozenset(map(str, found["targets"])) if found.get("epoch") == epoch else frozenset()
 
 
-def note_reached(path: Path, epoch: int, target: str) -> None:
+def note_reached(note: Kept, epoch: int, target: str) -> None:
     """Put down that a target has its part of an epoch, beside those that were put down of it. Raises EpochError."""
-    text = json.dumps({"epoch": epoch, "targets": sorted({*reached(path, epoch), target})})
-    temporary = path.with_name(f".{path.name}")
-    write_synced(temporary, f"{text}\n{checksum(text.encode())}\n".encode())
-    temporary.replace(path)
+    text = json.dumps({"epoch": epoch, "targets": sorted({*reached(note, epoch, held=True), target})})
+    note.write(f"{text}\n{checksum(text.encode())}\n".encode())

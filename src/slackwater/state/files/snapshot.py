@@ -12,9 +12,9 @@ from functools import partial
 from slackwater.errors import StateError
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.files import lists, published
-from slackwater.state.files.arrow import verify
 from slackwater.state.files.buffers import FilesBuffers
 from slackwater.state.files.commit import Log
+from slackwater.state.files.place import verify, wanted
 from slackwater.state.files.units import SegmentReader
 from slackwater.state.protocol import Snapshot, not_kept
 
@@ -23,7 +23,7 @@ class Onlooker:
     """Looks at the commits of a log, again and again."""
 
     def __init__(self, log: Log) -> None:
-        self._log, self._root = log, str(log.directory)
+        self._log, self._place = log, log.place
         self._whole: set[str] = set()  # segments that were looked at and found as written
 
     @contextmanager
@@ -49,29 +49,30 @@ class Onlooker:
         except StateError:
             if epoch in (kept := self._log.epochs()):
                 raise
-        raise not_kept(epoch, kept, self._root)
+        raise not_kept(epoch, kept, self._place.root)
 
     def opened(self, epoch: int) -> Snapshot:
         """One commit, with all its files. Raises StateError if one of them is gone, or not as it was written."""
         commit = self._log.read(epoch)
+        self._place.fetch([wanted(m) for m in commit.metas])
         stages = [
-            [SegmentReader(self._root, metas, {}).opened() for metas in stage.segments] for stage in commit.stages
+            [SegmentReader(self._place, metas, {}).opened() for metas in stage.segments] for stage in commit.stages
         ]
         named = [m for stage in commit.stages for shard in stage.segments for m in shard]
         for meta in named:
             if meta.file not in self._whole:
-                verify(self._log.directory / meta.file, meta.checksum, meta.bytes)
+                verify(self._place, wanted(meta))
         self._whole = {m.file for m in named}
 
         def buffers(shard: int, logic: JoinLogic, stage: int) -> FilesBuffers:
-            found = FilesBuffers(self._root, commit.stages[stage].segments[shard], logic)
+            found = FilesBuffers(self._place, commit.stages[stage].segments[shard], logic)
             return found.hold({s.meta.file: s.table for s in stages[stage][shard].segments})
 
         return Snapshot(
             commit,
-            published.read(self._log.directory / "published"),
+            published.read(published.Kept(self._place, published.PUBLISHED)),
             lambda shard, logic, stage: stages[stage][shard].typed(logic.state_schema),
-            partial(lists.read, self._log.directory),
+            partial(lists.read, self._place),
             buffers,
-            published.reached(self._log.directory / "reached", commit.epoch),
+            published.reached(published.Kept(self._place, published.REACHED), commit.epoch),
         )

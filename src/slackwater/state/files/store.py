@@ -1,7 +1,7 @@
-"""The files store: one directory per pipeline, on a local disk or any mounted file system.
+"""The files store: one directory per pipeline, on a local disk, any mounted file system, or in an object store.
 
 state/<pipeline>/
-  lock                      held for the life of a runner (flock), says who holds it
+  lock                      held for the life of a runner (flock; of objects a lease), says who holds it
   manifests/000000012.json  one per epoch, created only if absent: that is the commit; its last line is a checksum
   segments/…                state rows (Arrow), referred to by manifests
   outputs/…                 staged output (Arrow), kept until published
@@ -14,21 +14,21 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TextIO
 
 import polars as pl
 
-from slackwater.errors import ExhaustedError, FencedError, StateError
+from slackwater.errors import FencedError, StateError
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
-from slackwater.state.files import lists, lock, published
-from slackwater.state.files.arrow import opened, read_arrow, verify
+from slackwater.state.files import lists, published
+from slackwater.state.files.arrow import read_arrow
 from slackwater.state.files.commit import Log
-from slackwater.state.files.fork import fork
+from slackwater.state.files.fork import FORKING, fork
+from slackwater.state.files.place import NAMED, Lock, Place, Wanted, wanted
+from slackwater.state.files.places import place_at
 from slackwater.state.files.snapshot import Onlooker
 from slackwater.state.files.units import FilesShard
 from slackwater.state.protocol import Publish, Snapshot, Stateful, Written
@@ -39,15 +39,29 @@ KEPT_EPOCHS = 8
 
 
 class FilesStore:
-    """A `StateStore` in a directory. Nothing is created or changed before `open`."""
+    """A `StateStore` in a directory or below the URL of an object store. Nothing is created or changed before `open`.
 
-    def __init__(self, path: str | Path, pipeline: str) -> None:
-        self.root = str(Path(path).resolve() / pipeline)
-        self._dir = Path(self.root)
-        self.checkpoint = self._dir / "checkpoint"
-        self._lock: TextIO | None = None
-        self._log, self._latest = Log(self._dir), -1
+    `options`: how an object store is reached, see `config.target.StateStore`. Nothing of them is ever part of the state.
+    """
+
+    def __init__(self, path: str | Path | Place, pipeline: str, options: Mapping[str, str] | None = None) -> None:
+        self.place = place_at(path, pipeline, options or {}) if isinstance(path, str | Path) else path.sibling(pipeline)
+        self.root = self.place.root
+        self._lock: Lock | None = None
+        self._log, self._latest = Log(self.place), -1
+        self._published = published.Kept(self.place, published.PUBLISHED)
+        self._reached = published.Kept(self.place, published.REACHED)
         self._onlooker = Onlooker(self._log)
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def checkpoint(self) -> Path:
+        """Beside the state; of objects a temporary directory, which does for all sources that can seek."""
+        if not self.place.is_remote:
+            return Path(self.root) / "checkpoint"
+        if self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True)
+        return Path(self._temporary.name) / "checkpoint"
 
     def open(self) -> Commit | None:
         self.claim()
@@ -63,14 +77,10 @@ class FilesStore:
 
     def claim(self) -> None:
         """Make the directory, where there is none, and take its lock; looks at nothing in it. Raises LockHeldError, StateError."""
-        try:
-            for name in ("manifests", "segments", "outputs", "checkpoint"):
-                (self._dir / name).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ExhaustedError.of(error) or StateError(
-                f"state directory {self.root} cannot be created ({error.strerror}); expected a writable directory"
-            ) from error
-        self._lock = lock.take(self._dir / "lock")
+        self.place.prepare()
+        self._lock = self.place.lock()
+        for note in (self._published, self._reached):
+            note.forget()
 
     def _found(self) -> Commit | None:
         """The latest commit, if it is what the rest of the directory says it is."""
@@ -86,7 +96,7 @@ class FilesStore:
                 former.add(self._log.read(epoch).state_id)
         if former and latest.state_id not in former:
             raise StateError(
-                f"manifest {self._log.path(latest.epoch)} is of another state (state_id {latest.state_id!r}) than the commits "
+                f"manifest {self._log.shown(latest.epoch)} is of another state (state_id {latest.state_id!r}) than the commits "
                 f"before it ({', '.join(map(repr, sorted(former)))}); restore it from a copy of the directory"
             )
         return latest
@@ -96,63 +106,50 @@ class FilesStore:
         if published > latest:
             there = f"the latest manifest is of epoch {latest}" if latest >= 0 else "there is no manifest"
             raise StateError(
-                f"manifest {self._log.path(published)} is missing: {self._dir / 'published'} says that epoch {published} was "
+                f"manifest {self._log.shown(published)} is missing: {self._published.shown} says that epoch {published} was "
                 f"published, and {there}; restore it from a copy of the directory"
             )
 
     def check_begins(self) -> None:
         """Raise StateError if there are files of later epochs though there is no commit."""
-        if self.forking.exists():
+        if self.place.has(FORKING):
             raise StateError(
-                f"{self.root} holds a fork that was cut off; repeat it: slackwater state fork … {self._dir.name}, or remove the "
+                f"{self.root} holds a fork that was cut off; repeat it: slackwater state fork … {self.place.name}, or remove the "
                 "directory"
             )
-        for folder in ("segments", "outputs", "offsets"):
-            for path in sorted((self._dir / folder).glob("*")):
-                if path.name[:9].isdigit() and int(path.name[:9]) > 0:
+        for folder in NAMED:
+            for name in sorted(self.place.sizes(folder)):
+                if name[:9].isdigit() and int(name[:9]) > 0:
+                    shown = self.place.shown(f"{folder}/{name}")
                     raise StateError(
-                        f"{self._dir / 'manifests'} holds no manifest, and {path} is of epoch {int(path.name[:9])}; restore "
+                        f"{self.place.shown('manifests')} holds no manifest, and {shown} is of epoch {int(name[:9])}; restore "
                         "the manifests from a copy of the directory, or remove the directory to start over"
                     )
 
     def start_over(self) -> str | None:
         aside = None
         if self.epochs():
-            held = lock.take(self._dir / "lock")
+            held = self.place.lock()
             stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S%fZ")
-            aside = self._dir.with_name(f"{self._dir.name}.before-{stamp}")
             try:
-                self._dir.rename(aside)
-            except OSError as error:
-                raise StateError(
-                    f"state directory {self.root} cannot be moved to {aside} ({error.strerror}); nothing was changed"
-                ) from None
+                aside = self.place.put_aside(f"{self.place.name}.before-{stamp}")
             finally:
                 held.close()
         self.open()
-        return None if aside is None else str(aside)
+        return aside
 
     def _verify(self, commit: Commit) -> None:
         """Every segment is there and holds what was written; once per start, as later ones are this process's own."""
-        for meta in (m for stage in commit.stages for shard in stage.segments for m in shard):
-            verify(self._dir / meta.file, meta.checksum, meta.bytes)
-            opened(self._dir / meta.file, meta.rows)
-        for name in commit.offset_lists:
-            lists.check(self._dir, name)
+        self.place.check([*map(wanted, commit.metas), *map(lists.wanted, commit.offset_lists)])
 
     def runner(self) -> str | None:
-        return lock.holder(self._dir / "lock")
+        return self.place.holder()
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
         return self._onlooker.peek(epoch)
 
     def epochs(self) -> list[int]:
         return self._log.epochs()
-
-    @property
-    def forking(self) -> Path:
-        """A file that is there while a fork is made in this directory."""
-        return self._dir / "forking"
 
     def manifest(self, epoch: int) -> Commit:
         """The record of a commit. Raises StateError if it is not there, damaged, or another one's."""
@@ -169,16 +166,17 @@ class FilesStore:
         """Files that no commit names go with the next garbage."""
 
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> FilesShard:
-        return FilesShard(self.root, shard, epoch, metas)
+        return FilesShard(self.place, shard, epoch, metas)
 
     def output(self, meta: OutputMeta) -> pl.DataFrame:
-        return read_arrow(self._dir / meta.file, meta.checksum)
+        held = self.place.held(Wanted(meta.file, meta.checksum))
+        return read_arrow(held, meta.checksum, self.place.shown(meta.file))
 
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:
-        return lists.put(self._dir, epoch, lines)
+        return lists.put(self.place, epoch, lines)
 
     def read_list(self, name: str) -> list[str]:
-        return lists.read(self._dir, name)
+        return lists.read(self.place, name)
 
     def shares_transaction(self, target: object) -> bool:
         return False
@@ -198,25 +196,34 @@ class FilesStore:
         self.note_published(commit.epoch)
 
     def _put(self, commit: Commit) -> None:
-        self._log.put(commit, self._latest)
+        self._confirm(f"commit epoch {commit.epoch}")
+        self._log.put(commit, self._latest, "" if self._lock is None else self._lock.token)
+        # the lease may have run out while the answer was on its way: then the commit is the next runner's to publish
+        self._confirm(f"go on from epoch {commit.epoch}")
         self._latest = commit.epoch
 
+    def _confirm(self, doing: str) -> None:
+        """Raise FencedError if another runner has the state by now."""
+        if self._lock is not None:
+            self._lock.confirm(doing)
+
     def published(self) -> int:
-        return published.read(self._dir / "published")
+        return published.read(self._published, held=self._lock is not None)
 
     def note_published(self, epoch: int) -> None:
-        published.note(self._dir / "published", epoch)
+        self._confirm(f"note that epoch {epoch} is published")
+        published.note(self._published, epoch)
 
     def reached(self) -> frozenset[str]:
-        return published.reached(self._dir / "reached", self._latest)
+        return published.reached(self._reached, self._latest, held=self._lock is not None)
 
     def note_reached(self, epoch: int, target: str) -> None:
-        published.note_reached(self._dir / "reached", epoch, target)
+        self._confirm(f'note what target "{target}" has')
+        published.note_reached(self._reached, epoch, target)
 
     def collect_garbage(self) -> None:
         epochs = self.epochs()
-        for epoch in epochs[:-KEPT_EPOCHS]:
-            self._log.path(epoch).unlink(missing_ok=True)
+        self.place.delete([self._log.file(e) for e in epochs[:-KEPT_EPOCHS]])
         try:
             kept = [self._log.read(e) for e in epochs[-KEPT_EPOCHS:]]
         except StateError as error:
@@ -226,33 +233,30 @@ class FilesStore:
             o.file for m in kept for o in (*m.output, *m.letters)
         }
         used |= {name for m in kept for name in m.lists}
-        for folder in ("segments", "outputs", "offsets"):
-            for path in (self._dir / folder).glob("*"):
-                numbered = path.name[:9].isdigit()
-                if numbered and f"{folder}/{path.name}" not in used and int(path.name[:9]) <= self._latest:
-                    path.unlink(missing_ok=True)
+        there = [(f"{folder}/{name}", name[:9]) for folder in NAMED for name in self.place.sizes(folder)]
+        self.place.delete([file for file, of in there if of.isdigit() and int(of) <= self._latest and file not in used])
 
     def fork(self, name: str, epoch: int | None = None) -> Commit | None:
-        return fork(self, FilesStore(self._dir.parent, name), epoch)
+        return fork(self, FilesStore(self.place, name), epoch)
 
     def remove(self) -> None:
         """Take the state away, and give the lock back; after `open`."""
-        shutil.rmtree(self._dir, ignore_errors=True)
+        self.place.remove()
         self.close()
 
     def close(self) -> None:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
 
 
 class InMemoryStore(FilesStore):
     """The files store on a temporary directory that goes with the process."""
 
     def __init__(self, pipeline: str) -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True)
-        super().__init__(self._temporary.name, pipeline)
-
-    def close(self) -> None:
-        super().close()
-        self._temporary.cleanup()
+        home = tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True)
+        super().__init__(home.name, pipeline)
+        self._temporary = home

@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -21,12 +20,13 @@ from slackwater.core.arrays import distinct, member
 from slackwater.joins.buffer import Changes
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import OutputMeta, SegmentMeta
-from slackwater.state.files.arrow import frame_of, opened, write_arrow
+from slackwater.state.files.arrow import frame_of
 from slackwater.state.files.buffers import FilesBuffers, JoinWriter
 from slackwater.state.files.merging import merge_plan
+from slackwater.state.files.place import Place, opened, wanted
 from slackwater.state.protocol import OUTLINE
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.logic import HIDDEN, TOMBSTONE, Due, Int64s, Logic, empty, unrevised
+from slackwater.windows.kept import HIDDEN, TOMBSTONE, Due, Int64s, Kept, empty, unrevised
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,13 @@ class Columns:
 class Segment:
     """One segment."""
 
-    def __init__(self, directory: str, meta: SegmentMeta) -> None:
-        self.meta = meta
-        self._path = Path(directory) / meta.file
+    def __init__(self, place: Place, meta: SegmentMeta) -> None:
+        self.meta, self._place = meta, place
 
     @cached_property
     def table(self) -> pa.Table:
         """The open file. It is opened when it is first asked for, and stays readable then though it may be removed."""
-        return opened(self._path, self.meta.rows)
+        return opened(self._place, wanted(self.meta))
 
     @cached_property
     def columns(self) -> Columns:
@@ -76,13 +75,13 @@ class Segment:
 class SegmentReader:
     """The units of one shard as of a commit, in its segments."""
 
-    def __init__(self, directory: str, metas: Sequence[SegmentMeta], schema: dict[str, pl.DataType]) -> None:
-        self.schema = schema
-        self.segments = [Segment(directory, m) for m in metas if m.rows]
+    def __init__(self, place: Place, metas: Sequence[SegmentMeta], schema: dict[str, pl.DataType]) -> None:
+        self.schema, self._place = schema, place
+        self.segments = [Segment(place, m) for m in metas if m.rows]
 
     def typed(self, schema: dict[str, pl.DataType]) -> SegmentReader:
         """The same open files with the columns of a window."""
-        reader = SegmentReader("", (), schema)
+        reader = SegmentReader(self._place, (), schema)
         reader.segments = self.segments
         return reader
 
@@ -171,9 +170,9 @@ class SegmentReader:
 
 @dataclass(frozen=True)
 class FilesShard:
-    """A `ShardState` in files below `root`."""
+    """A `ShardState` in files."""
 
-    root: str
+    place: Place
     shard: int
     epoch: int
     metas: tuple[SegmentMeta, ...]
@@ -181,10 +180,10 @@ class FilesShard:
     def at(self, metas: tuple[SegmentMeta, ...]) -> FilesShard:
         return replace(self, metas=metas)
 
-    def reader(self, logic: Logic) -> SegmentReader:
-        return SegmentReader(self.root, self.metas, logic.state_schema)
+    def reader(self, logic: Kept) -> SegmentReader:
+        return SegmentReader(self.place, self.metas, logic.state_schema)
 
-    def stage(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
+    def stage(self, logic: Kept, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
         """The segments with `rows` as the newest, after dropping and merging what has piled up."""
         metas = list(self.metas)
         while metas and metas[0].dead <= watermark:
@@ -198,35 +197,35 @@ class FilesShard:
         return tuple(metas)
 
     def buffers(self, logic: JoinLogic) -> FilesBuffers:
-        return FilesBuffers(self.root, self.metas, logic)
+        return FilesBuffers(self.place, self.metas, logic)
 
     def write_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
-        return JoinWriter(self.root, self.shard, self.epoch, logic).stage(self.metas, changes, watermark)
+        return JoinWriter(self.place, self.shard, self.epoch, logic).stage(self.metas, changes, watermark)
 
     def adopt_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
-        return JoinWriter(self.root, self.shard, self.epoch, logic).stage((), changes, NO_WATERMARK)
+        return JoinWriter(self.place, self.shard, self.epoch, logic).stage((), changes, NO_WATERMARK)
 
-    def adopt(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame | None = None) -> tuple[SegmentMeta, ...]:
+    def adopt(self, logic: Kept, rows: pl.DataFrame, before: pl.DataFrame | None = None) -> tuple[SegmentMeta, ...]:
         """The segments of a shard that holds exactly `rows`."""
         return (self._write(logic, rows),) if rows.height else ()
 
     def write_output(self, frame: pl.DataFrame) -> OutputMeta:
         name = f"outputs/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
-        _, digest = write_arrow(Path(self.root) / name, frame)
+        _, digest = self.place.write(name, frame)
         return OutputMeta(file=name, rows=frame.height, checksum=digest)
 
-    def _write(self, logic: Logic, rows: pl.DataFrame) -> SegmentMeta:
+    def _write(self, logic: Kept, rows: pl.DataFrame) -> SegmentMeta:
         """A new file; its name is unique, so a task may run twice."""
         name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
-        size, digest = write_arrow(Path(self.root) / name, rows)
+        size, digest = self.place.write(name, rows)
         stats = logic.stats(rows)
         return SegmentMeta(file=name, rows=rows.height, bytes=size, checksum=digest, **stats._asdict())
 
-    def _merged(self, logic: Logic, metas: list[SegmentMeta], oldest: bool, watermark: int) -> pl.DataFrame:
+    def _merged(self, logic: Kept, metas: list[SegmentMeta], oldest: bool, watermark: int) -> pl.DataFrame:
         """Several segments as one. Only where nothing older lies below may rows be forgotten: else they would uncover it."""
         if oldest:
             return in_order(logic.forget(self.at(tuple(metas)).reader(logic).scan(), watermark))
-        opened = [Segment(self.root, m) for m in metas]
+        opened = [Segment(self.place, m) for m in metas]
         rows = [logic.unrevised(s.whole()) for s in opened]
         found = [f.select(list(logic.state_schema)) for f in rows]
         frame = pl.concat(newest(found))

@@ -1,0 +1,125 @@
+"""Copies of immutable objects on this machine, so that each is fetched at most once, and can be memory-mapped.
+
+Whatever is lost here is fetched again. A copy is believed once this process wrote or checked it; `SLACKWATER_CACHE_DIR` says
+where they lie, by default below the temporary directory; `SLACKWATER_CACHE_BYTES` how much there may be.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from slackwater.errors import ExhaustedError, StateError
+from slackwater.state.files.arrow import wrong_in
+
+BYTES = 20 << 30
+TRIM_EVERY = 64  # files added by a process between two looks at how much there is
+
+_added = 0
+
+
+class Cache:
+    """Of one state. `name`: what tells it from other states."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._sound: set[str] = set()
+
+    @cached_property
+    def home(self) -> Path:
+        """Made when it is first needed. Raises StateError."""
+        return _home()
+
+    def path(self, file: str) -> Path:
+        return self.home / self._name / file
+
+    def holds(self, file: str, digest: str) -> bool:
+        """Whether there is a copy with this checksum; one that was used is kept longer."""
+        path = self.path(file)
+        if file not in self._sound:
+            if not path.exists() or wrong_in(path, digest):
+                return False
+            self._sound.add(file)
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            self._sound.discard(file)
+            return False
+        return True
+
+    def add(self, file: str, content: Any) -> None:
+        """Keep the bytes of a file, which are known to be right. Raises StateError."""
+        global _added
+        path = self.path(file)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+        try:
+            _made(path.parent)
+            temporary.write_bytes(content)
+            temporary.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink()
+            raise ExhaustedError.of(error) or StateError(
+                f"copies of state files cannot be kept in {self.home} ({error.strerror}); make room there, or set "
+                "SLACKWATER_CACHE_DIR to a directory with more"
+            ) from None
+        self._sound.add(file)
+        _added += 1
+        if _added % TRIM_EVERY == 0:
+            trim(self.home)
+
+    def forget(self, files: Iterable[str]) -> None:
+        for file in files:
+            if ".." in Path(file).parts:  # of a list of what lies in the store, where a name may be anything
+                continue
+            self._sound.discard(file)
+            self.path(file).unlink(missing_ok=True)
+
+
+def trim(home: Path) -> None:
+    """Remove what was not used for longest, beyond what there may be. What is mapped stays readable."""
+    most = int(os.environ.get("SLACKWATER_CACHE_BYTES") or BYTES)
+    found = []
+    for path in home.rglob("*"):
+        with suppress(OSError):
+            status = path.stat()
+            if stat.S_ISREG(status.st_mode):
+                found.append((status.st_mtime, status.st_size, path))
+    total = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found, key=lambda f: f[0]):
+        if total <= most:
+            return
+        with suppress(OSError):
+            path.unlink()
+        total -= size
+
+
+def _home() -> Path:
+    """A directory of this user alone: what lies there is mapped as state. Raises StateError."""
+    given = os.environ.get("SLACKWATER_CACHE_DIR")
+    home = Path(given) if given else Path(tempfile.gettempdir()) / f"slackwater-cache-{os.getuid()}"
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = home.lstat()
+    except OSError as error:
+        raise StateError(
+            f"the cache of state files {home} cannot be made ({error.strerror}); set SLACKWATER_CACHE_DIR to a directory "
+            "that can be written"
+        ) from None
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise StateError(
+            f"the cache of state files {home} belongs to, or can be written by, somebody else; remove it, or set "
+            "SLACKWATER_CACHE_DIR to a directory of your own"
+        )
+    return home
+
+
+def _made(directory: Path) -> None:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)

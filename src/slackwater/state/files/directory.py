@@ -1,0 +1,180 @@
+"""A state below a directory: on a local disk, or any mounted file system."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import polars as pl
+
+from slackwater.errors import ExhaustedError, StateError
+from slackwater.state.files import arrow, lock
+from slackwater.state.files.place import FOLDERS, Lock, Note, Place, Wanted, opened
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A `Place` in a file system."""
+
+    root: str
+
+    @property
+    def path(self) -> Path:
+        return Path(self.root)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def is_remote(self) -> bool:
+        return False
+
+    def shown(self, file: str) -> str:
+        return str(self.path / file)
+
+    def sibling(self, name: str) -> Directory:
+        return Directory(str(self.path.with_name(name)))
+
+    def write(self, file: str, frame: pl.DataFrame) -> tuple[int, str]:
+        return arrow.write_arrow(self.path / file, frame)
+
+    def put(self, file: str, content: bytes) -> None:
+        path = self.path / file
+        path.parent.mkdir(exist_ok=True)
+        arrow.write_synced(path, content)
+
+    def held(self, file: Wanted) -> Path:
+        return self.path / file.file
+
+    def fetch(self, files: Sequence[Wanted]) -> None:
+        return
+
+    def wrong_in(self, file: Wanted) -> str:
+        return arrow.wrong_in(self.path / file.file, file.checksum, file.bytes)
+
+    def check(self, files: Sequence[Wanted]) -> None:
+        for file in files:
+            arrow.verify(self.path / file.file, file.checksum, file.bytes)
+            if file.rows is not None:
+                opened(self, file)
+
+    def read(self, file: str) -> Note:
+        return Note((self.path / file).read_bytes())
+
+    def create(self, file: str, content: bytes) -> bool:
+        final = self.path / file
+        with tempfile.NamedTemporaryFile("wb", dir=self.path, prefix=".commit-", delete=False) as temporary:
+            temporary.write(content)
+            temporary.flush()
+            os.fsync(temporary.fileno())
+        try:
+            os.link(temporary.name, final)
+        except FileExistsError:
+            return False
+        finally:
+            Path(temporary.name).unlink()
+        _sync(final.parent)
+        return True
+
+    def replace(self, file: str, content: bytes, version: str | None) -> str:
+        path = self.path / file
+        temporary = path.with_name(f".{path.name}")
+        arrow.write_synced(temporary, content)
+        temporary.replace(path)
+        return ""
+
+    def sizes(self, folder: str) -> Mapping[str, int]:
+        return {p.name: _size(p) for p in sorted((self.path / folder).glob("*"))}
+
+    def has(self, file: str) -> bool:
+        return (self.path / file).exists()
+
+    def delete(self, files: Collection[str]) -> None:
+        for file in files:
+            (self.path / file).unlink(missing_ok=True)
+
+    def prepare(self) -> None:
+        try:
+            for name in (*FOLDERS, "checkpoint"):
+                (self.path / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ExhaustedError.of(error) or StateError(
+                f"state directory {self.root} cannot be created ({error.strerror}); expected a writable directory"
+            ) from error
+
+    def lock(self) -> Lock:
+        return _Flock(lock.take(self.path / "lock"))
+
+    def holder(self) -> str | None:
+        return lock.holder(self.path / "lock")
+
+    def is_fresh(self) -> bool:
+        return not self.path.exists()
+
+    def copy_of(self, origin: Place, file: str) -> None:
+        _link(Path(origin.root) / file, self.path / file)
+
+    def put_aside(self, name: str) -> str:
+        aside = self.path.with_name(name)
+        try:
+            self.path.rename(aside)
+        except OSError as error:
+            raise StateError(
+                f"state directory {self.root} cannot be moved to {aside} ({error.strerror}); nothing was changed"
+            ) from None
+        return str(aside)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+class _Flock:
+    """The lock of a process; nobody else has it while the process lives."""
+
+    token = ""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def confirm(self, doing: str) -> None:
+        return
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0  # removed meanwhile
+
+
+def _link(path: Path, to: Path) -> None:
+    to.parent.mkdir(exist_ok=True)
+    to.unlink(missing_ok=True)  # of an attempt that was killed
+    try:
+        to.hardlink_to(path)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without links
+        try:
+            shutil.copyfile(path, to)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StateError(f"state file {path} cannot be copied to {to} ({error.strerror}); make room") from None

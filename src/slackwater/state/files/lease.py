@@ -1,0 +1,229 @@
+"""Who runs a pipeline whose state lies in an object store: a lease, an object that its runner replaces again and again.
+
+    runner   put if absent ── replace if it is still mine ── replace ── … ── released
+    another  reads: released, or its process is gone, or it ran out LEASE_S + SKEW_S ago by this clock, or nobody touched it
+             for as long while one watched ──▶ replace if it is still what was read
+
+Two that try at once are told apart by the store. A runner that stalled longer than its lease renews it before it commits, and
+once more behind the commit if that took longer; whoever finds another's there stops. Clocks decide only how long a start
+waits: an epoch is one object that is put if absent, whatever they show.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from slackwater.core.time import iso
+from slackwater.errors import FencedError, LockHeldError, SlackwaterError
+from slackwater.state.files.object_client import Client
+
+LEASE_S = 30.0  # how long a runner that is not heard of keeps the pipeline
+RENEW_S = 10.0
+SKEW_S = (
+    5.0  # how far two machines' clocks may be apart before a start takes over too early, which the store then settles
+)
+RELEASE_S = 5.0  # how long an end waits to give it back
+LOOK_S = 1.0  # how often a start that waits looks
+
+log = logging.getLogger("slackwater")
+_held: set[str] = set()  # tokens of leases of this process
+
+
+class Lease:
+    """A `Lock`, from `take` on. A thread renews it until it is closed, or nobody has it any more."""
+
+    def __init__(self, client: Client, file: str) -> None:
+        self._client, self._file = client, file
+        self.token = uuid.uuid4().hex
+        self._version = ""
+        self._until = 0.0  # by this process's own clock
+        self._lost = ""
+        self._renewing = threading.Lock()
+        self._ended = threading.Event()
+        _held.add(self.token)
+        weakref.finalize(self, _end, self._ended, self.token)
+
+    @property
+    def shown(self) -> str:
+        return f"{self._client.url}/{self._file}"
+
+    def take(self) -> None:
+        """Raises LockHeldError, StateError, EpochError."""
+        watched, since = None, time.monotonic()
+        while True:
+            began = time.monotonic()
+            found = self._found()
+            if found is None:
+                version = self._client.create(self._file, self._body(True))
+            else:
+                content, version = found
+                if version != watched:
+                    if watched is not None or _is_alive(content):
+                        raise _taken(content, self.shown)
+                    watched, since = version, time.monotonic()
+                lapsed = began - since > LEASE_S + SKEW_S
+                if not (lapsed or _is_over(content)):
+                    time.sleep(LOOK_S)
+                    continue
+                version = self._client.replace(self._file, self._body(True), version)
+            if version is not None:
+                self._version, self._until = version, began + LEASE_S
+                thread = threading.Thread(target=_renew_on, args=(weakref.ref(self), self._ended), daemon=True)
+                thread.start()
+                return
+            watched = None  # somebody was faster
+
+    def _found(self) -> tuple[dict[str, Any], str] | None:
+        try:
+            found = self._client.get(self._file)
+        except FileNotFoundError:
+            return None
+        return parsed(bytes(found.content)), found.version
+
+    def _body(self, held: bool) -> bytes:
+        """Never the same twice."""
+        until = time.time_ns() // 1000 + int(LEASE_S * 1e6)
+        found = {"token": self.token, "held": held, "holder": _who(), "until_us": until, "turn": uuid.uuid4().hex}
+        return json.dumps(found | _machine()).encode()
+
+    def renew(self) -> None:
+        """Raises FencedError where another runner has it; what the client raises where that cannot be known."""
+        with self._renewing:
+            if self._lost or self._ended.is_set():
+                return
+            began = time.monotonic()
+            version = self._client.replace(self._file, self._body(True), self._version)
+            if version is None:
+                found = self._found()
+                self._lost = _name(found[0]) if found else "somebody removed the lease, or another runner"
+                return
+            self._version, self._until = version, began + LEASE_S
+
+    def confirm(self, doing: str) -> None:
+        if not self._lost and time.monotonic() > self._until:
+            self.renew()
+        if self._lost:
+            raise FencedError(
+                f"this runner must not {doing}: {self._lost} took over ({self.shown}) while this one was not heard of for "
+                f"{LEASE_S:g} seconds; it stops, and the other goes on from what is committed"
+            )
+
+    def close(self) -> None:
+        """Give it back, as far as that can be said within a while; else it runs out."""
+        self._ended.set()
+        release = threading.Thread(target=self._release, daemon=True)
+        release.start()
+        release.join(RELEASE_S)
+        _held.discard(self.token)
+
+    def _release(self) -> None:
+        with self._renewing, suppress(SlackwaterError):
+            if self._version and not self._lost:
+                self._client.replace(self._file, self._body(False), self._version)
+
+
+def _end(ended: threading.Event, token: str) -> None:
+    ended.set()
+    _held.discard(token)
+
+
+def _renew_on(lease: weakref.ref[Lease], ended: threading.Event) -> None:
+    """Until the lease is closed or nobody has it."""
+    while not ended.wait(RENEW_S):
+        held = lease()
+        if held is None:
+            return
+        try:
+            held.renew()
+        except SlackwaterError as error:
+            log.warning("%s; the lease is renewed later", error)
+        del held
+
+
+def holder(client: Client, file: str) -> str | None:
+    """Who runs; None for nobody. Raises StateError."""
+    try:
+        content = parsed(bytes(client.get(file).content))
+    except FileNotFoundError:
+        return None
+    return None if _is_over(content) else _name(content)
+
+
+def parsed(content: bytes) -> dict[str, Any]:
+    """A lease as it lies there; one that is damaged runs out like any other, by being watched."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"held": True, "until_us": 1 << 62}
+
+
+def _is_over(content: dict[str, Any]) -> bool:
+    if not content.get("held") or _is_gone(content):
+        return True
+    until = content.get("until_us")
+    return isinstance(until, int) and time.time_ns() // 1000 > until + int(SKEW_S * 1e6)
+
+
+def _same_machine(content: dict[str, Any]) -> bool:
+    """Whether its process is, or was, one that this process can see."""
+    here = _machine()
+    return bool(here["boot"]) and all(content.get(k) == here[k] for k in ("boot", "processes"))
+
+
+def _is_gone(content: dict[str, Any]) -> bool:
+    if not _same_machine(content):
+        return False
+    pid, began = content.get("pid"), content.get("began")
+    if pid == os.getpid() and began == _began(os.getpid()):
+        return content.get("token") not in _held
+    return not isinstance(pid, int) or _began(pid) != began
+
+
+def _is_alive(content: dict[str, Any]) -> bool:
+    return bool(content.get("held")) and _same_machine(content) and not _is_gone(content)
+
+
+def _machine() -> dict[str, Any]:
+    """What tells a process from all others of all machines, as far as the system says it."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        processes = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        boot = processes = ""
+    return {"boot": boot, "processes": processes, "pid": os.getpid(), "began": _began(os.getpid())}
+
+
+def _began(pid: int) -> str:
+    """When a process began, as the kernel counts; empty if it is gone, or dead and not buried."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def _who() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def _name(content: dict[str, Any]) -> str:
+    return str(content.get("holder") or "another process")[:200]
+
+
+def _taken(content: dict[str, Any], shown: str) -> LockHeldError:
+    until = content.get("until_us")
+    when = f" until {iso(until)} at least" if isinstance(until, int) and until < 1 << 52 else ""
+    return LockHeldError(
+        f"pipeline is already running: {_name(content)} holds {shown}{when}; stop it first, one runner per pipeline"
+    )

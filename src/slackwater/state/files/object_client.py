@@ -1,0 +1,291 @@
+"""An object store's requests, counted, with answers of our own: what is not there, what could not be done and what to do.
+
+A put whose answer was lost may have been done, and its repetition finds it there: so whoever is refused reads what is there,
+and knows its own bytes. Nothing is put twice with the same bytes but by its own writer: each carries a token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from slackwater.errors import EpochError, SlackwaterError, StartError, StateError
+from slackwater.secrets import masked
+
+EXTRA = "needs the package obstore, which is not installed; pip install 'slackwater[objects]'"
+PATIENCE_S = 60.0  # how long a request is repeated
+CLIENT = ("allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "pool_idle_timeout", "proxy_url")
+PART = 32 << 20  # bytes: larger objects are fetched in ranges, and put in parts
+_AT_ONCE = 500  # objects deleted by one request
+
+
+class Found(NamedTuple):
+    content: Any  # a buffer
+    version: str
+
+
+@dataclass
+class Client:
+    """Of everything below one URL. Threads may ask at once; a process that was forked makes its own."""
+
+    url: str
+    options: Mapping[str, str] = field(repr=False)
+    what: str = "state store"  # for messages
+    requests: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        try:
+            import obstore
+            import obstore.exceptions
+        except ModuleNotFoundError:
+            raise StartError(f"{self.what} {self.url}: {EXTRA}") from None
+        self._obs: Any = obstore
+        self._errors: Any = obstore.exceptions
+        self._store = self._made()
+
+    def _made(self) -> Any:
+        given = {k: v for k, v in self.options.items() if k not in CLIENT}
+        client: dict[str, Any] = {"connect_timeout": "5s", "timeout": "60s"}
+        client |= {k: v for k, v in self.options.items() if k in CLIENT}
+        endpoints = [v for k, v in given.items() if "endpoint" in k]
+        endpoints += [
+            v for k in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3") if (v := os.environ.get(k))
+        ]
+        if any(e.startswith("http://") for e in endpoints):
+            client.setdefault("allow_http", "true")
+        retry = {
+            "max_retries": 10,
+            "retry_timeout": timedelta(seconds=PATIENCE_S),
+            "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2},
+        }
+        try:
+            return self._obs.store.from_url(self.url, config=given, client_options=client, retry_config=retry)
+        except (self._errors.BaseError, ValueError, TypeError) as error:
+            raise StartError(f"{self.what} {self.url}: {_short(error)}; check the URL, and its options") from None
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def put(self, file: str, content: Any) -> None:
+        """Whatever is there; an object of its own name, so repeating it changes nothing. Raises EpochError."""
+        self.requests["put"] += 1
+        large = len(content) > 2 * PART
+        try:
+            self._obs.put(self._store, file, content, use_multipart=large, chunk_size=PART, max_concurrency=4)
+        except Exception as error:
+            raise self._failed(error, f"{file} cannot be written", EpochError) from None
+
+    def create(self, file: str, content: bytes) -> str | None:
+        """Put if there is none; its version, None where there is another one. Raises EpochError."""
+        return self._conditional(file, content, "create")
+
+    def replace(self, file: str, content: bytes, version: str) -> str | None:
+        """Put where there is this version; None where there is another one, or none. Raises EpochError."""
+        return self._conditional(file, content, json.loads(version))
+
+    def _conditional(self, file: str, content: bytes, mode: Any) -> str | None:
+        """The version of what was put, by this request or one before it whose answer was lost."""
+        ends = time.monotonic() + PATIENCE_S
+        while True:
+            self.requests["put"] += 1
+            try:
+                return _version(self._obs.put(self._store, file, content, mode=mode, use_multipart=False))
+            except (self._errors.AlreadyExistsError, self._errors.PreconditionError, FileNotFoundError) as error:
+                if _no_bucket(str(error)):
+                    raise self._failed(error, f"{file} cannot be written", EpochError) from None
+            except Exception as error:
+                if not _passes(str(error)) or time.monotonic() > ends:
+                    raise self._failed(error, f"whether {file} was written is not known", EpochError) from None
+            found = self._look(file)
+            if found is not None and bytes(found.content) == content:
+                return found.version
+            untouched = found is None if mode == "create" else found is not None and json.loads(found.version) == mode
+            if not untouched:
+                return None
+            if time.monotonic() > ends:
+                raise EpochError(
+                    f"{self.what} {self.url}: {file} was refused again and again, and nobody else has written it; what was "
+                    "committed stays: start again"
+                )
+            time.sleep(0.1)
+
+    def _look(self, file: str) -> Found | None:
+        try:
+            return self.get(file)
+        except FileNotFoundError:
+            return None
+
+    def get(self, file: str, size: int | None = None) -> Found:
+        """An object; in ranges where it is known to be large. Raises FileNotFoundError, StateError."""
+        try:
+            if size is not None and size > 2 * PART:
+                starts = range(0, size, PART)
+                self.requests["get"] += len(starts)
+                ends = [min(start + PART, size) for start in starts]
+                parts = self._obs.get_ranges(self._store, file, starts=list(starts), ends=ends, coalesce=0)
+                return Found(b"".join(memoryview(p) for p in parts), "")
+            self.requests["get"] += 1
+            found = self._obs.get(self._store, file)
+            return Found(memoryview(found.bytes()), _version(found.meta))
+        except FileNotFoundError as error:
+            if _no_bucket(str(error)):
+                raise self._failed(error, f"{file} cannot be read", StateError) from None
+            raise FileNotFoundError(2, "No such object", f"{self.url}/{file}") from None
+        except Exception as error:
+            raise self._failed(error, f"{file} cannot be read", StateError) from None
+
+    def has(self, file: str) -> bool:
+        self.requests["get"] += 1
+        try:
+            self._obs.head(self._store, file)
+        except FileNotFoundError as error:
+            if _no_bucket(str(error)):
+                raise self._failed(error, f"{file} cannot be looked for", StateError) from None
+            return False
+        except Exception as error:
+            raise self._failed(error, f"{file} cannot be looked for", StateError) from None
+        return True
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Names within a folder, whatever is deeper left out, and bytes. A request per thousand. Raises StateError."""
+        prefix = f"{folder}/" if folder else ""
+        try:
+            found = self._obs.list(self._store, prefix or None).collect()
+        except Exception as error:
+            raise self._failed(error, f"{folder or 'it'} cannot be listed", StateError) from None
+        self.requests["list"] += 1 + len(found) // 1000
+        return {str(o["path"]).removeprefix(prefix): int(o["size"]) for o in found}
+
+    def within(self, folder: str = "") -> tuple[list[str], list[str]]:
+        """The names of the folders and of the objects within a folder. Raises StateError."""
+        self.requests["list"] += 1
+        prefix = f"{folder}/" if folder else ""
+        try:
+            found = self._obs.list_with_delimiter(self._store, prefix or None)
+        except Exception as error:
+            raise self._failed(error, f"{folder or 'it'} cannot be listed", StateError) from None
+        paths = found["common_prefixes"], [o["path"] for o in found["objects"]]
+        folders, files = (sorted(str(p).rstrip("/").removeprefix(prefix) for p in some) for some in paths)
+        return folders, files
+
+    def delete(self, files: Collection[str]) -> None:
+        """What is gone already is no error. Raises StateError."""
+        left = sorted(files)
+        while left:
+            some, left = left[:_AT_ONCE], left[_AT_ONCE:]
+            self.requests["delete"] += 1
+            try:
+                self._repeated(lambda some=some: self._obs.delete(self._store, some))  # type: ignore[misc]
+            except FileNotFoundError as error:  # Azure ends at the first that is gone
+                if _no_bucket(str(error)):
+                    raise self._failed(error, "objects cannot be deleted", StateError) from None
+                for file in some:
+                    self._delete(file)
+            except Exception as error:
+                raise self._failed(error, "objects cannot be deleted", StateError) from None
+
+    def _delete(self, file: str) -> None:
+        self.requests["delete"] += 1
+        try:
+            self._obs.delete(self._store, file)
+        except FileNotFoundError:
+            return
+        except Exception as error:
+            raise self._failed(error, f"{file} cannot be deleted", StateError) from None
+
+    def copy(self, file: str, to: str) -> None:
+        """Within the store. Raises FileNotFoundError, StateError."""
+        self.requests["put"] += 1
+        try:
+            self._repeated(lambda: self._obs.copy(self._store, file, to))
+        except FileNotFoundError as error:
+            if _no_bucket(str(error)):
+                raise self._failed(error, f"{file} cannot be copied", StateError) from None
+            raise FileNotFoundError(2, "No such object", f"{self.url}/{file}") from None
+        except Exception as error:
+            raise self._failed(error, f"{file} cannot be copied", StateError) from None
+
+    def _repeated(self, work: Callable[[], object]) -> None:
+        """What may be done twice, and is not repeated below when it took too long."""
+        ends = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                work()
+                return
+            except FileNotFoundError:
+                raise
+            except Exception as error:
+                if not _passes(str(error)) or time.monotonic() > ends:
+                    raise
+                time.sleep(0.1)
+
+    def _failed(self, error: Exception, what: str, kind: Callable[[str], SlackwaterError]) -> SlackwaterError:
+        """One line of what a store said, and what to do."""
+        if isinstance(error, SlackwaterError):
+            return error
+        text = str(error)
+        bucket = urlsplit(self.url).netloc.partition("@")[0]
+        for is_it, said in (
+            (_no_bucket, f'there is no bucket "{bucket}"; create it, or correct the path'),
+            (_no_credentials, f"no credentials were found ({_short(error)}); {_CREDENTIALS}"),
+            (_denied, f"access was denied ({_status(text)}); {_RIGHTS}"),
+        ):
+            if is_it(text):
+                return StateError(f"{self.what} {self.url}: {said}")
+        return kind(
+            f"{self.what} {self.url}: {what} ({_short(error)}); what was committed stays: see that the store can be reached, "
+            "and start again"
+        )
+
+
+def _version(found: Mapping[str, Any]) -> str:
+    """What a conditional put names: S3 and Azure go by the tag, Google by the version."""
+    return json.dumps({k: found[k] for k in ("e_tag", "version") if found.get(k) is not None})
+
+
+_CREDENTIALS = (
+    "set them in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS, "
+    "AZURE_STORAGE_ACCOUNT_KEY), by the machine's role, or in the config's options"
+)
+_RIGHTS = "check the credentials, and that they may get, put, list and delete below this URL"
+
+
+def _no_bucket(text: str) -> bool:
+    return any(name in text for name in ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist"))
+
+
+def _no_credentials(text: str) -> bool:
+    places = ("169.254.169.254", "metadata.google.internal", "/latest/api/token", "/latest/meta-data", "169.254.170.2")
+    return any(place in text for place in places) or "issing credential" in text
+
+
+def _denied(text: str) -> bool:
+    return bool(
+        re.search(r"\b(401|403) (Unauthorized|Forbidden)|AccessDenied|AuthenticationFailed|InvalidAccessKeyId", text)
+    )
+
+
+def _status(text: str) -> str:
+    code = re.search(r"<Code>([A-Za-z]+)</Code>", text)
+    return code[1] if code else "403 Forbidden"
+
+
+def _passes(text: str) -> bool:
+    """Whether an error says nothing against the request itself."""
+    return not (_no_bucket(text) or _denied(text) or _no_credentials(text))
+
+
+def _short(error: Exception) -> str:
+    """What an error says, in one line without its inside."""
+    text = str(error).partition("\n\nDebug source:")[0]
+    code = re.search(r"<Code>([A-Za-z]+)</Code>", text)
+    text = " ".join(text.partition("<?xml")[0].split())
+    text = re.sub(r"^Generic \w+ error: ", "", text).rstrip(": ")
+    return masked(f"{text}: {code[1]}" if code else text)[:300]

@@ -1,0 +1,239 @@
+"""A state below a URL of an object store: s3://bucket/prefix, gs://bucket/prefix, abfss://container@account.dfs…/prefix.
+
+    segment, output   put once, under a name of its own; read from a copy in the local cache, memory-mapped
+    manifest          put if absent: that is the commit
+    published         put if it is still what this runner put there last
+    lock              the lease
+
+Of an epoch: a put per file that a shard writes, one for the manifest, one for `published`, one for a list of files that were
+read. Nothing is looked for: what a runner knows it does not ask for. What another machine wrote is fetched once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import polars as pl
+import xxhash
+
+from slackwater.errors import FencedError, StateError
+from slackwater.state.files.arrow import checksum, encoded
+from slackwater.state.files.cache import Cache
+from slackwater.state.files.lease import Lease, holder
+from slackwater.state.files.object_client import Client
+from slackwater.state.files.place import Lock, Note, Place, Wanted
+
+AT_ONCE = 16  # requests
+MOVED = "moved"  # an object that is there while a state that was put aside is removed from where it was
+
+_clients: dict[tuple[object, ...], tuple[Client, Cache]] = {}
+_making = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Objects:
+    """A `Place` in an object store. Goes to workers with what they need to reach it."""
+
+    url: str  # where the states of all pipelines lie
+    name: str
+    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @classmethod
+    def at(cls, url: str, name: str, options: Mapping[str, str]) -> Objects:
+        found = cls(url.rstrip("/"), name, tuple(sorted((str(k), str(v)) for k, v in options.items())))
+        _ = found.client  # a mistake is told where it is made
+        return found
+
+    @property
+    def client(self) -> Client:
+        return self._both[0]
+
+    @property
+    def cache(self) -> Cache:
+        return self._both[1]
+
+    @property
+    def _both(self) -> tuple[Client, Cache]:
+        """Of this process: what is open does not go along to another."""
+        key = (os.getpid(), self.url, self.name, self.options)
+        with _making:
+            if key in _clients:
+                return _clients[key]
+            endpoint = "".join(v for k, v in self.options if "endpoint" in k) or os.environ.get("AWS_ENDPOINT_URL", "")
+            own = xxhash.xxh3_128_hexdigest(f"{endpoint}\0{self.root}".encode())
+            return _clients.setdefault(key, (Client(self.root, dict(self.options)), Cache(own)))
+
+    @property
+    def root(self) -> str:
+        return f"{self.url}/{self.name}"
+
+    @property
+    def is_remote(self) -> bool:
+        return True
+
+    def shown(self, file: str) -> str:
+        return f"{self.root}/{file}"
+
+    def sibling(self, name: str) -> Objects:
+        return replace(self, name=name)
+
+    # -- files that are written once -----------------------------------------------------------------------------
+
+    def write(self, file: str, frame: pl.DataFrame) -> tuple[int, str]:
+        content = memoryview(encoded(frame)).cast("B")
+        self.client.put(file, content)
+        self.cache.add(file, content)
+        return len(content), checksum(content)
+
+    def put(self, file: str, content: bytes) -> None:
+        self.client.put(file, content)
+        self.cache.add(file, content)
+
+    def held(self, file: Wanted) -> Path:
+        if not self.cache.holds(file.file, file.checksum):
+            self._fetch(file)
+        return self.cache.path(file.file)
+
+    def _fetch(self, file: Wanted) -> None:
+        try:
+            content = self.client.get(file.file, file.bytes).content
+        except FileNotFoundError:
+            raise self._wrong(file, "is missing") from None
+        if wrong := _differs(content, file):
+            raise self._wrong(file, wrong)
+        self.cache.add(file.file, content)
+
+    def _wrong(self, file: Wanted, wrong: str) -> StateError:
+        return StateError(
+            f"state file {self.shown(file.file)} {wrong}; restore it from a copy of the state; nothing was changed"
+        )
+
+    def fetch(self, files: Sequence[Wanted]) -> None:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(self.held, files))
+
+    def wrong_in(self, file: Wanted) -> str:
+        try:
+            content = self.client.get(file.file, file.bytes).content
+        except FileNotFoundError:
+            return "is missing"
+        wrong = _differs(content, file)
+        if not wrong:
+            self.cache.add(file.file, content)
+        return wrong
+
+    def check(self, files: Sequence[Wanted]) -> None:
+        """By a list of what is there: whether an object holds what was written is looked at when it is fetched."""
+        there = {
+            f"{folder}/{n}": s
+            for folder in {f.file.partition("/")[0] for f in files}
+            for n, s in self.sizes(folder).items()
+        }
+        for file in files:
+            size = there.get(file.file)
+            if size is None:
+                raise self._wrong(file, "is missing")
+            if file.bytes is not None and size != file.bytes:
+                raise self._wrong(file, "is truncated" if size < file.bytes else "is longer than what was written")
+
+    # -- files that say what there is ----------------------------------------------------------------------------
+
+    def read(self, file: str) -> Note:
+        found = self.client.get(file)
+        return Note(bytes(found.content), found.version)
+
+    def create(self, file: str, content: bytes) -> bool:
+        return self.client.create(file, content) is not None
+
+    def replace(self, file: str, content: bytes, version: str | None) -> str:
+        put = self.client.create if version is None else partial(self.client.replace, version=version)
+        done = put(file, content)
+        if done is None:
+            raise FencedError(f"{self.shown(file)} was written by another runner meanwhile; this one stops")
+        return done
+
+    def sizes(self, folder: str) -> Mapping[str, int]:
+        return self.client.sizes(folder)
+
+    def has(self, file: str) -> bool:
+        return self.client.has(file)
+
+    def delete(self, files: Collection[str]) -> None:
+        if files:
+            self.client.delete(files)
+            self.cache.forget(files)
+
+    # -- the whole -----------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        return
+
+    def lock(self) -> Lock:
+        lease = Lease(self.client, "lock")
+        try:
+            lease.take()
+            if self.has(MOVED):  # put aside by a runner that was killed before it was done here
+                self._clear()
+        except BaseException:
+            lease.close()
+            raise
+        return lease
+
+    def holder(self) -> str | None:
+        return holder(self.client, "lock")
+
+    def is_fresh(self) -> bool:
+        return not self.client.sizes("")
+
+    def copy_of(self, origin: Place, file: str) -> None:
+        assert isinstance(origin, Objects)
+        whole = Objects(self.url, "", self.options)
+        whole.client.copy(f"{origin.name}/{file}", f"{self.name}/{file}")
+
+    def put_aside(self, name: str) -> str:
+        """Copied, commits last, so that a copy that was cut off is no state; then removed here, which a start completes."""
+        aside = self.sibling(name)
+        files = [f for f in self.client.sizes("") if f not in ("lock", MOVED)]
+        commits = [f for f in files if f.startswith("manifests/")]
+        for some in ([f for f in files if f not in commits], commits):
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                list(pool.map(partial(aside.copy_of, self), some))
+        self.client.put(MOVED, aside.root.encode())
+        self._clear()
+        return aside.root
+
+    def _clear(self) -> None:
+        """Remove everything but the lease; what says that this has begun goes last."""
+        self.delete([f for f in self.client.sizes("") if f not in ("lock", MOVED)])
+        self.delete([MOVED])
+
+    def remove(self) -> None:
+        self.delete(list(self.client.sizes("")))
+
+
+def _differs(content: memoryview, file: Wanted) -> str:
+    if file.bytes is not None and len(content) != file.bytes:
+        return "is truncated" if len(content) < file.bytes else "is longer than what was written"
+    return "" if checksum(content) == file.checksum else "does not hold what was written"
+
+
+def names(url: str, options: Mapping[str, str]) -> list[str]:
+    """The pipelines that have their state below a URL. Raises StartError."""
+    client = Client(url.rstrip("/"), options)
+    return [name for name in client.within()[0] if _begun(client, name)]
+
+
+def is_state(url: str, name: str, options: Mapping[str, str]) -> bool:
+    """Whether a pipeline has its state there. Raises StartError."""
+    return _begun(Client(url, options), name)
+
+
+def _begun(client: Client, name: str) -> bool:
+    folders, files = client.within(name)
+    return "manifests" in folders or "lock" in files

@@ -1,0 +1,487 @@
+"""State in an object store: who runs, what is atomic, what goes wrong on the way, how many requests an epoch takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.support.stores import LOGIC, commit, go_on, rows, running, users
+from typer.testing import CliRunner
+
+from slackwater.cli.main import app
+from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
+from slackwater.maintenance.sizes import sizes
+from slackwater.maintenance.verify import verify
+from slackwater.state.files import lease, object_client, objects, place
+from slackwater.state.files.store import FilesStore
+from slackwater.testing.objects import S3, Door
+
+Make = Callable[[], Any]
+
+
+@pytest.fixture
+def make(bucket: str) -> Make:
+    return lambda: FilesStore(bucket, "p")
+
+
+@pytest.fixture
+def door(s3: S3) -> Iterator[Door]:
+    with Door.before(s3.port) as found:
+        yield found
+
+
+@pytest.fixture
+def behind(bucket: str, s3: S3, door: Door) -> Make:
+    """A store whose requests go through the door; shorter waits, as nobody learns from long ones."""
+    return lambda: FilesStore(bucket, "p", {**s3.options(door.port), "timeout": "2s", "connect_timeout": "2s"})
+
+
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on the processes of leases that are there cannot be seen: they are on another machine."""
+    machine = lease._machine
+    monkeypatch.setattr(lease, "_machine", lambda: machine() | {"boot": "another"})
+
+
+def once(fault: str, method: str, part: str) -> Callable[[str, str], Any]:
+    """What goes wrong with the first such request."""
+    done: list[str] = []
+
+    def judge(asked: str, path: str) -> Any:
+        if asked == method and part in path and not done:
+            done.append(path)
+            return fault
+        return ""
+
+    return judge
+
+
+# -- who runs ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_runner_elsewhere_is_refused_as_soon_as_the_first_is_heard_of(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "RENEW_S", 0.2)
+    monkeypatch.setattr(lease, "LOOK_S", 0.05)
+    first = make()
+    first.open()
+    elsewhere(monkeypatch)
+    with pytest.raises(
+        LockHeldError, match=r"already running: process \d+ on .* holds s3://.*/p/lock until 20.*; stop it"
+    ):
+        make().open()
+    assert make().runner().startswith("process ")
+    first.close()
+    assert make().runner() is None
+    second = make()
+    second.open()
+    second.close()
+
+
+def test_a_runner_that_is_gone_elsewhere_is_waited_for_as_long_as_its_lease(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "LEASE_S", 1.0)
+    monkeypatch.setattr(lease, "SKEW_S", 0.2)
+    monkeypatch.setattr(lease, "LOOK_S", 0.05)
+    monkeypatch.setattr(lease, "RENEW_S", 1000.0)  # it is never heard of again
+    first, began = make(), time.monotonic()
+    go_on(first, first.open(), "a")
+    elsewhere(monkeypatch)
+    second = make()
+    found = second.open()
+    assert found.epoch == 0 and time.monotonic() - began >= 1.2
+    go_on(second, found, "b")
+    # and when it wakes, it is refused by name, whatever it wants to do
+    for doing, act in (
+        ("commit epoch 1", lambda: go_on(first, commit(0), "x")),
+        ("note that epoch 0 is published", lambda: first.note_published(0)),
+    ):
+        with pytest.raises(FencedError, match=f"must not {doing}: process .* took over .*/p/lock"):
+            act()
+    with make().peek() as snapshot:
+        assert users(snapshot) == ["b"]
+    second.close()
+
+
+def test_clocks_that_differ_only_change_how_long_a_start_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second runner whose clock is an hour ahead takes over at once; of both only one commits each epoch."""
+    first = make()
+    done = go_on(first, first.open(), "a")
+    elsewhere(monkeypatch)
+    clock = time.time_ns
+    monkeypatch.setattr(lease.time, "time_ns", lambda: clock() + 3600 * 10**9)
+    second = make()
+    assert second.open() == done
+    go_on(second, done, "b")
+    with pytest.raises(FencedError, match="epoch 1 was already committed by another runner in s3://"):
+        go_on(first, done, "c")
+    with make().peek() as snapshot:
+        assert users(snapshot) == ["b"]
+    second.close()
+
+
+def test_what_a_stalled_runner_commits_behind_its_lease_is_not_its_own(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was about to put its commit when it stalled; meanwhile another went on, and its epoch was cleaned up."""
+    first = make()
+    done = go_on(first, first.open(), "a")
+    create = objects.Objects.create
+    second: list[Any] = []
+
+    def stalls(self: objects.Objects, file: str, content: bytes) -> bool:
+        if not second:
+            elsewhere(monkeypatch)
+            monkeypatch.setattr(lease, "_is_over", lambda content: True)
+            second.append(make())
+            last = second[0].open()
+            for _ in range(20):
+                last = go_on(second[0], last, "b")
+            first._lock._until = 0.0  # as much time has passed
+        return create(self, file, content)
+
+    monkeypatch.setattr(objects.Objects, "create", stalls)
+    with pytest.raises(FencedError, match=r"must not go on from epoch 1: process .* took over"):
+        first.commit(done.model_copy(update={"epoch": 1}))
+    with make().peek() as snapshot:
+        assert users(snapshot) == ["b"]
+    second[0].collect_garbage()
+    assert verify(make()).problems == []
+    second[0].close()
+
+
+def test_a_runner_that_was_killed_on_this_machine_is_not_waited_for(
+    make: Make, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long its lease is."""
+    code = (
+        "import os, sys\nfrom slackwater.state.files import lease\nfrom slackwater.state.files.store import FilesStore\n"
+        "lease.LEASE_S = 1e6\nFilesStore(sys.argv[1], 'p').open()\nos.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, bucket]).returncode == -9
+    monkeypatch.setattr(lease, "LEASE_S", 1e6)
+    assert make().runner() is None
+    store = make()
+    store.open()
+    store.close()
+
+
+def test_a_lease_is_renewed_while_nothing_is_committed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RENEW_S", 0.05)
+    store = make()
+    store.open()
+    seen, end = set(), time.monotonic() + 60
+    while len(seen) < 3 and time.monotonic() < end:
+        seen.add(bytes(store.place.client.get("lock").content))
+    assert len(seen) == 3
+    store.close()
+
+
+def test_a_damaged_lease_runs_out_like_any_other(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "LEASE_S", 0.3)
+    monkeypatch.setattr(lease, "SKEW_S", 0.1)
+    monkeypatch.setattr(lease, "LOOK_S", 0.05)
+    store = make()
+    store.place.client.put("lock", b"\xff{")
+    assert store.runner() == "another process"
+    store.open()
+    store.close()
+
+
+# -- what goes wrong on the way ----------------------------------------------------------------------------------------
+
+FAULTS = ("503", "dropped", "lost", "slow", "hangs")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("method", "part"),
+    [
+        ("PUT", "/lock"),
+        ("PUT", "/segments/"),
+        ("PUT", "/manifests/"),
+        ("PUT", "/published"),
+        ("GET", "/manifests/"),
+        ("POST", "delete"),
+    ],
+)
+def test_a_fault_is_survived_and_changes_nothing(
+    fault: str, method: str, part: str, behind: Make, make: Make, door: Door
+) -> None:
+    """A put that was done and whose answer was lost is known as one's own."""
+    door.judge = once(fault, method, part)
+    store = running(behind)
+    done = None
+    for n in range(10):
+        done = go_on(store, done, "a", f"u{n}")
+        store.note_published(n)
+    store.close()
+    assert [f for _, _, f in door.faults] == [fault]
+    door.judge = lambda method, path: ""
+    assert verify(make()).problems == []
+    again = make()
+    assert again.open() == done and again.published() == 9
+    again.close()
+    assert make().runner() is None
+
+
+def test_a_commit_of_which_nothing_is_known_is_looked_for_at_the_next_start(
+    behind: Make, make: Make, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer is lost, and from then on the store cannot be reached: it ends, in one line; the next start finds the commit."""
+    monkeypatch.setattr(object_client, "PATIENCE_S", 1.0)
+    store = running(behind)
+    done = go_on(store, None, "a")
+    gone = threading.Event()
+
+    def judge(method: str, path: str) -> Any:
+        if "/manifests/000000001" in path:
+            gone.set()
+            return "lost" if method == "PUT" else "dropped"
+        return "dropped" if gone.is_set() else ""
+
+    door.judge = judge
+    with pytest.raises(
+        EpochError, match=r"state store s3://.*/p: .* what was committed stays: see that the store can be reached"
+    ) as told:
+        go_on(store, done, "b")
+    assert "\n" not in str(told.value)
+    store.close()
+    door.judge = lambda method, path: ""
+    again = make()
+    assert again.open().epoch == 1
+    with again.peek() as snapshot:
+        assert users(snapshot) == ["b"]
+    again.close()
+
+
+def test_what_was_put_aside_half_way_is_completed_by_the_next_start(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = running(make)
+    go_on(store, None, "a")
+    store.close()
+
+    class Killed(BaseException):
+        pass
+
+    def dies(self: objects.Objects) -> None:
+        self.delete([f for f in self.client.sizes("") if f.startswith("manifests/")])
+        raise Killed
+
+    with monkeypatch.context() as dying:
+        dying.setattr(objects.Objects, "_clear", dies)
+        with pytest.raises(Killed):
+            make().start_over()
+    again = make()
+    assert again.open() is None
+    assert set(again.place.sizes("")) == {"lock"}
+    again.close()
+    aside = next(n for n in objects.names(again.place.url, {}) if ".before-" in n)
+    assert FilesStore(again.place.url, aside).epochs() == [0]
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_takes_few_requests(behind: Make, door: Door) -> None:
+    """As the server counts them: of a shard the files it writes, of the driver one per commit, one that says it is published."""
+    store = running(behind)
+    go_on(store, None, "a")
+    before, shards = len(door.seen), 4
+    metas: list[tuple[Any, ...]] = [()] * shards
+    epochs = 12
+    for epoch in range(1, 1 + epochs):
+        staged = []
+        for number in range(shards):
+            shard = store.shard(number, shards, epoch, metas[number])
+            old = shard.reader(LOGIC).scan()
+            metas[number] = shard.stage(LOGIC, rows("a", f"u{epoch}"), old, -(1 << 62))
+            staged.append(shard.write_output(pl.DataFrame({"user": ["a"], "__reason": ["close"]})))
+        listed = store.write_list(epoch, ["a file"])
+        segments = tuple(tuple(m) for m in metas)
+        made = commit(
+            epoch, shards=shards, segments=segments, windows=(1,) * shards, groups=(1,) * shards, output=tuple(staged)
+        )
+        store.commit(made)
+        assert listed and store.published() < epoch and store.reached() == frozenset()
+        assert sum(store.output(o).height for o in staged) == shards
+        store.note_published(epoch)
+    asked = Counter((method, path.split("?")[0].split("/p/")[-1].split("/")[0]) for method, path in door.seen[before:])
+    leases = asked.pop(("PUT", "lock"), 0)
+    assert asked[("PUT", "manifests")] == asked[("PUT", "offsets")] == epochs
+    assert set(asked) <= {("PUT", n) for n in ("manifests", "offsets", "published", "segments", "outputs")} | {
+        ("GET", "published"),
+        ("GET", "reached"),
+    }
+    of_shards = asked[("PUT", "segments")] + asked[("PUT", "outputs")]
+    assert of_shards / epochs / shards <= 2.5  # a segment, an output, now and then a merged segment
+    assert (sum(asked.values()) - of_shards) / epochs < 4
+    found = sizes(behind()).requests
+    assert found is not None and leases < 10
+    assert found.per_shard == pytest.approx(of_shards / epochs / shards, rel=0.25)
+    assert found.per_commit <= 4
+    store.close()
+
+
+def test_sizes_tell_requests_and_their_price(make: Make, bucket: str) -> None:
+    store, done = running(make), None
+    for epoch in range(3):
+        done = go_on(store, done, "a")
+        store.place.client.delete([f"manifests/{epoch:09d}.json"])
+        done = done.model_copy(update={"committed_us": epoch * 10_000_000})
+        store._log.put(done, -1)
+    store.close()
+    text = CliRunner().invoke(app, ["state", "sizes", bucket]).output
+    assert "per shard and" in text and "per commit (means of 3 kept epochs); at a commit every 10.0 s about $" in text
+    found = json.loads(CliRunner().invoke(app, ["state", "sizes", bucket, "--json"]).output)["requests"]
+    assert found["epochs"] == 3 and found["dollars"][0] <= found["dollars"][1]
+
+
+def test_what_another_machine_wrote_is_fetched_once(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = running(make)
+    done = go_on(store, None, "a")
+    store.close()
+    monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path / "of another machine"))
+    monkeypatch.setattr(objects, "_clients", {})
+    other = make()
+    other.open()
+    for _ in range(3):
+        assert other.shard(0, 1, 1, done.stages[0].segments[0]).reader(LOGIC).scan().height == 1
+    assert other.place.client.requests["get"] <= 6  # lease, fork, commit, published, segment
+    other.close()
+
+
+# -- the cache ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_that_was_damaged_is_fetched_again(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = running(make)
+    done = go_on(store, None, "a")
+    store.close()
+    file = done.stages[0].segments[0][0]
+    copy = store.place.held(place.wanted(file))
+    copy.write_bytes(copy.read_bytes()[:-9])
+    monkeypatch.setattr(objects, "_clients", {})
+    with make().peek() as snapshot:
+        assert users(snapshot) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda c, f: c.delete([f]), "is missing"),
+        (lambda c, f: c.put(f, bytes(c.get(f).content)[:-9]), "is truncated"),
+        (lambda c, f: c.put(f, bytes(c.get(f).content)[:-1] + b"?"), "does not hold what was written"),
+    ],
+)
+def test_a_damaged_segment_is_told_by_its_url(
+    damage: Any, message: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = running(make)
+    done = go_on(store, None, "a")
+    store.close()
+    file = done.stages[0].segments[0][0].file
+    damage(store.place.client, file)
+    monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path / "empty"))
+    monkeypatch.setattr(objects, "_clients", {})
+    with pytest.raises(StateError, match=f"state file s3://.*/p/{file} {message}; restore it"), make().peek():
+        pass
+    assert [p.what for p in verify(make()).problems] == [message]
+    if message != "does not hold what was written":  # which is found when it is fetched
+        with pytest.raises(StateError, match=f"state file s3://.*/p/{file} {message}"):
+            make().open()
+
+
+def test_a_cache_that_others_can_write_is_refused(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(open_to_all))
+    monkeypatch.setattr(objects, "_clients", {})
+    store = make()
+    store.open()
+    with pytest.raises(
+        StateError, match="belongs to, or can be written by, somebody else; remove it, or set SLACKWATER_CACHE_DIR"
+    ):
+        store.write_list(0, ["x"])
+    store.close()
+
+
+def test_what_was_not_used_for_longest_leaves_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    from slackwater.state.files import cache
+
+    for n in range(4):
+        path = tmp_path / "s" / str(n)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x" * 100)
+        os.utime(path, (n, n))
+    monkeypatch.setenv("SLACKWATER_CACHE_BYTES", "250")
+    cache.trim(tmp_path)
+    assert sorted(p.name for p in (tmp_path / "s").iterdir()) == ["2", "3"]
+
+
+# -- one line that says what to do -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "more", "message"),
+    [
+        ("s3://no-such-bucket/x", {}, 'there is no bucket "no-such-bucket"; create it, or correct the path'),
+        (
+            "{url}",
+            {"endpoint": "http://127.0.0.1:9"},
+            r"lock cannot be read .*what was committed stays: see that the store can be",
+        ),
+        (
+            "{url}",
+            {"regoin": "x"},
+            r"Configuration key: 'regoin' is not valid for store 'S3'.*check the URL, and the options",
+        ),
+    ],
+)
+def test_what_cannot_be_reached(
+    url: str, more: dict[str, str], message: str, bucket: str, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_client, "PATIENCE_S", 0.5)
+    with pytest.raises(StartError, match=message) as told:
+        FilesStore(url.format(url=bucket), "p", {**s3.options(), **more}).open()
+    assert "\n" not in str(told.value) and "not-so-secret" not in str(told.value)
+
+
+def test_no_credentials_are_told_as_such(bucket: str, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_client, "PATIENCE_S", 0.5)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    nobody = {"endpoint": s3.options()["endpoint"], "metadata_endpoint": "http://127.0.0.1:9", "region": "us-east-1"}
+    with pytest.raises(
+        StateError, match=r"no credentials were found .*; set them in the environment \(AWS_ACCESS_KEY_ID"
+    ):
+        FilesStore(bucket, "p", nobody).open()
+
+
+def test_a_refusal_is_told_as_such(bucket: str, s3: S3, door: Door) -> None:
+    door.judge = lambda method, path: "403"
+    with pytest.raises(
+        StateError, match=r"access was denied \(AccessDenied\); check the credentials, and that they may get, put"
+    ):
+        FilesStore(bucket, "p", s3.options(door.port)).open()
+
+
+def test_what_goes_to_workers_says_nothing_of_its_keys(bucket: str, s3: S3) -> None:
+    store = FilesStore(bucket, "p", s3.options())
+    assert "not-so-secret" not in repr(store.shard(0, 1, 0, ())) and "AKIA" not in repr(store.place)
