@@ -376,8 +376,7 @@ all = [
 ]
 
 [expect.stages]
-clicks = [{ user = "a" }, { user = "a" }, { user = "b" }, { user = "c" }]  # SQL that is only read
-visits = [
+visits = [  # what hours reads
   { user = "a", window_start = 2024-03-01T09:00:00Z, n = 2 },
   { user = "b", window_start = 2024-03-01T09:05:00Z, n = 1 },
   { user = "c", window_start = 2024-03-01T12:00:00Z, n = 1 },
@@ -392,17 +391,16 @@ def test_what_each_target_and_stage_gets(spark: Any, tmp_path: Path, capsys: Any
     file.write_text(OF_STAGES)
     assert outcome_of(file, spark).lines() == []
     wrong = OF_STAGES.replace("n = 2 }", "n = 5 }").replace("visits = 2, clicks = 3", "visits = 2, clicks = 4")
-    file.write_text(wrong.replace('{ user = "b" }, { user = "c" }]', '{ user = "c" }]'))
+    file.write_text(wrong)
     assert run_path(file, update=True) == 0
     said = capsys.readouterr().out
     for line in (
         'rows of target "all": 1 row differs in clicks',
-        'rows of stage "clicks": 1 unexpected row',
         'rows of stage "visits": ',
     ):
         assert line in said
     assert outcome_of(file, spark).ok
-    assert "# SQL that is only read" in file.read_text()
+    assert "# what hours reads" in file.read_text()
 
 
 def test_the_command_as_people_use_it(home: Path) -> None:

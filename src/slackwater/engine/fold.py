@@ -286,7 +286,7 @@ def status(
                 name,
                 of_sources[name].rows,
                 c.max_event_us,
-                None if c.max_event_us is None else c.watermark_us,
+                None if c.watermark_us <= NO_WATERMARK else c.watermark_us,
                 c.idle,
                 c.quiet_us,
             )

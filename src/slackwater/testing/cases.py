@@ -110,7 +110,7 @@ class Test:
         changed = [s.restart.pipeline for s in self.case.steps if s.restart is not None and s.restart.pipeline]
         if changed:
             return  # the last config tells which there are; what is not is told at the end
-        targets, stages = list(self.pipeline.by_target), [s.name for s in self.pipeline.stages]
+        targets, stages = list(self.pipeline.by_target), [s.name for s in self.pipeline.steps]
         at = f"{self.path}: expect.rows"
         for name in self.case.expect.rows:
             if name == ONLY and len(targets) > 1:

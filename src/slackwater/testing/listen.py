@@ -52,7 +52,7 @@ def listening(pipeline: Pipeline) -> Pipeline:
 
 def watching(pipeline: Pipeline, stages: Iterable[str]) -> Pipeline:
     """The same pipeline with a target for each of these stages that has none, so that what it emits can be read back."""
-    wanted = [n for n in dict.fromkeys(stages) if n not in pipeline.shown and n in {s.name for s in pipeline.stages}]
+    wanted = [n for n in dict.fromkeys(stages) if n not in pipeline.shown and n in {s.name for s in pipeline.steps}]
     if not wanted:
         return pipeline
     more = [
