@@ -27,7 +27,7 @@ demo-kafka: $(READY) ## Kafka to Postgres, with a runner that is killed on the w
 	@$(BIN)/slackwater demo-kafka
 
 # One session of Spark, one broker and one database per worker; the long files first, so that both end together.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --randomly-seed=$(SEED)
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --randomly-seed=$(SEED) --durations=20 --durations-min=5
 
 test: $(READY)   ## the tests, two files at a time, shuffled (SEED=2 gives another order)
 	@SLACKWATER_LAWS_EXAMPLES=10 $(PYTEST) -m "not exhaustive"

@@ -122,6 +122,7 @@ SKEWED_STREAMS = {
 
 # From the start of the process to the first row in the output directory, on a small input.
 FIRST_ROW = "first-row"
+FIRST_ROW_GOAL = 12.0
 FIRST_ROW_WINDOW = Window("tumbling", 10)
 FIRST_ROW_STREAM = Stream(100, 1_000, step_s=30, epochs=2)
 
@@ -138,6 +139,7 @@ REOPEN_STREAM = Stream(MANY, 200_000, late=0.03)
 # Kafka to Postgres, live: from the append of the record that ends a window to the row in the table.
 LATENCY = "kafka-to-postgres"
 LATENCY_ROWS_PER_S, LATENCY_SECONDS = 5_000, 60
+LATENCY_GOALS = {"p50_s": 0.8, "p99_s": 1.5}
 
 # JSON from twelve partitions of a topic, the broker on the same machine, beside the native operator on RocksDB
 FROM_KAFKA = "from-kafka"

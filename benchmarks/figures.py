@@ -131,6 +131,7 @@ def compared(case: Case, systems: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "ratio_of_fastest": of_fastest,
         "ratio_of_cpu": of_cpu,
         "met": _met(case.goal, case.goal is not None and ratio >= case.goal),
+        "times_memory": ours["memory"]["total"] / min(systems[s]["memory"]["total"] for s in NATIVE),
         "times_floor": times_floor,
         "floor_goal": case.floor,
         "floor_met": _met(case.floor, case.floor is not None and times_floor["median_s"] <= case.floor),

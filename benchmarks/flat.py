@@ -26,7 +26,7 @@ from benchmarks.cases import FEW, Stream, Window
 from benchmarks.data import SCHEMA, frames
 from benchmarks.figures import machine
 from benchmarks.flat_plot import drawn
-from benchmarks.process import ended, environment
+from benchmarks.process import clean_up_when_ended, ended, environment
 
 ROWS, AHEAD, KEPT, LOOKS = 2_000, 10, 200, 200
 _MIB = 1024**2
@@ -218,6 +218,7 @@ def main() -> int:
     if options.child:
         child(options.child, options.postgres)
         return 0
+    clean_up_when_ended()
     if options.draw:
         told = json.loads(options.json.read_text())
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -125,6 +126,11 @@ def _epochs(batches: list[dict[str, Any]], data: Path | Topic, usage: Usage) -> 
 def environment() -> dict[str, str]:
     """What `slackwater run` sets as well: Spark's workers run this Python, and Polars in them one thread each."""
     return os.environ | {"PYSPARK_PYTHON": sys.executable, "POLARS_MAX_THREADS": "1"} | memory.ENVIRONMENT
+
+
+def clean_up_when_ended() -> None:
+    """Let SIGTERM end this process as an interruption does: what it started ends with it."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def ended(root: psutil.Process) -> None:

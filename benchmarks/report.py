@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.cases import (
+    FIRST_ROW_GOAL,
     FLOOR,
     IDLE_GOAL,
     IN_POSTGRES_GOAL,
+    LATENCY_GOALS,
     NATIVE,
     POSTGRES,
     ROCKSDB,
@@ -40,7 +42,9 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
         yield from _skewed(report["skewed"])
     if report["first_row_s"]:
         times = (f"{system} {_seconds(s)}" for system, s in report["first_row_s"].items())
-        yield f"\nFrom process start to the first result row: {', '.join(times)}"
+        mine = report["first_row_s"][SLACKWATER]
+        met = _verdict(mine is not None and mine <= FIRST_ROW_GOAL)
+        yield f"\nFrom process start to the first result row: {', '.join(times)}; goal {FIRST_ROW_GOAL:g} s  {met}"
     if report["in_postgres"]:
         yield from _in_postgres(report["in_postgres"])
     if report["reopen"]:
@@ -49,9 +53,13 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
         yield from _from_kafka(report["from_kafka"])
     if report["latency"]:
         found = report["latency"]
+        times = (
+            f"{name[:3]} {1000 * found[name]:.0f} ms, goal {1000 * goal:.0f} ms {_verdict(found[name] <= goal)}"
+            for name, goal in LATENCY_GOALS.items()
+        )
         yield (
-            f"\nKafka append to Postgres row at {found['rows_per_s']:,} rows/s: p50 {1000 * found['p50_s']:.0f} ms, "
-            f"p99 {1000 * found['p99_s']:.0f} ms ({found['windows']} windows of one second)"
+            f"\nKafka append to Postgres row at {found['rows_per_s']:,} rows/s: {'; '.join(times)} "
+            f"({found['windows']} windows of one second)"
         )
     if report["failed"]:
         yield f"\nFAILED, not measured: {', '.join(report['failed'])}"
@@ -101,7 +109,8 @@ def _memory(cases: list[dict[str, Any]]) -> Iterator[str]:
     yield "\nPeak resident memory in MiB; the largest state: rows, MiB as told, MiB of files at the end; and what came out"
     yield _row("", "JVM", "driver", "workers", "total", "state", "told", "files", "rows", "of input")
     for case in cases:
-        yield case["name"] + ("" if case["same_output"] else ": OUTPUTS DIFFER")
+        times = f": peak {case['times_memory']:.2f} times the smaller native one's, at most 1  {_verdict(case['times_memory'] <= 1)}"
+        yield case["name"] + times + ("" if case["same_output"] else "  OUTPUTS DIFFER")
         for system, found in case["systems"].items():
             sizes = [f"{found['memory'][role] // _MIB:,}" for role in ROLES]
             state, out = found["state"], found["output"]

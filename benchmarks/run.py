@@ -52,7 +52,7 @@ from benchmarks.cases import (
 from benchmarks.data import generate
 from benchmarks.figures import beside_kafka, compared, kept, machine, policy_costs, summarised
 from benchmarks.postgres import environment, latency, touched_keys
-from benchmarks.process import WorkerFailed, run_worker
+from benchmarks.process import WorkerFailed, clean_up_when_ended, run_worker
 from benchmarks.report import lines
 from benchmarks.topics import Topic, filled
 from slackwater.testing.services import Kafka, Postgres
@@ -171,6 +171,7 @@ PARTS: dict[str, tuple[str, Callable[[Bench, bool], Any]]] = {  # beside the cas
 def main() -> int:
     """0 also when goals are missed; 1 when a measurement failed: the others are made and told all the same."""
     options, began = _options(), time.monotonic()
+    clean_up_when_ended()
     told = {name: getattr(options, name) for name in ("quick", "only", "rounds", "driver_memory")}
     report: dict[str, Any] = {"machine": machine(), "options": told, "cases": [], "failed": []}
     report |= dict.fromkeys(key for key, _ in PARTS.values())

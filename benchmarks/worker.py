@@ -50,10 +50,10 @@ class Progress(StreamingQueryListener):
 
     def __init__(self) -> None:
         self.batches: list[dict[str, Any]] = []
-        self.started, self.terminated = Event(), Event()
+        self.terminated = Event()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        self.started.set()
+        """Nothing to keep."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
         progress = event.progress
@@ -112,8 +112,8 @@ class Told:
 
 
 def epochs(progress: Progress, told: Told) -> list[dict[str, Any]]:
-    """The epochs of a run: as Spark reports its micro-batches, or, where no streaming query ran, as Slackwater told them."""
-    if not progress.started.is_set():
+    """The epochs of a run: as Slackwater told them, or, of the native operators, as Spark reports its micro-batches."""
+    if told.statuses:
         return told.batches()
     if not progress.terminated.wait(_REPORTED_WITHIN_S):
         raise TimeoutError("Spark did not report the end of the query within a minute")
@@ -125,15 +125,6 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     spark = session(job)
     progress, told, output = Progress(), Told(), None
     spark.streams.addListener(progress)
-    new_session = spark.newSession
-
-    def watched() -> SparkSession:
-        """A listener hears the queries of its own session only, and Slackwater works in a new one."""
-        own = new_session()
-        own.streams.addListener(progress)
-        return own
-
-    spark.newSession = watched
     data, work = Topic(**job["topic"]) if "topic" in job else Path(job["data"]), Path(job["work"])
     query = Join(**job["join"]) if "join" in job else Window(**job["window"])
     if job["system"] == FLOOR:

@@ -17,6 +17,7 @@ from docgen.sources import ROOT, Message, messages, mistakes
 from slackwater.cli.main import app
 from slackwater.config import documented
 from slackwater.config.spec import Spec
+from slackwater.config.transform import Transform
 from slackwater.engine.status import Buffered, Counters, StageStatus, Status
 from slackwater.messages import FAMILIES, WARNING
 from slackwater.metrics import PREFIX, Metrics
@@ -75,7 +76,11 @@ _OF_MODULES: Mapping[str, str] = {  # where the keys are documented that a modul
     "aggregator": "aggregations",
     "connection": "connections",
     "ddl": "sources",
-    "join": "joins",
+    "keyed": "transform",
+    **{
+        step.__module__.rpartition(".")[2]: documented.place_of(step).partition("#")[2]
+        for step in Transform.STEPS.values()
+    },
     "join_checks": "joins",
     "source": "sources",
     "sql": "transform",
@@ -85,7 +90,6 @@ _OF_MODULES: Mapping[str, str] = {  # where the keys are documented that a modul
     "target": "target-and-dead-letters",
     "transform": "transform",
     "held_names": "target-and-dead-letters",
-    "window": "windows",
 }
 
 
@@ -114,6 +118,7 @@ _TABLES = {
     "Window": "[transform.window]",
     "Aggregation": "[[transform.window.aggregations]]",
     "Join": "[transform.join]",
+    **{step.__name__: f"[{step.AT}]" for step in Transform.STEPS.values()},
     "Stage": "[[stages]]",
     "Target": "[target] and [dead_letter]",
     "StateStore": "[state_store]",
@@ -131,7 +136,7 @@ def keys_page() -> str:
         "[editors](configuration.md#in-an-editor); [configuration](configuration.md) says how they go together. A value of text may also",
         "be `${NAME}`, from the environment.",
     ]
-    by_name = {spec.__name__: spec for spec in documented.TEXTS}
+    by_name = {spec.__name__: spec for spec in (*Transform.STEPS.values(), *documented.TEXTS)}
     for name, table in _TABLES.items():
         spec: type[Spec] = by_name[name]
         shape = schema if name == "Pipeline" else schema["$defs"][name.lower()]

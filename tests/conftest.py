@@ -17,7 +17,13 @@ import psutil
 import pytest
 
 pytest.register_assert_rewrite("tests.support", "tests.laws")
-pytest_plugins = ["tests.support.command", "tests.support.runner", "tests.support.topics", "tests.support.why"]
+pytest_plugins = [
+    "tests.support.browser",
+    "tests.support.command",
+    "tests.support.runner",
+    "tests.support.topics",
+    "tests.support.why",
+]
 
 # The JVMs of a test run live for seconds or minutes: the second compiler and many collectors cost more than they give back.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

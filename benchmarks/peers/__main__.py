@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 from benchmarks.figures import kept, machine
 from benchmarks.peers import flink, kafka_streams, ours, report
 from benchmarks.peers.work import PARTITIONS, WORKS, Work, close, expected, fill, last_ms, results, summary, topics
-from benchmarks.process import Usage, ended
+from benchmarks.process import Usage, clean_up_when_ended, ended
 from slackwater.testing.services import Kafka
 
 PEERS = {"slackwater": ours, "flink": flink, "kafka-streams": kafka_streams}
@@ -143,6 +143,7 @@ def main() -> int:
     parser.add_argument("--heap", default="4g", help="of each JVM (4g)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures there")
     options = parser.parse_args()
+    clean_up_when_ended()
     rows = 100_000 if options.quick else options.rows
     peers = [p for p in PEERS if p in options.only] or list(PEERS)
     works = [w for w in WORKS if w.name in options.only] or list(WORKS)

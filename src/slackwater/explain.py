@@ -16,6 +16,7 @@ from slackwater.config.paths import local
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.rows import Rows
 from slackwater.config.source import Lookup, Source
+from slackwater.config.step import Step
 from slackwater.config.target import Target
 from slackwater.config.ways import Way
 from slackwater.config.window import Window, allowed_ms
@@ -38,7 +39,8 @@ class Stage:
 class Plan(Shown):
     """The stages of a pipeline, its delivery guarantee and what its state may grow to.
 
-    `state_bytes` is None for a join, whose state is what its sources bring in the time that rows are kept; 0 without state.
+    `state_bytes` is None where that is up to the sources: a join keeps what they bring in a time, a step by key all their keys; 0
+    without state.
     """
 
     stages: tuple[Stage, ...]
@@ -60,7 +62,7 @@ def build(pipeline: Pipeline) -> Plan:
     return Plan(
         (*stages, _commit(pipeline), _publish(pipeline)),
         guarantee(pipeline),
-        None if isinstance(last, Join) else state_size.projected_bytes(last) if isinstance(last, Window) else 0,
+        state_size.projected_bytes(last) if isinstance(last, Window) else 0 if isinstance(last, Rows) else None,
         (*warnings(pipeline), *state_size.warnings(last)),
     )
 
@@ -68,11 +70,13 @@ def build(pipeline: Pipeline) -> Plan:
 describe = build  # its name in `slackwater`
 
 
-def _middle(step: Window | Join | Rows, pipeline: Pipeline) -> tuple[Stage, ...]:
+def _middle(step: Step, pipeline: Pipeline) -> tuple[Stage, ...]:
     if isinstance(step, Rows):
-        return (Stage("emit", "Spark", "what the SQL selects, in the epoch that reads it", ("no state but offsets",)),)
+        return (Stage("emit", "Spark", step.told().does, ("no state but offsets",)),)
     if isinstance(step, Join):
         return (_shuffle_sides(step), _join(step, pipeline), _emit_pairs(step))
+    if not isinstance(step, Window):
+        return (Stage("step", "shards", step.told().does, (f"kept: {step.told().keeps}",)),)
     return (_lift(step), _shuffle(step), _step(step), _emit(step))
 
 
@@ -82,6 +86,8 @@ def _hand_over(before: str, former: Pipeline, name: str) -> Stage:
         f"its watermark is {duration_text(former.watermark_delay_ms)} behind: so far back may lie what the join emits"
     )
     if former.transform.join is None:
+        behind = "_event_ts is that of each row; its watermark is that of the stage before"
+    if former.transform.window is not None:
         behind = "_event_ts = the last instant of each window; its watermark is that of the stage before"
     return Stage(
         "next stage",

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 CONNECTIONS = 16  # at a time: they are descriptors of the runner
 PREFIX = "slackwater_streaming_"
-_REASONS = {"session": ("close", "flush", "cap"), "join": ("match", "unmatched"), "rows": ("row",)}
 LATE_BUCKETS = 21  # up to 36 hours
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -279,8 +278,7 @@ def _counters(found: Iterable[Status]) -> Iterator[Metric]:
     late = CounterMetricFamily(f"{PREFIX}late_rows", "Late rows.", labels=["pipeline", "policy", "cause"])
     letters = CounterMetricFamily(f"{PREFIX}letters", "Dead letters, by reason.", labels=["pipeline", "reason"])
     for status in found:
-        reasons = _REASONS.get(status.window_kind, ("close", "flush"))
-        for reason, count in {**dict.fromkeys(reasons, 0), **status.counters.emitted}.items():
+        for reason, count in {**dict.fromkeys(status.reasons, 0), **status.counters.emitted}.items():
             emitted.add_metric([status.pipeline, status.window_kind, reason], count)
         for cause in ("lateness", "idle"):
             late.add_metric([status.pipeline, status.late_policy, cause], status.counters.late.get(cause, 0))

@@ -22,6 +22,7 @@ from slackwater.state.postgres import lock
 from slackwater.state.postgres import store as postgres_store
 from slackwater.windows.aggregations import Agg
 from slackwater.windows.intervals import SessionLogic
+from slackwater.windows.kept import FAR, HIDDEN, NEVER, WHOLE, Due, Forgotten, Kept, Stats
 
 Make = Callable[[], Any]
 
@@ -246,3 +247,52 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match=r"state directory .* cannot be created .*; expected a writable directory"):
         FilesStore(tmp_path / "file", "p").open()
+
+
+class Tally(Kept):
+    """What no window is: one number per key, for ever. No store knows this class."""
+
+    pipeline = "p"
+    keys = (Field("k", "string"),)
+    accumulators = {"seen": pl.Int64()}  # noqa: RUF012
+
+    @property
+    def state_schema(self) -> dict[str, pl.DataType]:
+        return {**HIDDEN, "k": pl.String(), **self.accumulators}
+
+    def stats(self, state: pl.DataFrame) -> Stats:
+        return Stats(FAR, FAR, NEVER, FAR)
+
+    def due_between(self, since: int, watermark: int, early: bool = False) -> Due:
+        return Due((), (), (), NEVER, NEVER)
+
+    def forgotten(self, watermark: int) -> Forgotten:
+        return Forgotten(NEVER, NEVER)
+
+    def forget(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+        return state
+
+    def rows(self, seen: dict[str, int]) -> pl.DataFrame:
+        hashes = [ord(k) for k in seen]
+        fixed = {"__kind": WHOLE, "__start": 0, "__last": 0, "__due": 0}
+        values = {"__h": hashes, "__kh": hashes, **{n: [v] * len(seen) for n, v in fixed.items()}}
+        return pl.DataFrame({**values, "k": list(seen), "seen": list(seen.values())}, schema=self.state_schema)
+
+
+def test_a_store_keeps_units_that_are_of_no_window(make: Make) -> None:
+    store, tally = make(), Tally()
+    store.open()
+    store.prepare(tally)
+    segments: tuple[SegmentMeta, ...] = ()
+    for epoch, seen in enumerate(({"a": 1, "b": 2}, {"b": 7, "c": 3})):
+        shard = store.shard(0, 1, epoch, segments)
+        before = shard.reader(tally).units(pl.Series([ord(k) for k in seen]).to_numpy())
+        staged = shard.stage(tally, tally.rows(seen), before, 0)
+        segments = store.commit(commit(epoch, segments=(staged,))).stages[0].segments[0]
+    store.close()
+    again = make()
+    again.open()
+    again.prepare(tally)
+    found = again.shard(0, 1, 2, segments).reader(tally).scan()
+    assert dict(found.select("k", "seen").iter_rows()) == {"a": 1, "b": 7, "c": 3}
+    again.close()

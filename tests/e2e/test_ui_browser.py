@@ -2,141 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import websocket
-from tests.support.needs import needed
+from tests.support import several_stages
+from tests.support.browser import Browser, until
 from tests.support.ui_states import config, drawn, joined_and_counted, ran, watched
 
 from slackwater.cli.ui import watched_at
 from slackwater.testing.kit import Rows
 from slackwater.ui.server import UiServer, serve
-
-WAIT_S = 120.0  # for a state that comes by itself; only what never comes takes so long
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-class Browser:
-    """One tab. `said`: what the protocol told by itself, as console messages and requests."""
-
-    def __init__(self, home: Path) -> None:
-        assert CHROMIUM is not None
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
-        quiet = ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-        self._process = subprocess.Popen(
-            [
-                CHROMIUM,
-                *flags,
-                *quiet,
-                "--remote-debugging-port=0",
-                "--remote-allow-origins=*",
-                f"--user-data-dir={home}",
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        self.said: list[dict[str, Any]] = []
-        self._number = 0
-        port = home / "DevToolsActivePort"
-        until(lambda: port.exists() and len(port.read_text().splitlines()) == 2)
-        number, path = port.read_text().splitlines()
-        self._socket = websocket.create_connection(f"ws://127.0.0.1:{number}{path}", timeout=WAIT_S)
-        self._session: str | None = None
-        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.ask(f"{domain}.enable")
-
-    def ask(self, method: str, **given: Any) -> dict[str, Any]:
-        self._number += 1
-        message = {"id": self._number, "method": method, "params": given}
-        self._socket.send(json.dumps(message | ({"sessionId": self._session} if self._session else {})))
-        while True:
-            found = json.loads(self._socket.recv())
-            if found.get("id") == self._number:
-                assert "error" not in found, found
-                return dict(found["result"])
-            self.said.append(found)
-
-    def value(self, code: str) -> Any:
-        found = self.ask("Runtime.evaluate", expression=code, returnByValue=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
-
-    def open(self, url: str) -> None:
-        self.ask("Page.navigate", url=url)
-        self.arrives(url)
-
-    def arrives(self, url: str) -> None:
-        until(lambda: self.value("document.readyState") == "complete" and url in self.value("location.href"))
-
-    def dark(self, wanted: bool) -> None:
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if wanted else "light"}
-        self.ask("Emulation.setEmulatedMedia", features=[scheme])
-
-    def press(self, key: str, code: int, text: str = "") -> None:
-        for kind in ("keyDown", "keyUp"):
-            self.ask(
-                "Input.dispatchKeyEvent",
-                type=kind,
-                key=key,
-                code=key,
-                windowsVirtualKeyCode=code,
-                text=text if kind == "keyDown" else "",
-            )
-
-    def click(self, selector: str) -> None:
-        """A click of the pointer in the middle of the first element, as a person's."""
-        at = self.value(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
-            " const r = e.getBoundingClientRect(); return {x: r.x + r.width / 2, y: r.y + r.height / 2}; })()"
-        )
-        for kind in ("mousePressed", "mouseReleased"):
-            self.ask("Input.dispatchMouseEvent", type=kind, x=at["x"], y=at["y"], button="left", clickCount=1)
-
-    def complaints(self) -> list[Any]:
-        """Errors and warnings of the console, and exceptions."""
-        self.value("1")
-        found = []
-        for m in self.said:
-            entry = m.get("params", {})
-            if m["method"] == "Runtime.exceptionThrown":
-                found.append(entry["exceptionDetails"])
-            if m["method"] == "Log.entryAdded" and entry["entry"]["level"] in ("error", "warning"):
-                found.append(entry["entry"])
-            if m["method"] == "Runtime.consoleAPICalled" and entry["type"] in ("error", "warning", "assert"):
-                found.append(entry["args"])
-        return found
-
-    def requests(self) -> list[str]:
-        return [m["params"]["request"]["url"] for m in self.said if m["method"] == "Network.requestWillBeSent"]
-
-    def close(self) -> None:
-        self._socket.close()
-        self._process.terminate()
-        self._process.wait(timeout=60)
-
-
-def until(there: Callable[[], Any]) -> None:
-    ends = time.monotonic() + WAIT_S
-    while not there():
-        assert time.monotonic() < ends, "it never came"
-        time.sleep(0.05)
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    needed("Chromium", CHROMIUM is not None, "apt-get install chromium")
-    found = Browser(tmp_path / "browser")
-    yield found
-    found.close()
 
 
 @pytest.fixture
@@ -216,7 +92,42 @@ def test_the_slider_goes_to_a_kept_commit_and_back(browser: Browser, page: tuple
     assert browser.complaints() == []
 
 
-def test_a_join_shows_what_waits_and_its_stages_lead_there(browser: Browser, tmp_path: Path) -> None:
+def test_each_stage_is_a_click_away_and_follows(browser: Browser, tmp_path: Path) -> None:
+    """From the drawing to a stage, to a key from its histogram, to the join at the end; commits are followed there, too."""
+    file = several_stages.ran(tmp_path)
+    running = serve([watched(file)], 0)
+    home = f"http://127.0.0.1:{running.port}"
+    try:
+        browser.open(f"{home}/")
+        until(lambda: browser.value("document.getElementById('link').textContent") == "live")
+        assert "which waits for stage" in browser.value("document.querySelector('.held').textContent")
+        browser.both_colours(tmp_path, "stages")
+        browser.click('#stages a[href="/stage/sessions/"] .box')
+        browser.arrives("/stage/sessions/")
+        assert browser.value("document.querySelector('h1').textContent") == "law › sessions"
+        assert browser.value("document.querySelector('#stages [aria-current] text').textContent") == "sessions"
+        browser.click("#closing svg a .reach")
+        browser.arrives("/stage/sessions/closing?from=")
+        browser.click(".keys tbody a")
+        browser.arrives("/stage/sessions/key?user")
+        assert "goes to stage" in browser.value("document.querySelector('pre').textContent")
+        browser.open(f"{home}/stage/seen/")
+        until(lambda: browser.value("document.getElementById('link').textContent") == "live")
+        browser.both_colours(tmp_path, "stage")
+        assert browser.value("document.querySelectorAll('#joins svg .bar').length") >= 1
+        assert "stage minutes" in browser.value("document.querySelector('#watermark svg .lane.holds').textContent")
+        browser.value("window.same = 1; 1")
+        before = browser.value("document.querySelector('#top dd').textContent")
+        several_stages.went_on(file)
+        until(lambda: browser.value("document.querySelector('#top dd').textContent") not in ("", before))
+        until(lambda: browser.value("document.querySelectorAll('#rows tbody tr').length") >= 3)
+        assert browser.value("window.same") == 1
+        browser.is_clean(home)
+    finally:
+        running.stop()
+
+
+def test_a_join_shows_what_waits(browser: Browser, tmp_path: Path) -> None:
     home = tmp_path / "join"
     joined_and_counted(home)
     running = serve(watched_at(str(home)), 0)
@@ -224,11 +135,8 @@ def test_a_join_shows_what_waits_and_its_stages_lead_there(browser: Browser, tmp
         browser.open(f"http://127.0.0.1:{running.port}/")
         assert browser.value("document.querySelectorAll('#joins svg .bar').length") >= 2
         assert browser.value("document.querySelectorAll('#joins svg .cap').length") == 2
-        browser.click('a[href="#joins-title"]')
-        browser.arrives("#joins-title")
-        assert browser.value("document.getElementById('joins-title').getBoundingClientRect().top") < 800
-        assert browser.value("document.documentElement.scrollWidth <= innerWidth")
-        assert browser.complaints() == []
+        browser.both_colours(tmp_path, "join")
+        browser.is_clean(f"http://127.0.0.1:{running.port}")
     finally:
         running.stop()
 

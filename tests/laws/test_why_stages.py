@@ -6,12 +6,12 @@ b ─▶ window ─┴▶ join      needs of a window: events at these times clo
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
 from tests.laws import seeds
-from tests.laws.graph import MS, SCHEMA, counting, pipeline
+from tests.laws.graph import MS, SCHEMA, counting
+from tests.laws.midway import midway
 
 import slackwater as sw
 from slackwater.query.described import pipeline_in
@@ -21,23 +21,6 @@ from slackwater.testing.pipeline import LocalPipeline
 
 SEEDS = 100
 FAR = 10**12
-
-
-def told(seed: int) -> LocalPipeline:
-    """A pipeline of several stages, in the middle of its rows."""
-    rng = random.Random(seed)
-    test, at = LocalPipeline(pipeline(rng), SCHEMA, shards=2, listen=False), 0
-    for _ in range(rng.randrange(2, 6)):
-        given: dict[str, list[dict[str, Any]]] = {}
-        for source in rng.choice([["a"], ["b"], ["a", "b"], ["a", "b"]]):
-            given[source] = []
-            for _ in range(rng.randrange(1, 8)):
-                at += rng.choice([0, 3, 11, 40])
-                given[source].append({"k": rng.choice(["x", "y", None]), "v": 1, "ts": (at - rng.choice([0, 5])) * MS})
-        test.pipe(given)
-        if rng.random() < 0.2:
-            test.quiet(rng.choice([500, 70_000]))
-    return test
 
 
 def asked(test: LocalPipeline, **more: Any) -> Why:
@@ -74,7 +57,7 @@ def test_who_holds_the_watermark_of_each_stage(first: int) -> None:
     """The rows of the other sources move no watermark that this one holds; its own do."""
     seeds.quiet()
     for seed in range(first, first + 20):
-        test = told(seed)
+        test = midway(seed)
         with test:
             before, answer = marks(test), asked(test)
             held = [s for s in answer.told if s.holder is not None]
@@ -110,7 +93,7 @@ def test_what_closes_a_window_of_a_later_stage(first: int) -> None:
     checked = 0
     for seed in range(first, first + 20):
         for early in (1, 0):
-            test = told(seed)
+            test = midway(seed)
             with test:
                 answer = asked(test)
                 later = [s for s in answer.told if s.next]
@@ -135,7 +118,7 @@ def test_what_closes_a_window_of_a_later_stage(first: int) -> None:
 def test_a_state_tells_the_same_without_its_config(first: int) -> None:
     seeds.quiet()
     for seed in range(first, first + 50):
-        test = told(seed)
+        test = midway(seed)
         with test:
             mine = asked(test)
             with test._driver.store.peek() as snapshot:

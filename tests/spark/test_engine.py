@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 from tests.support.effort import some
 from tests.support.events import NAN, SCHEMA, SIMPLE, comparable, events, iso, sample, simple, us, window
+from tests.support.nth import Nth, WithNth, known
 from tests.support.runner import Runner
 
 import slackwater as sw
@@ -275,3 +276,41 @@ def test_a_record_is_bad_whether_or_not_its_broken_column_is_used(runner: Runner
     kept = pl.read_parquet(runner.home / "letters" / "*.parquet")
     assert kept["value"].to_list() == [b'{"user": "a", "i": "many", "ts": "2024-03-01T00:00:05Z"}']
     assert kept["file"].str.ends_with("0.jsonl").all()
+
+
+def test_an_operator_by_key_counts_whole_rows_over_epochs_and_restarts(runner: Runner) -> None:
+    """One that slackwater does not have: keys that are equal however they are written, a column that is no scalar, filtered rows."""
+    schema = "user STRING, d DOUBLE, i INT, more STRUCT<a: INT, b: ARRAY<STRING>>, ts TIMESTAMP"
+    store = {n: sw.StateStore(kind="files", path=str(runner.home / "state"), shards=n) for n in (2, 3)}
+
+    def run(shards: int, every: int = 2) -> None:
+        described = sw.Pipeline(
+            name="test",
+            sources=[runner.source(schema, max_files_per_trigger=1)],
+            transform=WithNth(
+                sql="SELECT user, d, i, more, _event_ts FROM source WHERE i >= 0",
+                nth=Nth(every=every, key=["user", "d"], event_time_column="ts"),
+            ),
+            target=sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "out"), format="parquet"),
+            state_store=store[shards],
+        )
+        sw.run(described, available_now=True, spark=runner.spark, on_status=runner.statuses.append)
+
+    def row(i: int, user: str | None = "a", d: Any = 0.0) -> dict[str, Any]:
+        return {"user": user, "d": d, "i": i, "more": {"a": i, "b": [str(i)]}, "ts": iso(i)}
+
+    with known():
+        runner.write("0.jsonl", [row(3), row(1, d=-0.0), row(-1), row(2)])
+        runner.write("1.jsonl", [row(4), row(5, None), row(6, "b", "NaN")])
+        run(2)
+        runner.write("2.jsonl", [row(7, "b", "NaN"), row(8, None), row(9)])
+        run(3)
+        assert sorted(runner.output()["i"].to_list()) == [2, 4, 7, 8], "NULL is a key"
+        last = runner.statuses[-1]
+        assert (last.window_kind, last.groups, last.counters.emitted) == ("nth", 3, {"nth": 4})
+        runner.write("3.jsonl", [row(10)])
+        run(3, every=6)
+    found = runner.output()
+    assert sorted(found["i"].to_list()) == [2, 4, 7, 8, 10], "the counts go on"
+    assert found.filter(pl.col("i") == 7)["more"].to_list() == [{"a": 7, "b": ["7"]}]
+    assert found.columns == ["user", "d", "i", "more", "_event_ts"]

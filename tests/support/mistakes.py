@@ -10,6 +10,7 @@ import pytest
 from slackwater.config.aggregator import Aggregator
 from slackwater.config.connection import CONNECTIONS
 from slackwater.config.toml import loads
+from slackwater.config.transform import STEP
 from slackwater.errors import ConfigError
 
 BASE = """\
@@ -244,7 +245,7 @@ CASES: list[tuple[str, ...]] = [
     (BASE, SOURCES, "", "sources: missing; describe at least one in [[sources]]"),
     ("sources = []\n" + BASE.replace(SOURCES, ""), "sources", "sources", "sources: empty; describe at least one in [[sources]]"),
     (BASE, OUT, "", "target: missing; say where results go in [target]"),
-    (BASE, ALL_WINDOW, "", f"{W}: missing; describe the window in [{W}], or the join in [transform.join], or only sql in [transform]"),
+    (BASE, ALL_WINDOW, "", f"{W}: missing; {STEP}"),
     (BASE, STORE, "", 'state_store: missing; a session window needs it: [state_store] with kind = "files" and path = "state"'),
     (BASE, "[transform]\n", SOURCES.replace("ts TIMESTAMP", "_event_ts TIMESTAMP") + "[transform]\n",
      'sources: 2 sources are called "events"; give each its own name', f"sources[1].schema: {INJECTED}"),
@@ -300,7 +301,7 @@ CASES: list[tuple[str, ...]] = [
      f'{W}.on_state_cap: "backpressure" is not available yet; use "fail" or "drop_new_groups"'),
     (BASE, '"30s"', '"30 sec * 2"', f'{W}.gap_ms: found "30 sec * 2", expected {DURATION}'),
     (BASE, "[target]\n", '[[stages]]\nname = "x"\n[target]\n',
-     "stages[0].window: missing; describe the window in [stages.window], or the join in [stages.join], or only sql in [stages]",
+     f"stages[0].window: missing; {STEP.replace('transform', 'stages')}",
      "stages: given beside [transform]; a pipeline is one transform or several stages: remove one of them",
      "stages: found 1; a single one is written as [transform]"),
     # -- the environment, and TOML

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from slackwater.config.transform import STEP
+
 ISSUE = """\
 name = "orders-payments"
 [connections.kafka_prod]
@@ -117,8 +119,8 @@ CASES: list[tuple[str, str, *tuple[str, ...]]] = [  # what is changed to what: t
     # -- the rest of the pipeline
     (JOIN, WINDOW + JOIN, f"{J}: given beside [transform.window]; a stage is one or the other: remove one of them"),
     (JOIN, '[transform]\nsql = "SELECT 1"\n' + JOIN, f"transform.sql: belongs to windows; a join has one SQL per side: left_sql and right_sql in [{J}]"),
-    (ALL_JOIN, "[transform]\n", f"transform.window: missing; describe the window in [transform.window], or the join in [{J}], or only sql in [transform]"),
-    (ALL_JOIN, "", f"transform: missing; describe the window in [transform.window], or the join in [{J}], or only sql in [transform]"),
+    (ALL_JOIN, "[transform]\n", f"transform.window: missing; {STEP}"),
+    (ALL_JOIN, "", f"transform: missing; {STEP}"),
     ('name = "orders-payments"\n', 'name = "orders-payments"\njoin = {}\n', 'join: unknown key; did you mean "transform.join"?'),
     (STORE, "", 'state_store: missing; a join needs it: [state_store] with kind = "files" and path = "state"'),
     (BOUNDS, BOUNDS + 'crash_recovery = "kafka_eos"\n', f'{J}.crash_recovery: "kafka_eos" needs a kafka target with delivery = "exactly_once"; set it, or use "persisted"'),

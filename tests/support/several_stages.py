@@ -83,3 +83,10 @@ def ran(home: Path, text: str = TEXT) -> Path:
         test.quiet("45s")
         test.pipe({"clicks": at("u1", "10:21")})
     return file
+
+
+def went_on(file: Path) -> None:
+    """One commit more."""
+    state = str(file.parent / "state")
+    with LocalPipeline(toml.load(file), SCHEMA, state_dir=state, listen=False, clock_us=NOON + 60_000_000) as test:
+        test.pipe({"clicks": at("u1", "10:22")})

@@ -41,6 +41,7 @@ STATUS = Status(
     groups=11,
     state_bytes=4096,
     counters=COUNTERS,
+    reasons=("close", "flush", "cap"),
     emit_lag_seconds=3.5,
     stages=(STAGE,),
 )
@@ -55,6 +56,7 @@ JOIN = replace(
     STATUS,
     pipeline="pairs",
     window_kind="join",
+    reasons=("match", "unmatched"),
     buffered=BUFFERED,
     counters=Counters(sides=SIDES, targets={"transform": 42}),
     stages=(PAIRS,),

@@ -91,7 +91,8 @@ def test_the_floor_emits_nothing_and_its_counts_are_no_difference() -> None:
     assert compared()["same_output"]
     differing = compared(**{ROCKSDB: run(ROCKSDB, 6.0, 8.0, {"rows": 8, "counted": 70})})
     assert not differing["same_output"]
-    assert f"{CASE.name}: OUTPUTS DIFFER" in lines(differing)
+    (told,) = [line for line in lines(differing) if "OUTPUTS DIFFER" in line]
+    assert told.startswith(CASE.name)
 
 
 def test_every_case_is_measured_by_all_four_for_as_many_epochs() -> None:
@@ -109,7 +110,7 @@ def test_the_floor_reads_the_files_of_an_epoch_of_every_source(tmp_path: Path) -
     assert [paths[0].name for paths in found[2]] == ["00002-0.parquet"] * 2
 
 
-def test_epochs_are_from_one_status_to_the_next_where_no_streaming_query_ran() -> None:
+def test_epochs_of_slackwater_are_from_one_status_to_the_next() -> None:
     told = Told()
     for rows in (5, 0, 7):
         told(SimpleNamespace(rows=rows))  # type: ignore[arg-type]
@@ -119,9 +120,8 @@ def test_epochs_are_from_one_status_to_the_next_where_no_streaming_query_ran() -
     assert [(b["rows"], b["began"], b["seconds"]) for b in found] == [(5, 100.0, 1.5), (7, 101.5, 1.75)]
 
 
-def test_epochs_are_as_spark_reports_them_where_a_streaming_query_ran() -> None:
+def test_epochs_of_the_native_operators_are_as_spark_reports_them() -> None:
     heard = Progress()
-    heard.started.set()
     heard.terminated.set()
     heard.batches = [{"rows": 3}]
     assert epochs(heard, Told()) == [{"rows": 3}]
@@ -312,3 +312,22 @@ def test_peers_that_lose_differ_or_fail_are_told_and_those_that_are_faster_too()
         False,
         False,
     ]
+
+
+def test_memory_beyond_the_native_stores_is_a_goal_that_was_missed() -> None:
+    assert any(f"{CASE.name}: peak 1.00 times" in line and line.endswith("met") for line in lines(compared()))
+    large = run(SLACKWATER, 1.5, 2.0) | {"memory": dict.fromkeys(ROLES, 450 * 1024**2)}
+    assert any(
+        f"{CASE.name}: peak 1.50 times" in line and line.endswith("MISSED")
+        for line in lines(compared(**{SLACKWATER: large}))
+    )
+
+
+def test_first_rows_and_latencies_have_goals() -> None:
+    told = whole(compared()) | {
+        "first_row_s": {SLACKWATER: 13.0, ROCKSDB: 9.0},
+        "latency": {"rows_per_s": 5000, "p50_s": 0.7, "p99_s": 1.6, "windows": 60},
+    }
+    found = list(report.lines(told))
+    assert any("slackwater 13.0 s" in line and line.endswith("goal 12 s  MISSED") for line in found)
+    assert any("p50 700 ms, goal 800 ms met; p99 1600 ms, goal 1500 ms MISSED" in line for line in found)

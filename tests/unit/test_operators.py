@@ -9,25 +9,31 @@ from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError
 from functools import singledispatchmethod
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.nth import NthOfKey
 
 import slackwater
 import slackwater as sw
 from slackwater.config.connection import CONNECTIONS, Connection
+from slackwater.config.rows import ROWS
+from slackwater.config.transform import Transform
 from slackwater.core.schema import Field
 from slackwater.errors import CapExceededError
 from slackwater.joins.logic import JoinLogic
 from slackwater.operators.base import Figures, Operator, ShardTask
 from slackwater.operators.compile import compile_join, compile_rows, compile_window
 from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.keyed import Keyed
+from slackwater.operators.known import KNOWN, of_kind
 from slackwater.operators.panes import Panes
 from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.task import EmitReport, IngestReport, SideReport
 from slackwater.operators.windowless import Windowless
-from slackwater.state.commit import SegmentMeta
+from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import Stateless
 from slackwater.testing.kit import pipeline_for
 from slackwater.windows.logic import Logic
@@ -197,11 +203,11 @@ def test_every_room_answers_for_every_operator_or_refuses_it_by_name() -> None:
         if is_about_systems(question):
             continue
         bare = question.dispatch(object)
-        every = (Panes, Sessions, IntervalJoin, Rows)
+        every = [cls for one in KNOWN for cls in one.operators if not issubclass(cls, Keyed)]
         answered = {cls.__name__ for cls in every if question.dispatch(cls) is not bare}
         known[name] = answered
         windows, stateful = {"Panes", "Sessions"}, {"Panes", "Sessions", "IntervalJoin"}
-        assert answered in (stateful | {"Rows"}, stateful, windows, {"IntervalJoin"}), name
+        assert answered in ({cls.__name__ for cls in every}, stateful, windows, {"IntervalJoin"}), name
         assert question.dispatch(Strange) is bare, name
     assert len(known) > 30
     for room in ("evolution", "maintenance", "query", "replay", "runner", "spark", "state", "testing", "ui", "windows"):
@@ -230,6 +236,54 @@ def test_what_follows_from_having_no_windows_is_answered_for_an_operator_that_is
         "ui.blocks.closing._keys",
     }
     assert (New().updates, New().identity, New().admits, New().size(Figures((), ()))) == (False, None, None, (0, 0))
+
+
+def test_where_all_operators_are_asked_one_by_key_has_its_answer() -> None:
+    """So a new one registers nowhere. Where it has none, the question is about late rows, windows or sides, which it has not."""
+    every = [cls for one in KNOWN for cls in one.operators]
+    for name, question in questions():
+        bare = question.dispatch(object)
+        if not is_about_systems(question) and all(question.dispatch(cls) is not bare for cls in every):
+            assert question.dispatch(NthOfKey) is not bare, name
+
+
+def test_what_comes_out_at_once_is_never_late_and_never_waits() -> None:
+    operator = NthOfKey("p", tuple(FIELDS.values()), tuple(FIELDS.values()), 2)
+    none = Figures((2, 3), (0, 0))
+    for found in (operator, rows()):
+        task = ShardTask(found, SimpleNamespace(metas=()), 0, watermark=9, since=0)  # type: ignore[arg-type]
+        assert not found.touched((), 0, 1 << 60, True)
+        assert not found.is_due(task)
+        assert found.emit(task) == EmitReport(shard=0, segments=())
+        assert found.late_before(1 << 60) < -(1 << 60)
+        assert found.emitted(none, [], 5) == none
+    assert (operator.kept_text(none), operator.size(none)) == ("5 keys kept", (0, 5))
+    assert (rows().kept_text(none), rows().size(none)) == ("no state", (0, 0))
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_an_operator_is_of_its_kind_and_a_state_tells_it_again(kind: str) -> None:
+    operator = EVERY[kind][0]()
+    found = of_kind(operator.fingerprint["kind"])
+    assert found is not None
+    assert type(operator) in found.operators
+    if found.of_state is None or isinstance(
+        operator, Keyed
+    ):  # these are told by their steps, too: see test_keyed_state
+        return
+    told = {"fingerprint": operator.fingerprint, "emission": operator.emission, "described": operator.described({})}
+    state = StageState.model_validate_json(
+        StageState(name="s", segments=(), groups=(), windows=(), **told).model_dump_json()
+    )
+    again = found.of_state("p", state)
+    assert (again.fingerprint, again.emission) == (operator.fingerprint, operator.emission)
+
+
+def test_a_list_here_has_every_operator() -> None:
+    assert {cls for one in KNOWN for cls in one.operators} == {cls for _, cls in EVERY.values()}
+    assert {one.step for one in KNOWN} == {*Transform.STEPS.values(), type(ROWS)}
+    kinds = [kind for one in KNOWN for kind in one.kinds]
+    assert len(kinds) == len(set(kinds))
 
 
 def test_every_room_answers_for_every_system_that_it_may_meet() -> None:

@@ -98,6 +98,23 @@ def test_hopping_windows_of_a_key_are_put_together_from_their_panes(say: Say) ->
     assert (found["open_windows"], found["open_keys"]) == (5, None)
 
 
+@pytest.mark.parametrize("text", [TUMBLING, HOPPING])
+def test_windows_that_were_emitted_and_are_open_are_open(say: Say, text: str) -> None:
+    """emit = "updates": what a reader has already is told of as what it is."""
+    ran(text, STORY)
+    before = asked(say, "--key", "user=u1")["key"]["open"]
+    ran(
+        text.replace("[transform.window]", '[transform.window]\nemit = "updates"\nemit_metadata = true').replace(
+            '"state"', '"other"'
+        ),
+        STORY,
+        state_dir="other",
+    )
+    assert [(o["start_us"], o["rows"]) for o in asked(say, "--key", "user=u1")["key"]["open"]] == [
+        (o["start_us"], o["rows"]) for o in before
+    ]
+
+
 @pytest.mark.parametrize("text", [SESSION, TUMBLING, HOPPING])
 def test_what_it_says_comes_true(say: Say, text: str) -> None:
     """The event it asks for closes the window it names, and one a microsecond earlier does not."""

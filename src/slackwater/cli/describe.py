@@ -10,7 +10,7 @@ from slackwater.cli.text import plural, size
 from slackwater.config import documented, sql_check, state_size, toml
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.rows import Rows
+from slackwater.config.window import Window
 from slackwater.errors import ConfigError, StartError
 from slackwater.runner import places
 from slackwater.secrets import masked
@@ -75,8 +75,8 @@ def _described(pipeline: Pipeline) -> str:
     step = pipeline.transform.step
     if isinstance(step, Join):
         return f"{explain.join_text(step)} on {plural(len(step.left_keys), 'key')}"
-    if isinstance(step, Rows):
-        return f"SQL over {plural(len(pipeline.sources), 'source')}"
+    if not isinstance(step, Window):
+        return f"{step.told().what} over {plural(len(pipeline.sources), 'source')}"
     aggregations = plural(len(step.aggregations), "aggregation")
     return f"{step.kind} window over {plural(len(pipeline.sources), 'source')}, {aggregations}"
 
@@ -96,8 +96,8 @@ def explain_file(file: Path) -> None:
         step = own.transform.step
         if isinstance(step, Join):
             kept += explain.kept_text(step, own)
-        elif isinstance(step, Rows):
-            kept.append("none but offsets")
+        elif not isinstance(step, Window):
+            kept.append(step.told().keeps)
         else:
             kept.append(
                 f"at most about {size(state_size.projected_bytes(step))} at {step.max_groups_per_window:,} groups"

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from slackwater.config.window import KINDS_OF_WINDOW
 from slackwater.core.words import plural as plural
 from slackwater.engine.status import SourceStatus, Status
 
@@ -80,8 +81,8 @@ def summary(status: Status | None, pipeline: str, where: str) -> str:
             "rows",
             " and ".join(f"{held.rows:,} {side}" for side, held in status.buffered.items()) + " rows buffered",
         )
-    if status.window_kind == "rows":
-        what, left = "rows", "no state"
+    elif status.window_kind not in KINDS_OF_WINDOW:
+        what, left = "rows", f"{plural(status.groups, 'key')} kept" if status.groups else "no state"
     keyless = sum(side.get("keyless", 0) for side in c.sides.values())
     lines = [
         f"{pipeline}: epoch {status.epoch}, {plural(c.rows_in, 'row')} in",

@@ -91,8 +91,8 @@ def _clocks(w: Why) -> list[Clock]:
 
 
 def _open(s: OfStage, head: str) -> Iterator[str]:
-    if s.kind == "rows":
-        yield f"{head}no state: rows go on as they come, in the epoch that reads them; nothing waits"
+    if s.kept is not None:
+        yield f"{head}{s.kept}: nothing waits, rows come out in the epoch that reads them"
     elif s.kind == "join":
         yield from _waiting(s, head)
     else:

@@ -14,6 +14,7 @@ from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Lookup, Source
 from slackwater.config.spec import Spec
+from slackwater.config.step import Step
 from slackwater.config.target import StateStore, Target
 from slackwater.config.transform import Stage, Transform
 from slackwater.config.window import Window
@@ -194,8 +195,14 @@ _PLACES: Mapping[type[Spec], Place] = {
 
 def text_of(spec: type[Spec], key: str) -> str:
     """The sentence of a key; of a stage those of a transform, too. Specs of other files bring their own."""
-    own: Mapping[str, str] = getattr(spec, "TEXTS", {})
-    return own.get(key) or next((TEXTS[c][key] for c in spec.__mro__ if key in TEXTS.get(c, {})), "")
+    for cls in spec.__mro__:
+        found = {**TEXTS.get(cls, {}), **vars(cls).get("TEXTS", {})}
+        if key in found:
+            return found[key]
+    if issubclass(spec, Step) and key in _TIMES:
+        return _TIMES[key]
+    step = getattr(spec, "STEPS", {}).get(key)  # without a sentence here it is what its class says first
+    return "" if step is None else (step.__doc__ or "").partition("\n")[0]
 
 
 def place_of(spec: type[Spec]) -> Place:

@@ -45,11 +45,15 @@ def check_join(values: Values) -> Iterator[Problem]:
 def check_only_added(values: Values, at: str = "target") -> Iterator[Problem]:
     """Joined rows are pairs, equal ones too, and so are those of SQL alone: nothing tells them apart, so they replace nothing."""
     target: Target | None = values.get("target")
-    joins = _join(values) is not None
-    of_rows = values.get("transform") is not None and values["transform"].is_rows
-    if not (joins or of_rows) or target is None or target.mode != "merge":
+    transform = values.get("transform")
+    if transform is None or transform.window is not None or target is None or target.mode != "merge":
         return
-    what, where = ("joined rows", "a join") if joins else ("rows of SQL alone", "them")
+    step = transform.stateful
+    if step is None and not transform.is_rows:
+        return
+    what, where = ("joined rows", "a join") if _join(values) is not None else ("rows of SQL alone", "them")
+    if step is not None and step.table != "join":
+        what, where = f"rows of a {step.table}", "them"
     found = resolve(target.connection, values.get("connections", {}))
     if found is not None and found.kind == "delta":  # of another kind it has no mode at all
         yield (

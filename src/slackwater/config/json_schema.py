@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from itertools import combinations
 from typing import Any
 
 from slackwater.config.aggregation import _BELONGS, _NEEDS, AGGREGATES, Aggregation
@@ -178,7 +179,7 @@ def _rules(spec: type[Spec]) -> list[Schema]:
             then = {"required": list(made.REQUIRED)} | _without(sorted(every - set(made.KINDS)))
             rules.append(_where({"const": kind}, then, "kind"))
     if issubclass(spec, Step):
-        rules += _step_rules()
+        rules += _step_rules(spec)
     if spec is Window:
         rules += _window_rules()
     if spec is Join:
@@ -195,8 +196,8 @@ def _rules(spec: type[Spec]) -> list[Schema]:
         rules.append({"if": {"required": ["avro_schema_file"]}, "then": _only("payload_format", "avro")})
         rules.append(_where({"enum": ["avro", "raw"]}, _without(["schema"]), "payload_format"))
     if issubclass(spec, Transform):
-        rules.append({"anyOf": [{"required": [key]} for key in ("window", "join", "sql")]})
-        rules.append({"not": {"required": ["window", "join"]}})
+        rules.append({"anyOf": [{"required": [key]} for key in (*spec.STEPS, "sql")]})
+        rules += [{"not": {"required": list(both)}} for both in combinations(spec.STEPS, 2)]
         rules.append({"if": {"required": ["join"]}, "then": _without(["sql"])})
     if spec is StateStore:
         rules.append(_where({"const": "files"}, {"required": ["path"], **_without(["url", "schema"])}, "kind"))
@@ -211,11 +212,12 @@ def _rules(spec: type[Spec]) -> list[Schema]:
     return rules
 
 
-def _step_rules() -> list[Schema]:
+def _step_rules(spec: type[Spec]) -> list[Schema]:
     timed = ("event_time_unit", "event_time_zone", "max_jump_ms")
     own_time = {"event_time_column": {"anyOf": [{"const": "_event_ts"}, _ENV]}, **dict.fromkeys(timed, False)}
+    reopens = [{"if": {"required": ["allowed_lateness_ms"]}, "then": _only("late_data", "reopen")}]
     return [
-        {"if": {"required": ["allowed_lateness_ms"]}, "then": _only("late_data", "reopen")},
+        *(reopens if "late_data" in spec.KINDS else ()),
         _where({"const": "processing"}, {"properties": own_time}, "time_mode"),
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from slackwater.config.step import Step
+from slackwater.config.step import Step, Told
 
 _FOREVER_MS = 20_000 * 366 * 86_400_000  # longer than from any time to any other that a row may have
 
@@ -19,6 +19,9 @@ class Rows(Step):
     max_future_ms: int = _FOREVER_MS
 
     AT: ClassVar[str] = "transform.sql"
+
+    def told(self) -> Told:
+        return Told("SQL", "what the SQL selects, in the epoch that reads it", "none but offsets")
 
 
 ROWS = Rows()

@@ -17,6 +17,7 @@ from slackwater.config.checked import Checked
 from slackwater.config.checks import resolve
 from slackwater.config.connectors import injected
 from slackwater.config.join import EVENT_TIME, SIDES, Join, output_names
+from slackwater.config.keyed import KeyedStep
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.rows import Rows
 from slackwater.config.source import Lookup, Source
@@ -170,6 +171,9 @@ class _Step:
             return self._join(step, sides)
         if isinstance(step, Rows):
             return self._rows(outputs)
+        if isinstance(step, KeyedStep):
+            return self._keyed(step, outputs)
+        assert isinstance(step, Window)
         window = WindowColumns(step, self.at, self.found)
         for out in outputs.values():
             window.gap(out)
@@ -281,6 +285,25 @@ class _Step:
         if join is None:
             return f"{self.at}.sql"
         return f"{self.at}.join.{'left' if source == join.left_source else 'right'}_sql"
+
+    def _keyed(self, step: KeyedStep, outputs: Mapping[str, Columns]) -> Columns:
+        """The keys are among the columns that come out, which go on as they are."""
+        for source, out in outputs.items():
+            of = f"source {show(source)}: " if len(outputs) > 1 else ""
+            for name in step.key if out.closed else ():
+                type_ = out.types.get(name)
+                if name not in out.types:
+                    line = f"column {show(name)} does not come out of the SQL{nearest(name, out.types)}"
+                    self.found.add(f"{self.at}.{self._kind}.key", of + line)
+                elif type_ is not None and base(type_) in NO_KEYS:
+                    line = f"column {show(name)} has type {type_}; expected a scalar type, cast it in the SQL"
+                    self.found.add(f"{self.at}.{self._kind}.key", of + line)
+            for name in step.added:
+                if name in out.types:
+                    line = f"the SQL selects a column {show(name)}, too, which is the name of what is added; rename one"
+                    self.found.add(f"{self.at}.{self._kind}", of + line)
+        found = self._rows(outputs)
+        return Columns({**found.types, **step.added}, found.closed)
 
     def _rows(self, outputs: Mapping[str, Columns]) -> Columns:
         """What several sources select must be one table."""

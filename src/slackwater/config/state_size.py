@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from slackwater.config.aggregation import QUANTILE_K, Aggregation
-from slackwater.config.join import Join
-from slackwater.config.rows import Rows
+from slackwater.config.step import Step
 from slackwater.config.window import Window
 
 GIB = 1 << 30
@@ -43,7 +42,7 @@ def _accumulator_bytes(a: Aggregation) -> int:
     return {"count": 8, "min": 16, "max": 16}.get(a.agg, 24)
 
 
-def warnings(step: Window | Join | Rows) -> tuple[str, ...]:
+def warnings(step: Step) -> tuple[str, ...]:
     """A warning if the projected state of a window is above 1 GiB; at the default bound, which is there for safety, if it is far above."""
     if not isinstance(step, Window) or (size := projected_bytes(step)) <= GIB:
         return ()

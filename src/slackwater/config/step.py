@@ -1,10 +1,10 @@
-"""What windows and joins have in common: event time, watermarks, how long late rows are waited for."""
+"""What all steps have in common: event time, watermarks, how long late rows are waited for."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from slackwater.config.kinds import Kind, MismatchError, choice, duration, shaped, text
 from slackwater.config.spec import Problem, Spec, Values
@@ -44,8 +44,16 @@ TIMES: Mapping[str, Kind] = {
 RECOVERY = choice("at_least_once", "persisted", "kafka_eos")
 
 
+class Told(NamedTuple):
+    """A step in a few words, for people, which stand in sentences."""
+
+    what: str  # it is: "every 3rd row of 1 key"
+    does: str  # with a row: "each 3rd row of a key, in the epoch that reads it"
+    keeps: str  # in the state: "one number per key, for ever"
+
+
 class Step(Spec):
-    """The stateful step of a pipeline: a `Window` or a `Join`."""
+    """The stateful step of a pipeline: a `Window`, a `Join`, a step by key (`config.keyed`)."""
 
     kind: str
     event_time_column: str = "_event_ts"
@@ -63,6 +71,11 @@ class Step(Spec):
     crash_recovery: str | None = None
 
     AT: ClassVar[str]  # where a config describes it
+    LASTING: ClassVar[tuple[str, ...]] = ()  # keys that what is kept depends on: with others a state cannot go on
+
+    def told(self) -> Told:
+        """What `check` and `explain` say of it."""
+        raise NotImplementedError
 
     @property
     def table(self) -> str:

@@ -10,13 +10,15 @@ from pydantic import Field
 
 from slackwater.config.join import Join
 from slackwater.config.kinds import Kind, MismatchError, NestedError, choice, names, shaped, text
-from slackwater.config.rows import ROWS, Rows
+from slackwater.config.rows import ROWS
 from slackwater.config.source import Lookup
 from slackwater.config.spec import Problem, Spec, Values, one
 from slackwater.config.spelling import show, show_key
+from slackwater.config.step import Step
 from slackwater.config.window import Window
 
-STEP = "describe the window in [transform.window], or the join in [transform.join], or only sql in [transform]"
+STEPS: Mapping[str, type[Step]] = {"window": Window, "join": Join}  # the tables of which at most one is given
+STEP = f"describe {', or '.join(f'the {key} in [transform.{key}]' for key in STEPS)}, or only sql in [transform]"
 
 
 @shaped(of=Lookup, named={"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "not": {"pattern": "^[Ss][Oo][Uu][Rr][Cc][Ee]$"}})
@@ -65,22 +67,21 @@ class Transform(Spec):
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "sql": text,
         "on_error": choice("fail", "drop", "dlq"),
-        "window": one(Window),
-        "join": one(Join),
+        **{key: one(step) for key, step in STEPS.items()},
         "lookups": _lookups,
     }
 
     AT: ClassVar[str] = "transform"  # where a config describes it
-    STEPS: ClassVar[tuple[str, ...]] = ("window", "join")  # the keys of which at most one is given
+    STEPS: ClassVar[Mapping[str, type[Step]]] = STEPS
 
     @property
-    def stateful(self) -> Window | Join | None:
-        """The window or the join; None where neither is given, or could be read."""
+    def stateful(self) -> Step | None:
+        """The window, the join or another; None where neither is given, or could be read."""
         return next((step for key in self.STEPS if (step := getattr(self, key)) is not None), None)
 
     @property
-    def step(self) -> Window | Join | Rows:
-        """The window or the join, of which at most one is given; else the SQL is all there is."""
+    def step(self) -> Step:
+        """The window, the join or another, of which at most one is given; else the SQL is all there is."""
         return self.stateful or ROWS
 
     @property
@@ -102,12 +103,12 @@ class Transform(Spec):
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
-        window, join = (key in values or key in wrong for key in ("window", "join"))
-        if not window and not join and not ("sql" in values or "sql" in wrong):
+        there = [key for key in cls.STEPS if key in values or key in wrong]
+        if not there and not ("sql" in values or "sql" in wrong):
             yield "window", f"missing; {STEP.replace('transform', cls.AT)}"
-        if window and join:
-            yield "join", f"given beside [{cls.AT}.window]; a stage is one or the other: remove one of them"
-        elif join and "sql" in values:
+        if there[1:]:
+            yield there[1], f"given beside [{cls.AT}.{there[0]}]; a stage is one or the other: remove one of them"
+        elif "join" in there and "sql" in values:
             yield "sql", f"belongs to windows; a join has one SQL per side: left_sql and right_sql in [{Join.AT}]"
 
 

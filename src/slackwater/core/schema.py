@@ -118,6 +118,14 @@ class Field:
         return pl.Decimal(*self.decimal) if self.base == "decimal" else _SIMPLE[self.type][1]
 
 
+def field_of(text: object) -> Field:
+    """A column as fingerprints have it, name and type. Raises TypeError."""
+    if not isinstance(text, str):
+        raise TypeError("no column")
+    name, _, type_ = text.rpartition(" ")
+    return Field(name, type_)
+
+
 def sql_type(kind: pl.DataType) -> str:
     """The name of a Polars type as Spark spells it."""
     if isinstance(kind, pl.Map):

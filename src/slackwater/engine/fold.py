@@ -263,13 +263,14 @@ def status(
     last_end_us: int | None,
 ) -> Status:
     """What the outside is told after a commit. `operators`: of the stages; `clocks`: of the sources; `outcomes`: by stage."""
-    step, shown = pipeline.transform.step, pipeline.last.transform.step
+    step, last = pipeline.transform.step, operators[-1]
     stages = tuple(_stage(commit, s, o, outcomes.get(s.name)) for s, o in zip(commit.stages, operators, strict=True))
     read = [outcomes[s.name] for s in commit.of_sources if s.name in outcomes]
     of_sources = commit.clocks
     return Status(
         pipeline=pipeline.name,
-        window_kind="join" if pipeline.last.transform.join is not None else shown.kind,
+        window_kind=last.fingerprint["kind"],
+        reasons=tuple(last.reasons),
         late_policy=step.late_data,
         epoch=commit.epoch,
         rows=sum(s.rows for outcome in read for s in outcome.sources.values()),

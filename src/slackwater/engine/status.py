@@ -107,6 +107,7 @@ class Status:
     groups: int
     state_bytes: int
     counters: Counters
+    reasons: tuple[str, ...] = ()  # why rows come out; of those that did, see `counters`
     written: Mapping[str, int] = field(default_factory=dict)  # by target: the rows of this epoch that it gets
     emit_lag_seconds: float | None = None  # clock - window_end of the newest row emitted in this epoch
     buffered: Mapping[str, Buffered] = field(default_factory=dict)  # joins: "left", "right"

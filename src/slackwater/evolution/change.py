@@ -38,7 +38,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All differences between a state and a config; `kind`: "window", "join" or "stage". `waits`: why the start must be put off."""
+    """All differences between a state and a config; `kind`: "window", "join", "stage", …. `waits`: why the start must be put off."""
 
     pipeline: str
     epoch: int
@@ -90,4 +90,6 @@ def shown(what: str, value: Any) -> str:
         return "none"
     if what.endswith("_ms") and isinstance(value, int) and not isinstance(value, bool):
         return show_duration(value)
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
     return str(value)

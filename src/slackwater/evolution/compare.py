@@ -13,7 +13,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.words import plural
 from slackwater.evolution import destinations, restore
 from slackwater.evolution.change import COMPATIBLE, MIGRATED, REBUILD, Change, Comparison
-from slackwater.evolution.compare_stage import KINDS, StageComparison
+from slackwater.evolution.compare_stage import StageComparison, called
 from slackwater.evolution.pairing import Pairing, paired
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, StageState
@@ -32,7 +32,7 @@ def compare(
     Raises ConfigError for a description in the state that cannot be read.
     """
     own = list(pipeline.alone.values())
-    kind = KINDS.get(str(commit.stages[0].fingerprint.get("kind")), "window")
+    kind = called(commit.stages[0].fingerprint.get("kind")).removesuffix(" without state")
     pairs = paired(list(pipeline.alone), commit)
     found = list(_stages(pipeline, commit, pairs))
     for n, (one, state) in enumerate(zip(own, pairs.kept, strict=True)):

@@ -13,7 +13,7 @@ from typing import Any
 from slackwater.config.aggregation import Aggregation
 from slackwater.config.aggregator import UnfitError
 from slackwater.config.join import Join
-from slackwater.config.rows import Rows
+from slackwater.config.rows import ROWS
 from slackwater.config.step import Step as Spec
 from slackwater.config.step import allowed_ms
 from slackwater.config.window import Window
@@ -24,6 +24,7 @@ from slackwater.evolution import migrate, restore
 from slackwater.evolution.change import COMPATIBLE, MIGRATED, REBUILD, Change
 from slackwater.evolution.texts import BY_KEY, emission_text, moved
 from slackwater.operators.base import Operator
+from slackwater.operators.known import of_kind, of_step
 from slackwater.operators.windowed import Windowed
 from slackwater.state.commit import Commit, StageState
 from slackwater.windows.aggregations import Agg
@@ -54,18 +55,17 @@ class StageComparison:
 
     def changes(self) -> Iterator[Change]:
         wrote = self.state.fingerprint
-        was, now = (KINDS.get(str(kind), "window") for kind in (wrote.get("kind"), _kind(self.step)))
+        was, now = called(wrote.get("kind")), of_step(self.step).name
         if was != now:
-            how = f"{self.rows:,} state rows are of a {was}"
-            if was == "stage":
-                was, how = "stage without state", "the rows that were read so far are gone"
-            yield self.change("kind", was, now if now != "stage" else "stage without state", REBUILD, how)
+            kept = of_step(ROWS).name != was
+            how = f"{self.rows:,} state rows are of a {was}" if kept else "the rows that were read so far are gone"
+            yield self.change("kind", was, now, REBUILD, how)
         elif isinstance(self.step, Join):
             yield from self._join(self.step)
         elif isinstance(self.step, Window):
             yield from self._window(self.step)
-        elif not isinstance(self.step, Rows):  # which keeps nothing
-            unregistered(self.step, "slackwater.evolution.compare_stage")
+        else:
+            yield from self._other(self.step)
 
     # -- windows -------------------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class StageComparison:
 
     def _join(self, new: Join) -> Iterator[Change]:
         wrote = self.state.fingerprint
-        now = _of_join(new, wrote) if self.made is None else restore.fingerprint(self.made)
+        now = _of_join(new, wrote) if self.made is None else self.made.fingerprint
         why = {
             "outer": "whether a row found a partner was not kept of the other side",
             "bounds_us": "rows outside of the former bounds are gone, and pairs within the new ones were not looked for",
@@ -196,13 +196,34 @@ class StageComparison:
         old = None if described is None else Join.draft(dict(described), "state", "", [])
         yield from self._settings(new, old)
 
+    # -- others --------------------------------------------------------------------------------------------------
 
-KINDS = {"join": "join", "rows": "stage"}  # of a fingerprint -> what it is called; else it is a window
+    def _other(self, new: Spec) -> Iterator[Change]:
+        """Without its lasting keys, and what its fingerprint has more, nothing goes on; all else holds from the next start on."""
+        data, rows = self.state.described.get("step"), f"{plural(self.rows, 'state row')} of the former"
+        old = None if data is None else type(new).draft(dict(data), "state", "", [])
+        told = set[str]()
+        for key in type(new).KINDS if old is not None else ():
+            before, after = getattr(old, key, None), getattr(new, key)
+            if before == after:
+                continue
+            told.add(key)
+            if key in new.LASTING:
+                yield self.change(key, before, after, REBUILD, f"{rows} cannot be read as any of the new one")
+            else:
+                how = BY_KEY[key](before, after, self.state) if key in BY_KEY else "it holds from the next start on"
+                yield self.change(key, before, after, COMPATIBLE, how)
+        now = {} if self.made is None else self.made.fingerprint
+        for key in now if not told & {*new.LASTING} else ():
+            if now[key] != self.state.fingerprint.get(key):
+                why = f"{rows} cannot be read as any of the new one"
+                yield self.change(key, self.state.fingerprint.get(key), now[key], REBUILD, why)
 
 
-def _kind(step: Spec) -> str:
-    """The kind of a step as fingerprints have it."""
-    return "join" if isinstance(step, Join) else step.kind
+def called(kind: object) -> str:
+    """What people call a step whose fingerprint has this kind; older states have none."""
+    known = of_kind(kind)
+    return "window" if known is None else known.name
 
 
 @singledispatch
@@ -229,7 +250,7 @@ def _of_join(new: Join, wrote: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _emission(step: Spec) -> dict[str, Any]:
-    """As `restore.emission`, of a spec."""
+    """As `Operator.emission`, of a spec."""
     if isinstance(step, Window):
         return {"updates": step.emit == "updates", "retain_us": 0 if step.emit == "final" else allowed_us(step)}
     return {"updates": False, "retain_us": 1000 * allowed_ms(step)}

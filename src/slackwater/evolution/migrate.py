@@ -25,6 +25,7 @@ from slackwater.joins import step
 from slackwater.joins.buffer import Change
 from slackwater.operators.base import Figures, Operator
 from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.keyed import Keyed
 from slackwater.operators.panes import Panes
 from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
@@ -117,7 +118,7 @@ class Carrying:
 
     def spread(self, store: StateStore, shards: int) -> StageState:
         """Stage the rows for these shards; the stage to commit, without its description."""
-        told = {"fingerprint": restore.fingerprint(self.operator), "emission": restore.emission(self.operator)}
+        told = {"fingerprint": self.operator.fingerprint, "emission": self.operator.emission}
         return self.state.model_copy(update=told | _spread(self.operator, self, store, shards))
 
 
@@ -152,6 +153,16 @@ def _(operator: Windowed, found: Carrying, store: StateStore, shards: int) -> di
 def _(operator: IntervalJoin, found: Carrying, store: StateStore, shards: int) -> dict[str, Any]:
     none = (0,) * shards
     return {"segments": _buffered(operator, found, store, shards), "groups": none, "windows": none}
+
+
+@_spread.register
+def _(operator: Keyed, found: Carrying, store: StateStore, shards: int) -> dict[str, Any]:
+    owner, metas, groups = shard_of(found.rows["__kh"].to_numpy(), shards), [], []
+    for shard in range(shards):
+        rows = found.rows.filter(pl.Series(owner == shard))
+        metas.append(store.shard(shard, shards, found.epoch, (), found.number).adopt(operator, rows))
+        groups.append(rows.height)
+    return {"segments": tuple(metas), "groups": tuple(groups), "windows": (0,) * shards}
 
 
 @_spread.register
@@ -240,6 +251,16 @@ def _(operator: Windowed, store: StateStore, state: StageState, epoch: int, numb
     before = operator.unrevised(changed.begun(operator, before)).select(operator.state_schema.keys())
     same = rows.height == before.height and rows.equals(before) and wrote.aggs == former.aggs
     return Carrying(after, number, epoch, state, rows, before, rewritten=not same)
+
+
+@read.register
+def _(operator: Keyed, store: StateStore, state: StageState, epoch: int, number: int) -> Carrying:
+    parts = [
+        store.shard(shard, state.shards, epoch, metas, number).reader(operator).scan()
+        for shard, metas in enumerate(state.segments)
+    ]
+    rows = pl.concat(parts).sort("__h", maintain_order=True)
+    return Carrying(operator, number, epoch, state, rows, rows, rewritten=False)
 
 
 @read.register(IntervalJoin)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import singledispatch
 from typing import Any
 
 import xxhash
@@ -14,72 +13,10 @@ from slackwater.config.paths import as_written
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.step import Step
 from slackwater.config.window import Window
-from slackwater.core.dispatch import unregistered
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, StateError
 from slackwater.operators.base import Operator
-from slackwater.operators.interval_join import IntervalJoin
-from slackwater.operators.rows import Rows
-from slackwater.operators.windowed import Windowed
 from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageState
-
-
-@singledispatch
-def fingerprint(operator: Operator) -> dict[str, Any]:
-    """What a state depends on; a change of any of it needs a new state. Readable, part of every commit."""
-    unregistered(operator, "slackwater.evolution.restore.fingerprint")
-
-
-@fingerprint.register(Windowed)
-def _(operator: Windowed) -> dict[str, Any]:
-    w = operator.window
-    return {
-        "kind": w.kind,
-        "duration_ms": w.duration_ms,
-        "hop_ms": w.hop_ms,
-        "offset_ms": w.offset_ms,
-        "gap_ms": w.gap_ms,
-        "max_session_duration_ms": w.max_session_duration_ms,
-        "keys": [f"{k.name} {k.type}" for k in operator.keys],  # in order: it is part of the hash
-        "aggregations": {a.name: a.fingerprint() for a in operator.aggs},
-    }
-
-
-@fingerprint.register
-def _(operator: IntervalJoin) -> dict[str, Any]:
-    return {
-        "kind": "join",
-        "outer": [s.name for s in operator.sides if s.outer],
-        "bounds_us": [operator.left.low_us, operator.left.high_us],
-        "keys": [[f"{k.name} {k.type}" for k in s.keys] for s in operator.sides],
-        "columns": [[f"{f.name} {f.type}" for f in s.fields] for s in operator.sides],
-    }
-
-
-@fingerprint.register
-def _(operator: Rows) -> dict[str, Any]:
-    return {"kind": "rows"}  # nothing is kept that could depend on more
-
-
-@singledispatch
-def emission(operator: Operator) -> dict[str, Any]:
-    """How results are emitted, as far as the state shows it; a change of it needs no new state, but an epoch of `evolution.migrate`."""
-    unregistered(operator, "slackwater.evolution.restore.emission")
-
-
-@emission.register(Windowed)
-def _(operator: Windowed) -> dict[str, Any]:
-    return {"updates": operator.updates, "retain_us": operator.retain_us}
-
-
-@emission.register
-def _(operator: IntervalJoin) -> dict[str, Any]:
-    return {"updates": False, "retain_us": operator.allowed_us}
-
-
-@emission.register
-def _(operator: Rows) -> dict[str, Any]:
-    return {"updates": False, "retain_us": 0}
 
 
 def emission_of(stage: StageState) -> dict[str, Any]:
@@ -88,34 +25,12 @@ def emission_of(stage: StageState) -> dict[str, Any]:
 
 
 def described(step: Step, operator: Operator) -> dict[str, Any]:
-    """The window with the types of its columns, from which `bind_window` makes the same logic, or the join; empty for what it
-    cannot tell.
+    """What a commit says of a step; empty for what no text can name.
 
     Part of every commit, so that a state can be read without a config. SQL is not: it may hold secrets, see `sql_hashes`.
     """
     data = as_data(step)
-    return {} if data is None else _described(operator, data)
-
-
-@singledispatch
-def _described(operator: Operator, data: Mapping[str, Any]) -> dict[str, Any]:
-    unregistered(operator, "slackwater.evolution.restore.described")
-
-
-@_described.register(Windowed)
-def _(operator: Windowed, data: Mapping[str, Any]) -> dict[str, Any]:
-    columns = {f.name: f.type for f in (*operator.keys, *(i.source for i in operator.inputs))}
-    return {"window": data, "columns": columns}
-
-
-@_described.register
-def _(operator: IntervalJoin, data: Mapping[str, Any]) -> dict[str, Any]:
-    return {"join": {k: v for k, v in data.items() if k not in ("left_sql", "right_sql")}}
-
-
-@_described.register
-def _(operator: Rows, data: Mapping[str, Any]) -> dict[str, Any]:
-    return {"columns": {f.name: f.type for f in operator.fields}}
+    return {} if data is None else operator.described(data)
 
 
 def sql_hashes(pipeline: Pipeline) -> dict[str, str]:
@@ -185,7 +100,7 @@ def first_commit(
 def first_state(name: str, operator: Operator, shards: int) -> StageState:
     """A stage before its first epoch."""
     none = (0,) * shards
-    told = {"fingerprint": fingerprint(operator), "emission": emission(operator)}
+    told = {"fingerprint": operator.fingerprint, "emission": operator.emission}
     return StageState(name=name, segments=((),) * shards, groups=none, windows=none, **told)
 
 
@@ -207,7 +122,7 @@ def with_descriptions(commit: Commit, stages: Sequence[tuple[str, Pipeline, Oper
         told = {
             "name": name,
             "described": described(pipeline.transform.step, operator),
-            "fingerprint": fingerprint(operator),
+            "fingerprint": operator.fingerprint,
             "texts": sql_hashes(pipeline) | query_hashes(pipeline),
         }
         found.append(state.model_copy(update=told))

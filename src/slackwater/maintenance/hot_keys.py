@@ -13,6 +13,7 @@ from slackwater.core.dispatch import unregistered
 from slackwater.evolution.description import step_in
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.keyed import Keyed
 from slackwater.operators.rows import Rows
 from slackwater.operators.windowed import Windowed
 from slackwater.query.inspect import plain
@@ -83,6 +84,14 @@ def _(
         rows = buffers.scan(side.which, state.watermark_us)
         for row in rows.group_by(names).agg(pl.len().alias("__rows")).top_k(count, by="__rows").iter_rows(named=True):
             yield HotKey(number, side.name, plain(row, names), row["__rows"], None)
+
+
+@_of_shard.register
+def _(logic: Keyed, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int) -> Iterator[HotKey]:
+    """Each has one row; those that had rows last."""
+    rows = snapshot.reader(shard, logic, number).scan()
+    for row in rows.top_k(count, by="__last").iter_rows(named=True):
+        yield HotKey(number, "", plain(row, logic.key_names), 1, None)
 
 
 @_of_shard.register

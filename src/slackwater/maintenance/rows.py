@@ -14,11 +14,11 @@ from slackwater.core.dispatch import unregistered
 from slackwater.core.hashing import key_hash, mix, shard_of
 from slackwater.core.schema import Field
 from slackwater.core.words import plural
-from slackwater.evolution import restore
 from slackwater.joins.buffer import places
 from slackwater.joins.logic import Side
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.keyed import Keyed
 from slackwater.operators.panes import Panes
 from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
@@ -101,23 +101,11 @@ def _(operator: Sessions, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
     yield from _counted(late, "that are due when their gap is not over")
 
 
-@singledispatch
 def misdescribed(operator: Operator, state: StageState) -> str:
     """What is wrong with what a stage says of itself; empty for nothing. `operator`: as it is described."""
-    unregistered(operator, "slackwater.maintenance.rows.misdescribed")
-
-
-@misdescribed.register(Windowed)
-def _(operator: Windowed, state: StageState) -> str:
-    wrote, found = dict(state.fingerprint), restore.fingerprint(operator)
+    wrote, found = dict(state.fingerprint), operator.fingerprint
     wrong = [key for key in found if wrote.get(key) != found[key]]
     return f"has a fingerprint and a description that differ in {', '.join(wrong)}" if wrong else ""
-
-
-@misdescribed.register(IntervalJoin)
-@misdescribed.register(Rows)
-def _(operator: Operator, state: StageState) -> str:
-    return ""  # it is read from the fingerprint, or has none
 
 
 @singledispatch
@@ -127,7 +115,8 @@ def visible(operator: Operator, state: ShardState) -> pl.DataFrame | None:
 
 
 @visible.register(Windowed)
-def _(operator: Windowed, state: ShardState) -> pl.DataFrame:
+@visible.register(Keyed)
+def _(operator: Windowed | Keyed, state: ShardState) -> pl.DataFrame:
     return state.reader(operator).scan()
 
 
@@ -159,6 +148,24 @@ def _(operator: Sessions, rows: pl.DataFrame, state: StageState, shard: int) -> 
         yield (
             f"{plural(found[0], 'key')} with {plural(found[1], 'open interval')}, the commit says {wanted[0]:,} with {wanted[1]:,}"
         )
+
+
+@of_segment.register
+def _(operator: Keyed, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True) -> Iterator[str]:
+    misfits = list(_misfits(rows, operator.state_schema))
+    yield from misfits
+    if misfits:
+        return
+    h, kh = (rows[c].to_numpy() for c in ("__h", "__kh"))
+    yield from _hashed(rows, operator.keys, operator.keys, shard, shards)
+    yield from _counted(h != kh, "in the unit of another key")
+    yield from _counted(h[1:] < h[:-1], "not in the order of their units")
+
+
+@counted.register
+def _(operator: Keyed, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
+    if rows.height != state.groups[shard]:
+        yield f"{plural(rows.height, 'key')}, the commit says {state.groups[shard]:,}"
 
 
 @of_segment.register
@@ -215,7 +222,8 @@ def _figures(operator: Operator, rows: pl.DataFrame, meta: SegmentMeta) -> Mappi
 
 
 @_figures.register(Windowed)
-def _(operator: Windowed, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
+@_figures.register(Keyed)
+def _(operator: Windowed | Keyed, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
     return operator.stats(rows)._asdict()
 
 

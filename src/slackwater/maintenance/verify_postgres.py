@@ -26,6 +26,7 @@ from slackwater.maintenance import rows
 from slackwater.maintenance.report import Problem, Report
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.keyed import Keyed
 from slackwater.operators.rows import Rows
 from slackwater.operators.windowed import Windowed
 from slackwater.state.commit import Commit, StageState
@@ -166,7 +167,8 @@ class _Check:
         unregistered(operator, "slackwater.maintenance.verify_postgres")
 
     @_numbered.register(Windowed)
-    def _(self, operator: Windowed, table: Tables) -> Iterator[str]:
+    @_numbered.register(Keyed)
+    def _(self, operator: Operator, table: Tables) -> Iterator[str]:
         yield from self._ordinals(table)
 
     @_numbered.register(IntervalJoin)
@@ -180,7 +182,8 @@ class _Check:
         unregistered(operator, "slackwater.maintenance.verify_postgres")
 
     @_shard.register(Windowed)
-    def _(self, operator: Windowed, state: PostgresShard, of: StageState, exact: bool) -> Iterator[str]:
+    @_shard.register(Keyed)
+    def _(self, operator: Windowed | Keyed, state: PostgresShard, of: StageState, exact: bool) -> Iterator[str]:
         frame = state.reader(operator).scan()
         self.report.rows += frame.height
         wrong = list(rows.of_segment(operator, "", frame, state.shard, state.shards, exact))

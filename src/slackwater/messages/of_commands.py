@@ -16,7 +16,7 @@ FAMILIES: Sequence[Family] = (
         (
             "rows of a join",
             "have no window",
-            "rows go on as they come",
+            "no row waits",
             "no row is late in a pipeline",
             "this is a join",
             "describes a join",

@@ -46,7 +46,7 @@ FAMILIES: Sequence[Family] = (
         (
             "was written for another",
             "does not describe its window",
-            "does not tell which join",
+            "does not tell which",
             "only windows can be looked into",
             "its columns changed since",
             "the config has changed since",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import polars as pl
 
@@ -62,6 +62,11 @@ class Operator(Protocol):
     @property
     def retraction(self) -> tuple[str, ...]:
         """The output columns that a superseded row still has."""
+        ...
+
+    @property
+    def reasons(self) -> Sequence[str]:
+        """Why its rows come out, as metrics show it before any did."""
         ...
 
     @property
@@ -131,6 +136,20 @@ class Operator(Protocol):
         ...
 
     # -- in the commit -------------------------------------------------------------------------------------------
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What a state depends on, `kind` among it; a change of any of it needs a new state. Readable, part of every commit."""
+        ...
+
+    @property
+    def emission(self) -> dict[str, Any]:
+        """How results are emitted, as far as the state shows it; a change of it needs no new state, but an epoch of `evolution.migrate`."""
+        ...
+
+    def described(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """What a commit says of it, from which a state is read without a config. `data`: the keys of its step, see `config.data`."""
+        ...
 
     def ingested(self, before: Figures, reports: Sequence[IngestReport]) -> Figures:
         """The figures after an epoch's rows."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from slackwater.config.connectors import injected
-from slackwater.config.join import output_names
+from slackwater.config.join import EVENT_TIME, output_names
+from slackwater.config.keyed import KeyedStep
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.spelling import nearest
 from slackwater.config.step import allowed_ms
@@ -13,7 +14,6 @@ from slackwater.config.window import Window
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.errors import StartError
 from slackwater.joins import logic as joins
-from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
 from slackwater.operators.rows import Rows
@@ -21,17 +21,6 @@ from slackwater.operators.sessions import Sessions
 from slackwater.windows.aggregations import Agg
 
 HIDDEN = ("__reason", "__unfit")  # of rows on their way to a target
-
-
-def compile_step(pipeline: Pipeline, outputs: Mapping[str, Mapping[str, Field]]) -> Operator:
-    """What the step of a pipeline is over the columns that come out of the SQL of each of its sources, in order. Raises StartError."""
-    join = pipeline.transform.join
-    if join is not None:
-        return compile_join(pipeline, (outputs[join.left_source], outputs[join.right_source]))
-    first = next(iter(outputs.values()))
-    return (
-        compile_rows(pipeline, list(first.values())) if pipeline.transform.is_rows else compile_window(pipeline, first)
-    )
 
 
 def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> Panes | Sessions:
@@ -84,7 +73,7 @@ def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> 
     return kind(pipeline, window, tuple(k for k in keys if k is not None), tuple(aggs))
 
 
-def compile_join(pipeline: Pipeline, columns: tuple[Mapping[str, Field], Mapping[str, Field]]) -> IntervalJoin:
+def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> IntervalJoin:
     """Bind a join to the columns that come out of each side's SQL. Raises StartError, one line per misfit."""
     join = pipeline.transform.join
     assert join is not None
@@ -136,6 +125,41 @@ def compile_join(pipeline: Pipeline, columns: tuple[Mapping[str, Field], Mapping
     return IntervalJoin(
         pipeline.name, left, right, allowed, join.event_time, join.max_rows_per_key, join.on_state_cap == "drop_oldest"
     )
+
+
+def bind_keyed(
+    pipeline: Pipeline, columns: Mapping[str, Mapping[str, Field]]
+) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
+    """The keys of a step by key, and all columns that come out but the event time. Raises StartError, one line per misfit."""
+    step, first = pipeline.transform.step, next(iter(columns.values()))
+    assert isinstance(step, KeyedStep)
+    where, problems = f"{pipeline.name}: {step.AT}", list[str]()
+    for name in step.key:
+        if name not in first:
+            problems.append(f'{where}.key: column "{name}" does not come out of the SQL{nearest(name, first)}')
+        elif not first[name].supported:
+            problems.append(
+                f'{where}.key: column "{name}" has type {first[name].type}; expected a scalar type, cast it in the SQL'
+            )
+    fields = tuple(f for f in first.values() if f.name != EVENT_TIME)
+    for field in fields:
+        if field.name.startswith("__"):
+            problems.append(
+                f'{where}: column "{field.name}" has a name that Slackwater uses for a column of its own; rename it'
+            )
+        elif not field.known:
+            problems.append(
+                f'{where}: column "{field.name}" has type {field.type}, which no target takes; cast it in the SQL, to_json() makes '
+                "text of anything"
+            )
+    for name in step.added:
+        if name in first:
+            problems.append(
+                f'{where}: the SQL selects a column "{name}", too, which is the name of what is added; rename one'
+            )
+    if problems:
+        raise StartError("\n".join(problems))
+    return tuple(first[k] for k in step.key), fields
 
 
 def compile_rows(pipeline: Pipeline, columns: Sequence[Field]) -> Rows:

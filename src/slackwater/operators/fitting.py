@@ -19,6 +19,7 @@ from slackwater.core.dispatch import unregistered
 from slackwater.core.schema import Field
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.keyed import Keyed
 from slackwater.operators.panes import Panes
 from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
@@ -123,6 +124,11 @@ def _(operator: Windowed, which: int, capacity: Capacity) -> _Kept:
 @_kept.register
 def _(operator: IntervalJoin, which: int, capacity: Capacity) -> _Kept:
     return _Kept(operator.sides[which].fields, (), max(side.keep_us for side in operator.sides))
+
+
+@_kept.register
+def _(operator: Keyed, which: int, capacity: Capacity) -> _Kept:
+    return _Kept(operator.fields, (), 0)
 
 
 @_kept.register

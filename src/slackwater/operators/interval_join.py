@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import polars as pl
 
+from slackwater.core.schema import field_of
 from slackwater.core.words import plural
 from slackwater.errors import CapExceededError
 from slackwater.joins import step
-from slackwater.joins.logic import MATCH, UNMATCHED, JoinLogic
+from slackwater.joins.logic import MATCH, UNMATCHED, JoinLogic, Side
+from slackwater.joins.logic import side as side_with
 from slackwater.joins.slots import Slots
 from slackwater.operators.base import SIDES, Figures, ShardTask, is_over, with_idle
 from slackwater.operators.dead_letters import LATE, ORIGIN, late_letters
 from slackwater.operators.lateness import late_by
 from slackwater.operators.task import EmitReport, IngestReport, LetterFile, SideReport, plain
 from slackwater.operators.windowless import Windowless
-from slackwater.state.commit import OutputMeta, SegmentMeta
+from slackwater.state.commit import OutputMeta, SegmentMeta, StageState
 
 PLAIN = ("__kh", "__ts")
 SAMPLE = 3
@@ -51,6 +53,10 @@ class IntervalJoin(JoinLogic, Windowless):
 
     def late_before(self, watermark: int) -> int:
         return watermark - self.allowed_us
+
+    @property
+    def reasons(self) -> Sequence[str]:
+        return (MATCH, UNMATCHED)
 
     def input_of(self, source: str) -> int:
         return 0 if source == self.left.source else 1
@@ -167,6 +173,30 @@ class IntervalJoin(JoinLogic, Windowless):
 
     # -- in the commit -------------------------------------------------------------------------------------------
 
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        return {
+            "kind": "join",
+            "outer": [s.name for s in self.sides if s.outer],
+            "bounds_us": [self.left.low_us, self.left.high_us],
+            "keys": [[f"{k.name} {k.type}" for k in s.keys] for s in self.sides],
+            "columns": [[f"{f.name} {f.type}" for f in s.fields] for s in self.sides],
+        }
+
+    @property
+    def emission(self) -> dict[str, Any]:
+        return {"updates": False, "retain_us": self.allowed_us}
+
+    def described(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        return {"join": {k: v for k, v in data.items() if k not in ("left_sql", "right_sql")}}
+
+    @classmethod
+    def of_state(cls, pipeline: str, state: StageState) -> Self:
+        """Only what its buffers depend on: they can be read and rewritten by it, it cannot be run."""
+        allowed = int(state.emission.get("retain_us", 0))
+        left, right = (_side_of(state.fingerprint, which, allowed) for which in (0, 1))
+        return cls(pipeline, left, right, allowed, "later", None, False)
+
     def ingested(self, before: Figures, reports: Sequence[IngestReport]) -> Figures:
         sides = {name: Counter(found) for name, found in before.sides.items()}
         for r in reports:
@@ -184,3 +214,11 @@ class IntervalJoin(JoinLogic, Windowless):
     def living(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
         """Each is independent of the others."""
         return tuple(m for m in metas if not is_over(m, since))
+
+
+def _side_of(fingerprint: Mapping[str, Any], which: int, allowed_us: int) -> Side:
+    """A side as a state tells it; what comes out of it is not known."""
+    keys, columns = ([field_of(text) for text in fingerprint[part][which]] for part in ("keys", "columns"))
+    low, high = fingerprint["bounds_us"]
+    outer = SIDES[which] in fingerprint["outer"]
+    return side_with(which, SIDES[which], keys, columns, (), int(low), int(high), allowed_us, outer)

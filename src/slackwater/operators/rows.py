@@ -5,26 +5,25 @@ rows of a task ─▶ SQL ─▶ output        no key, so no shuffle: they are p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import polars as pl
 
 from slackwater.core.schema import Field
+from slackwater.operators.at_once import AtOnce
 from slackwater.operators.base import Figures, ShardTask
-from slackwater.operators.dead_letters import late_letters
 from slackwater.operators.task import EmitReport, IngestReport
-from slackwater.operators.windowless import Windowless
-from slackwater.state.commit import SegmentMeta
+from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import Stateless
-from slackwater.watermark import NO_WATERMARK
 
 ROW = "row"  # why a row comes out
 MOST = 500_000  # rows of one output
 
 
 @dataclass(frozen=True)
-class Rows(Stateless, Windowless):
+class Rows(Stateless, AtOnce):
     """Rows as the SQL lets them out: `fields` are the columns that it selects, in order."""
 
     pipeline: str
@@ -34,16 +33,13 @@ class Rows(Stateless, Windowless):
     def output(self) -> Sequence[Field]:
         return self.fields
 
-    def late_before(self, watermark: int) -> int:
-        """No row is late: nothing closes."""
-        return NO_WATERMARK
-
-    def input_of(self, source: str) -> int:
-        return 0
-
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
         """As they were read."""
         return frame
+
+    @property
+    def reasons(self) -> Sequence[str]:
+        return (ROW,)
 
     # -- on a shard ----------------------------------------------------------------------------------------------
 
@@ -70,24 +66,26 @@ class Rows(Stateless, Windowless):
             reasons={ROW: rows.height},
         )
 
-    def touched(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
-        return False
-
-    def is_due(self, task: ShardTask) -> bool:
-        return False
-
     def emit(self, task: ShardTask) -> EmitReport:
         return EmitReport(shard=task.shard, segments=())
 
-    def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
-        return late_letters(task, rows)
+    def kept_text(self, figures: Figures) -> str:
+        return "no state"
 
     # -- in the commit -------------------------------------------------------------------------------------------
 
-    def ingested(self, before: Figures, reports: Sequence[IngestReport]) -> Figures:
-        return before
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        return {"kind": "rows"}  # nothing is kept that could depend on more
 
-    def emitted(self, before: Figures, reports: Sequence[EmitReport], watermark: int) -> Figures:
+    def described(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        return {"columns": {f.name: f.type for f in self.fields}}
+
+    @classmethod
+    def of_state(cls, pipeline: str, state: StageState) -> Self:
+        return cls(pipeline, tuple(Field(n, t) for n, t in state.described.get("columns", {}).items()))
+
+    def ingested(self, before: Figures, reports: Sequence[IngestReport]) -> Figures:
         return before
 
     def living(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:

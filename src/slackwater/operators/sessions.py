@@ -27,6 +27,10 @@ class Sessions(SessionLogic, Windowed):
     def last_instant_us(self) -> int:
         return 0  # an event at the end of the gap still joins
 
+    @property
+    def reasons(self) -> Sequence[str]:
+        return (*super().reasons, "cap")
+
     def late_before(self, watermark: int) -> int:
         return watermark
 

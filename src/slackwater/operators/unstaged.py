@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from slackwater.joins.buffer import Buffers
     from slackwater.joins.logic import JoinLogic
-    from slackwater.windows.logic import Logic
+    from slackwater.windows.kept import Kept
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Unstaged:
     def at(self, metas: tuple[SegmentMeta, ...]) -> Unstaged:
         return Unstaged(self.state.at(metas))
 
-    def reader(self, logic: Logic) -> Units:
+    def reader(self, logic: Kept) -> Units:
         return self.state.reader(logic)
 
-    def stage(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
+    def stage(self, logic: Kept, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
         return self.metas
 
     def write_output(self, frame: pl.DataFrame) -> OutputMeta:

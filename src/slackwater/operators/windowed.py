@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import dropwhile
 from typing import Any
@@ -65,6 +65,10 @@ class Windowed(Logic):
         """How long before its end a window is open for the last time."""
 
     @property
+    def reasons(self) -> Sequence[str]:
+        return ("close", "flush")
+
+    @property
     def row_columns(self) -> list[Field]:
         return [*self.output, Field(EVENT_TIME, "timestamp")]
 
@@ -103,6 +107,31 @@ class Windowed(Logic):
     def living(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
         """Only the oldest may go: else they would uncover older versions of what they hold."""
         return tuple(dropwhile(lambda meta: is_over(meta, since), metas))
+
+    # -- what a commit says of it --------------------------------------------------------------------------------
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        w = self.window
+        return {
+            "kind": w.kind,
+            "duration_ms": w.duration_ms,
+            "hop_ms": w.hop_ms,
+            "offset_ms": w.offset_ms,
+            "gap_ms": w.gap_ms,
+            "max_session_duration_ms": w.max_session_duration_ms,
+            "keys": [f"{k.name} {k.type}" for k in self.keys],  # in order: it is part of the hash
+            "aggregations": {a.name: a.fingerprint() for a in self.aggs},
+        }
+
+    @property
+    def emission(self) -> dict[str, Any]:
+        return {"updates": self.updates, "retain_us": self.retain_us}
+
+    def described(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The window with the types of its columns, from which `bind_window` makes the same logic."""
+        columns = {f.name: f.type for f in (*self.keys, *(i.source for i in self.inputs))}
+        return {"window": data, "columns": columns}
 
     # -- what a shard reports ------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ answer registers its own beside it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slackwater.core.schema import Field
 
@@ -57,6 +57,10 @@ class Windowless(Base):
     @property
     def is_folded(self) -> bool:
         return False
+
+    @property
+    def emission(self) -> dict[str, Any]:
+        return {"updates": False, "retain_us": 0}
 
     def size(self, figures: Figures) -> tuple[int, int]:
         return 0, 0  # rows may wait; nothing is open

@@ -11,13 +11,11 @@ from typing import Any
 from slackwater.config.aggregator import without_imports
 from slackwater.config.connection import DeltaConnection, FilesConnection
 from slackwater.config.data import from_data
-from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.step import allowed_ms
 from slackwater.config.target import StateStore, Target
 from slackwater.config.transform import Stage, Transform
-from slackwater.config.window import Window
 from slackwater.errors import ConfigError, StateError
 from slackwater.state.commit import Commit, StageState
 
@@ -36,10 +34,13 @@ def pipeline_in(commit: Commit) -> Pipeline:
 
 def _step(pipeline: str, stage: StageState) -> dict[str, Any]:
     """The argument of a stage."""
-    for name, spec in (("window", Window), ("join", Join)):
+    where, kind = f"state of {pipeline}", stage.fingerprint.get("kind")
+    for name, spec in Transform.STEPS.items():
         if name in stage.described:
-            return {name: from_data(spec, stage.described[name], f"state of {pipeline}")}
-    if stage.fingerprint.get("kind") == "rows":
+            return {name: from_data(spec, stage.described[name], where)}
+        if kind == name and "step" in stage.described:
+            return {name: from_data(spec, stage.described["step"], where)}
+    if kind == "rows":
         return {"sql": "SELECT * FROM source"}  # whatever it says: nothing of it is in the state
     return {}
 

@@ -31,7 +31,7 @@ from slackwater.state.commit import Commit, StageState
 from slackwater.state.protocol import Snapshot
 from slackwater.windows import pane_emission, session_emission
 from slackwater.windows.aggregations import normalised
-from slackwater.windows.logic import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, Logic
+from slackwater.windows.logic import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, Due, Logic
 
 
 def operator_of(pipeline: Pipeline, commit: Commit) -> Operator:
@@ -213,7 +213,8 @@ def open_windows(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.D
 @open_windows.register
 def _(operator: Panes, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     if operator.updates:
-        rows = _as_not_emitted(rows, {CLEAN: DIRTY})
+        unsaid = pl.lit([], pl.List(pl.Int64)).alias("__out")  # else only what was changed comes out
+        rows = _as_not_emitted(rows, {CLEAN: DIRTY}).with_columns(unsaid)
     found = pane_emission.emit(operator, rows, watermark, FAR, True).rows
     return _by_close(operator, found, pl.col("__end"))
 
@@ -240,7 +241,8 @@ def _by_close(logic: Logic, found: pl.DataFrame, closes: pl.Expr) -> pl.DataFram
 def soonest(snapshot: Snapshot, logic: Sessions, count: int) -> pl.DataFrame:
     """The open sessions that close first, at least `count` if there are so many, as `open_windows` gives them.
 
-    The horizon is widened until they are found, so that the work is about theirs and not that of the whole state.
+    The horizon is widened until they are found, so that the work is about theirs and not that of the whole state: by as many
+    rows as are wanted where a store tells when these are due, since very many may be due within a moment.
     """
     state = snapshot.commit.stages[0]
     metas = list(state.metas)
@@ -249,15 +251,27 @@ def soonest(snapshot: Snapshot, logic: Sessions, count: int) -> pl.DataFrame:
     if not metas:
         return open_windows(logic, logic.empty_state(), since)
     latest, first = max(m.close for m in metas), min(m.first_due for m in metas)
-    base, step = max(since, first - 1), 1000
+    base, step, wanted = max(since, first - 1), 1000, count
     while True:
-        horizon = base + step
-        due = logic.due_between(since, horizon, True)
+        near = [r.nearest(since, wanted) for r in readers]
+        if any(n is None for n in near):
+            horizon = base + step
+        else:
+            soon = np.sort(np.concatenate([n for n in near if n is not None]))[:wanted]
+            horizon = int(soon[-1]) if len(soon) == wanted else latest
+        due = _closing(logic, since, horizon)
         units = pl.concat([r.due(due) for r in readers])
         found = open_windows(logic, units, since).filter(pl.col("__closes") <= horizon)
         if found.height >= count or horizon >= latest:
             return found
-        step *= 16
+        step, wanted = step * 16, wanted * 16
+
+
+def _closing(logic: Sessions, since: int, upto: int) -> Due:
+    """The rows of sessions that close within a span, emitted early or not; of fragments all that may be cut by then."""
+    span = (since, upto)
+    pending = FAR if logic.updates else upto
+    return Due(((-FAR, FAR if logic.updates else upto),), (span,), (span,), pending_upto=pending, start_before=FAR)
 
 
 def plain(row: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from slackwater.joins.buffer import Buffers
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import Snapshot, Units
-from slackwater.windows.logic import Logic
+from slackwater.windows.kept import Kept
 
 
 def place_of(commit: Commit, name: str, what: str = "--stage") -> int:
@@ -46,7 +46,7 @@ def snapshot_of(snapshot: Snapshot, number: int) -> Snapshot:
     if not snapshot.commit.stages[1:]:
         return snapshot
 
-    def rows_of(shard: int, logic: Logic, stage: int) -> Units:
+    def rows_of(shard: int, logic: Kept, stage: int) -> Units:
         return snapshot.reader(shard, logic, number)
 
     def buffers_of(shard: int, logic: JoinLogic, stage: int) -> Buffers:

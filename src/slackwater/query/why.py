@@ -22,10 +22,10 @@ from slackwater.engine import fold
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import compare
 from slackwater.evolution.pairing import paired
+from slackwater.operators.at_once import AtOnce
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
-from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
 from slackwater.query import inspect
@@ -123,13 +123,17 @@ def _keyed(pipeline: str, looks: Sequence[_Look], key: inspect.Texts) -> dict[st
 
 
 class _Waits(NamedTuple):
-    """What is open, by its kind: how many windows of how many keys, the next ones; of a join what waits on each side."""
+    """What is open, by its kind: how many windows of how many keys, the next ones; of a join what waits on each side.
+
+    `kept`: where nothing ever waits, what there is all the same.
+    """
 
     kind: str
     windows: int = 0
     keys: int | None = None
     next: tuple[Open, ...] = ()
     sides: tuple[Side, ...] = ()
+    kept: str | None = None
 
 
 class _Look:
@@ -171,6 +175,7 @@ class _Look:
             next=waits.next,
             key=None,
             sides=waits.sides,
+            kept=waits.kept,
             lateness=lateness(counted, fold.waits_us(self.pipeline)),
         )
 
@@ -239,8 +244,10 @@ class _Look:
         return _Waits("join", sides=tuple(found))
 
     @_waits.register
-    def _(self, operator: Rows) -> _Waits:
-        return _Waits("rows")  # nothing does
+    def _(self, operator: AtOnce) -> _Waits:
+        figures = fold.figures(self.state)
+        kept, keys = operator.kept_text(figures), operator.size(figures)[1] or None
+        return _Waits(operator.fingerprint["kind"], keys=keys, kept=kept)
 
     # -- one key -------------------------------------------------------------------------------------------------
 
@@ -279,8 +286,10 @@ class _Look:
         raise StartError(f"{self.pipeline.name}: --key: rows of a join have no window; leave it out")
 
     @_of_key.register
-    def _(self, operator: Rows, given: inspect.Texts) -> OfKey:
-        raise StartError(f"{self.pipeline.name}: --key: no state, rows go on as they come; leave it out")
+    def _(self, operator: AtOnce, given: inspect.Texts) -> OfKey:
+        raise StartError(
+            f"{self.pipeline.name}: --key: no row waits, they come out in the epoch that reads them; leave it out"
+        )
 
     def _sessions(self, logic: Sessions, found: pl.DataFrame, state: pl.DataFrame | None = None) -> tuple[Open, ...]:
         """Open sessions; `state`: all state rows, if they are of one key."""

@@ -93,7 +93,7 @@ class OfStage:
     on the way there, the one that it reads itself first; empty where a source that it reads holds it.
 
     Of a join (`kind`) `sides` says what waits, and no window is open. `open_windows`: among many sessions, pieces that the cap may
-    yet separate count one by one.
+    yet separate count one by one. `kept`: where rows come out as they come in and nothing waits, what is in the state.
     """
 
     stage: str
@@ -111,6 +111,7 @@ class OfStage:
     key: OfKey | None
     sides: tuple[Side, ...] = ()
     lateness: Lateness = NOTHING
+    kept: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

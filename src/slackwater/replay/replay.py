@@ -24,11 +24,11 @@ from slackwater.core.dispatch import unregistered
 from slackwater.engine.driver import Driver
 from slackwater.errors import StartError
 from slackwater.operators import fitting
+from slackwater.operators.at_once import AtOnce
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN_FIELDS, UNPUBLISHED
 from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.panes import Panes
-from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.replay.corrections import corrections
 from slackwater.replay.tries import Ledger, applied_lines
@@ -308,7 +308,7 @@ def _(operator: IntervalJoin) -> pl.Expr:
 
 
 @_alike.register
-def _(operator: Rows) -> pl.Expr:
+def _(operator: AtOnce) -> pl.Expr:
     raise StartError(
         f"{operator.pipeline}: no row is late in a pipeline without windows and joins: these letters are of another one; choose "
         "others by --reason"

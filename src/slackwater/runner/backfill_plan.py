@@ -56,7 +56,13 @@ def described(pipeline: Pipeline, since_us: int, until_us: int, into: str | None
     if window is None or pipeline.stages:
         raise StartError(
             f"{name}: a backfill writes windows by their start; expected [transform.window] alone, found "
-            + ("stages" if pipeline.stages else "a join" if pipeline.transform.join else "SQL alone")
+            + (
+                "stages"
+                if pipeline.stages
+                else f"a {step.table}"
+                if (step := pipeline.transform.stateful)
+                else "SQL alone"
+            )
         )
     if window.time_mode == "processing":
         raise StartError(f'{name}: time_mode = "processing" takes the time of reading, which history has none of')

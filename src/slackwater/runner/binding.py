@@ -18,7 +18,7 @@ from slackwater.engine.kill_points import Faults
 from slackwater.engine.protocol import Engine
 from slackwater.engine.stage import Stage
 from slackwater.operators.base import Operator
-from slackwater.operators.compile import compile_step
+from slackwater.operators.known import compile_step
 from slackwater.sources.streams import AnySource
 from slackwater.spark import analysis, columns
 from slackwater.spark.engine import SparkEngine

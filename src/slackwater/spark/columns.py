@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from slackwater.core.dispatch import unregistered
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.keyed import Keyed
 from slackwater.operators.panes import Panes
 from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
@@ -58,6 +59,11 @@ def _(operator: IntervalJoin, source: str, tag: int | None, before: int | None, 
     return epoch_sql.side_columns(operator, operator.input_of(source), tag, before)
 
 
+@columns.register(Keyed)
+def _(operator: Keyed, source: str, tag: int | None, before: int | None, end: str | None) -> list[str]:
+    return epoch_sql.keyed_columns(operator, tag, before)
+
+
 @columns.register(Rows)
 def _(operator: Rows, source: str, tag: int | None, before: int | None, end: str | None) -> list[str]:
     return [f"{quote(f.name)} AS {operator.slot(i)}" for i, f in enumerate(operator.fields)]
@@ -80,7 +86,8 @@ def _(operator: IntervalJoin, which: int) -> list[str]:
 
 
 @needed.register(Rows)
-def _(operator: Rows, which: int) -> list[str]:
+@needed.register(Keyed)
+def _(operator: Rows | Keyed, which: int) -> list[str]:
     return [f.name for f in operator.fields]
 
 
@@ -116,6 +123,7 @@ def to_shards(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
 
 @to_shards.register(Windowed)
 @to_shards.register(IntervalJoin)
+@to_shards.register(Keyed)
 def _(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
     owner = rows.selectExpr("*", f"{epoch_sql.shard_sql(shards)} AS __shard")
     return owner.repartitionById(shards, owner["__shard"])
@@ -149,6 +157,12 @@ def _(operator: Sessions, rows: pl.DataFrame) -> pl.DataFrame:
 @typed.register(Windowless)
 def _(operator: Operator, rows: pl.DataFrame) -> pl.DataFrame:
     return rows
+
+
+@typed.register(Keyed)
+def _(operator: Keyed, rows: pl.DataFrame) -> pl.DataFrame:
+    types = {k.name: k.polars for k in operator.keys} | {slot: f.polars for slot, f in operator.slots.items()}
+    return rows.cast(types)  # type: ignore[arg-type]
 
 
 def _inputs(operator: Windowed, rows: pl.DataFrame) -> pl.DataFrame:

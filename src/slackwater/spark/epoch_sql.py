@@ -8,6 +8,7 @@ from slackwater.errors import StartError
 from slackwater.joins.logic import JoinLogic
 from slackwater.joins.slots import Slots
 from slackwater.operators.dead_letters import ORIGIN
+from slackwater.operators.keyed import Keyed
 from slackwater.sources import times
 from slackwater.windows.aggregations import normalised_sql, quote
 from slackwater.windows.logic import Logic
@@ -94,6 +95,21 @@ def side_columns(logic: JoinLogic, which: int, source: int | None, before: int |
         "__ts": "unix_micros(_event_ts)",
         "__side": f"CAST({which} AS TINYINT)",
         **{s.name: mine.get(s.name, f"CAST(NULL AS {s.type})") for s in slots.columns},
+    }
+    if source is not None:
+        columns["__src"] = f"CAST({source} AS INT)"
+    if before is not None:
+        columns["__origin"] = f"CASE WHEN {earlier(before)} THEN {ORIGIN} END"
+    return [f"{sql} AS {quote(name)}" for name, sql in columns.items()]
+
+
+def keyed_columns(operator: Keyed, source: int | None, before: int | None) -> list[str]:
+    """The columns that go to the shards, per whole row that is found by key; over the output of the SQL. `before`: as in `row_columns`."""
+    columns = {
+        "__kh": f"xxhash64({', '.join(map(normalised_sql, operator.keys))})",
+        "__ts": "unix_micros(_event_ts)",
+        **{k.name: normalised_sql(k) for k in operator.keys},
+        **{slot: quote(f.name) for slot, f in operator.slots.items()},
     }
     if source is not None:
         columns["__src"] = f"CAST({source} AS INT)"

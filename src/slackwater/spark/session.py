@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slackwater.errors import StartError
+from slackwater.sources.base import reason
 from slackwater.spark import memory
 
 if TYPE_CHECKING:
@@ -71,13 +72,18 @@ def start(
             _without_error_logs()
             session = builder.getOrCreate()
         except Exception as error:
-            lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            raise StartError(
-                f"Spark did not start ({lines[-1] if lines else error}); check Java (17 or later) with java -version"
-            ) from None
+            raise StartError(f"Spark did not start ({_why(error, log)})") from None
     took = time.monotonic() - began
     notice("info", f"Spark {session.version} is up after {took:.0f} s, {session.sparkContext.master}")
     return session
+
+
+def _why(error: Exception, log: Path) -> str:
+    """What Java said where it runs, else what it printed; and what to do about it."""
+    if type(error).__module__.startswith("py4j"):
+        return f"{reason(error)}; check the settings of [spark], and of a cluster that its master and workers have room"
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return f"{lines[-1] if lines else error}; check Java (17 or later) with java -version"
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from slackwater.errors import StateError
 from slackwater.joins.buffer import Buffers, Changes, NoBuffers
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
-from slackwater.windows.logic import Due, Int64s, Logic
+from slackwater.windows.kept import Due, Int64s, Kept
 
 OUTLINE = ("__h", "__kind", "__start", "__due")
 
@@ -51,6 +51,10 @@ class Units(Protocol):
         """All rows of the units that have a row that wants a visit."""
         ...
 
+    def nearest(self, after: int, count: int) -> Int64s | None:
+        """The `count` smallest `__due` beyond a time, of what newer versions replaced, too; None where it would read all for that."""
+        ...
+
     def scan(self) -> pl.DataFrame:
         """Every row."""
         ...
@@ -70,7 +74,7 @@ class Snapshot:
 
     commit: Commit
     published: int
-    rows_of: Callable[[int, Logic, int], Units]
+    rows_of: Callable[[int, Kept, int], Units]
     read_list: Callable[[str], list[str]] = lambda name: []
     buffers_of: Callable[[int, JoinLogic, int], Buffers] = lambda shard, logic, stage: NoBuffers()
     reached: frozenset[str] = frozenset()
@@ -84,7 +88,7 @@ class Snapshot:
         """The rows that one shard of a join has buffered."""
         return self.buffers_of(shard, logic, stage)
 
-    def reader(self, shard: int, logic: Logic, stage: int = 0) -> Units:
+    def reader(self, shard: int, logic: Kept, stage: int = 0) -> Units:
         """The rows of one shard of a stage."""
         return self.rows_of(shard, logic, stage)
 
@@ -109,16 +113,16 @@ class ShardState(Protocol):
         """The same shard as of another step."""
         ...
 
-    def reader(self, logic: Logic) -> Units: ...
+    def reader(self, logic: Kept) -> Units: ...
 
-    def stage(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
+    def stage(self, logic: Kept, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
         """Put aside new versions of units: `rows`, sorted by `__h`, TOMBSTONE for units that go; `before`: all rows they had.
 
         Nothing is visible before a commit that names what this returns; it may run twice.
         """
         ...
 
-    def adopt(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame | None = None) -> tuple[SegmentMeta, ...]:
+    def adopt(self, logic: Kept, rows: pl.DataFrame, before: pl.DataFrame | None = None) -> tuple[SegmentMeta, ...]:
         """Hold exactly `rows`, sorted by `__h`: the state was spread over another number of shards.
 
         `before`: what these keys had so far, sorted likewise, if that was anything else.

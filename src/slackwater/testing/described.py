@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slackwater.config.connection import DeltaConnection, FilesConnection, KafkaConnection
-from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
+from slackwater.config.step import Step
 from slackwater.config.target import StateStore, Target
 from slackwater.config.transform import Stage, Transform
 from slackwater.config.window import Window
@@ -16,34 +16,35 @@ from slackwater.config.window import Window
 _TOPIC = KafkaConnection(bootstrap_servers="none")
 
 
-def _described_as(step: Window | Join, upserts: bool) -> Target:
+def _described_as(step: Step, upserts: bool) -> Target:
     """A target that does what the kit's own does; columns of a Delta table cannot have every name, those of a message can."""
-    names = [] if isinstance(step, Join) else [*step.group_by, *(a.as_ or "" for a in step.aggregations)]
+    names = [*step.group_by, *(a.as_ or "" for a in step.aggregations)] if isinstance(step, Window) else []
     if upserts and any(set(" ,;{}()\n\t=") & set(name) for name in names):
         return Target(connection="topic", topic="out")
     return Target(connection="table", path="out", mode="merge" if upserts else "append")
 
 
 def pipeline_for(
-    step: Window | Join,
+    step: Step,
     sources: Sequence[str],
     lateness_ms: Mapping[str, int] | None = None,
     name: str = "law",
     on_error: str = "drop",
     upserts: bool = True,
     then: Window | None = None,
+    of: type[Transform] = Transform,
 ) -> Pipeline:
-    """A pipeline over scripted sources; its target and store are the kit's own."""
+    """A pipeline over scripted sources; its target and store are the kit's own. `of`: what has the table of the step."""
     kept = on_error == "dlq" or step.late_data in ("dlq", "reopen")
     described: dict[str, Any] = {step.table: step}
-    upserts = upserts and (then is not None or not isinstance(step, Join))
+    upserts = upserts and (then is not None or isinstance(step, Window))
     if then is not None:
         stages = (Stage(name="first", on_error=on_error, **described), Stage(name="second", window=then))
     letters = Target(connection="lake", path="letters") if kept else None
     return Pipeline(
         name=name,
         sources=tuple(Source(name=s, dataframe=object(), lateness_ms=(lateness_ms or {}).get(s)) for s in sources),
-        transform=Transform(**described, on_error=on_error) if then is None else None,
+        transform=of(**described, on_error=on_error) if then is None else None,
         stages=None if then is None else stages,
         # the kit's own replaces rows, or adds them, as this one would
         target=_described_as(step if then is None else then, upserts),

@@ -15,8 +15,9 @@ from typing import Any
 
 import polars as pl
 
-from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.step import Step
+from slackwater.config.transform import Transform
 from slackwater.config.window import Window
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.state import protocol
@@ -65,7 +66,7 @@ class Crash:
 class Restart:
     """The runner stops and starts again over the same state: with what is given here changed. `target`: the name of another."""
 
-    step: Window | Join | None = None
+    step: Step | None = None
     shards: int | None = None
     sources: Sequence[str] | None = None
     then: Window | None = None
@@ -73,7 +74,7 @@ class Restart:
 
 
 def run_local(
-    step: Window | Join,
+    step: Step,
     script: Sequence[Rows | Quiet | Crash | Replay | Restart],
     schema: Mapping[str, str],
     sources: Sequence[str] = ("a",),
@@ -90,14 +91,15 @@ def run_local(
     letters: Sequence[Mapping[str, Any]] = (),
     then: Window | None = None,
     on_publish: Callable[[pl.DataFrame], None] | None = None,
+    of: type[Transform] = Transform,
 ) -> LocalResult:
     """Run a script to its end, and flush. Raises what a start raises, which a `Restart` may make. `then`: a window over what the first step emits. Both sides of a join have one schema. `reshard_after`: restart with `reshard_to` shards after that script item.
 
-    The rest is as in `LocalPipeline`; `upserts`: whether the target replaces rows, else superseded ones are among its rows.
+    The rest is as in `LocalPipeline`; `upserts`: whether the target replaces rows, else superseded ones are among its rows. `of`: what has the table of the step.
     """
 
     def described() -> Pipeline:
-        return pipeline_for(step, sources, lateness_ms, on_error=on_error, upserts=upserts, then=then)
+        return pipeline_for(step, sources, lateness_ms, on_error=on_error, upserts=upserts, then=then, of=of)
 
     test = LocalPipeline(
         described(),

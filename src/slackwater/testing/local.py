@@ -25,6 +25,7 @@ from slackwater.operators import fitting
 from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, unfit_letters, write_late
 from slackwater.operators.interval_join import IntervalJoin
+from slackwater.operators.keyed import Keyed
 from slackwater.operators.panes import Panes
 from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
@@ -219,8 +220,9 @@ def lift_inputs(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
     unregistered(operator, "slackwater.testing.local.lift_inputs")
 
 
-@lift_inputs.register
-def _(operator: IntervalJoin, frame: pl.DataFrame) -> pl.DataFrame:
+@lift_inputs.register(IntervalJoin)
+@lift_inputs.register(Keyed)
+def _(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
     return frame
 
 
@@ -265,6 +267,14 @@ def _(operator: IntervalJoin, source: str, rows: pl.DataFrame, tag: Int64s | Non
         **{s.name: mine.get(s.name, empty.cast(s.polars)) for s in slots.columns},
     }
     return _tagged(pl.DataFrame([c.alias(name) for name, c in columns.items()]), tag)
+
+
+@prepare.register
+def _(operator: Keyed, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
+    keys = normalised(rows, list(operator.keys))
+    values = [rows[f.name].cast(f.polars).alias(slot) for slot, f in operator.slots.items()]
+    columns = [key_hash(keys, operator.keys), rows["ts"].alias("__ts"), *(keys[k] for k in operator.key_names), *values]
+    return _tagged(pl.DataFrame(columns), tag)
 
 
 @prepare.register

@@ -11,7 +11,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
 from slackwater.engine.protocol import Engine
 from slackwater.errors import StartError
-from slackwater.operators import compile as compiling
+from slackwater.operators import known as operators
 from slackwater.operators.base import Operator
 from slackwater.testing import plain
 from slackwater.testing.given import Row
@@ -52,7 +52,7 @@ class BoundSteps:
             self.fronts[name] = bound(self._session, own, {**given, **results})
             return self.fronts[name].logic
         known = {**self._columns, **{n: {f.name: f for f in fields} for n, fields in results.items()}}
-        return compiling.compile_step(own, {w.name: known[w.origin] for w in own.ways})
+        return operators.compile_step(own, {w.name: known[w.origin] for w in own.ways})
 
     @property
     def front(self) -> Front | None:

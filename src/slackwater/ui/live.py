@@ -1,7 +1,7 @@
 """The latest look at each pipeline: made once per commit, by whoever notices first, and shared by all who watch.
 
 epochs() ──▶ another commit? ──▶ look_at ──▶ Seen, tag ──▶ fragments, made once ──▶ viewers
-asked at most every LOOK_S, and not while nobody watches; a look that took long is followed by a pause
+asked at most every LOOK_S, and not while nobody watches; a look is followed by a pause in proportion
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from slackwater.ui.seen import Seen, Watched, look_at
 
 LOOK_S = 0.5  # between two questions whether there is another commit
 RUNNER_S = 3.0  # between two whether a runner is up
-PAUSE = 4  # times as long as a look took: it costs at most a fifth of a processor
+PAUSE = (
+    40  # times as long as a look took, and as showing it to all who watch will: a page costs a fortieth of a processor
+)
+LONGEST_S = 30.0
+SHOW_S = 0.002  # what it takes to show one viewer all blocks
 WATCHED_S = 20.0  # so long after a request a pipeline still counts as watched
 
 
@@ -56,7 +60,7 @@ class Live:
     def refresh(self) -> None:
         """Look again if there may be another commit."""
         with self._looking:
-            now = time.monotonic()
+            now, used = time.monotonic(), time.process_time()
             if now < self._next:
                 return
             try:
@@ -66,7 +70,9 @@ class Live:
                 self.seen, self.problem = look_at(self.watched, time.time_ns() // 1000, stage=self.stage), None
             except SlackwaterError as error:
                 self.seen, self.problem, self._known = None, str(error), ()
-            self._next = time.monotonic() + max(LOOK_S, PAUSE * (time.monotonic() - now))
+            # what it waited for, as disks and others that compute, is no cost
+            spent = min(time.process_time() - used, time.monotonic() - now) + SHOW_S * self.viewers
+            self._next = time.monotonic() + min(max(LOOK_S, PAUSE * spent), LONGEST_S)
 
     def _differs(self, now: float) -> bool:
         """Whether something else is there than was seen."""

@@ -109,7 +109,7 @@ def _of_stage(s: OfStage, head: str) -> Markup:
 
 def _waits(s: OfStage, stage: str | None) -> Markup:
     """What is open in a stage, or waits for partners."""
-    if s.kind == "rows":
+    if s.kept is not None:
         return Markup("")
     named = ["closes at watermark", "start", "key", "rows"]
     opened = [

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.window import KINDS_OF_WINDOW
 from slackwater.core.lateness import NOTHING, Lateness, said
 from slackwater.errors import SlackwaterError, StateError
 from slackwater.maintenance.sizes import kept
@@ -144,7 +145,7 @@ def seen(
 
 
 def _has_windows(stage: StageSeen) -> bool:
-    return stage.kind not in ("join", "rows")
+    return stage.kind in KINDS_OF_WINDOW
 
 
 def _last(found: Iterable[StageSeen], windowed: bool) -> StageSeen | None:
@@ -193,7 +194,7 @@ def windows_of(snapshot: Snapshot, stage: str | None) -> tuple[Snapshot, str | N
     found = snapshot.commit.stages
     if not found[1:]:
         return snapshot, None
-    windowed = [s.name for s in found if s.fingerprint.get("kind") not in ("join", "rows")]
+    windowed = [s.name for s in found if s.fingerprint.get("kind") in KINDS_OF_WINDOW]
     name = stage if stage is not None else (windowed or [found[-1].name])[-1]
     return staged.snapshot_of(snapshot, staged.place_of(snapshot.commit, name, "stage")), name
 

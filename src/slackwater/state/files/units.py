@@ -26,7 +26,7 @@ from slackwater.state.files.merging import merge_plan
 from slackwater.state.files.place import Place, opened, wanted
 from slackwater.state.protocol import OUTLINE
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.logic import HIDDEN, TOMBSTONE, Due, Int64s, Logic, empty, unrevised
+from slackwater.windows.kept import HIDDEN, TOMBSTONE, Due, Int64s, Kept, empty, unrevised
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,14 @@ class SegmentReader:
                 found.append(segment.rows(spans(begin, end)))
         return self._together(found)
 
+    def nearest(self, after: int, count: int) -> Int64s | None:
+        found: list[Int64s] = [np.empty(0, dtype=np.int64)]
+        for segment in self.segments:
+            if segment.meta.last_due > after:
+                due = segment.columns.due[(segment.columns.due > after) & (segment.columns.kind != TOMBSTONE)]
+                found.append(np.partition(due, count - 1)[:count] if len(due) > count else due)
+        return np.sort(np.concatenate(found))[:count]
+
     def scan(self) -> pl.DataFrame:
         """Every visible row."""
         return self._together(newest([s.whole() for s in self.segments]))
@@ -127,7 +135,9 @@ class SegmentReader:
         for segment in reversed(self.segments):
             c = segment.columns
             shown = c.kind != TOMBSTONE
-            if len(seen):
+            if 4 * len(seen) < len(c.h):  # a few new ones over many old ones
+                shown[spans(*self._places(segment, seen))] = False
+            elif len(seen):
                 shown &= ~member(c.h, seen)
             rows = np.flatnonzero(shown)
             found = pl.DataFrame(dict(zip(OUTLINE, (c.h, c.kind, c.start, c.due), strict=True)), schema=kept[0].schema)
@@ -135,6 +145,11 @@ class SegmentReader:
             if segment is not self.segments[0]:
                 seen = distinct(np.concatenate([seen, distinct(c.h, is_sorted=True)]))
         return pl.concat(kept)
+
+    @staticmethod
+    def _places(segment: Segment, hashes: Int64s) -> tuple[Int64s, Int64s]:
+        begin, end = segment.find(hashes)
+        return begin[end > begin], end[end > begin]
 
     def _together(self, frames: list[pl.DataFrame]) -> pl.DataFrame:
         if not frames:
@@ -165,10 +180,10 @@ class FilesShard:
     def at(self, metas: tuple[SegmentMeta, ...]) -> FilesShard:
         return replace(self, metas=metas)
 
-    def reader(self, logic: Logic) -> SegmentReader:
+    def reader(self, logic: Kept) -> SegmentReader:
         return SegmentReader(self.place, self.metas, logic.state_schema)
 
-    def stage(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
+    def stage(self, logic: Kept, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
         """The segments with `rows` as the newest, after dropping and merging what has piled up."""
         metas = list(self.metas)
         while metas and metas[0].dead <= watermark:
@@ -190,7 +205,7 @@ class FilesShard:
     def adopt_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
         return JoinWriter(self.place, self.shard, self.epoch, logic).stage((), changes, NO_WATERMARK)
 
-    def adopt(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame | None = None) -> tuple[SegmentMeta, ...]:
+    def adopt(self, logic: Kept, rows: pl.DataFrame, before: pl.DataFrame | None = None) -> tuple[SegmentMeta, ...]:
         """The segments of a shard that holds exactly `rows`."""
         return (self._write(logic, rows),) if rows.height else ()
 
@@ -199,14 +214,14 @@ class FilesShard:
         _, digest = self.place.write(name, frame)
         return OutputMeta(file=name, rows=frame.height, checksum=digest)
 
-    def _write(self, logic: Logic, rows: pl.DataFrame) -> SegmentMeta:
+    def _write(self, logic: Kept, rows: pl.DataFrame) -> SegmentMeta:
         """A new file; its name is unique, so a task may run twice."""
         name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
         size, digest = self.place.write(name, rows)
         stats = logic.stats(rows)
         return SegmentMeta(file=name, rows=rows.height, bytes=size, checksum=digest, **stats._asdict())
 
-    def _merged(self, logic: Logic, metas: list[SegmentMeta], oldest: bool, watermark: int) -> pl.DataFrame:
+    def _merged(self, logic: Kept, metas: list[SegmentMeta], oldest: bool, watermark: int) -> pl.DataFrame:
         """Several segments as one. Only where nothing older lies below may rows be forgotten: else they would uncover it."""
         if oldest:
             return in_order(logic.forget(self.at(tuple(metas)).reader(logic).scan(), watermark))

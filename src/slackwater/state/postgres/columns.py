@@ -10,7 +10,7 @@ from slackwater.state.postgres import client
 from slackwater.state.postgres.buffers import JoinTable
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.protocol import Stateful, Stateless
-from slackwater.windows.logic import Logic
+from slackwater.windows.kept import Kept
 
 
 @singledispatch
@@ -20,7 +20,7 @@ def types(logic: Stateful, tables: Tables) -> dict[str, str]:
 
 
 @types.register
-def _(logic: Logic, tables: Tables) -> dict[str, str]:
+def _(logic: Kept, tables: Tables) -> dict[str, str]:
     return tables.types(logic)
 
 
@@ -41,7 +41,7 @@ def check(logic: Stateful, tables: Tables, where: str) -> None:
 
 
 @check.register
-def _(logic: Logic, tables: Tables, where: str) -> None:
+def _(logic: Kept, tables: Tables, where: str) -> None:
     client.check_names(list(tables.columns(logic).values()), where)
 
 

@@ -25,7 +25,7 @@ from slackwater.state.postgres.tables import Tables
 from slackwater.state.postgres.units import collapsed
 from slackwater.state.protocol import Publish, Stateful, Stateless
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.logic import EMITTED, FLOOR, TOMBSTONE, WHOLE, Logic
+from slackwater.windows.kept import EMITTED, FLOOR, TOMBSTONE, WHOLE, Kept
 
 
 class RefusedError(Exception):
@@ -155,7 +155,7 @@ class Change:
         unregistered(logic, "slackwater.state.postgres.commit.Change")
 
     @_run.register
-    def _(self, logic: Logic, state: StageState) -> tuple[tuple[SegmentMeta, ...], ...]:
+    def _(self, logic: Kept, state: StageState) -> tuple[tuple[SegmentMeta, ...], ...]:
         self._move(logic, state)
         self._forget(logic, state.watermark_us)
         size = self._size()
@@ -176,7 +176,7 @@ class Change:
         row = self.db.execute("SELECT pg_total_relation_size(%s)", (self.tables.state,)).fetchone()
         return int(row[0]) if row else 0
 
-    def _move(self, logic: Logic, state: StageState) -> None:
+    def _move(self, logic: Kept, state: StageState) -> None:
         """The staged units become the state: per step of the epoch, in order, all shards at once."""
         t = self.tables
         staged = [[m for m in metas if m.file] for metas in state.segments]
@@ -205,7 +205,7 @@ class Change:
                 (tokens,),
             )
 
-    def _forget(self, logic: Logic, watermark: int) -> None:
+    def _forget(self, logic: Kept, watermark: int) -> None:
         """Delete the units all of whose rows are over."""
         if watermark <= NO_WATERMARK:
             return

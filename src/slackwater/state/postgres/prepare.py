@@ -19,7 +19,7 @@ from slackwater.state.postgres.buffers import JoinTable
 from slackwater.state.postgres.snapshot import latest
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.protocol import Stateful, Stateless
-from slackwater.windows.logic import Logic
+from slackwater.windows.kept import Kept
 
 
 def bootstrap(db: psycopg.Connection[Any], t: Tables) -> None:
@@ -75,7 +75,7 @@ class Preparation:
         unregistered(logic, "slackwater.state.postgres.prepare.Preparation")
 
     @_run.register
-    def _(self, logic: Logic) -> list[str]:
+    def _(self, logic: Kept) -> list[str]:
         t, altering = self.tables, list[str]()
         if self.is_there:
             self._must_exist()

@@ -23,7 +23,7 @@ from slackwater.state.postgres.buffers import PostgresBuffers
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.postgres.units import PostgresReader, PostgresShard
 from slackwater.state.protocol import Snapshot, Written, not_kept
-from slackwater.windows.logic import Logic
+from slackwater.windows.kept import Kept
 
 
 def written(db: psycopg.Connection[Any], tables: Tables, place: str) -> tuple[Written, int] | None:
@@ -91,7 +91,7 @@ def peek(url: str, tables: Tables, place: str, epoch: int | None = None) -> Iter
                 of, metas = there.of(stage), stages[stage].segments[shard]
                 return PostgresShard(url, of, shard, commit.shards, commit.epoch, metas, exported[0])
 
-            def reader(shard: int, logic: Logic, stage: int) -> PostgresReader:
+            def reader(shard: int, logic: Kept, stage: int) -> PostgresReader:
                 return part(shard, stage).reader(logic)
 
             def buffers(shard: int, logic: JoinLogic, stage: int) -> PostgresBuffers:

@@ -9,7 +9,7 @@ import xxhash
 
 from slackwater.state.commit import FORMAT
 from slackwater.state.postgres import client
-from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FRAGMENT, REVISED, WHOLE, Logic
+from slackwater.windows.kept import EMITTED, EMITTED_FRAGMENT, FRAGMENT, REVISED, WHOLE, Kept
 
 # the hidden columns of a state row, as people read them
 _READABLE = {
@@ -104,7 +104,7 @@ class Tables:
         """What the comment on a table of ours says: whose it is."""
         return f'Slackwater: {what} of pipeline "{self.pipeline}", stage {self.stage + 1}'
 
-    def columns(self, logic: Logic) -> dict[str, str]:
+    def columns(self, logic: Kept) -> dict[str, str]:
         """Column of a state row -> column of the table."""
         taken = set(_RESERVED)
 
@@ -136,13 +136,13 @@ class Tables:
                 token text PRIMARY KEY, pipeline_name text NOT NULL, epoch bigint NOT NULL, lines text NOT NULL)""",
         ]
 
-    def types(self, logic: Logic) -> dict[str, str]:
+    def types(self, logic: Kept) -> dict[str, str]:
         """Column of the table -> its type, without those that every state has."""
         types = {name: client.sql_type_of(dtype) for name, dtype in logic.state_schema.items()}
         types |= dict.fromkeys(TIMES, "timestamp with time zone")
         return {column: types[name] for name, column in self.columns(logic).items()}
 
-    def create_state(self, logic: Logic) -> str:
+    def create_state(self, logic: Kept) -> str:
         columns = ", ".join(f"{client.quote(c)} {t}" for c, t in self.types(logic).items())
         name = self.pipeline.replace("'", "''")
         return (
@@ -162,7 +162,7 @@ class Tables:
         """What finds the rows that are due."""
         return f"CREATE INDEX {client.quote(self.name_of('state', 'due'))} ON {self.state} (closes_at)"
 
-    def complete_state(self, logic: Logic) -> str:
+    def complete_state(self, logic: Kept) -> str:
         """Give a table that was made for windows without revisions the columns of these."""
         types = {c: client.sql_type_of(t) for c, t in REVISED.items() if logic.revises}
         defaults = {"__rev": "0", "__out": "'{}'"}
@@ -171,7 +171,7 @@ class Tables:
         ]
         return f"ALTER TABLE {self.state} {', '.join(added)}" if added else ""
 
-    def alter_state(self, logic: Logic, there: Sequence[str]) -> list[str]:
+    def alter_state(self, logic: Kept, there: Sequence[str]) -> list[str]:
         """Statements that give a table with these columns those of a changed window, and its view; none if it has them."""
         types = self.types(logic)
         kept = {*types, *_READABLE.values(), *_OWN}
@@ -188,11 +188,11 @@ class Tables:
             f"COMMENT ON VIEW {self.windows} IS '{view}'",
         ]
 
-    def create_staged(self, logic: Logic) -> str:
+    def create_staged(self, logic: Kept) -> str:
         columns = ", ".join(f"{client.quote(c)} {t}" for c, t in self.types(logic).items())
         return f"CREATE UNLOGGED TABLE {self.staged} (token text NOT NULL, {columns}, ordinal integer NOT NULL)"
 
-    def create_view(self, logic: Logic) -> str:
+    def create_view(self, logic: Kept) -> str:
         """The open windows, for people: without hashes, and only what the watermark has not closed."""
         names = self.columns(logic)
         shown = [names[n] for n in (*logic.key_names, *TIMES, *logic.accumulators)]

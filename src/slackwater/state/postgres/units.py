@@ -22,7 +22,7 @@ from slackwater.state.postgres import buffers, client
 from slackwater.state.postgres.buffers import JoinTable, PostgresBuffers
 from slackwater.state.postgres.tables import TIMES, Tables
 from slackwater.state.protocol import OUTLINE
-from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FRAGMENT, TOMBSTONE, WHOLE, Due, Int64s, Logic
+from slackwater.windows.kept import EMITTED, EMITTED_FRAGMENT, FRAGMENT, TOMBSTONE, WHOLE, Due, Int64s, Kept
 
 _PLACE = "__ordinal"  # hidden: the place of a row in its unit
 
@@ -45,10 +45,10 @@ class PostgresShard:
     def at(self, metas: tuple[SegmentMeta, ...]) -> PostgresShard:
         return replace(self, metas=metas)
 
-    def reader(self, logic: Logic) -> PostgresReader:
+    def reader(self, logic: Kept) -> PostgresReader:
         return PostgresReader(self, logic)
 
-    def stage(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
+    def stage(self, logic: Kept, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
         if rows.is_empty():
             return self.metas
         token = uuid.uuid4().hex
@@ -71,7 +71,7 @@ class PostgresShard:
             SegmentMeta(file=token, rows=frame.height, bytes=frame.estimated_size(), **stats._asdict()),
         )
 
-    def adopt(self, logic: Logic, rows: pl.DataFrame, before: pl.DataFrame | None = None) -> tuple[SegmentMeta, ...]:
+    def adopt(self, logic: Kept, rows: pl.DataFrame, before: pl.DataFrame | None = None) -> tuple[SegmentMeta, ...]:
         """Which shard a unit belongs to follows from its hash: where rows are as they were, only figures change."""
         if before is not None:
             gone = before.unique("__h", keep="first").join(rows.select("__h"), on="__h", how="anti")
@@ -135,7 +135,7 @@ class PostgresReader:
     """The `Units` of one shard."""
 
     state: PostgresShard
-    logic: Logic
+    logic: Kept
 
     @property
     def _tokens(self) -> list[str]:
@@ -157,6 +157,9 @@ class PostgresReader:
                 wanted.append(f"kind = {kind} AND {within}")
         before = client.time_literal(when.start_before)
         return self._fetch([f"(({') OR ('.join(wanted)})) AND window_start < {before}"], own=True)
+
+    def nearest(self, after: int, count: int) -> Int64s | None:
+        return None  # its index finds rows of any span of time
 
     def scan(self) -> pl.DataFrame:
         return self._fetch([], own=True)

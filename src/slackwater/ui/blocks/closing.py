@@ -85,7 +85,7 @@ def closing(snapshot: Snapshot) -> Closing | None:
 
 @singledispatch
 def _closes(operator: Operator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s] | None:
-    """What closes, when (ascending), and how many then."""
+    """What closes, when (in any order), and how many then."""
     unregistered(operator, "slackwater.ui.blocks.closing")
 
 
@@ -113,7 +113,8 @@ def _(operator: Sessions, snapshot: Snapshot) -> tuple[str, Int64s, Int64s]:
         found.append(due[whole])
         for hashes in _parts(fragments):
             found.append(inspect.open_windows(operator, reader.units(hashes), watermark)["__closes"].to_numpy())
-    return "sessions", *np.unique(np.concatenate(found), return_counts=True)
+    times = np.concatenate(found)
+    return "sessions", times, np.ones(len(times), dtype=np.int64)
 
 
 @_closes.register(Windowless)
@@ -122,23 +123,36 @@ def _(operator: Operator, snapshot: Snapshot) -> None:
 
 
 def binned(times: Int64s, counts: Int64s) -> tuple[int, tuple[Bin, ...]]:
-    """Sorted times with their counts in bins of one handy width. The last per cent lies in one bin, if it is far away."""
+    """Times with their counts in bins of one handy width. The last per cent lies in one bin, if it is far away.
+
+    Nothing is sorted: there may be millions.
+    """
     if not len(times):
         return 0, ()
-    first, last = int(times[0]), int(times[-1])
-    near = int(times[int(np.searchsorted(np.cumsum(counts), 0.99 * int(counts.sum())))])
+    first, last = int(times.min()), int(times.max())
+    near = _percentile(times, counts)
     end = near if last - first > 20 * max(near - first, 1_000_000) else last
     width = step(end - first + 1, BINS - 2)
     end = (end // width + 1) * width - 1  # of the bin that it is in
-    places = np.minimum(times, end) // width + (times > end)
-    heads = np.flatnonzero(np.diff(places, prepend=places[0] - 1))
-    sums = np.add.reduceat(counts, heads)
-    found = []
-    for at, count in zip(heads, sums, strict=True):
-        is_rest = int(times[at]) > end
-        low = int(times[at]) if is_rest else int(places[at]) * width
-        found.append(Bin(low, last + 1 if is_rest else low + width, int(count)))
+    low = first // width
+    far = times > end
+    inside = ~far
+    sums = np.bincount(times[inside] // width - low, weights=counts[inside])
+    found = [
+        Bin((low + n) * width, (low + n + 1) * width, round(float(sums[n]))) for n in np.flatnonzero(sums).tolist()
+    ]
+    if far.any():
+        found.append(Bin(int(times[far].min()), last + 1, int(counts[far].sum())))
     return width, tuple(found)
+
+
+def _percentile(times: Int64s, counts: Int64s) -> int:
+    """The time before which 99 of 100 lie."""
+    if len(times) == counts.sum():  # each counts once
+        place = max(-(-99 * len(times) // 100) - 1, 0)
+        return int(np.partition(times, place)[place])
+    order = np.argsort(times)
+    return int(times[order][int(np.searchsorted(np.cumsum(counts[order]), 0.99 * int(counts.sum())))])
 
 
 def keys(snapshot: Snapshot, from_us: int, to_us: int) -> list[Window]:

@@ -11,6 +11,7 @@ import polars as pl
 
 from slackwater.core.dispatch import unregistered
 from slackwater.errors import StartError
+from slackwater.evolution.compare_stage import called
 from slackwater.evolution.description import logic_in
 from slackwater.operators.base import Operator
 from slackwater.operators.panes import Panes
@@ -56,9 +57,8 @@ class OneKey:
 def one_key(snapshot: Snapshot, given: inspect.Texts, told: Sequence[str] = ()) -> OneKey:
     """The windows of a key in a snapshot of one stage. Raises StartError for a wrong key, and for a join."""
     last = snapshot.commit.stages[-1]
-    if last.fingerprint.get("kind") in ("join", "rows"):
-        of = "a join" if last.fingerprint["kind"] == "join" else "a stage without state"
-        raise StartError(f"{snapshot.commit.pipeline}: rows of {of} have no window, so there is no page of a key")
+    if (of := called(last.fingerprint.get("kind"))) != "window":
+        raise StartError(f"{snapshot.commit.pipeline}: rows of a {of} have no window, so there is no page of a key")
     logic = logic_in(snapshot.commit, -1)
     key = inspect.key_of(logic, given)
     rows = inspect.rows_of(snapshot, logic, key, -1)

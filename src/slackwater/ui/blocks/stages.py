@@ -30,6 +30,7 @@ class StageSeen:
     late: int
     emitted: int
     targets: tuple[str, ...]
+    kept: str | None = None  # where nothing waits: what is in its state
 
 
 def stages(commit: Commit, why: Why) -> tuple[StageSeen, ...]:
@@ -60,4 +61,5 @@ def _stage(commit: Commit, number: int, m: StageState, s: OfStage) -> StageSeen:
         late=sum(m.counters.get("late", {}).values()),
         emitted=sum(m.counters.get("emitted", {}).values()),
         targets=tuple(n for n, t in commit.targets.items() if t.stage == m.name),
+        kept=s.kept,
     )

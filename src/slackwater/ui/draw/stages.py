@@ -78,8 +78,8 @@ def _flow(x1: float, y1: float, x2: float, y2: float, below: float | None) -> Ma
 
 
 def _box(stage: StageSeen, x: float, y: float, width: float, base: str | None, chosen: bool) -> Markup:
-    if stage.kind == "rows":
-        said = waits = "no state"
+    if stage.kept is not None:
+        said = waits = stage.kept
     elif stage.kind == "join":
         said, waits = f"{plural(stage.open, 'row')} waiting", f"{brief(stage.open)} waiting"
     else:

@@ -1,0 +1,50 @@
+"""What is alike of operators whose rows come out in the epoch that reads them: nothing waits for a time, so no row is late.
+
+Rooms register what follows from that once, for `AtOnce`, as they do for `Windowless`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from slackwater.operators.dead_letters import late_letters
+from slackwater.operators.task import EmitReport
+from slackwater.operators.windowless import Windowless
+from slackwater.watermark import NO_WATERMARK
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from slackwater.operators.base import Figures, ShardTask
+    from slackwater.state.commit import SegmentMeta
+
+
+class AtOnce(Windowless):
+    """An operator whose work is done when it has taken its rows."""
+
+    @abstractmethod
+    def kept_text(self, figures: Figures) -> str:
+        """What is kept while nothing waits, for people."""
+
+    def late_before(self, watermark: int) -> int:
+        return NO_WATERMARK
+
+    def input_of(self, source: str) -> int:
+        return 0
+
+    def touched(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
+        return False
+
+    def is_due(self, task: ShardTask) -> bool:
+        return False
+
+    def emit(self, task: ShardTask) -> EmitReport:
+        return EmitReport(shard=task.shard, segments=task.state.metas)
+
+    def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
+        return late_letters(task, rows)
+
+    def emitted(self, before: Figures, reports: Sequence[EmitReport], watermark: int) -> Figures:
+        return before

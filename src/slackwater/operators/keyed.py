@@ -1,0 +1,196 @@
+"""Operators that see whole rows by key, keep something of each key, and let rows out in the epoch that reads them.
+
+rows of a shard, by key and time ─┐                    ┌─▶ rows that come out: output
+                                  ├─▶ advance (pure) ──┤
+what is kept of these keys ───────┘                    └─▶ what is kept of them now: the keys' units
+
+Stores, Spark, the in-process engine, migrations, verification, hot keys and `why` know `Keyed`: one of these is its `advance`,
+what it keeps, and what a commit says of it (`of_state`). A key is kept for ever.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import polars as pl
+
+from slackwater.core.arrays import distinct
+from slackwater.core.capacity import YEARS
+from slackwater.core.schema import Field, field_of
+from slackwater.core.words import plural
+from slackwater.operators.at_once import AtOnce
+from slackwater.operators.base import Figures, ShardTask
+from slackwater.operators.task import IngestReport
+from slackwater.state.commit import SegmentMeta, StageState
+from slackwater.windows.kept import FAR, HIDDEN, NEVER, WHOLE, Due, Kept
+from slackwater.windows.outcomes import Forgotten, Stats
+
+EVENT_TIME = "_event_ts"
+KEY = "__key"  # hidden: the number of a row's key among those of an epoch
+
+
+@dataclass(frozen=True)
+class Keyed(Kept, AtOnce):
+    """`fields`: the columns that come out, keys among them, without the event time, which follows them."""
+
+    pipeline: str
+    keys: tuple[Field, ...]
+    fields: tuple[Field, ...]
+
+    KIND: ClassVar[str]  # of its fingerprint; also why a row comes out
+
+    @property
+    @abstractmethod
+    def accumulators(self) -> Mapping[str, pl.DataType]:
+        """What is kept of a key, by column."""
+
+    @abstractmethod
+    def advance(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """The rows that come out, with all their columns, and what is kept of each key now: `KEY`, `accumulators`.
+
+        `rows`: by key, then by `__ts`, then by their values: `KEY`, `__ts`, the columns under their `slot`, and what was
+        kept of their key, NULL for one that is new. Pure: the same rows, the same answer.
+        """
+
+    # -- rows ----------------------------------------------------------------------------------------------------
+
+    @property
+    def added(self) -> Mapping[str, Field]:
+        """Columns that come out behind those of the rows, by the column of what `advance` lets out that is theirs."""
+        return {}
+
+    @property
+    def output(self) -> list[Field]:
+        return [*self.fields, *self.added.values(), Field(EVENT_TIME, "timestamp")]
+
+    @property
+    def reasons(self) -> Sequence[str]:
+        return (self.KIND,)
+
+    def slot(self, place: int) -> str:
+        """What a column is called on its way to a shard; keys, made alike where they are equal, go beside."""
+        return f"__c{place}"
+
+    @property
+    def slots(self) -> dict[str, Field]:
+        return {self.slot(i): f for i, f in enumerate(self.fields)}
+
+    def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """By event time, then by the values that can be compared; NULL first, NaN last."""
+        by = [EVENT_TIME, *(f.name for f in self.fields if f.supported)]
+        return frame.sort(by, nulls_last=False, maintain_order=True)
+
+    # -- what is kept: one row per key ---------------------------------------------------------------------------
+
+    @cached_property
+    def state_schema(self) -> dict[str, pl.DataType]:
+        return {**HIDDEN, **{k.name: k.polars for k in self.keys}, **self.accumulators}
+
+    def stats(self, state: pl.DataFrame) -> Stats:
+        return Stats(FAR, NEVER, NEVER, FAR)
+
+    def due_between(self, since: int, watermark: int, early: bool = False) -> Due:
+        return Due((), (), (), NEVER, NEVER)
+
+    def forgotten(self, watermark: int) -> Forgotten:
+        return Forgotten(NEVER, NEVER)
+
+    def forget(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+        return state
+
+    # -- on a shard ----------------------------------------------------------------------------------------------
+
+    def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
+        """`rows`: `__kh`, `__ts`, the keys, and the columns of `slots`."""
+        if rows.is_empty():
+            return IngestReport(shard=task.shard, segments=task.state.metas)
+        by = ["__kh", *self.key_names]
+        before = task.state.reader(self).units(distinct(np.sort(rows["__kh"].to_numpy())))
+        of_key = (pl.col("__ts").min().alias("__from"), pl.col("__ts").max().alias("__upto"))
+        keys = (
+            rows.group_by(by, maintain_order=True)
+            .agg(*of_key)
+            .with_row_index(KEY)
+            .join(before.select(*by, "__start", "__last", *self.accumulators), on=by, how="left", nulls_equal=True)
+        )
+        known = rows.join(keys.select(*by, KEY, *self.accumulators), on=by, how="left", nulls_equal=True)
+        order = [KEY, "__ts", *(name for name, f in self.slots.items() if f.supported)]
+        chosen, now = self.advance(known.sort(order, nulls_last=False, maintain_order=True))
+        after = self._units(keys, now, before)
+        task.staging("before")
+        segments = task.state.stage(self, after, before, task.since)
+        outputs = (task.state.write_output(self._output(chosen)),) if chosen.height else ()
+        task.staging("after")
+        return IngestReport(
+            shard=task.shard,
+            segments=segments,
+            rows=rows.height,
+            used=rows.height,
+            groups=after.height - before.height,
+            outputs=outputs,
+            reasons={self.KIND: chosen.height} if chosen.height else {},
+        )
+
+    def _units(self, keys: pl.DataFrame, now: pl.DataFrame, before: pl.DataFrame) -> pl.DataFrame:
+        """The units that were touched as they are now; other keys of an equal hash stay in theirs."""
+        new = (
+            keys.drop(self.accumulators.keys())
+            .join(now.select(pl.col(KEY).cast(keys.schema[KEY]), *self.accumulators), on=KEY)
+            .select(
+                pl.col("__kh").alias("__h"),
+                "__kh",
+                pl.lit(WHOLE).alias("__kind"),
+                pl.min_horizontal("__start", "__from").alias("__start"),
+                pl.max_horizontal("__last", "__upto").alias("__last"),
+                pl.lit(YEARS[1]).alias("__due"),  # it wants no visit; Postgres shows it as a time
+                *self.key_names,
+                *self.accumulators,
+            )
+            .cast(self.state_schema)  # type: ignore[arg-type]
+        )
+        others = before.join(new, on=["__h", *self.key_names], how="anti", nulls_equal=True)
+        return pl.concat([others, new]).sort("__h", *self.key_names, maintain_order=True)
+
+    def _output(self, chosen: pl.DataFrame) -> pl.DataFrame:
+        named = {**self.slots, **self.added}
+        columns = [chosen[c].cast(f.polars).alias(f.name) for c, f in named.items()]
+        time = chosen["__ts"].cast(pl.Datetime("us", "UTC")).alias(EVENT_TIME)
+        return pl.DataFrame([*columns, time, pl.Series("__reason", [self.KIND]).new_from_index(0, chosen.height)])
+
+    # -- in the commit -------------------------------------------------------------------------------------------
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        return {
+            "kind": self.KIND,
+            "keys": [f"{k.name} {k.type}" for k in self.keys],
+        }  # in order: it is part of the hash
+
+    def described(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        return {"step": dict(data), "columns": {f.name: f.type for f in self.fields}}
+
+    @staticmethod
+    def columns_of(state: StageState) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
+        """Keys and columns as a state tells them, for an `of_state`."""
+        fields = (Field(n, t) for n, t in state.described["columns"].items())
+        return tuple(field_of(k) for k in state.fingerprint["keys"]), tuple(fields)
+
+    def ingested(self, before: Figures, reports: Sequence[IngestReport]) -> Figures:
+        groups = list(before.groups)
+        for r in reports:
+            groups[r.shard] += r.groups
+        return replace(before, groups=tuple(groups))
+
+    def size(self, figures: Figures) -> tuple[int, int]:
+        return 0, sum(figures.groups)
+
+    def living(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
+        return metas
+
+    def kept_text(self, figures: Figures) -> str:
+        return f"{plural(sum(figures.groups), 'key')} kept"

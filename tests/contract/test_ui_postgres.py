@@ -1,0 +1,66 @@
+"""The page of a state in Postgres, found by its URL alone: every block of every stage is what it is over files."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from tests.support import several_stages
+from tests.support.browsing import Tags, get
+from tests.support.why import NOON, at
+
+from slackwater.cli.ui import watched_at
+from slackwater.config import toml
+from slackwater.state.postgres.store import PostgresStore
+from slackwater.testing.pipeline import LocalPipeline
+from slackwater.ui import pages
+from slackwater.ui.seen import Seen, key_at, look_at_all
+from slackwater.ui.server import serve
+
+OF_FILES = ("size", "top", "pace")  # bytes and times are others, and Postgres keeps the latest commit alone
+
+
+def told(seen: Seen) -> dict[str, Any]:
+    """The blocks of a look, without what only tells where and when it was."""
+    found = {name: pages.data(name, seen) for name in pages.OF_STAGE if name not in OF_FILES}
+    found["rows"]["epochs"] = found["watermark"]["behind"] = None
+    return {
+        **found,
+        "stages": [{**s, "bytes": None} for s in found["stages"]],
+        "held": seen.top.held,
+        "accounted": seen.top.accounted,
+    }
+
+
+def test_every_block_of_every_stage_is_what_it_is_over_files(postgres: Any, tmp_path: Path) -> None:
+    url = postgres.database("ui_stages")
+    file = several_stages.ran(tmp_path)
+    given: dict[str, Any] = {"listen": False, "clock_us": NOON, "store": lambda: PostgresStore(url, "public", "law")}
+    with LocalPipeline(toml.load(file), several_stages.SCHEMA, **given) as test:
+        orders = [*at("u1", "9:00", "9:05", "10:30", partition="o-0"), *at("u2", "9:50", partition="o-1")]
+        test.pipe({"orders": orders, "clicks": at("u1", "9:00", "10:20")}, partitions=several_stages.PARTS)
+        test.quiet("45s")
+        test.pipe({"clicks": at("u1", "10:21")})
+    (here,), (there,) = watched_at(str(tmp_path / "state")), watched_at(url)
+    (whole, each), (other, others) = look_at_all(here, NOON), look_at_all(there, NOON)
+    assert told(whole) == told(other)
+    assert [told(s) for s in each] == [told(s) for s in others]
+    for stage in ("sessions", "minutes"):
+        one, two = (dataclasses.replace(key_at(w, {"user": "u1"}, NOON, stage), epoch=0) for w in (here, there))
+        assert one == two
+    running = serve([there], 0)
+    try:
+        for path in (
+            "/",
+            "/stage/sessions/",
+            "/stage/seen/",
+            "/stage/sessions/key?user=u2",
+            "/stage/seen/ui/joins.json",
+        ):
+            found = get(running, path)
+            assert found.status == 200, found.text
+            if not path.endswith(".json"):
+                Tags(found.text)
+    finally:
+        running.stop()

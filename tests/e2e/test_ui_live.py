@@ -1,0 +1,205 @@
+"""The page in a real browser beside real runs: sessions of messages while they are read, and after their runner died; a topic with an
+idle partition, and what waits in it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.browser import Browser, until
+from tests.support.real_data import split
+from tests.support.topics import Topic
+
+from slackwater.cli.ui import watched_at
+from slackwater.ui.server import serve
+
+pytestmark = pytest.mark.spark
+
+COLLEGE = """
+name = "college"
+[connections.lake]
+kind = "files"
+[[sources]]
+name = "messages"
+connection = "lake"
+query = "in/*.txt"
+format = "csv"
+schema = "source INT, target INT, sent BIGINT"
+options = { sep = " ", header = "true", enforceSchema = "true" }
+max_files_per_trigger = 1
+[transform.window]
+kind = "session"
+gap_ms = "30m"
+max_session_duration_ms = "30d"
+group_by = ["source"]
+event_time_column = "sent"
+event_time_unit = "s"
+aggregations = [{ agg = "count", as = "n" }]
+[target]
+connection = "lake"
+path = "out"
+[state_store]
+kind = "files"
+path = "state"
+checkpoint_interval_ms = "1s"
+"""
+TOPIC = """
+name = "clicks"
+[connections.broker]
+kind = "kafka"
+bootstrap_servers = "ADDRESS"
+[connections.lake]
+kind = "files"
+[[sources]]
+name = "events"
+connection = "broker"
+query = "TOPIC"
+schema = "user STRING, amount BIGINT"
+starting_offsets = "earliest"
+[transform.window]
+kind = "tumbling"
+duration_ms = "1m"
+max_groups_per_window = 1000
+group_by = ["user"]
+source_idleness_ms = "2s"
+aggregations = [{ agg = "count", as = "n" }]
+[target]
+connection = "lake"
+path = "out"
+[state_store]
+kind = "files"
+path = "state"
+checkpoint_interval_ms = "1s"
+"""
+
+
+class Run:
+    """`slackwater run FILE --ui` in a process of its own. `home`: the address of its page."""
+
+    def __init__(self, file: Path) -> None:
+        command = [sys.executable, "-m", "slackwater.cli.main", "run", file.name, "--ui", "--ui-port", "0"]
+        self.said = file.parent / "said.txt"
+        with self.said.open("w") as said:
+            self.process = subprocess.Popen(command, cwd=file.parent, stdout=said, stderr=subprocess.STDOUT)
+        self.home = ""
+        until(self._told)
+
+    def _told(self) -> bool:
+        assert self.process.poll() is None, self.said.read_text()
+        found = re.search(r"http://127\.0\.0\.1:\d+", self.said.read_text())
+        self.home = found[0] if found else ""
+        return bool(found)
+
+    def dies(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(timeout=60)
+
+
+@pytest.fixture
+def started() -> Iterator[Any]:
+    found: list[Run] = []
+
+    def start(file: Path) -> Run:
+        found.append(Run(file))
+        return found[-1]
+
+    yield start
+    for run in found:
+        if run.process.poll() is None:
+            run.process.kill()
+            run.process.wait(timeout=60)
+
+
+def text(browser: Browser, selector: str) -> str:
+    return str(browser.value(f"document.querySelector({selector!r})?.textContent ?? ''"))
+
+
+def epoch(browser: Browser) -> int:
+    return int(text(browser, "#top dd").replace(",", "") or -1)
+
+
+def test_sessions_of_messages_while_they_are_read_and_after_a_death(
+    browser: Browser, started: Any, shared_data: Path, tmp_path: Path
+) -> None:
+    split(shared_data / "CollegeMsg.txt", tmp_path / "all", 1)
+    parts = sorted((tmp_path / "all").iterdir())
+    (tmp_path / "in").mkdir()
+
+    def comes(count: int) -> None:
+        for _ in range(count):
+            part = parts.pop(0)
+            shutil.copy2(part, tmp_path / "in" / part.name)
+
+    file = tmp_path / "college.toml"
+    file.write_text(COLLEGE)
+    comes(3)
+    run = started(file)
+    until(lambda: (browser.open(run.home + "/"), epoch(browser) >= 1)[1])
+    until(lambda: text(browser, "#link") == "live")
+    assert text(browser, ".chip") == "up"
+    browser.value("window.same = 1; 1")
+    before = epoch(browser)
+    comes(3)
+    until(lambda: epoch(browser) >= before + 3)
+    assert browser.value("window.same") == 1, "the page followed, it was not loaded anew"
+    assert "Every row is accounted for" in text(browser, "#top .sentence")
+    browser.both_colours(tmp_path, "running")
+    # from the histogram to a key
+    until(lambda: browser.value("document.querySelectorAll('#closing svg a .reach').length") > 0)
+    browser.click("#closing svg a .reach")
+    browser.arrives("/closing?from=")
+    browser.click(".keys tbody a")
+    browser.arrives("/key?source=")
+    assert "open session" in text(browser, "pre")
+    browser.both_colours(tmp_path, "key")
+    browser.is_clean(run.home)
+    run.dies()
+    dead = serve(watched_at(str(file)), 0)
+    try:
+        home = f"http://127.0.0.1:{dead.port}"
+        comes(2)
+        browser.open(home + "/")
+        assert text(browser, ".chip") == "none is up"
+        assert "Every row is accounted for" in text(browser, "#top .sentence")
+        assert "2 files" in text(browser, "#pace table")
+        browser.both_colours(tmp_path, "dead")
+        browser.is_clean(run.home, home)
+    finally:
+        dead.stop()
+
+
+def test_a_topic_with_an_idle_partition_and_what_waits_in_it(
+    browser: Browser, started: Any, topic: Any, tmp_path: Path
+) -> None:
+    made: Topic = topic(3)
+    for n in range(20):
+        made.send({"user": f"u{n % 4}", "amount": n}, at=30 * n, partition=n % 2)
+    file = tmp_path / "clicks.toml"
+    file.write_text(TOPIC.replace("ADDRESS", made.broker.address).replace("TOPIC", made.name))
+    run = started(file)
+    until(lambda: (browser.open(run.home + "/"), epoch(browser) >= 0)[1])
+    lanes = "[...document.querySelectorAll('#watermark .lane.idle')].map(e => e.textContent).join(' ')"
+    made.send({"user": "u1", "amount": 1}, at=700, partition=0)
+    until(
+        lambda: f"{made.name}-2" in browser.value(lanes) or made.send({"user": "u", "amount": 1}, at=705, partition=0)
+    )
+    browser.both_colours(tmp_path, "topic")
+    assert "records" not in text(browser, "#pace table")
+    browser.is_clean(run.home)
+    run.dies()
+    made.send(*({"user": "u9", "amount": n} for n in range(7)), at=800, partition=1)
+    dead = serve(watched_at(str(file)), 0)
+    try:
+        browser.open(f"http://127.0.0.1:{dead.port}/")
+        assert "7 records" in text(browser, "#pace table")
+        assert f"{made.name}-2" in browser.value("document.querySelector('#watermark').textContent")
+        browser.is_clean(run.home, f"http://127.0.0.1:{dead.port}")
+    finally:
+        dead.stop()

@@ -1,0 +1,31 @@
+"""Operators by key: a part of the seeded runs of `keyed.py`, with an operator that slackwater does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.laws import keyed
+from tests.support import nth
+from tests.support.effort import some
+
+from slackwater.testing import local
+
+
+@pytest.fixture(autouse=True)
+def known() -> Iterator[None]:
+    with nth.known():
+        yield
+
+
+@pytest.mark.parametrize("first", some(range(0, 200, 50)))
+def test_every_nth_row_of_each_key_comes_out_once(first: int) -> None:
+    found = [keyed.checked(seed) for seed in range(first, first + 50)]
+    assert sum(len(r.rows) for r in found) > 100
+
+
+def test_keys_of_one_hash_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = local.key_hash
+    monkeypatch.setattr(local, "key_hash", lambda frame, keys: found(frame, keys) * 0)
+    for seed in range(30):
+        keyed.checked(seed)

@@ -1,0 +1,183 @@
+"""The blocks of each stage of graphs, drawn by seed, against what their records and files say, read without the engine's code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.laws import seeds
+from tests.laws.midway import midway
+from tests.support.effort import some
+
+from slackwater.cli.ui import watched_at
+from slackwater.evolution.description import logic_in
+from slackwater.query import inspect
+from slackwater.ui import pages
+from slackwater.ui.blocks.closing import keys
+from slackwater.ui.pages import Place
+from slackwater.ui.seen import Seen, Watched, key_at, look_at, look_at_all, windows_of
+
+SEEDS, CHUNK = 80, 10  # with their stages more than 200 states
+FAR = -(1 << 62)
+
+
+@pytest.mark.parametrize("first", some(range(0, SEEDS, CHUNK), 2))
+def test_the_blocks_of_each_stage(tmp_path: Path, first: int) -> None:
+    seeds.quiet()
+    for seed in range(first, first + CHUNK):
+        home = tmp_path / str(seed)
+        with midway(seed, str(home)) as test:
+            stages, now = list(test.pipeline.alone), test.now_us
+        (watched,) = watched_at(str(home))
+        records = [
+            json.loads(p.read_text().splitlines()[0]) for p in sorted((home / "law" / "manifests").glob("*.json"))
+        ]
+        whole, each = look_at_all(watched, now)
+        assert [s.stage for s in each] == stages
+        for seen in each:
+            try:
+                check(home / "law", watched, records, seen)
+                pages.page(seen, Place(f"/stage/{seen.stage}", home=""))
+            except Exception as error:
+                raise AssertionError(f"seed {seed}, stage {seen.stage}: {error}") from error
+        assert whole.growth.commits[-1].bytes == sum(s.growth.commits[-1].bytes for s in each)
+        assert whole.top.accounted
+
+
+def of(record: dict[str, Any], stage: str) -> dict[str, Any]:
+    return next(s for s in record["stages"] if s["name"] == stage)
+
+
+def total(found: Any) -> int:
+    return sum(found.values()) if isinstance(found, dict) else int(found)
+
+
+def check(home: Path, watched: Watched, records: list[dict[str, Any]], seen: Seen) -> None:
+    name = str(seen.stage)
+    mine = [of(r, name) for r in records]
+    rows_of(seen, mine)
+    lanes_of(seen, records[-1], mine[-1], records)
+    size_of(home, seen, mine)
+    if mine[-1]["fingerprint"]["kind"] == "join":
+        assert seen.closing is None
+        buffers_of(home, seen, mine[-1])
+    else:
+        assert seen.joined is None
+        windows(watched, seen)
+
+
+def rows_of(seen: Seen, mine: list[dict[str, Any]]) -> None:
+    names = {"rows_in": "rows_in", "used": "rows_used", "late": "late", "refused": "rows_refused", "bad": "rows_bad"}
+    counted = mine[-1]["counters"]
+    for ours, theirs in names.items():
+        assert getattr(seen.rows.total, ours) == total(counted.get(theirs, 0)), ours
+    keyless = sum(side.get("keyless", 0) for side in counted.get("sides", {}).values())
+    assert seen.rows.total.keyless == keyless
+    assert (seen.rows.unaccounted, seen.rows.total.by_sql) == (0, 0)
+    assert sum(seen.rows.emitted.values()) == total(counted.get("emitted", {}))
+    for n, epoch in enumerate(seen.rows.epochs):
+        if n:
+            before, after = (m["counters"].get("rows_in", 0) for m in mine[n - 1 : n + 1])
+            assert epoch.account is not None and epoch.account.rows_in == after - before
+
+
+def lanes_of(seen: Seen, record: dict[str, Any], mine: dict[str, Any], records: list[dict[str, Any]]) -> None:
+    block = seen.watermark
+    assert block.watermark_us == (None if mine["watermark_us"] <= FAR else mine["watermark_us"])
+    lanes = {lane.source: lane for lane in block.lanes if lane.partition is None}
+    assert set(lanes) == set(mine["clocks"])
+    for name, lane in lanes.items():
+        clock = mine["clocks"][name]
+        assert lane.newest_us == clock["max_event_us"]
+        assert lane.of_stage is (name not in record["sources"])
+        if lane.of_stage:
+            read = of(record, name)
+            back = 0  # how far joined rows may lie before the watermark of their join
+            if read["fingerprint"]["kind"] == "join":
+                low, high = read["fingerprint"]["bounds_us"]
+                spec = read["described"]["join"]
+                time = spec.get("event_time", "later")
+                outer = read["fingerprint"]["outer"]
+                keep = {"left": max(high, 0), "right": max(-low, 0)}
+                apart = {"left": keep["left"], "right": keep["right"], "later": 0}[time]
+                back = max([apart, *(keep[side] for side in outer)])
+            reached = read["watermark_us"]
+            assert lane.lateness_us == back
+            assert lane.watermark_us == (None if reached <= FAR else reached - back)
+        else:
+            assert (lane.idle, lane.quiet_us) == (clock["idle"], clock["quiet_us"])
+    held = [lane for lane in block.lanes if lane.holds]
+    if held and block.watermark_us is not None:
+        (holder,) = held
+        least = min((x.watermark_us if x.watermark_us is not None else FAR) for x in lanes.values() if not x.idle)
+        assert (holder.watermark_us if holder.watermark_us is not None else FAR) == least
+    assert [b.behind_us for b in block.behind] == [
+        None if (at := of(r, str(seen.stage))["watermark_us"]) <= FAR else r["committed_us"] - at for r in records
+    ]
+
+
+def size_of(home: Path, seen: Seen, mine: list[dict[str, Any]]) -> None:
+    latest = [s for shard in mine[-1]["segments"] for s in shard]
+    assert seen.growth.commits[-1].bytes == sum((home / s["file"]).stat().st_size for s in latest)
+    assert [c.rows for c in seen.growth.commits] == [
+        sum(s["rows"] for shard in m["segments"] for s in shard) for m in mine
+    ]
+
+
+def buffers_of(home: Path, seen: Seen, mine: dict[str, Any]) -> None:
+    """From the files as they lie there: rows that are not over, by side."""
+    assert seen.joined is not None
+    low, high = mine["fingerprint"]["bounds_us"]
+    kept = {"left": max(high, 0), "right": max(-low, 0)}
+    for side in seen.joined.sides:
+        assert side.keep_us == kept[side.side] + mine["emission"]["retain_us"]
+        waiting, counts = 0, dict[Any, int]()
+        for meta in (s for shard in mine["segments"] for s in shard if s["kind"] == side.side):
+            rows = pl.read_ipc((home / meta["file"]).read_bytes())
+            rows = rows.filter(pl.col("__ts") + side.keep_us >= mine["watermark_us"])
+            waiting += rows.height
+            for key in rows["__kh"].to_list():
+                counts[key] = counts.get(key, 0) + 1
+        assert side.rows == waiting == sum(age.rows for age in side.ages)
+        assert (0 if side.hot_key is None else side.hot_key.rows) == max(counts.values(), default=0)
+        counted = mine["counters"].get("sides", {}).get(side.side, {})
+        names = {"entered": "buffered", "matched": "matched", "unmatched": "unmatched", "null_keys": "null_keys"}
+        assert {n: getattr(side, n) for n in names} == {n: counted.get(theirs, 0) for n, theirs in names.items()}
+
+
+def windows(watched: Watched, seen: Seen) -> None:
+    """The windows put together one key at a time, which is another way than bins are made."""
+    assert seen.closing is not None
+    with watched.store.peek() as snapshot:
+        assert snapshot is not None
+        one, _ = windows_of(snapshot, seen.stage)
+        logic = logic_in(one.commit)
+        state = pl.concat([one.reader(s, logic).scan() for s in range(one.commit.shards)])
+        watermark = one.commit.stages[0].watermark_us
+        found = [inspect.open_windows(logic, logic.empty_state(), 0)]
+        found += [inspect.open_windows(logic, unit, watermark) for _, unit in state.group_by(logic.key_names)]
+        standing = pl.concat(found)
+        hops = 2 if logic.window.kind == "hopping" else 1  # a key with rows in both panes of a window counts twice
+        assert standing.height <= seen.closing.total <= hops * standing.height
+        for b in seen.closing.bins:
+            inside = standing.filter(pl.col("__closes").is_between(b.from_us, b.to_us, closed="left"))
+            assert inside.height <= b.count <= hops * inside.height
+            assert [w.closes_us for w in keys(one, b.from_us, b.to_us)] == inside["__closes"].sort().to_list()[:100]
+    names = logic.key_names
+    for row in standing.head(2).iter_rows(named=True):
+        page = key_at(watched, {n: row[n] for n in names}, 0, seen.stage)
+        assert (row["__start"], row["__closes"]) in [(bar.start_us, bar.closes_us) for bar in page.bars]
+        assert page.told and "key " in page.told[0]
+
+
+def test_a_kept_commit_of_a_stage_is_as_it_was(tmp_path: Path) -> None:
+    with midway(3, str(tmp_path)) as test:
+        stages, now = list(test.pipeline.alone), test.now_us
+    (watched,) = watched_at(str(tmp_path))
+    for name in stages:
+        past, latest = look_at(watched, now, 0, name), look_at(watched, now, stage=name)
+        assert (past.top.epoch, past.stage) == (0, name)
+        assert past.rows.total.rows_in <= latest.rows.total.rows_in

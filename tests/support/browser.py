@@ -1,0 +1,159 @@
+"""A real browser, Chromium without a screen, driven by its DevTools protocol."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.needs import needed
+
+WAIT_S = 120.0  # for a state that comes by itself; only what never comes takes so long
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+class Browser:
+    """One tab. `said`: what the protocol told by itself, as console messages and requests."""
+
+    def __init__(self, home: Path) -> None:
+        import websocket
+
+        assert CHROMIUM is not None
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+        quiet = ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+        self._process = subprocess.Popen(
+            [
+                CHROMIUM,
+                *flags,
+                *quiet,
+                "--remote-debugging-port=0",
+                "--remote-allow-origins=*",
+                f"--user-data-dir={home}",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.said: list[dict[str, Any]] = []
+        self._number = 0
+        port = home / "DevToolsActivePort"
+        until(lambda: port.exists() and len(port.read_text().splitlines()) == 2)
+        number, path = port.read_text().splitlines()
+        self._socket = websocket.create_connection(f"ws://127.0.0.1:{number}{path}", timeout=WAIT_S)
+        self._session: str | None = None
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.ask(f"{domain}.enable")
+
+    def ask(self, method: str, **given: Any) -> dict[str, Any]:
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": given}
+        self._socket.send(json.dumps(message | ({"sessionId": self._session} if self._session else {})))
+        while True:
+            found = json.loads(self._socket.recv())
+            if found.get("id") == self._number:
+                assert "error" not in found, found
+                return dict(found["result"])
+            self.said.append(found)
+
+    def value(self, code: str) -> Any:
+        found = self.ask("Runtime.evaluate", expression=code, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def open(self, url: str) -> None:
+        self.ask("Page.navigate", url=url)
+        self.arrives(url)
+
+    def arrives(self, url: str) -> None:
+        until(lambda: self.value("document.readyState") == "complete" and url in self.value("location.href"))
+
+    def dark(self, wanted: bool) -> None:
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if wanted else "light"}
+        self.ask("Emulation.setEmulatedMedia", features=[scheme])
+
+    def picture(self, to: Path) -> None:
+        """The whole page as a PNG."""
+        size = self.ask("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        found = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+        to.write_bytes(base64.b64decode(found["data"]))
+
+    def both_colours(self, home: Path, name: str) -> None:
+        """The page light and dark, as files; what is drawn is on the page, and the colours are others."""
+        colours = []
+        for mode in ("light", "dark"):
+            self.dark(mode == "dark")
+            colours.append(self.value("getComputedStyle(document.body).backgroundColor"))
+            self.picture(home / f"{name}-{mode}.png")
+        assert colours[0] != colours[1]
+        assert self.value("document.documentElement.scrollWidth <= innerWidth")
+        self.dark(False)
+
+    def is_clean(self, *homes: str) -> None:
+        """Nothing was complained of, and nobody else was asked for anything."""
+        assert self.complaints() == []
+        assert [u for u in self.requests() if not u.startswith((*homes, "about:", "data:"))] == []
+
+    def press(self, key: str, code: int, text: str = "") -> None:
+        for kind in ("keyDown", "keyUp"):
+            self.ask(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=code,
+                text=text if kind == "keyDown" else "",
+            )
+
+    def click(self, selector: str) -> None:
+        """A click of the pointer in the middle of the first element, as a person's."""
+        at = self.value(
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
+            " const r = e.getBoundingClientRect(); return {x: r.x + r.width / 2, y: r.y + r.height / 2}; })()"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            self.ask("Input.dispatchMouseEvent", type=kind, x=at["x"], y=at["y"], button="left", clickCount=1)
+
+    def complaints(self) -> list[Any]:
+        """Errors and warnings of the console, and exceptions."""
+        self.value("1")
+        found = []
+        for m in self.said:
+            entry = m.get("params", {})
+            if m["method"] == "Runtime.exceptionThrown":
+                found.append(entry["exceptionDetails"])
+            if m["method"] == "Log.entryAdded" and entry["entry"]["level"] in ("error", "warning"):
+                found.append(entry["entry"])
+            if m["method"] == "Runtime.consoleAPICalled" and entry["type"] in ("error", "warning", "assert"):
+                found.append(entry["args"])
+        return found
+
+    def requests(self) -> list[str]:
+        return [m["params"]["request"]["url"] for m in self.said if m["method"] == "Network.requestWillBeSent"]
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.terminate()
+        self._process.wait(timeout=60)
+
+
+def until(there: Callable[[], Any]) -> None:
+    ends = time.monotonic() + WAIT_S
+    while not there():
+        assert time.monotonic() < ends, "it never came"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    needed("Chromium", CHROMIUM is not None, "apt-get install chromium")
+    found = Browser(tmp_path / "browser")
+    yield found
+    found.close()

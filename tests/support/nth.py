@@ -1,0 +1,98 @@
+"""An operator that slackwater does not have: every n-th row of each key. What one that is new has to bring, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import polars as pl
+
+from slackwater.config.keyed import KeyedStep
+from slackwater.config.kinds import Kind, text, whole
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.spec import one
+from slackwater.config.step import Step, Told
+from slackwater.config.transform import Transform
+from slackwater.core.schema import Field
+from slackwater.operators.compile import bind_keyed
+from slackwater.operators.keyed import KEY, Keyed
+from slackwater.operators.known import KNOWN, Columns, Known
+from slackwater.state.commit import StageState
+
+
+class Nth(KeyedStep):
+    """Every n-th row of each key: `Nth(every=3, key=["user"])`."""
+
+    kind: str = "nth"
+    every: int
+    number_column: str | None = None  # says the how manieth a row is
+
+    AT: ClassVar[str] = "transform.nth"
+    KINDS: ClassVar[Mapping[str, Kind]] = {"every": whole(1), "number_column": text, **KeyedStep.KINDS}
+    REQUIRED: ClassVar[tuple[str, ...]] = ("every", "key")
+    TEXTS: ClassVar[Mapping[str, str]] = {
+        "every": "Which rows of a key come out: 3 lets the third, the sixth, … through.",
+        "number_column": "A column more: the how manieth of its key a row is.",
+    }
+
+    @property
+    def added(self) -> Mapping[str, str]:
+        return {} if self.number_column is None else {self.number_column: "bigint"}
+
+    def told(self) -> Told:
+        rows = f"each {self.every:,}th row of a key"
+        return Told(rows, f"{rows}, in the epoch that reads it", "one number per key, for ever")
+
+
+class WithNth(Transform):
+    """A transform with a table more."""
+
+    nth: Nth | None = None
+
+    STEPS: ClassVar[Mapping[str, type[Step]]] = {**Transform.STEPS, "nth": Nth}
+    KINDS: ClassVar[Mapping[str, Kind]] = {**Transform.KINDS, "nth": one(Nth)}
+
+
+@dataclass(frozen=True)
+class NthOfKey(Keyed):
+    """`every`: which rows of a key come out."""
+
+    every: int
+    number: tuple[Field, ...] = ()
+
+    KIND: ClassVar[str] = "nth"
+
+    @property
+    def added(self) -> Mapping[str, Field]:
+        return dict(zip(("__seen",), self.number, strict=False))
+
+    @property
+    def accumulators(self) -> Mapping[str, pl.DataType]:
+        return {"__seen": pl.Int64()}
+
+    def advance(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+        seen = rows.with_columns(pl.col("__seen").fill_null(0) + pl.int_range(1, pl.len() + 1).over(KEY))
+        return seen.filter(pl.col("__seen") % self.every == 0), seen.group_by(KEY).agg(pl.col("__seen").max())
+
+    @classmethod
+    def compiled(cls, pipeline: Pipeline, columns: Columns) -> Self:
+        step: Any = pipeline.transform.step
+        return cls(
+            pipeline.name, *bind_keyed(pipeline, columns), step.every, tuple(Field(*a) for a in step.added.items())
+        )
+
+    @classmethod
+    def of_state(cls, pipeline: str, state: StageState) -> Self:
+        return cls(pipeline, *cls.columns_of(state), int(state.described["step"]["every"]))
+
+
+@contextmanager
+def known() -> Iterator[None]:
+    """As if it were one of those that slackwater has."""
+    KNOWN.append(Known("nth", ("nth",), Nth, (NthOfKey,), NthOfKey.compiled, NthOfKey.of_state))
+    try:
+        yield
+    finally:
+        KNOWN.pop()

@@ -1,0 +1,139 @@
+"""A step by key in a config: its keys, what `check`, `explain` and the schema say of it. One that slackwater does not have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.support import nth
+from tests.support.nth import Nth, WithNth
+from tests.support.statuses import STATUS
+
+import slackwater as sw
+from slackwater import explain
+from slackwater.cli.describe import _described
+from slackwater.cli.text import summary
+from slackwater.config import sql_check
+from slackwater.config.documented import place_of, text_of
+from slackwater.config.json_schema import schema
+from slackwater.core.schema import Field
+from slackwater.errors import ConfigError, StartError
+from slackwater.operators.known import compile_step
+from slackwater.runner import backfill_plan
+
+
+def pipeline(schema: str = "user STRING, tags ARRAY<STRING>, ts TIMESTAMP", sql: str | None = None, **more: Any) -> Any:
+    step = Nth(every=3, key=["user"], event_time_column="ts", **more)
+    return sw.Pipeline(
+        name="p",
+        sources=[sw.Source(name="a", connection=sw.FilesConnection(), query="a", format="json", schema=schema)],
+        transform=WithNth(nth=step, sql=sql),
+        target=sw.Target(connection=sw.FilesConnection(), path="out", format="parquet"),
+        state_store=sw.StateStore(kind="files", path="state"),
+    )
+
+
+def draft(**given: Any) -> list[str]:
+    problems: list[str] = []
+    WithNth.draft(given, "p.toml", "transform", problems)
+    return [line.removeprefix("p.toml: transform") for line in problems]
+
+
+def test_its_mistakes_are_told_by_key() -> None:
+    assert draft(nth={"every": 0}) == [
+        ".nth.every: found 0, expected a whole number of at least 1",
+        '.nth.key: missing; name columns, as in ["user"]',
+    ]
+    assert draft(nth={"every": 1, "key": []})[0].startswith(
+        ".nth.key: empty; rows belong together by at least one column"
+    )
+    assert draft(nth={"every": 1, "key": ["u"], "evry": 2}) == ['.nth.evry: unknown key; did you mean "every"?']
+    beside = draft(nth={"every": 1, "key": ["u"]}, window={"kind": "tumbling"})
+    assert ".nth: given beside [transform.window]; a stage is one or the other: remove one of them" in beside
+    assert draft(on_error="drop")[0].startswith(
+        ".window: missing; describe the window in [transform.window], or the join"
+    )
+
+
+def test_its_key_is_among_the_columns_that_come_out() -> None:
+    assert sql_check.check(pipeline()).problems == []
+    found = sql_check.check(pipeline(sql="SELECT tags, _event_ts FROM source")).problems
+    assert len(found) == 1
+    assert found[0].startswith('transform.nth.key: column "user" does not come out of the SQL')
+    (line,) = sql_check.check(pipeline(schema="user ARRAY<STRING>, ts TIMESTAMP")).problems
+    assert line.startswith('transform.nth.key: column "user" has type array<string>; expected a scalar type')
+
+
+def test_what_it_adds_has_a_name_of_its_own_and_is_there_for_the_next_stage() -> None:
+    for check in (lambda p: sql_check.check(p).problems, started):
+        (line,) = check(pipeline(number_column="tags"))
+        assert line.endswith(
+            '.nth: the SQL selects a column "tags", too, which is the name of what is added; rename one'
+        )
+    numbered = pipeline(number_column="nr")
+    assert (sql_check.check(numbered).problems, started(numbered)) == ([], [])
+
+
+def started(described: Any) -> list[str]:
+    columns = {
+        f.name: f for f in (Field("user", "string"), Field("tags", "array<string>"), Field("_event_ts", "timestamp"))
+    }
+    with nth.known():
+        try:
+            compile_step(described, {"a": columns})
+        except StartError as error:
+            return str(error).splitlines()
+    return []
+
+
+def test_a_start_tells_every_misfit() -> None:
+    columns = {
+        f.name: f for f in (Field("tags", "array<string>"), Field("__h", "int"), Field("_event_ts", "timestamp"))
+    }
+    with nth.known(), pytest.raises(StartError) as caught:
+        compile_step(pipeline(), {"a": columns})
+    lines = str(caught.value).splitlines()
+    assert [line.partition(";")[0] for line in lines] == [
+        'p: transform.nth.key: column "user" does not come out of the SQL',
+        'p: transform.nth: column "__h" has a name that Slackwater uses for a column of its own',
+    ]
+
+
+def test_it_is_said_what_it_does_and_keeps() -> None:
+    described = pipeline()
+    assert _described(described) == "each 3th row of a key over 1 source"
+    found = explain.build(described)
+    (stage,) = [s for s in found.stages if s.name == "step"]
+    assert (stage.title, stage.lines) == (
+        "each 3th row of a key, in the epoch that reads it",
+        ("kept: one number per key, for ever",),
+    )
+    assert found.state_bytes is None
+    status = replace(STATUS, window_kind="nth", groups=4)
+    assert "42 rows emitted (2 cap, 40 close), 4 keys kept; results in out" in summary(status, "p", "out")
+
+
+def test_its_rows_replace_nothing_and_no_backfill_knows_them() -> None:
+    with pytest.raises(ConfigError, match='"merge" replaces rows of equal identity, which rows of a nth do not have'):
+        sw.Pipeline(
+            name="p",
+            sources=[sw.Source(name="a", dataframe=object())],
+            transform=WithNth(nth=Nth(every=3, key=["user"])),
+            target=sw.Target(connection=sw.DeltaConnection(), path="out", mode="merge"),
+        )
+    with pytest.raises(StartError, match=r"expected \[transform.window\] alone, found a nth"):
+        backfill_plan.described(pipeline(), 0, 1, None)
+
+
+def test_the_schema_has_its_table_and_every_key_of_it_a_sentence() -> None:
+    found = schema(WithNth, "a transform")
+    assert {"required": ["nth"]} in found["allOf"][0]["anyOf"]
+    for both in (["window", "join"], ["window", "nth"], ["join", "nth"]):
+        assert {"not": {"required": both}} in found["allOf"]
+    assert found["properties"]["nth"]["description"].startswith("Every n-th row of each key")
+    table = found["$defs"]["nth"]
+    assert set(table["properties"]) == set(Nth.KINDS)
+    assert all(text_of(Nth, key) for key in Nth.KINDS)
+    assert "late_data" not in str(table), "no row of it is late"
+    assert place_of(Nth) == "docs/configuration.md#transform"
