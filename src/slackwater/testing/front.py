@@ -52,8 +52,8 @@ class Given:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What became of them. `timed`: every row, with `n`, `ts` (µs), `bad` (why), `partition` and `_origin`; `rows`: what came
-    out of the SQL, with the `n` of its row, `__unfit` and the columns for the shards."""
+    """What became of them. `timed`: every row, with `__number`, `ts` (µs), `bad` (why), `partition` and `_origin`; `rows`: what came
+    out of the SQL, with the `__number` of its row, `__unfit` and the columns for the shards."""
 
     timed: pl.DataFrame
     rows: pl.DataFrame
@@ -151,12 +151,12 @@ class Front:
         """Rows with `__number`; `owners`: per number the batch that it belongs to."""
         timed = self._timed(source.name, frame, {clocks[i] for i in owners} or {0}, owners, clocks)
         told = _collected(timed.selectExpr(*_told(timed, source.name)))
-        told = told.sort("n").with_columns(pl.Series("i", [owners[n] for n in sorted(told["n"])], dtype=pl.Int64))
+        told = told.sort(NUMBER).with_columns(pl.Series("i", [owners[n] for n in sorted(told[NUMBER])], dtype=pl.Int64))
         ways = self.pipeline.ways_from(source.name)
         apart = any(self._carried[w.key] is None for w in ways)
         runs = told.partition_by("i", "partition") if apart else [told]
         out = pl.concat([self._sql(way, timed, run, runs) for way in ways for run in runs])
-        out = out.join(told.select("n", "i"), on="n", how="left", maintain_order="left")
+        out = out.join(told.select(NUMBER, "i"), on=NUMBER, how="left", maintain_order="left")
         return {
             i: Prepared(told.filter(pl.col("i") == i).drop("i"), out.filter(pl.col("i") == i).drop("i"))
             for i in (dict.fromkeys(owners) or clocks)
@@ -184,15 +184,15 @@ class Front:
         carried = self._carried[way.key]
         rows = timed.where("__bad IS NULL")
         if len(runs) > 1:
-            rows = rows.where(f"{NUMBER} IN ({', '.join(map(str, run['n']))})")
+            rows = rows.where(f"{NUMBER} IN ({', '.join(map(str, run[NUMBER]))})")
         hidden = (FILE, MARK, "__bad", CORRUPT, NUMBER, _CLOCK, *(["_event_ts"] if way.origin in self._clocked else []))
         plain = [quote(c) for c in rows.columns if c not in hidden]
-        number = f"{ORIGIN}.offset" if carried is not None else f"{run['n'][0] if run.height else 0}L"
+        number = f"{ORIGIN}.offset" if carried is not None else f"{run[NUMBER][0] if run.height else 0}L"
         rows = rows.selectExpr(*plain, *([] if carried is None else [numbered_origin(NUMBER)]))
         out = analysis.run_sql(self.session, self.pipeline, way, rows, carried or None)
         why = fitting.unfit_sql(self.logic, self.logic.input_of(way.name), self.capacity) or "CAST(NULL AS STRING)"
         columns = self.engine.rows.columns(way, None, None)
-        return _collected(out.selectExpr(*columns, f"{why} AS {fitting.UNFIT}", f"{number} AS n"))
+        return _collected(out.selectExpr(*columns, f"{why} AS {fitting.UNFIT}", f"{number} AS {NUMBER}"))
 
 
 _KEPT = 16
@@ -218,7 +218,7 @@ def _told(timed: DataFrame, source: str) -> list[str]:
         source,
         FILE if FILE in timed.columns else "NULL",
     )
-    return [f"{NUMBER} AS n", "unix_micros(_event_ts) AS ts", "__bad AS bad", f"{partition} AS partition", origin]
+    return [NUMBER, "unix_micros(_event_ts) AS ts", "__bad AS bad", f"{partition} AS partition", origin]
 
 
 def _collected(frame: DataFrame) -> pl.DataFrame:
@@ -232,8 +232,8 @@ def _joined(parts: Sequence[Prepared]) -> Prepared:
     if len(parts) == 1:
         return parts[0]
     first, second = parts
-    after = 1 + max(first.timed["n"], default=0)
-    move = pl.col("n") + after
+    after = 1 + max(first.timed[NUMBER], default=0)
+    move = pl.col(NUMBER) + after
     return replace(
         first,
         timed=pl.concat([first.timed, second.timed.with_columns(move)]),

@@ -23,7 +23,7 @@ from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, unfit_letters, wr
 from slackwater.operators.task import EmitReport, LetterFile
 from slackwater.sources.base import Batch
 from slackwater.testing.front import Front, Given, Prepared
-from slackwater.testing.given import Offsets
+from slackwater.testing.given import NUMBER, Offsets
 from slackwater.testing.local import Spans, as_declared, lift_inputs
 from slackwater.watermark import Heard
 
@@ -86,13 +86,13 @@ class GivenEngine:
                 continue
             stats[name] = _stats(rows.timed, listed)
             samples[name] = self._bad(name, rows.timed, tasks[0], staged)
-            out = self._fitting(name, rows, tasks[0], unfit, staged).sort("n", maintain_order=True)
-            told = out.select("n").join(rows.timed, on="n", how="left", maintain_order="left")
+            out = self._fitting(name, rows, tasks[0], unfit, staged).sort(NUMBER, maintain_order=True)
+            told = out.select(NUMBER).join(rows.timed, on=NUMBER, how="left", maintain_order="left")
             source = np.full(out.height, index)
             if idle.get(name) and listed:
                 source += len(names) * told["partition"].is_in(list(idle[name])).fill_null(False).to_numpy()
             tag = [pl.Series("__src", source, dtype=pl.Int32)] if tagged else []
-            parts.append(out.drop("n", fitting.UNFIT).with_columns(tag))
+            parts.append(out.drop(NUMBER, fitting.UNFIT).with_columns(tag))
             origins.append(told.select(pl.col("ts").alias("__start"), ORIGIN).with_columns(tag))
         spans = Spans({n: _times(p.timed) for n, p in given.items()}, _FOREVER)
         bad = {n: s for n, s in samples.items() if s}
@@ -138,8 +138,8 @@ class GivenEngine:
         why = rows.rows[fitting.UNFIT]
         if not why.len() - why.null_count():
             return rows.rows
-        bad = rows.rows.filter(why.is_not_null()).select("n", fitting.UNFIT)
-        told = bad.join(rows.timed, on="n", how="left", maintain_order="left")
+        bad = rows.rows.filter(why.is_not_null()).select(NUMBER, fitting.UNFIT)
+        told = bad.join(rows.timed, on=NUMBER, how="left", maintain_order="left")
         text = pl.col(ORIGIN).struct.field("value").cast(pl.String, strict=False).str.slice(0, 300)
         samples = [f"{why}: {value}" for why, value in told.head(3).select(fitting.UNFIT, text).iter_rows()]
         unfit.append(Unfit(source, dict(bad[fitting.UNFIT].value_counts().iter_rows()), samples))
