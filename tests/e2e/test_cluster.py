@@ -26,6 +26,8 @@ from tests.support.cluster import Cluster
 from tests.support.effort import some
 from tests.support.runs import said, start
 
+from slackwater.testing.services import SECONDS
+
 KILLS = int(os.environ.get("SLACKWATER_KILLS", "3"))
 FILES, ROWS = 8 + 4 * KILLS, 300  # per source
 STEP_US, DISORDER_US = 50_000, 3_000_000  # from one order to the next
@@ -166,9 +168,12 @@ def run_through(cluster: Cluster, config: Path, store: str, rng: random.Random) 
         if process.poll() is not None:
             break
         time.sleep(rng.uniform(0, 1))  # at any moment of an epoch
-        what = ("executor", "worker", "driver")[nth % 3] if KILLS >= 3 else "executor"
-        killed[what] += 1
-        if what == "executor" and (there := cluster.executors()):
+        what = ("executor", "worker", "driver")[nth % 3]
+        if what == "executor":
+            until = time.monotonic() + SECONDS
+            while not (there := cluster.executors()):  # one that was killed is started anew
+                assert time.monotonic() < until, said(config)
+                time.sleep(0.05)
             rng.choice(there).kill()
         elif what == "worker":
             cluster.kill_worker(number := rng.choice(sorted(cluster.workers)))
@@ -176,6 +181,7 @@ def run_through(cluster: Cluster, config: Path, store: str, rng: random.Random) 
         else:
             end(process)
             process = start(config, SPARK_MASTER=cluster.address)
+        killed[what] += 1
     end(process)
     return killed
 

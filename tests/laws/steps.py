@@ -27,7 +27,7 @@ from slackwater.operators.compile import bind_window
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import session_emission, session_step, sessions
 from slackwater.windows.intervals import SessionLogic, Unit
-from slackwater.windows.logic import FAR, NEVER, TOMBSTONE
+from slackwater.windows.kept import FAR, NEVER, TOMBSTONE
 from slackwater.windows.outcomes import Ingested
 
 MS = 1000

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import pyspark
 
-from slackwater.testing.services import free_port
+from slackwater.testing.services import SECONDS, Process, free_port
 
 WORKERS = 2
 _SPARK = Path(pyspark.__file__).parent
-_SECONDS = 300  # a bound on waiting for a process that lives
 
 
 @dataclass
@@ -27,71 +26,57 @@ class Cluster:
 
     home: Path
     port: int = field(default_factory=free_port)
-    master: subprocess.Popen[bytes] | None = None
-    workers: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    master: Process | None = None
+    workers: dict[int, Process] = field(default_factory=dict)
 
     @property
     def address(self) -> str:
         return f"spark://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        self.master = self._started("master", "Master", "--port", str(self.port))
-        self._waits_for("master", "I have been elected leader")
+        self.master = self._started("master", "Master", "I have been elected leader", "--port", str(self.port))
         for number in range(WORKERS):
             self.start_worker(number)
 
     def start_worker(self, number: int) -> None:
         work = self.home / f"work{number}"
         flags = ("--cores", "1", "--memory", "1g", "--work-dir", str(work), self.address)
-        self.workers[number] = self._started(f"worker{number}", "Worker", *flags)
-        self._waits_for(f"worker{number}", "Successfully registered with master")
+        self.workers[number] = self._started(f"worker{number}", "Worker", "Successfully registered with master", *flags)
 
-    def _started(self, name: str, role: str, *flags: str) -> subprocess.Popen[bytes]:
+    def _started(self, name: str, role: str, ready: str, *flags: str) -> Process:
+        """The process, once its log has the line."""
         log = self.home / f"{name}.log"
         log.unlink(missing_ok=True)
         command = ["java", "-cp", f"{_SPARK}/jars/*", "-Xmx300m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-        command += [
-            f"org.apache.spark.deploy.{role.lower()}.{role}",
-            "--host",
-            "127.0.0.1",
-            "--webui-port",
-            "0",
-            *flags,
-        ]
+        command += [f"org.apache.spark.deploy.{role.lower()}.{role}", "--host", "127.0.0.1", "--webui-port", "0"]
         own = {"SPARK_HOME": str(_SPARK), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
         own |= {"SPARK_SCALA_VERSION": "2.13"}  # which PySpark's own folder does not tell
-        with log.open("wb") as out:
-            return subprocess.Popen(
-                command, stdout=out, stderr=out, env={**os.environ, **own}, cwd=self.home, start_new_session=True
-            )
-
-    def _waits_for(self, name: str, line: str) -> None:
-        log, until = self.home / f"{name}.log", time.monotonic() + _SECONDS
-        while line not in log.read_text(errors="replace"):
-            process = self.master if name == "master" else self.workers[int(name.removeprefix("worker"))]
-            assert process is not None
-            assert process.poll() is None, f"the {name} ended: {log.read_text(errors='replace')[-2000:]}"
-            assert time.monotonic() < until, f"the {name} does not say {line!r}"
+        process = Process([*command, *flags], log, {"env": {**os.environ, **own}, "cwd": self.home})
+        process.start()
+        until = time.monotonic() + SECONDS
+        while ready not in log.read_text(errors="replace"):
+            process.must_live(f"the {name}")
+            assert time.monotonic() < until, f"the {name} does not say {ready!r}: {process.tail()}"
             time.sleep(0.1)
+        return process
 
     def executors(self) -> list[psutil.Process]:
         """The processes that run tasks."""
-        found = [child for worker in self.workers.values() for child in _children(worker.pid)]
-        return [p for p in found if _is_executor(p)]
+        return [p for worker in self.workers.values() for p in _below(worker) if _is_executor(p)]
 
     def kill_worker(self, number: int) -> None:
         """With its executors, as a machine that is gone."""
         worker = self.workers.pop(number)
-        for process in [*_children(worker.pid), psutil.Process(worker.pid)]:
-            process.kill()
-        worker.wait()
+        for process in _below(worker):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        worker.stop(signal.SIGKILL)
 
     def stop(self) -> None:
         for number in list(self.workers):
             self.kill_worker(number)
         if self.master is not None:
-            self.master.kill()
-            self.master.wait()
+            self.master.stop(signal.SIGKILL)
 
 
 @contextmanager
@@ -105,9 +90,10 @@ def started(home: Path) -> Iterator[Cluster]:
         cluster.stop()
 
 
-def _children(pid: int) -> list[psutil.Process]:
+def _below(process: Process) -> list[psutil.Process]:
+    assert process.child is not None
     try:
-        return psutil.Process(pid).children(recursive=True)
+        return psutil.Process(process.child.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
 

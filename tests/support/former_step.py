@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from slackwater.core.arrays import Int64s, distinct, member
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.intervals import SessionLogic
-from slackwater.windows.logic import FAR
+from slackwater.windows.kept import FAR
 from slackwater.windows.outcomes import Counts, Ingested
 
 Bools = NDArray[np.bool_]

@@ -30,7 +30,7 @@ from slackwater.state.files.directory import Directory
 from slackwater.state.files.merging import merge_plan
 from slackwater.state.files.store import FilesStore
 from slackwater.windows import hll
-from slackwater.windows.logic import Due
+from slackwater.windows.kept import Due
 
 
 def test_importing_loads_nothing_heavy() -> None:

@@ -159,7 +159,7 @@ def test_what_is_set_aside_is_what_is_missing(test: Any) -> None:
 
 def test_notes_of_another_epoch_or_damaged_ones_count_for_nothing(tmp_path: Path) -> None:
     path = tmp_path / "reached"
-    note = published.Kept(Directory(str(tmp_path)), "reached")
+    note = published.OwnNote(Directory(str(tmp_path)), "reached")
     assert published.reached(note, 3) == frozenset()
     published.note_reached(note, 3, "a")
     published.note_reached(note, 3, "b")

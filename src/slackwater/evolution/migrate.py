@@ -34,7 +34,7 @@ from slackwater.operators.windowless import Windowless
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import StateStore
 from slackwater.windows import changed, sessions
-from slackwater.windows.logic import EMITTED_FRAGMENT, FRAGMENT
+from slackwater.windows.kept import EMITTED_FRAGMENT, FRAGMENT
 
 
 def memory_of(state: StageState) -> dict[str, Any]:

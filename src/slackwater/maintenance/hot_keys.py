@@ -18,7 +18,7 @@ from slackwater.operators.rows import Rows
 from slackwater.operators.windowed import Windowed
 from slackwater.query.inspect import plain
 from slackwater.state.protocol import Snapshot, StateStore
-from slackwater.windows.logic import OPEN
+from slackwater.windows.kept import OPEN
 
 
 @dataclass(frozen=True)

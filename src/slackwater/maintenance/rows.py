@@ -27,7 +27,7 @@ from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.files.buffers import meta_of
 from slackwater.state.protocol import ShardState
 from slackwater.windows import panes, sessions
-from slackwater.windows.logic import (
+from slackwater.windows.kept import (
     CLEAN,
     DIRTY,
     EMITTED,

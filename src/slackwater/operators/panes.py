@@ -18,7 +18,7 @@ from slackwater.operators.dead_letters import late_letters
 from slackwater.operators.task import EmitReport, IngestReport
 from slackwater.operators.windowed import Windowed, untouched
 from slackwater.windows import pane_emission, panes
-from slackwater.windows.logic import Int64s
+from slackwater.windows.kept import Int64s
 from slackwater.windows.panes import PaneLogic
 
 WINDOWS_SHOWN = 100  # starts of missed windows that a letter lists

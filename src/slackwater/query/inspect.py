@@ -31,7 +31,8 @@ from slackwater.state.commit import Commit, StageState
 from slackwater.state.protocol import Snapshot
 from slackwater.windows import pane_emission, session_emission
 from slackwater.windows.aggregations import normalised
-from slackwater.windows.logic import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, Due, Logic
+from slackwater.windows.kept import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, Due
+from slackwater.windows.logic import Logic
 
 
 def operator_of(pipeline: Pipeline, commit: Commit) -> Operator:

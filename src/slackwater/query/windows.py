@@ -18,7 +18,8 @@ from slackwater.operators.panes import Panes
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
 from slackwater.windows import pane_emission, session_emission
-from slackwater.windows.logic import DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, METADATA, WHOLE, Int64s, Logic
+from slackwater.windows.kept import DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, Int64s
+from slackwater.windows.logic import METADATA, Logic
 from slackwater.windows.order import sorted_by_key
 from slackwater.windows.outcomes import Emitted
 

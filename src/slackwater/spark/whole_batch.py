@@ -23,7 +23,7 @@ from slackwater.operators.windowed import Windowed
 from slackwater.spark.columns import typed
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import pane_emission, panes, session_emission, sessions
-from slackwater.windows.logic import FAR
+from slackwater.windows.kept import FAR
 from slackwater.windows.outcomes import Emitted
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from slackwater.sources.base import Batch
 from slackwater.watermark import CONFIRMS, Heard, Span
 from slackwater.windows import panes
 from slackwater.windows.aggregations import Input, normalised
-from slackwater.windows.logic import Int64s
+from slackwater.windows.kept import Int64s
 
 
 @dataclass(frozen=True)

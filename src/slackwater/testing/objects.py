@@ -31,7 +31,7 @@ from typing import ClassVar, Literal
 
 from slackwater.errors import StartError
 from slackwater.spark import packages
-from slackwater.testing.services import _SECONDS, _Process, free_port
+from slackwater.testing.services import SECONDS, Process, free_port
 
 Fault = Literal["", "403", "503", "lost", "dropped", "slow", "hangs"]
 
@@ -42,7 +42,7 @@ class S3:
 
     directory: Path
     port: int
-    process: _Process
+    process: Process
 
     @classmethod
     @contextmanager
@@ -52,7 +52,7 @@ class S3:
         directory = Path(tempfile.mkdtemp(prefix="slackwater-s3-"))
         port = free_port()
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-        found = cls(directory, port, _Process(command, directory / "log"))
+        found = cls(directory, port, Process(command, directory / "log"))
         try:
             found.start()
             yield found
@@ -62,7 +62,7 @@ class S3:
 
     def start(self) -> None:
         self.process.start()
-        end = time.monotonic() + _SECONDS
+        end = time.monotonic() + SECONDS
         while time.monotonic() < end:
             self.process.must_live("the S3 server")
             try:
@@ -70,7 +70,7 @@ class S3:
                 return
             except OSError:
                 time.sleep(0.1)
-        raise StartError(f"the S3 server did not answer within {_SECONDS} s: {self.process.tail()}")
+        raise StartError(f"the S3 server did not answer within {SECONDS} s: {self.process.tail()}")
 
     def bucket(self, name: str) -> str:
         """Make a bucket; the URL of a place in it."""
@@ -94,7 +94,7 @@ class Azurite:
 
     directory: Path
     port: int
-    process: _Process
+    process: Process
     VERSION: ClassVar[str] = "3.37.0"
     ACCOUNT: ClassVar[str] = "devstoreaccount1"  # every Azurite has this account with this key, which is no secret
     KEY: ClassVar[str] = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -106,10 +106,10 @@ class Azurite:
         port = free_port()
         where = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "-l", str(directory)]
         command = [str(cls._installed()), *where, "--skipApiVersionCheck", "--silent", "--disableTelemetry"]
-        found = cls(directory, port, _Process(command, directory / "log"))
+        found = cls(directory, port, Process(command, directory / "log"))
         try:
             found.process.start()
-            end = time.monotonic() + _SECONDS
+            end = time.monotonic() + SECONDS
             while time.monotonic() < end:
                 found.process.must_live("the Azure server")
                 with suppress(OSError):
@@ -213,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "503":
             self._answer(503, [], b"<Error><Code>SlowDown</Code><Message>of the test</Message></Error>")
             return
-        connection = http.client.HTTPConnection("127.0.0.1", door.target, timeout=_SECONDS)
+        connection = http.client.HTTPConnection("127.0.0.1", door.target, timeout=SECONDS)
         try:
             # the server signs nothing, but tells its own address in answers
             connection.request(method, self.path, body or None, dict(self.headers))

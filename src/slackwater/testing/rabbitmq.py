@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slackwater.errors import StartError
-from slackwater.testing.services import _Process, free_port
+from slackwater.testing.services import SECONDS, Process, free_port
 
 _INSTALLED = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the one in PATH refuses to run as any user
-_SECONDS = 600
 
 
 @dataclass
@@ -33,8 +32,8 @@ class RabbitMQ:
 
     directory: Path
     port: int
-    mapper: _Process
-    process: _Process
+    mapper: Process
+    process: Process
 
     @classmethod
     @contextmanager
@@ -80,8 +79,8 @@ class RabbitMQ:
         return cls(
             directory,
             port,
-            _Process([shutil.which("epmd") or "epmd"], directory / "epmd.log", options),
-            _Process([str(_INSTALLED)], directory / "log", options),
+            Process([shutil.which("epmd") or "epmd"], directory / "epmd.log", options),
+            Process([str(_INSTALLED)], directory / "log", options),
         )
 
     @property
@@ -93,13 +92,13 @@ class RabbitMQ:
         if self.mapper.child is None:
             self.mapper.start()
         self.process.start()
-        end = time.monotonic() + _SECONDS
+        end = time.monotonic() + SECONDS
         while time.monotonic() < end:
             self.process.must_live("RabbitMQ")
             if self._answers():
                 return
             time.sleep(0.2)
-        raise StartError(f"RabbitMQ did not answer within {_SECONDS} s: {self.process.tail()}")
+        raise StartError(f"RabbitMQ did not answer within {SECONDS} s: {self.process.tail()}")
 
     def _answers(self) -> bool:
         try:

@@ -30,7 +30,7 @@ from slackwater.spark import packages
 
 KAFKA_VERSION = "4.1.2"
 _NOBODY = 65534
-_SECONDS = 600  # a bound on waiting for a server that lives; on a busy machine recovery alone may take minutes
+SECONDS = 600  # a bound on waiting for a server that lives; on a busy machine recovery alone may take minutes
 
 
 def free_port() -> int:
@@ -40,7 +40,7 @@ def free_port() -> int:
 
 
 @dataclass
-class _Process:
+class Process:
     """A child that is ours to stop."""
 
     command: list[str]
@@ -80,7 +80,7 @@ class Kafka:
 
     directory: Path
     port: int
-    process: _Process
+    process: Process
 
     @classmethod
     @contextmanager
@@ -128,7 +128,7 @@ class Kafka:
             check=True,
             capture_output=True,
         )
-        return cls(directory, port, _Process([*java, "kafka.Kafka", str(config)], directory / "log"))
+        return cls(directory, port, Process([*java, "kafka.Kafka", str(config)], directory / "log"))
 
     @property
     def address(self) -> str:
@@ -141,7 +141,7 @@ class Kafka:
 
         self.process.start()
         quiet: dict[str, Any] = {"bootstrap.servers": self.address, "log_level": 0, "error_cb": lambda error: None}
-        end = time.monotonic() + _SECONDS
+        end = time.monotonic() + SECONDS
         while time.monotonic() < end:
             self.process.must_live("Kafka")
             try:
@@ -149,7 +149,7 @@ class Kafka:
                     return
             except KafkaException:
                 time.sleep(0.1)
-        raise StartError(f"Kafka did not answer within {_SECONDS} s: {self.process.tail()}")
+        raise StartError(f"Kafka did not answer within {SECONDS} s: {self.process.tail()}")
 
     def stop(self) -> None:
         self.process.stop(signal.SIGTERM)
@@ -172,7 +172,7 @@ class Postgres:
 
     directory: Path
     port: int
-    process: _Process
+    process: Process
 
     @classmethod
     @contextmanager
@@ -224,7 +224,7 @@ class Postgres:
         where = ["-D", str(data), "-h", "127.0.0.1", "-p", str(port), "-k", ""]
         # no commit waits for the disk: a server that is killed keeps what the machine was told to write
         command = [str(installed / "postgres"), *where, "-c", "fsync=off"]
-        return cls(directory, port, _Process(command, directory / "log", options))
+        return cls(directory, port, Process(command, directory / "log", options))
 
     @property
     def url(self) -> str:
@@ -238,7 +238,7 @@ class Postgres:
         import psycopg
 
         self.process.start()
-        end = time.monotonic() + _SECONDS
+        end = time.monotonic() + SECONDS
         while True:
             self.process.must_live("Postgres")
             try:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from slackwater.windows.intervals import Bools, SessionLogic, Unit, first_of_each, runs_of
-from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, ROW, WHOLE, Int64s
+from slackwater.windows.kept import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, ROW, WHOLE, Int64s
 
 
 @dataclass(frozen=True)

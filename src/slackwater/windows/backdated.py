@@ -21,7 +21,8 @@ from slackwater.core.arrays import distinct, member
 from slackwater.core.dispatch import unregistered
 from slackwater.windows import panes, session_emission, sessions
 from slackwater.windows.intervals import SessionLogic, Unit, acknowledged, first_of_each, runs_of
-from slackwater.windows.logic import EMITTED, FLOOR, FRAGMENT, NEVER, ROW, TOMBSTONE, WHOLE, Int64s, Logic, unrevised
+from slackwater.windows.kept import EMITTED, FLOOR, FRAGMENT, NEVER, ROW, TOMBSTONE, WHOLE, Int64s, unrevised
+from slackwater.windows.logic import Logic
 from slackwater.windows.order import sorted_by_key
 from slackwater.windows.outcomes import Emitted
 from slackwater.windows.panes import PaneLogic

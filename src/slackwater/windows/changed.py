@@ -27,7 +27,8 @@ from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import panes
 from slackwater.windows.arrangement import arranged, session_heads
 from slackwater.windows.intervals import Bools, SessionLogic, Unit, acknowledged, chosen, first_of_each, runs_of
-from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE, Int64s, Logic
+from slackwater.windows.kept import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE, Int64s
+from slackwater.windows.logic import Logic
 from slackwater.windows.panes import PaneLogic
 from slackwater.windows.sessions import floor_rows, state_of
 

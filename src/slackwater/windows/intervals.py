@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from slackwater.core.hashing import session_ids
 from slackwater.core.schema import Field
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.logic import (
+from slackwater.windows.kept import (
     EMITTED,
     EMITTED_FRAGMENT,
     FAR,
@@ -27,8 +27,8 @@ from slackwater.windows.logic import (
     WHOLE,
     Due,
     Int64s,
-    Logic,
 )
+from slackwater.windows.logic import Logic
 from slackwater.windows.order import order_by_key, sorted_by_key
 from slackwater.windows.outcomes import Forgotten, Stats
 

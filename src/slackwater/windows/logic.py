@@ -19,66 +19,7 @@ import polars as pl
 from slackwater.config.window import Window, allowed_ms
 from slackwater.core.schema import Field
 from slackwater.windows.aggregations import Agg, Input
-from slackwater.windows.kept import (
-    CLEAN as CLEAN,
-)
-from slackwater.windows.kept import (
-    DIRTY as DIRTY,
-)
-from slackwater.windows.kept import (
-    EMITTED as EMITTED,
-)
-from slackwater.windows.kept import (
-    EMITTED_FRAGMENT as EMITTED_FRAGMENT,
-)
-from slackwater.windows.kept import (
-    FAR as FAR,
-)
-from slackwater.windows.kept import (
-    FLOOR as FLOOR,
-)
-from slackwater.windows.kept import (
-    FRAGMENT as FRAGMENT,
-)
-from slackwater.windows.kept import (
-    HIDDEN as HIDDEN,
-)
-from slackwater.windows.kept import (
-    NEVER as NEVER,
-)
-from slackwater.windows.kept import (
-    OPEN as OPEN,
-)
-from slackwater.windows.kept import (
-    REVISED as REVISED,
-)
-from slackwater.windows.kept import (
-    ROW as ROW,
-)
-from slackwater.windows.kept import (
-    TOMBSTONE as TOMBSTONE,
-)
-from slackwater.windows.kept import (
-    WHOLE as WHOLE,
-)
-from slackwater.windows.kept import (
-    Due as Due,
-)
-from slackwater.windows.kept import (
-    Int64s as Int64s,
-)
-from slackwater.windows.kept import (
-    Kept as Kept,
-)
-from slackwater.windows.kept import (
-    Span as Span,
-)
-from slackwater.windows.kept import (
-    empty as empty,
-)
-from slackwater.windows.kept import (
-    unrevised as unrevised,
-)
+from slackwater.windows.kept import HIDDEN, NEVER, REVISED, Int64s, Kept
 from slackwater.windows.outcomes import Emitted
 
 METADATA = [Field("_revision", "bigint"), Field("_final_at", "timestamp"), Field("_emit_reason", "string")]

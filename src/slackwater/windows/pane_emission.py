@@ -7,7 +7,7 @@ import polars as pl
 
 from slackwater.core.arrays import distinct, member
 from slackwater.core.hashing import mix
-from slackwater.windows.logic import CLEAN, DIRTY, Int64s
+from slackwater.windows.kept import CLEAN, DIRTY, Int64s
 from slackwater.windows.order import sorted_by_key
 from slackwater.windows.outcomes import Emitted
 from slackwater.windows.pane_revisions import notes, with_notes

@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 
 from slackwater.windows.intervals import Bools
-from slackwater.windows.logic import Int64s
+from slackwater.windows.kept import Int64s
 
 _NTH, _REVISION = 1 << 40, 1 << 1
 UNSAID = -1  # nothing was emitted of it though it is closed: all rows of it came late

@@ -27,7 +27,8 @@ import polars as pl
 
 from slackwater.core.arrays import distinct, member
 from slackwater.core.schema import Field
-from slackwater.windows.logic import CLEAN, DIRTY, FAR, NEVER, Due, Int64s, Logic
+from slackwater.windows.kept import CLEAN, DIRTY, FAR, NEVER, Due, Int64s
+from slackwater.windows.logic import Logic
 from slackwater.windows.order import order_by_unit, sorted_by_key
 from slackwater.windows.outcomes import Counts, Forgotten, Ingested, Stats
 from slackwater.windows.pane_revisions import UNSAID, after_rows, begun_late

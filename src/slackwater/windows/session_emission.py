@@ -29,7 +29,7 @@ from slackwater.windows.intervals import (
     per_key,
     runs_of,
 )
-from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, OPEN, TOMBSTONE, WHOLE, Int64s
+from slackwater.windows.kept import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, OPEN, TOMBSTONE, WHOLE, Int64s
 from slackwater.windows.outcomes import Emitted
 from slackwater.windows.sessions import floor_rows, state_of
 

@@ -21,7 +21,7 @@ from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import session_walk as walk
 from slackwater.windows.arrangement import as_emitted
 from slackwater.windows.intervals import Bools, SessionLogic, Unit, acknowledged, is_gone
-from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, ROW, WHOLE, Int64s
+from slackwater.windows.kept import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, ROW, WHOLE, Int64s
 from slackwater.windows.order import order_by_key
 from slackwater.windows.outcomes import Counts, Ingested
 from slackwater.windows.walk_places import place

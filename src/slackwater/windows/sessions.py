@@ -25,7 +25,7 @@ import polars as pl
 
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.intervals import SessionLogic, Unit, first_of_each
-from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, WHOLE, Int64s
+from slackwater.windows.kept import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, WHOLE, Int64s
 from slackwater.windows.outcomes import Ingested
 
 

@@ -18,7 +18,7 @@ PUBLISHED, REACHED = "published", "reached"
 
 
 @dataclass
-class Kept:
+class OwnNote:
     """A note that one runner alone writes. Where each look is a request, a runner remembers what it wrote."""
 
     place: Place
@@ -57,7 +57,7 @@ class Kept:
         self._known, self._is_known = None, False
 
 
-def epoch_in(note: Kept, content: bytes | None) -> int:
+def epoch_in(note: OwnNote, content: bytes | None) -> int:
     """The last epoch that was published, -1 for none. Raises StateError."""
     if content is None:
         return -1
@@ -71,7 +71,7 @@ def epoch_in(note: Kept, content: bytes | None) -> int:
     return int(found[1])
 
 
-def read(note: Kept, held: bool = False) -> int:
+def read(note: OwnNote, held: bool = False) -> int:
     """The last epoch that was published, -1 for none. `held`: as the runner knows it. Raises StateError."""
     try:
         content = note.held() if held else note.look()
@@ -82,13 +82,13 @@ def read(note: Kept, held: bool = False) -> int:
     return epoch_in(note, content)
 
 
-def note(kept: Kept, epoch: int) -> None:
+def note(kept: OwnNote, epoch: int) -> None:
     """Put down an epoch as the last one that was published. Raises EpochError."""
     number = str(epoch)
     kept.write(f"{number} {checksum(number.encode())}\n".encode())
 
 
-def reached(note: Kept, epoch: int, held: bool = False) -> frozenset[str]:
+def reached(note: OwnNote, epoch: int, held: bool = False) -> frozenset[str]:
     """The targets that have their part of this epoch; a damaged note is none: most targets ignore an epoch that they have."""
     found = None
     try:
@@ -105,7 +105,7 @@ def reached(note: Kept, epoch: int, held: bool = False) -> frozenset[str]:
     return frozenset(map(str, found["targets"])) if found.get("epoch") == epoch else frozenset()
 
 
-def note_reached(note: Kept, epoch: int, target: str) -> None:
+def note_reached(note: OwnNote, epoch: int, target: str) -> None:
     """Put down that a target has its part of an epoch, beside those that were put down of it. Raises EpochError."""
     text = json.dumps({"epoch": epoch, "targets": sorted({*reached(note, epoch, held=True), target})})
     note.write(f"{text}\n{checksum(text.encode())}\n".encode())

@@ -70,9 +70,9 @@ class Onlooker:
 
         return Snapshot(
             commit,
-            published.read(published.Kept(self._place, published.PUBLISHED)),
+            published.read(published.OwnNote(self._place, published.PUBLISHED)),
             lambda shard, logic, stage: stages[stage][shard].typed(logic.state_schema),
             partial(lists.read, self._place),
             buffers,
-            published.reached(published.Kept(self._place, published.REACHED), commit.epoch),
+            published.reached(published.OwnNote(self._place, published.REACHED), commit.epoch),
         )

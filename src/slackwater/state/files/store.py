@@ -49,8 +49,8 @@ class FilesStore:
         self.root = self.place.root
         self._lock: Lock | None = None
         self._log, self._latest = Log(self.place), -1
-        self._published = published.Kept(self.place, published.PUBLISHED)
-        self._reached = published.Kept(self.place, published.REACHED)
+        self._published = published.OwnNote(self.place, published.PUBLISHED)
+        self._reached = published.OwnNote(self.place, published.REACHED)
         self._onlooker = Onlooker(self._log)
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 

@@ -30,7 +30,7 @@ from slackwater.state.protocol import Snapshot, Units
 from slackwater.ui.axis import step
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import panes
-from slackwater.windows.logic import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE
+from slackwater.windows.kept import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE
 
 BINS = 200
 KEYS = 100  # of a bin that are listed

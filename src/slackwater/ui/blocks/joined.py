@@ -23,7 +23,7 @@ from slackwater.query.inspect import plain
 from slackwater.state.protocol import Snapshot
 from slackwater.ui.axis import step
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.logic import FAR
+from slackwater.windows.kept import FAR
 
 BINS = 100
 

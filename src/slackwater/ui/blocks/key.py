@@ -20,7 +20,7 @@ from slackwater.query import inspect
 from slackwater.query.windows import standing
 from slackwater.state.protocol import Snapshot
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.logic import FLOOR
+from slackwater.windows.kept import FLOOR
 
 
 @dataclass(frozen=True)
