@@ -22,8 +22,10 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.lateness import EDGES
 from slackwater.engine.observer import Observer, Waiting
 from slackwater.engine.status import Counters, StageStatus, Status
+from slackwater.health import Health
 
 if TYPE_CHECKING:
+    from slackwater.web.guard import Receive, Scope, Send
     from slackwater.web.server import HttpServer
 
 CONNECTIONS = 16  # at a time: they are descriptors of the runner
@@ -305,9 +307,25 @@ def _lateness(found: Iterable[Status]) -> Metric:
     return family
 
 
-def serve(metrics: Metrics, port: int, host: str = "127.0.0.1", names: Sequence[str] = ()) -> HttpServer:
-    """Serve `/metrics` until `stop` is called; port 0 takes a free one. `names`: see `web.guard`. Raises StartError."""
+def serve(
+    metrics: Metrics, port: int, host: str = "127.0.0.1", names: Sequence[str] = (), health: Health | None = None
+) -> HttpServer:
+    """Serve `/metrics` until `stop` is called, and what `health` answers; port 0 takes a free one. `names`: see `web.guard`.
+
+    Raises StartError.
+    """
     from slackwater.web.server import start
 
-    app = make_asgi_app(metrics.registry)
+    exposed = make_asgi_app(metrics.registry)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        found = None if health is None else health.answer(scope["path"])
+        if found is None:
+            await exposed(scope, receive, send)
+            return
+        status, body = found
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
     return start(app, port, host, what="metrics", option="--metrics-port", names=names, most=CONNECTIONS)

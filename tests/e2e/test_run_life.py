@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
 
 import psutil
 import pytest
+from tests.support import deployed
 from tests.support.effort import some
+from typer.testing import CliRunner
+
+from slackwater.cli.main import app
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -71,13 +78,11 @@ finally:
 class Child:
     """A process whose lines go to one file."""
 
-    def __init__(self, home: Path, *command: str) -> None:
+    def __init__(self, home: Path, *command: str, program: str = sys.executable, **more: str) -> None:
         self.home, self.log = home, home / "said"
         with self.log.open("ab") as log:
-            environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-            self.process = subprocess.Popen(
-                [sys.executable, *command], stdout=log, stderr=log, cwd=home, env=environment
-            )
+            environment = {**os.environ, "PYTHONUNBUFFERED": "1", **more}
+            self.process = subprocess.Popen([program, *command], stdout=log, stderr=log, cwd=home, env=environment)
 
     def said(self) -> str:
         return self.log.read_text()
@@ -249,3 +254,69 @@ def test_many_epochs_need_no_checkpoint(home: Path, epochs: int) -> None:
     assert committed(home) == epochs - 1
     files = [p for p in (home / "state" / "life" / "checkpoint").rglob("*") if p.is_file()]
     assert files == []
+
+
+def asked(port: int, path: str) -> tuple[int, str] | None:
+    """What a probe gets: the status, and the phase of the run; None where nobody answers."""
+    try:
+        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+            return answer.status, json.load(answer)["phase"]
+    except HTTPError as error:
+        return error.code, json.load(error)["phase"]
+    except (URLError, OSError):
+        return None
+
+
+@pytest.mark.parametrize("told", some(["while Spark starts", "within an epoch"]))
+def test_what_an_image_runs_answers_its_probes_and_stops_within_the_grace_period(home: Path, told: str) -> None:
+    """The entry point of the Dockerfile with its arguments and environment, and the probes and the signal of the manifest."""
+    pod = deployed.deployment()["spec"]["template"]["spec"]
+    live, ready = (pod["containers"][0][n]["httpGet"]["path"] for n in ("livenessProbe", "readinessProbe"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    home.joinpath("tmp").mkdir()
+    environment = {n: v.replace("/tmp", str(home / "tmp")) for n, v in deployed.environment().items()}
+    environment.pop("SLACKWATER_CACHE")  # of jars, which are here where they are
+    given = {deployed.PIPELINE: str(home / "life.toml"), deployed.PORT: str(port)}
+    words = [given.get(word, word) for word in deployed.command()]
+    assert words[:3] == ["tini", "--", "slackwater"]
+    program = str(Path(sys.executable).with_name("slackwater"))
+    child = Child(home, *words[3:], program=program, **environment)
+    if told == "while Spark starts":
+        child.wait_for(lambda: "starting Spark" in child.said() and child.java())
+        assert (asked(port, live), asked(port, ready)) == ((200, "starting"), (503, "starting"))
+        child.process.send_signal(signal.SIGTERM)
+        assert child.ends() == 143
+        clean(child.said())
+        assert committed(home) == -1
+        return
+    seen = []
+
+    def is_ready() -> bool:
+        answer = asked(port, ready)
+        seen.extend([answer] if answer else [])
+        return answer is not None and answer[0] == 200
+
+    child.wait_for(is_ready)
+    assert {code for code, phase in seen if phase == "reading"} == {200}
+    assert {code for code, phase in seen if phase != "reading"} <= {503}
+    assert asked(port, live) == (200, "reading")
+    child.wait_for(lambda: committed(home) == 0)
+
+    rows(home, 2, wait=10_000)
+    child.wait_for(lambda: list((home / "state" / "life" / "offsets").glob("000000001*")))  # it is being read
+    child.process.send_signal(signal.SIGTERM)
+    began, after = time.monotonic(), []
+    while child.process.poll() is None and time.monotonic() - began < 400:
+        after += [answer for answer in (asked(port, ready),) if answer]
+        time.sleep(0.05)
+    assert child.ends() == 0
+    assert time.monotonic() - began < pod["terminationGracePeriodSeconds"]
+    assert set(after) <= {(200, "reading"), (503, "stopping"), (503, "ended")}
+    assert "reading" not in [phase for _, phase in after[after.index((503, "stopping")) :]]
+    clean(child.said())
+    assert "stopping: the epoch in progress is finished first" in child.said()
+    assert committed(home) == 1
+    verified = CliRunner().invoke(app, ["state", "verify", str(home / "life.toml")])
+    assert verified.exit_code == 0, verified.output
+    assert verified.output.startswith("life: sound (epochs 0 to 1, ")

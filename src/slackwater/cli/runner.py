@@ -109,16 +109,16 @@ def run_pipeline(
     observers: Sequence[Observer] = (),
 ) -> Status | None:
     """Run with a view, and metrics if a port is given. A signal sets `stop`, and the run ends after its epoch."""
+    from slackwater.health import Health
     from slackwater.metrics import Metrics, serve
     from slackwater.runner import run as engine
 
-    server, watching = None, list(observers)
+    server, watching, stop = None, list(observers), stop or threading.Event()
     if metrics_port is not None:
-        watching.append(metrics := Metrics())
-        server = serve(metrics, metrics_port, metrics_host, names)
+        watching += [metrics := Metrics(), health := Health(stop)]
+        server = serve(metrics, metrics_port, metrics_host, names, health)
         view.notice("info", f"metrics at http://{metrics_host}:{server.port}/metrics")
 
-    stop = stop or threading.Event()
     more: dict[str, Any] = {} if rebuild is None else {"rebuild": rebuild}
     more |= {} if former_output is None else {"former_output": former_output}
     more |= {"observers": watching} if watching else {}

@@ -1,6 +1,6 @@
 """Who looks on at a run: metrics, lineage. Told what it is, of every commit and of its end; never asked, and never in the way.
 
-begun ─▶ waiting? ─▶ described ─▶ ( waiting ─▶ status )* ─▶ ended
+begun ─▶ waiting? ─▶ described ─▶ reading ─▶ ( waiting ─▶ status )* ─▶ ended
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ class Observer:
     def described(self, columns: Columns) -> None:
         """Schemas and SQL were bound to each other."""
 
+    def reading(self) -> None:
+        """All that the run needs is open, what waited is published, and it asks its sources from now on."""
+
     def waiting(self, epoch: Waiting | None) -> None:
         """An epoch is about to be published, by the one that committed it or by the next start, and again after each target that
         refused its part or left others behind; None: it is out."""
@@ -78,6 +81,10 @@ class Observers(Observer):
     def described(self, columns: Columns) -> None:
         for one in self._all:
             one.described(columns)
+
+    def reading(self) -> None:
+        for one in self._all:
+            one.reading()
 
     def waiting(self, epoch: Waiting | None) -> None:
         for one in self._all:

@@ -26,6 +26,7 @@ def follow(runner: Runner, parts: Parts, *, available_now: bool, stated: bool) -
             planners.until_now()
         runner.reporter.expect_files(files.to_come() if planners is None else planners.files_left)
     files.tell_changed(None)
+    runner.reporter.observers.reading()
     if planners is None:
         query.follow(epochs, available_now)
     else:

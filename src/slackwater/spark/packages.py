@@ -2,7 +2,10 @@
 
     ~/.cache/slackwater/jars/<organisation>.<module>-<version>/*.jar      (SLACKWATER_CACHE names another place)
 
-`spark.jars` or `spark.jars.packages` in the Spark settings take the place of all this where there is no network.
+`spark.jars` or `spark.jars.packages` in the Spark settings take the place of all this where there is no network. An image of a
+container fetches them when it is built:
+
+    python -m slackwater.spark.packages kafka avro
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -116,3 +120,22 @@ def _ivy(organisation: str, module: str, version: str, transitive: bool, into: P
             f"{organisation}:{module}:{version} cannot be fetched from Maven; "
             "connect once to fill the cache, or put the jar on the machine and name it in the Spark setting spark.jars"
         )
+
+
+def main(names: Sequence[str]) -> None:
+    """Fetch what the installed PySpark needs for each of `kafka`, `avro`. Raises StartError."""
+    import pyspark
+
+    makers = {"kafka": lambda version: kafka_connector(version)[0], "avro": avro}
+    for name in names:
+        if name not in makers:
+            raise StartError(f"found {name!a}, expected of: {', '.join(makers)}")
+        for jar in makers[name](pyspark.__version__):
+            sys.stdout.write(f"{jar}\n")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except StartError as error:
+        sys.exit(f"error: {error}")

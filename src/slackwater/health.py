@@ -1,0 +1,82 @@
+"""Whether a run is alive and at work, for what supervises it: `/healthz` and `/readyz` beside its metrics.
+
+    begun      Spark, lock, sources, targets            asks its sources          SIGTERM      over
+    ├───────── starting, publishing ────────────────────┼──────── reading ────────┼─ stopping ─┤ ended
+    /healthz   200                                       200                       200          503
+    /readyz    503                                       200                       503          503
+
+A long epoch is no reason to start anew, which would begin it again: how long epochs take is a matter of alerts.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.core.time import iso
+from slackwater.engine.observer import Observer, Waiting
+from slackwater.engine.status import Status
+
+LIVE, READY = "/healthz", "/readyz"
+_DOING = {
+    "starting": "Spark, the lock of the state, sources and targets are being opened",
+    "publishing": "an epoch of the run before is being published first",
+    "reading": "it asks its sources and commits",
+    "stopping": "the epoch in progress is finished first",
+    "ended": "the run is over",
+}
+
+
+class Health(Observer):
+    """An observer of one run. `stop`: set once it is to end. `clock`: microseconds UTC."""
+
+    def __init__(self, stop: threading.Event, clock: Callable[[], int] = lambda: time.time_ns() // 1000) -> None:
+        self._stop, self._clock = stop, clock
+        self._pipeline: str | None = None
+        self._phase, self._since = "starting", clock()
+        self._epoch: int | None = None
+
+    def begun(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline.name
+        self._is("starting")
+
+    def waiting(self, epoch: Waiting | None) -> None:
+        if self._phase in ("starting", "publishing"):
+            self._is("starting" if epoch is None else "publishing")
+
+    def reading(self) -> None:
+        self._is("reading")
+
+    def status(self, status: Status) -> None:
+        self._epoch = status.epoch
+
+    def ended(self, error: BaseException | None) -> None:
+        self._is("ended")
+
+    def _is(self, phase: str) -> None:
+        if phase != self._phase:
+            self._phase, self._since = phase, self._clock()
+
+    @property
+    def phase(self) -> str:
+        return "stopping" if self._phase != "ended" and self._stop.is_set() else self._phase
+
+    def answer(self, path: str) -> tuple[int, bytes] | None:
+        """The status and body of an answer, one line of JSON; None for another path."""
+        phase = self.phase
+        if path == LIVE:
+            good = phase != "ended"
+        elif path == READY:
+            good = phase == "reading"
+        else:
+            return None
+        told: dict[str, Any] = {"pipeline": self._pipeline, "phase": phase, "doing": _DOING[phase]}
+        told |= {"since": iso(self._since), "epoch": self._epoch}
+        return 200 if good else 503, json.dumps(told, ensure_ascii=False).encode(errors="replace") + b"\n"
+
+
+__all__ = ["LIVE", "READY", "Health"]

@@ -1,0 +1,59 @@
+"""What lies in deploy/, read as those read it who run it: the Dockerfile's instructions, Kubernetes' documents, the compose file."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+PIPELINE = "/etc/slackwater/pipeline.toml"
+PORT = "9187"
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Of the Dockerfile: comments left out, continued lines joined."""
+    text = re.sub(r"^\s*#.*\n", "", (DEPLOY / "docker/Dockerfile").read_text(), flags=re.MULTILINE)
+    lines = re.sub(r"\\\n\s*", "", text).splitlines()
+    return [(name, rest) for name, _, rest in (line.strip().partition(" ") for line in lines if line.strip())]
+
+
+def last_stage() -> list[tuple[str, str]]:
+    found = instructions()
+    return found[max(n for n, (name, _) in enumerate(found) if name == "FROM") :]
+
+
+def environment() -> dict[str, str]:
+    """What the image sets, but for the path."""
+    pairs = [word.split("=", 1) for name, rest in last_stage() if name == "ENV" for word in rest.split()]
+    return {name: value for name, value in pairs if name != "PATH"}
+
+
+def command() -> list[str]:
+    """What the image runs: its entry point with its arguments."""
+    ((_, entry),) = [i for i in last_stage() if i[0] == "ENTRYPOINT"]
+    ((_, arguments),) = [i for i in last_stage() if i[0] == "CMD"]
+    return [*json.loads(entry), *json.loads(arguments)]
+
+
+def documents() -> list[dict[str, Any]]:
+    files = ("slackwater.yaml", "secret.example.yaml")
+    return [d for name in files for d in yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text())]
+
+
+def deployment() -> dict[str, Any]:
+    (found,) = [d for d in documents() if d["kind"] == "Deployment"]
+    return found
+
+
+def services() -> dict[str, Any]:
+    """Of the compose file, aliases resolved."""
+    return composed()["services"]
+
+
+def composed() -> dict[str, Any]:
+    return yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text())

@@ -1,0 +1,290 @@
+"""The image, the manifest and the compose file in deploy/: valid by their schemas, and true to each other and to the command line."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+from tests.support import deployed
+from tests.support.deployed import DEPLOY, PIPELINE, PORT, ROOT
+from typer.main import get_command
+
+from slackwater.cli.describe import check_file
+from slackwater.cli.main import app
+from slackwater.errors import StartError
+from slackwater.health import LIVE, READY
+from slackwater.spark import packages
+
+SCHEMAS = ROOT / "tests/fixtures/schemas"
+KUBERNETES: dict[str, Any] = json.loads((SCHEMAS / "kubernetes.json").read_text())
+COMPOSE = Draft202012Validator(json.loads((SCHEMAS / "compose.json").read_text()))
+SECRETS = {"KAFKA": "kafka:9092", "WAREHOUSE_URL": "postgresql://u:p@h/d"}
+
+
+def wrong(document: dict[str, Any]) -> list[str]:
+    """What the schema of its kind says against a document of Kubernetes."""
+    kind = f"{document['apiVersion']} {document['kind']}"
+    schema = {"$defs": KUBERNETES["$defs"], **KUBERNETES["kinds"][kind]}
+    return [f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema).iter_errors(document)]
+
+
+def parsed(arguments: list[str]) -> dict[str, Any]:
+    """The options of a command line of ours, which is not run."""
+    command: Any = get_command(app)
+    one = command.commands[arguments[0]]
+    return dict(one.make_context(arguments[0], list(arguments[1:])).params)
+
+
+# -- Kubernetes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("document", deployed.documents(), ids=lambda d: d["kind"])
+def test_a_document_is_one_that_kubernetes_takes(document: dict[str, Any]) -> None:
+    assert wrong(document) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("spec", "strategy"), {"type": "Recreated", "rolling": {}}),
+        (("spec", "replicas"), "one"),
+        (("spec", "template", "spec", "containers", 0, "livenessProbes"), {}),
+        (("spec", "template", "spec", "containers", 0, "readinessProbe", "httpGet"), {"path": "/readyz"}),
+        (("spec", "template", "spec", "terminationGracePeriodSeconds"), "2m"),
+    ],
+)
+def test_the_schema_refuses_what_kubernetes_would(path: tuple[Any, ...], value: Any) -> None:
+    document = copy.deepcopy(deployed.deployment())
+    at: Any = document
+    for step in path[:-1]:
+        at = at[step]
+    at[path[-1]] = value
+    assert wrong(document)
+
+
+def test_one_runner_that_ends_before_the_next_one_starts() -> None:
+    spec = deployed.deployment()["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    assert spec["template"]["spec"]["terminationGracePeriodSeconds"] >= 60
+    labels = spec["template"]["metadata"]["labels"]
+    assert spec["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_the_pod_runs_what_the_command_line_knows_and_asks_what_it_answers() -> None:
+    pod = deployed.deployment()["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    given = parsed(container["args"])
+    assert (str(given["file"]), given["metrics_host"]) == (PIPELINE, "0.0.0.0")
+    (port,) = container["ports"]
+    assert port["containerPort"] == given["metrics_port"] == int(PORT)
+    probes = {name: container[name]["httpGet"] for name in ("livenessProbe", "readinessProbe")}
+    assert probes == {
+        "livenessProbe": {"path": LIVE, "port": port["name"]},
+        "readinessProbe": {"path": READY, "port": port["name"]},
+    }
+    assert pod["metadata"]["annotations"]["prometheus.io/port"] == PORT
+
+
+def test_the_pod_may_not_more_than_it_needs_and_can_write_where_it_has_to() -> None:
+    spec = deployed.deployment()["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    ((_, user),) = [i for i in deployed.last_stage() if i[0] == "USER"]
+    assert f"{spec['securityContext']['runAsUser']}:{spec['securityContext']['runAsGroup']}" == user
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    mounts = {m["mountPath"]: m["name"] for m in container["volumeMounts"]}
+    assert set(mounts.values()) == {v["name"] for v in spec["volumes"]}
+    assert {"/tmp", "/var/lib/slackwater", "/etc/slackwater"} == set(mounts)
+    assert {"memory"} <= set(container["resources"]["limits"])
+    assert container["resources"]["requests"]["memory"] == container["resources"]["limits"]["memory"]
+
+
+def test_names_in_the_manifest_meet() -> None:
+    documents = {d["kind"]: d for d in deployed.documents()}
+    spec = deployed.deployment()["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert container["envFrom"] == [{"secretRef": {"name": documents["Secret"]["metadata"]["name"]}}]
+    assert spec["serviceAccountName"] == documents["ServiceAccount"]["metadata"]["name"]
+    kustomization = yaml.safe_load((DEPLOY / "kubernetes/kustomization.yaml").read_text())
+    (generated,) = kustomization["configMapGenerator"]
+    assert {"configMap": {"name": generated["name"]}, "name": "pipeline"} in spec["volumes"]
+    assert generated["files"] == [Path(PIPELINE).name]
+    assert kustomization["namespace"] == documents["Namespace"]["metadata"]["name"]
+    assert [i["name"] for i in kustomization["images"]] == [container["image"]]
+    for name in [*kustomization["resources"], *generated["files"]]:
+        assert (DEPLOY / "kubernetes" / name).is_file()
+
+
+def test_the_pipeline_is_one_and_gets_its_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = DEPLOY / "kubernetes/pipeline.toml"
+    asked = set(re.findall(r"\$\{(\w+)\}", "\n".join(tomllib_lines(file))))
+    (secret,) = [d for d in deployed.documents() if d["kind"] == "Secret"]
+    assert asked == set(secret["stringData"]) == set(SECRETS)
+    assert asked <= set(deployed.services()["pipeline"]["environment"])
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    check_file(file)
+    assert tomllib.loads(file.read_text())["spark"]["spark.driver.memory"] == "2g"
+
+
+def tomllib_lines(file: Path) -> list[str]:
+    return [line for line in file.read_text().splitlines() if not line.startswith("#")]
+
+
+# -- the image ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_image_runs_what_the_command_line_knows() -> None:
+    words = deployed.command()
+    assert words[:3] == ["tini", "--", "slackwater"]
+    given = parsed(words[3:])
+    assert (str(given["file"]), given["metrics_port"], given["metrics_host"]) == (PIPELINE, int(PORT), "0.0.0.0")
+    (exposed,) = [rest for name, rest in deployed.last_stage() if name == "EXPOSE"]
+    assert exposed == PORT
+    (check,) = [rest for name, rest in deployed.last_stage() if name == "HEALTHCHECK"]
+    assert f"http://127.0.0.1:{PORT}{LIVE}" in check
+
+
+def test_the_image_is_slim_and_its_user_is_not_root() -> None:
+    found = deployed.instructions()
+    assert {name for name, _ in found} <= {
+        *("ARG", "FROM", "RUN", "COPY", "ENV", "USER", "WORKDIR", "VOLUME", "EXPOSE"),
+        *("ENTRYPOINT", "CMD", "HEALTHCHECK"),
+    }
+    (base,) = [rest for name, rest in found if name == "ARG"]
+    assert re.fullmatch(r"BASE=python:3\.\d+-slim-\w+", base)
+    assert [rest for name, rest in found if name == "FROM"] == ["${BASE} AS build", "${BASE}"]
+    for _, rest in (i for i in found if i[0] == "RUN" and "apt-get" in i[1]):
+        assert "--no-install-recommends" in rest and "rm -rf /var/lib/apt/lists/*" in rest
+    order = [name for name, _ in deployed.last_stage()]
+    assert order.index("USER") > max(n for n, name in enumerate(order) if name in ("RUN", "COPY"))
+    (user,) = [rest for name, rest in deployed.last_stage() if name == "USER"]
+    assert re.fullmatch(r"[1-9]\d+:[1-9]\d+", user)
+    assert f"--uid {user.split(':')[0]} " in " ".join(rest for name, rest in deployed.last_stage() if name == "RUN")
+
+
+def test_the_image_is_made_of_what_there_is_and_of_nothing_else() -> None:
+    ignored = (DEPLOY / "docker/Dockerfile.dockerignore").read_text().splitlines()
+    allowed = {line[1:] for line in ignored if line.startswith("!")}
+    copied = {
+        w
+        for name, rest in deployed.instructions()
+        if name == "COPY" and "--from" not in rest
+        for w in rest.split()[:-1]
+    }
+    assert copied == allowed
+    assert all((ROOT / name).exists() for name in copied)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["readme"] in copied
+    (extras,) = re.findall(r"'\.\[([\w,]+)\]'", "\n".join(rest for _, rest in deployed.instructions()))
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    tag = yaml.safe_load((DEPLOY / "kubernetes/kustomization.yaml").read_text())["images"][0]["newTag"]
+    assert tag == project["version"]
+    assert deployed.services()["pipeline"]["image"] == f"slackwater:{project['version']}"
+
+
+def test_the_jars_of_an_image_are_fetched_by_name(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    (line,) = [rest for _, rest in deployed.instructions() if "slackwater.spark.packages" in rest]
+    names = re.findall(r"slackwater\.spark\.packages ([\w ]+?) &&", line)[0].split()
+    asked: list[str] = []
+    monkeypatch.setattr(packages, "_fetch", lambda _, module, *rest, **how: asked.append(module) or [Path(module)])
+    monkeypatch.setattr(packages, "_is_cached", lambda home: False)
+    packages.main(names)
+    assert any("kafka-clients" in m for m in asked) and any("spark-avro" in m for m in asked)
+    assert len(capsys.readouterr().out.splitlines()) == len(asked)
+    with pytest.raises(StartError, match=r"^found 'kafkas', expected of: kafka, avro$"):
+        packages.main(["kafkas"])
+
+
+# -- compose -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_compose_file_is_one() -> None:
+    assert [e.message for e in COMPOSE.iter_errors(deployed.composed())] == []
+
+
+@pytest.mark.parametrize(("key", "value"), [("imagee", "x"), ("stop_grace_period", 2.5), ("ports", "9090:9090")])
+def test_the_schema_refuses_what_compose_would(key: str, value: Any) -> None:
+    document = copy.deepcopy(deployed.composed())
+    document["services"]["prometheus"][key] = value
+    assert list(COMPOSE.iter_errors(document))
+
+
+def test_what_is_mounted_is_there_and_what_is_named_is_declared() -> None:
+    home, named = DEPLOY / "compose", set(deployed.composed()["volumes"])
+    for name, service in deployed.services().items():
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            assert (home / source).exists() if source.startswith(".") else source in named, (name, volume)
+        for port in service.get("ports", []):
+            assert port.startswith("127.0.0.1:"), (name, port)
+        for other in service.get("depends_on", []):
+            assert other in deployed.services()
+        assert not service["image"].endswith("latest") and ":" in service["image"]
+    build = deployed.services()["pipeline"]["build"]
+    assert ((home / build["context"]).resolve(), ROOT / build["dockerfile"]) == (ROOT, DEPLOY / "docker/Dockerfile")
+
+
+def test_compose_runs_what_the_command_line_knows() -> None:
+    services = deployed.services()
+    given = parsed(services["pipeline"]["command"])
+    assert (str(given["file"]), given["metrics_port"]) == (PIPELINE, int(PORT))
+    assert READY in services["pipeline"]["healthcheck"]["test"][-1]
+    page = parsed(services["page"]["command"])
+    assert page["host"] == "0.0.0.0" and f":{page['port']}:" in services["page"]["ports"][0]
+    assert "SLACKWATER_UI_TOKEN" in services["page"]["environment"]
+    for service in (services["pipeline"], services["page"]):
+        assert any(v.split(":")[1] == PIPELINE for v in service["volumes"])
+
+
+def test_prometheus_asks_the_pipeline_under_a_name_that_it_answers_to() -> None:
+    services = deployed.services()
+    given = yaml.safe_load((DEPLOY / "compose/prometheus.yml").read_text())
+    (job,) = given["scrape_configs"]
+    (target,) = job["static_configs"][0]["targets"]
+    host, port = target.split(":")
+    options = parsed(services["pipeline"]["command"])
+    assert (port, int(port)) == (PORT, options["metrics_port"])
+    assert host in services and host in options["allow_host"]
+    rules = (DEPLOY / "prometheus/slackwater-alerts.yml").read_text()
+    assert f'up{{job="{job["job_name"]}"}}' in rules
+    (rule_file,) = given["rule_files"]
+    mounts = dict(v.split(":")[1::-1] for v in services["prometheus"]["volumes"] if v.startswith("."))
+    assert (DEPLOY / "compose" / mounts[str(Path(rule_file).parent)] / Path(rule_file).name).is_file()
+
+
+def test_grafana_finds_the_dashboard_and_prometheus() -> None:
+    home = DEPLOY / "compose/grafana"
+    (source,) = yaml.safe_load((home / "datasources.yml").read_text())["datasources"]
+    assert source["type"] == "prometheus" and source["isDefault"]
+    assert source["url"].split("//")[1].split(":")[0] in deployed.services()
+    (provider,) = yaml.safe_load((home / "dashboards.yml").read_text())["providers"]
+    mounts = dict(v.split(":")[1::-1] for v in deployed.services()["grafana"]["volumes"] if v.startswith("."))
+    assert (DEPLOY / "compose" / mounts[provider["options"]["path"]] / "slackwater.json").is_file()
+    assert all(at.startswith("/etc/grafana/provisioning/") for at in mounts if at != provider["options"]["path"])
+
+
+# -- schedulers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["dagster", "airflow"])
+def test_a_scheduler_runs_what_the_command_line_knows(name: str) -> None:
+    text = (DEPLOY / name / "orders.py").read_text()
+    compile(text, name, "exec")
+    run, why = {
+        "dagster": (r'started\("run", FILE, "(--[\w-]+)"', r'started\("why", FILE, "(--[\w-]+)"'),
+        "airflow": (r'run "\{FILE\}" (--[\w-]+)', r'"why", FILE, "(--[\w-]+)"'),
+    }[name]
+    assert parsed(["run", PIPELINE, *re.findall(run, text)])["available_now"] is True
+    assert parsed(["why", PIPELINE, *re.findall(why, text)])["as_json"] is True
