@@ -1,10 +1,12 @@
 """What a page costs a pipeline that it is beside, and how long a large state takes to open.
 
-    python -m benchmarks.viewers [--sessions 5000000] [--viewers 50] [--seconds 600]
+    python -m benchmarks.viewers [--sessions 5000000] [--viewers 50] [--seconds 600] [--every 0]
 
-A process steps a session pipeline (in-process engine, state in files) as fast as it can; another serves its page as `slackwater ui`
-does; this one is its viewers, who follow the commits and fetch every block after each. Costs are processor seconds, which other
-work on the machine does not change: of the page for each of the pipeline's, and of the pipeline per row, alone and watched.
+A process steps a session pipeline (in-process engine, state in files) as fast as it can, or once in so many seconds (`--every`); another
+serves its page as `slackwater ui` does; this one is its viewers, who do what the script of the page does: they follow the commits and, where
+an event does not bring the blocks, fetch each. Costs are processor seconds, which other work on the machine does not change much: of the
+page for each second and for each of the pipeline's, and of the pipeline per row, alone and watched. Memory is told at
+every tenth of the time, all of it and what belongs to the page alone (without the files of the state that it has mapped).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -40,7 +43,7 @@ from slackwater.testing.described import pipeline_for
 from slackwater.testing.local import LocalEngine
 from slackwater.testing.target import MemoryTarget
 
-BLOCKS = ("top", "watermark", "rows", "closing", "size", "pace")
+TENTHS = 10
 ROWS = 20_000  # of an epoch
 CHUNK = 500_000  # of the first ones, that make the sessions
 BEGIN = 1_709_280_000_000_000
@@ -83,47 +86,86 @@ class Pipeline:
         for low in range(0, sessions, CHUNK):
             self.step(np.arange(low, min(low + CHUNK, sessions)))
 
-    def run(self, seconds: float, sessions: int) -> dict[str, float]:
-        """As fast as it can; rows, and processor seconds."""
+    def run(self, seconds: float, sessions: int, every: float) -> dict[str, float]:
+        """As fast as it can, or an epoch `every` so many seconds; rows, and processor seconds."""
         began, spent, epochs = time.monotonic(), time.process_time(), 0
         while time.monotonic() - began < seconds:
             self.step(self._dice.integers(0, sessions, ROWS))
             epochs += 1
+            time.sleep(max(began + epochs * every - time.monotonic(), 0) if every else 0)
         return {"rows": epochs * ROWS, "epochs": epochs, "processor_s": time.process_time() - spent}
 
 
-def feed(home: Path, sessions: int, seconds: float) -> None:
+def feed(home: Path, sessions: int, seconds: float, every: float) -> None:
     """A child: fills, says so, and then runs for so long each time that it is told to."""
     pipeline = Pipeline(home)
     pipeline.fill(sessions)
     print("filled", flush=True)
     for _ in sys.stdin:
-        print(json.dumps(pipeline.run(seconds, sessions)), flush=True)
+        print(json.dumps(pipeline.run(seconds, sessions, every)), flush=True)
+
+
+class Line:
+    """A connection that is kept, as a browser keeps it."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def get(self, path: str) -> bytes:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = self._streams
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\n\r\n".encode())
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        except asyncio.IncompleteReadError:  # it was closed meanwhile, as after a long silence
+            self._streams = None
+            return await self.get(path)
+        length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
+        return await reader.readexactly(length)
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
 
 
 async def view(port: int, until: float, tally: dict[str, int]) -> None:
-    """A viewer as a browser is one: it hears of a commit, and fetches the blocks."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /ui/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    """A viewer as a browser is one: opens the page, hears of a commit, and has the blocks."""
+    line = Line(port)
+    page = (await line.get("/")).decode()
+    events = re.findall(r'sse-connect="([^"]*)"', page)[0].replace("&amp;", "&")
+    asked = re.findall(r'hx-get="([^"]*)" hx-trigger="sse:commit"', page)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
+    writer.write(f"GET {events} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     while time.monotonic() < until:
         try:
-            line = await asyncio.wait_for(reader.readline(), 1)
+            part = await asyncio.wait_for(reader.readuntil(b"\n"), 1)
         except TimeoutError:
             continue
-        if not line.startswith(b"event: commit"):
+        tally["bytes"] += len(part)
+        if not part.startswith(b"event: commit"):
             continue
-        tally["commits"] += 1
-        for block in BLOCKS:
-            once, out = await asyncio.open_connection("127.0.0.1", port)
-            out.write(f"GET /ui/{block} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-            tally["bytes"] += len(await once.read())
-            out.close()
+        tally["updates"] += 1
+        for path in asked:
+            content = await line.get(path)
+            tally["bytes"] += len(content)
     writer.close()
+    line.close()
 
 
-async def watch(port: int, viewers: int, until: float) -> dict[str, int]:
-    tally = {"commits": 0, "bytes": 0}
-    await asyncio.gather(*(view(port, until, tally) for _ in range(viewers)))
+async def watch(port: int, viewers: int, seconds: float, page: psutil.Process) -> dict[str, Any]:
+    """The viewers for so long; and the page's memory meanwhile, MiB: all of it, and its own."""
+    tally: dict[str, Any] = {"updates": 0, "bytes": 0, "memory": []}
+
+    async def look() -> None:
+        for _ in range(TENTHS):
+            await asyncio.sleep(seconds / TENTHS)
+            memory = page.memory_full_info()
+            tally["memory"].append([round(m / 2**20) for m in (memory.rss, memory.uss)])
+
+    until = time.monotonic() + seconds
+    await asyncio.gather(look(), *(view(port, until, tally) for _ in range(viewers)))
     return tally
 
 
@@ -132,14 +174,15 @@ def main() -> None:
     arguments.add_argument("--sessions", type=int, default=5_000_000)
     arguments.add_argument("--viewers", type=int, default=50)
     arguments.add_argument("--seconds", type=float, default=600)
+    arguments.add_argument("--every", type=float, default=0, help="seconds between two commits; 0: as fast as it can")
     arguments.add_argument("--feed", type=Path, help=argparse.SUPPRESS)
     given = arguments.parse_args()
     if given.feed is not None:
-        feed(given.feed, given.sessions, given.seconds)
+        feed(given.feed, given.sessions, given.seconds, given.every)
         return
     with tempfile.TemporaryDirectory(prefix="slackwater-viewers-") as home:
         own = [sys.executable, "-m", "benchmarks.viewers", "--feed", home]
-        sizes = ["--sessions", str(given.sessions), "--seconds", str(given.seconds)]
+        sizes = ["--sessions", str(given.sessions), "--seconds", str(given.seconds), "--every", str(given.every)]
         child = subprocess.Popen([*own, *sizes], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         ui = None
         try:
@@ -163,10 +206,9 @@ def main() -> None:
                     answer.read()
                 opened.append(time.monotonic() - began)
             page = psutil.Process(ui.pid)
-            memory, before = [page.memory_info().rss], sum(page.cpu_times()[:2])
+            before = sum(page.cpu_times()[:2])
             tell()
-            tally = asyncio.run(watch(port, given.viewers, time.monotonic() + given.seconds))
-            memory.append(page.memory_info().rss)
+            tally = asyncio.run(watch(port, given.viewers, given.seconds, page))
             served = sum(page.cpu_times()[:2]) - before
             watched = json.loads(child.stdout.readline())
             per_row = [1e6 * run["processor_s"] / run["rows"] for run in (alone, watched)]
@@ -178,12 +220,16 @@ def main() -> None:
                         "seconds": given.seconds,
                         "load": os.getloadavg(),
                         "open_s": [round(s, 2) for s in opened],
-                        "memory_mib": [round(m / 2**20) for m in memory],
-                        "page_processor_s": round(served, 1),
+                        "every_s": given.every,
+                        "memory_mib": tally["memory"],
+                        "page_processor_s": round(served, 2),
+                        "page_processor_ms_per_s": round(1000 * served / given.seconds, 1),
+                        "share_of_two_cores": round(served / given.seconds / 2, 4),
                         "pipeline_processor_s": round(watched["processor_s"], 1),
                         "pipeline_us_per_row": [round(us, 3) for us in per_row],
                         "pipeline_rows_per_s": [round(r["rows"] / given.seconds) for r in (alone, watched)],
-                        "commits_fetched": tally["commits"],
+                        "commits": watched["epochs"],
+                        "updates_per_viewer": round(tally["updates"] / given.viewers, 1),
                         "mib_sent": round(tally["bytes"] / 2**20, 1),
                     },
                     indent=1,

@@ -173,6 +173,7 @@ def test_sessions_of_messages_while_they_are_read_and_after_a_death(
     until(lambda: epoch(browser) >= max(before + 3, 5))  # all six files: what closes when stays as it is
     assert browser.value("window.same") == 1, "the page followed, it was not loaded anew"
     assert "Every row is accounted for" in text(browser, "#top .sentence")
+    assert browser.value("document.querySelectorAll('#pace svg .phase.plan').length") > 0
     browser.both_colours(tmp_path, "running")
     # from the histogram to a key
     until(lambda: browser.value("document.querySelectorAll('#closing svg a .reach').length") > 0)

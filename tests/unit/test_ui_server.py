@@ -279,7 +279,7 @@ def test_several_pipelines_have_an_overview(tmp_path: Path) -> None:
         assert 'href="/p/law/"' in text
         assert get(running, "/p/one/").status == 503
         found = get(running, "/p/law/").text
-        assert 'hx-get="/p/law/ui/rows"' in found
+        assert 'sse-swap="rows"' in found
         assert 'sse-connect="/p/law/ui/events' in found
         assert get(running, "/p/law/ui/rows.json").status == 200
         assert get(running, "/p/law").status in (200, 307)

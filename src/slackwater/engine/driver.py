@@ -35,7 +35,7 @@ from slackwater.targets.base import Target
 from slackwater.watermark import SourceClock, listen
 
 GARBAGE_EVERY = 16  # epochs
-PHASES = ("read", "ingest", "emit", "commit", "write", "note")  # of an epoch that are told of
+PHASES = ("plan", "read", "ingest", "emit", "commit", "write", "note")  # of an epoch that are told of
 
 
 class Driver:

@@ -1,17 +1,20 @@
 """The latest look at each pipeline: made once per commit, by whoever notices first, and shared by all who watch.
 
-epochs() ──▶ another commit? ──▶ look_at ──▶ Seen, tag ──▶ fragments, made once ──▶ viewers
-asked at most every LOOK_S, and not while nobody watches; a look is followed by a pause in proportion
+epochs() ──▶ another commit? ──▶ look_at ──▶ Seen, tag ──▶ blocks, made once ──▶ Update ──▶ viewers
+asked at most every LOOK_S, and not while nobody watches; a look is followed by a pause in proportion to what it cost
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from slackwater.errors import SlackwaterError
 from slackwater.ui.seen import Seen, Watched, look_at
+from slackwater.ui.updates import Bell, Update, updated
+
+Blocks = Callable[["Live"], Mapping[str, bytes]]
 
 LOOK_S = 0.5  # between two questions whether there is another commit
 RUNNER_S = 3.0  # between two whether a runner is up
@@ -19,15 +22,20 @@ PAUSE = (
     40  # times as long as a look took, and as showing it to all who watch will: a page costs a fortieth of a processor
 )
 LONGEST_S = 30.0
-SHOW_S = 0.002  # what it takes to show one viewer all blocks
+SHOW_S = 0.0005  # what it takes to send one viewer the blocks that changed
 WATCHED_S = 20.0  # so long after a request a pipeline still counts as watched
 
 
 class Live:
-    """One pipeline, or one stage of it. `seen` and `problem` are of the latest look: one of them is None."""
+    """One pipeline, or one stage of it. `seen` and `problem` are of the latest look: one of them is None.
 
-    def __init__(self, watched: Watched, stage: str | None = None) -> None:
-        self.watched, self.stage = watched, stage
+    `blocks`: draws what is seen, or the problem, for those who follow.
+    """
+
+    def __init__(self, watched: Watched, blocks: Blocks, stage: str | None = None) -> None:
+        self.watched, self.stage, self._blocks = watched, stage, blocks
+        self.bell = Bell()
+        self._update: Update | None = None
         self.viewers = 0
         self.seen: Seen | None = None
         self.problem: str | None = None
@@ -60,7 +68,7 @@ class Live:
     def refresh(self) -> None:
         """Look again if there may be another commit."""
         with self._looking:
-            now, used = time.monotonic(), time.process_time()
+            now, used, before = time.monotonic(), time.process_time(), self.tag
             if now < self._next:
                 return
             try:
@@ -70,6 +78,9 @@ class Live:
                 self.seen, self.problem = look_at(self.watched, time.time_ns() // 1000, stage=self.stage), None
             except SlackwaterError as error:
                 self.seen, self.problem, self._known = None, str(error), ()
+            if self.viewers and self.tag != before:
+                self._updated()
+                self.bell.ring()
             # what it waited for, as disks and others that compute, is no cost
             spent = min(time.process_time() - used, time.monotonic() - now) + SHOW_S * self.viewers
             self._next = time.monotonic() + min(max(LOOK_S, PAUSE * spent), LONGEST_S)
@@ -83,6 +94,22 @@ class Live:
             return False
         self._known = known
         return True
+
+    @property
+    def ready(self) -> Update | None:
+        """The latest look for those who follow, if it is drawn already."""
+        found = self._update
+        return found if found is not None and found.tag == self.tag else None
+
+    def update(self) -> Update:
+        """The latest look for those who follow. Look first."""
+        with self._looking:
+            return self._updated()
+
+    def _updated(self) -> Update:
+        if self._update is None or self._update.tag != self.tag:
+            self._update = updated(self.tag, self._blocks(self), self._update)
+        return self._update
 
     def made(self, name: str, make: Callable[[Seen], bytes]) -> tuple[str, bytes] | None:
         """Something made of what is seen, once per commit, and its tag; None while there is a `problem`."""
@@ -116,7 +143,3 @@ class Watcher:
     def stop(self) -> None:
         self._stop.set()
         self._thread.join(timeout=5)
-
-
-def lives(watched: Iterable[Watched]) -> list[Live]:
-    return [Live(w) for w in watched]

@@ -24,7 +24,15 @@ from slackwater.ui.words import about, brief, listed, moment, number, rate, size
 
 OF_STAGE = ("top", "stages", "watermark", "rows", "closing", "size", "joins")
 BLOCKS = ("top", "stages", "watermark", "rows", "closing", "size", "pace", "joins")
-PHASES = {"read": "read", "ingest": "step", "emit": "emit", "commit": "commit", "write": "publish", "note": "note it"}
+PHASES = {
+    "plan": "plan",
+    "read": "read",
+    "ingest": "step",
+    "emit": "emit",
+    "commit": "commit",
+    "write": "publish",
+    "note": "note it",
+}
 
 
 @dataclass(frozen=True)

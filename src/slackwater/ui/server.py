@@ -7,10 +7,11 @@
     GET /stage/NAME/            the page of one stage of several, with all of this below it
     GET /ui/BLOCK               a block as HTML: top, stages, watermark, rows, closing, size, pace, joins
     GET /ui/BLOCK.json          the same as JSON; also /ui/keys.json and /ui/key.json with the queries above
-    GET /ui/events              server-sent events: one per commit
+    GET /ui/events?seen=TAG     server-sent events: one per commit; with &blocks, before it one for each block that changed
     GET /state/                 the questions of `slackwater serve`
 
-What does not depend on the query has the commit as its ETag, and is made once for all who ask.
+What does not depend on the query has the commit as its ETag, and is made once for all who ask; so is what is sent to those who
+follow (`updates.py`), which a page does.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote_plus
@@ -40,7 +41,7 @@ from slackwater.secrets import masked, remember
 from slackwater.ui import pages
 from slackwater.ui.access import Access, check_host
 from slackwater.ui.blocks.closing import keys
-from slackwater.ui.live import Live, Watcher, lives
+from slackwater.ui.live import Live, Watcher
 from slackwater.ui.pages import Place
 from slackwater.ui.seen import Seen, Watched, key_at, latest, look_at, windows_of
 from slackwater.web.guard import Application
@@ -52,7 +53,6 @@ VIEWERS = 96  # that are told of commits; of the server's 128 connections the ot
 AT_ONCE = 4
 WAITING = 64
 BEAT_S = 15.0  # between two signs of life on a stream
-LOOK_S = 0.25
 Find = Callable[[Request], tuple[Live, Place]]
 STATIC = {"ui.css": "text/css", "ui.js": "text/javascript", "htmx.min.js": "text/javascript"}
 STATIC |= {"htmx-sse.min.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -90,20 +90,23 @@ class Ui:
     """The application (`app`), which `stop` lets go of."""
 
     def __init__(self, watched: Sequence[Watched]) -> None:
-        self._lives = lives(watched)
-        if len({live.name for live in self._lives}) < len(self._lives):
+        names = [w.pipeline.name for w in watched]
+        if len(set(names)) < len(names):
             raise StartError("two of the files describe pipelines of one name; name each pipeline once")
         self._threads = ThreadPoolExecutor(AT_ONCE, "page")
         self._open = self._viewers = 0
         self._closing = False
         self._views = [StateView(w.store) for w in watched]
-        several = len(self._lives) > 1
-        others = tuple((live.name, f"/p/{live.name}") for live in self._lives) if several else ()
+        several = len(names) > 1
+        others = tuple((name, f"/p/{name}") for name in names) if several else ()
+        self._lives: list[Live] = []
         routes: list[Any] = [Route("/static/{name}", _static)]
         self._of_stages: dict[tuple[str, str], Live] = {}
-        for live, view in zip(self._lives, self._views, strict=True):
-            base = f"/p/{live.name}" if several else ""
+        for one_watched, view in zip(watched, self._views, strict=True):
+            base = f"/p/{one_watched.pipeline.name}" if several else ""
             place = Place(base, others=others)
+            live = Live(one_watched, _drawn(pages.BLOCKS, place))
+            self._lives.append(live)
 
             def whole(request: Request, live: Live = live, place: Place = place) -> tuple[Live, Place]:
                 return live, place
@@ -122,12 +125,15 @@ class Ui:
     def stop(self) -> None:
         self._closing = True
         self._watcher.stop()
+        for live in (*self._lives, *self._of_stages.values()):
+            live.bell.ring()
         self._threads.shutdown(wait=False, cancel_futures=True)
         for view in self._views:
             view.close()
 
     def _stage(self, live: Live, place: Place, at: str) -> tuple[Live, Place]:
         """One stage of a pipeline, by its part of an address. Raises HTTPException where there is none."""
+        there = dataclasses.replace(place, base=f"{place.base}/stage/{at}", home=place.base)
         found = self._of_stages.get((live.name, at))
         if found is None:
             seen = live.now()
@@ -136,8 +142,9 @@ class Ui:
             name = next((s.name for s in seen.stages if s.at == at), None)
             if name is None or not seen.stages[1:]:
                 raise HTTPException(404)
-            found = self._of_stages.setdefault((live.name, at), Live(live.watched, name))
-        return found, dataclasses.replace(place, base=f"{place.base}/stage/{at}", home=place.base)
+            made = Live(live.watched, _drawn(pages.OF_STAGE, there), name)
+            found = self._of_stages.setdefault((live.name, at), made)
+        return found, there
 
     def _routes(self, find: Find, blocks: Sequence[str]) -> list[Any]:
         """What there is of a pipeline, or of a stage."""
@@ -194,25 +201,31 @@ class Ui:
                 request, 503, f"{VIEWERS} viewers are told of commits already; reload the page to see another one"
             )
         known = request.headers.get("last-event-id") or request.query_params.get("seen", "")
-        return StreamingResponse(self._stream(live, known), media_type="text/event-stream")
+        stream = self._stream(live, known, "blocks" in request.query_params)
+        return StreamingResponse(stream, media_type="text/event-stream")
 
-    async def _stream(self, live: Live, known: str) -> AsyncIterator[str]:
-        """One event per commit that this viewer has not seen; only numbers are compared here, whoever watches."""
+    async def _stream(self, live: Live, known: str, blocks: bool) -> AsyncIterator[bytes]:
+        """One update per look that this viewer has not seen. All viewers are sent the same bytes, and wait without asking."""
         self._viewers += 1
         live.viewers += 1
+        rung = live.bell.listen()
         try:
-            yield "retry: 2000\n\n"
-            beat = time.monotonic()
+            yield b"retry: 2000\n\n"
             while not self._closing:
-                tag = live.tag
-                if tag != known and (live.seen is not None or live.problem is not None):
-                    known, beat = tag, time.monotonic()
-                    yield f"event: commit\nid: {tag}\ndata: {tag}\n\n"
-                elif time.monotonic() - beat > BEAT_S:
-                    beat = time.monotonic()
-                    yield ": here\n\n"
-                await asyncio.sleep(LOOK_S)
+                rung.clear()
+                if live.tag != known and (live.seen is not None or live.problem is not None):
+                    update = live.ready
+                    if update is None:  # of the first look nobody had followed yet
+                        update = await asyncio.get_running_loop().run_in_executor(self._threads, live.update)
+                    yield update.for_one_who_has(known) if blocks else update.short
+                    known = update.tag
+                    continue
+                try:
+                    await asyncio.wait_for(rung.wait(), BEAT_S)
+                except TimeoutError:
+                    yield b": here\n\n"
         finally:
+            live.bell.leave(rung)
             self._viewers -= 1
             live.viewers -= 1
 
@@ -239,6 +252,18 @@ def _past(live: Live, place: Place, request: Request) -> Response:
     if made is None:
         return _html(pages.problem(live.name, place, live.problem or ""), 503)
     return _tagged(request, *made, "text/html")
+
+
+def _drawn(blocks: Sequence[str], place: Place) -> Callable[[Live], Mapping[str, bytes]]:
+    """Draws the blocks of a look; of a problem the top says it, in the place of what was so before."""
+
+    def drawn(live: Live) -> Mapping[str, bytes]:
+        seen = live.seen
+        if seen is None:
+            return dict.fromkeys(blocks, b"") | {"top": pages.problem_fragment(live.problem or "")}
+        return {name: pages.fragment(name, seen, place) for name in blocks}
+
+    return drawn
 
 
 def _fragment(live: Live, place: Place, name: str, request: Request) -> Response:

@@ -1,6 +1,6 @@
 """Does it keep up? Where the time of each kept epoch went, how many rows came in, and what waits at the sources.
 
-commit n tells of   read ingest emit of n, commit write note of n - 1: what lies behind it as it is written
+commit n tells of   plan read ingest emit of n, commit write note of n - 1: what lies behind it as it is written
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from slackwater.engine import fold
 from slackwater.state.commit import Commit
 from slackwater.ui.waiting import Waits
 
-BEFORE = ("read", "ingest", "emit")  # phases that a commit tells of itself
+BEFORE = ("plan", "read", "ingest", "emit")  # phases that a commit tells of itself
 BEHIND = ("commit", "write", "note")  # and those that the next one tells of it
 PHASES = (*BEFORE, *BEHIND)
 

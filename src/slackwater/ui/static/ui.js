@@ -1,4 +1,4 @@
-// Says whether the page follows the commits; all else is htmx.
+// Says whether the page follows the commits, whose blocks htmx puts in their places.
 (function () {
   "use strict";
   var state = "as loaded";
@@ -9,7 +9,6 @@
   }
   document.addEventListener("htmx:sseOpen", function () { show("live"); });
   document.addEventListener("htmx:sseError", function () { show("no connection: as of the commit shown"); });
-  document.addEventListener("htmx:afterSwap", function () { show(); });
   // the kept commits as a slider; without scripts they are links
   function slide(event) {
     var range = event.target;
@@ -21,12 +20,13 @@
   var range = document.getElementById("epochs");
   if (range) range.hidden = false;
   // tables that a reader opened stay open through a commit
-  document.addEventListener("htmx:beforeSwap", function (event) {
-    var target = event.detail.target;
-    target.dataset.open = Array.from(target.querySelectorAll("details")).map(function (d) { return d.open ? "1" : "0"; }).join("");
+  document.addEventListener("htmx:sseBeforeMessage", function (event) {
+    var place = event.target;
+    place.dataset.open = Array.from(place.querySelectorAll("details")).map(function (d) { return d.open ? "1" : "0"; }).join("");
   });
-  document.addEventListener("htmx:afterSettle", function (event) {
-    var target = event.detail.target, open = (target && target.dataset.open) || "";
-    if (target) target.querySelectorAll("details").forEach(function (d, n) { d.open = open[n] === "1"; });
+  document.addEventListener("htmx:sseMessage", function (event) {
+    var open = event.target.dataset.open || "";
+    event.target.querySelectorAll("details").forEach(function (d, n) { d.open = open[n] === "1"; });
+    show();
   });
 })();

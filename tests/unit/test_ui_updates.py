@@ -1,0 +1,271 @@
+"""What is sent to those who watch: each block once per commit, only what changed, to all the same bytes; and nobody asks meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.browsing import get
+from tests.support.ui_states import DAY, M, config, ran, watched
+
+from slackwater.engine import driver
+from slackwater.testing.kit import Rows
+from slackwater.ui import live, pages, seen
+from slackwater.ui.blocks import pace
+from slackwater.ui.pages import Place
+from slackwater.ui.server import UiServer, serve
+from slackwater.ui.updates import Bell, updated
+
+
+def parsed(stream: bytes) -> list[tuple[str, str]]:
+    """Events with their data, as the standard says that a browser reads them (HTML, 9.2.6)."""
+    found, name, data = [], "message", list[str]()
+    for line in re.split("\r\n|\r|\n", stream.decode()):
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if not line:
+            if data:
+                found.append((name, "\n".join(data)))
+            name, data = "message", []
+        elif field == "event":
+            name = value
+        elif field == "data":
+            data.append(value)
+    return found
+
+
+BLOCKS = st.dictionaries(
+    st.sampled_from(["top", "rows", "closing"]), st.text(alphabet=st.sampled_from("a :\n\r\u2028<é")).map(str.encode)
+)
+
+
+@given(BLOCKS, BLOCKS)
+def test_what_is_sent_is_what_was_drawn(first: Mapping[str, bytes], second: Mapping[str, bytes]) -> None:
+    one = updated("1-a", first, None)
+    two = updated("2-b", second, one)
+
+    def as_sent(blocks: Mapping[str, bytes]) -> dict[str, str]:
+        return {n: b.decode().replace("\r", "&#13;") for n, b in blocks.items()}
+
+    assert parsed(one.for_one_who_has("")) == [*as_sent(first).items(), ("commit", "1-a")]
+    assert parsed(two.for_one_who_has("elsewhere")) == [*as_sent(second).items(), ("commit", "2-b")]
+    changed = {n: b for n, b in second.items() if first.get(n) != b}
+    assert parsed(two.for_one_who_has("1-a")) == [*as_sent(changed).items(), ("commit", "2-b")]
+    assert parsed(two.short) == [("commit", "2-b")]
+    assert b"id: 2-b\n" in two.short
+
+
+def test_a_ring_wakes_all_who_wait_in_any_loop() -> None:
+    bell, woken, waiting = Bell(), Counter[str](), threading.Barrier(3)
+
+    async def one(name: str, begun: Callable[[], object]) -> None:
+        event = bell.listen()
+        begun()
+        await asyncio.wait_for(event.wait(), 60)
+        bell.leave(event)
+        woken[name] += 1
+
+    async def many(name: str) -> None:
+        left = [5]
+
+        def begun() -> None:
+            left[0] -= 1
+            if not left[0]:
+                threading.Thread(target=waiting.wait, daemon=True).start()
+
+        await asyncio.gather(*(one(name, begun) for _ in range(5)))
+
+    threads = [threading.Thread(target=lambda n=n: asyncio.run(many(n))) for n in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    waiting.wait(60)
+    bell.ring()
+    for thread in threads:
+        thread.join(60)
+    assert woken == {"a": 5, "b": 5}
+    bell.ring()  # nobody waits, and the loops are closed
+    assert bell._waiting == {}
+
+
+def commit(file: Path, number: int, user: str = "u1") -> None:
+    ran(file, [Rows({"web": [{"ts": DAY + number * M, "user": user}], "app": []})])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    found = config("session", tmp_path)
+    commit(found, 0)
+    return found
+
+
+@pytest.fixture
+def running(file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UiServer]:
+    monkeypatch.setattr(live, "PAUSE", 1)
+    server = serve([watched(file)], 0)
+    yield server
+    server.stop()
+    for viewer in threading.enumerate():
+        if isinstance(viewer, Viewer):
+            viewer.join(60)
+
+
+class Viewer(threading.Thread):
+    """Follows, as a page does, and keeps each update."""
+
+    def __init__(self, at: UiServer, path: str) -> None:
+        super().__init__(daemon=True)
+        self.updates: list[dict[str, str]] = []
+        self.raw: list[bytes] = []
+        self._client = http.client.HTTPConnection("127.0.0.1", at.port, timeout=60)
+        self._client.request("GET", path)
+        self._answer = self._client.getresponse()
+        self.changed = threading.Condition()
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._follow()
+        finally:
+            self._answer.close()
+            self._client.close()
+
+    def _follow(self) -> None:
+        said = b""
+        while part := self._answer.readline():
+            said += part
+            if part == b"\n" and b"event: commit\n" in said:
+                with self.changed:
+                    self.raw.append(said)
+                    self.updates.append(dict(parsed(said)))
+                    self.changed.notify_all()
+                said = b""
+
+    def wait_for(self, count: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.updates) >= count, 60), self.updates
+
+
+def followed(page: str) -> str:
+    (path,) = re.findall(r'sse-connect="([^"]*)"', page)
+    return path.replace("&amp;", "&")
+
+
+def test_a_commit_is_drawn_once_for_all_who_follow_and_they_get_what_changed(
+    file: Path, running: UiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn, draw = Counter[str](), pages.fragment
+
+    def counted(name: str, *given: Any) -> bytes:
+        drawn[name] += 1
+        return draw(name, *given)
+
+    page = get(running, "/").text
+    monkeypatch.setattr(pages, "fragment", counted)
+    viewers = [Viewer(running, followed(page)) for _ in range(12)]
+    for number in (1, 2):
+        before = {b: get(running, f"/ui/{b}").text for b in pages.BLOCKS}
+        drawn.clear()
+        commit(file, number)
+        for viewer in viewers:
+            viewer.wait_for(number)
+        after = {b: get(running, f"/ui/{b}").text for b in pages.BLOCKS}
+        assert {tuple(v.updates[number - 1].items()) for v in viewers} == {
+            tuple(viewers[0].updates[number - 1].items())
+        }
+        sent = viewers[0].updates[number - 1]
+        # of the first commit that they follow they get all, since nobody had drawn the one before for them
+        expected = {b: t for b, t in after.items() if number == 1 or t != before[b]}
+        assert {b: t for b, t in sent.items() if b != "commit"} == expected
+        assert sent["commit"] == get(running, "/ui/top.json").headers["etag"].strip('"')
+        assert drawn["closing"] <= 2, "once for those who follow, once for whoever asks"
+    assert "joins" not in viewers[0].updates[1], "there is none, before as after"
+    late = Viewer(running, "/ui/events?blocks&seen=another")
+    late.wait_for(1)
+    assert set(late.updates[0]) == {*pages.BLOCKS, "commit"}
+    plain = Viewer(running, "/ui/events?seen=another")
+    plain.wait_for(1)
+    assert set(plain.updates[0]) == {"commit"}
+
+
+def test_nobody_asks_while_nothing_happens(file: Path, running: UiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Viewers wait for a ring; a state that nobody watches is not looked at."""
+    page = get(running, "/").text
+    looks, look = [], seen.look_at
+    monkeypatch.setattr(live, "look_at", lambda *given, **more: looks.append(1) or look(*given, **more))
+    viewers = [Viewer(running, followed(page)) for _ in range(5)]
+    ui = running._ui
+    (one,) = ui._lives
+    turns: list[str] = []
+    ready = live.Live.ready.fget
+    assert ready is not None
+    monkeypatch.setattr(live.Live, "ready", property(lambda self: turns.append("asked") or ready(self)))
+    for _ in range(20):
+        one.refresh()
+        one._next = 0.0  # whatever the pause is
+    assert (looks, turns) == ([], [])
+    commit(file, 1)
+    for viewer in viewers:
+        viewer.wait_for(1)
+    assert len(looks) == 1
+    assert len(turns) == len(viewers)
+
+
+def test_a_problem_takes_the_place_of_the_blocks(file: Path, running: UiServer) -> None:
+    viewer = Viewer(running, followed(get(running, "/").text))
+    manifests = file.parent / "state" / "law" / "manifests"
+    (latest,) = manifests.glob("*.json")
+    (manifests / "000000001.json").write_text(latest.read_text().replace('"epoch":0', '"epoch":1'))
+    viewer.wait_for(1)
+    assert "is damaged" in viewer.updates[0]["top"]
+    (manifests / "000000001.json").unlink()
+    viewer.wait_for(2)
+    assert "Every row is accounted for" in viewer.updates[1]["top"]
+
+
+def test_a_pipeline_that_is_stopped_lets_its_viewers_go(file: Path) -> None:
+    server = serve([watched(file)], 0)
+    viewers = [Viewer(server, followed(get(server, "/").text)) for _ in range(3)]
+    server.stop()
+    for viewer in viewers:
+        viewer.join(60)
+        assert not viewer.is_alive()
+
+
+def test_the_pace_tells_of_planning_too(file: Path) -> None:
+    """Which the in-process engine does not do: what a run's own loop spends on it is in its commits."""
+    assert set(pace.PHASES) == set(pages.PHASES) == set(driver.PHASES)
+    at = watched(file)
+    with at.store.peek() as snapshot:
+        assert snapshot is not None
+        commit = snapshot.commit
+    spent = {p: 1000 * n for n, p in enumerate(pace.PHASES, 1)}
+    first = commit.model_copy(update={"counters": {**commit.counters, "spent_us": spent}})
+    later = {p: us + 70_000 for p, us in spent.items()}
+    second = first.model_copy(
+        update={
+            "epoch": 1,
+            "committed_us": first.committed_us + 10**6,
+            "counters": {**first.counters, "spent_us": later},
+        }
+    )
+    block = pace.pace([first, second], [], first.committed_us)
+    assert [lap.phases.get("plan") for lap in block.laps] == [1000, 70_000]
+    assert block.busy == pytest.approx(7 * 0.07)
+    whole = replace(seen.look_at(at, first.committed_us), pace=block)
+    text = pages.fragment("pace", whole, Place("")).decode()
+    assert text.count('class="phase plan"') == 2
+    assert '<li class="phase-plan">plan</li>' in text
+    # a commit of before does not tell of it
+    old = {p: us for p, us in spent.items() if p != "plan"}
+    former = first.model_copy(update={"counters": {**first.counters, "spent_us": old}})
+    assert [lap.phases.get("plan") for lap in pace.pace([former], [], 0).laps] == [None]
