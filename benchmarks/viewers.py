@@ -96,12 +96,12 @@ class Pipeline:
         return {"rows": epochs * ROWS, "epochs": epochs, "processor_s": time.process_time() - spent}
 
 
-def feed(home: Path, sessions: int, seconds: float, every: float) -> None:
+def feed(home: Path, sessions: int, every: float) -> None:
     """A child: fills, says so, and then runs for so long each time that it is told to."""
     pipeline = Pipeline(home)
     pipeline.fill(sessions)
     print("filled", flush=True)
-    for _ in sys.stdin:
+    for seconds in map(float, sys.stdin):
         print(json.dumps(pipeline.run(seconds, sessions, every)), flush=True)
 
 
@@ -178,22 +178,22 @@ def main() -> None:
     arguments.add_argument("--feed", type=Path, help=argparse.SUPPRESS)
     given = arguments.parse_args()
     if given.feed is not None:
-        feed(given.feed, given.sessions, given.seconds, given.every)
+        feed(given.feed, given.sessions, given.every)
         return
     with tempfile.TemporaryDirectory(prefix="slackwater-viewers-") as home:
         own = [sys.executable, "-m", "benchmarks.viewers", "--feed", home]
-        sizes = ["--sessions", str(given.sessions), "--seconds", str(given.seconds), "--every", str(given.every)]
+        sizes = ["--sessions", str(given.sessions), "--every", str(given.every)]
         child = subprocess.Popen([*own, *sizes], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         ui = None
         try:
             assert child.stdin is not None and child.stdout is not None
             assert child.stdout.readline().strip() == "filled"
 
-            def tell() -> None:
-                child.stdin.write("\n")  # type: ignore[union-attr]
+            def tell(seconds: float) -> None:
+                child.stdin.write(f"{seconds}\n")  # type: ignore[union-attr]
                 child.stdin.flush()  # type: ignore[union-attr]
 
-            tell()
+            tell(before := min(given.seconds, 60))
             alone = json.loads(child.stdout.readline())
             command = [sys.executable, "-c", "from slackwater.cli.main import main; main()", "ui", home, "--port", "0"]
             ui = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -206,10 +206,10 @@ def main() -> None:
                     answer.read()
                 opened.append(time.monotonic() - began)
             page = psutil.Process(ui.pid)
-            before = sum(page.cpu_times()[:2])
-            tell()
+            spent = sum(page.cpu_times()[:2])
+            tell(given.seconds)
             tally = asyncio.run(watch(port, given.viewers, given.seconds, page))
-            served = sum(page.cpu_times()[:2]) - before
+            served = sum(page.cpu_times()[:2]) - spent
             watched = json.loads(child.stdout.readline())
             per_row = [1e6 * run["processor_s"] / run["rows"] for run in (alone, watched)]
             print(
@@ -227,7 +227,9 @@ def main() -> None:
                         "share_of_two_cores": round(served / given.seconds / 2, 4),
                         "pipeline_processor_s": round(watched["processor_s"], 1),
                         "pipeline_us_per_row": [round(us, 3) for us in per_row],
-                        "pipeline_rows_per_s": [round(r["rows"] / given.seconds) for r in (alone, watched)],
+                        "pipeline_rows_per_s": [
+                            round(r["rows"] / s) for r, s in ((alone, before), (watched, given.seconds))
+                        ],
                         "commits": watched["epochs"],
                         "updates_per_viewer": round(tally["updates"] / given.viewers, 1),
                         "mib_sent": round(tally["bytes"] / 2**20, 1),

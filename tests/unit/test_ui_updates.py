@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import re
 import threading
@@ -24,7 +25,7 @@ from slackwater.ui import live, pages, seen
 from slackwater.ui.blocks import pace
 from slackwater.ui.pages import Place
 from slackwater.ui.server import UiServer, serve
-from slackwater.ui.updates import Bell, updated
+from slackwater.ui.updates import Bell, Update, updated
 
 
 def parsed(stream: bytes) -> list[tuple[str, str]]:
@@ -195,6 +196,25 @@ def test_a_commit_is_drawn_once_for_all_who_follow_and_they_get_what_changed(
     plain = Viewer(running, "/ui/events?seen=another")
     plain.wait_for(1)
     assert set(plain.updates[0]) == {"commit"}
+
+
+def test_nothing_is_kept_of_commits_that_are_over(file: Path, running: UiServer) -> None:
+    """However many there were: what is kept is the latest look, and what was sent of it."""
+
+    def kept() -> dict[str, int]:
+        gc.collect()
+        return dict(Counter(type(o).__name__ for o in gc.get_objects() if isinstance(o, seen.Seen | Update)))
+
+    viewers = [Viewer(running, followed(get(running, "/").text)) for _ in range(3)]
+    found = []
+    for number in range(1, 5):
+        commit(file, number)
+        for viewer in viewers:
+            viewer.wait_for(number)
+        get(running, "/")
+        get(running, f"/epoch/{number - 1}")
+        found.append(kept())
+    assert found == [{"Seen": 1, "Update": 1}] * 4
 
 
 def test_nobody_asks_while_nothing_happens(file: Path, running: UiServer, monkeypatch: pytest.MonkeyPatch) -> None:
