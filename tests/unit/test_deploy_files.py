@@ -150,6 +150,8 @@ def test_the_image_runs_what_the_command_line_knows() -> None:
     assert words[:3] == ["tini", "--", "slackwater"]
     given = parsed(words[3:])
     assert (str(given["file"]), given["metrics_port"], given["metrics_host"]) == (PIPELINE, int(PORT), "0.0.0.0")
+    (prepares,) = [rest for name, rest in deployed.last_stage() if name == "RUN" and "slackwater prepare" in rest]
+    assert parsed(re.findall(r"slackwater (prepare)", prepares)) is not None
     (exposed,) = [rest for name, rest in deployed.last_stage() if name == "EXPOSE"]
     assert exposed == PORT
     (check,) = [rest for name, rest in deployed.last_stage() if name == "HEALTHCHECK"]
