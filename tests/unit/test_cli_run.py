@@ -210,7 +210,7 @@ def test_run_hands_the_flags_on_and_prints_a_summary(
     engine(run)
     run_file(config, True, True, 0, "127.0.0.1")
     said = capsys.readouterr()
-    assert [type(one).__name__ for one in given.pop("observers")] == ["Metrics"]
+    assert [type(one).__name__ for one in given.pop("observers")] == ["Metrics", "Health"]
     assert given == {"available_now": True, "flush": True, "name": "user-sessions", "stopped": False}
     assert said.out.startswith("user-sessions: epoch 7, 1,000 rows in\n")
     lines = said.err.splitlines()
