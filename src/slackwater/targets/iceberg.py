@@ -251,6 +251,8 @@ class IcebergTarget:
         """The rows within these ranges, see `targets.base.Readable`."""
         kinds = {f.name: f.polars for f in self._columns.fields}
         keys = [c for c in self._columns.identity or () if c != column]
+        if ranges.is_empty():
+            return pl.DataFrame(schema=kinds)
         low, high = (int(v) for v in (ranges["__low"].min(), ranges["__high"].max()))  # type: ignore[arg-type]
         self._table = None
         try:
