@@ -365,6 +365,16 @@ def test_a_catalog_that_is_away_says_so_and_the_epoch_waits(door: Door, rest_cat
     assert lake.content().sort("n")["n"].to_list() == [0], "the first commit was taken, and its answer lost"
 
 
+def test_the_last_try_is_taken_too(door: Door, rest_catalog: RestCatalog) -> None:
+    """Refused five times and then asked twice, which is an error again: the table knows that it was taken."""
+    lake = Lake("rest", rest_catalog.options())
+    target = open_(lake, mode="append", **rest_catalog.options(door.port))
+    faults: list[Fault] = ["503", "503", "503", "503", "503", "twice"]
+    door.judge = lambda method, path: faults.pop(0) if is_commit(method, path) else ""
+    target.publish(0, frame(NARROW, narrow("a", 0)))
+    assert not faults and lake.content()["n"].to_list() == [0]
+
+
 def test_the_librarys_own_commit_would_delete_files_of_a_commit_that_was_taken(
     door: Door, rest_catalog: RestCatalog
 ) -> None:

@@ -57,14 +57,15 @@ class Lake:
     def content(self) -> pl.DataFrame:
         return whole(self.table())
 
-    def duck(self) -> list[tuple[Any, ...]]:
+    def duck(self, columns: str = "*") -> list[tuple[Any, ...]]:
         """What another reader sees: DuckDB, in the files that the metadata of this version names."""
         files = [
             task.file.file_path.removeprefix("file://").removeprefix("file:")
             for task in self.table().scan().plan_files()
         ]
         with duckdb.connect() as db:
-            return db.read_parquet(files).order("ALL").fetchall() if files else []
+            db.execute("SET TimeZone = 'UTC'")
+            return db.read_parquet(files).select(columns).order("ALL").fetchall() if files else []
 
     def expire(self) -> None:
         """All snapshots but the current one."""

@@ -115,21 +115,25 @@ class IcebergTarget:
 
     def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
         """A table that is known builds the first try: if it is not the newest any more, the commit is refused."""
-        for left in reversed(range(_TRIES)):
+        failed: Exception | None = None
+        for tries in range(_TRIES + 1):
             try:
-                if self._reached(table := self._current()) < epoch:
+                if self._reached(table := self._current()) >= epoch:
+                    return
+                if tries < _TRIES:
                     self._once(table, epoch, rows, gone)
-                return
+                    return
             except Exception as error:  # refused, done with its answer lost, or cut off: the table knows
-                self._table = None
-                for_good = isinstance(error, ValueError | TypeError | pa.ArrowException)
-                if not left or (for_good and not isinstance(error, OSError)):
-                    raise PublishError(
-                        f"{self.description} did not take epoch {epoch} ({iceberg.reason(error)}); the epoch is committed, "
-                        "the next start publishes it"
-                    ) from error
+                failed, self._table = error, None
+                if isinstance(error, ValueError | TypeError | pa.ArrowException) and not isinstance(error, OSError):
+                    break
                 log.debug("%s: epoch %s: %s", self.description, epoch, iceberg.reason(error))
-                time.sleep(_PAUSE_S * 2 ** (_TRIES - 1 - left))
+                if tries < _TRIES:
+                    time.sleep(_PAUSE_S * 2**tries)
+        raise PublishError(
+            f"{self.description} did not take epoch {epoch} ({iceberg.reason(failed or TimeoutError())}); the epoch is committed, "
+            "the next start publishes it"
+        ) from failed
 
     def _once(self, table: Table, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None) -> None:
         """One commit, asked for once. The library's own would be repeated, and when that is refused its files deleted, which
