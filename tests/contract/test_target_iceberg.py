@@ -166,6 +166,38 @@ def test_nested_values_and_names_with_quotes_dots_and_spaces(tmp_path: Path) -> 
     assert whole(lake.table()).sort("Two Words").select("list", "pair").row(0) == values[:2]
 
 
+NESTED = (
+    "array<struct<a:int>>",
+    "array<int>",
+    "map<string,struct<a:int>>",
+    "map<string,int>",
+    "struct<a:array<struct<b:int>>>",
+)
+
+
+@pytest.mark.parametrize("kind", NESTED)
+@pytest.mark.parametrize("mode", ["merge", "append"])
+def test_null_is_not_empty(tmp_path: Path, kind: str, mode: str) -> None:
+    """In lists and maps, also of structs, which PyIceberg writes and reads as empty ones; also where a file is written anew."""
+    fields = (Field("k", "int"), Field("v", kind))
+    entry: Any = {"key": "x", "value": {"a": 1} if "struct" in kind else 1} if kind.startswith("map") else 1
+    entry = {"a": 1} if kind == NESTED[0] else entry
+    full: list[Any] = [[entry], [], None, [entry, entry], None]
+    if kind.startswith("struct"):
+        full = [{"a": [{"b": 1}, None]}, {"a": []}, {"a": None}, None, {"a": [{"b": None}]}]
+    rows = pl.DataFrame({"k": range(5), "v": full}, schema={f.name: f.polars for f in fields})
+    lake, table = sql(tmp_path), Table("p", fields, ("k",))
+    target = lake.opened(table, mode)
+    target.publish(0, rows)
+    rest = rows
+    if mode == "merge":
+        target.publish(1, rows.head(1), rows.select("k")[1:2])
+        rest = rows.filter(pl.col("k") != 1)
+    found = lake.content().sort("k")
+    assert found["v"].to_list() == rest["v"].to_list()
+    assert sorted(map(repr, lake.duck("v IS NULL"))) == sorted(map(repr, zip(rest["v"].is_null())))
+
+
 def test_rows_are_partitioned_by_their_day_also_before_1970(lake: Lake) -> None:
     fields = (*NARROW, Field("at_day", "string"))
     target = open_(lake, Table("p", fields, ("at", "key")))

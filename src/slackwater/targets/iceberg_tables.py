@@ -18,6 +18,7 @@ import pyarrow as pa
 from slackwater.config.connection import IcebergConnection
 from slackwater.core.schema import Field, arrow_schema
 from slackwater.secrets import masked
+from slackwater.targets import iceberg_nulls
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -54,6 +55,7 @@ class Tables:
     def catalog(self) -> Catalog:
         from pyiceberg.catalog import load_catalog
 
+        iceberg_nulls.keep()
         found = load_catalog(self.name, **{"type": self.kind, **self.options})
         session = getattr(found, "_session", None)
         if session is not None:  # of a REST catalog: without a time it would wait for a lost answer for good
