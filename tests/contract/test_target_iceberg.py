@@ -397,6 +397,17 @@ def test_a_catalog_that_is_away_says_so_and_the_epoch_waits(door: Door, rest_cat
     assert lake.content().sort("n")["n"].to_list() == [0], "the first commit was taken, and its answer lost"
 
 
+def test_a_start_asks_again_where_an_answer_is_lost(door: Door, rest_catalog: RestCatalog) -> None:
+    lake = Lake("rest", rest_catalog.options())
+    open_(lake, mode="append").publish(0, frame(NARROW, narrow("a", 0)))
+    tables, faults = lake.tables(**rest_catalog.options(door.port)), list[Fault](["dropped", "lost"])
+    assert tables.catalog
+    door.judge = lambda method, path: faults.pop(0) if faults else ""
+    target = IcebergTarget(tables, lake.name, "append", BY_KEY)
+    target.open()
+    assert not faults and target.last_epoch() == 0
+
+
 def test_the_last_try_is_taken_too(door: Door, rest_catalog: RestCatalog) -> None:
     """Refused five times and then asked twice, which is an error again: the table knows that it was taken."""
     lake = Lake("rest", rest_catalog.options())

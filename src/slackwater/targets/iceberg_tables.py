@@ -7,6 +7,7 @@ connection ──▶ Tables ──▶ load, create, namespace      REST, SQL, Gl
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table import FileScanTask, Table
 
+_TRIES, _PAUSE_S = 3, 0.1
 _SECONDS = 60.0  # that a catalog may take for an answer
 _SPARK_NAMES = {
     "long": "bigint",
@@ -64,13 +66,19 @@ class Tables:
         return found
 
     def load(self, table: str) -> Table | None:
-        """A table as it is now; None if it is not there."""
+        """A table as it is now; None if it is not there. Asking once more changes nothing, so an answer that is lost is asked for again."""
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
-        try:
-            return self.catalog.load_table(table)
-        except (NoSuchTableError, NoSuchNamespaceError):
-            return None
+        for left in reversed(range(_TRIES)):
+            try:
+                return self.catalog.load_table(table)
+            except (NoSuchTableError, NoSuchNamespaceError):
+                return None
+            except OSError:  # of the HTTP client, too
+                if not left:
+                    raise
+                time.sleep(_PAUSE_S)
+        raise AssertionError("the last try returns or raises")
 
     def create(self, table: str, fields: Sequence[Field], day_of: str | None) -> None:
         """Make a table if it is not there, and its namespace; `day_of`: the time by whose days it is partitioned."""
