@@ -132,6 +132,15 @@ def bucket(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return url
 
 
+@pytest.fixture(scope="session")
+def rest_catalog() -> Iterator[Any]:
+    """The one Iceberg REST catalog of a test run; every test takes a namespace of its own."""
+    from slackwater.testing.lakehouse import RestCatalog
+
+    with RestCatalog.started() as server:
+        yield server
+
+
 @pytest.fixture
 def shared_data() -> Path:
     """The folder of real event files; only tests that read it may skip, and only where it is absent."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from slackwater.config.connection import ConsoleConnection as ConsoleConnection
     from slackwater.config.connection import DeltaConnection as DeltaConnection
     from slackwater.config.connection import FilesConnection as FilesConnection
+    from slackwater.config.connection import IcebergConnection as IcebergConnection
     from slackwater.config.connection import KafkaConnection as KafkaConnection
     from slackwater.config.connection import KinesisConnection as KinesisConnection
     from slackwater.config.connection import PostgresConnection as PostgresConnection
@@ -59,6 +60,7 @@ _HOMES = {
     "DeltaConnection": "config.connection",
     "batch": "runner.batch",
     "batch_join": "runner.batch",
+    "IcebergConnection": "config.connection",
     "KafkaConnection": "config.connection",
     "KinesisConnection": "config.connection",
     "PostgresConnection": "config.connection",

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from tests.support.effort import some
+from tests.support.lakes import sql
 from tests.support.states import driver_of
 from tests.support.topics import messages
 
@@ -75,7 +76,7 @@ class Place:
     content: Callable[[], list[tuple[str, ...]]]
 
 
-@pytest.fixture(params=some(["postgres", "delta", "kafka", "kafka by session_id"], keep=3))
+@pytest.fixture(params=some(["postgres", "delta", "iceberg", "kafka", "kafka by session_id"], keep=4))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     kind, name = request.param, f"c{uuid.uuid4().hex[:8]}"
     table, opened = Table(name, FIELDS, IDENTITY), list[Target]()
@@ -90,6 +91,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         yield Place(lambda: made(PostgresTarget(url, "public.out", table)), lambda: in_postgres(url))
     elif kind == "delta":
         yield Place(lambda: made(DeltaTarget(str(tmp_path / "t"), "merge", table)), lambda: in_delta(tmp_path / "t"))
+    elif kind == "iceberg":
+        lake = sql(tmp_path)
+        yield Place(lambda: made(lake.target(table, day_of="window_start")), lambda: in_frame(lake.content()))
     else:
         kafka = request.getfixturevalue("kafka")
         kafka.create(name)
@@ -112,6 +116,10 @@ def in_postgres(url: str) -> list[tuple[str, ...]]:
 def in_delta(path: Path) -> list[tuple[str, ...]]:
     found = pl.from_arrow(pa.table(DeltaTable(path).to_pyarrow_table()))
     assert isinstance(found, pl.DataFrame)
+    return in_frame(found)
+
+
+def in_frame(found: pl.DataFrame) -> list[tuple[str, ...]]:
     seconds = pl.col("window_start").dt.epoch("s")
     return sorted(tuple(map(repr, row)) for row in found.select("user", "f", seconds, "n").iter_rows())
 
@@ -273,7 +281,9 @@ def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", some(["postgres", "delta", "kafka", "kafka by session_id"], keep=2), indirect=True)
+@pytest.mark.parametrize(
+    "place", some(["postgres", "iceberg", "delta", "kafka", "kafka by session_id"], keep=2), indirect=True
+)
 def test_a_hundred_thousand_deletes_and_upserts_at_once(place: Place, record_property: Any) -> None:
     """Into a table of 300,000 windows that all start together, the worst case for a search by window_start."""
     target = place.target()

@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
+from tests.support import lakes
 
 from slackwater.cli import dlq as command
 from slackwater.cli import main as cli
@@ -57,7 +58,7 @@ path = "out"
 connection = "out"
 PLACE
 """
-PLACES = ("parquet", "json", "csv", "delta", "postgres", "kafka")
+PLACES = ("parquet", "json", "csv", "delta", "iceberg", "postgres", "kafka")
 Make = Callable[..., Path]
 
 
@@ -95,6 +96,7 @@ def config(tmp_path: Path, postgres: Any, kafka: Any) -> Make:
         directory = f'path = "{tmp_path}/letters"'
         connection, where = {
             "delta": ('kind = "delta"', directory),
+            "iceberg": (lakes.connection(tmp_path), 'table = "shop.letters"'),
             "postgres": (f'kind = "postgres"\nurl = "{postgres.url}"', f'table = "public.{own}"'),
             "kafka": (f'kind = "kafka"\nbootstrap_servers = "{kafka.address}"', f'topic = "{own}"'),
             "console": ('kind = "console"', ""),

@@ -16,6 +16,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from tests.support.lakes import sql
 from tests.support.topics import messages
 
 from slackwater.core.schema import Field
@@ -36,7 +37,7 @@ def frame(*rows: Row) -> pl.DataFrame:
     return pl.DataFrame([(*row, AT) for row in rows], schema={f.name: f.polars for f in FIELDS}, orient="row")
 
 
-@pytest.fixture(params=["files", "postgres", "delta", "kafka"])
+@pytest.fixture(params=["files", "postgres", "delta", "iceberg", "kafka"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """A way to open the target anew, and its rows with how many there are of each."""
     name = f"j-{uuid.uuid4().hex[:8]}"
@@ -54,6 +55,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         case "delta":
             make = partial(DeltaTarget, str(tmp_path), "append", table)
             read = partial(in_delta, tmp_path)
+        case "iceberg":
+            lake = sql(tmp_path)
+            make = partial(lake.target, table, "append")
+            read = lambda: Counter(lake.content().select("left_id", "right_note").rows())  # noqa: E731
         case _:
             kafka = request.getfixturevalue("kafka")
             kafka.create(name)

@@ -17,6 +17,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from tests.support.lakes import sql
 
 from slackwater.config.aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window
@@ -156,7 +157,7 @@ def test_accumulators_in_postgres_give_the_answer_of_those_in_files(kind: str, u
 # -- targets -------------------------------------------------------------------------------------------------------------
 
 
-def test_parquet_and_delta_have_the_declared_types(tmp_path: Path) -> None:
+def test_parquet_delta_and_iceberg_have_the_declared_types(tmp_path: Path) -> None:
     FilesTarget(tmp_path / "files", "parquet", TABLE).publish(0, frame())
     assert pl.read_parquet(tmp_path / "files" / "p-000000000.parquet").equals(frame())
     for _ in range(2):
@@ -168,9 +169,15 @@ def test_parquet_and_delta_have_the_declared_types(tmp_path: Path) -> None:
     assert isinstance(found, pl.DataFrame)
     assert found.sort("key").equals(frame())
     assert DeltaTable(tmp_path / "delta").version() == 4
+    lake = sql(tmp_path)
+    for epoch in range(3):
+        lake.opened(TABLE).publish(epoch, frame())
+    stored = lake.content().select(pl.col(f.name).cast(f.polars) for f in FIELDS)
+    assert stored.sort("key").equals(frame())
     other = Table("p", (FIELDS[0], Field("a_int", "array<bigint>"), *FIELDS[1:4], *FIELDS[5:]), ("key",))
-    with pytest.raises(StartError, match=r'column "a_int" is array<int>, expected array<bigint>; change'):
-        DeltaTarget(str(tmp_path / "delta"), "merge", other).open()
+    for elsewhere in (DeltaTarget(str(tmp_path / "delta"), "merge", other), lake.target(other)):
+        with pytest.raises(StartError, match=r'column "a_int" is array<int>, expected array<bigint>; change'):
+            elsewhere.open()
 
 
 def test_json_is_nested_and_csv_holds_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -286,6 +293,9 @@ def test_maps_in_every_target(tmp_path: Path, url: str) -> None:
     delta.publish(0, mapped())
     found = pa.table(DeltaTable(tmp_path / "delta").to_pyarrow_table()).sort_by("key")
     assert found["plain"].to_pylist() == [[("a", 1), ('b"', None)], [], None]
+    lake = sql(tmp_path)
+    lake.opened(table, "append").publish(0, mapped())
+    assert lake.content().sort("key")["plain"].to_list() == mapped()["plain"].to_list()
     postgres = PostgresTarget(url, "maps", table)
     postgres.open()
     postgres.publish(0, mapped())

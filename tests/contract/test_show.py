@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
+from tests.support import lakes
 from tests.support.states import target_of
 
 from slackwater.cli import main as cli
@@ -52,7 +53,7 @@ PLACE
 kind = "files"
 path = "HOME/state"
 """
-PLACES = ("parquet", "json", "csv", "delta", "delta append", "postgres", "kafka")
+PLACES = ("parquet", "json", "csv", "delta", "delta append", "iceberg", "iceberg append", "postgres", "kafka")
 NINE = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
 Row = tuple[int, str | None, int]  # minute, user, n
 
@@ -97,6 +98,9 @@ def at(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[str
         path = f'path = "{tmp_path}/out"'
         if place.startswith("delta"):
             connection, where = 'kind = "delta"', path + ('\nmode = "append"' if "append" in place else "")
+        elif place.startswith("iceberg"):
+            connection = lakes.connection(tmp_path)
+            where = 'table = "shop.clicks"' + ('\nmode = "append"' if "append" in place else "")
         elif place == "postgres":
             url = request.getfixturevalue("postgres").database(f"show{uuid.uuid4().hex[:8]}")
             connection, where = f'kind = "postgres"\nurl = "{url}"', 'table = "clicks"'
@@ -179,7 +183,7 @@ def test_what_is_published_since_comes_once(at: Callable[[str], Place], place: s
     there.publish((1, "a", 2))
     there.publish((1, "b", 3))
     assert fresh() == [("a", 2), ("b", 3)]
-    if place in ("delta", "postgres", "kafka"):
+    if place in ("delta", "iceberg", "postgres", "kafka"):
         there.publish((0, "b", 9), gone=[(1, "a", 2)])
         assert fresh() == [("b", 9)]
         again = published(there.pipeline)

@@ -10,12 +10,14 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.support.lakes import sql
 
 from slackwater.config.aggregation import Aggregation
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.targets.base import Readable, Table
 from slackwater.targets.delta import DeltaTarget
+from slackwater.targets.iceberg import IcebergTarget
 from slackwater.targets.postgres import PostgresTarget
 from slackwater.windows.aggregations import Agg, stored
 
@@ -39,12 +41,14 @@ ROWS = pl.DataFrame(
 )
 
 
-@pytest.fixture(params=["postgres", "delta"])
+@pytest.fixture(params=["postgres", "delta", "iceberg"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    def made(identity: tuple[str, ...]) -> PostgresTarget | DeltaTarget:
+    def made(identity: tuple[str, ...]) -> PostgresTarget | DeltaTarget | IcebergTarget:
         table = Table("p", FIELDS, identity)
         if request.param == "delta":
             return DeltaTarget(str(tmp_path / "-".join(identity)), "merge", table)
+        if request.param == "iceberg":
+            return sql(tmp_path).target(table, day_of="at")
         url = request.getfixturevalue("postgres").database(f"stored{time.time_ns()}")
         return PostgresTarget(url, "out", table)
 
@@ -101,6 +105,17 @@ def test_a_delta_table_that_is_gone(tmp_path: Path) -> None:
         file.unlink()
     ranges = pl.DataFrame({"__low": [US], "__high": [US + 1]})
     with pytest.raises(StartError, match=r"Delta table .* cannot be read \(.*nothing was replayed"):
+        place.stored(ranges, "at")
+
+
+def test_an_iceberg_table_that_is_gone(tmp_path: Path) -> None:
+    lake = sql(tmp_path)
+    place = lake.opened(Table("p", FIELDS, ("at",)))
+    lake.tables().catalog.drop_table(lake.name)
+    ranges = pl.DataFrame({"__low": [US], "__high": [US + 1]})
+    with pytest.raises(
+        StartError, match=r"Iceberg table .* cannot be read \(the table is not there any more\); nothing was replayed"
+    ):
         place.stored(ranges, "at")
 
 

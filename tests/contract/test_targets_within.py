@@ -12,14 +12,13 @@ import pytest
 from tests.laws import seeds
 from tests.laws.several_targets import Story
 from tests.support.effort import some
+from tests.support.real_targets import Real
 
 import slackwater as sw
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.errors import PublishError
-from slackwater.runner.assemble import targets_of
 from slackwater.state.commit import LETTERS
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.pipeline import LocalPipeline
 
 SCHEMA = {"k": "string"}
 S = 1_000_000
@@ -29,24 +28,6 @@ S = 1_000_000
 def urls(postgres: Any, request: pytest.FixtureRequest) -> Iterator[list[str]]:
     name = f"{abs(hash(request.node.name)):x}"
     yield [postgres.database(f"here_{name}"), postgres.database(f"there_{name}")]
-
-
-class Real(LocalPipeline):
-    """With the targets that the config names, opened at each start."""
-
-    def _put(self, place: str) -> None:
-        self._place = place
-
-    def _begin(self) -> None:
-        self._targets = targets_of(self.pipeline, self._steps, self._state_id)  # type: ignore[assignment]
-        for target in self._targets.values():
-            target.open()
-        super()._begin()
-
-    def _stop(self) -> None:
-        super()._stop()
-        for target in getattr(self, "_targets", {}).values():
-            target.close()
 
 
 def described(urls: list[str], home: Path) -> sw.Pipeline:

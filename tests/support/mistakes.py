@@ -273,7 +273,7 @@ CASES: list[tuple[str, ...]] = [
     (BASE, LAKE, '[connections.lake]\nkind = ["files"]\n', f'connections.lake.kind: found ["files"], expected {KINDS}'),
     (BASE, LAKE, '[connections.lake]\nkind = "fils"\n', 'connections.lake.kind: found "fils"; did you mean "files"?'),
     (BASE, LAKE, '[connections.lake]\nkind = "redis"\n', "connections.lake.kind: found \"redis\"; expected one of "
-     "console, delta, files, kafka, kinesis, postgres, pubsub, rabbitmq"),
+     "console, delta, files, iceberg, kafka, kinesis, postgres, pubsub, rabbitmq"),
     (BASE, LAKE, LAKE + 'host = "x"\n', "connections.lake.host: unknown key; expected one of kind, options"),
     (BASE, LAKE, '[connections]\nlake = "files"\n', 'connections.lake: found "files", expected a connection (kind = "files", "kafka", …)'),
     # -- not supported, not available yet

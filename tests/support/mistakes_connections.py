@@ -21,6 +21,10 @@ kind = "postgres"
 url = "${URL}"
 [connections.tables]
 kind = "delta"
+[connections.ice]
+kind = "iceberg"
+catalog = "sql"
+options = { warehouse = "/w" }
 [connections.queues]
 kind = "rabbitmq"
 url = "${URL}"
@@ -80,7 +84,8 @@ OFFSETS = "{ orders = { 0 = 1200, 1 = 7 } }"
 S = "sources[0]"
 ANY_OFFSETS = '"earliest" or "latest" or offsets by topic and partition ({ orders = { 0 = 1200 } })'
 READS = 'rows are read from a connection of kind "files" or "kafka" or "rabbitmq" or "kinesis" or "pubsub"'
-WRITES = 'a connection of kind "files" or "console" or "kafka" or "postgres" or "delta"'
+ICE = 'kind = "iceberg"\ncatalog = "sql"\noptions = { warehouse = "/w" }\n'
+WRITES = 'a connection of kind "files" or "console" or "kafka" or "postgres" or "delta" or "iceberg"'
 EOS = 'transform.window.crash_recovery: "kafka_eos" needs'
 
 
@@ -112,6 +117,16 @@ CASES: list[tuple[str, ...]] = [
     (KAFKA, 'region = "eu-west-1"\n', "", 'connections.streams.region: missing; the region, as in "eu-central-1"'),
     (KAFKA, 'project = "p"\nlocation = "europe-west3-a"\n', "", "connections.pub.project: missing; the project's number or name",
      'connections.pub.location: missing; the region or zone, as in "europe-west3-a"'),
+    (KAFKA, ICE, ICE.replace('catalog = "sql"\n', ""),
+     'connections.ice.catalog: missing; the kind of its catalog: "rest", "sql", "glue" or "hive"'),
+    (KAFKA, ICE, ICE.replace('catalog = "sql"', 'type = "sql"'), 'connections.ice.type: unknown key; did you mean "catalog"?',
+     'connections.ice.catalog: missing; the kind of its catalog: "rest", "sql", "glue" or "hive"'),
+    (KAFKA, ICE, ICE.replace('"sql"', '"sqlite"'), 'connections.ice.catalog: found "sqlite", expected "rest" or "sql" or "glue" or "hive"; did you mean "sql"?'),
+    (KAFKA, ICE, ICE + 'uri = "x"\n', 'connections.ice.uri: unknown key; did you mean "options"?'),
+    (KAFKA, ICE, ICE.replace('"/w"', '"w"'),
+     'connections.ice.options: warehouse: found "w", expected an absolute path or a URL, which every reader can follow'),
+    (KAFKA, ICE, ICE.replace('warehouse', 'type = "sql", warehouse'),
+     "connections.ice.options: names a type of catalog; say it in catalog, and remove it here"),
     (KAFKA, 'kind = "delta"', 'kind = "detla"', 'connections.tables.kind: found "detla"; did you mean "delta"?'),
     (KAFKA, '{ "security.protocol" = "SASL_SSL", "sasl.password" = "${PASSWORD}" }', '"SSL"',
      'connections.bus.options: found "SSL", expected a table of settings ({ "security.protocol" = "SSL" })'),
@@ -163,12 +178,18 @@ CASES: list[tuple[str, ...]] = [
     (KAFKA, 'topic = "counts"\n', "", 'target.topic: missing; a kafka target needs a topic, as in "sessions"'),
     (PERSISTED, TARGET, target("db"), 'target.table: missing; a postgres target needs a table, as in "public.sessions"'),
     (PERSISTED, TARGET, target("tables"), 'target.path: missing; a delta target needs a directory, as in "lake/sessions"'),
+    (PERSISTED, TARGET, target("ice"), 'target.table: missing; an iceberg target needs a table in a namespace, as in "shop.sessions"'),
+    (PERSISTED, TARGET, target("ice", 'table = "sessions"\n'),
+     'target.table: found "sessions", expected a table in a namespace, as in "shop.sessions"'),
+    (PERSISTED, TARGET, target("ice", 'table = "shop."\n'), 'target.table: found "shop.", expected a table in a namespace, as in "shop.sessions"'),
+    (PERSISTED, TARGET, target("ice", 'path = "lake/sessions"\n'),
+     of("target.path", '"files" or "delta"', "iceberg", 'write table instead: an iceberg target needs a table in a namespace, as in "shop.sessions"')),
     (PERSISTED, TARGET, target("lake"), 'target.path: missing; a files target needs a directory, as in "out/sessions"'),
     (PERSISTED, TARGET, target("lake", 'table = "t"\n'),
-     of("target.table", '"postgres"', "files", 'write path instead: a files target needs a directory, as in "out/sessions"')),
+     of("target.table", '"postgres" or "iceberg"', "files", 'write path instead: a files target needs a directory, as in "out/sessions"')),
     (PERSISTED, TARGET, target("db", 'path = "out"\n'),
      of("target.path", '"files" or "delta"', "postgres", 'write table instead: a postgres target needs a table, as in "public.sessions"')),
-    (PERSISTED, TARGET, target("db", 'table = "t"\nmode = "merge"\n'), of("target.mode", '"delta"', "postgres")),
+    (PERSISTED, TARGET, target("db", 'table = "t"\nmode = "merge"\n'), of("target.mode", '"delta" or "iceberg"', "postgres")),
     (PERSISTED, TARGET, target("tables", 'path = "t"\nformat = "json"\n'), of("target.format", '"files"', "delta")),
     (PERSISTED, TARGET, target("tables", 'path = "t"\nkey_columns = ["user"]\n'), of("target.key_columns", '"kafka"', "delta")),
     (PERSISTED, TARGET, target("queues", 'topic = "t"\n'), f'target.connection: "queues" is of kind "rabbitmq"; results go to {WRITES}'),

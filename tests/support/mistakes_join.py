@@ -126,5 +126,5 @@ CASES: list[tuple[str, str, *tuple[str, ...]]] = [  # what is changed to what: t
     (BOUNDS, BOUNDS + 'crash_recovery = "kafka_eos"\n', f'{J}.crash_recovery: "kafka_eos" needs a kafka target with delivery = "exactly_once"; set it, or use "persisted"'),
     (TARGET, LAKE + '[target]\nconnection = "lake"\npath = "out"\nmode = "merge"\n',
      'target.mode: "merge" replaces rows of equal identity, which joined rows do not have; use "append" (the default for a join)'),
-    (TARGET, TARGET + 'mode = "merge"\n', 'target.mode: belongs to connections of kind "delta", this one is "postgres"; remove it'),
+    (TARGET, TARGET + 'mode = "merge"\n', 'target.mode: belongs to connections of kind "delta" or "iceberg", this one is "postgres"; remove it'),
 ]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from tests.support.lakes import connection, sql
 
 from slackwater.cli.main import main
 from slackwater.config import toml
@@ -153,6 +154,17 @@ def test_a_delta_table_that_is_only_added_to(tmp_path: Path) -> None:
     assert len(former.check(pipeline, "keep")) == 1
     merging = toml.load(config(tmp_path, f'connection = "table"\npath = "{path}"\nmode = "merge"'))
     assert former.check(merging, None) == []  # rows are replaced
+
+
+def test_an_iceberg_table_that_is_only_added_to(tmp_path: Path) -> None:
+    lake = sql(tmp_path, "shop.t")
+    lake.opened(Table("p", FIELDS, None, "old"), "append").publish(6, ROWS)
+    text = config(tmp_path, 'connection = "table"\ntable = "shop.t"\nmode = "append"').read_text()
+    pipeline = toml.loads(text.replace('kind = "delta"', connection(tmp_path)))
+    told = r'rows of another state of "p" in Iceberg table shop.t, up to epoch 6: .*; empty it, or name another place'
+    with pytest.raises(StartError, match=told):
+        former.check(pipeline, None)
+    assert len(former.check(pipeline, "keep")) == 1
 
 
 def test_one_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

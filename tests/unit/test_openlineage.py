@@ -371,6 +371,11 @@ def test_sources_have_the_names_that_others_know_them_by(
         ),
         ('kind = "kafka"\nbootstrap_servers = "k1:9092"', 'topic = "sessions"', ("kafka://k1:9092", "sessions")),
         ('kind = "delta"', 'path = "s3://lake/sessions/"', ("s3://lake", "sessions")),
+        (
+            'kind = "iceberg"\ncatalog = "rest"\noptions = { uri = "https://me:hunter-22@catalog:8181", token = "hunter-22" }',
+            'table = "shop.sessions"',
+            ("https://catalog:8181", "shop.sessions"),
+        ),
     ],
 )
 def test_targets_too(connection: str, target: str, expected: tuple[str, str]) -> None:

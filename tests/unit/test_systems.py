@@ -45,6 +45,6 @@ def test_a_dataframe_adds_no_columns() -> None:
 
 
 def test_what_a_config_tells_costs_no_libraries_of_systems() -> None:
-    heavy = ("pyspark", "polars", "confluent_kafka", "psycopg", "deltalake")
+    heavy = ("pyspark", "polars", "confluent_kafka", "psycopg", "deltalake", "pyiceberg")
     code = f"import sys, slackwater.config.connectors; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

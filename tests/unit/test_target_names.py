@@ -9,6 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from deltalake import DeltaTable
+from tests.support.lakes import sql
 
 from slackwater.core.schema import Field
 from slackwater.core.text import json_text
@@ -58,6 +59,16 @@ def test_delta(odd: str, tmp_path: Path) -> None:
     found = pl.from_arrow(DeltaTable(str(tmp_path / "d")).to_pyarrow_table())
     assert isinstance(found, pl.DataFrame)
     assert found.sort("n").rows() == [("u", 11), (None, 12)]
+
+
+@pytest.mark.parametrize("odd", [*HOSTILE, *SPACED])
+def test_iceberg(odd: str, tmp_path: Path) -> None:
+    table, rows = frame(odd)
+    lake = sql(tmp_path)
+    target = lake.opened(table)
+    target.publish(0, rows)
+    target.publish(1, rows.with_columns(n=pl.col("n") + 10)[:2], rows.select(odd)[2:])
+    assert lake.content().sort("n").rows() == [("u", 11), (None, 12)]
 
 
 @pytest.mark.parametrize("odd", [*HOSTILE, *SPACED])

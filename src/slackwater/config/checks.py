@@ -172,7 +172,7 @@ def check_corrections(values: Values) -> Iterator[Problem]:
         f"transform.window.{key}",
         f"{show(getattr(window, key))} writes a window again, and {where} only adds "
         "rows: the former ones would stay beside it unmarked; set emit_metadata = true (_revision and _emit_reason tell them apart), "
-        'or emit = "final", or write to postgres, delta (mode = "merge") or kafka (keyed by the identity)',
+        'or emit = "final", or write to postgres, delta or iceberg (mode = "merge"), or kafka (keyed by the identity)',
     )
 
 
@@ -188,7 +188,7 @@ def check_standalone(values: Values) -> Iterator[Problem]:
     if target.upserts(found.kind, window):
         yield (
             "transform.window.late_data",
-            f'"standalone" needs a target that only adds rows (files, console, delta with mode = "append"): on this {found.kind} target '
+            f'"standalone" needs a target that only adds rows (files, console, delta or iceberg with mode = "append"): on this {found.kind} target '
             'the late rows would replace the window they missed; use "reopen" to correct it, or "dlq"',
         )
 

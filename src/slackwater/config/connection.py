@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from slackwater import secrets
 from slackwater.config.kinds import Kind, MismatchError, NestedError, choice, settings, shaped, text
-from slackwater.config.spec import Spec
+from slackwater.config.spec import Problem, Spec, Values
 from slackwater.config.spelling import Unset, nearest, show, show_key
 
 _options = settings('a table of settings ({ "security.protocol" = "SSL" })')
@@ -96,6 +97,54 @@ class DeltaConnection(Connection):
     READS: ClassVar[bool] = False
 
 
+class IcebergConnection(Connection):
+    """Iceberg tables in a catalog; a target only. `catalog`: of which kind. `options`: its properties as PyIceberg spells them (`uri`,
+    `warehouse`, `credential`, `s3.endpoint`, …). `catalog_name`: what PyIceberg calls it; a SQL catalog keeps tables under it.
+    """
+
+    kind: Literal["iceberg"] = "iceberg"
+    catalog: str
+    catalog_name: str = "default"
+    options: Mapping[str, str] = Field(default_factory=dict, repr=False)
+
+    KINDS: ClassVar[Mapping[str, Kind]] = {
+        "kind": choice("iceberg"),
+        "catalog": choice("rest", "sql", "glue", "hive"),
+        "catalog_name": text,
+        "options": _options,
+    }
+    MEANT: ClassVar[Mapping[str, str]] = {
+        "type": "catalog",
+        **dict.fromkeys(("uri", "url", "warehouse", "token"), "options"),
+    }
+    REQUIRED: ClassVar[tuple[str, ...]] = ("catalog",)
+    READS: ClassVar[bool] = False
+
+    @classmethod
+    def wanted(cls, key: str) -> str:
+        return 'the kind of its catalog: "rest", "sql", "glue" or "hive"'
+
+    @classmethod
+    def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
+        options = values.get("options")
+        if isinstance(options, Mapping):
+            for value in options.values():
+                secrets.remember_url(value)
+            if "type" in options or "py-catalog-impl" in options:
+                yield "options", "names a type of catalog; say it in catalog, and remove it here"
+            warehouse = str(options.get("warehouse", "/"))
+            if values.get("catalog") == "sql" and "://" not in warehouse and not warehouse.startswith(("/", "file:")):
+                yield (
+                    "options",
+                    f"warehouse: found {show(warehouse)}, expected an absolute path or a URL, which every reader can follow",
+                )
+        if find_spec("pyiceberg") is None:
+            yield (
+                "kind",
+                "Iceberg needs the package pyiceberg, which is not installed; pip install 'slackwater[iceberg]'",
+            )
+
+
 class RabbitMQConnection(Connection):
     """A RabbitMQ broker; a source only."""
 
@@ -162,6 +211,7 @@ CONNECTIONS: Mapping[str, type[Connection]] = {
     "kafka": KafkaConnection,
     "postgres": PostgresConnection,
     "delta": DeltaConnection,
+    "iceberg": IcebergConnection,
     "rabbitmq": RabbitMQConnection,
     "kinesis": KinesisConnection,
     "pubsub": PubSubConnection,

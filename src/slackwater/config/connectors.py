@@ -118,6 +118,11 @@ CONNECTORS: Mapping[str, Connector] = {
         written=lambda t, adds, within: f'Delta table "{absolute(t.path)}", {"append" if adds else t.mode or "merge"}',
         only_adds='a delta target with mode = "append"',
     ),
+    "iceberg": Connector(
+        place=lambda t: f"Iceberg table {t.table}",
+        written=lambda t, adds, within: f"Iceberg table {t.table}, {'append' if adds else t.mode or 'merge'}",
+        only_adds='an iceberg target with mode = "append"',
+    ),
     "rabbitmq": Connector(
         injected=("_value", "_routing_key", "_exchange", "_message_id", "_headers", "_received"),
         own_time=True,

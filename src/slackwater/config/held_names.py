@@ -59,6 +59,13 @@ def check_held_names(values: Values, known: Mapping[str, Any], at: str = "target
         and (not _TOPIC.fullmatch(target.topic) or target.topic in (".", ".."))
     ):
         yield f"{at}.topic", f'found {show(target.topic)}; a topic is up to 249 letters, digits, ".", "_" and "-"'
+    if found.kind == "iceberg" and target.table and "table" not in target._wrong:
+        parts = target.table.split(".")
+        if len(parts) < 2 or not all(parts):
+            yield (
+                f"{at}.table",
+                f'found {show(target.table)}, expected a table in a namespace, as in "shop.sessions"',
+            )
     if target.path and "\0" in target.path:
         yield f"{at}.path", "holds U+0000, which no file name can"
     if window is not None:

@@ -55,7 +55,7 @@ def check_only_added(values: Values, at: str = "target") -> Iterator[Problem]:
     if step is not None and step.table != "join":
         what, where = f"rows of a {step.table}", "them"
     found = resolve(target.connection, values.get("connections", {}))
-    if found is not None and found.kind == "delta":  # of another kind it has no mode at all
+    if found is not None and found.kind in ("delta", "iceberg"):  # of another kind it has no mode at all
         yield (
             f"{at}.mode",
             f'"merge" replaces rows of equal identity, which {what} do not have; use "append" (the default for {where})',

@@ -20,7 +20,7 @@ OBJECTS = ("s3", "gs", "abfss")  # schemes of URLs of object stores
 
 
 class Target(Spec):
-    """Where rows go: files or a Delta table (`path`), a Postgres `table`, a Kafka `topic`, or the console.
+    """Where rows go: files or a Delta table (`path`), a Postgres or Iceberg `table`, a Kafka `topic`, or the console.
 
     `from_`: the stage whose results it gets, by default the last one. `name`: what it is called, by default as that stage.
     """
@@ -72,9 +72,9 @@ class Target(Spec):
     OF: ClassVar[Mapping[str, tuple[str, ...]]] = {  # key -> the kinds of connection it belongs to
         "path": ("files", "delta"),
         "format": ("files",),
-        "table": ("postgres",),
+        "table": ("postgres", "iceberg"),
         "topic": ("kafka",),
-        "mode": ("delta",),
+        "mode": ("delta", "iceberg"),
         "delivery": ("kafka",),
         "value_format": ("kafka",),
         "key_columns": ("kafka",),
@@ -83,6 +83,7 @@ class Target(Spec):
         "files": ("path", 'a files target needs a directory, as in "out/sessions"'),
         "delta": ("path", 'a delta target needs a directory, as in "lake/sessions"'),
         "postgres": ("table", 'a postgres target needs a table, as in "public.sessions"'),
+        "iceberg": ("table", 'an iceberg target needs a table in a namespace, as in "shop.sessions"'),
         "kafka": ("topic", 'a kafka target needs a topic, as in "sessions"'),
     }
     REQUIRED: ClassVar[tuple[str, ...]] = ("connection",)
@@ -99,7 +100,7 @@ class Target(Spec):
         if not isinstance(step, Window):
             return False
         if kind != "kafka" or self.key_columns is None:
-            return kind in ("postgres", "kafka") or (kind == "delta" and self.mode != "append")
+            return kind in ("postgres", "kafka") or (kind in ("delta", "iceberg") and self.mode != "append")
         keys, given = set(step.group_by), set(self.key_columns)  # beside the keys what tells their windows apart
         known = {step.window_start_column, *(["session_id"] if step.kind == "session" else [])}
         return keys < given <= keys | known

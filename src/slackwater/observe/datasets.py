@@ -15,6 +15,7 @@ from slackwater.config.connection import (
     ConsoleConnection,
     DeltaConnection,
     FilesConnection,
+    IcebergConnection,
     KafkaConnection,
     KinesisConnection,
     PostgresConnection,
@@ -94,6 +95,14 @@ def _(connection: ConsoleConnection, target: Target) -> Place | None:
 @_written.register
 def _(connection: FilesConnection | DeltaConnection, target: Target) -> Place | None:
     return _path(target.path or "")
+
+
+@_written.register
+def _(connection: IcebergConnection, target: Target) -> Place | None:
+    """By its catalog, as Spark's own listener names them; where that is unknown, by its kind."""
+    at = connection.options.get("uri") or connection.options.get("warehouse") or connection.catalog
+    scheme, _, rest = at.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if rest else at, target.table or ""
 
 
 @_written.register

@@ -24,6 +24,7 @@ from slackwater.config.connection import (
     ConsoleConnection,
     DeltaConnection,
     FilesConnection,
+    IcebergConnection,
     KafkaConnection,
     PostgresConnection,
 )
@@ -129,6 +130,21 @@ def _(connection: FilesConnection, target: Target) -> Output | None:
 @_written.register
 def _(connection: DeltaConnection, target: Target) -> Output | None:
     return _delta(target.path or "", connection.options)
+
+
+@_written.register
+def _(connection: IcebergConnection, target: Target) -> Output | None:
+    from slackwater.targets import iceberg_tables as iceberg
+
+    label = f"Iceberg table {target.table}"
+    try:
+        table = iceberg.tables_at(connection).load(target.table or "")
+        rows = None if table is None else iceberg.whole(table)
+    except Exception as error:  # catalogs raise what their clients do
+        raise StartError(f"{label}: cannot be read ({iceberg.reason(error)})") from None
+    if rows is None:
+        raise StartError(f"{label}: there is no such table in its catalog")
+    return Output(label, rows)
 
 
 @_written.register

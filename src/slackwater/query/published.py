@@ -2,6 +2,7 @@
 
 files      the files that this pipeline wrote          new: files that were not there before
 Delta      the table's latest version                  new: rows of added files that no removed file had
+Iceberg    the table's current snapshot                likewise (see `query.published_iceberg`)
 Postgres   the table                                   new: rows whose transaction the last look did not see
 Kafka      the end of the topic, latest per key        new: the records after it (see `query.published_kafka`)
 """
@@ -9,7 +10,6 @@ Kafka      the end of the topic, latest per key        new: the records after it
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
@@ -22,6 +22,7 @@ from slackwater.config.connection import (
     ConsoleConnection,
     DeltaConnection,
     FilesConnection,
+    IcebergConnection,
     KafkaConnection,
     PostgresConnection,
 )
@@ -29,7 +30,7 @@ from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.core.dispatch import unregistered
 from slackwater.errors import StartError
 from slackwater.query import outputs
-from slackwater.query.text import json_lines
+from slackwater.query.newer import less
 from slackwater.targets.folder import Folder, folder_at
 
 TIMES = ("window_start", "window_end")
@@ -74,6 +75,13 @@ def _(connection: FilesConnection, pipeline: Pipeline) -> Published:
 @_published.register
 def _(connection: DeltaConnection, pipeline: Pipeline) -> Published:
     return _Delta(pipeline.target.path or "", dict(connection.options))
+
+
+@_published.register
+def _(connection: IcebergConnection, pipeline: Pipeline) -> Published:
+    from slackwater.query.published_iceberg import IcebergResults
+
+    return IcebergResults(connection, pipeline.target.table or "")
 
 
 @_published.register
@@ -177,7 +185,7 @@ class _Delta:
         if files == before:
             return None
         added = self._read(sorted(files - before))
-        return None if added is None else _some(_less(added, self._read(sorted(before - files))))
+        return None if added is None else _some(less(added, self._read(sorted(before - files))))
 
     def _table(self) -> Any:
         from deltalake import DeltaTable
@@ -211,18 +219,6 @@ class _Delta:
 
     def close(self) -> None:
         return
-
-
-def _less(rows: pl.DataFrame, former: pl.DataFrame | None) -> pl.DataFrame:
-    """The rows that were not there before, equal ones as often as there are more of them now."""
-    if former is None:
-        return rows
-    known = Counter(json_lines(former.select(c for c in rows.columns if c in former.columns)))
-    keep = []
-    for line in json_lines(rows):
-        keep.append(known[line] <= 0)
-        known[line] -= 1
-    return rows.filter(pl.Series(keep, dtype=pl.Boolean))
 
 
 def _some(rows: pl.DataFrame) -> pl.DataFrame | None:

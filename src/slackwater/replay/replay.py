@@ -206,7 +206,7 @@ def check_late(driver: Driver) -> None:
         raise StartError(
             f"{driver.pipeline.name}: late rows correct windows that the target holds, and {first.description} "
             f"{'cannot be read here' if first.upserts else 'only ever adds rows'}; expected a Postgres table, or a Delta "
-            'table with mode = "merge"; nothing was replayed'
+            'or Iceberg table with mode = "merge"; nothing was replayed'
         )
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("slackwater")
 
-_SERVICES = ("pyspark", "py4j", "psycopg", "confluent_kafka", "deltalake")
+_SERVICES = ("pyspark", "py4j", "psycopg", "confluent_kafka", "deltalake", "pyiceberg")
 _BRIDGE = ("py4j.clientserver", "py4j.java_gateway")
 _ANALYSIS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _SECONDS = 3.0  # a process that was killed takes a moment to be gone

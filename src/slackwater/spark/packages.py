@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slackwater.errors import StartError
@@ -60,6 +60,11 @@ def module(organisation: str, name: str, version: str) -> list[Path]:
     return _fetch(organisation, name, version, transitive=False)
 
 
+def described(name: str, modules: str) -> list[Path]:
+    """Modules with everything they depend on, as an `ivy.xml` lists them: one can name artifacts of a module beside its jar."""
+    return _once(cache() / "jars" / name, lambda into: _described(name, modules, into))
+
+
 def _newest(module: str, spark_version: str, published: Sequence[str]) -> tuple[list[Path], str]:
     candidates = [spark_version, *(v for v in published if _numbers(v) < _numbers(spark_version))]
     cached = [v for v in candidates if _is_cached(_home("org.apache.spark", module, v))]
@@ -87,12 +92,18 @@ def _is_cached(home: Path) -> bool:
 
 
 def _fetch(organisation: str, module: str, version: str, *, transitive: bool) -> list[Path]:
-    home = _home(organisation, module, version)
+    return _once(
+        _home(organisation, module, version), lambda into: _named(organisation, module, version, transitive, into)
+    )
+
+
+def _once(home: Path, fetch: Callable[[Path], None]) -> list[Path]:
+    """The jars of a folder of the cache, which are fetched if it is not there."""
     if not _is_cached(home):
         home.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(dir=home.parent, prefix=".fetch-"))
         try:
-            _ivy(organisation, module, version, transitive, aside)
+            fetch(aside)
             aside.chmod(0o755)
             aside.rename(home)
         except OSError:
@@ -103,21 +114,30 @@ def _fetch(organisation: str, module: str, version: str, *, transitive: bool) ->
     return sorted(home.glob("*.jar"))
 
 
-def _ivy(organisation: str, module: str, version: str, transitive: bool, into: Path) -> None:
+def _named(organisation: str, module: str, version: str, transitive: bool, into: Path) -> None:
+    wanted = ["-dependency", organisation, module, version]
+    wanted += ["-retrieve", f"{into}/[artifact]-[revision].[ext]"]
+    _ivy(f"{organisation}:{module}:{version}", into, [*wanted, *([] if transitive else ["-notransitive"])])
+
+
+def _described(name: str, modules: str, into: Path) -> None:
+    file = into / "ivy.xml"
+    file.write_text(modules)
+    _ivy(name, into, ["-ivy", str(file), "-retrieve", f"{into}/[artifact](-[classifier])-[revision].[ext]"])
+
+
+def _ivy(what: str, into: Path, wanted: Sequence[str]) -> None:
     import pyspark
 
     jars = Path(pyspark.__file__).parent / "jars"
     command = ["java", "-jar", str(next(jars.glob("ivy-*.jar"))), "-m2compatible", "-warn"]
-    command += ["-cache", str(cache() / "ivy"), "-confs", "default"]
-    command += ["-dependency", organisation, module, version, "-retrieve", f"{into}/[artifact]-[revision].[ext]"]
-    if not transitive:
-        command.append("-notransitive")
+    command += ["-cache", str(cache() / "ivy"), "-confs", "default", *wanted]
     if settings := os.environ.get("SLACKWATER_IVY_SETTINGS"):
         command += ["-settings", settings]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode or not any(into.glob("*.jar")):
         raise StartError(
-            f"{organisation}:{module}:{version} cannot be fetched from Maven; "
+            f"{what} cannot be fetched from Maven; "
             "connect once to fill the cache, or put the jar on the machine and name it in the Spark setting spark.jars"
         )
 

@@ -33,7 +33,7 @@ from slackwater.errors import StartError
 from slackwater.spark import packages
 from slackwater.testing.services import SECONDS, Process, free_port
 
-Fault = Literal["", "403", "503", "lost", "dropped", "slow", "hangs"]
+Fault = Literal["", "403", "503", "lost", "dropped", "slow", "hangs", "twice"]
 
 
 @dataclass
@@ -160,7 +160,8 @@ class Door:
     """A door before an HTTP server. `judge`: what goes wrong with a request, by its method and path; "" for nothing.
 
     "403", "503": refused; "dropped": the connection ends before anything is asked; "lost": asked, done, and the answer is lost;
-    "slow": answered `pause_s` later; "hangs": asked, done, and never answered while the door is open.
+    "slow": answered `pause_s` later; "hangs": asked, done, and never answered while the door is open; "twice": asked twice, as by
+    somebody on the way who did not hear the first answer, and the second one is given.
     """
 
     target: int
@@ -213,14 +214,15 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "503":
             self._answer(503, [], b"<Error><Code>SlowDown</Code><Message>of the test</Message></Error>")
             return
-        connection = http.client.HTTPConnection("127.0.0.1", door.target, timeout=SECONDS)
-        try:
-            # the server signs nothing, but tells its own address in answers
-            connection.request(method, self.path, body or None, dict(self.headers))
-            answer = connection.getresponse()
-            content = answer.read()
-        finally:
-            connection.close()
+        for _ in range(2 if fault == "twice" else 1):
+            connection = http.client.HTTPConnection("127.0.0.1", door.target, timeout=SECONDS)
+            try:
+                # the server signs nothing, but tells its own address in answers
+                connection.request(method, self.path, body or None, dict(self.headers))
+                answer = connection.getresponse()
+                content = answer.read()
+            finally:
+                connection.close()
         if fault == "slow":
             door.closed.wait(door.pause_s)
         if fault == "hangs":

@@ -12,6 +12,7 @@ from slackwater.config.connection import (
     ConsoleConnection,
     DeltaConnection,
     FilesConnection,
+    IcebergConnection,
     KafkaConnection,
     PostgresConnection,
 )
@@ -27,12 +28,13 @@ CONNECTIONS: dict[str, Connection] = {
     "files": FilesConnection(),
     "console": ConsoleConnection(),
     "delta": DeltaConnection(),
+    "iceberg": IcebergConnection(catalog="rest"),
     "kafka": KafkaConnection(bootstrap_servers="b:9092"),
     "postgres": PostgresConnection(url="postgresql://h/d"),
 }
 HOW = (
     'set emit_metadata = true (_revision and _emit_reason tell them apart), or emit = "final", or write to postgres, '
-    'delta (mode = "merge") or kafka (keyed by the identity)'
+    'delta or iceberg (mode = "merge"), or kafka (keyed by the identity)'
 )
 
 
@@ -56,6 +58,7 @@ REOPEN = {"late_data": "reopen"}
         ("files", {}, "a files target"),
         ("console", {}, "a console target"),
         ("delta", {"mode": "append"}, 'a delta target with mode = "append"'),
+        ("iceberg", {"mode": "append"}, 'an iceberg target with mode = "append"'),
         ("kafka", {"key_columns": ["user"]}, "a kafka target with these key_columns"),
         ("kafka", {"key_columns": []}, "a kafka target with these key_columns"),
         ("kafka", {"key_columns": ["user", "window_start", "n"]}, "a kafka target with these key_columns"),
@@ -78,6 +81,7 @@ def test_corrections_beside_their_former_rows_are_refused(kind: str, given: dict
         ("postgres", {}),
         ("delta", {}),
         ("delta", {"mode": "merge"}),
+        ("iceberg", {}),
         ("kafka", {}),
         ("kafka", {"key_columns": ["window_start", "user"]}),
         ("kafka", {"key_columns": ["user", "session_id"]}),

@@ -174,7 +174,7 @@ def test_a_missing_variable_is_one_line() -> None:
         ('connection = "lake"\npath', 'connection = "${S}"\npath', "hunter2",
          'target.connection: found "${S}", which is no connection; expected one of lake'),
         ('kind = "files"\n\n', 'kind = "${S}"\n\n', "hunter2",
-         'connections.lake.kind: found "${S}"; expected one of console, delta, files, kafka, kinesis, postgres, pubsub, rabbitmq'),
+         'connections.lake.kind: found "${S}"; expected one of console, delta, files, iceberg, kafka, kinesis, postgres, pubsub, rabbitmq'),
         ('name = "user-sessions"', 'name = "${S}"', "hunter 2",
          'name: found "${S}", expected letters, digits, ".", "_" and "-" (it names a directory)'),
         ('"ts"        #', '"_event_ts"\nevent_time_unit = "${S}" #', "hunter2",

@@ -56,7 +56,7 @@ def test_late_rows_by_themselves_need_a_target_that_only_adds_rows() -> None:
     loads(given, "p.toml", {})
     table = swap(swap(given, LAKE, LAKE + '[connections.table]\nkind = "delta"\n'), OUT, OUT.replace("lake", "table"))
     assert problems(table) == [
-        f'{W}.late_data: "standalone" needs a target that only adds rows (files, console, delta with mode = "append"): on this '
+        f'{W}.late_data: "standalone" needs a target that only adds rows (files, console, delta or iceberg with mode = "append"): on this '
         'delta target the late rows would replace the window they missed; use "reopen" to correct it, or "dlq"'
     ]
     loads(swap(table, 'path = "out"\n', 'path = "out"\nmode = "append"\n'), "p.toml", {})

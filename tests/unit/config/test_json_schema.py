@@ -40,6 +40,8 @@ BEYOND = {
     r"sources\[0\].avro_schema_file: missing": "whether there is a registry is in another table",
     r"lookups.users.format: missing": "a known suffix stands for a format",
     r"target.(path|table|topic): missing|dead_letter.(path|table|topic): missing": "the kind is in another table",
+    r"expected a table in a namespace": "the kind is in another table",
+    r"ice.options: ": "what the options of a catalog mean depends on its kind",
     r"reads files, which have no event time": "whether files are read is in another table",
     r"module \"|is a function|is the class|Mean": "code has to be imported",
     r"environment variable": "the environment is not part of the file",

@@ -11,6 +11,7 @@ from slackwater.runner.systems.cloud import Kinesis, PubSub
 from slackwater.runner.systems.console import Console
 from slackwater.runner.systems.delta import Delta
 from slackwater.runner.systems.files import Files
+from slackwater.runner.systems.iceberg import Iceberg
 from slackwater.runner.systems.kafka import Kafka
 from slackwater.runner.systems.postgres import Postgres
 from slackwater.runner.systems.rabbitmq import RabbitMQ
@@ -21,6 +22,7 @@ SYSTEMS: Mapping[str, type[System[Any]]] = {
     "kafka": Kafka,
     "postgres": Postgres,
     "delta": Delta,
+    "iceberg": Iceberg,
     "rabbitmq": RabbitMQ,
     "kinesis": Kinesis,
     "pubsub": PubSub,

@@ -1,0 +1,53 @@
+"""Iceberg tables, in a catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from slackwater.config.connection import IcebergConnection
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.target import Target as TargetSpec
+from slackwater.errors import StartError
+from slackwater.runner.letters import Wanted
+from slackwater.runner.systems.base import System
+from slackwater.targets.base import Table
+
+if TYPE_CHECKING:
+    from slackwater.targets.iceberg import IcebergTarget
+
+
+class Iceberg(System[IcebergConnection]):
+    def target(self, spec: TargetSpec, pipeline: Pipeline, table: Table) -> IcebergTarget:
+        """A new table of windows is partitioned by the days that they begin on; letters and pairs have no such time."""
+        window = pipeline.last.transform.window
+        start = None if window is None else window.window_start_column
+        day_of = start if (start, "timestamp") in {(f.name, f.type) for f in table.fields} else None
+        return self._target(spec, "append" if table.identity is None else spec.mode or "merge", table, day_of)
+
+    def former(self, spec: TargetSpec, table: Table) -> IcebergTarget:
+        return self._target(spec, "append", table, None)
+
+    def _target(self, spec: TargetSpec, mode: str, table: Table, day_of: str | None) -> IcebergTarget:
+        from slackwater.targets.iceberg import IcebergTarget
+        from slackwater.targets.iceberg_tables import tables_at
+
+        return IcebergTarget(tables_at(self.connection), spec.table or "", mode, table, day_of)
+
+    def check_target(self, spec: TargetSpec, place: str) -> None:
+        self.former(spec, Table("", (), None)).former()
+
+    def letters(self, spec: TargetSpec, pipeline: str, wanted: Wanted) -> Iterator[pl.DataFrame]:
+        from slackwater.targets import iceberg_tables as iceberg
+
+        name = spec.table or ""
+        try:
+            table = iceberg.tables_at(self.connection).load(name)
+            if table is not None:
+                yield iceberg.whole(table)
+        except Exception as error:  # catalogs raise what their clients do
+            raise StartError(
+                f"Iceberg table {name} cannot be read ({iceberg.reason(error)}); check the catalog and its options"
+            ) from None

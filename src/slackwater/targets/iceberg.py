@@ -1,0 +1,281 @@
+"""An Iceberg table: the rows of an epoch and its marker in one commit of the catalog.
+
+    commit of epoch 12
+      add-snapshot …                                            the rows; of a correction the files it rewrote, too
+      set-properties {"slackwater/user-sessions/…": "12"}       the marker; summaries of snapshots expire, properties stay
+      assert-ref-snapshot-id main = …                           or else it is refused: what was read is what is built on
+
+`append` only adds. `merge` replaces rows of equal identity (NULL equals NULL, NaN equals NaN) and takes superseded ones away, by
+writing anew the files that hold them. A commit is asked for once: whatever comes back, the table itself says what became of it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pyarrow as pa
+
+from slackwater.core.capacity import YEARS, Capacity
+from slackwater.core.words import plural
+from slackwater.errors import PublishError, StartError
+from slackwater.targets import iceberg_tables as iceberg
+from slackwater.targets.base import Table as Columns
+from slackwater.targets.iceberg_tables import Tables
+
+if TYPE_CHECKING:
+    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.table import Table, Transaction
+
+log = logging.getLogger("slackwater")
+
+_TRIES, _PAUSE_S = 6, 0.1  # the pause doubles
+_TOGETHER = 1_000_000  # rows of rewritten files that are held at once
+_DAYS = 32  # days that are looked for one by one; for more, the stretch from the first to the last
+_DAY_US = 86_400_000_000
+_MAIN = "main"
+
+
+class IcebergTarget:
+    """Writes each epoch once; an epoch at or below the table's marker is ignored."""
+
+    guarantee = "exactly once"
+
+    def __init__(self, tables: Tables, name: str, mode: str, table: Columns, day_of: str | None = None) -> None:
+        """`mode` is "merge" (needs an identity) or "append"; `day_of`: the column by whose days a new table is partitioned."""
+        if mode == "merge" and not table.identity:
+            raise StartError(
+                f'Iceberg table {name}: mode "merge" needs the columns that tell rows apart, and there are none; '
+                'use mode = "append"'
+            )
+        self._tables, self._name, self._mode, self._columns, self._day_of = tables, name, mode, table, day_of
+        self.upserts = mode == "merge"
+        self._writer = f"slackwater/{table.writer}"
+        self._marker = f"{self._writer}/{table.state}" if table.state else self._writer
+        self._last = f"{self._writer}#last"
+        self._table: Table | None = None
+        self.description = f"Iceberg table {name}"
+
+    @property
+    def capacity(self) -> Capacity:
+        """The years that Spark writes and reads."""
+        return Capacity(times=YEARS)
+
+    def open(self) -> None:
+        """Create the table if it is absent, else compare its columns with those of the pipeline."""
+        try:
+            table = self._tables.load(self._name)
+            if table is None:
+                self._tables.create(self._name, self._columns.fields, self._day_of)
+                table = self._tables.load(self._name)
+            assert table is not None, "it was made just now"
+            different = "; ".join(iceberg.differences(self._columns.fields, table))
+        except Exception as error:  # catalogs raise what their clients do
+            raise self._unreachable(error) from error
+        if different:
+            raise StartError(
+                f"{self.description} has other columns than the pipeline: {different}; "
+                "change the table or the pipeline, or give another table"
+            )
+        self._table = table
+
+    def close(self) -> None:
+        self._table = None
+
+    def former(self) -> str | None:
+        """What another state of this writer left in the table, in words."""
+        try:
+            table = self._tables.load(self._name)
+        except Exception as error:
+            raise self._unreachable(error) from error
+        state, _, epoch = ("" if table is None else table.properties.get(self._last, "")).rpartition(" ")
+        if not epoch or (state == self._columns.state and state):
+            return None
+        return f'rows of another state of "{self._columns.writer}" in {self.description}, up to epoch {epoch}'
+
+    def last_epoch(self) -> int:
+        """The last published epoch, -1 for none."""
+        return self._reached(self._current())
+
+    def _reached(self, table: Table) -> int:
+        return int(table.properties.get(self._marker, -1))
+
+    def _current(self) -> Table:
+        if self._table is None:
+            self._table = self._tables.load(self._name)
+        if self._table is None:
+            raise FileNotFoundError("the table is not there any more")
+        return self._table
+
+    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
+        """A table that is known builds the first try: if it is not the newest any more, the commit is refused."""
+        failed: Exception | None = None
+        for tries in range(_TRIES + 1):
+            try:
+                if self._reached(table := self._current()) >= epoch:
+                    return
+                if tries < _TRIES:
+                    self._once(table, epoch, rows, gone)
+                    return
+            except Exception as error:  # refused, done with its answer lost, or cut off: the table knows
+                failed, self._table = error, None
+                if isinstance(error, ValueError | TypeError | pa.ArrowException) and not isinstance(error, OSError):
+                    break
+                log.debug("%s: epoch %s: %s", self.description, epoch, iceberg.reason(error))
+                if tries < _TRIES:
+                    time.sleep(_PAUSE_S * 2**tries)
+        raise PublishError(
+            f"{self.description} did not take epoch {epoch} ({iceberg.reason(failed or TimeoutError())}); the epoch is committed, "
+            "the next start publishes it"
+        ) from failed
+
+    def _once(self, table: Table, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None) -> None:
+        """One commit, asked for once. The library's own would be repeated, and when that is refused its files deleted, which
+        belong to the table if the first one was taken and its answer lost. Files of a try that came to nothing stay."""
+        from pyiceberg.table import Transaction
+        from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
+
+        transaction = Transaction(table)
+        transaction.set_properties({self._marker: str(epoch), self._last: f"{self._columns.state} {epoch}"})
+        told = {"slackwater.writer": self._columns.writer, "slackwater.epoch": str(epoch)}
+        merged = self._mode == "merge" and self._merge(transaction, table, rows, gone, told)
+        if not merged and not rows.is_empty():
+            transaction.append(iceberg.as_written(rows, self._columns.fields, table), told)
+        ref = table.metadata.refs.get(_MAIN)
+        needed: list[Any] = [r for r in transaction._requirements if not isinstance(r, AssertRefSnapshotId)]
+        # without rows there is no snapshot, and an old marker that comes late would take the place of a newer one
+        needed += [AssertTableUUID(uuid=table.metadata.table_uuid)]
+        needed += [AssertRefSnapshotId(ref=_MAIN, snapshot_id=None if ref is None else ref.snapshot_id)]
+        table._do_commit(updates=transaction._updates, requirements=tuple(needed))
+
+    # -- merging ---------------------------------------------------------------------------------------------------------
+
+    def _merge(
+        self,
+        transaction: Transaction,
+        table: Table,
+        rows: pl.DataFrame,
+        gone: pl.DataFrame | None,
+        told: Mapping[str, str],
+    ) -> bool:
+        """Write files anew that hold rows of these identities, with `rows`; False if there are none, and nothing was done."""
+        from pyiceberg.io.pyarrow import _dataframe_to_data_files
+
+        identity, fields = list(self._columns.identity or ()), self._columns.fields
+        keys = rows.select(identity)
+        if gone is not None:
+            keys = pl.concat([keys, gone.select(identity)])
+        if keys.is_empty():
+            return False
+        where, kinds = self._where(keys), {f.name: f.polars for f in fields}
+        hit = [
+            task
+            for task, found in iceberg.read(table, identity, where)
+            if not found.cast({c: kinds[c] for c in identity})
+            .join(keys, on=identity, how="semi", nulls_equal=True)
+            .is_empty()
+        ]
+        if not hit:
+            return False
+        write_id, counter = uuid.uuid4(), itertools.count()
+        kept = 0
+        with transaction.update_snapshot(snapshot_properties=dict(told)).overwrite() as snapshot:
+            snapshot.commit_uuid = write_id
+
+            def write(frames: list[pl.DataFrame]) -> None:
+                given = iceberg.as_written(pl.concat(frames), fields, table)
+                for file in _dataframe_to_data_files(table.metadata, given, table.io, write_id, counter):
+                    snapshot.append_data_file(file)
+
+            together = [rows.select(list(kinds))]
+            for task in hit:
+                found = iceberg.rows_of(table, task).select(pl.col(n).cast(t) for n, t in kinds.items())
+                together.append(found.join(keys, on=identity, how="anti", nulls_equal=True))
+                kept += together[-1].height
+                snapshot.delete_data_file(task.file)
+                if sum(f.height for f in together) >= _TOGETHER:
+                    write(together)
+                    together = []
+            if any(f.height for f in together):
+                write(together)
+        log.info(
+            "%s: epoch %s replaces rows: %s written anew with %s that stay%s",
+            self.description,
+            told["slackwater.epoch"],
+            plural(len(hit), "file"),
+            plural(kept, "row"),
+            self._days_told(keys),
+        )
+        return True
+
+    @property
+    def _time(self) -> str | None:
+        """A time of the identity: where the rows of a key lie."""
+        times = [
+            f.name for f in self._columns.fields if f.type == "timestamp" and f.name in (self._columns.identity or ())
+        ]
+        return self._day_of if self._day_of in times else next(iter(times), None)
+
+    def _days(self, keys: pl.DataFrame) -> list[dt.date] | None:
+        """The days of the keys' times; None where a key has none."""
+        if self._time is None or keys[self._time].null_count():
+            return None
+        return keys[self._time].dt.date().unique().sort().to_list()
+
+    def _days_told(self, keys: pl.DataFrame) -> str:
+        days = self._days(keys)
+        if not days:
+            return ""
+        return f", of {days[0]}" if len(days) == 1 else f", of {len(days):,} days from {days[0]} to {days[-1]}"
+
+    def _where(self, keys: pl.DataFrame) -> BooleanExpression | None:
+        """The days that can hold rows of these keys, to leave other files unread; None: any."""
+        from pyiceberg.expressions import Or
+
+        at, days = self._time, self._days(keys)
+        if at is None or "." in at or days is None:
+            return None
+        times: Any = keys[at].dt.timestamp("us")
+        if len(days) > _DAYS:
+            return iceberg.between(at, int(times.min()), int(times.max()))
+        parts = [
+            iceberg.between(at, d * _DAY_US, (d + 1) * _DAY_US - 1) for d in sorted(set((times // _DAY_US).to_list()))
+        ]
+        return parts[0] if len(parts) == 1 else Or(*parts)
+
+    # -- reading -----------------------------------------------------------------------------------------------------------
+
+    def stored(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
+        """The rows within these ranges, see `targets.base.Readable`."""
+        kinds = {f.name: f.polars for f in self._columns.fields}
+        keys = [c for c in self._columns.identity or () if c != column]
+        if ranges.is_empty():
+            return pl.DataFrame(schema=kinds)
+        low, high = (int(v) for v in (ranges["__low"].min(), ranges["__high"].max()))  # type: ignore[arg-type]
+        self._table = None
+        try:
+            where = iceberg.between(column, low, high) if "." not in column else None
+            frames = [
+                found.select(pl.col(n).cast(t) for n, t in kinds.items())
+                for _, found in iceberg.read(self._current(), None, where)
+            ]
+        except Exception as error:
+            raise StartError(
+                f"{self.description} cannot be read ({iceberg.reason(error)}); nothing was replayed"
+            ) from error
+        frame = pl.concat([pl.DataFrame(schema=kinds), *frames])
+        joined = frame.join(ranges, on=keys, nulls_equal=True) if keys else frame.join(ranges, how="cross")
+        within = pl.col(column).dt.timestamp("us").is_between("__low", "__high")
+        return joined.filter(within).select(list(kinds))
+
+    def _unreachable(self, error: Exception) -> StartError:
+        return StartError(
+            f"{self.description} cannot be opened ({iceberg.reason(error)}); check the catalog and its options: "
+            f'{self._tables.kind} catalog "{self._tables.name}"'
+        )

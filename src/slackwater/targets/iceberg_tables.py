@@ -1,0 +1,220 @@
+"""Iceberg tables in a catalog: how they are found, made, compared with the columns of a pipeline, and read.
+
+connection ──▶ Tables ──▶ load, create, namespace      REST, SQL, Glue, Hive: whatever the library reaches
+                     └──▶ read: rows of the current snapshot, file by file
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pyarrow as pa
+
+from slackwater.config.connection import IcebergConnection
+from slackwater.core.schema import Field, arrow_schema
+from slackwater.secrets import masked
+from slackwater.targets import iceberg_nulls
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.io.pyarrow import ArrowScan
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import FileScanTask, Table
+
+_TRIES, _PAUSE_S = 3, 0.1
+_SECONDS = 60.0  # that a catalog may take for an answer
+_SPARK_NAMES = {
+    "long": "bigint",
+    "timestamptz": "timestamp",
+    "timestamp": "timestamp_ntz",
+    "timestamptz_ns": "timestamptz_ns",
+    "timestamp_ns": "timestamp_ns",
+}
+_PROPERTIES = {  # of a table that is made here: one commit per epoch is a lot of metadata
+    "commit.manifest-merge.enabled": "true",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "100",
+    "write.parquet.compression-codec": "zstd",
+}
+
+
+@dataclass
+class Tables:
+    """The tables of a catalog. `kind`: "rest", "sql", "glue" or "hive"; `options`: the catalog's properties."""
+
+    kind: str
+    name: str
+    options: Mapping[str, str] = field(repr=False)
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        from pyiceberg.catalog import load_catalog
+
+        iceberg_nulls.keep()
+        found = load_catalog(self.name, **{"type": self.kind, **self.options})
+        session = getattr(found, "_session", None)
+        if session is not None:  # of a REST catalog: without a time it would wait for a lost answer for good
+            for scheme in ("http://", "https://"):
+                session.mount(scheme, _patient())
+        return found
+
+    def load(self, table: str) -> Table | None:
+        """A table as it is now; None if it is not there. Asking once more changes nothing, so an answer that is lost is asked for again."""
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        for left in reversed(range(_TRIES)):
+            try:
+                return self.catalog.load_table(table)
+            except (NoSuchTableError, NoSuchNamespaceError):
+                return None
+            except OSError:  # of the HTTP client, too
+                if not left:
+                    raise
+                time.sleep(_PAUSE_S)
+        raise AssertionError("the last try returns or raises")
+
+    def create(self, table: str, fields: Sequence[Field], day_of: str | None) -> None:
+        """Make a table if it is not there, and its namespace; `day_of`: the time by whose days it is partitioned."""
+        from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
+        from pyiceberg.transforms import DayTransform
+
+        schema = schema_of(fields)
+        spec = UNPARTITIONED_PARTITION_SPEC
+        if day_of is not None:
+            taken, name = {f.name for f in fields}, f"{day_of}_day"
+            while name in taken:
+                name += "_"
+            spec = PartitionSpec(PartitionField(schema.find_field(day_of).field_id, 1000, DayTransform(), name))
+        namespace = table.rpartition(".")[0]
+        if not self.catalog.namespace_exists(namespace):
+            self.catalog.create_namespace_if_not_exists(namespace)
+        self.catalog.create_table_if_not_exists(table, schema, partition_spec=spec, properties=_PROPERTIES)
+
+
+def tables_at(connection: IcebergConnection) -> Tables:
+    return Tables(connection.catalog, connection.catalog_name, connection.options)
+
+
+def _patient() -> Any:
+    from requests.adapters import HTTPAdapter
+
+    class Patient(HTTPAdapter):
+        """Asks once, and does not wait forever: what became of a commit is found in the table, not by asking again."""
+
+        def send(self, *given: Any, **more: Any) -> Any:
+            return super().send(*given, **{**more, "timeout": more.get("timeout") or _SECONDS})
+
+    return Patient(max_retries=0)
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+def schema_of(fields: Sequence[Field]) -> Schema:
+    """The columns of a table as Iceberg has them: it knows no integers below 32 bits."""
+    from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
+    from pyiceberg.schema import assign_fresh_schema_ids
+
+    return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(arrow_schema(list(fields))))
+
+
+def differences(fields: Sequence[Field], table: Table) -> Iterator[str]:
+    """What keeps a table from holding the results, column by column."""
+    wanted = {f.name: _spelled(f.field_type) for f in schema_of(fields).fields}
+    found = {f.name: _spelled(f.field_type) for f in table.schema().fields}
+    for name, kind in wanted.items():
+        if name not in found:
+            yield f'column "{name}" ({kind}) is missing'
+        elif found[name] != kind:
+            yield f'column "{name}" is {found[name]}, expected {kind}'
+        elif table.schema().find_field(name).required:
+            yield f'column "{name}" is required, expected one that may be null'
+    yield from (
+        f'column "{name}" ({kind}) is not of the pipeline' for name, kind in found.items() if name not in wanted
+    )
+
+
+def _spelled(kind: Any) -> str:
+    """A type as Spark spells it."""
+    from pyiceberg.types import ListType, MapType, StructType
+
+    if isinstance(kind, ListType):
+        return f"array<{_spelled(kind.element_type)}>"
+    if isinstance(kind, MapType):
+        return f"map<{_spelled(kind.key_type)},{_spelled(kind.value_type)}>"
+    if isinstance(kind, StructType):
+        return f"struct<{','.join(f'{f.name}:{_spelled(f.field_type)}' for f in kind.fields)}>"
+    plain = re.sub(r",\s+", ",", str(kind))
+    return _SPARK_NAMES.get(plain, plain)
+
+
+def as_written(rows: pl.DataFrame, fields: Sequence[Field], table: Table) -> pa.Table:
+    """Rows with the types and the order of a table's columns."""
+    schema = table.schema()
+    wide = pa.schema(pa.field(f.name, f.type) for f in schema.as_arrow())
+    return rows.to_arrow().cast(arrow_schema(list(fields))).select(wide.names).cast(wide)
+
+
+def between(column: str, low_us: int, high_us: int) -> BooleanExpression:
+    """Where a time lies, both ends included."""
+    from pyiceberg import expressions
+
+    are: Any = expressions  # its classes take what their annotations do not tell
+    found: BooleanExpression = are.And(are.GreaterThanOrEqual(column, low_us), are.LessThanOrEqual(column, high_us))
+    return found
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def read(
+    table: Table, columns: Sequence[str] | None = None, where: BooleanExpression | None = None
+) -> Iterator[tuple[FileScanTask, pl.DataFrame]]:
+    """The rows of the current snapshot, file by file, as far as they lie where `where` says; all columns, or some."""
+    from pyiceberg.expressions import AlwaysTrue
+
+    for task in table.scan(where or AlwaysTrue()).plan_files():
+        yield task, rows_of(table, task, columns, where)
+
+
+def rows_of(
+    table: Table, task: FileScanTask, columns: Sequence[str] | None = None, where: BooleanExpression | None = None
+) -> pl.DataFrame:
+    """The rows of a file, without those that were deleted from it."""
+    found = pl.from_arrow(_scan(table, columns, where).to_table([task]))
+    assert isinstance(found, pl.DataFrame)
+    return found
+
+
+def _scan(table: Table, columns: Sequence[str] | None, where: BooleanExpression | None) -> ArrowScan:
+    from pyiceberg.expressions import AlwaysTrue
+    from pyiceberg.io.pyarrow import ArrowScan
+    from pyiceberg.schema import Schema
+
+    schema = table.schema()
+    kept = schema if columns is None else Schema(*(f for f in schema.fields if f.name in columns))
+    return ArrowScan(table.metadata, table.io, kept, where or AlwaysTrue(), True)
+
+
+def whole(table: Table) -> pl.DataFrame:
+    """All rows of the current snapshot."""
+    frames = [frame for _, frame in read(table)]
+    empty = pl.from_arrow(table.schema().as_arrow().empty_table())
+    assert isinstance(empty, pl.DataFrame)
+    return pl.concat([empty, *(f.cast(empty.schema) for f in frames)])
+
+
+def reason(error: BaseException) -> str:
+    """One line of the library's, without what a connection keeps secret."""
+    while inner := next((a for a in reversed(error.args) if isinstance(a, BaseException)), None):
+        error = inner  # of an HTTP client, which puts one into the other
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = masked(lines[0] if lines else type(error).__name__)
+    return text if len(text) <= 300 else f"{text[:300]}…"

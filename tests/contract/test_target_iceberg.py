@@ -1,0 +1,506 @@
+"""The Iceberg target on real catalogs, in SQL and over REST: an epoch once, whatever happens to the answers, rows by identity."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
+from tests.support.effort import some
+from tests.support.lakes import Lake, sql
+
+from slackwater.core.schema import Field
+from slackwater.errors import PublishError, StartError
+from slackwater.targets import iceberg_tables
+from slackwater.targets.base import Table
+from slackwater.targets.iceberg import IcebergTarget
+from slackwater.targets.iceberg_tables import Tables, whole
+from slackwater.testing.lakehouse import RestCatalog
+from slackwater.testing.objects import Door, Fault
+
+AT = dt.datetime(2024, 3, 1, 9, 0, 0, 250_001)
+TYPES: dict[str, list[Any]] = {
+    "boolean": [True, False],
+    "tinyint": [-128, 127],
+    "smallint": [-(2**15), 2**15 - 1],
+    "int": [-(2**31), 2**31 - 1],
+    "bigint": [-(2**63), 2**63 - 1],
+    "float": [float("nan"), -0.5],
+    "double": [float("nan"), float("inf")],
+    "string": ["", "a'\"\n"],
+    "binary": [b"", b"\x00\xff"],
+    "date": [dt.date(1969, 12, 31), dt.date(9999, 1, 1)],
+    "timestamp": [AT.replace(tzinfo=dt.UTC), AT.replace(year=1901, tzinfo=dt.UTC)],
+    "timestamp_ntz": [AT, AT.replace(year=1901)],
+    "decimal(10,2)": [Decimal("-1.25"), Decimal("99999999.99")],
+}
+WIDE = tuple(Field(t.split("(")[0], t) for t in TYPES)
+NARROW = (Field("at", "timestamp"), Field("key", "string"), Field("n", "bigint"))
+BY_KEY = Table("p", NARROW, ("at", "key"))
+COMMITS = re.compile(r"/v1/.*/tables/[^/]+$")
+
+
+def frame(fields: tuple[Field, ...], *rows: tuple[object, ...]) -> pl.DataFrame:
+    return pl.DataFrame(list(rows), schema={f.name: f.polars for f in fields}, orient="row")
+
+
+def wide() -> pl.DataFrame:
+    return frame(WIDE, *zip(*TYPES.values(), strict=True), (None,) * len(WIDE))
+
+
+def narrow(key: str | None, n: int, day: int = 1) -> tuple[object, ...]:
+    return (AT.replace(day=day, tzinfo=dt.UTC), key, n)
+
+
+def open_(
+    lake: Lake, table: Table = BY_KEY, mode: str = "merge", day_of: str | None = "at", **more: str
+) -> IcebergTarget:
+    return lake.opened(table, mode, day_of, **more)
+
+
+@pytest.fixture(params=["sql", "rest"])
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    if request.param == "sql":
+        return sql(tmp_path)
+    return Lake("rest", request.getfixturevalue("rest_catalog").options())
+
+
+@pytest.mark.parametrize("mode", ["merge", "append"])
+def test_an_epoch_is_published_once_and_an_older_one_ignored(lake: Lake, mode: str) -> None:
+    target = open_(lake, mode=mode)
+    assert target.last_epoch() == -1
+    target.publish(3, frame(NARROW, narrow("a", 1)))
+    snapshots = lake.snapshots()
+    for epoch in (3, 2):
+        target.publish(epoch, frame(NARROW, narrow("a", 2)))
+        open_(lake, mode=mode).publish(epoch, frame(NARROW, narrow("b", 2)))
+    assert lake.snapshots() == snapshots == 1
+    open_(lake, Table("other", NARROW, ("at", "key")), mode).publish(0, frame(NARROW, narrow("c", 9)))
+    target.publish(4, frame(NARROW, narrow("a", 5)))
+    assert open_(lake, mode=mode).last_epoch() == target.last_epoch() == 4
+    assert sorted(lake.content()["n"]) == ([5, 9] if mode == "merge" else [1, 5, 9])
+    assert sorted(row[2] for row in lake.duck()) == lake.content().sort("n")["n"].to_list()
+    target.close()
+
+
+@pytest.mark.parametrize("mode", ["merge", "append"])
+def test_an_epoch_without_rows_leaves_its_marker_and_no_snapshot(lake: Lake, mode: str) -> None:
+    target = open_(lake, mode=mode)
+    target.publish(7, frame(NARROW))
+    assert open_(lake, mode=mode).last_epoch() == 7
+    assert lake.content().is_empty() and lake.snapshots() == 0
+
+
+def test_superseded_rows_go_and_others_stay(lake: Lake, caplog: pytest.LogCaptureFixture) -> None:
+    target = open_(lake)
+    target.publish(0, frame(NARROW, *(narrow(key, 0, day) for day in (1, 2, 3) for key in ("a", "b", None))))
+    gone = frame(NARROW[:2], narrow(None, 0, 2)[:2], narrow("never", 0, 3)[:2])
+    with caplog.at_level(logging.INFO, "slackwater"):
+        target.publish(1, frame(NARROW, narrow("a", 1, 2), narrow("c", 1, 2)), gone)
+    assert {(r[0].day, r[1], r[2]) for r in lake.content().rows()} == {
+        *((day, key, 0) for day in (1, 3) for key in ("a", "b", None)),
+        (2, "a", 1), (2, "b", 0), (2, "c", 1),
+    }  # fmt: skip
+    told = "epoch 1 replaces rows: 1 file written anew with 1 row that stay, of 2 days from 2024-03-02 to 2024-03-03"
+    assert told in caplog.text
+    files = len(list(lake.table().scan().plan_files()))
+    assert files == 3, "the days that were not touched keep their files, and the touched one has one again"
+    target.publish(2, frame(NARROW), frame(NARROW[:2], *(narrow(k, 0, 2)[:2] for k in ("a", "b", "c"))))
+    assert lake.content().height == 6
+    target.publish(3, frame(NARROW), frame(NARROW[:2], narrow("never", 0, 1)[:2]))
+    assert (target.last_epoch(), lake.content().height) == (3, 6)
+
+
+@pytest.mark.parametrize("field", WIDE, ids=lambda f: f.name)
+def test_every_type_is_kept_and_is_a_key(tmp_path: Path, field: Field) -> None:
+    lake, fields = sql(tmp_path), (field, Field("n", "bigint"))
+    target = open_(lake, Table("p", fields, (field.name,)), day_of=None)
+    keys = wide()[field.name]
+    for epoch in range(2):
+        target.publish(epoch, keys.to_frame().with_columns(n=pl.lit(epoch, pl.Int64)))
+    target.publish(10, keys.drop_nulls().to_frame().with_columns(n=pl.lit(9, pl.Int64)))
+    found = lake.content().with_columns(pl.col(field.name).cast(field.polars)).sort(pl.all())
+    assert found.select(field.name).equals(keys.to_frame().sort(pl.all()))
+    assert sorted(found["n"]) == [1, 9, 9]
+
+
+def test_all_columns_at_once_are_a_key_and_null_equals_null(lake: Lake) -> None:
+    fields = (*WIDE, Field("n", "bigint"))
+    target = open_(lake, Table("p", fields, tuple(f.name for f in WIDE)), day_of="timestamp")
+    for epoch in range(2):
+        target.publish(epoch, wide().with_columns(n=pl.lit(epoch, pl.Int64)))
+    found = lake.content().select(pl.col(f.name).cast(f.polars) for f in fields)
+    assert found.sort(pl.all()).equals(wide().with_columns(n=pl.lit(1, pl.Int64)).sort(pl.all()))
+    assert len(list(lake.table().scan().plan_files())) == 3, "one for each day, and one for none"
+
+
+def test_nested_values_and_names_with_quotes_dots_and_spaces(tmp_path: Path) -> None:
+    lake = sql(tmp_path)
+    names = ("a.b", 'say "x"', "it's", "Two Words", "back`tick", "select")
+    nested = (
+        Field("list", "array<int>"),
+        Field("pair", "struct<a:string,b:array<double>>"),
+        Field("m", "map<string,bigint>"),
+    )
+    fields = (*(Field(name, "timestamp" if name == "a.b" else "int") for name in names), *nested)
+    target = open_(lake, Table("p", fields, names), day_of=None)
+    values = ([1, None], {"a": "x", "b": [0.5]}, [{"key": "k", "value": 2}])
+    at = AT.replace(tzinfo=dt.UTC)
+    target.publish(
+        0, frame(fields, (at, *range(1, len(names)), *values), (at, *range(2, len(names) + 1), None, None, None))
+    )
+    target.publish(1, frame(fields, (at, *range(1, len(names)), [7], None, None)))
+    found = whole(lake.table()).sort("Two Words")
+    assert found["list"].to_list() == [[7], None] and found.columns == [f.name for f in fields]
+    target.publish(2, frame(fields, (at, *range(1, len(names)), *values)))
+    assert whole(lake.table()).sort("Two Words").select("list", "pair").row(0) == values[:2]
+
+
+NESTED = (
+    "array<struct<a:int>>",
+    "array<int>",
+    "map<string,struct<a:int>>",
+    "map<string,int>",
+    "struct<a:array<struct<b:int>>>",
+)
+
+
+@pytest.mark.parametrize("kind", NESTED)
+@pytest.mark.parametrize("mode", ["merge", "append"])
+def test_null_is_not_empty(tmp_path: Path, kind: str, mode: str) -> None:
+    """In lists and maps, also of structs, which PyIceberg writes and reads as empty ones; also where a file is written anew."""
+    fields = (Field("k", "int"), Field("v", kind))
+    entry: Any = {"key": "x", "value": {"a": 1} if "struct" in kind else 1} if kind.startswith("map") else 1
+    entry = {"a": 1} if kind == NESTED[0] else entry
+    full: list[Any] = [[entry], [], None, [entry, entry], None]
+    if kind.startswith("struct"):
+        full = [{"a": [{"b": 1}, None]}, {"a": []}, {"a": None}, None, {"a": [{"b": None}]}]
+    rows = pl.DataFrame({"k": range(5), "v": full}, schema={f.name: f.polars for f in fields})
+    lake, table = sql(tmp_path), Table("p", fields, ("k",))
+    target = lake.opened(table, mode)
+    target.publish(0, rows)
+    rest = rows
+    if mode == "merge":
+        target.publish(1, rows.head(1), rows.select("k")[1:2])
+        rest = rows.filter(pl.col("k") != 1)
+    found = lake.content().sort("k")
+    assert found["v"].to_list() == rest["v"].to_list()
+    assert sorted(map(repr, lake.duck("v IS NULL"))) == sorted(map(repr, zip(rest["v"].is_null())))
+
+
+def test_rows_are_partitioned_by_their_day_also_before_1970(lake: Lake) -> None:
+    fields = (*NARROW, Field("at_day", "string"))
+    target = open_(lake, Table("p", fields, ("at", "key")))
+    days = [
+        dt.datetime(1969, 12, 31, 23, tzinfo=dt.UTC),
+        dt.datetime(1, 1, 1, tzinfo=dt.UTC),
+        AT.replace(tzinfo=dt.UTC),
+    ]
+    target.publish(0, frame(fields, *((at, "a", 0, "x") for at in days), (None, "a", 0, "x")))
+    target.publish(1, frame(fields, (days[0], "a", 1, "x")))
+    assert [f.name for f in lake.table().spec().fields] == ["at_day_"], "no column's name"
+    assert len({str(t.file.partition) for t in lake.table().scan().plan_files()}) == 4
+    assert sorted(lake.content()["n"]) == [0, 0, 0, 1]
+
+
+def test_the_marker_outlives_all_snapshots_but_one(lake: Lake) -> None:
+    target = open_(lake, mode="append")
+    for epoch in range(5):
+        target.publish(epoch, frame(NARROW, narrow("a", epoch)))
+    lake.expire()
+    assert lake.snapshots() == 1
+    fresh = open_(lake, mode="append")
+    for stale in (target, fresh):
+        stale.publish(4, frame(NARROW, narrow("a", 99)))
+    target.publish(5, frame(NARROW, narrow("a", 5)))
+    assert lake.content().sort("n")["n"].to_list() == list(range(6))
+
+
+def test_the_marker_of_another_state_does_not_count_and_its_rows_are_told(lake: Lake) -> None:
+    old = open_(lake, Table("p", NARROW, None, "old"), "append")
+    assert old.former() is None
+    old.publish(5, frame(NARROW, narrow("a", 5)))
+    assert old.former() is None
+    new = open_(lake, Table("p", NARROW, None, "new"), "append")
+    assert new.former() == f'rows of another state of "p" in Iceberg table {lake.name}, up to epoch 5'
+    new.publish(0, frame(NARROW, narrow("a", 0)))
+    assert new.former() is None
+    old.publish(5, frame(NARROW, narrow("a", 99)))
+    assert sorted(lake.content()["n"]) == [0, 5], "an epoch of the old state stays done"
+
+
+def test_a_table_with_other_columns_is_refused_in_one_line(lake: Lake) -> None:
+    catalog = lake.tables().catalog
+    catalog.create_namespace(lake.name.partition(".")[0])
+    columns = [("at", LongType(), False), ("key", StringType(), True), ("extra", TimestamptzType(), False)]
+    catalog.create_table(
+        lake.name, Schema(*(NestedField(i, n, t, required=r) for i, (n, t, r) in enumerate(columns, 1)))
+    )
+    with pytest.raises(StartError) as caught:
+        open_(lake, Table("p", (*NARROW, Field("d", "decimal(12,2)")), None), "append")
+    assert str(caught.value) == (
+        f'Iceberg table {lake.name} has other columns than the pipeline: column "at" is bigint, expected timestamp; '
+        'column "key" is required, expected one that may be null; column "n" (bigint) is missing; '
+        'column "d" (decimal(12,2)) is missing; column "extra" (timestamp) is not of the pipeline; '
+        "change the table or the pipeline, or give another table"
+    )
+
+
+def test_a_table_that_is_there_keeps_the_order_of_its_columns_and_its_partitions(lake: Lake) -> None:
+    lake.tables().create(lake.name, tuple(reversed(NARROW)), None)
+    for epoch, mode in enumerate(("merge", "append")):
+        open_(lake, mode=mode).publish(epoch, frame(NARROW, narrow("a", epoch)))
+    assert lake.content().columns == ["n", "key", "at"] and lake.content().sort("n")["n"].to_list() == [0, 1]
+    assert lake.table().spec().is_unpartitioned()
+
+
+@pytest.mark.parametrize("mode", ["merge", "append"])
+def test_a_runner_that_was_replaced_changes_nothing(lake: Lake, mode: str) -> None:
+    """It knows the table as it was, and its commit is refused; also one without rows, which would set the marker back."""
+    stale = open_(lake, mode=mode)
+    for epoch in range(3):
+        open_(lake, mode=mode).publish(epoch, frame(NARROW, narrow(f"k{epoch}", epoch)))
+    stale.publish(0, frame(NARROW))
+    late = open_(lake, mode=mode)
+    open_(lake, mode=mode).publish(3, frame(NARROW, narrow("k3", 3)))
+    late.publish(3, frame(NARROW, narrow("k3", 99)))
+    assert open_(lake, mode=mode).last_epoch() == 3
+    assert lake.content().sort("n")["n"].to_list() == [0, 1, 2, 3]
+
+
+def test_a_marker_that_comes_late_is_refused(lake: Lake) -> None:
+    """As a request that lay somewhere on the way while the runner asked again and went on."""
+    target = open_(lake, mode="append")
+    target.publish(0, frame(NARROW, narrow("a", 0)))
+    asked = caught(target)
+    target.publish(1, frame(NARROW))
+    target.publish(2, frame(NARROW, narrow("a", 2)))
+    table = lake.table()
+    with pytest.raises(CommitFailedException):
+        table.catalog.commit_table(table, *asked[0])
+    assert open_(lake, mode="append").last_epoch() == 2
+
+
+def caught(target: IcebergTarget) -> list[tuple[Any, Any]]:
+    """What is asked of the catalog, as it is asked."""
+    asked: list[tuple[Any, Any]] = []
+    catalog: Any = target._tables.catalog
+    real = catalog.commit_table
+
+    def commit(table: Any, requirements: Any, updates: Any) -> Any:
+        asked.append((requirements, updates))
+        return real(table, requirements, updates)
+
+    catalog.commit_table = commit
+    return asked
+
+
+def test_another_writer_between_is_no_reason_to_stop(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maintenance and other pipelines commit, too: the epoch is built anew on what is there then."""
+    target = open_(lake)
+    target.publish(0, frame(NARROW, narrow("a", 0), narrow("b", 0)))
+    real, times = IcebergTarget._once, []
+
+    def between(self: IcebergTarget, *given: Any) -> None:
+        if self is target and len(times) < 3:
+            times.append(1)
+            open_(lake, Table("other", NARROW, ("at", "key"))).publish(
+                len(times), frame(NARROW, narrow("b", len(times)))
+            )
+        real(self, *given)
+
+    monkeypatch.setattr(IcebergTarget, "_once", between)
+    target.publish(1, frame(NARROW, narrow("a", 1)))
+    assert sorted(r[1:] for r in lake.content().rows()) == [("a", 1), ("b", 3)]
+
+
+# -- answers that are lost or doubled ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def door(rest_catalog: RestCatalog) -> Iterator[Door]:
+    with Door.before(rest_catalog.port) as found:
+        yield found
+
+
+def is_commit(method: str, path: str) -> bool:
+    return method == "POST" and COMMITS.search(path) is not None
+
+
+def judge_commits(fault: Fault, every: int = 1, first: int = 10**9) -> Callable[[str, str], Fault]:
+    seen = [0]
+
+    def judge(method: str, path: str) -> Fault:
+        seen[0] += is_commit(method, path)
+        return fault if is_commit(method, path) and seen[0] % every == 0 and seen[0] <= first else ""
+
+    return judge
+
+
+@pytest.mark.parametrize("mode", ["merge", "append"])
+@pytest.mark.parametrize("fault", ["lost", "twice", "dropped", "503", "slow"])
+def test_faults_on_the_way_to_the_catalog_change_nothing(
+    door: Door, rest_catalog: RestCatalog, fault: Fault, mode: str
+) -> None:
+    lake = Lake("rest", rest_catalog.options())
+    target = open_(lake, mode=mode, **rest_catalog.options(door.port))
+    door.judge, door.pause_s = judge_commits(fault, 2), 0.05
+    for epoch in range(6):
+        target.publish(epoch, frame(NARROW, narrow("a", epoch), narrow(f"b{epoch}", epoch)))
+        if epoch == 2:
+            lake.expire()
+    assert len(door.faults) >= 3 and all(is_commit(m, p) for m, p, _ in door.faults)
+    assert open_(lake, mode=mode).last_epoch() == 5
+    wanted = [("b0", 0), ("b1", 1), ("b2", 2), ("b3", 3), ("b4", 4), ("b5", 5)]
+    wanted = sorted([*wanted, *([("a", 5)] if mode == "merge" else [("a", n) for n in range(6)])])
+    assert sorted(r[1:] for r in lake.content().rows()) == wanted
+    assert sorted(r[1:] for r in lake.duck()) == wanted
+
+
+def test_the_answers_to_what_makes_a_table_are_lost(door: Door, rest_catalog: RestCatalog) -> None:
+    """Its namespace, then itself: each is there when it is asked for again."""
+    lake = Lake("rest", rest_catalog.options())
+    door.judge = lambda method, path: "lost" if method == "POST" and not is_commit(method, path) else ""
+    for _ in range(2):
+        with pytest.raises(StartError) as caught_:
+            open_(lake, mode="append", **rest_catalog.options(door.port))
+        assert str(caught_.value) == (
+            f"Iceberg table {lake.name} cannot be opened (Remote end closed connection without response); "
+            'check the catalog and its options: rest catalog "default"'
+        )
+    target = open_(lake, mode="append", **rest_catalog.options(door.port))
+    target.publish(0, frame(NARROW, narrow("a", 0)))
+    assert lake.content().sort("n")["n"].to_list() == [0]
+
+
+def test_a_catalog_that_is_away_says_so_and_the_epoch_waits(door: Door, rest_catalog: RestCatalog) -> None:
+    lake = Lake("rest", rest_catalog.options())
+    target = open_(lake, mode="append", **rest_catalog.options(door.port))
+    door.judge = lambda method, path: "lost" if is_commit(method, path) else "dropped"
+    with pytest.raises(
+        PublishError, match=r"did not take epoch 0 \(.*\); the epoch is committed, the next start publishes it"
+    ):
+        target.publish(0, frame(NARROW, narrow("a", 0)))
+    door.judge = lambda method, path: ""
+    for again in (target, open_(lake, mode="append")):
+        again.publish(0, frame(NARROW, narrow("a", 0)))
+    assert lake.content().sort("n")["n"].to_list() == [0], "the first commit was taken, and its answer lost"
+
+
+def test_a_start_asks_again_where_an_answer_is_lost(door: Door, rest_catalog: RestCatalog) -> None:
+    lake = Lake("rest", rest_catalog.options())
+    open_(lake, mode="append").publish(0, frame(NARROW, narrow("a", 0)))
+    tables, faults = lake.tables(**rest_catalog.options(door.port)), list[Fault](["dropped", "lost"])
+    assert tables.catalog
+    door.judge = lambda method, path: faults.pop(0) if faults else ""
+    target = IcebergTarget(tables, lake.name, "append", BY_KEY)
+    target.open()
+    assert not faults and target.last_epoch() == 0
+
+
+def test_the_last_try_is_taken_too(door: Door, rest_catalog: RestCatalog) -> None:
+    """Refused five times and then asked twice, which is an error again: the table knows that it was taken."""
+    lake = Lake("rest", rest_catalog.options())
+    target = open_(lake, mode="append", **rest_catalog.options(door.port))
+    faults: list[Fault] = ["503", "503", "503", "503", "503", "twice"]
+    door.judge = lambda method, path: faults.pop(0) if is_commit(method, path) else ""
+    target.publish(0, frame(NARROW, narrow("a", 0)))
+    assert not faults and lake.content()["n"].to_list() == [0]
+
+
+def test_the_librarys_own_commit_would_delete_files_of_a_commit_that_was_taken(
+    door: Door, rest_catalog: RestCatalog
+) -> None:
+    """Why its transactions are not committed by itself: without retries, as one would switch them off, the table is lost."""
+    lake = Lake("rest", rest_catalog.options())
+    open_(lake, mode="append").publish(0, frame(NARROW, narrow("a", 0)))
+    table = lake.tables(**rest_catalog.options(door.port)).load(lake.name)
+    assert table is not None
+    table.transaction().set_properties({"commit.retry.num-retries": "0"}).commit_transaction()
+    door.judge = judge_commits("twice")
+    with pytest.raises(CommitFailedException):
+        table.append(frame(NARROW, narrow("a", 1)).to_arrow().cast(table.schema().as_arrow()))
+    with pytest.raises(FileNotFoundError):
+        lake.content()
+
+
+def test_two_runners_at_once_publish_each_epoch_once(lake: Lake) -> None:
+    """Threads as two processes would be: with catalogs and tables of their own."""
+    open_(lake, mode="append")
+    start, failed = threading.Barrier(2), []
+
+    def run() -> None:
+        target = open_(lake, mode="append")
+        start.wait()
+        for epoch in range(5):
+            try:
+                target.publish(epoch, frame(NARROW, narrow("a", epoch)))
+            except PublishError as error:
+                failed.append(error)
+                return
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    open_(lake, mode="append").publish(4, frame(NARROW, narrow("a", 4)))
+    assert len(failed) < 2
+    assert lake.content().sort("n")["n"].to_list() == list(range(5))
+
+
+# -- what cannot be ------------------------------------------------------------------------------------------------------
+
+
+def test_merge_needs_an_identity() -> None:
+    with pytest.raises(StartError, match='use mode = "append"'):
+        IcebergTarget(Tables("sql", "default", {}), "n.t", "merge", Table("p", NARROW, None))
+
+
+def test_a_catalog_that_cannot_be_reached_says_so_without_its_secret(tmp_path: Path) -> None:
+    from slackwater.config.connection import IcebergConnection
+
+    uri = f"postgresql+psycopg://me:hush-hush-hush@127.0.0.1:1/{tmp_path.name}"
+    given = IcebergConnection(
+        catalog="sql", options={"uri": uri, "warehouse": "/w", "s3.secret-access-key": "hidden-hidden"}
+    )
+    with pytest.raises(StartError, match=r"Iceberg table n\.t cannot be opened") as caught_:
+        IcebergTarget(Tables("sql", "default", given.options), "n.t", "append", Table("p", NARROW, None)).open()
+    assert "hush-hush" not in str(caught_.value) and len(str(caught_.value).splitlines()) == 1
+    assert "hush-hush" not in repr(given) and "hidden" not in repr(given)
+
+
+def test_a_row_that_the_table_cannot_hold_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = sql(tmp_path)
+    target = open_(lake, mode="append")
+    monkeypatch.setattr("time.sleep", lambda s: pytest.fail("nobody waits for this to become better"))
+    with pytest.raises(PublishError, match="did not take epoch 0"):
+        target.publish(0, pl.DataFrame({"at": ["x"], "key": ["a"], "n": [1]}))
+
+
+@pytest.mark.parametrize("epochs", some([12, 110]))
+def test_many_epochs_keep_few_manifests_and_few_versions_of_the_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int
+) -> None:
+    lake = sql(tmp_path)
+    if epochs < 100:
+        few = {"commit.manifest.min-count-to-merge": "10", "write.metadata.previous-versions-max": "10"}
+        monkeypatch.setattr(iceberg_tables, "_PROPERTIES", {**iceberg_tables._PROPERTIES, **few})
+    target = open_(lake, mode="append")
+    for epoch in range(epochs):
+        target.publish(epoch, frame(NARROW, narrow("a", epoch)))
+    snapshot = lake.table().current_snapshot()
+    most = min(epochs, 100)
+    assert snapshot is not None and len(snapshot.manifests(lake.table().io)) < most
+    assert len(list((tmp_path / "warehouse").rglob("*.metadata.json"))) <= most + 2
+    assert lake.content().height == epochs

@@ -1,0 +1,152 @@
+"""`slackwater run` into an Iceberg table over REST, killed with SIGKILL again and again, while answers to commits are lost and
+requests doubled, and snapshots expire: the table has the batch answer, as PyIceberg and as DuckDB read it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import random
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from tests.e2e.matrix import sweep
+from tests.support.effort import some
+from tests.support.lakes import Lake
+from tests.support.runs import said, start
+
+from slackwater.state.files.store import FilesStore
+from slackwater.testing.lakehouse import RestCatalog
+from slackwater.testing.objects import Door, Fault
+
+pytestmark = pytest.mark.slow
+
+GAP_S = 60
+CONFIG = """name = "killed"
+[connections.lake]
+kind = "files"
+[connections.tables]
+kind = "iceberg"
+catalog = "rest"
+options = {{ uri = "http://127.0.0.1:{port}" }}
+[[sources]]
+name = "events"
+connection = "lake"
+query = "in/*.jsonl"
+format = "json"
+schema = "user STRING, x BIGINT, us BIGINT"
+max_files_per_trigger = 1
+[transform.window]
+kind = "session"
+gap_ms = "{gap}s"
+max_session_duration_ms = "12h"
+event_time_column = "us"
+event_time_unit = "us"
+lateness_ms = "3s"
+late_data = "reopen"
+allowed_lateness_ms = "1h"
+group_by = ["user"]
+aggregations = [{{ agg = "count", as = "n" }}, {{ agg = "sum", column = "x", as = "total" }}]
+[target]
+connection = "tables"
+table = "{table}"
+[state_store]
+kind = "files"
+path = "state"
+"""
+TRUTH = f"""
+    SELECT "user", make_timestamp(min(us)), make_timestamp(max(us) + {GAP_S}000000), count(*), sum(x)::BIGINT FROM (
+        SELECT *, sum(fresh) OVER (PARTITION BY "user" ORDER BY us ROWS UNBOUNDED PRECEDING) AS nth FROM (
+            SELECT *, coalesce(us - lag(us) OVER (PARTITION BY "user" ORDER BY us) > {GAP_S}000000, true)::INT AS fresh
+            FROM read_json('{{files}}', columns = {{{{user: 'VARCHAR', x: 'BIGINT', us: 'BIGINT'}}}})))
+    GROUP BY "user", nth"""
+
+
+def generate(home: Path, events: int, files: int) -> None:
+    """Some days of a few users at a time, out of order; one row in a hundred is late by minutes and joins what was told."""
+    rng, at = random.Random(5), 1_700_000_000_000_000
+    (home / "in").mkdir()
+    each = events // files
+    for number in range(files):
+        lines = []
+        for n in range(each):
+            at += rng.randrange(3_000_000)
+            late = rng.randrange(600_000_000) if rng.random() < 0.01 else rng.randrange(2_000_000)
+            user = f"u{rng.randrange(25) + (number * each + n) // 1000}"
+            lines.append(json.dumps({"user": user, "x": rng.randrange(100), "us": at - late}))
+        path = home / "in" / f"{number:04}.jsonl"
+        path.write_text("\n".join(lines) + "\n")
+        os.utime(path, (1_600_000_000 + number, 1_600_000_000 + number))
+
+
+def unreliable(seed: int) -> Callable[[str, str], Fault]:
+    """Every other commit meets something, other requests now and then."""
+    rng = random.Random(seed)
+
+    def judge(method: str, path: str) -> Fault:
+        if method == "POST" and re.search(r"/tables/[^/]+$", path):
+            return rng.choice(("lost", "twice", "503", "dropped", "", "", "", ""))
+        return rng.choice(("dropped", "lost")) if method == "GET" and rng.random() < 0.02 and "/tables/" in path else ""
+
+    return judge
+
+
+def epochs(home: Path) -> int:
+    return max(FilesStore(str(home / "state"), "killed").epochs(), default=-1)
+
+
+@pytest.mark.parametrize(("kills", "events", "files"), some([(1, 6_000, 6), (30, 200_000, 75)]))
+def test_kills_and_lost_and_doubled_answers_leave_the_batch_answer(
+    kills: int, events: int, files: int, rest_catalog: RestCatalog, tmp_path: Path
+) -> None:
+    generate(tmp_path, events, files)
+    lake = Lake("rest", rest_catalog.options())
+    seed = random.randrange(10**6)
+    rng, expired = random.Random(seed), 0
+    fast = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1"}
+    with Door.before(rest_catalog.port) as door:
+        door.judge = unreliable(seed)
+        config = tmp_path / "killed.toml"
+        config.write_text(CONFIG.format(port=door.port, gap=GAP_S, table=lake.name))
+        for kill in range(kills):
+            before, process = epochs(tmp_path), start(config, **fast)
+            goal, until = before + rng.randrange(3), time.monotonic() + 400
+            while epochs(tmp_path) <= goal and process.poll() is None and time.monotonic() < until:
+                time.sleep(0.02)
+            if kill % 3 == 0 and epochs(tmp_path) > 0:
+                lake.expire()  # while it goes on
+                expired += 1
+            time.sleep(rng.uniform(0, 0.5))
+            assert process.poll() is None, f"seed {seed}: it ended before kill {kill}: {said(config)[-3000:]}"
+            sweep(process)
+            process.wait()
+        for _ in range(10):  # a start may meet an answer that is lost while it opens the table: it says so in a line
+            process = start(config, "--flush", **fast)
+            if process.wait(timeout=600) == 0:
+                break
+        assert process.returncode == 0, f"seed {seed}: {said(config)[-3000:]}"
+        faults = {fault for _, _, fault in door.faults}
+    lake.expire()
+    with duckdb.connect() as db:
+        expected = sorted(db.execute(TRUTH.format(files=tmp_path / "in" / "*.jsonl")).fetchall())
+    assert len(expected) > events // 50
+    columns = ["user", "window_start", "window_end", "n", "total"]
+    found = lake.content().select(columns)
+    assert sorted(map(plain, found.rows())) == list(map(plain, expected)), f"seed {seed}"
+    assert sorted(map(plain, lake.duck(", ".join(f'"{c}"' for c in columns)))) == list(map(plain, expected))
+    assert lake.snapshots() == 1
+    assert "Traceback" not in said(config)
+    if kills > 10:
+        assert faults >= {"lost", "twice", "503", "dropped"} and expired >= 5
+
+
+def plain(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Times without a zone: all of them are UTC."""
+    return tuple(
+        v.astimezone(dt.UTC).replace(tzinfo=None) if isinstance(v, dt.datetime) and v.tzinfo else v for v in row
+    )

@@ -1,0 +1,79 @@
+"""Iceberg tables of tests: a catalog in SQL in a directory, or one over REST, and what is in a table of it."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+from pyiceberg.table import Table as IcebergTable
+
+from slackwater.targets.base import Table
+from slackwater.targets.iceberg import IcebergTarget
+from slackwater.targets.iceberg_tables import Tables, whole
+
+
+def options(home: Path) -> dict[str, str]:
+    """Of a catalog in a database of its own, with its tables, in this directory."""
+    (home / "warehouse").mkdir(exist_ok=True)
+    return {"uri": f"sqlite:///{home}/catalog.db", "warehouse": f"file://{home}/warehouse"}
+
+
+def connection(home: Path) -> str:
+    """The same as a config has it."""
+    given = ", ".join(f'{name} = "{value}"' for name, value in options(home).items())
+    return f'kind = "iceberg"\ncatalog = "sql"\noptions = {{ {given} }}'
+
+
+def sql(home: Path, name: str | None = None) -> Lake:
+    return Lake("sql", options(home), name)
+
+
+class Lake:
+    """A table of a catalog; every call of `tables` is a client of its own."""
+
+    def __init__(self, kind: str, options: dict[str, str], name: str | None = None) -> None:
+        self.kind, self.options = kind, options
+        self.name = name or f"n{uuid.uuid4().hex}.t"
+
+    def tables(self, **more: str) -> Tables:
+        return Tables(self.kind, "default", {**self.options, **more})
+
+    def target(self, table: Table, mode: str = "merge", day_of: str | None = None, **more: str) -> IcebergTarget:
+        return IcebergTarget(self.tables(**more), self.name, mode, table, day_of)
+
+    def opened(self, table: Table, mode: str = "merge", day_of: str | None = None, **more: str) -> IcebergTarget:
+        target = self.target(table, mode, day_of, **more)
+        target.open()
+        return target
+
+    def table(self) -> IcebergTable:
+        found = self.tables().load(self.name)
+        assert found is not None
+        return found
+
+    def content(self) -> pl.DataFrame:
+        return whole(self.table())
+
+    def duck(self, columns: str = "*") -> list[tuple[Any, ...]]:
+        """What another reader sees: DuckDB, in the files that the metadata of this version names."""
+        files = [
+            task.file.file_path.removeprefix("file://").removeprefix("file:")
+            for task in self.table().scan().plan_files()
+        ]
+        with duckdb.connect() as db:
+            db.execute("SET TimeZone = 'UTC'")
+            return db.read_parquet(files).select(columns).order("ALL").fetchall() if files else []
+
+    def expire(self) -> None:
+        """All snapshots but the current one."""
+        table = self.table()
+        current = table.current_snapshot()
+        ids = [s.snapshot_id for s in table.snapshots() if current is None or s.snapshot_id != current.snapshot_id]
+        if ids:
+            table.maintenance.expire_snapshots().by_ids(ids).commit()
+
+    def snapshots(self) -> int:
+        return len(self.table().metadata.snapshots)

@@ -1,0 +1,24 @@
+"""A pipeline in process, as tests drive it, with the targets that its config names."""
+
+from __future__ import annotations
+
+from slackwater.runner.assemble import targets_of
+from slackwater.testing.pipeline import LocalPipeline
+
+
+class Real(LocalPipeline):
+    """With the targets that the config names, opened at each start."""
+
+    def _put(self, place: str) -> None:
+        self._place = place
+
+    def _begin(self) -> None:
+        self._targets = targets_of(self.pipeline, self._steps, self._state_id)  # type: ignore[assignment]
+        for target in self._targets.values():
+            target.open()
+        super()._begin()
+
+    def _stop(self) -> None:
+        super()._stop()
+        for target in getattr(self, "_targets", {}).values():
+            target.close()
