@@ -180,8 +180,6 @@ def test_what_no_batch_can_be_made_of(runner: Runner) -> None:
         sw.batch(events, counts(), on_error="dlq")
     with pytest.raises(StartError, match='"rows" is a streaming DataFrame, expected a batch one'):
         sw.batch(stream, counts())
-    with pytest.raises(StartError, match='"rows" is of Spark Connect, expected a DataFrame of a classic Spark session'):
-        sw.batch(object(), counts())  # type: ignore[arg-type]
     with pytest.raises(StartError, match='column "usr" does not come out of the SQL; did you mean "user"'):
         sw.batch(events, counts(group_by=["usr"]))
 
