@@ -89,6 +89,7 @@ def test_a_users_own_aggregation_and_columns_with_dots(runner: Runner, kind: str
     assert found.height > 5
 
 
+@pytest.mark.matrix
 def test_sql_lookups_and_the_callers_session(runner: Runner) -> None:
     """The result lives in the caller's session, whose views and settings stay as they are."""
     spark = runner.spark
@@ -213,6 +214,7 @@ def test_the_known_answers(spark: Any, shared_data: Path) -> None:
     check("ibis", collected(sw.batch(ibis, authors)))  # 35 % of the rows are out of order: here none is late
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("how", some(["full", "inner", "left", "right"]))
 def test_a_join_agrees_with_a_streaming_run(runner: Runner, how: str) -> None:
     for part in range(2):

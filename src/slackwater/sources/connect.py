@@ -134,6 +134,16 @@ def thread_of(session: SparkSession) -> Callable[..., Thread]:
     return InheritableThread
 
 
+def schema_of_ddl(session: SparkSession, text: str) -> StructType:
+    """The columns that a text declares, as Spark reads it."""
+    if is_connect(session):
+        return session.createDataFrame([], text).schema
+    from pyspark.sql.types import StructType
+
+    found: Any = StructType.fromDDL(text)
+    return found
+
+
 def schema_of_json(session: Any, texts: Sequence[str]) -> StructType:
     """The columns that these JSON texts have together, as Spark infers them. Raises StartError where it cannot over Connect."""
     if not is_connect(session):

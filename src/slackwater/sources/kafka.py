@@ -65,14 +65,14 @@ class KafkaSource:
     @property
     def schema(self) -> StructType:
         """The columns of its rows."""
-        from pyspark.sql.types import StructType
+        from pyspark.sql import types as T  # noqa: N812
 
         fields = [f for f in self.payload.schema.fields if f.name != CORRUPT]
-        meta: Any = StructType.fromDDL(
-            "_key BINARY, _value BINARY, _headers ARRAY<STRUCT<key: STRING, value: BINARY>>, _topic STRING, _partition INT, "
-            "_offset BIGINT, _event_ts TIMESTAMP"
-        )
-        return StructType([*fields, *meta.fields])
+        text, binary = T.StringType(), T.BinaryType()
+        header = T.StructType([T.StructField("key", text), T.StructField("value", binary)])
+        meta = {"_key": binary, "_value": binary, "_headers": T.ArrayType(header), "_topic": text}
+        meta |= {"_partition": T.IntegerType(), "_offset": T.LongType(), "_event_ts": T.TimestampType()}
+        return T.StructType([*fields, *(T.StructField(name, kind) for name, kind in meta.items())])
 
     @property
     def _where(self) -> str:

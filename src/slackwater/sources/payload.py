@@ -97,12 +97,9 @@ class Payload:
         return found
 
 
-def schema_from_ddl(spec: Source) -> StructType:
-    from pyspark.sql.types import StructType
-
+def schema_from_ddl(session: SparkSession, spec: Source) -> StructType:
     try:
-        parsed: Any = StructType.fromDDL(spec.schema_ or "")
-        return parsed
+        return connect.schema_of_ddl(session, spec.schema_ or "")
     except Exception as error:
         raise StartError(
             f'source "{spec.name}": schema is not valid DDL ({reason(error)}); expected "name TYPE, name TYPE, …"'
@@ -114,7 +111,7 @@ def json_payload(session: SparkSession, spec: Source, known: str | None, sample:
     from pyspark.sql.types import StructType
 
     if spec.schema_ is not None:
-        return Payload(schema_from_ddl(spec), "json")
+        return Payload(schema_from_ddl(session, spec), "json")
     if known is not None:
         fields = [f for f in StructType.fromJson(json.loads(known)).fields if f.name not in _INJECTED]
         return Payload(StructType(fields), "json")

@@ -165,6 +165,8 @@ def private(session: SparkSession, shards: int) -> SparkSession:
         "spark.sql.streaming.minBatchesToRetain": "4",
         "spark.sql.streaming.fileSource.log.cleanupDelay": "0",
     }.items():
+        if connect.is_connect(own) and key == "spark.sql.execution.arrow.pyspark.fallback.enabled":
+            continue  # which Connect has not: it warns
         own.conf.set(key, value)
     if own.conf.get("spark.ui.enabled", "true") == "false":
         own.conf.set("spark.sql.ui.explainMode", "simple")  # the text of every plan, for a page that nobody can see
