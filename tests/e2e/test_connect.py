@@ -7,22 +7,20 @@ import re
 import signal
 import time
 import warnings
-from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-from tests.e2e.test_cluster import CONFIG, MINUTE_US, committed, found, pairs_of, sessions_of, written
-from tests.e2e.test_real_data import config, result
-from tests.support import connect
+from tests.support import connect, orders
 from tests.support.command import command
 from tests.support.effort import some
 from tests.support.events import SCHEMA, comparable, iso, sample, window
-from tests.support.real_data import PIPELINES, check, split
+from tests.support.real_data import PIPELINES, check, config, result, split
 from tests.support.runner import Runner
 from tests.support.runs import said, start
+from tests.support.topics import Make, minutes
 
 import slackwater as sw
 from slackwater.errors import ConfigError, StartError
@@ -149,36 +147,53 @@ def test_the_known_answer_comes_out_over_connect(
     check(name, result(tmp_path))
 
 
-@pytest.mark.exhaustive
-def test_sessions_windows_over_them_and_a_join_survive_the_clients_death(
-    server: connect.Server, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kills", some([0, 1]))
+def test_sessions_windows_over_them_and_a_join(server: connect.Server, tmp_path: Path, kills: int) -> None:
     path = tmp_path / "cluster.toml"
-    text = CONFIG.format(store='kind = "files"\npath = "state"')
+    text = orders.CONFIG.format(store='kind = "files"\npath = "state"')
     path.write_text(re.sub(r"\[spark\]\n(.+\n)*", "", text))
-    orders, payments = written(tmp_path)
-    killed_once(path, server, 3)
-    expected = sessions_of(orders)
-    assert found(tmp_path / "sessions", "user", "window_start", "window_end", "n") == sorted(expected)
-    minutes: dict[tuple[str, int], list[int]] = defaultdict(list)
-    for user, _, end, n in expected:
-        minutes[user, end // MINUTE_US * MINUTE_US].append(n)
-    wanted = sorted((user, at, len(each), sum(each)) for (user, at), each in minutes.items())
-    assert found(tmp_path / "per_minute", "user", "window_start", "sessions", "orders") == wanted
-    paid = pl.read_parquet(tmp_path / "paid" / "*.parquet")
-    assert Counter(paid.select("left_id", "right_paid").rows()) == Counter(pairs_of(orders, payments))
+    given = orders.written(tmp_path, 3 + 5 * kills)
+    if kills:
+        killed_at(path, server, 3)
+    process = start(path, "--flush", SPARK_REMOTE=server.address)
+    assert process.wait(timeout=580) == 0, said(path)
+    orders.check(tmp_path, *given)
 
 
-def killed_once(path: Path, server: connect.Server, epochs: int) -> None:
-    """Run to the end of the input, with a kill -9 of the client when so many epochs were committed."""
+def killed_at(path: Path, server: connect.Server, epochs: int) -> None:
+    """A client that dies by kill -9 when so many epochs were committed."""
     process = start(path, SPARK_REMOTE=server.address)
-    while committed(path, "files") < epochs and process.poll() is None:
+    while orders.committed(path, "files") < epochs and process.poll() is None:
         time.sleep(0.02)
     assert process.poll() is None, f"it ended before the kill: {said(path)}"
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    again = start(path, "--flush", SPARK_REMOTE=server.address)
-    assert again.wait(timeout=580) == 0, said(path)
+
+
+@pytest.mark.parametrize("payload", some(["json", "several"]))
+def test_records_of_kafka(runner: Runner, lent: Any, topic: Make, payload: str) -> None:
+    """Their schema is found out, their headers and places are there, and the next run goes on behind the offsets of the first."""
+    first, second = topic(2), topic()
+    sql = "SELECT concat_ws('|', user, CAST(_key AS STRING), _headers[0].key, _topic, _partition) AS user, amount, _event_ts FROM source"
+    source = first.source(schema=None, max_offsets_per_trigger=3)
+    if payload == "several":
+        source = first.source(query=f"{first.name}, {second.name}", max_offsets_per_trigger=3)
+    answers = []
+    for part in range(2):
+        for n in range(8):
+            row = {"user": "ab"[n % 2], "amount": n}
+            first.send(
+                row, b"{broken" if n == 3 else row, at=40 * n + part, partition=n % 2, key="k", headers=[("h", b"x")]
+            )
+            second.send(row, at=30 * n + part)
+        for name, session in (("classic", runner.spark), ("connect", lent)):
+            runner.run(
+                name=name, source=source, transform_sql=sql, window=minutes(lateness_ms="1h"), on_error="drop", spark=session,
+                target_path=str(runner.home / name), flush=bool(part),
+            )  # fmt: skip
+    answers = [comparable(runner.output(name)) for name in ("classic", "connect")]
+    assert answers[0] == answers[1]
+    assert len(answers[0]) > 10
 
 
 # -- what it has not ---------------------------------------------------------------------------------------------------

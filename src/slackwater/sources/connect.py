@@ -107,13 +107,13 @@ def is_on_this_machine(session: SparkSession) -> bool:
 def named(session: SparkSession) -> str:
     """Where Spark is, for people."""
     if is_connect(session):
-        return f"Spark Connect at {_endpoint(session)}"
+        return f"Spark Connect at {endpoint(session)}"
     return str(session.sparkContext.master)
 
 
 def answers(session: Any) -> bool:
     """Whether somebody listens where the server is."""
-    host, _, port = _endpoint(session).rpartition(":")
+    host, _, port = endpoint(session).rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS):
             return True
@@ -121,7 +121,7 @@ def answers(session: Any) -> bool:
         return False
 
 
-def _endpoint(session: Any) -> str:
+def endpoint(session: Any) -> str:
     return str(session.client._builder.endpoint)
 
 

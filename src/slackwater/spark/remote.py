@@ -41,16 +41,18 @@ def address(settings: Mapping[str, str]) -> str | None:
 def start(url: str, settings: Mapping[str, str]) -> SparkSession:
     """A session of the server, with these settings. Raises StartError if it is not there, or a setting is not a session's."""
     session: Any = _class()(connection=url)
-    at = connect.named(session)
+    at = connect.endpoint(session)
     if not connect.answers(session):
-        raise StartError(f"{at}: nobody answers there; start the server, or correct SPARK_REMOTE")
+        raise StartError(f"Spark Connect at {at}: nobody answers there; start the server, or correct SPARK_REMOTE")
     session.client.set_retry_policies(connect.patience())
     try:
         server = session.version
     except Exception as error:
-        raise StartError(f"{at}: {reason(error)}; expected a server of Spark Connect 4.0 or later") from None
+        raise StartError(
+            f"Spark Connect at {at}: {reason(error)}; expected a server of Spark Connect 4.0 or later"
+        ) from None
     if connect.version(session) < (4, 0):
-        raise StartError(f"{at}: it is of Spark {server}, expected Spark 4.0 or later")
+        raise StartError(f"Spark Connect at {at}: it is of Spark {server}, expected Spark 4.0 or later")
     for key, value in settings.items():
         if key == _KEY:
             continue
