@@ -175,9 +175,9 @@ def test_records_of_kafka(runner: Runner, lent: Any, topic: Make, payload: str) 
     """Their schema is found out, their headers and places are there, and the next run goes on behind the offsets of the first."""
     first, second = topic(2), topic()
     sql = "SELECT concat_ws('|', user, CAST(_key AS STRING), _headers[0].key, _topic, _partition) AS user, amount, _event_ts FROM source"
-    source = first.source(schema=None, max_offsets_per_trigger=3)
+    source = first.source(schema=None, max_offsets_per_trigger=8)
     if payload == "several":
-        source = first.source(query=f"{first.name}, {second.name}", max_offsets_per_trigger=3)
+        source = first.source(query=f"{first.name}, {second.name}", max_offsets_per_trigger=8)
     answers = []
     for part in range(2):
         for n in range(8):
@@ -193,7 +193,7 @@ def test_records_of_kafka(runner: Runner, lent: Any, topic: Make, payload: str) 
             )  # fmt: skip
     answers = [comparable(runner.output(name)) for name in ("classic", "connect")]
     assert answers[0] == answers[1]
-    assert len(answers[0]) > 10
+    assert len(answers[0]) >= 8
 
 
 # -- what it has not ---------------------------------------------------------------------------------------------------
