@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-kafka test test-all check bench bench-compare bench-peers faults docs reference format clean
+.PHONY: help demo demo-kafka test test-all test-spark check bench bench-compare bench-peers faults docs reference format clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -35,6 +35,25 @@ test: $(READY)   ## the tests, two files at a time, shuffled (SEED=2 gives anoth
 
 test-all: $(READY) ## every case of every test; needs RabbitMQ and Chromium beside Python and Java
 	@SLACKWATER_TEST_ALL=1 $(PYTEST)
+
+# Another version of Spark, in an environment of its own that finds everything else in .venv behind its own PySpark.
+# PySpark before 4.1 leaves sockets to the garbage collector, and its client of Connect takes no protobuf after 6.
+VERSION ?= 4.0.5
+SPARK_VENV := .venv-spark-$(VERSION)
+SPARK_TESTS ?= tests/spark tests/contract/test_nested_values.py tests/contract/test_times.py tests/e2e/test_connect.py
+
+$(SPARK_VENV)/.ready: $(READY)
+	@echo "Installing PySpark $(VERSION) into $(SPARK_VENV), once: about 450 MB"
+	@$(PYTHON) -m venv $(SPARK_VENV)
+	@$(SPARK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'pyspark==$(VERSION)' 'protobuf>=5,<7'
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > $$($(SPARK_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/slackwater.pth
+	@touch $@
+
+test-spark: $(SPARK_VENV)/.ready ## the tests of Spark with another version of it: make test-spark VERSION=4.0.2 (ONLY="-m matrix" fewer)
+	@SLACKWATER_LAWS_EXAMPLES=10 $(SPARK_VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --randomly-seed=$(SEED) \
+	  -W "ignore:unclosed <socket:ResourceWarning" -W ignore::pytest.PytestUnraisableExceptionWarning \
+	  $(or $(ONLY),-m "not exhaustive") $(SPARK_TESTS)
 
 check: $(READY)  ## lint, types, import contracts, fast tests
 	@$(BIN)/ruff check .

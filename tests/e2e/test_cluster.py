@@ -7,129 +7,23 @@ payments ┴▶ paid (join) ─▶ files
 
 from __future__ import annotations
 
-import datetime as dt
-import json
 import os
 import random
 import signal
 import subprocess
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import polars as pl
-import psycopg
 import pytest
 from tests.support import cluster as clusters
 from tests.support.cluster import Cluster
 from tests.support.effort import long
+from tests.support.orders import CONFIG, KILLS, check, committed, written
 from tests.support.runs import said, start
 
 from slackwater.testing.services import SECONDS
-
-KILLS = int(os.environ.get("SLACKWATER_KILLS", "3"))
-FILES, ROWS = 8 + 4 * KILLS, 300  # per source
-STEP_US, DISORDER_US = 50_000, 3_000_000  # from one order to the next
-GAP_US, MINUTE_US, WITHIN_US = 5_000_000, 60_000_000, 20_000_000
-START_US = 1_709_251_200_000_000
-
-CONFIG = """name = "cluster"
-
-[spark]
-"spark.executor.memory" = "600m"
-"spark.executor.cores" = "1"
-"spark.driver.memory" = "800m"
-"spark.driver.host" = "127.0.0.1"
-"spark.driver.bindAddress" = "127.0.0.1"
-"spark.speculation" = "true"
-"spark.task.maxFailures" = "100"
-
-[connections.lake]
-kind = "files"
-
-[[sources]]
-name = "orders"
-connection = "lake"
-query = "orders/*.jsonl"
-format = "json"
-schema = "id BIGINT, user STRING, _event_ts TIMESTAMP"
-max_files_per_trigger = 1
-
-[[sources]]
-name = "payments"
-connection = "lake"
-query = "payments/*.jsonl"
-format = "json"
-schema = "id BIGINT, paid BIGINT, _event_ts TIMESTAMP"
-max_files_per_trigger = 1
-
-[[stages]]
-name = "sessions"
-from = "orders"
-
-[stages.window]
-kind = "session"
-gap_ms = "5s"
-max_session_duration_ms = "10m"
-lateness_ms = "10s"
-group_by = ["user"]
-
-[[stages.window.aggregations]]
-agg = "count"
-as = "n"
-
-[[stages]]
-name = "per_minute"
-from = "sessions"
-
-[stages.window]
-kind = "tumbling"
-duration_ms = "1m"
-group_by = ["user"]
-max_groups_per_window = 1000
-
-[[stages.window.aggregations]]
-agg = "count"
-as = "sessions"
-
-[[stages.window.aggregations]]
-agg = "sum"
-column = "n"
-as = "orders"
-
-[[stages]]
-name = "paid"
-from = ["orders", "payments"]
-
-[stages.join]
-kind = "left"
-left_source = "orders"
-right_source = "payments"
-left_keys = ["id"]
-right_keys = ["id"]
-lower_ms = 0
-upper_ms = "20s"
-lateness_ms = "10s"
-
-[[targets]]
-from = "sessions"
-connection = "lake"
-path = "sessions"
-
-[[targets]]
-from = "per_minute"
-connection = "lake"
-path = "per_minute"
-
-[[targets]]
-from = "paid"
-connection = "lake"
-path = "paid"
-
-[state_store]
-{store}
-"""
 
 
 @long(beside="test_kill.py::test_kill_nine_at_random_moments_loses_and_doubles_nothing")
@@ -147,16 +41,7 @@ def test_executors_workers_and_drivers_that_are_killed(store: str, request: Any,
         process = start(config, "--flush", SPARK_MASTER=cluster.address)
         assert process.wait(timeout=580) == 0, f"seed {seed}: {said(config)}"
     assert sum(killed.values()) == KILLS, f"seed {seed}: it ended before all kills: {killed}"
-    expected = sessions_of(orders)
-    assert found(tmp_path / "sessions", "user", "window_start", "window_end", "n") == sorted(expected)
-    minutes: dict[tuple[str, int], list[int]] = defaultdict(list)
-    for user, _, end, n in expected:
-        minutes[user, end // MINUTE_US * MINUTE_US].append(n)
-    wanted = sorted((user, at, len(each), sum(each)) for (user, at), each in minutes.items())
-    assert found(tmp_path / "per_minute", "user", "window_start", "sessions", "orders") == wanted
-    pairs = Counter(pairs_of(orders, payments))
-    paid = pl.read_parquet(tmp_path / "paid" / "*.parquet")
-    assert Counter(paid.select("left_id", "right_paid").rows()) == pairs
+    check(tmp_path, orders, payments, f"seed {seed}")
 
 
 def run_through(cluster: Cluster, config: Path, store: str, rng: random.Random) -> Counter[str]:
@@ -191,75 +76,3 @@ def end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def committed(config: Path, store: str) -> int:
-    """The latest epoch, as anybody may see it."""
-    if store == "files":
-        return max(
-            (int(p.stem) for p in (config.parent / "state" / "cluster" / "manifests").glob("*.json")), default=-1
-        )
-    url = next(line.split('"')[1] for line in config.read_text().splitlines() if line.startswith("url"))
-    with psycopg.connect(url) as db:
-        if db.execute("SELECT to_regclass('slackwater_pipelines')").fetchone() == (None,):
-            return -1
-        row = db.execute("SELECT max(epoch) FROM slackwater_pipelines").fetchone()
-    return -1 if row is None or row[0] is None else int(row[0])
-
-
-def written(home: Path) -> tuple[list[tuple[int, str, int]], list[tuple[int, int, int]]]:
-    """Orders (id, user, µs) and payments (id, paid, µs), in files in the order of their times, which are out of order within them."""
-    rng = random.Random(11)
-    orders, payments = [], []
-    for number in range(FILES * ROWS):
-        at = START_US + number * STEP_US - rng.randrange(DISORDER_US)
-        orders.append((number, f"u{rng.randrange(60)}", at))
-        payments.append((rng.randrange(max(number - 300, 0), number + 1), number, START_US + number * STEP_US))
-    for name, rows, names in (("orders", orders, ("id", "user")), ("payments", payments, ("id", "paid"))):
-        (home / name).mkdir()
-        for file in range(FILES):
-            path = home / name / f"{file:03d}.jsonl"
-            some_rows = rows[file * ROWS : (file + 1) * ROWS]
-            lines = [
-                {names[0]: a, names[1]: b, "_event_ts": f"{moment(at):%Y-%m-%dT%H:%M:%S.%fZ}"} for a, b, at in some_rows
-            ]
-            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-            os.utime(path, (START_US // 10**6 + file,) * 2)
-    return orders, payments
-
-
-def moment(us: int) -> dt.datetime:
-    return dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(microseconds=us)
-
-
-def sessions_of(orders: list[tuple[int, str, int]]) -> list[tuple[str, int, int, int]]:
-    """(user, first, last plus the gap, rows)."""
-    times: dict[str, list[int]] = defaultdict(list)
-    for _, user, at in orders:
-        times[user].append(at)
-    result = []
-    for user, each in times.items():
-        each.sort()
-        begin = 0
-        for n in range(1, len(each) + 1):
-            if n == len(each) or each[n] - each[n - 1] > GAP_US:
-                result.append((user, each[begin], each[n - 1] + GAP_US, n - begin))
-                begin = n
-    return result
-
-
-def pairs_of(orders: list[tuple[int, str, int]], payments: list[tuple[int, int, int]]) -> list[tuple[int, int | None]]:
-    of: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for number, paid, at in payments:
-        of[number].append((paid, at))
-    result: list[tuple[int, int | None]] = []
-    for number, _, at in orders:
-        near = [paid for paid, when in of[number] if 0 <= when - at <= WITHIN_US]
-        result += [(number, paid) for paid in near] or [(number, None)]
-    return result
-
-
-def found(folder: Path, *columns: str) -> list[tuple[Any, ...]]:
-    frame = pl.read_parquet(folder / "*.parquet").select(columns)
-    times = [c for c, kind in frame.schema.items() if isinstance(kind, pl.Datetime)]
-    return sorted(frame.with_columns(pl.col(times).dt.epoch("us")).rows())

@@ -17,53 +17,9 @@ import pytest
 from tests.laws import naive
 from tests.support.command import command
 from tests.support.effort import some
-from tests.support.real_data import IBIS, PARTS, PIPELINES, check, split
+from tests.support.real_data import IBIS, PARTS, PIPELINES, check, config, result, split
 
 pytestmark = [pytest.mark.spark, pytest.mark.shared_data]
-
-
-def config(name: str, home: Path, query: str, limit: str = "") -> Path:
-    """The pipeline as a TOML file."""
-    p = PIPELINES[name]
-    sql = f'sql = "{p["sql"]}"' if "sql" in p else ""
-    path = home / f"{name}.toml"
-    path.write_text(
-        f"""name = "{name}"
-
-[connections.lake]
-kind = "files"
-
-[[sources]]
-name = "events"
-connection = "lake"
-query = "{query}"
-{p["source"]}{limit}
-
-[transform]
-{sql}
-
-[transform.window]
-{p["window"]}
-
-[[transform.window.aggregations]]
-agg = "count"
-as = "n"
-{p.get("extra", "")}
-
-[target]
-connection = "lake"
-path = "{home}/out"
-
-[state_store]
-kind = "files"
-path = "{home}/state"
-"""
-    )
-    return path
-
-
-def result(home: Path) -> pl.DataFrame:
-    return pl.concat([pl.read_parquet(p) for p in sorted((home / "out").glob("*.parquet"))])
 
 
 @pytest.mark.parametrize("name", PIPELINES)

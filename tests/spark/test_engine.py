@@ -42,6 +42,7 @@ def in_process(kind: str, rows: list[dict[str, Any]], **settings: Any) -> pl.Dat
     return frame.sort(frame.columns[:4])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", some(["session", "tumbling", "hopping"]))
 def test_every_aggregation_agrees_with_the_in_process_engine(runner: Runner, kind: str) -> None:
     rows = sample()

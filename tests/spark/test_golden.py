@@ -60,6 +60,7 @@ def shaped(kind: str) -> sw.Window:
 STEPS = [s for s in kill_points.KILL_POINTS if not s.startswith("stage.") and s != "checkpoint.after"]
 
 
+@pytest.mark.matrix
 @KINDS
 @pytest.mark.parametrize("shards", some([3, 1]))
 def test_whole_and_with_another_number_of_shards(runner: Runner, kind: str, shards: int) -> None:

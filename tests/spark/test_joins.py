@@ -39,6 +39,7 @@ def _word(value: Any) -> str:
     return str(value)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("kind", "files"),
     some([("full", (5, 2)), ("left", (1, 1)), ("inner", (1, 1)), ("right", (2, 1)), ("full", (1, 1))]),

@@ -59,6 +59,7 @@ def test_raw_payloads_are_for_the_sql(runner: Runner, topic: Make) -> None:
     assert counted(found) == [("a", 1, 3), ("b", 1, 4)]
 
 
+@pytest.mark.matrix
 def test_several_topics_and_patterns(runner: Runner, topic: Make) -> None:
     first, second = topic(), topic()
     first.send({"user": "a", "amount": 1}, at=1)
@@ -71,6 +72,7 @@ def test_several_topics_and_patterns(runner: Runner, topic: Make) -> None:
     assert counted(runner.run(source=pattern, window=minutes(), name="pattern")) == [("a", 2, 3)]
 
 
+@pytest.mark.matrix
 def test_it_goes_on_from_the_offsets_in_the_state_without_a_checkpoint(runner: Runner, topic: Make) -> None:
     events = topic(2)
     events.send(*[{"user": "a", "amount": 1}] * 5, at=1)
@@ -400,6 +402,7 @@ def avro(schema: Mapping[str, Any], row: Mapping[str, Any], number: int | None =
     return out.getvalue()
 
 
+@pytest.mark.matrix
 def test_avro_with_a_schema_file(runner: Runner, topic: Make) -> None:
     events = topic()
     events.send(*[avro(AVRO_1, {"user": "a", "amount": n}) for n in (1, 2)], at=1)

@@ -208,6 +208,7 @@ def letters_of(frame: pl.DataFrame) -> dict[int, dict[str, Any]]:
     return found
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", some(["session", "hopping", "tumbling"]))
 def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -> None:
     stream = topic(1)
@@ -325,6 +326,7 @@ def test_rows_of_an_idle_partition_are_told_apart(runner: Runner, topic: Make, k
     assert runner.statuses[-1].counters.late == {"idle": 1}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", some(["session", "tumbling"]))
 def test_rows_of_files_are_json_and_lookups_multiply_them(runner: Runner, kind: str) -> None:
     """Two sources, the slower one named as the holder; a row that a lookup makes two of has a letter for each."""

@@ -28,7 +28,7 @@ from slackwater.config.sql.query import query
 from slackwater.engine import kill_points
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.errors import StartError
-from slackwater.spark import analysis
+from slackwater.spark import row_wise
 from slackwater.spark.session import private
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing import LocalPipeline
@@ -417,9 +417,9 @@ def test_what_puts_rows_of_one_window_together(spark: Any, sql: str, found: set[
     session.createDataFrame([], "id STRING, name STRING").createOrReplaceTempView("users")
     session.createDataFrame([], "id STRING, window_start TIMESTAMP").createOrReplaceTempView("others")
     out = session.sql(sql)
-    assert analysis.forbidden(out, view, Bounds(frozenset({"window_start", "window_end"}))) == found
-    assert analysis.forbidden(out, view) >= found
-    assert analysis.forbidden(out), "without bounds"
+    assert row_wise.forbidden(out, view, Bounds(frozenset({"window_start", "window_end"}))) == found
+    assert row_wise.forbidden(out, view) >= found
+    assert row_wise.forbidden(out), "without bounds"
     here = Findings()
     users, others = (
         Columns({"id": "string", "name": "string"}, True),

@@ -92,6 +92,7 @@ FILES = 'kind = "files"\npath = "HOME/state"'
 POSTGRES = 'kind = "postgres"\nurl = "${WAREHOUSE_URL}"'
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("state", some([pytest.param(POSTGRES, id="postgres"), pytest.param(FILES, id="files")]))
 def test_a_window_over_joined_rows(
     runner: Runner, postgres: Any, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

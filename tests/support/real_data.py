@@ -74,6 +74,50 @@ PIPELINES: dict[str, dict[str, Any]] = {
 }
 
 
+def config(name: str, home: Path, query: str, limit: str = "") -> Path:
+    """The pipeline as a TOML file."""
+    p = PIPELINES[name]
+    sql = f'sql = "{p["sql"]}"' if "sql" in p else ""
+    path = home / f"{name}.toml"
+    path.write_text(
+        f"""name = "{name}"
+
+[connections.lake]
+kind = "files"
+
+[[sources]]
+name = "events"
+connection = "lake"
+query = "{query}"
+{p["source"]}{limit}
+
+[transform]
+{sql}
+
+[transform.window]
+{p["window"]}
+
+[[transform.window.aggregations]]
+agg = "count"
+as = "n"
+{p.get("extra", "")}
+
+[target]
+connection = "lake"
+path = "{home}/out"
+
+[state_store]
+kind = "files"
+path = "{home}/state"
+"""
+    )
+    return path
+
+
+def result(home: Path) -> pl.DataFrame:
+    return pl.concat([pl.read_parquet(p) for p in sorted((home / "out").glob("*.parquet"))])
+
+
 def split(file: Path, into: Path, header: int) -> None:
     """The lines of a file as twelve files of the same kind, in order; modification times ascend."""
     into.mkdir()

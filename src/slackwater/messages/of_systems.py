@@ -79,6 +79,14 @@ FAMILIES: Sequence[Family] = (
         ),
     ),
     Family(
+        "Spark Connect has what its server has",
+        START,
+        "The server that `SPARK_REMOTE` names is not there, or a pipeline asks for what a client cannot have: the server's own settings, a "
+        "streaming query, packages that are not installed.",
+        "What runs over it, and what to set: [over Spark Connect](cluster.md#over-spark-connect).",
+        ("Spark Connect", "nobody answers there", "over Connect"),
+    ),
+    Family(
         "Spark does not start",
         START,
         "Spark's process ended before it was up. Nothing was read.",

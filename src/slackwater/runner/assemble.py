@@ -12,7 +12,7 @@ from slackwater.core.dead_letter import LETTER
 from slackwater.operators.base import Operator
 from slackwater.runner.systems import system_of
 from slackwater.sources.streams import AnySource, FrameSource
-from slackwater.spark import packages
+from slackwater.spark import packages, remote
 from slackwater.state.files.store import FilesStore, InMemoryStore
 from slackwater.state.protocol import StateStore
 from slackwater.targets.base import Table, Target
@@ -39,7 +39,7 @@ def spark_settings(pipeline: Pipeline, notice: Callable[[str, str], None]) -> di
 
     given = {k: str(v) for k, v in pipeline.spark.items()}
     kinds = {c.kind for s in pipeline.sources if (c := resolve(s.connection, pipeline.connections))}
-    if "kafka" not in kinds or {"spark.jars", "spark.jars.packages"} & set(given):
+    if "kafka" not in kinds or {"spark.jars", "spark.jars.packages"} & set(given) or remote.address(given):
         return given
     installed = str(pyspark.__version__)
     jars, version = packages.kafka_connector(installed)

@@ -26,9 +26,10 @@ from slackwater.core.schema import Field, arrow_schema
 from slackwater.errors import ConfigError, StartError
 from slackwater.operators.base import Operator
 from slackwater.runner import binding, border
+from slackwater.sources import connect
 from slackwater.sources.base import CORRUPT
 from slackwater.sources.streams import FrameSource, in_session
-from slackwater.spark import session, whole_batch
+from slackwater.spark import remote, session, whole_batch
 from slackwater.spark.columns import lift
 from slackwater.spark.rows import StepRows
 from slackwater.spark.whole_batch import UPTO, Fold
@@ -143,8 +144,7 @@ class _Planner:
 
     def usable(self, name: str, frame: DataFrame) -> DataFrame:
         """The rows that have an event time; the others fail the run, or are left out."""
-        from pyspark.sql import functions as F  # noqa: N812 — Spark's own name for it
-
+        F = connect.functions(frame)  # noqa: N806 — Spark's own name for it
         timed = self.timed(name, frame)
         if self.rows.pipeline.transform.on_error == "drop":
             return timed.where("__bad IS NULL")
@@ -192,8 +192,8 @@ def _planned(
     for source, frame in frames.items():
         if getattr(frame, "isStreaming", False):
             raise StartError(f'{name}: "{source}" is a streaming DataFrame, expected a batch one; run it as a pipeline')
-        if not hasattr(frame, "_jdf"):
-            raise StartError(f'{name}: "{source}" is of Spark Connect, expected a DataFrame of a classic Spark session')
+        if connect.is_connect(frame):
+            remote.check_lent(frame.sparkSession, name)
     described = {"join": step} if isinstance(step, Join) else {"window": step, "sql": sql}
     pipeline = Pipeline(
         name=name,
@@ -202,9 +202,14 @@ def _planned(
         target=Target(connection=ConsoleConnection()),
         state_store=StateStore(kind="in_memory"),
     )
-    own = session.private(next(iter(frames.values())).sparkSession, 1)
-    for view, frame in (lookups or {}).items():
-        in_session(own, frame).createOrReplaceTempView(view)
+    given = next(iter(frames.values())).sparkSession
+    own: Any
+    if connect.is_connect(given):  # a plan of Connect means what it does in its own session alone
+        own = connect.WithTables(given, lookups or {})
+    else:
+        own = session.private(given, 1)
+        for view, frame in (lookups or {}).items():
+            in_session(own, frame).createOrReplaceTempView(view)
     sources = [FrameSource(source, in_session(own, frame)) for source, frame in frames.items()]
     one = binding.bind(pipeline, own, binding.frames_of(own, sources))
     return _Planner(StepRows(own, pipeline, one.operator, one.times, end=one.end(own)), time.time_ns() // 1000)

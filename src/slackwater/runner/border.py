@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from slackwater.errors import EpochError, SlackwaterError, SparkEndedError
+from slackwater.sources import connect
 from slackwater.sources.base import reason
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("slackwater")
 
-_SERVICES = ("pyspark", "py4j", "psycopg", "confluent_kafka", "deltalake", "pyiceberg")
+_SERVICES = ("pyspark", "py4j", "grpc", "psycopg", "confluent_kafka", "deltalake", "pyiceberg")
 _BRIDGE = ("py4j.clientserver", "py4j.java_gateway")
 _ANALYSIS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _SECONDS = 3.0  # a process that was killed takes a moment to be gone
@@ -90,6 +91,8 @@ def of_service(error: Exception) -> str | None:
 
 def ended(spark: SparkSession, seconds: float = _SECONDS) -> str | None:
     """How Spark's process ended; None while it is up."""
+    if connect.is_connect(spark):
+        return None if connect.answers(spark) else f"({connect.named(spark)}) does not answer any more"
     gateway: Any = getattr(spark.sparkContext, "_gateway", None)
     if gateway is None:
         return None
@@ -107,6 +110,8 @@ def ended(spark: SparkSession, seconds: float = _SECONDS) -> str | None:
 
 def is_gone(spark: SparkSession) -> bool:
     """Whether Spark's process has ended, by the cheapest look at it."""
+    if connect.is_connect(spark):
+        return not connect.answers(spark)
     gateway: Any = getattr(spark.sparkContext, "_gateway", None)
     process = getattr(gateway, "proc", None)
     if process is not None:
@@ -170,7 +175,7 @@ def hide_traces(spark: SparkSession) -> Callable[[], None]:
     called when Spark is up. The thread that waits for Spark's counters says in our log that its connection is gone."""
     from pyspark.logger import PySparkLogger
 
-    counters: Any = getattr(spark.sparkContext, "_accumulatorServer", None)
+    counters: Any = None if connect.is_connect(spark) else getattr(spark.sparkContext, "_accumulatorServer", None)
     if counters is not None:
         counters.handle_error = lambda request, address: log.debug("Spark's counters: the connection is gone")
     logger_of: Callable[[str], logging.Logger] = PySparkLogger.getLogger

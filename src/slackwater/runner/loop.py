@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from slackwater.runner import pace
 from slackwater.runner.epochs import Epochs
+from slackwater.sources import connect
 from slackwater.sources.base import Batch, NoAnswerError
 from slackwater.sources.planning import Part, Planners
 from slackwater.state.commit import BatchId
@@ -51,9 +52,7 @@ class Loop:
 
         `thread_of`: makes it; unless given one of Spark's, which has the caller's settings of jobs.
         """
-        from pyspark import InheritableThread
-
-        make: Callable[..., threading.Thread] = thread_of or InheritableThread
+        make: Callable[..., threading.Thread] = thread_of or connect.thread_of(self.planners.streams.session)
         thread = make(target=self._guarded, name=f"epochs {self.epochs.pipeline.name}", daemon=True)
         thread.start()
         try:

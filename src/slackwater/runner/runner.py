@@ -35,6 +35,7 @@ from slackwater.runner.assemble import (
 )
 from slackwater.runner.binding import bind_all, stages_of
 from slackwater.runner.reporter import Reporter
+from slackwater.sources import connect, planning
 from slackwater.sources.lookups import Lookups
 from slackwater.sources.streams import Streams
 from slackwater.spark import session
@@ -99,7 +100,7 @@ class Runner:
         if base is None:
             return None
         store = pipeline.state_store
-        shards = (store.shards if store else None) or base.sparkContext.defaultParallelism
+        shards = (store.shards if store else None) or connect.parallelism(base)
         own = session.private(base, shards)
         warm = threading.Thread(target=_warm, args=(own, shards, pipeline), daemon=True)
         warm.start()
@@ -107,6 +108,8 @@ class Runner:
         lookups.load()
         known = {n: s.columns for n, s in latest.sources.items()} if latest else {}
         sources = [source_of(own, pipeline, i, known.get(s.name)) for i, s in enumerate(pipeline.sources)]
+        if connect.is_connect(own):
+            planning.check_connect(pipeline.name, sources)
         streams = Streams(own, sources, self.store)
         steps = bind_all(pipeline, own, sources)
         schemas = {s.name: s.schema.json() for s in sources}

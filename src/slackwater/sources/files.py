@@ -19,6 +19,7 @@ from slackwater.config.paths import as_written
 from slackwater.config.source import Source
 from slackwater.core.offsets import ChangedFiles, FilesRead, Offsets
 from slackwater.errors import EpochError, StartError
+from slackwater.sources import connect
 from slackwater.sources.base import CORRUPT, SourceBatch, checkpoint_line, reason
 from slackwater.sources.times import UTC, TextTimes, zone_of
 from slackwater.state.commit import SourceRecord
@@ -222,8 +223,7 @@ def schema_of(session: SparkSession, spec: Source, known: str | None) -> StructT
         return StructType([StructField("value", StringType())])
     if spec.schema_ is not None:
         try:
-            parsed: Any = StructType.fromDDL(spec.schema_)
-            return parsed
+            return connect.schema_of_ddl(session, spec.schema_)
         except Exception as error:
             raise StartError(
                 f'{where}: schema is not valid DDL ({reason(error)}); expected "name TYPE, name TYPE, …"'

@@ -19,6 +19,7 @@ from slackwater.config.connection import KafkaConnection
 from slackwater.config.source import Source
 from slackwater.core.offsets import ByTopic, KafkaOffsets
 from slackwater.errors import EpochError, StartError
+from slackwater.sources import connect
 from slackwater.sources.base import CORRUPT, SourceBatch, checkpoint_line, reason
 from slackwater.sources.kafka_broker import Broker, named
 from slackwater.sources.payload import Payload
@@ -64,14 +65,14 @@ class KafkaSource:
     @property
     def schema(self) -> StructType:
         """The columns of its rows."""
-        from pyspark.sql.types import StructType
+        from pyspark.sql import types as T  # noqa: N812
 
         fields = [f for f in self.payload.schema.fields if f.name != CORRUPT]
-        meta: Any = StructType.fromDDL(
-            "_key BINARY, _value BINARY, _headers ARRAY<STRUCT<key: STRING, value: BINARY>>, _topic STRING, _partition INT, "
-            "_offset BIGINT, _event_ts TIMESTAMP"
-        )
-        return StructType([*fields, *meta.fields])
+        text, binary = T.StringType(), T.BinaryType()
+        header = T.StructType([T.StructField("key", text), T.StructField("value", binary)])
+        meta = {"_key": binary, "_value": binary, "_headers": T.ArrayType(header), "_topic": text}
+        meta |= {"_partition": T.IntegerType(), "_offset": T.LongType(), "_event_ts": T.TimestampType()}
+        return T.StructType([*fields, *(T.StructField(name, kind) for name, kind in meta.items())])
 
     @property
     def _where(self) -> str:
@@ -121,12 +122,20 @@ class KafkaSource:
         try:
             return reader.load()
         except Exception as error:
-            if "kafka" in str(error) and "find" in str(error):
-                raise StartError(
-                    f"{self._where}: this Spark session has no Kafka connector; start it with the jars of "
-                    "spark-sql-kafka-0-10 in spark.jars, or let slackwater start Spark"
-                ) from None
             raise StartError(f"{self._where}: {reason(error)}") from None
+
+    def check_connector(self, session: SparkSession) -> None:
+        """Raise StartError if Spark has no connector of Kafka."""
+        try:
+            read = session.read.format("kafka").options(**self._options()).option("subscribe", "any")
+            assert read.load().schema
+        except Exception as error:
+            if "kafka" in str(error) and "find" in str(error):
+                starts = "a server of Spark Connect" if connect.is_connect(session) else "a session"
+                raise StartError(
+                    f"{self._where}: Spark {session.version} has no Kafka connector here; start {starts} with the jars of "
+                    f"spark-sql-kafka-0-10_2.13:{session.version} in spark.jars, or let slackwater start Spark"
+                ) from None
 
     def _start(self, given: ByTopic) -> ByTopic:
         """Offsets of a config, completed: partitions that it does not name begin at their first record (-2)."""

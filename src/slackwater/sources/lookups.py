@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slackwater.config.source import Lookup
 from slackwater.errors import StartError
+from slackwater.sources import connect
 from slackwater.sources.base import reason
 from slackwater.sources.files import located
 from slackwater.sources.times import TextTimes, zone_of
@@ -55,9 +56,7 @@ class Lookups:
     def _read(self, name: str, spec: Lookup) -> None:
         read = self.session.read.format(spec.format).options(**spec.options)
         if spec.schema_ and spec.format in ("json", "csv"):
-            from pyspark.sql.types import StructType
-
-            schema: Any = StructType.fromDDL(spec.schema_)
+            schema = connect.schema_of_ddl(self.session, spec.schema_)
             times = TextTimes(schema, spec.format, zone_of(spec.options, None), spec.options)
             frame = times.convert(read.schema(times.as_read).load(located(spec.query)))
         else:

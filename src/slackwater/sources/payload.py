@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from slackwater.config.source import Source
 from slackwater.core.words import plural
 from slackwater.errors import StartError
+from slackwater.sources import connect
 from slackwater.sources.base import CORRUPT, reason
 from slackwater.sources.times import UTC, TextTimes
 from slackwater.windows.aggregations import quote
@@ -57,7 +58,7 @@ class Payload:
         """Records with the payload's columns, those of `meta` (SQL), and `_corrupt_record`: NULL where all went well."""
         if self.kind == "raw":
             return records.selectExpr(self.body, *meta)
-        parsed = records.withColumn("_p", self._json() if self.kind == "json" else self._avro())
+        parsed = records.withColumn("_p", self._json(records) if self.kind == "json" else self._avro(records))
         failed = "_p IS NULL OR " + (f"_p.{CORRUPT} IS NOT NULL" if self.kind == "json" else f"_p.{_MARK} IS NULL")
         text = f"coalesce(try_validate_utf8(CAST({self.body} AS STRING)), hex({self.body}))"
         found = parsed.selectExpr(
@@ -71,18 +72,16 @@ class Payload:
     def _times(self) -> TextTimes:
         return TextTimes(self.schema, "json", self.zone, {})
 
-    def _json(self) -> Any:
-        from pyspark.sql import functions as F  # noqa: N812
+    def _json(self, of: DataFrame) -> Any:
         from pyspark.sql.types import StringType, StructField, StructType
 
         wanted = StructType([*self._times.as_read.fields, StructField(CORRUPT, StringType())])
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+        F = connect.functions(of)  # noqa: N806
         return F.from_json(F.col(self.body).cast("string"), wanted, options)
 
-    def _avro(self) -> Any:
-        from pyspark.sql import functions as F  # noqa: N812
-        from pyspark.sql.avro.functions import from_avro
-
+    def _avro(self, of: DataFrame) -> Any:
+        F, from_avro = connect.functions(of), connect.from_avro(of)  # noqa: N806
         options = {"mode": "PERMISSIVE", "avroSchema": self.reader}
         if None in self.avro:
             return from_avro(F.col(self.body), self.avro[None], options)
@@ -98,12 +97,9 @@ class Payload:
         return found
 
 
-def schema_from_ddl(spec: Source) -> StructType:
-    from pyspark.sql.types import StructType
-
+def schema_from_ddl(session: SparkSession, spec: Source) -> StructType:
     try:
-        parsed: Any = StructType.fromDDL(spec.schema_ or "")
-        return parsed
+        return connect.schema_of_ddl(session, spec.schema_ or "")
     except Exception as error:
         raise StartError(
             f'source "{spec.name}": schema is not valid DDL ({reason(error)}); expected "name TYPE, name TYPE, …"'
@@ -115,7 +111,7 @@ def json_payload(session: SparkSession, spec: Source, known: str | None, sample:
     from pyspark.sql.types import StructType
 
     if spec.schema_ is not None:
-        return Payload(schema_from_ddl(spec), "json")
+        return Payload(schema_from_ddl(session, spec), "json")
     if known is not None:
         fields = [f for f in StructType.fromJson(json.loads(known)).fields if f.name not in _INJECTED]
         return Payload(StructType(fields), "json")
@@ -124,7 +120,7 @@ def json_payload(session: SparkSession, spec: Source, known: str | None, sample:
         raise StartError(
             f'source "{spec.name}": no schema is declared and "{spec.query}" has no records to infer one from; declare it'
         )
-    schema = session.read.json(session.sparkContext.parallelize(texts)).schema
+    schema = connect.schema_of_json(session, texts)
     fields = [f for f in schema.fields if f.name != CORRUPT]
     if not fields:
         raise StartError(
@@ -178,8 +174,9 @@ def _get(spec: Source, registry: str, path: str) -> Any:
 
 def _spark_schema(session: SparkSession, spec: Source, text: str) -> StructType:
     """The columns that Avro's schema becomes in Spark."""
-    from pyspark.sql.avro.functions import from_avro
     from pyspark.sql.types import StructType
+
+    from_avro = connect.from_avro(session)
 
     try:
         frame = session.createDataFrame([], "value BINARY")

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from slackwater.errors import StartError
 from slackwater.sources.base import Batch, SourceBatch, batch_of
 from slackwater.sources.files import FileEntry, FilesSource
 from slackwater.sources.files_planner import FilesPlanner, listing_of
@@ -92,6 +93,21 @@ def planners_of(streams: Streams, state: Commit, read: Mapping[str, Iterable[Fil
         elif isinstance(source, KafkaSource):
             each[source.name] = KafkaPlanner(source, state.sources[source.name])
     return Planners(streams, each)
+
+
+def check_connect(pipeline: str, sources: Iterable[AnySource]) -> None:
+    """Raise StartError for a source that only a streaming query of Spark can plan, which is not run over Connect."""
+    for source in sources:
+        if not can_plan(source):
+            raise not_over_connect(pipeline, source.name)
+
+
+def not_over_connect(pipeline: str, source: str) -> StartError:
+    return StartError(
+        f'{pipeline}: source "{source}" is planned by a streaming query of Spark, which Slackwater does not run over Spark Connect; '
+        "expected files on a disk of this machine or Kafka, without options of Spark's own streams: or run it with a classic session "
+        "(SPARK_MASTER)"
+    )
 
 
 def can_plan(source: AnySource) -> bool:

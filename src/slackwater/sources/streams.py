@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slackwater.errors import StartError
+from slackwater.sources import connect
 from slackwater.sources.base import Batch, Seekable, SourceBatch, batch_of
 from slackwater.state.commit import BatchId, Commit
 from slackwater.state.protocol import StateStore
@@ -147,7 +148,9 @@ def _streaming_leaves(frame: DataFrame) -> int:
 
 
 def in_session(session: SparkSession, frame: DataFrame) -> DataFrame:
-    """The same rows as a DataFrame of our own session, where the views of the SQL live."""
+    """The same rows as a DataFrame of our own session, where the views of the SQL live; one of Connect is a plan for its own."""
+    if connect.is_connect(frame):
+        return frame
     from pyspark.sql import DataFrame
 
     plan = frame._jdf.queryExecution().analyzed()

@@ -10,6 +10,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from slackwater.sources import connect
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -41,14 +43,16 @@ class Alike:
         from pyspark.sql.classic.dataframe import DataFrame as Classic
 
         if not isinstance(frame, Classic):
-            return frame.selectExpr(*exprs)
+            made = frame.selectExpr(*exprs)
+            return made if of is None else self.known(made, (of, tuple(exprs)))
         told: Any = self.kept(("told", tuple(exprs)), lambda: frame._jseq(list(exprs)))
         made = AnyFrame(frame._jdf.selectExpr(told), frame.sparkSession)
         return made if of is None else self.known(made, (of, tuple(exprs)))
 
     def known(self, frame: DataFrame, key: Hashable) -> DataFrame:
         """A DataFrame whose columns are those of all with this key."""
-        vars(frame)["schema"] = self.kept(
-            ("schema", key), lambda: frame.schema
-        )  # where PySpark keeps it once it was asked for
+        schema = self.kept(("schema", key), lambda: frame.schema)
+        vars(frame)["_cached_schema" if connect.is_connect(frame) else "schema"] = (
+            schema  # where PySpark keeps it once it was asked for
+        )
         return frame

@@ -5,68 +5,26 @@ The SQL pre-stage must be row-wise: what it says about a row may depend on that 
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from slackwater.config.bounds import AGGREGATE, ROW_BY_ROW, WINDOW, Bounds
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spelling import show
 from slackwater.config.ways import Way
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_TYPE
+from slackwater.sources import connect
 from slackwater.sources.base import CORRUPT, reason
 from slackwater.sources.times import UTC
-from slackwater.spark import grouping, origin
+from slackwater.spark import origin, row_wise
 from slackwater.spark.epoch_sql import end_sql, event_time_sql
 from slackwater.windows.aggregations import quote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-# plan nodes and expressions that look beyond the row, and how a user knows them
-_NODES = {
-    "Aggregate": AGGREGATE,
-    "Distinct": "DISTINCT",
-    "Deduplicate": "DISTINCT",
-    "GlobalLimit": "LIMIT",
-    "LocalLimit": "LIMIT",
-    "Offset": "OFFSET",
-    "Tail": "LIMIT",
-    "Sort": "ORDER BY",
-    "Window": WINDOW,
-    "Intersect": "INTERSECT",
-    "Except": "EXCEPT",
-    "Sample": "TABLESAMPLE",
-    "Pivot": "PIVOT",
-}
-_EXPRESSIONS = {
-    "ScalarSubquery": "a subquery",
-    "Exists": "a subquery (EXISTS)",
-    "ListQuery": "a subquery (IN)",
-    "InSubquery": "a subquery (IN)",
-    "LateralSubquery": "a lateral subquery",
-    "Rand": "rand()",
-    "Randn": "randn()",
-    "RandStr": "randstr()",
-    "Uniform": "uniform()",
-    "Uuid": "uuid()",
-    "Shuffle": "shuffle()",
-    "CurrentTimestamp": "current_timestamp()",
-    "CurrentTimestampLike": "current_timestamp()",
-    "Now": "now()",
-    "CurrentDate": "current_date()",
-    "CurrentTime": "current_time()",
-    "LocalTimestamp": "localtimestamp()",
-    "UnixTimestamp$": "unix_timestamp()",
-    "MonotonicallyIncreasingID": "monotonically_increasing_id()",
-    "SparkPartitionID": "spark_partition_id()",
-    "InputFileName": "input_file_name()",
-}
-
 
 CLOCK = "PROCESSING"  # stands for an event time: the epoch's clock reading
 TIMES = ("timestamp", "timestamp_ntz", "date", "string")
@@ -130,6 +88,8 @@ def run_sql(
 
 
 def _over(session: SparkSession, rows: DataFrame, sql: str) -> DataFrame:
+    if connect.is_connect(session):
+        return connect.query(session, sql, {"source": rows})
     rows.createOrReplaceTempView("source")
     return session.sql(sql)
 
@@ -141,9 +101,11 @@ def check_sql(session: SparkSession, pipeline: Pipeline, way: Way, frame: DataFr
         where = f'{pipeline.name}: source "{way.origin}": {at}'
         try:
             out = _over(session, rows, sql)
+            assert out.schema  # of Connect: only now is it analysed
         except Exception as error:
             raise StartError(f"{where}: {_fact(error)}; there are: {', '.join(rows.columns)}") from None
-        found = forbidden(out, view, bounds)
+        looks = row_wise.beyond(out, sql, rows, bounds) if connect.is_connect(session) else None
+        found = row_wise.forbidden(out, view, bounds) if looks is None else looks
         if found:
             raise StartError(
                 f"{where} must be row-wise, it uses {', '.join(sorted(found))}; filter, project and join lookups there"
@@ -269,36 +231,6 @@ def _view(session: SparkSession, pipeline: Pipeline, frame: DataFrame, with_orig
     more += [f"CAST(NULL AS {ORIGIN_TYPE}) AS {ORIGIN}"] if with_origin else []
     rows = empty(session, frame).drop(CORRUPT, "_event_ts")
     return rows.selectExpr("*", *more)
-
-
-def forbidden(frame: DataFrame, view: DataFrame | None = None, bounds: Bounds = ROW_BY_ROW) -> set[str]:
-    """What in a DataFrame's plan looks beyond the row, as users call it.
-
-    `bounds`: the columns of `view`, which it reads, by any of which rows may be grouped all the same.
-    """
-    plan = json.loads(frame._jdf.queryExecution().analyzed().toJSON())
-    nodes, found = _nodes(plan), set[str]()
-    alike = grouping.columns(nodes, grouping.identities(view, bounds.names)) if view is not None else frozenset[int]()
-    for node in nodes:
-        name = grouping.kind(node)
-        if name in _NODES and not grouping.is_by(node, alike):
-            found.add(_NODES[name])
-        if name in _EXPRESSIONS:
-            found.add(_EXPRESSIONS[name])
-        if name == "Join":
-            kind = str(node.get("joinType", {}).get("object", node.get("joinType", ""))).rsplit(".", 1)[-1].strip("$")
-            if kind in ("FullOuter", "RightOuter"):
-                found.add(f"{'FULL' if kind == 'FullOuter' else 'RIGHT'} OUTER JOIN (write source LEFT JOIN lookup)")
-    return found
-
-
-def _nodes(tree: Any) -> list[Mapping[str, Any]]:
-    """Every object of a plan's JSON, whatever it is nested in."""
-    if isinstance(tree, list):
-        return [n for item in tree for n in _nodes(item)]
-    if isinstance(tree, dict):
-        return [tree, *(n for value in tree.values() for n in _nodes(value))]
-    return []
 
 
 def check_same_columns(pipeline: Pipeline, outputs: Mapping[str, Mapping[str, Field]], needed: list[str]) -> None:

@@ -15,7 +15,8 @@ from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
 from slackwater.operators.windowless import Windowless
-from slackwater.spark import epoch_sql
+from slackwater.sources import connect
+from slackwater.spark import epoch_sql, placing
 from slackwater.windows import panes
 from slackwater.windows.aggregations import Agg, quote
 
@@ -100,10 +101,9 @@ def lift(operator: Operator, rows: DataFrame, tagged: bool) -> DataFrame:
 @lift.register(Panes)
 def _(operator: Panes, rows: DataFrame, tagged: bool) -> DataFrame:
     """Partial accumulators per key and pane, where they lift in SQL."""
-    from pyspark.sql import functions as F  # noqa: N812 — Spark's own name for it
-
     if not operator.lifts_in_sql:
         return rows
+    F = connect.functions(rows)  # noqa: N806 — Spark's own name for it
     aggregates = [F.expr(sql).alias(name) for name, sql in epoch_sql.pane_aggregates(operator).items()]
     groups = [quote(c) for c in epoch_sql.group_columns(operator, tagged)]
     return rows.selectExpr(*epoch_sql.pane_columns(operator)).groupBy(*groups).agg(*aggregates)
@@ -125,8 +125,7 @@ def to_shards(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
 @to_shards.register(IntervalJoin)
 @to_shards.register(Keyed)
 def _(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
-    owner = rows.selectExpr("*", f"{epoch_sql.shard_sql(shards)} AS __shard")
-    return owner.repartitionById(shards, owner["__shard"])
+    return placing.placed(rows, shards, epoch_sql.shard_sql(shards))
 
 
 @to_shards.register(Rows)

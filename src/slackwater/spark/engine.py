@@ -27,6 +27,7 @@ from slackwater.operators.dead_letters import (
     numbered_origin,
 )
 from slackwater.operators.task import EmitReport, IngestReport
+from slackwater.sources import connect
 from slackwater.sources.base import CORRUPT, Batch, reason
 from slackwater.spark import analysis, columns
 from slackwater.spark.aside import Aside
@@ -109,21 +110,19 @@ class SparkEngine:
         return Read(timed, split, tagged or len(names) > 1 or any(split.values()))
 
     def _ingest(self, read: Read, batch: Batch, tasks: Sequence[ShardTask]) -> IngestOutcome:
-        from pyspark.sql import Observation
-
         observed: dict[str, Any] = {}
         parts: list[DataFrame] = []
         # where rows are folded, their letters are found by reading once more: see `Aside`
         found_here = self.pipeline.carries_origin and not self.logic.is_folded
         before = tasks[0].operator.late_before(tasks[0].watermark) if found_here else None
-        unfit: dict[str, list[Observation]] = {}
+        unfit: dict[str, list[Any]] = {}
         for name, timed in read.timed.items():
-            observed[name] = Observation()
+            observed[name] = connect.observation(timed)
             asked = [*self._statistics(name, list(batch.partitions.get(name, {})), timed), *self.looks.ask(name)]
             for way, tag, out in self.rows.outputs(read, name, timed, timed.observe(observed[name], *asked)):
                 if (marked := self.rows.marked(way, out, tasks[0].capacity)) is not None:
-                    unfit.setdefault(name, []).append(Observation())
-                    out = marked.observe(unfit[name][-1], count_unfit()).where(f"{fitting.UNFIT} IS NULL")
+                    unfit.setdefault(name, []).append(connect.observation(marked))
+                    out = marked.observe(unfit[name][-1], count_unfit(marked)).where(f"{fitting.UNFIT} IS NULL")
                 parts.append(self.rows.alike.select(out, self.rows.columns(way, tag, before), of=way.key))
         lifted = columns.lift(self.logic, reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
         owned = columns.to_shards(self.logic, lifted, len(tasks))
@@ -134,7 +133,7 @@ class SparkEngine:
             counts = batch.partitions.get(name, {})
             self.looks.heard(name, found)
             if found["bad"]:
-                again = statistics(list(counts), True, read.timed[name].columns)
+                again = statistics(read.timed[name], list(counts), True)
                 found = read.timed[name].agg(*again).collect()[0].asDict()
             stats[name] = stats_of(found, counts, batch.marked.get(name, lambda mark: None))
         counts_of = {name: sum(o.get["unfit"] or 0 for o in seen) for name, seen in unfit.items()}
@@ -151,7 +150,7 @@ class SparkEngine:
 
     def _statistics(self, name: str, partitions: Sequence[str], timed: DataFrame) -> list[Any]:
         key = ("statistics", name, tuple(partitions), tuple(timed.columns))
-        return self.rows.alike.kept(key, lambda: statistics(partitions, False, timed.columns))
+        return self.rows.alike.kept(key, lambda: statistics(timed, partitions, False))
 
     def payload(self, rows: pl.DataFrame) -> DataFrame:
         import polars as pl
@@ -197,7 +196,9 @@ class SparkEngine:
     # -- windows out ---------------------------------------------------------------------------------------------
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
-        if self._is_local():
+        if connect.is_on_this_machine(
+            self.session
+        ):  # threads of this process do what a job would, without its overhead
             with ThreadPoolExecutor(len(tasks)) as pool:
                 return list(pool.map(lambda task: task.operator.emit(task), tasks))
         return [EmitReport.model_validate_json(r) for r in self._over_shards(tasks, emit_task(list(tasks)))]
@@ -207,10 +208,6 @@ class SparkEngine:
         for report in self._over_shards(tasks, count_task(list(tasks), question)):
             counts.update({int(w): n for w, n in json.loads(report).items()})
         return counts
-
-    def _is_local(self) -> bool:
-        """Whether Spark runs inside one machine: then threads of this process do what a job would, without its overhead."""
-        return (self.session.sparkContext.master or "").startswith("local")
 
     def _over_shards(self, tasks: Sequence[ShardTask], task: Task) -> list[str]:
         return run_over(self.session.range(0, len(tasks), 1, len(tasks)), ["id"], task)

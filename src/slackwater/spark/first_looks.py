@@ -15,6 +15,7 @@ from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import declared_columns
 from slackwater.core import schema
 from slackwater.engine.protocol import IngestOutcome
+from slackwater.sources import connect
 from slackwater.sources.base import Batch
 from slackwater.sources.names import names_in
 from slackwater.spark import analysis
@@ -74,8 +75,7 @@ class FirstLooks:
 
     def ask(self, name: str) -> list[Any]:
         """What is asked of the first rows."""
-        from pyspark.sql import functions as F  # noqa: N812
-
+        F = connect.functions(self.session)  # noqa: N806
         look, number = self._looks.get(name), self._numbers.get(name)
         if look is None or not look.looks:
             return []

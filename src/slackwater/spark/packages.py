@@ -25,9 +25,9 @@ _SCALA = "2.13"
 # What one release of Spark's Kafka connector needs beside itself, and is not among Spark's own jars
 _CLIENTS = (("org.apache.kafka", "kafka-clients", "3.9.2"), ("org.apache.commons", "commons-pool2", "2.13.1"))
 # Releases known to be published and to work with a later Spark of the same line, newest first
-_CONNECTORS = ("4.2.0", "4.1.3", "4.1.1")
-_TOKEN_PROVIDERS = (*_CONNECTORS, "4.0.0")
-_AVRO = ("4.2.0", "4.1.1")
+_CONNECTORS = ("4.2.0", "4.1.3", "4.1.1", "4.0.2", "4.0.0")
+_TOKEN_PROVIDERS = _CONNECTORS  # the same class in all of them
+_AVRO = ("4.2.0", "4.1.1", "4.0.2", "4.0.0")
 
 
 def cache() -> Path:
@@ -40,7 +40,7 @@ def kafka_connector(spark_version: str) -> tuple[list[Path], str]:
     Raises StartError if they are not in the cache and cannot be fetched.
     """
     connector, version = _newest(f"spark-sql-kafka-0-10_{_SCALA}", spark_version, _CONNECTORS)
-    tokens, _ = _newest(f"spark-token-provider-kafka-0-10_{_SCALA}", spark_version, _TOKEN_PROVIDERS)
+    tokens, _ = _newest(f"spark-token-provider-kafka-0-10_{_SCALA}", spark_version, _TOKEN_PROVIDERS, any_line=True)
     clients = [jar for coordinates in _CLIENTS for jar in _fetch(*coordinates, transitive=False)]
     return [*connector, *tokens, *clients], version
 
@@ -65,11 +65,17 @@ def described(name: str, modules: str) -> list[Path]:
     return _once(cache() / "jars" / name, lambda into: _described(name, modules, into))
 
 
-def _newest(module: str, spark_version: str, published: Sequence[str]) -> tuple[list[Path], str]:
-    candidates = [spark_version, *(v for v in published if _numbers(v) < _numbers(spark_version))]
+def _newest(
+    module: str, spark_version: str, published: Sequence[str], any_line: bool = False
+) -> tuple[list[Path], str]:
+    """What was fetched is taken where it is of Spark's line, or of the newest one before it: a cache that older versions of
+    Spark share holds theirs, too."""
+    candidates = candidates_of(spark_version, published)
+    lines = {_numbers(v)[:2] for v in candidates[:2]}
     cached = [v for v in candidates if _is_cached(_home("org.apache.spark", module, v))]
-    if cached:
-        return sorted(_home("org.apache.spark", module, cached[0]).glob("*.jar")), cached[0]
+    fitting = [v for v in cached if any_line or _numbers(v)[:2] in lines]
+    if fitting:
+        return sorted(_home("org.apache.spark", module, fitting[0]).glob("*.jar")), fitting[0]
     failures: list[str] = []
     for version in candidates:
         try:
@@ -77,6 +83,11 @@ def _newest(module: str, spark_version: str, published: Sequence[str]) -> tuple[
         except StartError as error:
             failures.append(str(error))
     raise StartError(failures[0])
+
+
+def candidates_of(spark_version: str, published: Sequence[str]) -> list[str]:
+    """Spark's own version, and the published ones before it, newest first."""
+    return [spark_version, *(v for v in published if _numbers(v) < _numbers(spark_version))]
 
 
 def _numbers(version: str) -> tuple[int, ...]:

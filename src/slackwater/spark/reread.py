@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from slackwater.errors import StartError
+from slackwater.sources import connect
 from slackwater.sources.base import CORRUPT
 from slackwater.sources.files import FilesSource
 from slackwater.sources.kafka import KafkaSource
@@ -66,9 +67,9 @@ def _as_records(records: DataFrame) -> DataFrame:
 
 
 def _of_files(source: FilesSource, records: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import StringType, StructField, StructType
 
+    F = connect.functions(records)  # noqa: N806
     form, options = source.spec.format, dict(source.spec.options)
     whole = StructType([*source.times.as_read.fields, StructField(CORRUPT, StringType())])
     columns = [f"_p.{quote(f.name)}" for f in source.schema.fields]

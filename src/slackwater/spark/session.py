@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slackwater.errors import StartError
+from slackwater.sources import connect
 from slackwater.sources.base import reason
-from slackwater.spark import class_archive, memory
+from slackwater.spark import class_archive, memory, remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,6 +51,10 @@ def start(
         os.environ.setdefault(name, setting)
     from pyspark.sql import SparkSession
 
+    if (url := remote.address(settings or {})) is not None:
+        session = remote.start(url, settings or {})
+        notice("info", f"Spark {session.version}, {connect.named(session)}")
+        return session
     _forget_ended()
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -57,11 +62,7 @@ def start(
     if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
         raise StartError("Spark needs Java and there is none; install Java 17 or later, or set JAVA_HOME")
     builder = SparkSession.builder.appName("slackwater")
-    if (
-        "SPARK_REMOTE" not in os.environ
-        and "spark.master" not in (settings or {})
-        and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", "")
-    ):
+    if "spark.master" not in (settings or {}) and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
         builder = builder.master(os.environ.get("SPARK_MASTER", "local[*]"))
     for key, value in {**_DEFAULTS, **(settings or {})}.items():
         builder = builder.config(key, value)
@@ -148,7 +149,7 @@ def _stderr_to_file() -> Iterator[Path]:
 
 def private(session: SparkSession, shards: int) -> SparkSession:
     """A session of its own views and settings on the same Spark."""
-    own = session.newSession()
+    own = connect.new_session(session) if connect.is_connect(session) else session.newSession()
     for key, value in {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.adaptive.enabled": "false",
@@ -164,9 +165,13 @@ def private(session: SparkSession, shards: int) -> SparkSession:
         "spark.sql.streaming.minBatchesToRetain": "4",
         "spark.sql.streaming.fileSource.log.cleanupDelay": "0",
     }.items():
+        if connect.is_connect(own) and key == "spark.sql.execution.arrow.pyspark.fallback.enabled":
+            continue  # which Connect has not: it warns
         own.conf.set(key, value)
     if own.conf.get("spark.ui.enabled", "true") == "false":
         own.conf.set("spark.sql.ui.explainMode", "simple")  # the text of every plan, for a page that nobody can see
+    if connect.is_connect(own):
+        own.conf.set("spark.sql.debug.maxToStringFields", "100000")  # plans are read as texts: see `row_wise`
     return own
 
 

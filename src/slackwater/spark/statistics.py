@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from slackwater.engine.protocol import SourceStats
 from slackwater.operators import fitting
 from slackwater.operators.dead_letters import OUTSIDE
+from slackwater.sources import connect
 from slackwater.sources.files import MARKS, local_name
 from slackwater.watermark import CONFIRMS, Heard, Span
 
@@ -24,13 +25,12 @@ def mark_sql() -> str:
     return f"unix_millis(_metadata.file_modification_time) * {MARKS}L + _metadata.file_size % {MARKS}L AS {MARK}"
 
 
-def statistics(partitions: Sequence[str], usable_only: bool, columns: Sequence[str]) -> list[Any]:
+def statistics(of: DataFrame, partitions: Sequence[str], usable_only: bool) -> list[Any]:
     """What is told of a source's rows. While no row is bad the few aggregates do that need not look at `__bad`.
 
-    `columns` that say where a row is from tell it of the newest one.
+    Its columns that say where a row is from tell it of the newest one.
     """
-    from pyspark.sql import functions as F  # noqa: N812
-
+    F, columns = connect.functions(of), of.columns  # noqa: N806
     event_us = F.expr(
         "CASE WHEN __bad IS NULL THEN unix_micros(_event_ts) END" if usable_only else "unix_micros(_event_ts)"
     )
@@ -52,10 +52,8 @@ def statistics(partitions: Sequence[str], usable_only: bool, columns: Sequence[s
     return found
 
 
-def count_unfit() -> Any:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    return F.count(fitting.UNFIT).alias("unfit")
+def count_unfit(of: DataFrame) -> Any:
+    return connect.functions(of).count(fitting.UNFIT).alias("unfit")
 
 
 def stats_of(
@@ -91,8 +89,7 @@ def _place_of(found: Any, partitions: Mapping[str, int], named: Callable[[int], 
 
 def spans_of(timed: DataFrame, jump_us: int, partitioned: bool) -> dict[str, tuple[Span, ...]]:
     """The event times of the newest rows, in stretches shorter than `jump_us`: of each partition, and of all."""
-    from pyspark.sql import functions as F  # noqa: N812
-
+    F = connect.functions(timed)  # noqa: N806
     by = "concat(_topic, '-', _partition)" if partitioned else "''"
     times = timed.where("__bad IS NULL").selectExpr(f"{by} AS p", "unix_micros(_event_ts) AS t")
     stretches = times.groupBy("p", F.expr(f"t - pmod(t, {jump_us}L)").alias("b")).agg(

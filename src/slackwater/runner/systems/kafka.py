@@ -50,7 +50,9 @@ class Kafka(System[KafkaConnection]):
             for own in pipeline.alone.values()
             for way in own.ways_from(spec.name)
         )
-        return KafkaSource(spec, broker, payload, f"slackwater-{pipeline.name}-{spec.name}", used)
+        source = KafkaSource(spec, broker, payload, f"slackwater-{pipeline.name}-{spec.name}", used)
+        source.check_connector(session)
+        return source
 
     def check_source(self, spec: Source) -> None:
         Broker(self.connection).partitions(spec.query or "", f'source "{spec.name}"')

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.runner.systems.base import C, System, zone_of
+from slackwater.sources import connect
 from slackwater.sources.payload import json_payload, raw_payload
+from slackwater.sources.planning import not_over_connect
 from slackwater.sources.streams import FrameSource
 from slackwater.windows.aggregations import quote
 
@@ -30,6 +32,8 @@ class Stream(System[C]):
     def records(self, session: SparkSession, spec: Source) -> Records: ...
 
     def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> FrameSource:
+        if connect.is_connect(session):
+            raise not_over_connect(pipeline.name, spec.name)
         found = self.records(session, spec)
         if spec.payload_format == "raw":
             payload = raw_payload(found.body)

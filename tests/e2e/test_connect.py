@@ -1,0 +1,230 @@
+"""Over Spark Connect, whose server is a process of its own: what a classic session gives comes out."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.support import connect, orders
+from tests.support.command import command
+from tests.support.effort import some
+from tests.support.events import SCHEMA, comparable, iso, sample, window
+from tests.support.real_data import PIPELINES, check, config, result, split
+from tests.support.runner import Runner
+from tests.support.runs import said, start
+from tests.support.topics import Make, minutes
+
+import slackwater as sw
+from slackwater.errors import ConfigError, StartError
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[connect.Server]:
+    with connect.started(tmp_path_factory.mktemp("connect")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def lent(server: connect.Server) -> Iterator[Any]:
+    """A session of a user's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PySpark's
+        from pyspark.sql.connect.session import SparkSession
+
+        session = SparkSession(server.address)
+        session.conf.set("spark.sql.session.timeZone", "UTC")
+        yield session
+        session.stop()
+
+
+def collected(frame: Any) -> pl.DataFrame:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PySpark's
+        rows = pl.from_arrow(frame.toArrow())
+    assert isinstance(rows, pl.DataFrame)
+    return rows
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", some(["hopping", "session", "tumbling"]))
+def test_a_batch_of_connect_is_the_classic_one(runner: Runner, lent: Any, kind: str) -> None:
+    runner.write("0.jsonl", sample(90))
+    shape = window(kind, lateness_ms="1m")
+    sql = "SELECT s.* EXCEPT (user), p.name AS user FROM source s LEFT JOIN people p ON s.user = p.id -- of the lookup"
+    answers = []
+    for session in (runner.spark, lent):
+        events = session.read.schema(SCHEMA).json(str(runner.home / "in"))
+        people = session.createDataFrame([("a", "Ann"), ("b", "Bob")], "id STRING, name STRING")
+        made = sw.batch(events, shape, sql, lookups={"people": people})
+        assert made.sparkSession is events.sparkSession
+        answers.append(comparable(collected(made)))
+        open_ones = sw.batch(events, shape, sql, lookups={"people": people}, flush=False, shards=3)
+        answers.append(comparable(collected(open_ones)))
+    assert answers[:2] == answers[2:]
+    assert len(answers[0]) > len(answers[1]) > 0
+
+
+@pytest.mark.parametrize("how", some(["full", "inner", "left", "right"]))
+def test_a_join_of_connect_is_the_classic_one(runner: Runner, lent: Any, how: str) -> None:
+    for part in range(2):
+        rows = [{"k": [None, 1, 2][n % 3], "v": n, "ts": iso(13 * n)} for n in range(part, 40, 2)]
+        runner.write("0.jsonl", rows, folder=("l", "r")[part])
+    join = sw.Join(
+        kind=how, left_source="l", right_source="r", left_keys=["k"], right_keys=["k"], lower_ms="-30s", upper_ms="90s",
+        event_time_column="ts", right_sql="SELECT k, v * 2 AS v, _event_ts FROM source WHERE v <> 21",
+    )  # fmt: skip
+    answers = []
+    for session in (runner.spark, lent):
+        left, right = (
+            session.read.schema("k INT, v BIGINT, ts TIMESTAMP").json(str(runner.home / name)) for name in "lr"
+        )
+        answers.append(sorted(collected(sw.batch_join(left, right, join)).rows(), key=str))
+    assert answers[0] == answers[1]
+    assert len(answers[0]) > 11
+
+
+COUNTS = sw.Window(
+    kind="tumbling", duration_ms="1m", max_groups_per_window=10, group_by=["user"], event_time_column="ts",
+    aggregations=[sw.Aggregation(agg="count", as_="n")],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELECT user, _event_ts, count(*) AS n FROM source GROUP BY ALL", "must be row-wise, it uses an aggregate"),
+        ("SELECT user, _event_ts FROM source ORDER BY user", "must be row-wise, it uses ORDER BY"),
+        ("SELECT user, _event_ts, rand() AS r FROM source", r"must be row-wise, it uses rand\(\)"),
+        ("SELECT usr, _event_ts FROM source", "`usr` cannot be resolved.*; there are: user, ts, _event_ts"),
+        ("SELECT user FROM source", 'does not select "_event_ts"'),
+    ],
+)
+def test_what_sql_may_not_do_is_told_as_ever(lent: Any, sql: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    events = lent.createDataFrame([("a rand() b", iso(0))], "user STRING, ts STRING")
+    with pytest.raises(StartError, match=said) as raised:
+        sw.batch(events, COUNTS, sql)
+    assert "\n" not in str(raised.value)
+    assert "stacktrace" not in capfd.readouterr().err.casefold()
+
+
+def test_settings_that_change_what_a_batch_means_are_refused(server: connect.Server) -> None:
+    from pyspark.sql.connect.session import SparkSession
+
+    session = SparkSession(server.address)
+    session.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    events = session.createDataFrame([("a", iso(0))], "user STRING, ts STRING")
+    with pytest.raises(StartError, match=r'timeZone is "Europe/Berlin", expected "UTC"; spark.conf.set'):
+        sw.batch(events, COUNTS)
+    session.stop()
+
+
+# -- pipelines ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.matrix
+@pytest.mark.shared_data
+@pytest.mark.parametrize("name", some(["wiki-sessions", "apache", "wiki-hourly", "ibis"]))
+def test_the_known_answer_comes_out_over_connect(
+    server: connect.Server, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", server.address)
+    split(shared_data / PIPELINES[name]["file"], tmp_path / "in", PIPELINES[name].get("header", 0))
+    path = config(name, tmp_path, f"{tmp_path}/in/*", "max_files_per_trigger = 4")
+    assert command(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
+    check(name, result(tmp_path))
+
+
+@pytest.mark.parametrize("kills", some([0, 1]))
+def test_sessions_windows_over_them_and_a_join(server: connect.Server, tmp_path: Path, kills: int) -> None:
+    path = tmp_path / "cluster.toml"
+    text = orders.CONFIG.format(store='kind = "files"\npath = "state"')
+    path.write_text(re.sub(r"\[spark\]\n(.+\n)*", "", text))
+    given = orders.written(tmp_path, 3 + 5 * kills)
+    if kills:
+        killed_at(path, server, 3)
+    process = start(path, "--flush", SPARK_REMOTE=server.address)
+    assert process.wait(timeout=580) == 0, said(path)
+    orders.check(tmp_path, *given)
+
+
+def killed_at(path: Path, server: connect.Server, epochs: int) -> None:
+    """A client that dies by kill -9 when so many epochs were committed."""
+    process = start(path, SPARK_REMOTE=server.address)
+    while orders.committed(path, "files") < epochs and process.poll() is None:
+        time.sleep(0.02)
+    assert process.poll() is None, f"it ended before the kill: {said(path)}"
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.parametrize("payload", some(["json", "several"]))
+def test_records_of_kafka(runner: Runner, lent: Any, topic: Make, payload: str) -> None:
+    """Their schema is found out, their headers and places are there, and the next run goes on behind the offsets of the first."""
+    first, second = topic(2), topic()
+    sql = "SELECT concat_ws('|', user, CAST(_key AS STRING), _headers[0].key, _topic, _partition) AS user, amount, _event_ts FROM source"
+    source = first.source(schema=None, max_offsets_per_trigger=8)
+    if payload == "several":
+        source = first.source(query=f"{first.name}, {second.name}", max_offsets_per_trigger=8)
+    answers = []
+    for part in range(2):
+        for n in range(8):
+            row = {"user": "ab"[n % 2], "amount": n}
+            first.send(
+                row, b"{broken" if n == 3 else row, at=40 * n + part, partition=n % 2, key="k", headers=[("h", b"x")]
+            )
+            second.send(row, at=30 * n + part)
+        for name, session in (("classic", runner.spark), ("connect", lent)):
+            runner.run(
+                name=name, source=source, transform_sql=sql, window=minutes(lateness_ms="1h"), on_error="drop", spark=session,
+                target_path=str(runner.home / name), flush=bool(part),
+            )  # fmt: skip
+    answers = [comparable(runner.output(name)) for name in ("classic", "connect")]
+    assert answers[0] == answers[1]
+    assert len(answers[0]) >= 8
+
+
+# -- what it has not ---------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_not_there(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1:1")
+    runner.write("0.jsonl", [])
+    with pytest.raises(StartError, match=r"Spark Connect at 127.0.0.1:1: nobody answers there; start the server"):
+        runner.run(source=runner.source("user STRING, ts STRING"), window=COUNTS, spark=None)
+    monkeypatch.setenv("SPARK_REMOTE", "host:15002")
+    with pytest.raises(StartError, match=r'"host:15002" is no server of Spark Connect; expected sc://host:15002'):
+        runner.run(source=runner.source("user STRING, ts STRING"), window=COUNTS, spark=None)
+
+
+def test_settings_of_the_server(runner: Runner, server: connect.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner.write("0.jsonl", [])
+    given = {"source": runner.source("user STRING, ts STRING"), "window": COUNTS, "spark": None}
+    settings = {"spark.remote": server.address, "spark.executor.memory": "4g"}
+    with pytest.raises(StartError, match=r'"spark.executor.memory" cannot be set over Spark Connect, .* --conf'):
+        runner.run(**given, spark_settings=settings)
+    with pytest.raises(StartError, match=r'\[spark\] sets "spark.master", and "spark.remote" names a server'):
+        runner.run(**given, spark_settings={"spark.remote": server.address, "spark.master": "local[2]"})
+
+
+def test_what_only_spark_can_plan_is_refused_by_name(runner: Runner, lent: Any) -> None:
+    runner.write("0.jsonl", [{"user": "a", "ts": iso(0)}])
+    source = runner.source("user STRING, ts STRING", options={"latestFirst": "true"})
+    with pytest.raises(StartError, match='test: source "events" is planned by a streaming query of Spark, which'):
+        runner.run(source=source, window=COUNTS, spark=lent)
+    stream = lent.readStream.schema("user STRING, ts STRING").json(str(runner.home / "in"))
+    with pytest.raises((StartError, ConfigError), match='source "s" is planned by a streaming query of Spark, which'):
+        runner.run(source=sw.Source(name="s", dataframe=stream), window=COUNTS, spark=lent)
+    assert not (runner.home / "out").exists()

@@ -1,0 +1,58 @@
+"""What depends on the version of Spark: where rows find their shard, and which jars are fetched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slackwater.errors import StartError
+from slackwater.spark import packages, placing
+
+
+def test_the_hash_is_that_of_spark() -> None:
+    """`SELECT hash(0), hash(1), hash(-1), hash(2147483647)` by Spark 4.3."""
+    numbers = np.array([0, 1, -1, 2147483647], dtype=np.int32)
+    assert placing.murmur3(numbers).tolist() == [933211791, -559580957, -1604776387, 133916647]
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 64, 1000])
+def test_each_shard_has_a_number_that_leads_to_its_partition(shards: int) -> None:
+    found = placing.murmur3(np.array(placing.keys(shards), dtype=np.int32))
+    assert np.mod(found, shards).tolist() == list(range(shards))
+
+
+@pytest.mark.parametrize(
+    ("spark", "cached", "taken"),
+    [
+        ("4.3.0", ["4.0.2", "4.2.0"], "4.2.0"),  # a cache that an older Spark shares
+        ("4.3.0", ["4.0.2"], None),
+        ("4.2.1", ["4.2.0", "4.2.1"], "4.2.1"),
+        ("4.0.5", ["4.2.0", "4.0.2"], "4.0.2"),  # none of a later Spark
+        ("4.0.5", ["4.2.0", "4.1.1"], None),
+    ],
+)
+def test_the_connector_is_of_the_line_of_spark(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spark: str, cached: list[str], taken: str | None
+) -> None:
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path))
+    module = "spark-sql-kafka-0-10_2.13"
+    for version in cached:
+        home = tmp_path / "jars" / f"org.apache.spark.{module}-{version}"
+        home.mkdir(parents=True)
+        (home / f"{module}-{version}.jar").touch()
+    asked: list[str] = []
+
+    def fetch(organisation: str, name: str, version: str, *, transitive: bool) -> list[Path]:
+        asked.append(version)
+        raise StartError(version)
+
+    monkeypatch.setattr(packages, "_fetch", fetch)
+    if taken is not None:
+        assert packages._newest(module, spark, packages._CONNECTORS)[1] == taken
+        assert not asked
+        return
+    with pytest.raises(StartError, match=spark):
+        packages._newest(module, spark, packages._CONNECTORS)
+    assert asked == packages.candidates_of(spark, packages._CONNECTORS)
