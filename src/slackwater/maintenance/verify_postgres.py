@@ -158,7 +158,7 @@ class _Check:
         exact = as_emitted(operator, of)
         yield from self._numbered(operator, table)
         for shard, metas in enumerate(of.segments):
-            state = PostgresShard(self.url, table, shard, of.shards, epoch, metas, self.snapshot)
+            state = PostgresShard(self.url, table, shard, of.shards, epoch, metas, self.snapshot, trusts_copies=False)
             yield from self._shard(operator, state, of, exact)
 
     @singledispatchmethod

@@ -1,0 +1,63 @@
+"""What was staged, kept on the machine that staged it: rows that wait to be folded are read from there, not from the database.
+
+A copy is known by its token and believed by its checksum, both of which the commit has; what is missing is asked of the database.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+
+from slackwater.errors import SlackwaterError
+from slackwater.state.commit import SegmentMeta
+from slackwater.state.files.arrow import open_arrow
+from slackwater.state.files.cache import Cache
+
+MOST = 32  # tables that a process holds: copies that are mapped, and what it fetched
+_open: OrderedDict[str, pa.Table] = OrderedDict()
+
+
+def _file(token: str) -> str:
+    return f"{token}.arrow"
+
+
+def keep(token: str, content: Any) -> None:
+    """Where no copy can be kept, the rows will be fetched."""
+    with suppress(SlackwaterError):
+        Cache("postgres").add(_file(token), content)
+
+
+def find(meta: SegmentMeta) -> pa.Table | None:
+    """The rows under a token, if they are on this machine; sorted by unit."""
+    if meta.file in _open:
+        _open.move_to_end(meta.file)
+        return _open[meta.file]
+    if not meta.checksum:
+        return None
+    with suppress(SlackwaterError):
+        cache = Cache("postgres")
+        if cache.holds(_file(meta.file), meta.checksum):
+            return hold(meta.file, open_arrow(cache.path(_file(meta.file))))
+    return None
+
+
+def hold(token: str, table: pa.Table) -> pa.Table:
+    """Keep a table at hand in this process."""
+    _open[token] = table
+    while len(_open) > MOST:
+        _open.popitem(last=False)
+    return table
+
+
+def forget(tokens: Iterable[str]) -> None:
+    """They were folded, or are of no use."""
+    gone = list(tokens)
+    for token in gone:
+        _open.pop(token, None)
+    with suppress(SlackwaterError, OSError):
+        if gone:
+            Cache("postgres").forget(map(_file, gone))
