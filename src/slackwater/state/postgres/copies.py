@@ -6,7 +6,7 @@ A copy is known by its token and believed by its checksum, both of which the com
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -19,14 +19,21 @@ from slackwater.state.files.cache import Cache
 
 MOST = 32  # tables that a process holds: copies that are mapped, and what it fetched
 _open: OrderedDict[str, pa.Table] = OrderedDict()
+_mine: dict[tuple[str, str, int], set[str]] = {}  # per shard: what this process kept
 
 
 def _file(token: str) -> str:
     return f"{token}.arrow"
 
 
-def keep(token: str, content: Any) -> None:
-    """Where no copy can be kept, the rows will be fetched."""
+def keep(token: str, content: Any, whose: tuple[str, str, int], named: Collection[str]) -> None:
+    """Where no copy can be kept, the rows will be fetched. `whose`: database, table and shard, `named`: what this has beside it.
+
+    What this process kept for the shard before, and is not named any more, goes: it was folded, or its epoch was not committed.
+    """
+    before = _mine.get(whose, set())
+    _mine[whose] = before & set(named) | {token}
+    forget(before - _mine[whose])
     with suppress(SlackwaterError):
         Cache("postgres").add(_file(token), content)
 

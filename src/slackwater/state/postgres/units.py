@@ -71,7 +71,8 @@ class PostgresShard:
         except ConnectionError as error:
             raise EpochError(f"state was not staged: {error}") from None
         stats, content = logic.stats(rows), encoded(rows)
-        copies.keep(token, content)
+        whose = (self.url, self.tables.state, self.shard)
+        copies.keep(token, content, whose, {m.file for m in self.metas})
         given = stats._asdict() | {"checksum": checksum(content)}
         return (*self.metas, SegmentMeta(file=token, rows=frame.height, bytes=frame.estimated_size(), **given))
 
