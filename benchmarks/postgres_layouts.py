@@ -1,12 +1,14 @@
-"""`python -m benchmarks.postgres_layouts`: ways to keep rows by key in Postgres, alone, without Spark: what an epoch costs the server.
+"""`python -m benchmarks.postgres_layouts`: ways to keep rows by key in Postgres, without Spark: what an epoch costs the server.
 
-Each way holds KEYS rows and takes EPOCHS epochs of TOUCHED random keys: two processes, a shard each, read the touched rows and
-write new versions of them, then one commit makes the epoch visible. All ways end with the same rows, which is checked.
+Each way holds --keys rows and takes --epochs epochs of --touched random keys: two processes, a shard each, read the touched rows
+and write new versions of them, then one commit makes the epoch visible. All ways end with the same rows, which is checked.
 
-    upsert      workers COPY into an unlogged table; the commit upserts it on one connection; index on the time a row is due
-    hot         the same with an index that an update seldom changes: on the time rounded up, so that most updates stay on their page
+    upsert      workers COPY into an unlogged table; the commit upserts it on one connection
+    hot         the same with due times in the index rounded, so that most updates leave the indexes as they are
+    no-due      the same without an index on due times
     slots       workers upsert in parallel into the older of two rows per key; the commit is one row
     versions    workers COPY new versions beside the old ones; the commit is one row; old versions are deleted beside the next epoch
+    log         as versions, in a table of their own, which is folded into the other every eighth epoch; read from copies
 """
 
 from __future__ import annotations
@@ -14,11 +16,10 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import time
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -32,7 +33,7 @@ import psycopg
 from slackwater.state.postgres import client
 from slackwater.testing.services import Postgres
 
-FOLD, SHARDS, BASE_US, STEP_US, GAP_US = 8, 2, 1_700_000_000_000_000, 10_000_000, 30_000_000
+LOADS, FOLD, SHARDS, BASE_US, STEP_US, GAP_US = 5, 8, 2, 1_700_000_000_000_000, 10_000_000, 30_000_000
 TYPES = {
     "unit": "bigint NOT NULL", "key_hash": "bigint NOT NULL", "kind": "smallint NOT NULL", "window_start": "timestamptz",
     "last_event": "timestamptz", "closes_at": "timestamptz", "looked_at": "timestamptz", "k": "bigint", "n": "bigint", "total": "bigint", "biggest": "bigint",
@@ -41,9 +42,9 @@ COLUMNS = list(TYPES)
 DECLARED = ", ".join(f"{c} {t}" for c, t in TYPES.items())
 LISTED = ", ".join(COLUMNS)
 OWN = (
-    "pipeline_name text NOT NULL DEFAULT 'bench', {columns}, ordinal integer NOT NULL, state_version integer NOT NULL DEFAULT 3,"
+    f"pipeline_name text NOT NULL DEFAULT 'bench', {DECLARED}, ordinal integer NOT NULL, state_version integer NOT NULL DEFAULT 3,"
     " epoch bigint NOT NULL, updated_at timestamptz NOT NULL DEFAULT now()"
-).format(columns=DECLARED)
+)
 ROUND_US = 300_000_000  # of `hot` and `slots`: to what the time in the index is rounded
 SCHEMA = {
     c: pl.Int16() if c == "kind" else pl.Datetime("us", "UTC") if "timestamptz" in t else pl.Int64()
@@ -51,11 +52,11 @@ SCHEMA = {
 }
 
 
-def hashed(keys: np.ndarray) -> np.ndarray:
+def hashed(keys: Any) -> Any:
     return (keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).astype(np.int64)
 
 
-def fresh(keys: np.ndarray, epoch: int) -> pl.DataFrame:
+def fresh(keys: Any, epoch: int) -> pl.DataFrame:
     """Rows of new keys, sorted by hash."""
     h, n = hashed(keys), len(keys)
     at = np.full(n, BASE_US + epoch * STEP_US)
@@ -77,7 +78,7 @@ def stepped(rows: pl.DataFrame, epoch: int) -> pl.DataFrame:
     return more.cast(SCHEMA).sort("unit")
 
 
-def listed(hashes: np.ndarray) -> str:
+def listed(hashes: Any) -> str:
     return "'{" + ",".join(np.char.mod("%d", hashes)) + "}'::bigint[]"
 
 
@@ -92,7 +93,7 @@ class Upsert:
         db.execute(f"CREATE INDEX s_due ON s {self.due}")
         db.execute(f"CREATE UNLOGGED TABLE staged (token text NOT NULL, {DECLARED}, ordinal integer NOT NULL)")
 
-    def read(self, hashes: np.ndarray, committed: int) -> pl.DataFrame:
+    def read(self, hashes: Any, committed: int) -> pl.DataFrame:
         with client.arrow_cursor(self.url) as cursor:
             return client.fetch(cursor, f"SELECT {LISTED} FROM s WHERE unit = ANY({listed(hashes)})", SCHEMA)
 
@@ -137,7 +138,7 @@ class Slots(Upsert):
         db.execute(f"CREATE TABLE s ({OWN}, slot smallint NOT NULL, PRIMARY KEY (unit, ordinal, slot)){self.options}")
         db.execute(f"CREATE INDEX s_due ON s {self.due}")
 
-    def read(self, hashes: np.ndarray, committed: int) -> pl.DataFrame:
+    def read(self, hashes: Any, committed: int) -> pl.DataFrame:
         with client.arrow_cursor(self.url) as cursor:
             rows = client.fetch(
                 cursor, f"SELECT {LISTED}, epoch, slot FROM s WHERE unit = ANY({listed(hashes)}) AND epoch <= {committed}",
@@ -187,7 +188,7 @@ class Versions(Upsert):
         if self.due:
             db.execute(f"CREATE INDEX s_due ON s {self.due}")
 
-    def read(self, hashes: np.ndarray, committed: int) -> pl.DataFrame:
+    def read(self, hashes: Any, committed: int) -> pl.DataFrame:
         with client.arrow_cursor(self.url) as cursor:
             rows = client.fetch(
                 cursor, f"SELECT {LISTED}, epoch, (ctid::text::point)[0]::bigint AS page, (ctid::text::point)[1]::int AS line FROM s WHERE unit = ANY({listed(hashes)})"
@@ -231,7 +232,7 @@ class Log(Upsert):
         )
         db.execute("CREATE INDEX log_part ON log (part)")
 
-    def read(self, hashes: np.ndarray, committed: int) -> pl.DataFrame:
+    def read(self, hashes: Any, committed: int) -> pl.DataFrame:
         if committed % FOLD == FOLD // 2:
             self.mine.clear()
         found, rest = [], hashes
@@ -289,14 +290,13 @@ WAYS = {
     "upsert": Upsert,
     "hot": lambda url: Upsert(url, HOT, " WITH (fillfactor = 70)"),
     "log": Log,
-    "upsert-no-due": lambda url: Upsert(url, "(pipeline_name) WHERE false", " WITH (fillfactor = 70)"),
+    "no-due": lambda url: Upsert(url, "(pipeline_name) WHERE false", " WITH (fillfactor = 70)"),
     "slots": lambda url: Slots(url, HOT, " WITH (fillfactor = 70)"),
     "versions": Versions,
-    "versions-no-due": lambda url: Versions(url, ""),
 }
 
 
-def work(way: Any, keys: np.ndarray, epoch: int, first: bool) -> tuple[list[Any], float, float]:
+def work(way: Any, keys: Any, epoch: int, first: bool) -> tuple[list[Any], float, float]:
     """A shard's part of an epoch; seconds of reading and of writing."""
     began = time.perf_counter()
     before = None
@@ -348,72 +348,73 @@ def cpu(postgres: Postgres) -> float:
     return found
 
 
+class Epochs:
+    """Epochs of one way, one after the other; what each took."""
+
+    def __init__(self, way: Any, pipes: list[Any], db: Any, beside: Any, sweeping: ThreadPoolExecutor) -> None:
+        self._way, self._pipes, self._db, self._beside, self._sweeping = way, pipes, db, beside, sweeping
+        self.took: list[dict[str, float]] = []
+        self.waiting: list[Future[None]] = []
+
+    def run(self, number: int, chosen: Any, first: bool = False) -> None:
+        began = time.perf_counter()
+        for shard, pipe in enumerate(self._pipes):
+            pipe.send((chosen[chosen % SHARDS == shard], number, first))
+        done = [pipe.recv() for pipe in self._pipes]
+        told = [t for found, _, _ in done for t in found]
+        ready = time.perf_counter()
+        self._way.commit(self._db, number, told)
+        committed = time.perf_counter()
+        if not first:
+            self.waiting.append(self._sweeping.submit(self._way.sweep, self._beside, number, told))
+            parts = {"read_s": max(d[1] for d in done), "write_s": max(d[2] for d in done)}
+            self.took.append({"epoch_s": committed - began, **parts, "commit_s": committed - ready})
+
+
 def measure(postgres: Postgres, name: str, keys: int, touched: int, epochs: int) -> dict[str, Any]:
-    chance = np.random.default_rng(1)
-    if True:
-        url = postgres.database(name)
-        way = WAYS[name](url)
-        with psycopg.connect(url, autocommit=True) as db, psycopg.connect(url, autocommit=True) as beside:
-            db.execute("CREATE TABLE p (epoch bigint)")
-            db.execute("INSERT INTO p VALUES (-1)")
-            way.create(db)
-            with served(name, url) as pipes, ThreadPoolExecutor(1) as sweeping:
-
-                def epoch(number: int, chosen: np.ndarray, first: bool) -> tuple[float, float, float, float]:
-                    began, cost = time.perf_counter(), cpu(postgres)
-                    for shard, pipe in enumerate(pipes):
-                        pipe.send((chosen[chosen % SHARDS == shard], number, first))
-                    done = [pipe.recv() for pipe in pipes]
-                    told = [t for d in done for t in d[0]]
-                    ready = time.perf_counter()
-                    way.commit(db, number, told)
-                    committed = time.perf_counter()
-                    if not first:
-                        waiting.append(sweeping.submit(way.sweep, beside, number, told))
-                    return committed - began, max(d[1] for d in done), max(d[2] for d in done), committed - ready
-
-                waiting: list[Any] = []
-                for number, part in enumerate(np.array_split(np.arange(keys), 5)):
-                    epoch(number, part, True)
-                db.execute("VACUUM ANALYZE s")
-                db.execute("CHECKPOINT")
-                start, cost, wal = (
-                    time.perf_counter(),
-                    cpu(postgres),
-                    db.execute("SELECT pg_current_wal_lsn()").fetchone()[0],
-                )
-                parts = []
-                for number in range(5, 5 + epochs):
-                    parts.append(epoch(number, chance.choice(keys, touched, replace=False), False))
-                lag = time.perf_counter()
-                for future in waiting:
-                    future.result()
-                seconds, lag = time.perf_counter() - start, time.perf_counter() - lag
-            cost = cpu(postgres) - cost
-            written = db.execute("SELECT pg_current_wal_lsn() - %s::pg_lsn", (wal,)).fetchone()[0]
-            size = db.execute("SELECT pg_table_size('s'), pg_indexes_size('s')").fetchone()
-            answer = db.execute(
-                f"SELECT count(*), sum(n), sum(total), max(closes_at)::text FROM ({way.newest.format(what='*' if name in ('upsert', 'hot', 'upsert-no-due', 'log') else 's.*')}) x"
-            ).fetchone()
-            db.execute("SELECT pg_stat_force_next_flush()")
-            hot = db.execute(
-                "SELECT n_tup_upd, n_tup_hot_upd, n_dead_tup, autovacuum_count FROM pg_stat_user_tables WHERE relname = 's'"
-            ).fetchone()
+    chance, url = np.random.default_rng(1), postgres.database(name)
+    way = WAYS[name](url)
+    with (
+        psycopg.connect(url, autocommit=True) as db,
+        psycopg.connect(url, autocommit=True) as beside,
+        served(name, url) as pipes,
+        ThreadPoolExecutor(1) as sweeping,
+    ):
+        db.execute("CREATE TABLE p (epoch bigint)")
+        db.execute("INSERT INTO p VALUES (-1)")
+        way.create(db)
+        run = Epochs(way, pipes, db, beside, sweeping)
+        for number, part in enumerate(np.array_split(np.arange(keys), LOADS)):
+            run.run(number, part, True)
+        db.execute("VACUUM ANALYZE s")
+        db.execute("CHECKPOINT")
+        start, cost, log = time.perf_counter(), cpu(postgres), one(db, "SELECT pg_current_wal_lsn()")[0]
+        for number in range(LOADS, LOADS + epochs):
+            run.run(number, chance.choice(keys, touched, replace=False))
+        stepped_s = time.perf_counter() - start
+        for future in run.waiting:
+            future.result()
+        seconds, cost = time.perf_counter() - start, cpu(postgres) - cost
+        written = one(db, f"SELECT pg_current_wal_lsn() - '{log}'::pg_lsn")[0]
+        table, indexes = one(db, "SELECT pg_table_size('s'), pg_indexes_size('s')")
+        found = way.newest.format(what="s.*" if "DISTINCT" in way.newest else "*")
+        answer = one(db, f"SELECT count(*), sum(n), sum(total), max(closes_at)::text FROM ({found}) x")
     return {
         "way": name,
         "keys_per_s": round(touched * epochs / seconds),
-        "epoch_s": round(median(p[0] for p in parts), 2),
-        "read_s": round(median(p[1] for p in parts), 2),
-        "write_s": round(median(p[2] for p in parts), 2),
-        "commit_s": round(median(p[3] for p in parts), 2),
-        "sweep_lag_s": round(lag, 2),
+        **{part: round(median(t[part] for t in run.took), 2) for part in run.took[0]},
+        "slowest_s": round(max(t["epoch_s"] for t in run.took), 2),
+        "sweeping_after_s": round(seconds - stepped_s, 2),
         "server_us_per_key": round(cost / touched / epochs * 1e6, 1),
-        "wal_bytes_per_key": round(float(written) / touched / epochs),
-        "table_mib": size[0] >> 20,
-        "indexes_mib": size[1] >> 20,
-        "updates, hot, dead, vacuums": hot,
+        "log_bytes_per_key": round(float(written) / touched / epochs),
+        "table_mib": table >> 20,
+        "indexes_mib": indexes >> 20,
         "answer": [str(a) for a in answer],
     }
+
+
+def one(db: Any, query: str) -> Any:
+    return db.execute(query).fetchone()
 
 
 def main() -> None:
@@ -423,9 +424,14 @@ def main() -> None:
     parser.add_argument("--touched", type=int, default=200_000)
     parser.add_argument("--epochs", type=int, default=20)
     options = parser.parse_args()
+    answers = set()
     with Postgres.started() as postgres:
         for name in options.ways.split(","):
-            print(json.dumps(measure(postgres, name, options.keys, options.touched, options.epochs)), flush=True)
+            found = measure(postgres, name, options.keys, options.touched, options.epochs)
+            answers.add(tuple(found.pop("answer")))
+            print(json.dumps(found), flush=True)
+    if len(answers) > 1:
+        raise SystemExit(f"the ways end with different rows: {sorted(answers)}")
 
 
 if __name__ == "__main__":

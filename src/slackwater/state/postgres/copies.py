@@ -17,7 +17,7 @@ from slackwater.state.commit import SegmentMeta
 from slackwater.state.files.arrow import open_arrow
 from slackwater.state.files.cache import Cache
 
-MOST = 32  # tables that a process holds: copies that are mapped, and what it fetched
+MOST_BYTES = 256 << 20  # of tables that a process holds: copies that are mapped, and what it fetched
 _open: OrderedDict[str, pa.Table] = OrderedDict()
 _mine: dict[tuple[str, str, int], set[str]] = {}  # per shard: what this process kept
 
@@ -55,7 +55,7 @@ def find(meta: SegmentMeta) -> pa.Table | None:
 def hold(token: str, table: pa.Table) -> pa.Table:
     """Keep a table at hand in this process."""
     _open[token] = table
-    while len(_open) > MOST:
+    while len(_open) > 1 and sum(t.nbytes for t in _open.values()) > MOST_BYTES:
         _open.popitem(last=False)
     return table
 
