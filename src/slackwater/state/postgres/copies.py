@@ -6,8 +6,9 @@ A copy is known by its token and believed by its checksum, both of which the com
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from contextlib import suppress
+from threading import Lock
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from slackwater.state.files.cache import Cache
 MOST_BYTES = 256 << 20  # of tables that a process holds: copies that are mapped, and what it fetched
 _open: OrderedDict[str, pa.Table] = OrderedDict()
 _mine: dict[tuple[str, str, int], set[str]] = {}  # per shard: what this process kept
+_lock = Lock()  # a driver emits in threads
 
 
 def _file(token: str) -> str:
@@ -31,8 +33,9 @@ def keep(token: str, content: Any, whose: tuple[str, str, int], named: Collectio
 
     What this process kept for the shard before, and is not named any more, goes: it was folded, or its epoch was not committed.
     """
-    before = _mine.get(whose, set())
-    _mine[whose] = before & set(named) | {token}
+    with _lock:
+        before = _mine.get(whose, set())
+        _mine[whose] = before & set(named) | {token}
     forget(before - _mine[whose])
     with suppress(SlackwaterError):
         Cache("postgres").add(_file(token), content)
@@ -40,9 +43,10 @@ def keep(token: str, content: Any, whose: tuple[str, str, int], named: Collectio
 
 def find(meta: SegmentMeta) -> pa.Table | None:
     """The rows under a token, if they are on this machine; sorted by unit."""
-    if meta.file in _open:
-        _open.move_to_end(meta.file)
-        return _open[meta.file]
+    with _lock:
+        if (table := _open.get(meta.file)) is not None:
+            _open.move_to_end(meta.file)
+            return table
     if not meta.checksum:
         return None
     with suppress(SlackwaterError):
@@ -54,17 +58,18 @@ def find(meta: SegmentMeta) -> pa.Table | None:
 
 def hold(token: str, table: pa.Table) -> pa.Table:
     """Keep a table at hand in this process."""
-    _open[token] = table
-    while len(_open) > 1 and sum(t.nbytes for t in _open.values()) > MOST_BYTES:
-        _open.popitem(last=False)
+    with _lock:
+        _open[token] = table
+        while len(_open) > 1 and sum(t.nbytes for t in _open.values()) > MOST_BYTES:
+            _open.popitem(last=False)
     return table
 
 
-def forget(tokens: Iterable[str]) -> None:
+def forget(tokens: Collection[str]) -> None:
     """They were folded, or are of no use."""
-    gone = list(tokens)
-    for token in gone:
-        _open.pop(token, None)
+    with _lock:
+        for token in tokens:
+            _open.pop(token, None)
     with suppress(SlackwaterError, OSError):
-        if gone:
-            Cache("postgres").forget(map(_file, gone))
+        if tokens:
+            Cache("postgres").forget(map(_file, tokens))

@@ -12,7 +12,7 @@ that comes in eight epochs is written to the table once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
@@ -148,18 +148,31 @@ def at_start(db: psycopg.Connection[Any], tables: Tables, commit: Commit, place:
             fold(db, t.staged, t.state, stage.segments)
             if tokens(stage.segments):
                 db.execute(f"DELETE FROM {t.staged}")
+    copies.forget(named(commit))
     return done
 
 
-def clear(db: psycopg.Connection[Any], tables: Tables, gone: Collection[str], done: Commit) -> None:
-    """After a commit: copies of what it folded go, and their rows' place in the staged tables is there for others."""
-    copies.forget(gone)
-    for number, stage in enumerate(done.stages) if gone else ():
+def named(commit: Commit) -> frozenset[str]:
+    """The tokens of what is staged and part of this commit."""
+    return frozenset(m.file for m in commit.metas if m.file)
+
+
+def clear(
+    db: psycopg.Connection[Any], tables: Tables, before: frozenset[str], commit: Commit, done: Commit
+) -> frozenset[str]:
+    """After a commit: copies of what it folded go, and the place of their rows is there for others. What waits now.
+
+    `before`: what waited; `commit`: as it was asked for.
+    """
+    waits = named(done)
+    copies.forget((before | named(commit)) - waits)
+    for number, stage in enumerate(done.stages) if before - waits else ():
         if not tokens(stage.segments):
             try:
                 db.execute(f"VACUUM {tables.of(number).staged}")
             except psycopg.Error as error:  # the commit is made: autovacuum, or the next one, comes by
                 log.warning("%s: staged rows were not vacuumed: %s", tables.pipeline, client.reason(error))
+    return waits
 
 
 def _exists(db: psycopg.Connection[Any], table: str) -> bool:

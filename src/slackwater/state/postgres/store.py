@@ -101,17 +101,14 @@ class PostgresStore:
         try:
             self._connect()
             prepare.bootstrap(self._db, self.tables)
-            return self._begun()
+            latest = self._latest()
+            return latest and folding.at_start(self._db, self.tables, latest, self._place)
         except psycopg.Error as error:
             self.close()
             raise StateError(f"state store {self._place}: {client.reason(error)}") from None
         except (StartError, StateError):
             self.close()
             raise
-
-    def _begun(self) -> Commit | None:
-        latest = self._latest()
-        return latest and folding.at_start(self._db, self.tables, latest, self._place)
 
     def start_over(self) -> str | None:
         """The tables and the record get another name, in one transaction."""
@@ -290,16 +287,11 @@ class PostgresStore:
         except psycopg.Error as error:
             raise EpochError(f"epoch {commit.epoch} was not committed: {client.reason(error)}") from None
         self._epoch = commit.epoch
-        self._note(done)
+        self._named = folding.clear(self._db, self.tables, self._named, commit, done)
         self._reached = frozenset(commit.reached)
         if publish is not None and not commit.missing(()):
             self._published = commit.epoch
         return done
-
-    def _note(self, done: Commit) -> None:
-        """What is staged and counts from now on; what was folded leaves its place to what comes."""
-        gone, self._named = self._named, frozenset(m.file for m in done.metas if m.file)
-        folding.clear(self._db, self.tables, gone - self._named, done)
 
     def _look(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID, error: psycopg.Error) -> Commit:
         """The connection broke during a commit: find out whether it took place, and repeat it if it surely did not."""
