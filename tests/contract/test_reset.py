@@ -13,6 +13,7 @@ import pytest
 from tests.support.stores import commit, go_on, running, users
 
 from slackwater.cli.main import main
+from slackwater.sources import kafka_broker
 from slackwater.state.commit import OutputMeta
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
@@ -210,8 +211,9 @@ def test_sources_that_go_on_by_the_checkpoint(make: Callable[[], Any], ask: Ask)
     )
 
 
-def test_sources_that_were_never_read(tmp_path: Path, ask: Ask) -> None:
+def test_sources_that_were_never_read(tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the config knows what they are; a broker that is away is told."""
+    monkeypatch.setattr(kafka_broker, "SECONDS", 0.5)
     file = tmp_path / "p.toml"
     file.write_text(FILE.format(connection="lake", more='format = "json"', state=tmp_path / "s"))
     for dry in (True, False):

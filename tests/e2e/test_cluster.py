@@ -23,7 +23,7 @@ import psycopg
 import pytest
 from tests.support import cluster as clusters
 from tests.support.cluster import Cluster
-from tests.support.effort import some
+from tests.support.effort import long
 from tests.support.runs import said, start
 
 from slackwater.testing.services import SECONDS
@@ -132,7 +132,8 @@ path = "paid"
 """
 
 
-@pytest.mark.parametrize("store", some(["files", "postgres"]))
+@long(beside="test_kill.py::test_kill_nine_at_random_moments_loses_and_doubles_nothing")
+@pytest.mark.parametrize("store", ["files", "postgres"])
 def test_executors_workers_and_drivers_that_are_killed(store: str, request: Any, tmp_path: Path) -> None:
     where = 'kind = "files"\npath = "state"'
     if store == "postgres":

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.matrix import Pair, Services
-from tests.support.effort import some
+from tests.support.effort import long, some
 
 EVENTS, PER_EPOCH = 15_000, 2_500
 
@@ -42,6 +42,7 @@ def test_killed_at_named_steps(services: Services, window: str, store: str, targ
     assert expected > 100
 
 
+@long(beside="test_faults.py::test_killed_at_named_steps")
 def test_another_machine_goes_on_from_the_same_database(services: Services, tmp_path: Path) -> None:
     """Killed at random, then started in another directory: no checkpoint, the same database."""
     pair = Pair(services, "postgres", "postgres", "session", EVENTS, PER_EPOCH)

@@ -93,7 +93,7 @@ def faulty(seed: int) -> Callable[[str, str], Fault]:
     return lambda method, path: rng.choice(("503", "dropped", "lost", "slow")) if rng.random() < 0.05 else ""
 
 
-@pytest.fixture(params=["disk", "bucket"])
+@pytest.fixture(params=some(["disk", "bucket"]))
 def state(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where the state lies: below the config, or in a bucket whose server cannot be relied on, without a path they share."""
     if request.param == "disk":

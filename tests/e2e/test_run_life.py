@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.support.effort import some
+from tests.support.effort import long, some
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -237,7 +237,8 @@ def test_an_interrupt_while_spark_starts_ends_at_once_and_leaves_no_process(home
     assert (len(gone), alive) == (len(started), [])
 
 
-@pytest.mark.parametrize("epochs", some([30, 60]))
+@long(beside="test_epoch_calls.py::test_an_epoch_is_one_job_and_few_calls")
+@pytest.mark.parametrize("epochs", [30, 60])
 def test_many_epochs_need_no_checkpoint(home: Path, epochs: int) -> None:
     """Where files are listed by ourselves, the commits are all that is kept of where to go on."""
     config = (home / "life.toml").read_text().replace('format = "json"', 'format = "json"\nmax_files_per_trigger = 1')

@@ -22,6 +22,7 @@ from typing import Any
 import polars as pl
 import psycopg
 from confluent_kafka import Producer
+from tests.support.effort import long
 from tests.support.runs import said, start
 from tests.support.topics import START_MS, messages
 
@@ -110,6 +111,7 @@ url = "{url}"
 """
 
 
+@long(beside="test_join_kill.py::test_each_row_comes_out_once_whatever_is_killed")
 def test_three_targets_hold_the_batch_answer_after_kills(kafka: Any, postgres: Any, tmp_path: Path) -> None:
     url, topic = postgres.database("shop"), f"shop-{os.getpid()}"
     kafka.create(topic, 3)

@@ -16,7 +16,7 @@ import polars as pl
 import psycopg
 import pytest
 from tests.e2e.matrix import sweep
-from tests.support.effort import some
+from tests.support.effort import long
 from tests.support.runs import said, start
 from tests.support.topics import messages
 
@@ -125,7 +125,8 @@ def sales(home: Path) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("state", some(["postgres", "files"]))
+@long(beside="test_several_targets.py::test_a_death_at_every_step_of_every_target")
+@pytest.mark.parametrize("state", ["postgres", "files"])
 def test_every_target_has_the_batch_answer_whatever_is_killed_between(
     state: str, kafka: Any, postgres: Any, tmp_path: Path
 ) -> None:

@@ -70,7 +70,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     return found
 
 
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("kind", some(SHAPES))
 def test_dying_at_every_step_of_a_run_in_an_unreliable_bucket(kind: str, server: S3 | Azurite) -> None:
     """Every step of an epoch once, each with a restart; meanwhile one request in ten meets something."""
     seeds.quiet()

@@ -41,7 +41,7 @@ def test_after_a_replay_the_target_holds_the_batch_answer(first: int) -> None:
             raise AssertionError(f"seed {seed}: {window(random.Random(seed))}") from error
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS // 2, 20))
+@pytest.mark.parametrize("first", some(range(0, SEEDS // 2, 20)))
 def test_where_the_cap_binds_a_row_is_in_one_session_or_stays_a_letter(first: int) -> None:
     """gap 5, cap 11 … 24: sessions are cut; what cannot be put together is left, and nothing is in two of them."""
     for seed in range(first, first + 20):

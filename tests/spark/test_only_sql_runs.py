@@ -17,7 +17,7 @@ import polars as pl
 import psycopg
 import pytest
 from tests.support.deaths import DieOnce
-from tests.support.effort import some
+from tests.support.effort import long, some
 from tests.support.runner import Runner
 
 import slackwater as sw
@@ -210,6 +210,7 @@ def test_purchases_as_the_page_has_them(spark: Any, tmp_path: Path, monkeypatch:
     assert pl.read_parquet(letters)["value"].to_list() == [b"broken"]
 
 
+@long(beside="test_only_sql_runs.py::test_dying_at_every_step_changes_nothing")
 def test_kill_9_on_the_way(tmp_path: Path, postgres: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As users run it: the process is killed, in a worker and between commit and target, and started again."""
     url = postgres.database("plain_killed")

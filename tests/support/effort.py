@@ -15,6 +15,11 @@ def some(cases: Iterable[Any], keep: int = 1) -> list[Any]:
     return [case if n < keep else _exhaustive(case) for n, case in enumerate(cases)]
 
 
+def long(beside: str) -> pytest.MarkDecorator:
+    """A test of minutes that `make test` leaves out; `beside` is the test of the same promise that it takes, "file.py::test_name"."""
+    return pytest.mark.exhaustive(beside)
+
+
 def _exhaustive(case: Any) -> Any:
     values, marks, name = (case.values, case.marks, case.id) if hasattr(case, "marks") else (case, (), None)
     values = values if isinstance(values, tuple) else (values,)

@@ -106,6 +106,13 @@ def test_of_a_table_of_cases_all_but_the_first_are_exhaustive() -> None:
 
 
 def test_every_exhaustive_test_has_a_sibling_in_make_test() -> None:
-    """`exhaustive` stands in tests/support/effort.py only, which leaves at least one case."""
+    """`exhaustive` stands in tests/support/effort.py only, which leaves at least one case, or names the test beside it."""
     marked = [p.name for p in FILES if re.search(r"mark\.exhaustive", p.read_text()) and p.name != Path(__file__).name]
     assert marked == ["effort.py"]
+    texts = {p.name: p.read_text() for p in FILES}
+    named = [n for text in texts.values() for n in re.findall(r'^@long\(beside="(.*)"\)$', text, re.M)]
+    assert len(named) > 5
+    for file, test in (name.split("::") for name in named):
+        decorated = re.search(rf"((?:^@.*\n|^[ )\]].*\n)*)^def {test}\(", texts[file], re.M)
+        assert decorated, f"{file} has no {test}"
+        assert "@long(" not in decorated[1].rpartition("\n\n")[2], f"{test} is exhaustive itself"

@@ -51,6 +51,13 @@ FAMILIES: Sequence[Family] = (
         ),
     ),
     Family(
+        "Starts are not made shorter",
+        START,
+        "`slackwater prepare` ran a small pipeline to keep what Java makes of Spark's classes, and that run or its end failed.",
+        "Mend what the line tells of and run `slackwater prepare` again. Pipelines start without it, only slower.",
+        ("the archive of Spark's classes was not made",),
+    ),
+    Family(
         "The rights do not suffice",
         START,
         "The service is there, and does not let this role do what is needed.",

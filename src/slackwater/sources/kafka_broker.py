@@ -15,7 +15,7 @@ from slackwater.errors import EpochError, StartError
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
-_SECONDS = 15
+SECONDS = 15
 # settings of the Java client that librdkafka does not know
 _JVM_ONLY = ("sasl.jaas.config", "ssl.truststore.location", "ssl.truststore.password", "ssl.truststore.type")
 
@@ -52,7 +52,7 @@ class Broker:
         from confluent_kafka import KafkaException
 
         try:
-            topics = self._admin.list_topics(timeout=_SECONDS).topics
+            topics = self._admin.list_topics(timeout=SECONDS).topics
         except KafkaException as error:
             self._admin.poll(0)
             last = [e for e in self.errors if "brokers are down" not in e]
@@ -78,7 +78,7 @@ class Broker:
         asked = [TopicPartition(t, p) for t, p in partitions]
         try:
             when: Any = OffsetSpec.for_timestamp(max(ms, 0))
-            found = self._admin.list_offsets(dict.fromkeys(asked, when), request_timeout=_SECONDS)
+            found = self._admin.list_offsets(dict.fromkeys(asked, when), request_timeout=SECONDS)
             offsets = {(p.topic, p.partition): found[p].result().offset for p in asked}
         except KafkaException as error:
             raise EpochError(
@@ -124,11 +124,11 @@ class Broker:
         from confluent_kafka import KafkaException, TopicPartition
 
         asked = [TopicPartition(t, p) for t, p in partitions]
-        end = time.monotonic() + _SECONDS
+        end = time.monotonic() + SECONDS
         while True:
             try:
                 asking = [dict.fromkeys(asked, s) for s in specs]
-                answers = [self._admin.list_offsets(a, request_timeout=_SECONDS, **more) for a in asking]
+                answers = [self._admin.list_offsets(a, request_timeout=SECONDS, **more) for a in asking]
                 return [{(p.topic, p.partition): a[p].result().offset for p in asked} for a in answers]
             except KafkaException as error:
                 # what the client knows of the cluster may be old: a partition that is new, a broker that came back

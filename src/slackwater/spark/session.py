@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from slackwater.errors import StartError
 from slackwater.sources.base import reason
-from slackwater.spark import memory
+from slackwater.spark import class_archive, memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,7 +67,7 @@ def start(
         builder = builder.config(key, value)
     notice("info", "starting Spark, which takes 5 to 30 s …")
     began = time.monotonic()
-    with _stderr_to_file() as log, _own_interrupts():
+    with _stderr_to_file() as log, _own_interrupts(), class_archive.used():
         try:
             _without_error_logs()
             session = builder.getOrCreate()

@@ -101,6 +101,17 @@ def backfill(
     backfill_file(file, since, until, partial, into, slack, target)
 
 
+def prepare(
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE]...", help="Configs whose jars are fetched, too.")
+    ] = None,
+) -> None:
+    """Compile and fetch, once on a machine or in an image, what a first start would; later starts are shorter."""
+    from slackwater.cli.prepare import prepare_for
+
+    prepare_for(files or [])
+
+
 def demo(
     keep: Annotated[Path | None, typer.Option(help="Keep the demo's files in this new directory.")] = None,
     rows: Annotated[int, typer.Option(min=1000, help="How many clicks to generate.")] = 60_000,

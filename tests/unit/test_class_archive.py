@@ -1,0 +1,107 @@
+"""The archive of Spark's classes: whose it is, and that a JVM which cannot use it says nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.effort import long
+
+from slackwater.errors import StartError
+from slackwater.spark import class_archive
+
+JAVA = shutil.which("java") or "java"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
+    monkeypatch.delenv("SPARK_LAUNCHER_OPTS", raising=False)
+
+
+def place() -> Path:
+    found = class_archive.place()
+    assert found is not None
+    return found
+
+
+def test_it_is_of_one_java_and_one_pyspark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    first = place()
+    assert first == place()
+    monkeypatch.setattr(class_archive.metadata, "version", lambda name: "4.0.0")
+    assert place() != first
+    monkeypatch.undo()
+    other = tmp_path / "other"
+    (other / "bin").mkdir(parents=True)
+    (other / "bin" / "java").write_text("#!/bin/sh\n")
+    (other / "bin" / "java").chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(other))
+    assert place() != first
+    (other / "bin" / "java").unlink()
+    assert class_archive.place() is None
+
+
+def test_a_start_takes_it_where_it_is_and_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    with class_archive.used():
+        assert "SPARK_SUBMIT_OPTS" not in os.environ
+    place().parent.mkdir(parents=True)
+    place().touch()
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Xss2m")
+    with class_archive.used():
+        assert os.environ["SPARK_SUBMIT_OPTS"].startswith(f"-Xss2m -XX:SharedArchiveFile={place()} -Xshare:auto ")
+        assert "SPARK_LAUNCHER_OPTS" in os.environ
+    assert os.environ["SPARK_SUBMIT_OPTS"] == "-Xss2m"
+    assert "SPARK_LAUNCHER_OPTS" not in os.environ
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-XX:SharedArchiveFile=mine.jsa")
+    with class_archive.used():
+        assert os.environ["SPARK_SUBMIT_OPTS"] == "-XX:SharedArchiveFile=mine.jsa"
+
+
+@pytest.mark.parametrize("held", [b"", b"no archive", bytes(100_000)])
+def test_a_jvm_that_cannot_use_it_says_nothing(held: bytes) -> None:
+    place().parent.mkdir(parents=True)
+    place().write_bytes(held)
+    (place().parent / "Hello.java").write_text(
+        "class Hello { public static void main(String[] a) { System.out.print(1); } }"
+    )
+    with class_archive.used():
+        options = os.environ["SPARK_SUBMIT_OPTS"].split()
+        done = subprocess.run([JAVA, *options, "Hello.java"], capture_output=True, text=True, cwd=place().parent)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1", "")
+
+
+def test_what_runs_without_a_jvm_leaves_none_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fails.py").write_text("import sys\nprint('line')\nsys.exit('it went wrong')\n")
+    (tmp_path / "nothing.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(
+        StartError, match=r"^the archive of Spark's classes was not made \(it went wrong\); starts go on without it$"
+    ):
+        class_archive.make("fails")
+    with pytest.raises(StartError, match="the JVM wrote no file"):
+        class_archive.make("nothing")
+    assert [p.name for p in place().parent.iterdir()] == []
+
+
+@long(beside="test_class_archive.py::test_a_start_takes_it_where_it_is_and_leaves_the_environment_as_it_was")
+def test_the_command_makes_it_once_and_a_jvm_takes_it() -> None:
+    command = [sys.executable, "-m", "slackwater.cli.main", "prepare"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert place().stat().st_size > 50 << 20
+    before = place().stat().st_mtime_ns
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    assert place().stat().st_mtime_ns == before
+    import pyspark
+
+    jars = Path(pyspark.__file__).parent / "jars"
+    with class_archive.used():
+        options = [o for o in os.environ["SPARK_SUBMIT_OPTS"].split() if not o.startswith("-Xlog")]
+    classes = ["-cp", f"{jars.parent / 'conf'}:{jars}/*", "-Xshare:on", "org.apache.spark.util.VersionInfo"]
+    said = subprocess.run([JAVA, *options, "-Xlog:class+load", *classes], capture_output=True, text=True)
+    assert "shared objects file (top)" in said.stdout, said.stdout[-500:] + said.stderr
