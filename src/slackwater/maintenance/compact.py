@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import psycopg
 
@@ -79,7 +79,8 @@ def _compacted(step: Operator, store: StateStore, state: StageState, epoch: int,
 
 def _vacuum(store: PostgresStore, stages: int) -> None:
     t = store.tables
-    names = [replace(t, stage=n).state for n in range(stages)] + [t.outputs, t.lists, t.offsets, t.pipelines]
+    names = [name for n in range(stages) for name in (t.of(n).state, t.of(n).staged)]
+    names += [t.outputs, t.lists, t.offsets, t.pipelines]
     try:
         with closing(client.connect(store.url, "state store")) as db:
             for name in names:

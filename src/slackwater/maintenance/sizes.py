@@ -185,16 +185,18 @@ def _of_tables(store: PostgresStore, latest: Commit, found: Sizes) -> None:
             t, found.kept = owned.located(db, store.tables, len(latest.stages)), [latest.epoch]
             stages = [t.of(n) for n in range(len(latest.stages))]
             for number, stage in enumerate(stages):
+                staged = any(m.file for m in latest.stages[number].metas)
+                rows = f"({stage.newest('key_hash')})" if staged else stage.state
                 of_shard = dict(
                     db.execute(
-                        f"SELECT s, count(r.key_hash) FROM generate_series(0, {latest.shards - 1}) s LEFT JOIN {stage.state} r"
+                        f"SELECT s, count(r.key_hash) FROM generate_series(0, {latest.shards - 1}) s LEFT JOIN {rows} r"
                         f" ON mod(mod(r.key_hash, {latest.shards}) + {latest.shards}, {latest.shards}) = s GROUP BY s"
                     ).fetchall()
                 )
                 found.shards += [ShardSize(number, s, 0, of_shard[s], None) for s in sorted(of_shard)]
             names = [name for s in stages for name in (s.state, s.staged)]
             found.tables = [_table(db, name) for name in (*names, t.outputs, t.lists, t.offsets, t.pipelines)]
-            found.state_bytes = sum(x.bytes for x in found.tables if x.table in {s.state for s in stages})
+            found.state_bytes = sum(x.bytes for x in found.tables if x.table in names)
             own = "SELECT count(*), coalesce(sum({}), 0)::bigint FROM {} WHERE pipeline_name = %s"
             found.outputs = _pair(db, own.format("length(data)", t.outputs), t.pipeline)
             found.lists = _pair(db, own.format("length(lines)", t.lists), t.pipeline)

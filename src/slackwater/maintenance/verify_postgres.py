@@ -122,6 +122,7 @@ class _Check:
         )
         if alien:
             self.tell(table.state, f"{plural(alien, 'row')} of another pipeline, or of an epoch after {commit.epoch}")
+        self._staged(table, state)
         try:
             step = step_in(commit, number)
         except SlackwaterError:
@@ -138,6 +139,21 @@ class _Check:
             self.tell(table.state, str(error).removeprefix("state could not be read: "))
         except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError) as error:
             self.tell(table.state, f"cannot be read as what the record says it is ({type(error).__name__})")
+
+    def _staged(self, table: Tables, state: StageState) -> None:
+        """What the record names of the staged rows must be there."""
+        wanted = {m.file: m.rows for m in state.metas if m.file}
+        if not wanted:
+            return
+        if self.one("SELECT to_regclass(%s)::text", table.staged) is None:
+            self.tell(table.staged, "is missing")
+            return
+        query = f"SELECT token, count(*) FROM {table.staged} WHERE token = ANY(%s) GROUP BY 1"
+        found = dict(self.db.execute(query, (list(wanted),)).fetchall())
+        for token, count in wanted.items():
+            if found.get(token, 0) != count:
+                what = f"holds {plural(found.get(token, 0), 'row')} under {token}, the record says {count:,}"
+                self.tell(table.staged, what)
 
     def _columns(self, table: Tables, wanted: dict[str, str]) -> Iterator[str]:
         found = dict(
@@ -158,7 +174,7 @@ class _Check:
         exact = as_emitted(operator, of)
         yield from self._numbered(operator, table)
         for shard, metas in enumerate(of.segments):
-            state = PostgresShard(self.url, table, shard, of.shards, epoch, metas, self.snapshot)
+            state = PostgresShard(self.url, table, shard, of.shards, epoch, metas, self.snapshot, trusts_copies=False)
             yield from self._shard(operator, state, of, exact)
 
     @singledispatchmethod

@@ -1,6 +1,7 @@
 """One epoch's commit in Postgres, as one transaction.
 
-fence ─ columns, if they changed ─ staged rows become the state ─ forget what is over ─ target (if it is here) ─ record, offsets
+fence ─ columns, if they changed ─ staged rows become the state, if it is time ─ target (if it is here) ─ record, offsets
+                                   └ forget what is over
 """
 
 from __future__ import annotations
@@ -16,16 +17,15 @@ from psycopg import errors
 
 from slackwater.core.dispatch import unregistered
 from slackwater.core.offsets import Offsets
-from slackwater.errors import EpochError, FencedError
+from slackwater.errors import FencedError
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import FORMAT, Commit, SegmentMeta, StageState
-from slackwater.state.postgres import buffers, client
+from slackwater.state.postgres import buffers, client, folding
 from slackwater.state.postgres.buffers import JoinTable
 from slackwater.state.postgres.tables import Tables
-from slackwater.state.postgres.units import collapsed
 from slackwater.state.protocol import Publish, Stateful, Stateless
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.kept import EMITTED, FLOOR, TOMBSTONE, WHOLE, Kept
+from slackwater.windows.kept import EMITTED, FLOOR, WHOLE, Kept
 
 
 class RefusedError(Exception):
@@ -59,6 +59,7 @@ class Transaction:
     stages: Sequence[Stateful]
     place: str
     altering: Sequence[str] = ()  # statements that change the tables of the state
+    named: frozenset[str] = frozenset()  # what of the staged rows the commit before names
 
     def run(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
         db, t = self.db, self.tables
@@ -85,7 +86,7 @@ class Transaction:
                 ),
             )
             self._write_offsets(done)
-            if staged := [replace(t, stage=n).staged for n in range(len(self.stages))]:
+            if staged := [t.of(n).staged for n, logic in enumerate(self.stages) if not isinstance(logic, Kept)]:
                 db.execute(f"TRUNCATE {', '.join(staged)}")
         return done
 
@@ -93,7 +94,8 @@ class Transaction:
         """The commit with the figures that remain, after the staged rows of all stages became their state."""
         moved = []
         for number, (state, logic) in enumerate(zip(commit.stages, self.stages, strict=True)):
-            change = Change(self.db, replace(self.tables, stage=number), logic, commit.epoch)
+            whole = (self.named, bool(self.altering))
+            change = Change(self.db, replace(self.tables, stage=number), logic, commit.epoch, *whole)
             moved.append(state.model_copy(update={"segments": change.run(state)}))
         return commit.model_copy(update={"stages": tuple(moved)})
 
@@ -145,6 +147,8 @@ class Change:
     tables: Tables
     logic: Stateful
     epoch: int
+    named: frozenset[str] = frozenset()
+    alters: bool = False
 
     def run(self, state: StageState) -> tuple[tuple[SegmentMeta, ...], ...]:
         """Staged rows become the state, what is over leaves it; the figures that remain. Raises EpochError."""
@@ -156,10 +160,17 @@ class Change:
 
     @_run.register
     def _(self, logic: Kept, state: StageState) -> tuple[tuple[SegmentMeta, ...], ...]:
-        self._move(logic, state)
+        t, fresh = self.tables, [m for m in folding.tokens(state.segments) if m.file not in self.named]
+        folding.must_be_there(self.db, t.staged, fresh, self.epoch)
+        if not self.alters and not folding.is_time(state.segments):
+            return state.segments
+        folding.fold(self.db, t.staged, t.state, state.segments)
+        if folding.tokens(state.segments):
+            # what is left of epochs that were not committed, too; not TRUNCATE, which others would see at once
+            self.db.execute(f"DELETE FROM {t.staged} WHERE epoch <= {self.epoch}")
         self._forget(logic, state.watermark_us)
         size = self._size()
-        return tuple(collapsed(metas, size // state.shards) for metas in state.segments)
+        return tuple(folding.collapsed(metas, size // state.shards) for metas in state.segments)
 
     @_run.register
     def _(self, logic: JoinLogic, state: StageState) -> tuple[tuple[SegmentMeta, ...], ...]:
@@ -175,35 +186,6 @@ class Change:
     def _size(self) -> int:
         row = self.db.execute("SELECT pg_total_relation_size(%s)", (self.tables.state,)).fetchone()
         return int(row[0]) if row else 0
-
-    def _move(self, logic: Kept, state: StageState) -> None:
-        """The staged units become the state: per step of the epoch, in order, all shards at once."""
-        t = self.tables
-        staged = [[m for m in metas if m.file] for metas in state.segments]
-        columns = [*t.columns(logic).values(), "ordinal"]
-        values = ", ".join(
-            f"{c} = excluded.{c}" for c in map(client.quote, columns) if c not in ('"unit"', '"ordinal"')
-        )
-        for step in range(max(map(len, staged), default=0)):
-            metas = [m[step] for m in staged if len(m) > step]
-            tokens = [m.file for m in metas]
-            count = self.db.execute(f"SELECT count(*) FROM {t.staged} WHERE token = ANY(%s)", (tokens,)).fetchone()
-            if count is None or count[0] != sum(m.rows for m in metas):
-                raise EpochError(
-                    f"epoch {self.epoch} was not committed: the rows staged for it in {t.staged} are gone (Postgres was "
-                    "restarted after a crash); start again, the epoch is repeated"
-                )
-            self.db.execute(
-                f"DELETE FROM {t.state} s USING {t.staged} t WHERE t.token = ANY(%s) AND t.kind = {TOMBSTONE}"
-                " AND s.unit = t.unit AND s.ordinal = t.ordinal",
-                (tokens,),
-            )
-            self.db.execute(
-                f"INSERT INTO {t.state} ({client.quoted(columns)}, epoch) SELECT {client.quoted(columns)}, {self.epoch}"
-                f" FROM {t.staged} WHERE token = ANY(%s) AND kind <> {TOMBSTONE}"
-                f" ON CONFLICT (unit, ordinal) DO UPDATE SET {values}, epoch = excluded.epoch, updated_at = now()",
-                (tokens,),
-            )
 
     def _forget(self, logic: Kept, watermark: int) -> None:
         """Delete the units all of whose rows are over."""

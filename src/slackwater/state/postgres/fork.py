@@ -14,7 +14,7 @@ from slackwater.errors import LockHeldError, StateError
 from slackwater.state import migrations
 from slackwater.state.commit import FORMAT, Commit
 from slackwater.state.fork import forked, taken
-from slackwater.state.postgres import client, lock, owned
+from slackwater.state.postgres import client, folding, lock, owned
 from slackwater.state.postgres.snapshot import exists, latest
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.protocol import not_kept
@@ -61,11 +61,12 @@ def _fork(db: psycopg.Connection[Any], old: Tables, new: Tables, epoch: int | No
     there = owned.located(db, old, len(stages))
     for stage in stages:
         _copy_table(db, there.of(stage), new.of(stage))
+        folding.fold(db, there.of(stage).staged, new.of(stage).state, commit.stages[stage].segments)
     for statement in migrations.statements(version, [new.of(stage) for stage in stages]):
         db.execute(statement)
     named = {token: uuid.uuid4().hex for token in commit.lists}
     _copy_lists(db, new, named)
-    made = forked(commit, new.pipeline, named.__getitem__)
+    made = forked(folding.folded(commit), new.pipeline, named.__getitem__)
     db.execute(
         f"INSERT INTO {new.pipelines} (pipeline_name, state_version, epoch, published_epoch, watermark, open_windows,"
         " commit_id, record) VALUES (%s, %s, %s, %s, %s, %s, gen_random_uuid(), %s)",

@@ -130,13 +130,16 @@ def rename(db: psycopg.Connection[Any], tables: Tables, new: Tables) -> None:
 
     Raises StateError if one of the names is somebody else's.
     """
-    there = ours(db, tables, "state")
-    if tables.name_of("state") != new.name_of("state"):  # else the view stays until its table changes
-        drop(db, tables, "windows", "staged")
+    there, moves = ours(db, tables, "state"), tables.name_of("state") != new.name_of("state")
+    if moves:  # else the view stays until its table changes
+        drop(db, tables, "windows")
     if there is None:
+        if moves:
+            drop(db, tables, "staged")
         return
-    if tables.name_of("state") != new.name_of("state"):
+    if moves:
         drop(db, new, "windows", "staged")
+        _rename_staged(db, tables, new)
         if ours(db, new, "state") is not None:
             raise StateError(
                 f"both {there} and {new.state} hold the state of a stage; remove the one that is of no use"
@@ -148,6 +151,19 @@ def rename(db: psycopg.Connection[Any], tables: Tables, new: Tables) -> None:
         db.execute(f"UPDATE {new.state} SET pipeline_name = %s", (new.pipeline,))
     name_indexes(db, new)
     sign(db, new, "state")
+
+
+def _rename_staged(db: psycopg.Connection[Any], tables: Tables, new: Tables) -> None:
+    """What the latest commit names goes with the state; what no commit can name, as it is not logged, goes."""
+    name = ours(db, tables, "staged")
+    row = db.execute("SELECT relpersistence::text FROM pg_class WHERE oid = to_regclass(%s)", (name,)).fetchone()
+    if name is None or row != ("p",):
+        drop(db, tables, "staged")
+        return
+    db.execute(f"ALTER TABLE {name} RENAME TO {client.quote(new.name_of('staged'))}")
+    index = f"{client.quote(tables.schema)}.{client.quote(tables.name_of('staged', 'token'))}"
+    db.execute(f"ALTER INDEX IF EXISTS {index} RENAME TO {client.quote(new.name_of('staged', 'token'))}")
+    sign(db, new, "staged")
 
 
 def name_indexes(db: psycopg.Connection[Any], tables: Tables) -> None:

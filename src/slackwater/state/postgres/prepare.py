@@ -85,12 +85,14 @@ class Preparation:
             owned.ours(self.db, t, "windows")
         else:
             self._begin([t.create_state(logic), t.create_index()])
-        self._make_staged(t.create_staged(logic))
-        if not altering:  # else the commit that changes the table makes it anew
-            with self.db.transaction():
+        with self.db.transaction():
+            if not altering:  # else the commit that changes the table makes it anew
                 owned.drop(self.db, t, "windows")
+            self._empty_staged(logic)
+            if not altering:
                 self.db.execute(t.create_view(logic))
                 owned.sign(self.db, t, "windows")
+        self._forget_outputs()
         return altering
 
     @_run.register
@@ -100,7 +102,7 @@ class Preparation:
             self._must_exist()
         else:
             self._begin(table.create())
-        self._make_staged(table.create_staged())
+        self._make_staged([table.create_staged()])
         return []
 
     @_run.register
@@ -109,7 +111,7 @@ class Preparation:
             self._must_exist()
         else:
             self._begin([self.tables.create_empty()])
-        self._make_staged(f"CREATE UNLOGGED TABLE {self.tables.staged} (token text NOT NULL)")
+        self._make_staged([f"CREATE UNLOGGED TABLE {self.tables.staged} (token text NOT NULL)"])
         return []
 
     def _rename(self) -> None:
@@ -132,13 +134,41 @@ class Preparation:
         """The tables under the names that they bear."""
         return owned.located(self.db, self.tables, self.tables.stage + 1)
 
-    def _make_staged(self, statement: str) -> None:
-        """An empty table for what workers stage; output of epochs that were not committed goes."""
+    def _empty_staged(self, logic: Kept) -> None:
+        """The table of staged rows without any: what the latest commit named was folded when the store was opened.
+
+        A table that is as it should be stays, as others may be reading it.
+        """
         t = self.tables
-        with self.db.transaction():
+        there = client.columns_of(self.db, t.staged)
+        wanted = {"token", *t.types(logic), "ordinal", "epoch", "updated_at"}
+        is_kept = "epoch" in there and (self._has_view() or wanted == set(there))
+        if not is_kept:
             owned.drop(self.db, t, "staged")
+            self._create_staged(t.create_staged(logic))
+            return
+        owned.ours(self.db, t, "staged")
+        self.db.execute(f"DELETE FROM {t.staged}")
+        if statement := t.complete_staged(logic, there):
             self.db.execute(statement)
-            owned.sign(self.db, t, "staged")
+
+    def _has_view(self) -> bool:
+        return owned.ours(self.db, self.tables, "windows") is not None
+
+    def _make_staged(self, statements: Sequence[str]) -> None:
+        """An empty table for what workers stage; output of epochs that were not committed goes."""
+        with self.db.transaction():
+            owned.drop(self.db, self.tables, "staged")
+            self._create_staged(statements)
+        self._forget_outputs()
+
+    def _create_staged(self, statements: Sequence[str]) -> None:
+        for statement in statements:
+            self.db.execute(statement)
+        owned.sign(self.db, self.tables, "staged")
+
+    def _forget_outputs(self) -> None:
+        t = self.tables
         self.db.execute(f"DELETE FROM {t.outputs} WHERE pipeline_name = %s AND epoch > %s", (t.pipeline, self.epoch))
 
     def _must_exist(self) -> None:

@@ -4,10 +4,11 @@
     slackwater_offsets            one row per (pipeline, source, partition): where reading goes on, its watermark
     slackwater_outputs, …_lists   staged output and long offsets, until published or superseded
     slackwater_state_<pipeline>   one row per (group key, open window); columns typed as in the input; of a later stage …#2
-    slackwater_staged_<pipeline>  what workers COPY during an epoch; unlogged, empty between epochs
+    slackwater_staged_<pipeline>  what workers COPY during an epoch: of windows newer versions of rows, which count once a
+                                  commit names them and are folded into the state every few epochs; of joins unlogged
 
-Workers COPY into the staged table on connections of their own; the driver's transaction checks the expected epoch, moves
-the staged rows over, forgets what is over, and, where the target is in the same database, writes the output as well.
+Workers COPY into the staged table on connections of their own; the driver's transaction checks the expected epoch, names
+what was staged or moves it over, and, where the target is in the same database, writes the output as well.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from psycopg import errors
 from slackwater.core.capacity import YEARS, Capacity
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.state.commit import FORMAT, Commit, OutputMeta, SegmentMeta
-from slackwater.state.postgres import client, lists, lock, outputs, owned, prepare
+from slackwater.state.postgres import client, folding, lists, lock, outputs, owned, prepare
 from slackwater.state.postgres.commit import RefusedError, Transaction, refusing
 from slackwater.state.postgres.snapshot import exists, latest, peek, written
 from slackwater.state.postgres.tables import Tables
@@ -79,6 +80,7 @@ class PostgresStore:
         self._published = -1
         self._reached: frozenset[str] = frozenset()
         self._version = FORMAT
+        self._named: frozenset[str] = frozenset()  # tokens of what is staged and part of the latest commit
 
     @property
     def checkpoint(self) -> Path:
@@ -99,11 +101,12 @@ class PostgresStore:
         try:
             self._connect()
             prepare.bootstrap(self._db, self.tables)
-            return self._latest()
+            latest = self._latest()
+            return latest and folding.at_start(self._db, self.tables, latest, self._place)
         except psycopg.Error as error:
             self.close()
             raise StateError(f"state store {self._place}: {client.reason(error)}") from None
-        except StartError:
+        except (StartError, StateError):
             self.close()
             raise
 
@@ -284,6 +287,7 @@ class PostgresStore:
         except psycopg.Error as error:
             raise EpochError(f"epoch {commit.epoch} was not committed: {client.reason(error)}") from None
         self._epoch = commit.epoch
+        self._named = folding.clear(self._db, self.tables, self._named, commit, done)
         self._reached = frozenset(commit.reached)
         if publish is not None and not commit.missing(()):
             self._published = commit.epoch
@@ -320,7 +324,9 @@ class PostgresStore:
         stages = [self._stages[n] for n in sorted(self._stages)]
         altering = [statement for n in sorted(self._altering) for statement in self._altering[n]]
         given = None if publish is None else refusing(publish)
-        done = Transaction(self._db, self.tables, stages, self._place, altering).run(commit, given, commit_id)
+        done = Transaction(self._db, self.tables, stages, self._place, altering, self._named).run(
+            commit, given, commit_id
+        )
         self._altering.clear()
         return done
 

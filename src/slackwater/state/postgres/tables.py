@@ -9,7 +9,7 @@ import xxhash
 
 from slackwater.state.commit import FORMAT
 from slackwater.state.postgres import client
-from slackwater.windows.kept import EMITTED, EMITTED_FRAGMENT, FRAGMENT, REVISED, WHOLE, Kept
+from slackwater.windows.kept import EMITTED, EMITTED_FRAGMENT, FRAGMENT, REVISED, TOMBSTONE, WHOLE, Kept
 
 # the hidden columns of a state row, as people read them
 _READABLE = {
@@ -188,18 +188,45 @@ class Tables:
             f"COMMENT ON VIEW {self.windows} IS '{view}'",
         ]
 
-    def create_staged(self, logic: Kept) -> str:
+    def create_staged(self, logic: Kept) -> list[str]:
+        """Statements that make the table of versions that the table of the state does not have yet."""
         columns = ", ".join(f"{client.quote(c)} {t}" for c, t in self.types(logic).items())
-        return f"CREATE UNLOGGED TABLE {self.staged} (token text NOT NULL, {columns}, ordinal integer NOT NULL)"
+        return [
+            f'CREATE TABLE {self.staged} (token text COLLATE "C" NOT NULL, {columns}, ordinal integer NOT NULL, epoch bigint NOT'
+            " NULL, updated_at timestamptz NOT NULL DEFAULT now())",
+            f"CREATE INDEX {client.quote(self.name_of('staged', 'token'))} ON {self.staged} (token)",
+        ]
+
+    def complete_staged(self, logic: Kept, there: Sequence[str]) -> str:
+        """Give the table of staged rows, with these columns, those of a changed window; empty if it has them."""
+        added = [f"ADD COLUMN {client.quote(c)} {t}" for c, t in self.types(logic).items() if c not in there]
+        return f"ALTER TABLE {self.staged} {', '.join(added)}" if added else ""
+
+    def newest(self, columns: str) -> str:
+        """SQL of the rows as of the latest commit: the staged versions that it names, and the state table where there is none.
+
+        `columns`: of both tables.
+        """
+        name = self.pipeline.replace("'", "''")
+        return (
+            "WITH named AS (SELECT m.meta ->> 'file' AS token, m.place FROM"
+            f" {self.pipelines} p, jsonb_array_elements(p.record #> '{{stages,{self.stage},segments}}') AS shard (metas),"
+            " jsonb_array_elements(shard.metas) WITH ORDINALITY AS m (meta, place)"
+            f" WHERE p.pipeline_name = '{name}' AND m.meta ->> 'file' <> ''),"
+            f" recent AS (SELECT t.*, named.place FROM {self.staged} t JOIN named USING (token)),"
+            " latest AS (SELECT unit, max(place) AS place FROM recent GROUP BY unit)"
+            f" SELECT {columns} FROM recent JOIN latest USING (unit, place) WHERE kind <> {TOMBSTONE} UNION ALL"
+            f" SELECT {columns} FROM {self.state} s WHERE NOT EXISTS (SELECT 1 FROM latest WHERE latest.unit = s.unit)"
+        )
 
     def create_view(self, logic: Kept) -> str:
         """The open windows, for people: without hashes, and only what the watermark has not closed."""
         names = self.columns(logic)
-        shown = [names[n] for n in (*logic.key_names, *TIMES, *logic.accumulators)]
-        columns = ", ".join(f"s.{client.quote(c)}" for c in shown)
+        shown = client.quoted([names[n] for n in (*logic.key_names, *TIMES, *logic.accumulators)])
+        name = self.pipeline.replace("'", "''")
         return (
-            f"CREATE OR REPLACE VIEW {self.windows} AS SELECT s.pipeline_name, {columns}, s.epoch, s.updated_at"
-            f" FROM {self.state} s JOIN {self.pipelines} p USING (pipeline_name)"
+            f"CREATE OR REPLACE VIEW {self.windows} AS SELECT p.pipeline_name, {shown}, s.epoch, s.updated_at"
+            f" FROM ({self.newest(f'{shown}, kind, epoch, updated_at')}) s JOIN {self.pipelines} p ON p.pipeline_name = '{name}'"
             f" WHERE s.kind IN ({FRAGMENT}, {EMITTED_FRAGMENT})"
             f" OR s.kind IN ({WHOLE}, {EMITTED}) AND (p.watermark IS NULL OR s.closes_at > p.watermark)"
         )

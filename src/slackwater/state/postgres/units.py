@@ -1,14 +1,16 @@
 """One shard of the Postgres store, as a worker sees it: units by hash, due units, and COPY into the staged table.
 
-state table ──────────┐  rows of the unit, unless a step of this epoch staged it anew
+state table ──────────┐  rows of the unit, unless one of the latest commits or a step of this epoch has a newer version
 staged table, tokens ─┴▶ what the step reads
 """
 
 from __future__ import annotations
 
+import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import polars as pl
@@ -17,14 +19,16 @@ from slackwater.errors import EpochError
 from slackwater.joins.buffer import Changes
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import OutputMeta, SegmentMeta
-from slackwater.state.files.arrow import encoded
-from slackwater.state.postgres import buffers, client
+from slackwater.state.files.arrow import checksum, encoded
+from slackwater.state.postgres import buffers, client, copies
 from slackwater.state.postgres.buffers import JoinTable, PostgresBuffers
+from slackwater.state.postgres.recent import Recent
 from slackwater.state.postgres.tables import TIMES, Tables
 from slackwater.state.protocol import OUTLINE
 from slackwater.windows.kept import EMITTED, EMITTED_FRAGMENT, FRAGMENT, TOMBSTONE, WHOLE, Due, Int64s, Kept
 
 _PLACE = "__ordinal"  # hidden: the place of a row in its unit
+_TOKEN = "__token"  # hidden: what it was staged under
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class PostgresShard:
     epoch: int
     metas: tuple[SegmentMeta, ...]
     snapshot: str | None = None
+    trusts_copies: bool = True  # whether rows that were staged may be read from this machine, where they are
 
     def at(self, metas: tuple[SegmentMeta, ...]) -> PostgresShard:
         return replace(self, metas=metas)
@@ -51,25 +56,25 @@ class PostgresShard:
     def stage(self, logic: Kept, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
         if rows.is_empty():
             return self.metas
-        token = uuid.uuid4().hex
+        token = secrets.token_hex(8)
         versions = pl.concat([_numbered(rows.filter(pl.col("__kind") != TOMBSTONE)), _gone(rows, before)])
         names = self.tables.columns(logic)
         # named at last: the names that the table has of its own may be those of keys in the rows
         frame = (
             versions.with_columns(pl.col(c).cast(pl.Datetime("us")).dt.replace_time_zone("UTC") for c in TIMES)
             .rename({**names, _PLACE: "ordinal"})
-            .with_columns(pl.lit(token).alias("token"))
+            .with_columns(pl.lit(token).alias("token"), pl.lit(self.epoch, pl.Int64).alias("epoch"))
         )
         try:
             with client.arrow_cursor(self.url) as cursor:
                 client.append(cursor, self.tables.schema, self.tables.name_of("staged"), frame)
         except ConnectionError as error:
             raise EpochError(f"state was not staged: {error}") from None
-        stats = logic.stats(rows)
-        return (
-            *self.metas,
-            SegmentMeta(file=token, rows=frame.height, bytes=frame.estimated_size(), **stats._asdict()),
-        )
+        stats, content = logic.stats(rows), encoded(rows)
+        whose = (self.url, self.tables.state, self.shard)
+        copies.keep(token, content, whose, {m.file for m in self.metas})
+        given = stats._asdict() | {"checksum": checksum(content)}
+        return (*self.metas, SegmentMeta(file=token, rows=frame.height, bytes=frame.estimated_size(), **given))
 
     def adopt(self, logic: Kept, rows: pl.DataFrame, before: pl.DataFrame | None = None) -> tuple[SegmentMeta, ...]:
         """Which shard a unit belongs to follows from its hash: where rows are as they were, only figures change."""
@@ -137,15 +142,16 @@ class PostgresReader:
     state: PostgresShard
     logic: Kept
 
-    @property
-    def _tokens(self) -> list[str]:
-        return [m.file for m in self.state.metas if m.file]
+    @cached_property
+    def _recent(self) -> Recent:
+        return Recent(self.state.metas, self.logic.state_schema, self._staged, self.state.trusts_copies)
 
     def units(self, hashes: Int64s) -> pl.DataFrame:
         if not len(hashes) or not self._has_rows():
             return self.logic.empty_state()
-        listed = np.char.mod("%d", hashes)
-        return self._fetch([f"unit = ANY('{{{','.join(listed)}}}'::bigint[])"], own=False)
+        found, rest = self._recent.units(hashes)
+        below = self._fetch([f"unit = ANY({_array(rest)})"], own=False) if len(rest) else None
+        return _together(found, below)
 
     def due(self, when: Due) -> pl.DataFrame:
         if not any(when.touches(m.first_due, m.last_due) for m in self.state.metas):
@@ -156,67 +162,77 @@ class PostgresReader:
                 within = f"closes_at > {client.time_literal(after)} AND closes_at <= {client.time_literal(upto)}"
                 wanted.append(f"kind = {kind} AND {within}")
         before = client.time_literal(when.start_before)
-        return self._fetch([f"(({') OR ('.join(wanted)})) AND window_start < {before}"], own=True)
+        below = self._fetch([f"(({') OR ('.join(wanted)})) AND window_start < {before}"], own=True)
+        return self._over(self._recent.due(when) if self._recent else None, below)
 
     def nearest(self, after: int, count: int) -> Int64s | None:
         return None  # its index finds rows of any span of time
 
     def scan(self) -> pl.DataFrame:
-        return self._fetch([], own=True)
+        return self._over(self._recent.scan() if self._recent else None, self._fetch([], own=True))
 
     def outline(self) -> pl.DataFrame:
-        return self._fetch([], own=True, only=OUTLINE)
+        below = self._fetch([], own=True, only=OUTLINE)
+        return self._over(self._recent.outline() if self._recent else None, below)
+
+    def _over(self, found: pl.DataFrame | None, below: pl.DataFrame) -> pl.DataFrame:
+        """The newest rows, over those of the state table."""
+        return below if found is None else _together(found, self._recent.uncovered(below))
 
     def _has_rows(self) -> bool:
         return any(m.rows for m in self.state.metas)
 
     def _fetch(self, conditions: Sequence[str], own: bool, only: Sequence[str] | None = None) -> pl.DataFrame:
-        """All rows of the units with a row for which the conditions hold; `own`: of this shard only; `only`: these columns.
+        """From the state table all rows of the units with a row for which the conditions hold.
 
-        What a later step of the epoch staged takes the place of what lies below.
+        `own`: of this shard only; `only`: these columns.
         """
-        t, logic = self.state.tables, self.logic
-        mine = (
-            f"mod(mod(key_hash, {self.state.shards}) + {self.state.shards}, {self.state.shards}) = {self.state.shard}"
-        )
-        wanted = [*conditions, *([mine] if own and self.state.shards > 1 else [])]
-        schema = {c: kind for c, kind in logic.state_schema.items() if only is None or c in only}
-        named = t.columns(logic)
-        columns = ", ".join(f"r.{client.quote(c)}" for c in (*(named[c] for c in schema), "ordinal"))
-        layers = [(t.state, "true"), *((t.staged, f"token = '{token}'") for token in self._tokens)]
-        parts = []
-        for level, (table, layer) in enumerate(layers):
-            picked = " AND ".join([layer, *wanted]) or "true"
-            if conditions and own:
-                # a unit is read as a whole, though only one of its rows is due
-                picked = f"{layer} AND unit IN (SELECT unit FROM {table} WHERE {picked})"
-            later = "".join(
-                f" AND NOT EXISTS (SELECT 1 FROM {other} x WHERE x.{mark} AND x.unit = r.unit)"
-                for other, mark in layers[level + 1 :]
-            )
-            parts.append(f"SELECT {columns} FROM {table} r WHERE kind <> {TOMBSTONE} AND {picked}{later}")
-        try:
-            with client.arrow_cursor(self.state.url, self.state.snapshot) as cursor:
-                frame = client.fetch(cursor, " UNION ALL ".join(parts), {**schema, _PLACE: pl.Int32()})
-        except ConnectionError as error:
-            raise EpochError(f"state could not be read: {error}") from None
-        if logic.revises and only is None:  # rows written while windows were not revised
-            frame = frame.with_columns(pl.col("__rev").fill_null(0), pl.col("__out").fill_null([]))
+        t, shards = self.state.tables, self.state.shards
+        mine = [f"mod(mod(key_hash, {shards}) + {shards}, {shards}) = {self.state.shard}"] if own and shards > 1 else []
+        wanted = " AND ".join([*conditions, *mine]) or "true"
+        if conditions and own:
+            # a unit is read as a whole, though only one of its rows is due
+            wanted = f"unit IN (SELECT unit FROM {t.state} WHERE {wanted})"
+        columns, schema = self._columns(only)
+        frame = self._ask(f"SELECT {columns} FROM {t.state} r WHERE {wanted}", schema)
         return frame.sort("__h", _PLACE).drop(_PLACE)
 
+    def _staged(self, metas: Sequence[SegmentMeta], hashes: Int64s | None) -> Mapping[str, pl.DataFrame]:
+        """What lies under these tokens, of all units or of these; tokens under which nothing lies are left out."""
+        columns, schema = self._columns()
+        listed = ", ".join(f"'{m.file}'" for m in metas)
+        wanted = "" if hashes is None else f" AND unit = ANY({_array(hashes)})"
+        query = f"SELECT {columns}, token FROM {self.state.tables.staged} r WHERE token IN ({listed}){wanted}"
+        frame = self._ask(query, {**schema, _TOKEN: pl.String()}).sort(_TOKEN, "__h", _PLACE).drop(_PLACE)
+        parts = frame.partition_by(_TOKEN, as_dict=True, include_key=False)
+        return {str(token): part for (token,), part in parts.items()}
 
-def collapsed(metas: Sequence[SegmentMeta], size: int) -> tuple[SegmentMeta, ...]:
-    """The figures about a shard after its staged rows became part of the table."""
-    if not metas:
-        return ()
-    return (
-        SegmentMeta(
-            file="",
-            rows=sum(m.rows for m in metas),
-            bytes=size,
-            first_due=min(m.first_due for m in metas),
-            last_due=max(m.last_due for m in metas),
-            close=max(m.close for m in metas),
-            dead=max(m.dead for m in metas),
-        ),
-    )
+    def _columns(self, only: Sequence[str] | None = None) -> tuple[str, dict[str, pl.DataType]]:
+        """What is asked for, as SQL, and the columns that come."""
+        named = self.state.tables.columns(self.logic)
+        schema = {c: kind for c, kind in self.logic.state_schema.items() if only is None or c in only}
+        asked = ", ".join(f"r.{client.quote(c)}" for c in (*(named[c] for c in schema), "ordinal"))
+        return asked, {**schema, _PLACE: pl.Int32()}
+
+    def _ask(self, query: str, schema: dict[str, pl.DataType]) -> pl.DataFrame:
+        try:
+            with client.arrow_cursor(self.state.url, self.state.snapshot) as cursor:
+                frame = client.fetch(cursor, query, schema)
+        except ConnectionError as error:
+            raise EpochError(f"state could not be read: {error}") from None
+        if "__rev" in schema:  # rows written while windows were not revised
+            frame = frame.with_columns(pl.col("__rev").fill_null(0), pl.col("__out").fill_null([]))
+        return frame
+
+
+def _array(hashes: Int64s) -> str:
+    return "'{" + ",".join(np.char.mod("%d", hashes)) + "}'::bigint[]"
+
+
+def _together(found: pl.DataFrame, below: pl.DataFrame | None) -> pl.DataFrame:
+    """Rows of different units, by unit; those of one stay in their order."""
+    frame = found if below is None else below if found.is_empty() else pl.concat([found, below])
+    hashes = frame["__h"].to_numpy()
+    if bool((hashes[1:] >= hashes[:-1]).all()):
+        return frame
+    return frame[np.argsort(hashes, kind="stable")]

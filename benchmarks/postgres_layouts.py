@@ -1,0 +1,438 @@
+"""`python -m benchmarks.postgres_layouts`: ways to keep rows by key in Postgres, without Spark: what an epoch costs the server.
+
+Each way holds --keys rows and takes --epochs epochs of --touched random keys: two processes, a shard each, read the touched rows
+and write new versions of them, then one commit makes the epoch visible. All ways end with the same rows, which is checked.
+
+    upsert      workers COPY into an unlogged table; the commit upserts it on one connection
+    hot         the same with due times in the index rounded, so that most updates leave the indexes as they are
+    no-due      the same without an index on due times
+    slots       workers upsert in parallel into the older of two rows per key; the commit is one row
+    versions    workers COPY new versions beside the old ones; the commit is one row; old versions are deleted beside the next epoch
+    log         as versions, in a table of their own, which is folded into the other every eighth epoch; read from copies
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+import polars as pl
+import psutil
+import psycopg
+
+from slackwater.state.postgres import client
+from slackwater.testing.services import Postgres
+
+LOADS, FOLD, SHARDS, BASE_US, STEP_US, GAP_US = 5, 8, 2, 1_700_000_000_000_000, 10_000_000, 30_000_000
+TYPES = {
+    "unit": "bigint NOT NULL", "key_hash": "bigint NOT NULL", "kind": "smallint NOT NULL", "window_start": "timestamptz",
+    "last_event": "timestamptz", "closes_at": "timestamptz", "looked_at": "timestamptz", "k": "bigint", "n": "bigint", "total": "bigint", "biggest": "bigint",
+}  # fmt: skip
+COLUMNS = list(TYPES)
+DECLARED = ", ".join(f"{c} {t}" for c, t in TYPES.items())
+LISTED = ", ".join(COLUMNS)
+OWN = (
+    f"pipeline_name text NOT NULL DEFAULT 'bench', {DECLARED}, ordinal integer NOT NULL, state_version integer NOT NULL DEFAULT 3,"
+    " epoch bigint NOT NULL, updated_at timestamptz NOT NULL DEFAULT now()"
+)
+ROUND_US = 300_000_000  # of `hot` and `slots`: to what the time in the index is rounded
+SCHEMA = {
+    c: pl.Int16() if c == "kind" else pl.Datetime("us", "UTC") if "timestamptz" in t else pl.Int64()
+    for c, t in TYPES.items()
+}
+
+
+def hashed(keys: Any) -> Any:
+    return (keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).astype(np.int64)
+
+
+def fresh(keys: Any, epoch: int) -> pl.DataFrame:
+    """Rows of new keys, sorted by hash."""
+    h, n = hashed(keys), len(keys)
+    at = np.full(n, BASE_US + epoch * STEP_US)
+    frame = pl.DataFrame({"unit": h, "key_hash": h, "kind": np.zeros(n, np.int16), "window_start": at, "last_event": at, "closes_at": at + GAP_US, "looked_at": (at + GAP_US) // ROUND_US * ROUND_US,
+                          "k": keys, "n": np.ones(n, np.int64), "total": keys % 100, "biggest": keys % 100})  # fmt: skip
+    return frame.cast(SCHEMA).sort("unit")
+
+
+def stepped(rows: pl.DataFrame, epoch: int) -> pl.DataFrame:
+    """What an epoch makes of rows that were there."""
+    at = pl.lit(BASE_US + epoch * STEP_US, pl.Int64)
+    more = rows.with_columns(
+        at.alias("last_event"),
+        (at + GAP_US).alias("closes_at"),
+        ((at + GAP_US) // ROUND_US * ROUND_US).alias("looked_at"),
+        pl.col("n") + 1,
+        pl.col("total") + 3,
+    )
+    return more.cast(SCHEMA).sort("unit")
+
+
+def listed(hashes: Any) -> str:
+    return "'{" + ",".join(np.char.mod("%d", hashes)) + "}'::bigint[]"
+
+
+@dataclass(frozen=True)
+class Upsert:
+    url: str
+    due: str = "(closes_at)"
+    options: str = " WITH (fillfactor = 80)"
+
+    def create(self, db: Any) -> None:
+        db.execute(f"CREATE TABLE s ({OWN}, PRIMARY KEY (unit, ordinal)){self.options}")
+        db.execute(f"CREATE INDEX s_due ON s {self.due}")
+        db.execute(f"CREATE UNLOGGED TABLE staged (token text NOT NULL, {DECLARED}, ordinal integer NOT NULL)")
+
+    def read(self, hashes: Any, committed: int) -> pl.DataFrame:
+        with client.arrow_cursor(self.url) as cursor:
+            return client.fetch(cursor, f"SELECT {LISTED} FROM s WHERE unit = ANY({listed(hashes)})", SCHEMA)
+
+    def write(self, rows: pl.DataFrame, epoch: int, before: pl.DataFrame | None) -> list[Any]:
+        token = uuid.uuid4().hex
+        with client.arrow_cursor(self.url) as cursor:
+            client.append(
+                cursor,
+                "public",
+                "staged",
+                rows.with_columns(pl.lit(token).alias("token"), pl.lit(0, pl.Int32).alias("ordinal")),
+            )
+        return [token]
+
+    def commit(self, db: Any, epoch: int, told: list[Any]) -> None:
+        columns = [*COLUMNS, "ordinal"]
+        values = ", ".join(f"{c} = excluded.{c}" for c in columns if c not in ("unit", "ordinal"))
+        with db.transaction():
+            db.execute("UPDATE p SET epoch = %s", (epoch,))
+            db.execute("SELECT count(*) FROM staged WHERE token = ANY(%s)", (told,)).fetchone()
+            db.execute(
+                "DELETE FROM s USING staged t WHERE t.token = ANY(%s) AND t.kind = 3 AND s.unit = t.unit AND s.ordinal = t.ordinal",
+                (told,),
+            )
+            db.execute(
+                f"INSERT INTO s ({', '.join(columns)}, epoch) SELECT {', '.join(columns)}, {epoch} FROM staged WHERE token = ANY(%s)"
+                f" AND kind <> 3 ON CONFLICT (unit, ordinal) DO UPDATE SET {values}, epoch = excluded.epoch, updated_at = now()", (told,),
+            )  # fmt: skip
+            db.execute("TRUNCATE staged")
+
+    def sweep(self, db: Any, epoch: int, told: list[Any]) -> None:
+        """Nothing is left over."""
+
+    newest = "SELECT {what} FROM s"
+
+
+@dataclass(frozen=True)
+class Slots(Upsert):
+    """`written`: what the committed epoch says; of two slots of a key the newest one that is not beyond it counts."""
+
+    def create(self, db: Any) -> None:
+        db.execute(f"CREATE TABLE s ({OWN}, slot smallint NOT NULL, PRIMARY KEY (unit, ordinal, slot)){self.options}")
+        db.execute(f"CREATE INDEX s_due ON s {self.due}")
+
+    def read(self, hashes: Any, committed: int) -> pl.DataFrame:
+        with client.arrow_cursor(self.url) as cursor:
+            rows = client.fetch(
+                cursor, f"SELECT {LISTED}, epoch, slot FROM s WHERE unit = ANY({listed(hashes)}) AND epoch <= {committed}",
+                {**SCHEMA, "epoch": pl.Int64(), "slot": pl.Int16()},
+            )  # fmt: skip
+        return rows.sort("unit", "epoch").unique("unit", keep="last", maintain_order=True)
+
+    def write(self, rows: pl.DataFrame, epoch: int, before: pl.DataFrame | None) -> list[Any]:
+        # a key's row goes where its newest version is not
+        rows = (
+            rows.with_columns((1 - pl.col("slot")).cast(pl.Int16))
+            if "slot" in rows.columns
+            else rows.with_columns(pl.lit(0, pl.Int16).alias("slot"))
+        )
+        frame = rows.select(*COLUMNS, "slot", pl.lit(0, pl.Int32).alias("ordinal"))
+        columns = [*COLUMNS, "slot", "ordinal"]
+        values = ", ".join(f"{c} = excluded.{c}" for c in columns if c not in ("unit", "ordinal", "slot"))
+        with client.arrow_cursor(self.url) as cursor:
+            cursor.execute("SET synchronous_commit = off")
+            cursor.execute(f"CREATE TEMP TABLE IF NOT EXISTS mine ({DECLARED}, slot smallint, ordinal integer)")
+            cursor.adbc_ingest(
+                "mine", frame.to_arrow(compat_level=pl.CompatLevel.oldest()), mode="append", temporary=True
+            )
+            cursor.execute(
+                f"INSERT INTO s ({', '.join(columns)}, epoch) SELECT {', '.join(columns)}, {epoch} FROM mine"
+                f" ON CONFLICT (unit, ordinal, slot) DO UPDATE SET {values}, epoch = excluded.epoch, updated_at = now()"
+            )
+            cursor.execute("TRUNCATE mine")
+        return []
+
+    def commit(self, db: Any, epoch: int, told: list[Any]) -> None:
+        db.execute("UPDATE p SET epoch = %s", (epoch,))
+
+    newest = "SELECT DISTINCT ON (unit) {what} FROM s, p WHERE s.epoch <= p.epoch ORDER BY unit, s.epoch DESC"
+
+
+@dataclass(frozen=True)
+class Versions(Upsert):
+    """Old versions are told by where they lie (`ctid`), which who read them knows."""
+
+    options: str = ""
+    index: str = "(unit)"
+
+    def create(self, db: Any) -> None:
+        db.execute(f"CREATE TABLE s ({OWN})")
+        db.execute(f"CREATE INDEX s_unit ON s {self.index}")
+        if self.due:
+            db.execute(f"CREATE INDEX s_due ON s {self.due}")
+
+    def read(self, hashes: Any, committed: int) -> pl.DataFrame:
+        with client.arrow_cursor(self.url) as cursor:
+            rows = client.fetch(
+                cursor, f"SELECT {LISTED}, epoch, (ctid::text::point)[0]::bigint AS page, (ctid::text::point)[1]::int AS line FROM s WHERE unit = ANY({listed(hashes)})"
+                f" AND epoch <= {committed}", {**SCHEMA, "epoch": pl.Int64(), "page": pl.Int64(), "line": pl.Int32()},
+            )  # fmt: skip
+        return rows.sort("unit", "epoch").unique("unit", keep="last", maintain_order=True)
+
+    def write(self, rows: pl.DataFrame, epoch: int, before: pl.DataFrame | None) -> list[Any]:
+        frame = rows.select(*COLUMNS, pl.lit(0, pl.Int32).alias("ordinal"), pl.lit(epoch, pl.Int64).alias("epoch"))
+        with client.arrow_cursor(self.url) as cursor:
+            cursor.execute("SET synchronous_commit = off")
+            client.append(cursor, "public", "s", frame)
+        if before is None:
+            return []
+        return [np.char.add(np.char.add(np.char.mod("(%d", before["page"]), ","), np.char.mod("%d)", before["line"]))]
+
+    def commit(self, db: Any, epoch: int, told: list[Any]) -> None:
+        db.execute("UPDATE p SET epoch = %s", (epoch,))
+
+    def sweep(self, db: Any, epoch: int, told: list[Any]) -> None:
+        for tids in told:
+            for part in np.array_split(tids, max(1, len(tids) // 20_000)):
+                db.execute(
+                    f"DELETE FROM s WHERE ctid = ANY('{{{','.join(chr(34) + t + chr(34) for t in part)}}}'::tid[]) AND epoch < {epoch}"
+                )
+
+    newest = "SELECT DISTINCT ON (unit) {what} FROM s, p WHERE s.epoch <= p.epoch ORDER BY unit, s.epoch DESC"
+
+
+@dataclass(frozen=True)
+class Log(Upsert):
+    """Versions since the last fold, newest last, as whoever wrote them keeps them."""
+
+    mine: list[Any] = field(default_factory=list)
+    parts: list[int] = field(default_factory=list)
+
+    def create(self, db: Any) -> None:
+        super().create(db)
+        db.execute(
+            f"CREATE TABLE log (part bigint NOT NULL, {DECLARED}, ordinal integer NOT NULL, epoch bigint NOT NULL, updated_at timestamptz NOT NULL DEFAULT now())"
+        )
+        db.execute("CREATE INDEX log_part ON log (part)")
+
+    def read(self, hashes: Any, committed: int) -> pl.DataFrame:
+        if committed % FOLD == FOLD // 2:
+            self.mine.clear()
+        found, rest = [], hashes
+        for frame in reversed(self.mine):
+            h = frame["unit"].to_numpy()
+            at = np.minimum(np.searchsorted(h, rest), len(h) - 1)
+            hit = h[at] == rest
+            found.append(frame[at[hit]])
+            rest = rest[~hit]
+        if len(rest):
+            found.append(super().read(rest, committed))
+        return pl.concat(found)
+
+    def write(self, rows: pl.DataFrame, epoch: int, before: pl.DataFrame | None) -> list[Any]:
+        part = int(uuid.uuid4().int >> 66)
+        with client.arrow_cursor(self.url) as cursor:
+            client.append(
+                cursor,
+                "public",
+                "log",
+                rows.select(
+                    pl.lit(part).alias("part"),
+                    *COLUMNS,
+                    pl.lit(0, pl.Int32).alias("ordinal"),
+                    pl.lit(epoch, pl.Int64).alias("epoch"),
+                ),
+            )
+        self.mine.append(rows)
+        return [part]
+
+    def commit(self, db: Any, epoch: int, told: list[Any]) -> None:
+        self.parts.extend(told)
+        columns = [*COLUMNS, "ordinal"]
+        values = ", ".join(f"{c} = excluded.{c}" for c in columns if c not in ("unit", "ordinal"))
+        with db.transaction():
+            db.execute("UPDATE p SET epoch = %s", (epoch,))
+            db.execute("SELECT count(*) FROM log WHERE part = ANY(%s)", (told,)).fetchone()
+            if epoch % FOLD != FOLD // 2:
+                return
+            db.execute("SET LOCAL work_mem = '64MB'")
+            parts = (self.parts, list(range(len(self.parts))))
+            db.execute(
+                "WITH picked AS MATERIALIZED (SELECT l.*, p.at FROM log l JOIN unnest(%s::bigint[], %s::int[]) AS p (part, at) USING (part)),"
+                f" newest AS (SELECT unit, max(at) AS at FROM picked GROUP BY unit) INSERT INTO s ({', '.join(columns)}, epoch)"
+                f" SELECT {', '.join(columns)}, epoch FROM picked JOIN newest USING (unit, at) WHERE kind <> 3"
+                f" ON CONFLICT (unit, ordinal) DO UPDATE SET {values}, epoch = excluded.epoch, updated_at = now()", parts,
+            )  # fmt: skip
+            db.execute(f"DELETE FROM log WHERE epoch <= {epoch}")
+        self.parts.clear()
+        db.execute("VACUUM log")
+
+
+HOT = "(looked_at)"
+WAYS = {
+    "upsert": Upsert,
+    "hot": lambda url: Upsert(url, HOT, " WITH (fillfactor = 70)"),
+    "log": Log,
+    "no-due": lambda url: Upsert(url, "(pipeline_name) WHERE false", " WITH (fillfactor = 70)"),
+    "slots": lambda url: Slots(url, HOT, " WITH (fillfactor = 70)"),
+    "versions": Versions,
+}
+
+
+def work(way: Any, keys: Any, epoch: int, first: bool) -> tuple[list[Any], float, float]:
+    """A shard's part of an epoch; seconds of reading and of writing."""
+    began = time.perf_counter()
+    before = None
+    if first:
+        rows, read = fresh(keys, epoch), began
+    else:
+        before = way.read(np.sort(hashed(keys)), epoch - 1)
+        assert before.height == len(keys), (before.height, len(keys), epoch)
+        rows, read = stepped(before, epoch), time.perf_counter()
+    told = way.write(rows, epoch, before)
+    return told, read - began, time.perf_counter() - read
+
+
+def _serve(name: str, url: str, pipe: Any) -> None:
+    way = WAYS[name](url)
+    while (given := pipe.recv()) is not None:
+        pipe.send(work(way, *given))
+
+
+@contextmanager
+def served(name: str, url: str) -> Iterator[Any]:
+    context = multiprocessing.get_context("spawn")
+    pipes, children = [], []
+    for _ in range(SHARDS):
+        mine, theirs = context.Pipe()
+        child = context.Process(target=_serve, args=(name, url, theirs), daemon=True)
+        child.start()
+        pipes.append(mine)
+        children.append(child)
+    yield pipes
+    for pipe, child in zip(pipes, children, strict=True):
+        pipe.send(None)
+        child.join(20)
+
+
+def cpu(postgres: Postgres) -> float:
+    """Processor seconds of the server and all that it started, ended ones too."""
+    assert postgres.process.child is not None
+    server = psutil.Process(postgres.process.child.pid)
+    found = 0.0
+    for process in [server, *server.children(recursive=True)]:
+        try:
+            times = process.cpu_times()
+            found += (
+                times.user + times.system + (times.children_user + times.children_system if process == server else 0)
+            )
+        except psutil.NoSuchProcess:
+            pass
+    return found
+
+
+class Epochs:
+    """Epochs of one way, one after the other; what each took."""
+
+    def __init__(self, way: Any, pipes: list[Any], db: Any, beside: Any, sweeping: ThreadPoolExecutor) -> None:
+        self._way, self._pipes, self._db, self._beside, self._sweeping = way, pipes, db, beside, sweeping
+        self.took: list[dict[str, float]] = []
+        self.waiting: list[Future[None]] = []
+
+    def run(self, number: int, chosen: Any, first: bool = False) -> None:
+        began = time.perf_counter()
+        for shard, pipe in enumerate(self._pipes):
+            pipe.send((chosen[chosen % SHARDS == shard], number, first))
+        done = [pipe.recv() for pipe in self._pipes]
+        told = [t for found, _, _ in done for t in found]
+        ready = time.perf_counter()
+        self._way.commit(self._db, number, told)
+        committed = time.perf_counter()
+        if not first:
+            self.waiting.append(self._sweeping.submit(self._way.sweep, self._beside, number, told))
+            parts = {"read_s": max(d[1] for d in done), "write_s": max(d[2] for d in done)}
+            self.took.append({"epoch_s": committed - began, **parts, "commit_s": committed - ready})
+
+
+def measure(postgres: Postgres, name: str, keys: int, touched: int, epochs: int) -> dict[str, Any]:
+    chance, url = np.random.default_rng(1), postgres.database(name)
+    way = WAYS[name](url)
+    with (
+        psycopg.connect(url, autocommit=True) as db,
+        psycopg.connect(url, autocommit=True) as beside,
+        served(name, url) as pipes,
+        ThreadPoolExecutor(1) as sweeping,
+    ):
+        db.execute("CREATE TABLE p (epoch bigint)")
+        db.execute("INSERT INTO p VALUES (-1)")
+        way.create(db)
+        run = Epochs(way, pipes, db, beside, sweeping)
+        for number, part in enumerate(np.array_split(np.arange(keys), LOADS)):
+            run.run(number, part, True)
+        db.execute("VACUUM ANALYZE s")
+        db.execute("CHECKPOINT")
+        start, cost, log = time.perf_counter(), cpu(postgres), one(db, "SELECT pg_current_wal_lsn()")[0]
+        for number in range(LOADS, LOADS + epochs):
+            run.run(number, chance.choice(keys, touched, replace=False))
+        stepped_s = time.perf_counter() - start
+        for future in run.waiting:
+            future.result()
+        seconds, cost = time.perf_counter() - start, cpu(postgres) - cost
+        written = one(db, f"SELECT pg_current_wal_lsn() - '{log}'::pg_lsn")[0]
+        table, indexes = one(db, "SELECT pg_table_size('s'), pg_indexes_size('s')")
+        found = way.newest.format(what="s.*" if "DISTINCT" in way.newest else "*")
+        answer = one(db, f"SELECT count(*), sum(n), sum(total), max(closes_at)::text FROM ({found}) x")
+    return {
+        "way": name,
+        "keys_per_s": round(touched * epochs / seconds),
+        **{part: round(median(t[part] for t in run.took), 2) for part in run.took[0]},
+        "slowest_s": round(max(t["epoch_s"] for t in run.took), 2),
+        "sweeping_after_s": round(seconds - stepped_s, 2),
+        "server_us_per_key": round(cost / touched / epochs * 1e6, 1),
+        "log_bytes_per_key": round(float(written) / touched / epochs),
+        "table_mib": table >> 20,
+        "indexes_mib": indexes >> 20,
+        "answer": [str(a) for a in answer],
+    }
+
+
+def one(db: Any, query: str) -> Any:
+    return db.execute(query).fetchone()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--touched", type=int, default=200_000)
+    parser.add_argument("--epochs", type=int, default=20)
+    options = parser.parse_args()
+    answers = set()
+    with Postgres.started() as postgres:
+        for name in options.ways.split(","):
+            found = measure(postgres, name, options.keys, options.touched, options.epochs)
+            answers.add(tuple(found.pop("answer")))
+            print(json.dumps(found), flush=True)
+    if len(answers) > 1:
+        raise SystemExit(f"the ways end with different rows: {sorted(answers)}")
+
+
+if __name__ == "__main__":
+    main()

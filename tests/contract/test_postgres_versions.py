@@ -1,0 +1,262 @@
+"""Windows' rows in Postgres while newer versions wait in the staged table: who looks sees the newest that is committed, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests.laws import revisions, updates
+from tests.support.effort import some
+from tests.support.stores import LOGIC, go_on, rows, running, users
+
+from slackwater.errors import StateError
+from slackwater.maintenance.sizes import sizes
+from slackwater.maintenance.verify import verify
+from slackwater.state.commit import Commit
+from slackwater.state.postgres import copies, folding
+from slackwater.state.postgres.store import PostgresStore
+from slackwater.windows.kept import NEVER
+
+
+@pytest.fixture
+def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+    yield postgres.database(f"versions_{abs(hash(request.node.name)):x}")
+
+
+@pytest.fixture(autouse=True)
+def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows wait, too."""
+    monkeypatch.setattr(folding, "FEW_ROWS", -1)
+
+
+@pytest.fixture(params=[True, False], ids=["copies", "no-copies"])
+def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether who reads has what was staged on the own machine."""
+    if not request.param:
+        monkeypatch.setattr(copies, "find", lambda meta: None)
+
+
+def store_of(url: str, name: str = "p") -> PostgresStore:
+    return PostgresStore(url, "public", name)
+
+
+def ask(url: str, query: str) -> list[Any]:
+    with psycopg.connect(url, autocommit=True) as db:
+        return [row[0] for row in db.execute(query)]  # type: ignore[arg-type]
+
+
+def table(url: str, what: str = "state", name: str = "p") -> list[Any]:
+    return ask(url, f'SELECT "user" FROM "slackwater_{what}_{name}" ORDER BY 1')
+
+
+def seen(url: str, name: str = "p") -> list[str]:
+    with store_of(url, name).peek() as snapshot:
+        return users(snapshot)
+
+
+def three_epochs(store: PostgresStore) -> Commit:
+    """a and b; then c for b; then d as a third."""
+    done = None
+    for names in (("a", "b"), ("a", "c"), ("a", "c", "d")):
+        done = go_on(store, done, *names)
+    assert done is not None
+    return done
+
+
+@pytest.mark.parametrize("most", [3, 16])
+@pytest.mark.parametrize("first", some(range(0, 8, 2)))
+@pytest.mark.usefixtures("elsewhere")
+def test_revised_windows_with_rows_that_wait(first: int, most: int, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds of `tests.laws`, with deaths at every step, restarts and other shards: folded seldom, or every other epoch."""
+    monkeypatch.setattr(folding, "MOST_TOKENS", most)
+    for seed in range(first, first + 2):
+        revisions.check(seed, False, partial(store_of, url, f"revisions {seed}"))
+        updates.check(updates.planned(seed), partial(store_of, url, f"updates {seed}"))
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_the_newest_committed_version_counts(url: str) -> None:
+    store = running(lambda: store_of(url))
+    three_epochs(store)
+    assert table(url) == []
+    assert len(ask(url, "SELECT token FROM slackwater_staged_p")) == 7
+    assert seen(url) == ["a", "c", "d"]
+    assert table(url, "windows") == ["a", "c", "d"]
+    assert ask(url, "SELECT epoch FROM slackwater_windows_p ORDER BY 1") == [2, 2, 2]
+    store.close()
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_unit_that_went_is_gone(url: str) -> None:
+    store = running(lambda: store_of(url))
+    done = go_on(store, three_epochs(store), "a")
+    assert seen(url) == table(url, "windows") == ["a"]
+    done = go_on(store, done, "a", "x")
+    assert seen(url) == table(url, "windows") == ["a", "x"]
+    store.close()
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_what_was_staged_and_not_committed_is_never_seen_and_goes_at_the_start(url: str) -> None:
+    """A death between COPY and commit."""
+    store = running(lambda: store_of(url))
+    done = three_epochs(store)
+    shard = store.shard(0, 1, 3, done.stages[0].segments[0])
+    shard.stage(LOGIC, rows("zombie"), LOGIC.empty_state(), NEVER)
+    assert seen(url) == table(url, "windows") == ["a", "c", "d"]
+    store.close()
+    again = running(lambda: store_of(url))
+    assert table(url, "staged") == []
+    assert table(url) == seen(url) == ["a", "c", "d"]
+    again.close()
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_what_a_stale_runner_stages_is_garbage(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = running(lambda: store_of(url))
+    done = three_epochs(store)
+    stale = store.shard(0, 1, 3, done.stages[0].segments[0])
+    store.close()
+    again = store_of(url)
+    latest = again.open()
+    again.prepare(LOGIC)
+    stale.stage(LOGIC, rows("zombie"), LOGIC.empty_state(), NEVER)
+    latest = go_on(again, latest, "a", "e")
+    assert seen(url) == table(url, "windows") == ["a", "e"]
+    monkeypatch.setattr(folding, "MOST_TOKENS", 1)
+    go_on(again, latest, "a", "f")
+    assert table(url) == seen(url) == ["a", "f"]
+    assert table(url, "staged") == []
+    again.close()
+
+
+def test_a_look_stays_what_it_was_while_rows_are_folded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = running(lambda: store_of(url))
+    done = three_epochs(store)
+    with store_of(url).peek() as snapshot:
+        monkeypatch.setattr(folding, "MOST_TOKENS", 1)
+        go_on(store, done, "x")
+        assert table(url) == ["x"]
+        assert users(snapshot) == ["a", "c", "d"]
+    assert seen(url) == ["x"]
+    store.close()
+
+
+def test_folded_are_the_newest_versions_with_the_places_they_have(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many epochs of rows that come and go, folded now and then, beside the same in one table at once."""
+    monkeypatch.setattr(folding, "MOST_TOKENS", 4)
+    store, done = running(lambda: store_of(url)), None
+    names = [("a",), ("a", "b"), ("b",), ("c", "b", "d"), ("d",), ("a", "b", "c"), ("x",), ("x", "y"), ("y",)]
+    for epoch, chosen in enumerate(names):
+        done = go_on(store, done, *chosen)
+        assert seen(url) == sorted(chosen)
+        assert table(url, "windows") == sorted(chosen)
+        assert done.stages[0].segments[0][0].file == "" or epoch < 3
+        if not folding.tokens(done.stages[0].segments):
+            assert table(url) == sorted(chosen)
+    store.close()
+
+
+def test_a_copy_that_was_changed_is_not_believed(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path))
+    store = running(lambda: store_of(url))
+    three_epochs(store)
+    kept = list(tmp_path.rglob("*.arrow"))
+    assert len(kept) == 3
+    copies._open.clear()
+    assert seen(url) == ["a", "c", "d"]
+    for path in kept:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    copies._open.clear()
+    assert seen(url) == ["a", "c", "d"]
+    store.close()
+
+
+def test_a_fork_has_all_rows(url: str) -> None:
+    store = running(lambda: store_of(url))
+    three_epochs(store)
+    made = store.fork("q")
+    assert made is not None
+    assert not folding.tokens(made.stages[0].segments)
+    assert table(url, name="q") == seen(url, "q") == ["a", "c", "d"]
+    other = running(lambda: store_of(url, "q"))
+    go_on(other, made, "q")
+    other.close()
+    assert (seen(url), seen(url, "q")) == (["a", "c", "d"], ["q"])
+    store.close()
+
+
+def test_what_is_put_aside_goes_with_its_rows(url: str) -> None:
+    store = running(lambda: store_of(url))
+    three_epochs(store)
+    store.close()
+    fresh = store_of(url)
+    told = fresh.start_over()
+    assert told is not None
+    aside = told.split('"')[1]
+    fresh.prepare(LOGIC)
+    go_on(fresh, None, "new")
+    assert (seen(url), seen(url, aside)) == (["new"], ["a", "c", "d"])
+    old = store_of(url, aside)
+    old.open()
+    assert table(url, name=aside) == seen(url, aside) == ["a", "c", "d"]
+    old.close()
+    fresh.close()
+
+
+def test_it_is_weighed_checked_and_made_small(url: str) -> None:
+    store = running(lambda: store_of(url))
+    three_epochs(store)
+    assert [s.rows for s in sizes(store).shards] == [3]
+    assert verify(store).problems == []
+    with psycopg.connect(url) as db:
+        db.execute("DELETE FROM slackwater_staged_p WHERE epoch = 1")
+    assert ["holds 0 rows under" in p.what for p in verify(store).problems] == [True]
+    store.close()
+    with pytest.raises(StateError, match="lacks rows that the latest commit names; restore it from a backup"):
+        store_of(url).open()
+
+
+def test_a_state_removed_is_removed_whole(url: str) -> None:
+    store = running(lambda: store_of(url))
+    three_epochs(store)
+    store.remove()
+    assert (
+        ask(
+            url,
+            "SELECT relname::text FROM pg_class WHERE relname LIKE 'slackwater_st%' OR relname LIKE 'slackwater_w%'",
+        )
+        == []
+    )
+    fresh = store_of(url)
+    assert fresh.open() is None
+    fresh.close()
+
+
+def test_tables_of_before_are_gone_on_with(url: str) -> None:
+    """The staged table was unlogged, without epochs, and the view read the state alone."""
+    store = running(lambda: store_of(url))
+    done = go_on(store, None, "a", "b")
+    store.close()
+    first = store_of(url)
+    first.open()  # folds
+    first.close()
+    with psycopg.connect(url) as db:
+        db.execute("DROP VIEW slackwater_windows_p")
+        db.execute("DROP TABLE slackwater_staged_p")
+        db.execute(
+            'CREATE UNLOGGED TABLE slackwater_staged_p (token text NOT NULL, unit bigint, "user" text, ordinal integer NOT NULL)'
+        )
+    again = store_of(url)
+    done = again.open()
+    again.prepare(LOGIC)
+    go_on(again, done, "a", "c")
+    assert seen(url) == table(url, "windows") == ["a", "c"]
+    assert table(url) == ["a", "b"]
+    again.close()
