@@ -15,6 +15,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from slackwater.core.words import plural
 from slackwater.errors import EpochError
 from slackwater.state.commit import SegmentMeta
 from slackwater.state.files.arrow import solid
@@ -110,7 +111,7 @@ class Recent:
         count = 0 if frame is None else frame.height
         if frame is None or count != meta.rows:
             raise EpochError(
-                f"state could not be read: {count:,} rows are staged under {meta.file}, the commit says {meta.rows:,}; "
+                f"state could not be read: found {plural(count, 'staged row')} under {meta.file}, the commit says {meta.rows:,}; "
                 "restore the database from a backup"
             )
         table = _table(frame)
