@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from tests.fixtures.states import make as states
 from tests.fixtures.states.make import HERE, KINDS
+from tests.support.effort import some
 from tests.support.stores import commit, go_on, running, users
 
 from slackwater.cli.main import main
@@ -27,7 +28,7 @@ from slackwater.testing.kit import LocalResult
 Make = Callable[[str], Any]
 
 
-@pytest.fixture(params=["files", "objects", "postgres"])
+@pytest.fixture(params=some(["files", "postgres", "objects"], keep=2))
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     """Makes the store of a pipeline, again and again."""
     made: list[Any] = []

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from tests.laws import joined_stories
 from tests.support import why as states
+from tests.support.effort import some
 from tests.support.stores import LOGIC, Make, go_on, running, users
 
 from slackwater.cli.main import main
@@ -29,7 +30,7 @@ from slackwater.testing.kit import Rows, run_local
 from slackwater.ui.blocks.joined import joined
 
 
-@pytest.fixture(params=["files", "objects", "postgres"])
+@pytest.fixture(params=some(["files", "postgres", "objects"], keep=2))
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     """Makes the same store again and again."""
     made: list[Any] = []

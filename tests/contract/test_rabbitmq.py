@@ -19,7 +19,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.effort import some
+from tests.support.effort import long
 from tests.support.needs import needed
 
 from slackwater.errors import EpochError, StartError
@@ -433,7 +433,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("step", some(["commit.before@2", "commit.after@2"]))
+@pytest.mark.parametrize("step", ["commit.before@2", "commit.after@2"])
+@long(beside="test_rabbitmq.py::test_a_batch_that_failed_is_repeated_with_the_same_messages")
 def test_a_pipeline_killed_around_its_commit_counts_every_message_once(
     spark: Any, source: Any, rabbit: Any, queue: str, publish: Any, tmp_path: Path, step: str
 ) -> None:

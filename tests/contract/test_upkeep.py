@@ -62,7 +62,7 @@ def quiet() -> None:
     seeds.quiet()
 
 
-@pytest.fixture(params=["files", "objects", "postgres"])
+@pytest.fixture(params=some(["files", "postgres", "objects"], keep=2))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "files":
         return Place(str(tmp_path / "state"), lambda: FilesStore(tmp_path / "state", NAME))

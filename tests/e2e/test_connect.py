@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 from tests.support import connect, orders
 from tests.support.command import command
-from tests.support.effort import some
+from tests.support.effort import long, some
 from tests.support.events import SCHEMA, comparable, iso, sample, window
 from tests.support.real_data import PIPELINES, check, config, result, split
 from tests.support.runner import Runner
@@ -147,7 +147,8 @@ def test_the_known_answer_comes_out_over_connect(
     check(name, result(tmp_path))
 
 
-@pytest.mark.parametrize("kills", some([0, 1]))
+@pytest.mark.parametrize("kills", [0, 1])
+@long(beside="test_connect.py::test_the_known_answer_comes_out_over_connect")
 def test_sessions_windows_over_them_and_a_join(server: connect.Server, tmp_path: Path, kills: int) -> None:
     path = tmp_path / "cluster.toml"
     text = orders.CONFIG.format(store='kind = "files"\npath = "state"')
@@ -170,7 +171,8 @@ def killed_at(path: Path, server: connect.Server, epochs: int) -> None:
     process.wait()
 
 
-@pytest.mark.parametrize("payload", some(["json", "several"]))
+@pytest.mark.parametrize("payload", ["json", "several"])
+@long(beside="test_connect.py::test_the_known_answer_comes_out_over_connect")
 def test_records_of_kafka(runner: Runner, lent: Any, topic: Make, payload: str) -> None:
     """Their schema is found out, their headers and places are there, and the next run goes on behind the offsets of the first."""
     first, second = topic(2), topic()

@@ -20,6 +20,8 @@ from confluent_kafka import Producer
 from tests.support.command import command
 from tests.support.pages import ROOT, block
 
+from slackwater.sources import kafka_broker
+
 pytestmark = pytest.mark.spark
 
 
@@ -163,6 +165,7 @@ def test_from_kafka_to_postgres(
 def test_what_cannot_be_reached_is_said_line_by_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(kafka_broker, "SECONDS", 0.5)
     monkeypatch.setenv("KAFKA", "127.0.0.1:1")
     monkeypatch.setenv("WAREHOUSE_URL", "postgresql://me:hunter2@127.0.0.1:1/shop")
     (tmp_path / "orders.toml").write_text(block("toml", 1))

@@ -16,7 +16,7 @@ from typing import Any
 import duckdb
 import pytest
 from tests.e2e.matrix import sweep
-from tests.support.effort import some
+from tests.support.effort import long
 from tests.support.lakes import Lake
 from tests.support.runs import said, start
 
@@ -100,7 +100,8 @@ def epochs(home: Path) -> int:
     return max(FilesStore(str(home / "state"), "killed").epochs(), default=-1)
 
 
-@pytest.mark.parametrize(("kills", "events", "files"), some([(1, 6_000, 6), (30, 200_000, 75)]))
+@pytest.mark.parametrize(("kills", "events", "files"), [(1, 6_000, 6), (30, 200_000, 75)])
+@long(beside="test_iceberg_deaths.py::test_deaths_and_faults_double_nothing_and_lose_nothing")
 def test_kills_and_lost_and_doubled_answers_leave_the_batch_answer(
     kills: int, events: int, files: int, rest_catalog: RestCatalog, tmp_path: Path
 ) -> None:

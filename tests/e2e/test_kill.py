@@ -15,7 +15,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from tests.support.effort import some
+from tests.support.effort import long, some
 from tests.support.runs import said, start
 
 from slackwater.config import toml
@@ -134,7 +134,8 @@ def test_kill_nine_at_random_moments_loses_and_doubles_nothing(tmp_path: Path, s
     )
 
 
-@pytest.mark.parametrize("number", some([signal.SIGTERM, signal.SIGINT]))
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@long(beside="test_kill.py::test_kill_nine_at_random_moments_loses_and_doubles_nothing")
 def test_a_signal_finishes_the_epoch_and_the_next_run_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     rows = generate(tmp_path)
     config = tmp_path / "killed.toml"

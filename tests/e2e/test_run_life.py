@@ -158,6 +158,7 @@ def test_a_spark_that_was_killed_is_one_line_and_the_next_start_goes_on(home: Pa
     assert "life: epoch 2, 2 rows in" in again.said()
 
 
+@long(beside="test_run_life.py::test_a_spark_that_was_killed_is_one_line_and_the_next_start_goes_on")
 def test_python_hears_the_run_and_its_end_and_runs_on_after_spark_was_killed(home: Path) -> None:
     """Once the error is caught, the same process may run again: it gets a Spark of its own."""
     again = "sw.run(sw.load('life.toml'), available_now=True, flush=True)"

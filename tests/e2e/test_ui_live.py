@@ -16,6 +16,7 @@ from urllib.request import urlopen
 
 import pytest
 from tests.support.browser import Browser, until
+from tests.support.effort import long
 from tests.support.real_data import split
 from tests.support.topics import Topic
 
@@ -201,6 +202,7 @@ def test_sessions_of_messages_while_they_are_read_and_after_a_death(
         dead.stop()
 
 
+@long(beside="test_ui_live.py::test_sessions_of_messages_while_they_are_read_and_after_a_death")
 def test_a_topic_with_an_idle_partition_and_what_waits_in_it(
     browser: Browser, started: Any, topic: Any, tmp_path: Path
 ) -> None:

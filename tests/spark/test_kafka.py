@@ -21,6 +21,7 @@ from tests.support.runner import Runner
 from tests.support.topics import START_MS, Make, counted, minutes, waited_for
 
 import slackwater as sw
+from slackwater.sources import kafka_broker
 from slackwater.state.files.store import FilesStore
 
 pytestmark = pytest.mark.spark
@@ -351,7 +352,8 @@ def test_offsets_are_advertised_to_a_group(runner: Runner, topic: Make, kafka: A
     consumer.close()
 
 
-def test_what_is_missing_is_said_in_one_line(runner: Runner, topic: Make) -> None:
+def test_what_is_missing_is_said_in_one_line(runner: Runner, topic: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_broker, "SECONDS", 3)
     events = topic(1)
     with pytest.raises(
         sw.SlackwaterError, match=r'^source "events": there is no topic "nope" at .*; there are: .*'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import polars as pl
@@ -32,14 +33,17 @@ class Topic:
         key: str | None = None,
         headers: list[tuple[str, bytes]] | None = None,
     ) -> None:
-
-        producer = Producer({"bootstrap.servers": self.broker.address, "enable.idempotence": True})
         for row in rows:
             value = json.dumps(row) if isinstance(row, Mapping) else row
-            producer.produce(
+            self._producer.produce(
                 self.name, value, key, partition=partition, timestamp=int(START_MS + 1000 * at), headers=headers or []
             )
-        assert producer.flush(30) == 0
+        assert self._producer.flush(30) == 0
+
+    @cached_property
+    def _producer(self) -> Producer:
+        """One per topic: the broker takes half a second to know an idempotent one."""
+        return Producer({"bootstrap.servers": self.broker.address, "enable.idempotence": True})
 
     @property
     def connection(self) -> Any:
