@@ -40,7 +40,11 @@ def statistics(of: DataFrame, partitions: Sequence[str], usable_only: bool) -> l
     of_topics = offset if len(topics) == 1 else "struct(_topic, _partition, _offset)"
     place = next((p for c, p in (("_offset", of_topics), (MARK, MARK), (FILE, FILE)) if c in columns), None)
     if place is not None:
-        found.append(F.max_by(F.expr(place), event_us).alias("place"))
+        where = F.max_by(F.expr(place), event_us)
+        if place.startswith("struct"):  # as text: an observed struct is nothing that Python reads before Spark 4.1
+            parts = (where["_topic"], F.lit("-"), where["_partition"], F.lit(" at offset "), where["_offset"])
+            where = F.concat(*(part.cast("string") for part in parts))
+        found.append(where.alias("place"))
     if usable_only:
         found += [F.count(F.when(F.col("__bad") == why, 1)).alias(why) for why in ("undecodable", "future", OUTSIDE)]
     for number, partition in enumerate(partitions):
@@ -73,18 +77,16 @@ def stats_of(
     )
 
 
-def _place_of(found: Any, partitions: Mapping[str, int], named: Callable[[int], str | None]) -> str | None:
+def _place_of(found: int | str | None, partitions: Mapping[str, int], named: Callable[[int], str | None]) -> str | None:
     """Where a row was read, for people."""
     if found is None:
         return None
     if isinstance(found, str):
-        return local_name(found)
+        return found if partitions else local_name(found)
     if isinstance(found, int) and not partitions:
         return named(found)
-    if isinstance(found, int):
-        topic = next(iter(partitions)).rpartition("-")[0]
-        return f"{topic}-{found >> _OF_PARTITION} at offset {found % (1 << _OF_PARTITION)}"
-    return f"{found['_topic']}-{found['_partition']} at offset {found['_offset']}"
+    topic = next(iter(partitions)).rpartition("-")[0]
+    return f"{topic}-{found >> _OF_PARTITION} at offset {found % (1 << _OF_PARTITION)}"
 
 
 def spans_of(timed: DataFrame, jump_us: int, partitioned: bool) -> dict[str, tuple[Span, ...]]:
