@@ -17,7 +17,7 @@ $(READY): pyproject.toml
 	@echo "Installing Slackwater and what it needs into $(VENV), once: about 1.5 GB (Spark is the most of it), 1 to 5 minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@$(BIN)/slackwater prepare
+	@$(BIN)/slackwater prepare || true # starts go on without it
 	@touch $(READY)
 	@echo "Installed: $$($(BIN)/slackwater --version), as $(BIN)/slackwater"
 

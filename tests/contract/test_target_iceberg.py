@@ -7,7 +7,6 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterator
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 from tests.support.effort import some
 from tests.support.lakes import Lake, sql
+from tests.support.typed import AT, NARROW, TYPES, WIDE, frame
 
 from slackwater.core.schema import Field
 from slackwater.errors import PublishError, StartError
@@ -28,30 +28,8 @@ from slackwater.targets.iceberg_tables import Tables, whole
 from slackwater.testing.lakehouse import RestCatalog
 from slackwater.testing.objects import Door, Fault
 
-AT = dt.datetime(2024, 3, 1, 9, 0, 0, 250_001)
-TYPES: dict[str, list[Any]] = {
-    "boolean": [True, False],
-    "tinyint": [-128, 127],
-    "smallint": [-(2**15), 2**15 - 1],
-    "int": [-(2**31), 2**31 - 1],
-    "bigint": [-(2**63), 2**63 - 1],
-    "float": [float("nan"), -0.5],
-    "double": [float("nan"), float("inf")],
-    "string": ["", "a'\"\n"],
-    "binary": [b"", b"\x00\xff"],
-    "date": [dt.date(1969, 12, 31), dt.date(9999, 1, 1)],
-    "timestamp": [AT.replace(tzinfo=dt.UTC), AT.replace(year=1901, tzinfo=dt.UTC)],
-    "timestamp_ntz": [AT, AT.replace(year=1901)],
-    "decimal(10,2)": [Decimal("-1.25"), Decimal("99999999.99")],
-}
-WIDE = tuple(Field(t.split("(")[0], t) for t in TYPES)
-NARROW = (Field("at", "timestamp"), Field("key", "string"), Field("n", "bigint"))
 BY_KEY = Table("p", NARROW, ("at", "key"))
 COMMITS = re.compile(r"/v1/.*/tables/[^/]+$")
-
-
-def frame(fields: tuple[Field, ...], *rows: tuple[object, ...]) -> pl.DataFrame:
-    return pl.DataFrame(list(rows), schema={f.name: f.polars for f in fields}, orient="row")
 
 
 def wide() -> pl.DataFrame:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tests.support.effort import long
 
 from slackwater.errors import StartError
 from slackwater.spark import class_archive
@@ -86,23 +84,3 @@ def test_what_runs_without_a_jvm_leaves_none_and_is_told(tmp_path: Path, monkeyp
     with pytest.raises(StartError, match="the JVM wrote no file"):
         class_archive.make("nothing")
     assert [p.name for p in place().parent.iterdir()] == []
-
-
-@long(beside="test_class_archive.py::test_a_start_takes_it_where_it_is_and_leaves_the_environment_as_it_was")
-def test_the_command_makes_it_once_and_a_jvm_takes_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "slackwater.cli.main", "prepare"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert place().stat().st_size > 50 << 20
-    before = place().stat().st_mtime_ns
-    assert subprocess.run(command, capture_output=True).returncode == 0
-    assert place().stat().st_mtime_ns == before
-    loaded = tmp_path / "loaded"
-    starts = "from slackwater.spark import session; session.start({'spark.master': 'local[1]'}).stop()"
-    options = {"SPARK_SUBMIT_OPTS": f"-Xlog:class+load:file={loaded}"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", starts], env={**os.environ, **options}, capture_output=True
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    spark = [line for line in loaded.read_text().splitlines() if " org.apache.spark." in line]
-    assert sum(line.endswith("shared objects file (top)") for line in spark) > len(spark) / 2 > 1000

@@ -196,17 +196,16 @@ def test_the_image_is_made_of_what_there_is_and_of_nothing_else() -> None:
     assert deployed.services()["pipeline"]["image"] == f"slackwater:{project['version']}"
 
 
-def test_the_jars_of_an_image_are_fetched_by_name(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    (line,) = [rest for _, rest in deployed.instructions() if "slackwater.spark.packages" in rest]
-    names = re.findall(r"slackwater\.spark\.packages ([\w ]+?) &&", line)[0].split()
+def test_the_jars_of_an_image_are_fetched_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = [rest for _, rest in deployed.instructions() if "slackwater prepare" in rest]
+    names = re.findall(r"--with (\w+)", line)
     asked: list[str] = []
     monkeypatch.setattr(packages, "_fetch", lambda _, module, *rest, **how: asked.append(module) or [Path(module)])
     monkeypatch.setattr(packages, "_is_cached", lambda home: False)
-    packages.main(names)
+    assert sum(len(packages.named(name, "4.3.0")) for name in names) == len(asked)
     assert any("kafka-clients" in m for m in asked) and any("spark-avro" in m for m in asked)
-    assert len(capsys.readouterr().out.splitlines()) == len(asked)
     with pytest.raises(StartError, match=r"^found 'kafkas', expected of: kafka, avro$"):
-        packages.main(["kafkas"])
+        packages.named("kafkas", "4.3.0")
 
 
 # -- compose -----------------------------------------------------------------------------------------------------------

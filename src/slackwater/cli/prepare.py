@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -17,10 +16,12 @@ from slackwater.core.words import plural
 from slackwater.errors import StartError
 
 
-def prepare_for(files: list[Path]) -> None:
-    """Compile, fetch and archive; prints a line for each."""
+def prepare_for(files: list[Path], names: list[str]) -> None:
+    """Compile, fetch (for configs, and by name) and archive; prints a line for each."""
+    import pyspark
+
     from slackwater.runner.assemble import spark_settings
-    from slackwater.spark import class_archive
+    from slackwater.spark import class_archive, packages
     from slackwater.spark.workers import session_loops
 
     began = time.monotonic()
@@ -30,6 +31,8 @@ def prepare_for(files: list[Path]) -> None:
     for file, pipeline in zip(files, pipelines, strict=True):
         jars = [j for j in spark_settings(pipeline, lambda level, line: None).get("spark.jars", "").split(",") if j]
         print(f"fetched: {plural(len(jars), 'jar')} for {file}")
+    for name in names:
+        print(f"fetched: {plural(len(packages.named(name, pyspark.__version__)), 'jar')} for {name}")
     archive = class_archive.make("slackwater.cli.prepare")
     if archive is None:
         raise StartError("Spark needs Java and there is none; install Java 17 or later, or set JAVA_HOME")
@@ -38,17 +41,13 @@ def prepare_for(files: list[Path]) -> None:
 
 
 def exercise() -> None:
-    """A small pipeline of each kind, for the classes that it makes Spark load."""
+    """The pipelines of the demo, for the classes that it makes Spark load."""
     from slackwater.cli.demo import run_demo
     from slackwater.spark import class_archive
 
-    home = Path(tempfile.mkdtemp(prefix="slackwater-prepare-"))
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            run_demo(home, 2_000)
+    with tempfile.TemporaryDirectory(prefix="slackwater-prepare-") as home, contextlib.redirect_stdout(io.StringIO()):
+        run_demo(Path(home), 2_000)
         class_archive.end()
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
 
 
 if __name__ == "__main__":

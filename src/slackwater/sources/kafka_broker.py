@@ -15,7 +15,7 @@ from slackwater.errors import EpochError, StartError
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
-SECONDS = 15
+SECONDS = 15  # that a broker is waited for
 # settings of the Java client that librdkafka does not know
 _JVM_ONLY = ("sasl.jaas.config", "ssl.truststore.location", "ssl.truststore.password", "ssl.truststore.type")
 

@@ -2,10 +2,8 @@
 
     ~/.cache/slackwater/jars/<organisation>.<module>-<version>/*.jar      (SLACKWATER_CACHE names another place)
 
-`spark.jars` or `spark.jars.packages` in the Spark settings take the place of all this where there is no network. An image of a
-container fetches them when it is built:
-
-    python -m slackwater.spark.packages kafka avro
+`spark.jars` or `spark.jars.packages` in the Spark settings take the place of all this where there is no network. `slackwater
+prepare` fetches them ahead, as an image of a container does when it is built.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,6 +45,15 @@ def kafka_connector(spark_version: str) -> tuple[list[Path], str]:
 def avro(spark_version: str) -> list[Path]:
     """The jar of Spark's Avro functions; raises StartError like `kafka_connector`."""
     return _newest(f"spark-avro_{_SCALA}", spark_version, _AVRO)[0]
+
+
+def named(name: str, spark_version: str) -> list[Path]:
+    """The jars for "kafka" or "avro". Raises StartError for another name, too."""
+    if name == "kafka":
+        return kafka_connector(spark_version)[0]
+    if name == "avro":
+        return avro(spark_version)
+    raise StartError(f"found {name!a}, expected of: kafka, avro")
 
 
 def tree(organisation: str, module: str, version: str) -> list[Path]:
@@ -151,22 +157,3 @@ def _ivy(what: str, into: Path, wanted: Sequence[str]) -> None:
             f"{what} cannot be fetched from Maven; "
             "connect once to fill the cache, or put the jar on the machine and name it in the Spark setting spark.jars"
         )
-
-
-def main(names: Sequence[str]) -> None:
-    """Fetch what the installed PySpark needs for each of `kafka`, `avro`. Raises StartError."""
-    import pyspark
-
-    makers = {"kafka": lambda version: kafka_connector(version)[0], "avro": avro}
-    for name in names:
-        if name not in makers:
-            raise StartError(f"found {name!a}, expected of: {', '.join(makers)}")
-        for jar in makers[name](pyspark.__version__):
-            sys.stdout.write(f"{jar}\n")
-
-
-if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except StartError as error:
-        sys.exit(f"error: {error}")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 FILE = "__file"  # hidden: the file that a row was read from
 MARK = "__mark"  # hidden: a number that tells this file from the others of its batch
+_TOPICS = "struct(_topic, _partition, _offset)"  # where a record of one of several topics lies
 _OF_PARTITION = 44  # bits of an offset, below those of the partition
 
 
@@ -37,11 +38,11 @@ def statistics(of: DataFrame, partitions: Sequence[str], usable_only: bool) -> l
     found = [F.count(F.lit(1)).alias("rows"), F.count("__bad").alias("bad"), F.max(event_us).alias("newest")]
     topics = {partition.rpartition("-")[0] for partition in partitions}
     offset = f"shiftleft(CAST(_partition AS BIGINT), {_OF_PARTITION}) + _offset"
-    of_topics = offset if len(topics) == 1 else "struct(_topic, _partition, _offset)"
+    of_topics = offset if len(topics) == 1 else _TOPICS
     place = next((p for c, p in (("_offset", of_topics), (MARK, MARK), (FILE, FILE)) if c in columns), None)
     if place is not None:
         where = F.max_by(F.expr(place), event_us)
-        if place.startswith("struct"):  # as text: an observed struct is nothing that Python reads before Spark 4.1
+        if place == _TOPICS:  # as text: an observed struct is nothing that Python reads before Spark 4.1
             parts = (where["_topic"], F.lit("-"), where["_partition"], F.lit(" at offset "), where["_offset"])
             where = F.concat(*(part.cast("string") for part in parts))
         found.append(where.alias("place"))

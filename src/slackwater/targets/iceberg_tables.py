@@ -30,13 +30,7 @@ if TYPE_CHECKING:
 
 _TRIES, _PAUSE_S = 3, 0.1
 _SECONDS = 60.0  # that a catalog may take for an answer
-_SPARK_NAMES = {
-    "long": "bigint",
-    "timestamptz": "timestamp",
-    "timestamp": "timestamp_ntz",
-    "timestamptz_ns": "timestamptz_ns",
-    "timestamp_ns": "timestamp_ns",
-}
+_SPARK_NAMES = {"long": "bigint", "timestamptz": "timestamp", "timestamp": "timestamp_ntz"}
 _PROPERTIES = {  # of a table that is made here: one commit per epoch is a lot of metadata
     "commit.manifest-merge.enabled": "true",
     "write.metadata.delete-after-commit.enabled": "true",

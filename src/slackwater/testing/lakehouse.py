@@ -10,17 +10,14 @@ import os
 import shutil
 import signal
 import tempfile
-import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from slackwater.errors import StartError
 from slackwater.spark import packages
-from slackwater.testing.services import SECONDS, Process, free_port
+from slackwater.testing.services import Process, free_port
 
 
 @dataclass
@@ -70,22 +67,11 @@ class RestCatalog:
         found = cls(directory, port, process)
         try:
             process.start()
-            found._wait()
+            process.must_answer("the Iceberg catalog", f"http://127.0.0.1:{port}/v1/config")
             yield found
         finally:
             process.stop(signal.SIGTERM)
             shutil.rmtree(directory, ignore_errors=True)
-
-    def _wait(self) -> None:
-        end = time.monotonic() + SECONDS
-        while time.monotonic() < end:
-            self.process.must_live("the Iceberg catalog")
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v1/config", timeout=5).close()
-                return
-            except OSError:
-                time.sleep(0.1)
-        raise StartError(f"the Iceberg catalog did not answer within {SECONDS} s: {self.process.tail()}")
 
     def options(self, port: int | None = None) -> dict[str, str]:
         """How it is reached, by default directly; the tables' files are on this machine."""

@@ -14,12 +14,10 @@ import http.client
 import importlib.util
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -62,15 +60,7 @@ class S3:
 
     def start(self) -> None:
         self.process.start()
-        end = time.monotonic() + SECONDS
-        while time.monotonic() < end:
-            self.process.must_live("the S3 server")
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/moto-api/", timeout=5).close()
-                return
-            except OSError:
-                time.sleep(0.1)
-        raise StartError(f"the S3 server did not answer within {SECONDS} s: {self.process.tail()}")
+        self.process.must_answer("the S3 server", f"http://127.0.0.1:{self.port}/moto-api/")
 
     def bucket(self, name: str) -> str:
         """Make a bucket; the URL of a place in it."""
@@ -109,13 +99,7 @@ class Azurite:
         found = cls(directory, port, Process(command, directory / "log"))
         try:
             found.process.start()
-            end = time.monotonic() + SECONDS
-            while time.monotonic() < end:
-                found.process.must_live("the Azure server")
-                with suppress(OSError):
-                    socket.create_connection(("127.0.0.1", port), 1).close()
-                    break
-                time.sleep(0.1)
+            found.process.must_answer("the Azure server", f"http://127.0.0.1:{port}/")
             yield found
         finally:
             found.process.stop(signal.SIGTERM)

@@ -18,6 +18,8 @@ import socket
 import subprocess
 import tempfile
 import time
+import urllib.error
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,6 +71,20 @@ class Process:
         assert self.child is not None
         if self.child.poll() is not None:
             raise StartError(f"{what} ended at once: {self.tail()}")
+
+    def must_answer(self, what: str, url: str) -> None:
+        """Wait until it answers there, with whatever. Raises StartError."""
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            self.must_live(what)
+            try:
+                urllib.request.urlopen(url, timeout=5).close()
+                return
+            except urllib.error.HTTPError:
+                return
+            except OSError:
+                time.sleep(0.1)
+        raise StartError(f"{what} did not answer within {SECONDS} s: {self.tail()}")
 
     def tail(self) -> str:
         return " | ".join(self.log.read_text(errors="replace").splitlines()[-5:])

@@ -103,13 +103,16 @@ def backfill(
 
 def prepare(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE]...", help="Configs whose jars are fetched, too.")
+        list[Path] | None, typer.Argument(metavar="FILE", help="Configs whose jars are fetched, too.")
+    ] = None,
+    jars: Annotated[
+        list[str] | None, typer.Option("--with", metavar="kafka|avro", help="Fetch its jars; may be repeated.")
     ] = None,
 ) -> None:
     """Compile and fetch, once on a machine or in an image, what a first start would; later starts are shorter."""
     from slackwater.cli.prepare import prepare_for
 
-    prepare_for(files or [])
+    prepare_for(files or [], jars or [])
 
 
 def demo(

@@ -142,11 +142,15 @@ class Tables:
         types |= dict.fromkeys(TIMES, "timestamp with time zone")
         return {column: types[name] for name, column in self.columns(logic).items()}
 
+    @property
+    def _literal(self) -> str:
+        """The pipeline's name in a statement."""
+        return "'" + self.pipeline.replace("'", "''") + "'"
+
     def create_state(self, logic: Kept) -> str:
         columns = ", ".join(f"{client.quote(c)} {t}" for c, t in self.types(logic).items())
-        name = self.pipeline.replace("'", "''")
         return (
-            f"CREATE TABLE {self.state} (pipeline_name text NOT NULL DEFAULT '{name}', {columns}, ordinal integer NOT NULL,"
+            f"CREATE TABLE {self.state} (pipeline_name text NOT NULL DEFAULT {self._literal}, {columns}, ordinal integer NOT NULL,"
             f" state_version integer NOT NULL DEFAULT {FORMAT}, epoch bigint NOT NULL, updated_at timestamptz NOT NULL"
             f" DEFAULT now(), CONSTRAINT {client.quote(self.name_of('state', 'pkey'))} PRIMARY KEY (unit, ordinal))"
             " WITH (fillfactor = 80)"
@@ -154,8 +158,9 @@ class Tables:
 
     def create_empty(self) -> str:
         """The table of a stage without state: it stays empty, and whatever looks at the tables of all stages finds one."""
-        name = self.pipeline.replace("'", "''")
-        columns = f"pipeline_name text NOT NULL DEFAULT '{name}', key_hash bigint NOT NULL, epoch bigint NOT NULL"
+        columns = (
+            f"pipeline_name text NOT NULL DEFAULT {self._literal}, key_hash bigint NOT NULL, epoch bigint NOT NULL"
+        )
         return f"CREATE TABLE {self.state} ({columns})"
 
     def create_index(self) -> str:
@@ -207,12 +212,11 @@ class Tables:
 
         `columns`: of both tables.
         """
-        name = self.pipeline.replace("'", "''")
         return (
             "WITH named AS (SELECT m.meta ->> 'file' AS token, m.place FROM"
             f" {self.pipelines} p, jsonb_array_elements(p.record #> '{{stages,{self.stage},segments}}') AS shard (metas),"
             " jsonb_array_elements(shard.metas) WITH ORDINALITY AS m (meta, place)"
-            f" WHERE p.pipeline_name = '{name}' AND m.meta ->> 'file' <> ''),"
+            f" WHERE p.pipeline_name = {self._literal} AND m.meta ->> 'file' <> ''),"
             f" recent AS (SELECT t.*, named.place FROM {self.staged} t JOIN named USING (token)),"
             " latest AS (SELECT unit, max(place) AS place FROM recent GROUP BY unit)"
             f" SELECT {columns} FROM recent JOIN latest USING (unit, place) WHERE kind <> {TOMBSTONE} UNION ALL"
@@ -223,10 +227,9 @@ class Tables:
         """The open windows, for people: without hashes, and only what the watermark has not closed."""
         names = self.columns(logic)
         shown = client.quoted([names[n] for n in (*logic.key_names, *TIMES, *logic.accumulators)])
-        name = self.pipeline.replace("'", "''")
         return (
             f"CREATE OR REPLACE VIEW {self.windows} AS SELECT p.pipeline_name, {shown}, s.epoch, s.updated_at"
-            f" FROM ({self.newest(f'{shown}, kind, epoch, updated_at')}) s JOIN {self.pipelines} p ON p.pipeline_name = '{name}'"
+            f" FROM ({self.newest(f'{shown}, kind, epoch, updated_at')}) s JOIN {self.pipelines} p ON p.pipeline_name = {self._literal}"
             f" WHERE s.kind IN ({FRAGMENT}, {EMITTED_FRAGMENT})"
             f" OR s.kind IN ({WHOLE}, {EMITTED}) AND (p.watermark IS NULL OR s.closes_at > p.watermark)"
         )

@@ -1,0 +1,36 @@
+"""`slackwater prepare`, as people use it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.effort import long
+
+from slackwater.spark import class_archive
+
+
+@long(beside="test_class_archive.py::test_a_start_takes_it_where_it_is_and_leaves_the_environment_as_it_was")
+def test_the_command_makes_it_once_and_a_jvm_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
+    archive = class_archive.place()
+    assert archive is not None
+    command = [sys.executable, "-m", "slackwater.cli.main", "prepare"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert archive.stat().st_size > 50 << 20
+    before = archive.stat().st_mtime_ns
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    assert archive.stat().st_mtime_ns == before
+    loaded = tmp_path / "loaded"
+    starts = "from slackwater.spark import session; session.start({'spark.master': 'local[1]'}).stop()"
+    options = {"SPARK_SUBMIT_OPTS": f"-Xlog:class+load:file={loaded}"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", starts], env={**os.environ, **options}, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    spark = [line for line in loaded.read_text().splitlines() if " org.apache.spark." in line]
+    assert sum(line.endswith("shared objects file (top)") for line in spark) > len(spark) / 2 > 1000
