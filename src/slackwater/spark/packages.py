@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 
 from slackwater.errors import StartError
@@ -47,8 +48,9 @@ def avro(spark_version: str) -> list[Path]:
     return _newest(f"spark-avro_{_SCALA}", spark_version, _AVRO)[0]
 
 
-def named(name: str, spark_version: str) -> list[Path]:
-    """The jars for "kafka" or "avro". Raises StartError for another name, too."""
+def named(name: str) -> list[Path]:
+    """The jars for "kafka" or "avro" with the PySpark that is installed. Raises StartError for another name, too."""
+    spark_version = metadata.version("pyspark")
     if name == "kafka":
         return kafka_connector(spark_version)[0]
     if name == "avro":
