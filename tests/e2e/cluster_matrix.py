@@ -1,6 +1,6 @@
 """The fault matrix of a cluster: a master and two workers on loopback, a pipeline from Kafka, and what goes wrong with either.
 
-    python -m tests.e2e.cluster_matrix --kills 3 --write docs/faults.md                           (`make faults`)
+    python -m tests.e2e.cluster_matrix --kills 5 --write docs/faults.md                          (`make faults`)
     python -m tests.e2e.cluster_matrix --bucket-only --kills 50 --faults 200 --write docs/faults.md
 
 fault         executor, worker  killed with -9, the worker with its executors
@@ -58,6 +58,7 @@ OF_EPOCH = {
     "results": ("out",),
     "letters": ("letters",),
 }
+APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")  # as on another machine; needs root
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _ARCHIVE = class_archive.place()  # executors start faster with it, too; where there is none, Java says nothing
 _KEPT = f" -XX:SharedArchiveFile={_ARCHIVE} -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off" if _ARCHIVE else ""
@@ -118,6 +119,7 @@ class Cell(Pair):
     cluster: Cluster | None = None
     storage: Storage | None = None
     speculates: bool = False
+    elsewhere: bool = False  # drivers cannot see each other's processes, so that only a lease tells who runs
     broken: float = 0  # which part of the events is no JSON, and becomes a dead letter
     bucket: str = ""
 
@@ -167,7 +169,8 @@ class Cell(Pair):
         (here / "tmp").mkdir(parents=True)
         shutil.copy(self.config, here)
         own = {"SLACKWATER_CACHE_DIR": f"{here}/cache", "TMPDIR": f"{here}/tmp", "SPARK_MASTER": self.cluster.address}
-        command = [sys.executable, "-m", "slackwater.cli.main", "run", self.config.name, "--available-now", "--flush"]
+        command = [*(APART if self.elsewhere else ()), sys.executable, "-m", "slackwater.cli.main"]
+        command += ["run", self.config.name, "--available-now", "--flush"]
         with (self.home / "log").open("ab") as log:
             return subprocess.Popen(
                 command,
@@ -276,6 +279,7 @@ def cell(
             cluster=cluster,
             storage=storage,
             speculates=fault == "speculation",
+            elsewhere=fault == "driver" and store == "s3" and os.geteuid() == 0,
         )
         faults = {"storage": [], "speculation": ["stall"] * given.kills}.get(fault, [fault] * given.kills)
         if storage is not None and fault == "storage":
@@ -321,7 +325,15 @@ def in_a_bucket(services: Services, cluster: Cluster, given: argparse.Namespace,
     with Storage.started() as storage:
         per_epoch = given.events // (given.kills * 3 // 2 + 20)
         found = Cell(
-            services, "s3", "s3", "session", given.events, per_epoch, cluster=cluster, storage=storage, broken=0.0005
+            services,
+            "s3",
+            "s3",
+            "session",
+            given.events,
+            per_epoch,
+            cluster=cluster,
+            storage=storage,
+            broken=given.broken,
         )
         began = time.monotonic()
         storage.rng.seed(seed)
@@ -372,10 +384,13 @@ def per(requests: Mapping[str, int], folders: Sequence[str], of: int) -> float:
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--events", type=int, default=40_000)
+    options.add_argument("--events", type=int, default=20_000)
     options.add_argument("--kills", type=int, default=3, help="of each cell")
     options.add_argument("--faults", type=int, default=200, help="of storage, at least, with --bucket-only")
-    options.add_argument("--rate", type=float, default=0.1, help="which part of the requests meets a fault")
+    options.add_argument("--rate", type=float, default=0.2, help="which part of the requests meets a fault")
+    options.add_argument(
+        "--broken", type=float, default=0.0005, help="which part of the records is no JSON, with --bucket-only"
+    )
     options.add_argument("--kinds", default=",".join(KINDS))
     options.add_argument("--stores", default=",".join(STORES))
     options.add_argument("--only", default=",".join(FAULTS), help="faults, with commas")

@@ -7,11 +7,14 @@ payments ┴▶ paid (join) ─▶ files
 
 from __future__ import annotations
 
+import argparse
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.cluster_matrix import in_a_bucket
+from tests.e2e.matrix import Services
 from tests.support import cluster as clusters
 from tests.support.cluster_faults import Driven, end, run_through
 from tests.support.effort import long
@@ -40,3 +43,13 @@ def test_executors_workers_and_drivers_that_are_killed(store: str, request: Any,
         assert process.wait(timeout=580) == 0, f"seed {seed}: {said(config)}"
     assert sum(killed.values()) == KILLS, f"seed {seed}: it ended before all kills: {killed}"
     check(tmp_path, orders, payments, f"seed {seed}")
+
+
+@long(beside="test_kill.py::test_kill_nine_at_random_moments_loses_and_doubles_nothing")
+def test_sessions_from_kafka_with_nothing_but_a_bucket(kafka: Any, postgres: Any, tmp_path: Path) -> None:
+    """State, results and dead letters in it; an executor and the driver are killed while requests fail."""
+    given = argparse.Namespace(events=4000, kills=2, faults=5, rate=0.2, broken=0.002)
+    (tmp_path / "pipelines").mkdir()
+    services = Services(kafka, postgres, tmp_path / "pipelines")
+    with clusters.started(tmp_path / "spark") as cluster:
+        assert in_a_bucket(services, cluster, given, None)
