@@ -346,7 +346,7 @@ def in_a_bucket(services: Services, cluster: Cluster, given: argparse.Namespace,
         first, seen = found.committed(), len(storage.door.seen)
         found.ended(process)
         last = found.committed()
-        requests = requests_of(storage.door.seen[seen:], found.name)
+        requests = requests_of(storage.door.seen[seen:])
         met = Counter(f for _, _, f in storage.door.faults)
         told = (
             f"{given.events:,}",
@@ -368,7 +368,7 @@ def in_a_bucket(services: Services, cluster: Cluster, given: argparse.Namespace,
         return enough and not any((*rows[1:], *letters[1:]))
 
 
-def requests_of(seen: Sequence[tuple[str, str]], name: str) -> Mapping[str, int]:
+def requests_of(seen: Sequence[tuple[str, str]]) -> Mapping[str, int]:
     """How often a method was used on a folder of the state, the results, or the letters."""
     kinds: Counter[str] = Counter()
     for method, path in seen:
