@@ -31,7 +31,8 @@ from slackwater.config.spec import Problem, Spec, Values
 from slackwater.config.spelling import Interpolated, show, show_key
 
 FORMATS = ("json", "csv", "parquet", "text")
-PAYLOADS = ("json", "avro", "raw")
+PAYLOADS = ("json", "avro", "json_schema", "raw")
+FRAMED = ("avro", "json_schema")  # a registry has their schemas
 
 
 @shaped(
@@ -231,10 +232,10 @@ class Source(Spec):
                 'found a table, expected "earliest" or "latest"; Kinesis has no offsets to start at',
             )
         payload = values.get("payload_format") or "json"
-        if payload == "avro" and kind in cls.OF["payload_format"] and kind != "kafka":
+        if payload in FRAMED and kind in cls.OF["payload_format"] and kind != "kafka":
             yield (
                 "payload_format",
-                f'"avro" belongs to connections of kind "kafka", this one is {show(kind)}; use "json" or "raw"',
+                f'{show(payload)} belongs to connections of kind "kafka", this one is {show(kind)}; use "json" or "raw"',
             )
             return
         if kind == "kafka" and payload != "avro" and values.get("avro_schema_file") is not None:
