@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import logging
 import os
 import random
 import shutil
@@ -37,6 +38,7 @@ import psycopg
 from tests.e2e.matrix import Pair, Services, consume
 from tests.e2e.window_matrix import BROKEN
 from tests.support import cluster as clusters
+from tests.support import cluster_faults
 from tests.support.cluster import Cluster
 from tests.support.cluster_faults import Driven, end, run_through
 
@@ -254,11 +256,13 @@ class Table:
             return
         before, mark, after = self.page.read_text().partition(f"<!-- {self.mark} -->\n")
         assert mark, f"{self.page} has no line <!-- {self.mark} -->"
-        old, found, rest = after.partition("<!--")
-        lines = [row for row in old.splitlines() if row.startswith("|")][2:]
-        kept = [row for row in lines if row.split("|")[: self.keys + 1] != line.split("|")[: self.keys + 1]]
+        lines = after.splitlines()
+        old = list(itertools.takewhile(lambda row: not row or row.startswith("|"), lines))
+        rest = "\n".join(lines[len(old) :])
+        former = [row for row in old if row][2:]  # without its head
+        kept = [row for row in former if row.split("|")[: self.keys + 1] != line.split("|")[: self.keys + 1]]
         rows = [f"| {' | '.join(self.head)} |", f"|{'---|' * len(self.head)}", *kept, line]
-        self.page.write_text(f"{before}{mark}\n" + "\n".join(rows) + "\n" + (f"\n{found}{rest}" if found else ""))
+        self.page.write_text(f"{before}{mark}\n" + "\n".join(rows) + "\n" + (f"\n{rest}\n" if rest else ""))
 
 
 def cell(
@@ -397,6 +401,8 @@ def main() -> int:
     options.add_argument("--bucket-only", action="store_true")
     options.add_argument("--write", type=Path)
     given = options.parse_args()
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    logging.getLogger(cluster_faults.__name__).setLevel(logging.INFO)  # how far it is
     head = ["kind", "state and target", "fault", "how often", "epochs", "rows", "lost", "doubled or wrong"]
     table, failed = Table("cluster", head, 3, given.write), False
     with ExitStack() as stack:

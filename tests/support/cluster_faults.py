@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ from tests.support.cluster import Cluster
 
 from slackwater.testing.services import SECONDS
 
+log = logging.getLogger(__name__)
 STALLED_S = 6  # at most: what the others wait for from the one that is stalled comes no sooner
 
 
@@ -38,24 +40,34 @@ def run_through(
     It ends early where the pipeline does.
     """
     done, process = Counter[str](), driven.start()
-    for fault in faults:
-        goal = driven.committed() + rng.randrange(3)  # sometimes before the first commit of this driver
-        if not reached(driven, process, goal):
-            break
-        time.sleep(rng.uniform(0, 1))  # at any moment of an epoch
-        if fault == "executor":
-            rng.choice(_executors(cluster, driven)).kill()
-        elif fault == "worker":
-            cluster.kill_worker(number := rng.choice(sorted(cluster.workers)))
-            cluster.start_worker(number)
-        elif fault == "stall":
-            with cluster.stalled(rng.choice(_executors(cluster, driven))):
-                reached(driven, process, driven.committed() + 1, STALLED_S)
-        else:
-            end(process)
-            process = driven.start()
-        done[fault] += 1
+    try:
+        for fault in faults:
+            goal = driven.committed() + rng.randrange(3)  # sometimes before the first commit of this driver
+            if not reached(driven, process, goal):
+                break
+            time.sleep(rng.uniform(0, 1))  # at any moment of an epoch
+            if fault == "driver":
+                end(process)
+                process = driven.start()
+            else:
+                _befall(cluster, driven, process, fault, rng)
+            done[fault] += 1
+            log.info("%s, epoch %s: %s", fault, driven.committed(), dict(done))
+    except BaseException:
+        end(process)
+        raise
     return done, process
+
+
+def _befall(cluster: Cluster, driven: Driven, process: subprocess.Popen[bytes], fault: str, rng: random.Random) -> None:
+    if fault == "executor":
+        rng.choice(_executors(cluster, driven)).kill()
+    elif fault == "worker":
+        cluster.kill_worker(number := rng.choice(sorted(cluster.workers)))
+        cluster.start_worker(number)
+    else:
+        with cluster.stalled(rng.choice(_executors(cluster, driven))):
+            reached(driven, process, driven.committed() + 1, STALLED_S)
 
 
 def reached(driven: Driven, process: subprocess.Popen[bytes], goal: int, seconds: float = SECONDS) -> bool:

@@ -19,13 +19,13 @@ def test_each_cell_comes_once_and_the_first_ones_have_each_fault_of_each_kind() 
 
 def test_a_row_takes_the_place_of_the_one_of_its_cell_and_the_rest_of_the_page_stays(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("before\n\n<!-- cluster -->\n\n<!-- kills -->\n\n| a |\n")
+    page.write_text("before\n\n<!-- cluster -->\n\n## Next\n\n<!-- kills -->\n\n| a |\n")
     table = Table("cluster", ["kind", "fault", "lost"], 2, page)
     table.add("join", "worker", 1)
     table.add("join", "driver", 0)
     Table("cluster", ["kind", "fault", "lost"], 2, page).add("join", "worker", 12345)
     rows = "| kind | fault | lost |\n|---|---|---|\n| join | driver | 0 |\n| join | worker | 12,345 |\n"
-    assert page.read_text() == f"before\n\n<!-- cluster -->\n\n{rows}\n<!-- kills -->\n\n| a |\n"
+    assert page.read_text() == f"before\n\n<!-- cluster -->\n\n{rows}\n## Next\n\n<!-- kills -->\n\n| a |\n"
 
 
 def test_requests_are_counted_by_what_they_are_for() -> None:
