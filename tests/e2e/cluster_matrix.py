@@ -294,7 +294,7 @@ def cell(
         assert done.total() == len(faults), f"{found.name} ended before all faults (seed {seed}): {done}"
         told = f"{done[fault]}"
         if fault == "speculation":
-            told = f"{done['stall']} stalls, {found.speculated()} tasks tried twice"
+            told = f"{done['stall']} stalled, {found.speculated()} tasks tried twice"
         elif storage is not None and fault == "storage":
             kinds = Counter(f for _, _, f in storage.door.faults)
             assert kinds, "no request met a fault"
