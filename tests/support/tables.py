@@ -90,6 +90,13 @@ class Delta:
     def newest(self) -> int:
         return self.table.version()
 
+    def expire(self) -> None:
+        """Of the log only the newest version is left, with a checkpoint of what the table holds; and of the files those that it names."""
+        self.table.create_checkpoint()
+        for path in sorted((self.home / "a table" / "_delta_log").glob("0*.json"))[:-1]:
+            path.unlink()
+        self.table.vacuum(0, enforce_retention_duration=False, dry_run=False)
+
 
 @dataclass
 class Iceberg:
@@ -120,9 +127,41 @@ class Iceberg:
 
     def compact(self) -> None:
         """What other engines write: the same rows in other files, as a snapshot of the operation replace."""
-        from pyiceberg.table.update.snapshot import _OverwriteFiles  # noqa: PLC2701
+        from pyiceberg.io.pyarrow import _dataframe_to_data_files
+        from pyiceberg.table.snapshots import Operation, Summary
 
-        raise NotImplementedError(_OverwriteFiles)
+        table = self.table
+        with table.transaction() as change:
+            producer = change.update_snapshot().overwrite()
+            for task in table.scan().plan_files():
+                producer.delete_data_file(task.file)
+            for file in _dataframe_to_data_files(change.table_metadata, table.scan().to_arrow(), table.io):
+                producer.append_data_file(file)
+            producer._summary = lambda *given: Summary(Operation.REPLACE)
+            producer.commit()
+
+    def delete_by(self, content: str) -> None:
+        """A file of deletes beside the data, as engines write that merge on read: "POSITION_DELETES" or "EQUALITY_DELETES"."""
+        from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestWriterV2
+
+        class Deletes(ManifestWriterV2):
+            def content(self) -> Any:
+                return ManifestContent.DELETES
+
+            @property
+            def _meta(self) -> dict[str, str]:
+                return {**super()._meta, "content": "deletes"}
+
+        table = self.table
+        task = next(iter(table.scan().plan_files()))
+        task.file._data[0] = DataFileContent[content]
+        with table.transaction() as change:
+            producer = change.update_snapshot().fast_append()
+            producer.new_manifest_writer = lambda spec: Deletes(
+                spec, producer.schema(), producer.new_manifest_output(), producer.snapshot_id, producer._compression
+            )
+            producer.append_data_file(task.file)
+            producer.commit()
 
     def add_column(self, name: str) -> None:
         from pyiceberg.types import LongType
@@ -143,6 +182,10 @@ class Iceberg:
     @property
     def query(self) -> str:
         return "shop.events"
+
+    def expire(self) -> None:
+        """All snapshots but the current one."""
+        self.lake.expire()
 
     def newest(self) -> int:
         return int(self.table.current_snapshot().snapshot_id)

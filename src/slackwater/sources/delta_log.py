@@ -43,6 +43,7 @@ class DeltaLog:
         self.what = f"Delta table {path}"
         self._path, self._options = path, dict(options)
         self._id = ""
+        self._told: int | None = None  # the version whose columns were told first
         self._seen: tuple[int, object] | None = None  # the newest version that was read, and its file then
 
     def now(self) -> Now:
@@ -62,6 +63,7 @@ class DeltaLog:
                     f'{self.what} is partitioned by "{field.name}", which is binary; expected another type'
                 )
         self._id = str(metadata.id)
+        self._told = table.version() if self._told is None else self._told
         return Now(TableRead(self._id, table.version()), columns, tuple(metadata.partition_columns))
 
     def content(self, at: TableRead) -> Sequence[DataFile]:
@@ -179,7 +181,7 @@ class DeltaLog:
             files,
             rewrites,
             sum(_rows(a) for a in adds) if rewrites else 0,
-            None if metadata is None else _columns(metadata["schemaString"]),
+            None if metadata is None or version <= (self._told or 0) else _columns(metadata["schemaString"]),
         )
 
     def _file(self, path: str, size: int, values: Mapping[str, Any]) -> DataFile:

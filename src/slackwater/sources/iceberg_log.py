@@ -30,11 +30,12 @@ class IcebergLog:
 
     def __init__(self, name: str, load: Callable[[], Table | None]) -> None:
         self.what, self._load = f"Iceberg table {name}", load
-        self._schema: int | None = None  # by its id: the columns that were told
+        self._schema: int | None = None  # by its id: the columns that were told first
 
     def now(self) -> Now:
         table = self._table()
-        self._schema = table.schema().schema_id
+        if self._schema is None:
+            self._schema = table.schema().schema_id
         current = table.current_snapshot()
         at = TableRead(str(table.metadata.table_uuid)) if current is None else _place(table, current)
         return Now(at, columns_of(self.what, table.schema()))
@@ -138,8 +139,8 @@ class IcebergLog:
         )
 
     def _columns(self, table: Table, snapshot: Snapshot) -> Any:
-        """The columns of a snapshot that has others than were told; None else."""
-        if snapshot.schema_id is None or snapshot.schema_id == self._schema:
+        """The columns of a snapshot that has newer ones than were told; None else."""
+        if snapshot.schema_id is None or self._schema is None or snapshot.schema_id <= self._schema:
             return None
         schema = table.schemas().get(snapshot.schema_id)
         return None if schema is None else columns_of(self.what, schema)

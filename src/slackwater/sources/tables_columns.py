@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slackwater.errors import StartError
+from slackwater.errors import EpochError, StartError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -26,14 +26,23 @@ def changed(known: StructType, now: StructType) -> list[str]:
     ]
 
 
-def check_columns(where: str, known: StructType, now: StructType, choice: str | None, since: str) -> None:
-    """Raise StartError for columns that a run cannot go on with. `choice`: schema_changes; `since`: what changed them."""
+def check_columns(
+    where: str, known: StructType, now: StructType, choice: str | None, since: str, running: bool = False
+) -> None:
+    """Raise StartError for columns that are not to be gone on with. `choice`: schema_changes; `since`: what changed them.
+
+    `running`: a run whose SQL, state and target are bound to the known ones cannot take new ones; the next start does.
+    """
     if wrong := changed(known, now):
         raise StartError(
             f"{where}: its columns changed with {since}: {'; '.join(wrong)}; restore them, or begin anew with another name"
         )
-    if (new := added(known, now)) and choice in (None, "fail"):
+    new = ", ".join(added(known, now))
+    if new and choice in (None, "fail"):
         raise StartError(
-            f'{where}: columns are new with {since}: {", ".join(new)}; set schema_changes to take them ("add") or to go on '
-            'without them ("ignore")'
+            f'{where}: columns are new with {since}: {new}; set schema_changes to take them ("add") or to go on without them ("ignore")'
+        )
+    if new and choice == "add" and running:
+        raise EpochError(
+            f"{where}: columns are new with {since}: {new}; everything before that is committed, and the next start takes them"
         )

@@ -117,7 +117,8 @@ class TablePlanner:
                 'only appended to, or set on_rewrite = "skip" to pass such versions over'
             )
         if version.columns is not None:
-            check_columns(source.where, source.schema, version.columns, source.spec.schema_changes, str(version.at))
+            choice = source.spec.schema_changes
+            check_columns(source.where, source.schema, version.columns, choice, str(version.at), running=True)
 
     def _add(self, files: Sequence[DataFile], at: TableRead, done: int, end: TableRead) -> None:
         for n, file in enumerate(files, done + 1):
