@@ -320,7 +320,7 @@ def test_a_column_that_is_new_is_refused_by_name_unless_it_is_decided(table: Any
     assert Run(table, run.at, schema_changes="ignore", known=known).all() == [[1]]
     running = Run(table, schema_changes="add")
     table.add_column("height")
-    table.append([row(2, height=1)], COLUMNS.append(pa.field("height", pa.int64())))
+    table.append([row(2, height=1)], more.append(pa.field("height", pa.int64())))
     assert running.epoch(), "what the table held"
     with pytest.raises(
         SlackwaterError, match=r'columns are new .* "height" .*everything before that is committed, and the next start'

@@ -106,6 +106,11 @@ class TableRead:
         """Whether nothing of it was read yet: it begins with what it holds then."""
         return not self.table
 
+    @property
+    def whole(self) -> TableRead:
+        """The version, read to its end."""
+        return replace(self, files=None, content=False)
+
     def renamed(self, listed: Callable[[str], str]) -> TableRead:
         return self
 

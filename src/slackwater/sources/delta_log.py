@@ -72,7 +72,7 @@ class DeltaLog:
         table = self._table(at.version)
         if table.deletion_vectors().read_all().num_rows:
             raise StartError(
-                f"{self.what} holds files with deletion vectors at {at}, which Spark's reader of Parquet does not apply; write "
+                f"{self.what} holds files with deletion vectors at {at.whole}, which Spark's reader of Parquet does not apply; write "
                 'them anew (REORG TABLE … APPLY (PURGE)), or begin with what comes next: starting_offsets = "latest"'
             )
         found = pa.table(table.get_add_actions()).to_pylist()
@@ -118,9 +118,12 @@ class DeltaLog:
         try:
             return DeltaTable(self._path, version=version, storage_options=self._options)
         except TableNotFoundError:
-            raise StartError(f"{self.what} is not there; expected the directory of a Delta table (query)") from None
+            if version is None:
+                raise StartError(f"{self.what} is not there; expected the directory of a Delta table (query)") from None
+            self._table()
+            raise GoneError(f"version {version} is needed, and its log is gone") from None
         except Exception as error:
-            if version is None or DeltaTable(self._path, storage_options=self._options).version() < version:
+            if version is None or self._table().version() < version:
                 raise
             raise GoneError(f"version {version} is needed, and what it held is gone ({self.reason(error)})") from None
 

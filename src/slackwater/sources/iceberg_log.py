@@ -37,7 +37,8 @@ class IcebergLog:
         if self._schema is None:
             self._schema = table.schema().schema_id
         current = table.current_snapshot()
-        at = TableRead(str(table.metadata.table_uuid)) if current is None else _place(table, current)
+        none = TableRead(str(table.metadata.table_uuid), sequence=table.metadata.last_sequence_number)
+        at = none if current is None else _place(table, current)
         return Now(at, columns_of(self.what, table.schema()))
 
     def content(self, at: TableRead) -> Sequence[DataFile]:
@@ -47,7 +48,7 @@ class IcebergLog:
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
                 if _is_deletes(manifest):
                     raise StartError(
-                        f"{self.what} holds {_deletes(entry)} at {at}, which Spark's reader of Parquet does not apply; write its files "
+                        f"{self.what} holds {_deletes(entry)} at {at.whole}, which Spark's reader of Parquet does not apply; write its files "
                         'anew (rewrite_data_files), or begin with what comes next: starting_offsets = "latest"'
                     )
                 found.append((entry.sequence_number or 0, self._file(entry)))
@@ -90,7 +91,7 @@ class IcebergLog:
 
     def _snapshot(self, table: Table, at: TableRead) -> Snapshot:
         if (found := table.metadata.snapshot_by_id(at.version)) is None:
-            raise GoneError(f"{at} is needed, and it was expired")
+            raise GoneError(f"{at.whole} is needed, and it was expired")
         return found
 
     def _way_from(self, table: Table, at: TableRead, until: int | None = None) -> list[Snapshot]:
@@ -99,20 +100,21 @@ class IcebergLog:
         snapshot = table.current_snapshot()
         while snapshot is not None and snapshot.snapshot_id != at.version:
             found.append(snapshot)
-            parent = snapshot.parent_snapshot_id
-            if parent == at.version or snapshot.snapshot_id == until:
+            if snapshot.parent_snapshot_id == at.version or snapshot.snapshot_id == until:
                 return found[::-1]
+            parent = snapshot.parent_snapshot_id
             snapshot = None if parent is None else table.metadata.snapshot_by_id(parent)
-            if snapshot is None and parent is not None and until is None:
-                raise GoneError(
-                    f"snapshots between {at} and snapshot {found[-1].snapshot_id} are needed, and were expired"
-                )
-        if snapshot is None and at.version >= 0:
+        if snapshot is not None or until is not None or (not found and at.version < 0):
+            return found[::-1]
+        if at.version >= 0 and table.metadata.snapshot_by_id(at.version) is not None:
             raise StartError(
                 f"{self.what} does not lead back to {at}, which was read: it was rolled back or replaced; restore it, or reset the "
                 "source's place: `slackwater state reset`"
             )
-        return found[::-1]
+        if found and _follows(found[-1], at):
+            return found[::-1]
+        since = f" and snapshot {found[-1].snapshot_id}" if found else " and now"
+        raise GoneError(f"snapshots between {at}{since} are needed, and were expired")
 
     def _version(self, table: Table, snapshot: Snapshot) -> Version:
         operation = "append" if snapshot.summary is None else str(snapshot.summary.operation.value)
@@ -158,6 +160,16 @@ class IcebergLog:
 
 def _place(table: Table, snapshot: Snapshot, files: int | None = None) -> TableRead:
     return TableRead(str(table.metadata.table_uuid), snapshot.snapshot_id, snapshot.sequence_number or 0, files)
+
+
+def _follows(snapshot: Snapshot, at: TableRead) -> bool:
+    """Whether nothing came between a place and a snapshot whose parent is not known any more: commits are numbered.
+
+    PyIceberg forgets parents that it expires. In tables of format version 1 all have the number 0.
+    """
+    if at.version < 0 and not snapshot.sequence_number:
+        return snapshot.parent_snapshot_id is None
+    return at.sequence is not None and snapshot.sequence_number == at.sequence + 1
 
 
 def _status(entry: ManifestEntry) -> str:

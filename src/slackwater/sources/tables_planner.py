@@ -82,7 +82,7 @@ class TablePlanner:
     def _rest(self) -> None:
         """What is left of the version that was read in part."""
         at, done = self._at, self._at.files or 0
-        end = replace(at, files=None, content=False)
+        end = at.whole
         if at.content:
             files = self._source.log.content(at)
         else:
@@ -106,7 +106,7 @@ class TablePlanner:
             self._waiting.append(_Waiting(None, version.at, version.rows))
         else:
             self._check(version)
-            self._add(version.files, replace(version.at, content=False), 0, version.at)
+            self._add(version.files, version.at, 0, version.at)
         self._at = version.at
 
     def _check(self, version: Version) -> None:
