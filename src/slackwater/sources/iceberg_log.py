@@ -37,7 +37,7 @@ class IcebergLog:
         if self._schema is None:
             self._schema = table.schema().schema_id
         current = table.current_snapshot()
-        none = TableRead(str(table.metadata.table_uuid), sequence=table.metadata.last_sequence_number)
+        none = TableRead(str(table.metadata.table_uuid), sequence=getattr(table.metadata, "last_sequence_number", 0))
         at = none if current is None else _place(table, current)
         return Now(at, columns_of(self.what, table.schema()))
 
