@@ -74,7 +74,7 @@ def test_the_page_on_tables(
         return out.out + out.err
 
     assert "is not" in said("check", "visits.toml", "--connect", code=1), "there, or in the catalog"
-    table.append(range(0, 10))
+    table.append(range(10))
     said("check", "visits.toml", "--connect")
     assert f"{kind.capitalize()} table" in said("explain", "visits.toml")
     said("run", "visits.toml", "--available-now")

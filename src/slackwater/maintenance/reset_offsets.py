@@ -22,7 +22,6 @@ from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.spelling import nearest
 from slackwater.core.offsets import FilesRead, KafkaOffsets, Offsets, TableRead
 from slackwater.errors import StartError
-from slackwater.runner.systems import system_of
 from slackwater.sources.kafka_broker import Broker
 from slackwater.state.commit import Commit, SourceRecord
 
@@ -175,6 +174,8 @@ def _kind(pipeline: Pipeline | None, name: str) -> str | None:
 
 def _of_table(where: str, pipeline: Pipeline | None, name: str, wanted: Wanted) -> TableRead:
     """What the table holds when the next run begins, or the place behind what is there now."""
+    from slackwater.runner.systems import system_of  # only here: it knows all targets
+
     if wanted == "earliest":
         return TableRead(files=0, content=True)
     if wanted != "latest":
