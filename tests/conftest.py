@@ -133,6 +133,15 @@ def bucket(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture(scope="session")
+def schema_registry() -> Iterator[Any]:
+    """The one schema registry of a test run; every test takes subjects of its own."""
+    from slackwater.testing.registry import SchemaRegistry
+
+    with SchemaRegistry.started() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def rest_catalog() -> Iterator[Any]:
     """The one Iceberg REST catalog of a test run; every test takes a namespace of its own."""
     from slackwater.testing.lakehouse import RestCatalog

@@ -16,9 +16,9 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.e2e.matrix import consume
-from tests.support.effort import some
+from tests.support.effort import long, some
 from tests.support.runner import Runner
-from tests.support.topics import START_MS, Make, counted, minutes, waited_for
+from tests.support.topics import START_MS, Make, Topic, counted, minutes, waited_for
 
 import slackwater as sw
 from slackwater.sources import kafka_broker
@@ -417,13 +417,28 @@ def test_avro_with_a_schema_file(runner: Runner, topic: Make) -> None:
     assert runner.statuses[-1].counters.rows_bad == 1
 
 
+EVENT: dict[str, Any] = {
+    "title": "event",
+    "type": "object",
+    "properties": {
+        "user": {"type": "string"},
+        "amount": {"type": "integer"},
+        "at": {"type": "string", "format": "date-time"},
+        "note": {"oneOf": [{"type": "null"}, {"$ref": "#/definitions/note"}]},
+    },
+    "definitions": {"note": {"type": "object", "properties": {"text": {"type": "string"}}}},
+}
+
+
 @pytest.fixture
 def registry() -> Iterator[str]:
-    """The part of a Confluent-style registry that readers ask: two versions of one subject."""
+    """The part of a registry that readers ask: two versions of one subject, one of any that ends as a topic of JSON."""
 
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             versions = {1: (7, AVRO_1), 2: (9, AVRO_2)}
+            if self.path.startswith("/json/"):
+                versions = {1: (3, {**EVENT, "properties": {}}), 2: (4, EVENT)}
             if self.path.endswith("/versions"):
                 found: Any = list(versions)
             else:
@@ -444,18 +459,65 @@ def registry() -> Iterator[str]:
     server.server_close()
 
 
-def test_avro_with_a_registry_and_two_versions(runner: Runner, topic: Make, registry: str) -> None:
-    events = topic()
+def framed(row: Any, number: int) -> bytes:
+    return b"\0" + number.to_bytes(4, "big") + json.dumps(row).encode()
+
+
+def avro_of_two_versions(runner: Runner, events: Topic, registry: str, first: int, second: int) -> None:
     events.send(
-        avro(AVRO_1, {"user": "a", "amount": 1}, 7), avro(AVRO_2, {"user": "a", "amount": 2, "note": "x"}, 9), at=1
+        avro(AVRO_1, {"user": "a", "amount": 1}, first),
+        avro(AVRO_2, {"user": "a", "amount": 2, "note": "x"}, second),
+        at=1,
     )
-    events.send(avro(AVRO_1, {"user": "a", "amount": 1}, 8), at=2)  # an id that the subject does not have
+    events.send(avro(AVRO_1, {"user": "a", "amount": 1}, 10**6), at=2)  # an id that the subject does not have
     connection = sw.KafkaConnection(bootstrap_servers=events.broker.address, schema_registry=registry)
     source = events.source(schema=None, payload_format="avro", connection=connection)
     sql = "SELECT concat(user, coalesce(note, '')) AS user, amount, _event_ts FROM source"
     found = runner.run(source=source, transform_sql=sql, window=minutes(), on_error="drop")
     assert counted(found) == [("a", 1, 1), ("ax", 1, 2)]
     assert runner.statuses[-1].counters.rows_bad == 1
+
+
+def json_of_a_schema(runner: Runner, events: Topic, registry: str, number: int) -> None:
+    early, late = "2023-11-14T22:13:20Z", "2023-11-14T23:13:20.5+01:00"
+    events.send(
+        framed({"user": "a", "amount": 1, "at": early, "more": 1}, number),
+        framed({"user": "a", "amount": 2, "at": late, "note": {"text": "x"}}, 10**6),  # read by the newest schema
+    )
+    events.send(b'{"user": "a", "amount": 1}', framed({"user": "a", "amount": "many", "at": early}, number), b"\0\0")
+    connection = sw.KafkaConnection(bootstrap_servers=events.broker.address, schema_registry=registry)
+    source = events.source(schema=None, payload_format="json_schema", connection=connection)
+    sql = "SELECT concat(user, coalesce(note.text, '')) AS user, amount, at AS _event_ts FROM source"
+    found = runner.run(source=source, transform_sql=sql, window=minutes(), on_error="drop")
+    assert counted(found) == [("a", 1, 1), ("ax", 1, 2)]
+    assert runner.statuses[-1].counters.rows_bad == 3
+
+
+def test_avro_with_a_registry_and_two_versions(runner: Runner, topic: Make, registry: str) -> None:
+    avro_of_two_versions(runner, topic(), registry, 7, 9)
+
+
+def test_json_of_a_json_schema_in_a_registry(runner: Runner, topic: Make, registry: str) -> None:
+    json_of_a_schema(runner, topic(), f"{registry}/json", 4)
+
+
+@long(beside="test_kafka.py::test_avro_with_a_registry_and_two_versions")
+def test_avro_of_a_real_registry(runner: Runner, topic: Make, schema_registry: Any) -> None:
+    events = topic()
+    first, second = (schema_registry.register(f"{events.name}-value", json.dumps(s), "AVRO") for s in (AVRO_1, AVRO_2))
+    avro_of_two_versions(runner, events, schema_registry.url, first, second)
+
+
+@long(beside="test_kafka.py::test_json_of_a_json_schema_in_a_registry")
+def test_json_of_a_real_registry_with_references(runner: Runner, topic: Make, schema_registry: Any) -> None:
+    events = topic()
+    note = json.dumps({"type": "object", "properties": {"text": {"type": "string"}}})
+    schema_registry.register(f"{events.name}-note", note, "JSON")
+    shared = {**EVENT["properties"], "note": {"$ref": "note.json"}}
+    whole = json.dumps({"type": "object", "properties": shared})
+    other = {"name": "note.json", "subject": f"{events.name}-note", "version": 1}
+    number = schema_registry.register(f"{events.name}-value", whole, "JSON", [other])
+    json_of_a_schema(runner, events, schema_registry.url, number)
 
 
 def test_a_broker_that_goes_away_and_comes_back(runner: Runner, topic: Make, kafka: Any, tmp_path: Path) -> None:

@@ -202,10 +202,10 @@ def test_the_jars_of_an_image_are_fetched_by_name(monkeypatch: pytest.MonkeyPatc
     asked: list[str] = []
     monkeypatch.setattr(packages, "_fetch", lambda _, module, *rest, **how: asked.append(module) or [Path(module)])
     monkeypatch.setattr(packages, "_is_cached", lambda home: False)
-    assert sum(len(packages.named(name, "4.3.0")) for name in names) == len(asked)
+    assert sum(len(packages.named(name)) for name in names) == len(asked)
     assert any("kafka-clients" in m for m in asked) and any("spark-avro" in m for m in asked)
     with pytest.raises(StartError, match=r"^found 'kafkas', expected of: kafka, avro$"):
-        packages.named("kafkas", "4.3.0")
+        packages.named("kafkas")
 
 
 # -- compose -----------------------------------------------------------------------------------------------------------

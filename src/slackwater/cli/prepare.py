@@ -18,8 +18,6 @@ from slackwater.errors import StartError
 
 def prepare_for(files: list[Path], names: list[str]) -> None:
     """Compile, fetch (for configs, and by name) and archive; prints a line for each."""
-    import pyspark
-
     from slackwater.runner.assemble import spark_settings
     from slackwater.spark import class_archive, packages
     from slackwater.spark.workers import session_loops
@@ -32,7 +30,7 @@ def prepare_for(files: list[Path], names: list[str]) -> None:
         jars = [j for j in spark_settings(pipeline, lambda level, line: None).get("spark.jars", "").split(",") if j]
         print(f"fetched: {plural(len(jars), 'jar')} for {file}")
     for name in names:
-        print(f"fetched: {plural(len(packages.named(name, pyspark.__version__)), 'jar')} for {name}")
+        print(f"fetched: {plural(len(packages.named(name)), 'jar')} for {name}")
     archive = class_archive.make("slackwater.cli.prepare")
     if archive is None:
         raise StartError("Spark needs Java and there is none; install Java 17 or later, or set JAVA_HOME")

@@ -76,10 +76,20 @@ def check_connections(values: Values) -> Iterator[Problem]:
             yield f"{at}.connection", _unfit(spec.connection, found, what, kinds)
         elif isinstance(spec, Source):
             yield from _below(at, spec.check_kind(found.kind, vars(spec), spec._wrong))
-            avro = isinstance(found, KafkaConnection) and spec.payload_format == "avro" and not found.schema_registry
-            if avro and spec.avro_schema_file is None and "avro_schema_file" not in spec._wrong:
+            if not isinstance(found, KafkaConnection) or found.schema_registry:
+                continue
+            if (
+                spec.payload_format == "avro"
+                and spec.avro_schema_file is None
+                and "avro_schema_file" not in spec._wrong
+            ):
                 line = 'missing; payload_format = "avro" needs it, or schema_registry in the connection'
                 yield f"{at}.avro_schema_file", line
+            if spec.payload_format == "json_schema":
+                yield (
+                    f"{at}.payload_format",
+                    '"json_schema" needs schema_registry in the connection, which has none; add it',
+                )
     letters: Target | None = values.get("dead_letter")
     for at, target in (*placed_targets(values), *([] if letters is None else [("dead_letter", letters)])):
         if target.connection is None or "connection" in target._wrong:

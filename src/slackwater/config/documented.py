@@ -55,7 +55,7 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
         "kind": "Which system it is.",
         "bootstrap_servers": "The brokers of a Kafka cluster: host:port, several with commas.",
         "options": "Settings of the client, storage or reader, as it spells them.",
-        "schema_registry": "The URL of a Confluent-style registry, for Avro payloads.",
+        "schema_registry": "The URL of a Confluent-style registry, for Avro and JSON Schema payloads.",
         "url": "The address with user and password; keep it out of the file: ${WAREHOUSE_URL}.",
         "catalog": "Of iceberg: the kind of its catalog.",
         "catalog_name": "Of iceberg: what PyIceberg calls the catalog; a SQL catalog keeps its tables under it.",

@@ -194,7 +194,7 @@ def _rules(spec: type[Spec]) -> list[Schema]:
     if spec is Source:
         rules.append({"required": ["connection", "query"]})
         rules.append({"if": {"required": ["avro_schema_file"]}, "then": _only("payload_format", "avro")})
-        rules.append(_where({"enum": ["avro", "raw"]}, _without(["schema"]), "payload_format"))
+        rules.append(_where({"enum": ["avro", "json_schema", "raw"]}, _without(["schema"]), "payload_format"))
     if issubclass(spec, Transform):
         rules.append({"anyOf": [{"required": [key]} for key in (*spec.STEPS, "sql")]})
         rules += [{"not": {"required": list(both)}} for both in combinations(spec.STEPS, 2)]

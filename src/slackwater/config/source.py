@@ -31,7 +31,8 @@ from slackwater.config.spec import Problem, Spec, Values
 from slackwater.config.spelling import Interpolated, show, show_key
 
 FORMATS = ("json", "csv", "parquet", "text")
-PAYLOADS = ("json", "avro", "raw")
+PAYLOADS = ("json", "avro", "json_schema", "raw")
+FRAMED = ("avro", "json_schema")  # a registry has their schemas
 
 
 @shaped(
@@ -250,10 +251,10 @@ class Source(Spec):
         if values.get("starting_offsets") is not None and values.get("starting_version") is not None:
             yield "starting_version", "says where to begin, as starting_offsets does; remove one of them"
         payload = values.get("payload_format") or "json"
-        if payload == "avro" and kind in cls.OF["payload_format"] and kind != "kafka":
+        if payload in FRAMED and kind in cls.OF["payload_format"] and kind != "kafka":
             yield (
                 "payload_format",
-                f'"avro" belongs to connections of kind "kafka", this one is {show(kind)}; use "json" or "raw"',
+                f'{show(payload)} belongs to connections of kind "kafka", this one is {show(kind)}; use "json" or "raw"',
             )
             return
         if kind == "kafka" and payload != "avro" and values.get("avro_schema_file") is not None:

@@ -100,7 +100,7 @@ def _columns(pipeline: Pipeline, index: int, source: Source, found: Checked) -> 
     more = dict.fromkeys(injected(kind))
     if kind != "files":
         more[EVENT_TIME] = "timestamp"
-        if source.payload_format in ("avro", "raw"):
+        if source.payload_format in ("avro", "json_schema", "raw"):
             if source.payload_format == "raw" and kind == "kafka":
                 return Columns({"value": None, **more}, True)
             found.skip(

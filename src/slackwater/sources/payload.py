@@ -1,9 +1,8 @@
-"""From a record's bytes to columns: JSON, Avro, or as they are. What cannot be decoded is marked in `_corrupt_record`."""
+"""From a record's bytes to columns: JSON, Avro, or as they are; with or without a schema's id before them. What cannot be decoded is marked in `_corrupt_record`."""
 
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from slackwater.config.source import Source
 from slackwater.core.words import plural
 from slackwater.errors import StartError
-from slackwater.sources import connect
+from slackwater.sources import connect, json_schema, registry
 from slackwater.sources.base import CORRUPT, reason
 from slackwater.sources.times import UTC, TextTimes
 from slackwater.windows.aggregations import quote
@@ -53,6 +52,7 @@ class Payload:
     )  # writer's schema (JSON) by registry id; None: the only one
     reader: str = ""  # Avro: the schema that rows are brought to, with the mark
     zone: str = UTC
+    framed: bool = False  # JSON: a registry's frame stands before it
 
     def decode(self, records: DataFrame, meta: Sequence[str]) -> DataFrame:
         """Records with the payload's columns, those of `meta` (SQL), and `_corrupt_record`: NULL where all went well."""
@@ -69,6 +69,15 @@ class Payload:
         return self._times.convert(found) if self.kind == "json" else found
 
     @property
+    def _known(self) -> str:
+        """The id of the writer's schema, as text; NULL where none stands before the record."""
+        return f"CASE WHEN hex(substring({self.body}, 1, 1)) = '00' THEN conv(hex(substring({self.body}, 2, 4)), 16, 10) END"
+
+    @property
+    def _rest(self) -> str:
+        return f"substring({self.body}, {registry.FRAME + 1})"
+
+    @property
     def _times(self) -> TextTimes:
         return TextTimes(self.schema, "json", self.zone, {})
 
@@ -78,18 +87,16 @@ class Payload:
         wanted = StructType([*self._times.as_read.fields, StructField(CORRUPT, StringType())])
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
         F = connect.functions(of)  # noqa: N806
-        return F.from_json(F.col(self.body).cast("string"), wanted, options)
+        text = F.expr(f"{self._known} IS NOT NULL")
+        rest = F.when(text, F.expr(self._rest)) if self.framed else F.col(self.body)
+        return F.from_json(rest.cast("string"), wanted, options)
 
     def _avro(self, of: DataFrame) -> Any:
         F, from_avro = connect.functions(of), connect.from_avro(of)  # noqa: N806
         options = {"mode": "PERMISSIVE", "avroSchema": self.reader}
         if None in self.avro:
             return from_avro(F.col(self.body), self.avro[None], options)
-        # Confluent's framing: a zero byte, the writer's schema id in 4 bytes, the record
-        known = F.expr(
-            f"CASE WHEN hex(substring({self.body}, 1, 1)) = '00' THEN conv(hex(substring({self.body}, 2, 4)), 16, 10) END"
-        )
-        rest = F.expr(f"substring({self.body}, 6)")
+        known, rest = F.expr(self._known), F.expr(self._rest)
         found: Any = None
         for number, schema in self.avro.items():
             one = from_avro(rest, schema, options)
@@ -130,7 +137,23 @@ def json_payload(session: SparkSession, spec: Source, known: str | None, sample:
     return Payload(StructType(fields), "json")
 
 
-def avro_payload(session: SparkSession, spec: Source, registry: str | None, topics: Sequence[str]) -> Payload:
+def json_schema_payload(session: SparkSession, spec: Source, address: str | None, topics: Sequence[str]) -> Payload:
+    """JSON with the columns of the newest version of the subject `<topic>-value` in a registry."""
+    if address is None or not topics:
+        raise StartError(
+            f'source "{spec.name}": payload_format = "json_schema" needs schema_registry in the connection and topics by name'
+        )
+    *_, latest = registry.versions(spec, address, topics)
+    try:
+        ddl = json_schema.columns(latest.text, latest.references)
+    except ValueError as error:
+        raise StartError(
+            f'source "{spec.name}": schema {latest.id} of the registry cannot be used as a JSON Schema ({error})'
+        ) from None
+    return Payload(connect.schema_of_ddl(session, ddl), "json", framed=True)
+
+
+def avro_payload(session: SparkSession, spec: Source, address: str | None, topics: Sequence[str]) -> Payload:
     """Avro with a schema file, or with every version of the subject `<topic>-value` in a registry."""
     if spec.avro_schema_file is not None:
         try:
@@ -141,16 +164,12 @@ def avro_payload(session: SparkSession, spec: Source, registry: str | None, topi
                 f'source "{spec.name}": avro_schema_file "{spec.avro_schema_file}" cannot be read ({error}); expected a schema in JSON'
             ) from None
         return Payload(_spark_schema(session, spec, text), "avro", avro={None: text}, reader=_marked(text))
-    if registry is None or not topics:
+    if address is None or not topics:
         raise StartError(
             f'source "{spec.name}": payload_format = "avro" needs avro_schema_file, or schema_registry in the connection '
             "and topics by name"
         )
-    found: dict[int | None, str] = {}
-    for topic in topics:
-        for version in _get(spec, registry, f"/subjects/{topic}-value/versions"):
-            entry = _get(spec, registry, f"/subjects/{topic}-value/versions/{version}")
-            found[int(entry["id"])] = entry["schema"]
+    found: dict[int | None, str] = {v.id: v.text for v in registry.versions(spec, address, topics)}
     latest = list(found.values())[-1]
     return Payload(_spark_schema(session, spec, latest), "avro", avro=found, reader=_marked(latest))
 
@@ -159,17 +178,6 @@ def _marked(text: str) -> str:
     """A reader's schema with one more field: its default tells a record that was decoded from the NULLs of one that was not."""
     schema = json.loads(text)
     return json.dumps({**schema, "fields": [*schema["fields"], {"name": _MARK, "type": "boolean", "default": True}]})
-
-
-def _get(spec: Source, registry: str, path: str) -> Any:
-    url = registry.rstrip("/") + path
-    try:
-        with urllib.request.urlopen(url, timeout=10) as answer:  # the URL is the user's own
-            return json.load(answer)
-    except (OSError, ValueError) as error:
-        raise StartError(
-            f'source "{spec.name}": the schema registry does not answer {path} ({reason(error)}); check schema_registry'
-        ) from None
 
 
 def _spark_schema(session: SparkSession, spec: Source, text: str) -> StructType:

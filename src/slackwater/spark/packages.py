@@ -12,8 +12,10 @@ import os
 import re
 import shutil
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 
 from slackwater.errors import StartError
@@ -47,8 +49,9 @@ def avro(spark_version: str) -> list[Path]:
     return _newest(f"spark-avro_{_SCALA}", spark_version, _AVRO)[0]
 
 
-def named(name: str, spark_version: str) -> list[Path]:
-    """The jars for "kafka" or "avro". Raises StartError for another name, too."""
+def named(name: str) -> list[Path]:
+    """The jars for "kafka" or "avro" with the PySpark that is installed. Raises StartError for another name, too."""
+    spark_version = metadata.version("pyspark")
     if name == "kafka":
         return kafka_connector(spark_version)[0]
     if name == "avro":
@@ -69,6 +72,12 @@ def module(organisation: str, name: str, version: str) -> list[Path]:
 def described(name: str, modules: str) -> list[Path]:
     """Modules with everything they depend on, as an `ivy.xml` lists them: one can name artifacts of a module beside its jar."""
     return _once(cache() / "jars" / name, lambda into: _described(name, modules, into))
+
+
+def unpacked(name: str, modules: str) -> Path:
+    """The folder of a program that is published as one archive, with a jar to run in it; `modules`: as for `described`."""
+    _once(cache() / "jars" / name, lambda into: _unpacked(name, modules, into))
+    return cache() / "jars" / name
 
 
 def _newest(
@@ -143,6 +152,14 @@ def _described(name: str, modules: str, into: Path) -> None:
     _ivy(name, into, ["-ivy", str(file), "-retrieve", f"{into}/[artifact](-[classifier])-[revision].[ext]"])
 
 
+def _unpacked(name: str, modules: str, into: Path) -> None:
+    _described(name, modules, into)
+    for archive in into.glob("*.tar.gz"):
+        with tarfile.open(archive) as found:
+            found.extractall(into, filter="data")
+        archive.unlink()
+
+
 def _ivy(what: str, into: Path, wanted: Sequence[str]) -> None:
     import pyspark
 
@@ -152,7 +169,7 @@ def _ivy(what: str, into: Path, wanted: Sequence[str]) -> None:
     if settings := os.environ.get("SLACKWATER_IVY_SETTINGS"):
         command += ["-settings", settings]
     done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode or not any(into.glob("*.jar")):
+    if done.returncode or not (any(into.glob("*.jar")) or any(into.glob("*.tar.gz"))):
         raise StartError(
             f"{what} cannot be fetched from Maven; "
             "connect once to fill the cache, or put the jar on the machine and name it in the Spark setting spark.jars"

@@ -22,7 +22,7 @@ from slackwater.config import ddl
 from slackwater.config.connection import Connection, KafkaConnection
 from slackwater.config.connectors import injected
 from slackwater.config.pipeline import Pipeline, resolve
-from slackwater.config.source import Source
+from slackwater.config.source import FRAMED, Source
 from slackwater.config.spelling import nearest
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
@@ -213,9 +213,9 @@ def _payload(session: SparkSession, spec: Source, connection: Connection, zone: 
     body = "body" if connection.kind == "rabbitmq" else "value"
     if spec.payload_format == "raw":
         return raw_payload(body)
-    if spec.payload_format == "avro":
+    if spec.payload_format in FRAMED:
         raise StartError(
-            f'source "{spec.name}": payload_format = "avro": tests cannot write Avro yet; test the pipeline with '
+            f'source "{spec.name}": payload_format = "{spec.payload_format}": tests cannot write it yet; test the pipeline with '
             'payload_format = "json" and the same schema'
         )
     return replace(json_payload(session, spec, None, list), body=body, zone=zone)

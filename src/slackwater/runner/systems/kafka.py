@@ -22,7 +22,7 @@ from slackwater.runner.letters import CHUNK, SCHEMA, Wanted
 from slackwater.runner.systems.base import System, zone_of
 from slackwater.sources.kafka import KafkaSource, sample
 from slackwater.sources.kafka_broker import Broker, named
-from slackwater.sources.payload import avro_payload, json_payload, raw_payload
+from slackwater.sources.payload import avro_payload, json_payload, json_schema_payload, raw_payload
 from slackwater.targets.base import Table
 from slackwater.targets.kafka_rows import LETTER_HEADERS
 
@@ -42,6 +42,9 @@ class Kafka(System[KafkaConnection]):
             payload = raw_payload()
         elif spec.payload_format == "avro":
             payload = avro_payload(session, spec, self.connection.schema_registry, named(query))
+        elif spec.payload_format == "json_schema":
+            payload = json_schema_payload(session, spec, self.connection.schema_registry, named(query))
+            payload = replace(payload, zone=zone_of(pipeline, spec))
         else:
             payload = json_payload(session, spec, known, lambda: sample(session, spec, self.connection))
             payload = replace(payload, zone=zone_of(pipeline, spec))

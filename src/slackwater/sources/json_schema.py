@@ -1,0 +1,91 @@
+"""The columns of JSON that a JSON Schema describes.
+
+    {"properties": {"user": {"type": "string"}, "at": {"type": "string", "format": "date-time"}}}
+        ─▶ user STRING, at TIMESTAMP
+
+What no type of a column can hold as it is (values of several types, objects and lists of any kind, what contains itself)
+becomes STRING: its JSON as text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slackwater.windows.aggregations import quote
+
+TEXT = "STRING"
+_PLAIN = {"string": TEXT, "integer": "BIGINT", "number": "DOUBLE", "boolean": "BOOLEAN"}
+_FORMATS = {"date-time": "TIMESTAMP", "date": "DATE"}
+
+
+def columns(text: str, others: Mapping[str, str]) -> str:
+    """The columns, as DDL. `others`: schemas by the names that `$ref`s give them. Raises ValueError where there are none."""
+    documents = {"": json.loads(text), **{name: json.loads(t) for name, t in others.items()}}
+    found = _Document(documents, "").members(documents[""])
+    if not found:
+        raise ValueError("it describes no object with properties, which become columns")
+    return ", ".join(f"{quote(name)} {kind}" for name, kind in found.items())
+
+
+@dataclass(frozen=True)
+class _Document:
+    """Where a `$ref` is looked up. `within`: those that are being followed."""
+
+    documents: Mapping[str, Any]
+    name: str
+    within: frozenset[tuple[str, str]] = field(default=frozenset())
+
+    def members(self, schema: Any) -> dict[str, str]:
+        """The properties of an object, and their types."""
+        here, schema = self._followed(schema)
+        if not isinstance(schema, Mapping):
+            return {}
+        found = {name: here.type_of(one) for name, one in (schema.get("properties") or {}).items()}
+        for one in schema.get("allOf") or ():
+            found |= here.members(one)
+        return found
+
+    def type_of(self, schema: Any) -> str:
+        """The type of a column for what this describes."""
+        here, schema = self._followed(schema)
+        if not isinstance(schema, Mapping):
+            return TEXT
+        if (choices := schema.get("oneOf") or schema.get("anyOf")) is not None:
+            given = [one for one in choices if one != {"type": "null"}]
+            return here.type_of(given[0]) if len(given) == 1 else TEXT
+        kinds = schema.get("type")
+        kinds = [k for k in ([kinds] if isinstance(kinds, str) else kinds or ()) if k != "null"]
+        if len(kinds) > 1:
+            return TEXT
+        if kinds == ["array"]:
+            items = schema.get("items")
+            return f"ARRAY<{here.type_of(items)}>" if isinstance(items, Mapping) else TEXT
+        if kinds == ["object"] or (not kinds and ("properties" in schema or "allOf" in schema)):
+            if members := here.members(schema):
+                return "STRUCT<" + ", ".join(f"{quote(name)}: {kind}" for name, kind in members.items()) + ">"
+            values = schema.get("additionalProperties")
+            return f"MAP<STRING, {here.type_of(values)}>" if isinstance(values, Mapping) and values else TEXT
+        if kinds == ["string"]:
+            return (
+                "BINARY" if schema.get("contentEncoding") == "base64" else _FORMATS.get(schema.get("format", ""), TEXT)
+            )
+        return _PLAIN[kinds[0]] if kinds and kinds[0] in _PLAIN else TEXT
+
+    def _followed(self, schema: Any) -> tuple[_Document, Any]:
+        """What a `$ref` stands for, and where its own are looked up; None where it leads to itself."""
+        if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
+            return self, schema
+        name, _, path = schema["$ref"].partition("#")
+        place = (name or self.name, path)
+        if place in self.within:
+            return self, None
+        found = self.documents.get(place[0])
+        for part in path.split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            found = found.get(key) if isinstance(found, Mapping) else None
+        if found is None:
+            raise ValueError(f"{json.dumps(schema['$ref'])} leads to nothing that it or its references have")
+        return _Document(self.documents, place[0], self.within | {place})._followed(found)

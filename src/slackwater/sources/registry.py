@@ -1,0 +1,54 @@
+"""A schema registry, as Confluent's and those like it answer: the versions of the subjects of topics."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from slackwater.config.source import Source
+from slackwater.errors import StartError
+from slackwater.sources.base import reason
+
+# Before the payload: a zero byte, and the id of the writer's schema in 4 bytes
+FRAME = 5
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a subject. `references`: of other subjects, by the names that its text gives them."""
+
+    id: int
+    text: str
+    references: Mapping[str, str]
+
+
+def versions(spec: Source, registry: str, topics: Sequence[str]) -> Iterator[Version]:
+    """Every version of each `<topic>-value`, the oldest first. Raises StartError if the registry does not have it."""
+    for topic in topics:
+        subject = f"{topic}-value"
+        for number in _get(spec, registry, f"/subjects/{quote(subject, safe='')}/versions"):
+            yield _version(spec, registry, subject, number)
+
+
+def _version(spec: Source, registry: str, subject: str, number: int) -> Version:
+    entry = _get(spec, registry, f"/subjects/{quote(subject, safe='')}/versions/{number}")
+    found: dict[str, str] = {}
+    for other in entry.get("references") or ():
+        version = _version(spec, registry, other["subject"], other["version"])
+        found |= {**version.references, other["name"]: version.text}
+    return Version(int(entry["id"]), entry["schema"], found)
+
+
+def _get(spec: Source, registry: str, path: str) -> Any:
+    url = registry.rstrip("/") + path
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:  # the URL is the user's own
+            return json.load(answer)
+    except (OSError, ValueError) as error:
+        raise StartError(
+            f'source "{spec.name}": the schema registry does not answer {path} ({reason(error)}); check schema_registry'
+        ) from None

@@ -1,0 +1,69 @@
+"""A schema registry for tests, on loopback: Apicurio, which answers as Confluent's does, from Maven.
+
+with SchemaRegistry.started() as registry:
+    registry.register("clicks-value", '{"type": "record", …}', "AVRO")
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import tempfile
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from slackwater.spark import packages
+from slackwater.testing.services import Process, free_port
+
+
+@dataclass
+class SchemaRegistry:
+    """The server; what it holds is in its memory. `url`: for `schema_registry`."""
+
+    url: str
+    process: Process
+    VERSION: ClassVar[str] = "2.6.13.Final"
+    IVY: ClassVar[str] = f"""<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">
+  <info organisation="slackwater" module="schema-registry"/>
+  <configurations><conf name="default"/></configurations>
+  <dependencies>
+    <dependency org="io.apicurio" name="apicurio-registry-app" rev="{VERSION}" transitive="false" conf="default->master">
+      <artifact name="apicurio-registry-app" type="tar.gz" ext="tar.gz" m:classifier="all"/>
+    </dependency>
+  </dependencies>
+</ivy-module>
+"""
+
+    @classmethod
+    @contextmanager
+    def started(cls) -> Iterator[SchemaRegistry]:
+        home = packages.unpacked(f"schema-registry-{cls.VERSION}", cls.IVY)
+        directory, port = Path(tempfile.mkdtemp(prefix="slackwater-registry-")), free_port()
+        settings = {"quarkus.http.host": "127.0.0.1", "quarkus.http.port": port, "java.io.tmpdir": directory}
+        command = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+        command += [f"-D{name}={value}" for name, value in settings.items()]
+        command += ["-jar", str(home / f"apicurio-registry-app-{cls.VERSION}-runner.jar")]
+        found = cls(f"http://127.0.0.1:{port}/apis/ccompat/v7", Process(command, directory / "log"))
+        try:
+            found.process.start()
+            found.process.must_answer("the schema registry", f"{found.url}/subjects")
+            yield found
+        finally:
+            found.process.stop(signal.SIGTERM)
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def register(self, subject: str, schema: str, kind: str, references: Sequence[dict[str, Any]] = ()) -> int:
+        """Another version of a subject; the id of its schema. `kind`: AVRO or JSON."""
+        body = {"schema": schema, "schemaType": kind, "references": list(references)}
+        asked = urllib.request.Request(
+            f"{self.url}/subjects/{subject}/versions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/vnd.schemaregistry.v1+json"},
+        )
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            return int(json.load(answer)["id"])

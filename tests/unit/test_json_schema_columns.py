@@ -1,0 +1,88 @@
+"""A JSON Schema as columns: what each kind of value becomes, and what becomes text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from slackwater.sources.json_schema import columns
+
+A_REF = {"$ref": "#/$defs/a"}
+
+
+def of(schema: Any, **others: Any) -> str:
+    """The type of the one column."""
+    found = columns(
+        json.dumps({"properties": {"c": schema}, "$defs": DEFS}), {n: json.dumps(s) for n, s in others.items()}
+    )
+    return found.removeprefix("`c` ")
+
+
+DEFS = {
+    "a": {"type": "integer"},
+    "tree": {"type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}, "n": A_REF}},
+    "of/tilde~": {"type": "boolean"},
+    "again": {"$ref": "#/$defs/again"},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "string"}, "STRING"),
+        ({"type": "string", "format": "date-time"}, "TIMESTAMP"),
+        ({"type": "string", "format": "date"}, "DATE"),
+        ({"type": "string", "format": "uuid"}, "STRING"),
+        ({"type": "string", "contentEncoding": "base64"}, "BINARY"),
+        ({"type": "integer"}, "BIGINT"),
+        ({"type": "number"}, "DOUBLE"),
+        ({"type": "boolean"}, "BOOLEAN"),
+        ({"type": ["null", "integer"]}, "BIGINT"),
+        ({"type": ["string", "integer"]}, "STRING"),
+        ({"oneOf": [{"type": "null"}, {"type": "number"}]}, "DOUBLE"),
+        ({"anyOf": [{"type": "string"}, {"type": "number"}]}, "STRING"),
+        ({"enum": ["A", "B"]}, "STRING"),
+        (True, "STRING"),
+        ({}, "STRING"),
+        ({"type": "array", "items": {"type": "integer"}}, "ARRAY<BIGINT>"),
+        ({"type": "array"}, "STRING"),
+        ({"type": "array", "items": [{"type": "integer"}]}, "STRING"),
+        ({"type": "object"}, "STRING"),
+        ({"type": "object", "additionalProperties": {"type": "number"}}, "MAP<STRING, DOUBLE>"),
+        ({"type": "object", "additionalProperties": False}, "STRING"),
+        ({"properties": {"x": {"type": "integer"}, "y z": A_REF}}, "STRUCT<`x`: BIGINT, `y z`: BIGINT>"),
+        ({"allOf": [{"properties": {"x": A_REF}}, {"properties": {"y": A_REF}}]}, "STRUCT<`x`: BIGINT, `y`: BIGINT>"),
+        (A_REF, "BIGINT"),
+        ({"$ref": "#/$defs/of~1tilde~0"}, "BOOLEAN"),
+        ({"$ref": "#/$defs/tree"}, "STRUCT<`left`: STRING, `n`: BIGINT>"),  # what contains itself is text from there on
+        ({"$ref": "#/$defs/again"}, "STRING"),
+    ],
+)  # fmt: skip
+def test_each_kind_of_value(schema: Any, expected: str) -> None:
+    assert of(schema) == expected
+
+
+def test_references_to_other_subjects_are_followed_from_there() -> None:
+    other = {"definitions": {"money": {"properties": {"cents": {"$ref": "#/definitions/n"}}}, "n": {"type": "integer"}}}
+    assert of({"$ref": "money.json#/definitions/money"}, **{"money.json": other}) == "STRUCT<`cents`: BIGINT>"
+    assert of({"$ref": "whole.json"}, **{"whole.json": {"type": "number"}}) == "DOUBLE"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"type": "string"}', "it describes no object with properties, which become columns"),
+        ("true", "it describes no object with properties, which become columns"),
+        ('{"properties": {"a": {"$ref": "#/nowhere"}}}', '"#/nowhere" leads to nothing that it or its references have'),
+        (
+            '{"properties": {"a": {"$ref": "other.json"}}}',
+            '"other.json" leads to nothing that it or its references have',
+        ),
+    ],
+)
+def test_what_cannot_become_columns_is_told(text: str, expected: str) -> None:
+    with pytest.raises(ValueError) as told:
+        columns(text, {})
+    assert str(told.value) == expected
