@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from slackwater.config.connectors import absolute
 from slackwater.core.offsets import TableRead
+from slackwater.core.words import plural
 from slackwater.errors import StartError
 from slackwater.secrets import masked
 from slackwater.sources.tables import DataFile, GoneError, Now, Version
@@ -171,9 +172,7 @@ class DeltaLog:
         info: Mapping[str, Any] = next((a["commitInfo"] for a in actions if a.get("commitInfo")), {})
         rewrites, vectors = None, sum(1 for a in adds if a.get("deletionVector"))
         if gone or vectors:
-            what = (
-                "deletion vectors" if vectors else f"{len(gone):,} {'file' if len(gone) == 1 else 'files'} taken away"
-            )
+            what = "deletion vectors" if vectors else f"{plural(len(gone), 'file')} taken away"
             rewrites = f"is a {info.get('operation') or 'change'} that removes or rewrites rows ({what})"
         files = [
             self._file(a["path"], a["size"], a.get("partitionValues") or {})

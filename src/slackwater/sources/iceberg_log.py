@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slackwater.core.offsets import TableRead
+from slackwater.core.words import plural
 from slackwater.errors import StartError
 from slackwater.secrets import masked
 from slackwater.sources.iceberg_columns import columns_of
@@ -134,7 +135,7 @@ class IcebergLog:
                 else:
                     files.append(self._file(entry))
                     rows += entry.data_file.record_count
-        taken = deletes or (f"{gone:,} {'file' if gone == 1 else 'files'} taken away" if gone else "")
+        taken = deletes or (f"{plural(gone, 'file')} taken away" if gone else "")
         rewrites = f"is of the operation {operation} and removes or rewrites rows ({taken})" if taken else None
         return Version(
             at, sorted(files, key=lambda f: f.path), rewrites, rows if rewrites else 0, self._columns(table, snapshot)

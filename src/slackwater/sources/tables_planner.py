@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slackwater.core.offsets import TableRead
+from slackwater.core.words import plural
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.sources.base import NoAnswerError
 from slackwater.sources.tables import DataFile, GoneError, SomeFiles, TableSource, Version
@@ -90,18 +91,18 @@ class TablePlanner:
             self._check(version)
             files = version.files
         if done > len(files):
-            raise GoneError(f"{len(files):,} files of version {at.version} are there, and {done:,} of them were read")
+            raise GoneError(f"{at.whole} has {plural(len(files), 'file')}, and {done:,} of them were read")
         self._add(files[done:], at, done, end)
         self._at, self._within = end, False
 
     def _take(self, version: Version) -> None:
         if version.rewrites is not None and self._source.spec.on_rewrite == "skip":
             log.warning(
-                "%s: %s %s; it is passed over with the %s rows of its files (on_rewrite)",
+                "%s: %s %s; it is passed over with the %s of its files (on_rewrite)",
                 self._source.where,
                 version.at,
                 version.rewrites,
-                f"{version.rows:,}",
+                plural(version.rows, "row"),
             )
             self._waiting.append(_Waiting(None, version.at, version.rows))
         else:
