@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from slackwater.core.words import plural
+
 _LIST = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")
 ByTopic = Mapping[str, Mapping[str, int]]  # topic -> partition -> offset, as Spark writes it
 
@@ -128,10 +130,8 @@ class TableRead:
         named = f"version {self.version}" if self.sequence is None else f"snapshot {self.version} ({self.sequence})"
         if self.files is None:
             return named
-        return (
-            f"{self.files:,} {'file' if self.files == 1 else 'files'} of {'what ' if self.content else ''}{named}"
-            + (" holds" if self.content else "")
-        )
+        of = f"what {named} holds" if self.content else named
+        return f"{plural(self.files, 'file')} of {of}"
 
 
 Offsets = FilesRead | KafkaOffsets | TableRead
