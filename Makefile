@@ -73,7 +73,7 @@ bench-peers: $(READY) ## Slackwater beside Flink and Kafka Streams, which are fe
 	@$(BIN)/python -m benchmarks.peers --json benchmarks/results/latest-peers.json
 
 faults: $(READY) ## kill -9 at every named step and at random, for every store and target; writes docs/faults.md
-	@SLACKWATER_KILLS=20 $(BIN)/python -m pytest -q -s tests/e2e/test_kill.py
+	@SLACKWATER_KILLS=20 $(BIN)/python -m pytest -q -s tests/e2e/test_kill.py tests/e2e/test_iceberg_kill.py
 	@$(BIN)/python -m tests.e2e.matrix --events 200000 --random 50 --write docs/faults.md
 
 docs: $(READY)   ## the docs as a site, in site/: open site/index.html

@@ -33,6 +33,7 @@ class Topic:
         key: str | None = None,
         headers: list[tuple[str, bytes]] | None = None,
     ) -> None:
+        self._producer.list_topics(self.name, 30)  # so it knows of partitions that came later
         for row in rows:
             value = json.dumps(row) if isinstance(row, Mapping) else row
             self._producer.produce(
