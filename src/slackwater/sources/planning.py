@@ -101,8 +101,13 @@ def planners_of(streams: Streams, state: Commit, read: Mapping[str, Iterable[Fil
 
 
 def check_connect(pipeline: str, sources: Iterable[AnySource]) -> None:
-    """Raise StartError for a source that only a streaming query of Spark can plan, which is not run over Connect."""
+    """Raise StartError for a source that only a streaming query of Spark can plan, which is not run over Connect, and for tables."""
     for source in sources:
+        if isinstance(source, TableSource):
+            raise StartError(
+                f'{pipeline}: source "{source.name}" is a table, and tables are not read over Spark Connect yet; run it with a classic '
+                "session (SPARK_MASTER)"
+            )
         if not can_plan(source):
             raise not_over_connect(pipeline, source.name)
 
@@ -110,7 +115,7 @@ def check_connect(pipeline: str, sources: Iterable[AnySource]) -> None:
 def not_over_connect(pipeline: str, source: str) -> StartError:
     return StartError(
         f'{pipeline}: source "{source}" is planned by a streaming query of Spark, which Slackwater does not run over Spark Connect; '
-        "expected files on a disk of this machine, tables or Kafka, without options of Spark's own streams: or run it with a classic session "
+        "expected files on a disk of this machine or Kafka, without options of Spark's own streams: or run it with a classic session "
         "(SPARK_MASTER)"
     )
 
