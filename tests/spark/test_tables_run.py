@@ -103,7 +103,7 @@ def test_each_row_once_with_every_value_though_runs_die_between(
     given = rows(0, 12)
     table.append(given[:5])
     table.append(given[5:])
-    settings: dict[str, Any] = {"window": WINDOW, "sql": SQL, "flush": False}
+    settings: dict[str, Any] = {"window": WINDOW, "transform_sql": SQL, "flush": False}
     for n in range(count):
         with pytest.raises((DeathError, SlackwaterError)):
             runner.run(source=table.source(max_files_per_trigger=2), **settings)
@@ -125,7 +125,7 @@ def test_a_table_of_results_is_the_source_of_another_pipeline(tmp_path: Path, ru
     table.append(rows(0, 8))
     lake = sw.DeltaConnection()
     first = {"name": "first", "target": lake, "target_path": str(tmp_path / "results")}
-    runner.run(source=table.source(), window=WINDOW, sql=SQL, **first)
+    runner.run(source=table.source(), window=WINDOW, transform_sql=SQL, **first)
     per_day = sw.Window(
         kind="tumbling",
         duration_ms="1d",
@@ -138,7 +138,7 @@ def test_a_table_of_results_is_the_source_of_another_pipeline(tmp_path: Path, ru
         ],
     )
     results = sw.Source(name="windows", connection=lake, query=str(tmp_path / "results"))
-    found = runner.run(source=results, window=per_day, sql="SELECT day, n, paid, _event_ts FROM source")
+    found = runner.run(source=results, window=per_day, transform_sql="SELECT day, n, paid, _event_ts FROM source")
     assert sorted(found.select("day", "rows").rows(), key=str) == sorted([(d, 2) for d in DAYS], key=str)
 
 
@@ -164,7 +164,9 @@ def test_a_column_that_was_renamed_is_found_by_its_id_and_a_new_one_is_taken(tmp
             ),
         }
     )
-    found = runner.run(source=table.source(), window=window, sql="SELECT amount, weight, _event_ts FROM source")
+    found = runner.run(
+        source=table.source(), window=window, transform_sql="SELECT amount, weight, _event_ts FROM source"
+    )
     assert found["total"].sum() == sum(r["x"] for r in rows(0, 8) if r["x"] is not None)
     assert found["weight"].sum() == 20
 
@@ -176,5 +178,5 @@ def test_a_data_file_that_is_gone_is_told_in_a_line(table: Any, runner: Runner, 
     with pytest.raises(
         SlackwaterError, match=r'source "events": .* a file of it is gone .*nothing of this epoch was committed'
     ) as told:
-        runner.run(source=table.source(), window=WINDOW, sql=SQL)
+        runner.run(source=table.source(), window=WINDOW, transform_sql=SQL)
     assert "\n" not in str(told.value)
