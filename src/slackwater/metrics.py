@@ -257,7 +257,11 @@ def _counters(found: Iterable[Status]) -> Iterator[Metric]:
         ("late_windows", "(row, window) pairs whose window was closed.", lambda c: c.late_windows),
         ("bad_rows", "Rows without a usable event time, or undecodable.", lambda c: c.rows_bad),
         ("refused_rows", "Rows of groups beyond max_groups_per_window.", lambda c: c.rows_refused),
-        ("lost_rows", "Records gone from the source before they were read.", lambda c: c.rows_lost),
+        (
+            "lost_rows",
+            "Records gone from the source before they were read, or passed over (on_rewrite).",
+            lambda c: c.rows_lost,
+        ),
         (
             "files_changed",
             "Files that changed after they were read, and are not read again.",

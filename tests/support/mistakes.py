@@ -259,7 +259,7 @@ CASES: list[tuple[str, ...]] = [
     # -- references
     (BASE, '"lake"\nquery = "in', '"lak"\nquery = "in', 'sources[0].connection: found "lak", which is no connection; did you mean "lake"?'),
     (BASE, '"lake"\nquery = "in', '"screen"\nquery = "in', 'sources[0].connection: "screen" is of kind "console"; '
-     'rows are read from a connection of kind "files" or "kafka" or "rabbitmq" or "kinesis" or "pubsub"'),
+     'rows are read from a connection of kind "files" or "kafka" or "delta" or "iceberg" or "rabbitmq" or "kinesis" or "pubsub"'),
     (BASE, '[target]\nconnection = "lake"', '[target]\nconnection = "leak"',
      'target.connection: found "leak", which is no connection; did you mean "lake"?'),
     (BASE, '"lake"\nquery = "users', '"lakes"\nquery = "users',

@@ -83,7 +83,7 @@ LOOKUP = '[transform.lookups.users]\nconnection = "bus"\nquery = "users.json"\n'
 OFFSETS = "{ orders = { 0 = 1200, 1 = 7 } }"
 S = "sources[0]"
 ANY_OFFSETS = '"earliest" or "latest" or offsets by topic and partition ({ orders = { 0 = 1200 } })'
-READS = 'rows are read from a connection of kind "files" or "kafka" or "rabbitmq" or "kinesis" or "pubsub"'
+READS = 'rows are read from a connection of kind "files" or "kafka" or "delta" or "iceberg" or "rabbitmq" or "kinesis" or "pubsub"'
 ICE = 'kind = "iceberg"\ncatalog = "sql"\noptions = { warehouse = "/w" }\n'
 WRITES = 'a connection of kind "files" or "console" or "kafka" or "postgres" or "delta" or "iceberg"'
 EOS = 'transform.window.crash_recovery: "kafka_eos" needs'
@@ -139,19 +139,20 @@ CASES: list[tuple[str, ...]] = [
     (KAFKA, '[spark]\n"spark.driver.memory" = "2g"\n"spark.ui.enabled" = false\n', 'spark = "local"\n',
      'spark: found "local", expected a table of Spark settings ({ "spark.driver.memory" = "4g" })'),
     # -- sources
-    (KAFKA, 'commit_group = "lag"\n', 'commit_group = "lag"\nmax_files_per_trigger = 1\n', of(f"{S}.max_files_per_trigger", '"files"', "kafka")),
+    (KAFKA, 'commit_group = "lag"\n', 'commit_group = "lag"\nmax_files_per_trigger = 1\n', of(f"{S}.max_files_per_trigger", '"files" or "delta" or "iceberg"', "kafka")),
     (KAFKA, 'commit_group = "lag"\n', 'commit_group = "lag"\nformat = "json"\n', of(f"{S}.format", '"files"', "kafka")),
     (KAFKA, 'commit_group = "lag"\n', 'commit_group = "lag"\nmax_messages_per_trigger = 1\n',
      of(f"{S}.max_messages_per_trigger", '"rabbitmq" or "kinesis" or "pubsub"', "kafka")),
     (KAFKA.replace('[transform.window]\n', '[transform.window]\nevent_time_column = "t"\n'), SOURCE + KEYS,
-     source("lake", 'format = "json"\nstarting_offsets = "latest"\n'), of(f"{S}.starting_offsets", '"kafka" or "kinesis"', "files")),
+     source("lake", 'format = "json"\nstarting_offsets = "latest"\n'), of(f"{S}.starting_offsets", '"kafka" or "kinesis" or "delta" or "iceberg"', "files")),
     (KAFKA, SOURCE + KEYS, source("queues", 'commit_group = "lag"\n'), of(f"{S}.commit_group", '"kafka"', "rabbitmq")),
     (KAFKA, SOURCE + KEYS, source("queues", 'payload_format = "avro"\n'),
      f'{S}.payload_format: "avro" belongs to connections of kind "kafka", this one is "rabbitmq"; use "json" or "raw"'),
     (KAFKA, SOURCE + KEYS, source("streams", "starting_offsets = { s = { 0 = 1 } }\n"),
      f'{S}.starting_offsets: found a table, expected "earliest" or "latest"; Kinesis has no offsets to start at'),
     (KAFKA, SOURCE + KEYS, source("db", 'format = "json"\n'), f'{S}.connection: "db" is of kind "postgres"; {READS}'),
-    (KAFKA, SOURCE + KEYS, source("tables", ""), f'{S}.connection: "tables" is of kind "delta"; {READS}'),
+    (KAFKA, SOURCE + KEYS, source("tables", ""), 'transform.window.event_time_column: missing; source "orders" reads a table, which has no '
+     "event time of its own: name a column or an expression"),
     (KAFKA, 'query = "orders"\n', 'topic = "orders"\n', f'{S}.topic: unknown key; did you mean "query"?',
      f'{S}.query: missing; a path or glob, as in "data/*.json", or a topic'),
     (KAFKA, OFFSETS, '"newest"', f'{S}.starting_offsets: found "newest", expected {ANY_OFFSETS}'),

@@ -62,7 +62,7 @@ TUMBLING = {"kind": "tumbling", "duration_ms": "1m", "max_groups_per_window": 9,
         (
             {"source": sw.RabbitMQConnection(url="amqp://h"), "source_query": "q", "commit_group": None},
             None,
-            'source "q" is rabbitmq, which keeps no history; expected kafka or files',
+            'source "q" is rabbitmq, which keeps no history; expected kafka, files, delta or iceberg',
         ),
     ],
 )  # fmt: skip

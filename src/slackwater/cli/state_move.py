@@ -12,7 +12,7 @@ from typing import Any
 from slackwater.cli.text import plural, size, table
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.offsets import FilesRead
+from slackwater.core.offsets import FilesRead, TableRead
 from slackwater.errors import StartError
 from slackwater.maintenance import reset_offsets
 from slackwater.query.where import store_at
@@ -110,6 +110,11 @@ def _tell(commit: Commit, made: Sequence[reset_offsets.Move]) -> None:
         if isinstance(move.after, FilesRead):
             read = move.before.count if isinstance(move.before, FilesRead) else 0
             lines.append([move.source, "files", f"{plural(read, 'file')} read", "none read", _files_again(read)])
+            continue
+        if isinstance(move.after, TableRead):
+            before = str(move.before) if isinstance(move.before, TableRead) else "never read"
+            after, again = ("what it holds", "all of it again") if move.after.never else (f"after {move.after}", "")
+            lines.append([move.source, "versions", before, after, again if move.again else ""])
             continue
         lines += [
             [move.source, partition, "never read" if was is None else str(was), str(offset), _meaning(was, offset)]

@@ -142,13 +142,15 @@ def check_event_time(values: Values) -> Iterator[Problem]:
             use = "" if own_time else ', or use it with event_time_column = "_event_ts"'
             yield f"sources[{i}].schema", f'declares "_event_ts", which is injected; rename the column{use}'
         files_keys = source.format is not None or "format" in source._wrong  # of an unknown connection its keys tell
-        of_files = files_keys if found is None else found.kind == "files"
+        of_files = files_keys if found is None else CONNECTORS[found.kind].brings_files
         needed = step is not ROWS and not (processing or named)
         if needed and source.dataframe is None and of_files and "_event_ts" not in columns:
             which = f"source {show(source.name)}" if source.name else f"sources[{i}]"
             yield (
                 f"{step.AT}.event_time_column",
-                f"missing; {which} reads files, which have no event time of their own: name a column or an expression",
+                f"missing; {which} reads {'a table' if found and found.kind != 'files' else 'files'}, which "
+                f"{'has no event time of its' if found and found.kind != 'files' else 'have no event time of their'} own: "
+                "name a column or an expression",
             )
     if processing and not undecided:
         for key, given in (

@@ -88,17 +88,16 @@ class PostgresConnection(Connection):
 
 
 class DeltaConnection(Connection):
-    """Delta Lake tables; a target only. `options`: storage options of an object store."""
+    """Delta Lake tables. `options`: storage options of an object store."""
 
     kind: Literal["delta"] = "delta"
     options: Mapping[str, str] = Field(default_factory=dict)
 
     KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("delta"), "options": _options}
-    READS: ClassVar[bool] = False
 
 
 class IcebergConnection(Connection):
-    """Iceberg tables in a catalog; a target only. `catalog`: of which kind. `options`: its properties as PyIceberg spells them (`uri`,
+    """Iceberg tables in a catalog. `catalog`: of which kind. `options`: its properties as PyIceberg spells them (`uri`,
     `warehouse`, `credential`, `s3.endpoint`, …). `catalog_name`: what PyIceberg calls it; a SQL catalog keeps tables under it.
     """
 
@@ -118,7 +117,6 @@ class IcebergConnection(Connection):
         **dict.fromkeys(("uri", "url", "warehouse", "token"), "options"),
     }
     REQUIRED: ClassVar[tuple[str, ...]] = ("catalog",)
-    READS: ClassVar[bool] = False
 
     @classmethod
     def wanted(cls, key: str) -> str:

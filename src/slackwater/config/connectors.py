@@ -58,6 +58,7 @@ class Connector:
     own_time: bool = False  # and `_event_ts`, the time of the record
     own_clock: bool = False  # where a record brings no time, it is the epoch's clock
     keeps_history: bool = False  # what was read can be read once more
+    brings_files: bool = False  # Spark reads files for it, and knows which one a row is of
     begins: Begins = Begins()  # frozen
     named: Callable[[Source], str] = _named  # in short
     rows: Callable[[Source], str] = _named  # as a plan has it
@@ -87,9 +88,19 @@ def _stream(kind: str) -> dict[str, Any]:
     return {"named": text, "rows": text}
 
 
+def _table(kind: str) -> dict[str, Any]:
+    def text(s: Source) -> str:
+        return f"{kind} table {s.query}"
+
+    begins = Begins("earliest", otherwise="begins with what it holds, or with what comes next")
+    of_files: dict[str, Any] = {"most": lambda s: s.max_files_per_trigger, "brings_files": True}
+    return {"keeps_history": True, "begins": begins, "named": text, "rows": text, **of_files}
+
+
 CONNECTORS: Mapping[str, Connector] = {
     "files": Connector(
         keeps_history=True,
+        brings_files=True,
         begins=Begins(from_first=True, at="at its first file", otherwise="begins with the first of its files"),
         named=lambda s: f"files {s.query}",
         rows=lambda s: f"{s.format} files {s.query}",
@@ -114,11 +125,13 @@ CONNECTORS: Mapping[str, Connector] = {
     ),
     "postgres": Connector(place=lambda t: f"Postgres table {t.table}", written=_postgres_written),
     "delta": Connector(
+        **_table("Delta"),
         place=lambda t: f'Delta table "{absolute(t.path)}"',
         written=lambda t, adds, within: f'Delta table "{absolute(t.path)}", {"append" if adds else t.mode or "merge"}',
         only_adds='a delta target with mode = "append"',
     ),
     "iceberg": Connector(
+        **_table("Iceberg"),
         place=lambda t: f"Iceberg table {t.table}",
         written=lambda t, adds, within: f"Iceberg table {t.table}, {'append' if adds else t.mode or 'merge'}",
         only_adds='an iceberg target with mode = "append"',

@@ -55,8 +55,9 @@ def anchored(pipeline: Pipeline, folder: PurePath) -> Pipeline:
         return spec.model_copy(update=found) if found else spec
 
     def source(spec: Source) -> Source:
-        files = spec.dataframe is None and (c := resolve(spec.connection, pipeline.connections)) and c.kind == "files"
-        return at(spec, *(("query",) if files else ()), "avro_schema_file")
+        connection = None if spec.dataframe is not None else resolve(spec.connection, pipeline.connections)
+        path = connection is not None and connection.kind in ("files", "delta")
+        return at(spec, *(("query",) if path else ()), "avro_schema_file")
 
     def looking_up(transform: _T) -> _T:
         found = {name: at(lookup, "query") for name, lookup in transform.lookups.items()}

@@ -89,6 +89,13 @@ def declared_columns(ddl: str) -> list[str]:
     return [m[1] or m[2] or "" for m in named if m]
 
 
+_WITHOUT_OFFSETS = {
+    "kinesis": "Kinesis has no offsets to start at",
+    "delta": "a table begins at one of its versions: starting_version",
+    "iceberg": "a table begins at one of its snapshots: starting_version",
+}
+
+
 @dataclass(frozen=True)
 class Results:
     """In the place of a DataFrame: the source is what a stage emits, whose rows may be put together by `bounds`."""
@@ -99,7 +106,8 @@ class Results:
 class Source(Spec):
     """A stream of rows, or any streaming DataFrame (`dataframe=`, Python only).
 
-    `query`: a path or glob; a Kafka topic, several with commas, or "pattern:…"; a queue, stream or subscription.
+    `query`: a path or glob; a Kafka topic, several with commas, or "pattern:…"; a queue, stream or subscription; the directory
+    of a Delta table, the name of an Iceberg table.
     `name` defaults to the query. `lateness_ms` overrides the window's for this source.
     """
 
@@ -113,6 +121,9 @@ class Source(Spec):
     payload_format: str | None = None
     avro_schema_file: str | None = None
     starting_offsets: str | Mapping[str, Mapping[str, int]] | None = None
+    starting_version: int | None = None
+    on_rewrite: str | None = None
+    schema_changes: str | None = None
     max_offsets_per_trigger: int | None = None
     on_data_loss: str | None = None
     commit_group: str | None = None
@@ -135,6 +146,9 @@ class Source(Spec):
             payload_format: str | None = None,
             avro_schema_file: str | None = None,
             starting_offsets: str | Mapping[str, Mapping[str, int]] | None = None,
+            starting_version: int | None = None,
+            on_rewrite: str | None = None,
+            schema_changes: str | None = None,
             max_offsets_per_trigger: int | None = None,
             on_data_loss: str | None = None,
             commit_group: str | None = None,
@@ -154,6 +168,9 @@ class Source(Spec):
         "payload_format": choice(*PAYLOADS),
         "avro_schema_file": text,
         "starting_offsets": offsets,
+        "starting_version": whole(0),
+        "on_rewrite": choice("fail", "skip"),
+        "schema_changes": choice("fail", "add", "ignore"),
         "max_offsets_per_trigger": whole(1),
         "on_data_loss": choice("fail", "skip"),
         "commit_group": text,
@@ -163,16 +180,19 @@ class Source(Spec):
     }
     FIELDS: ClassVar[Mapping[str, str]] = {"schema": "schema_"}
     MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("topic", "topics", "queue", "stream", "subscription", "path"), "query"
+        ("topic", "topics", "queue", "stream", "subscription", "path", "table"), "query"
     )
     PYTHON_ONLY: ClassVar[Mapping[str, str]] = {"dataframe": "give a connection, a query and a format"}
     OF: ClassVar[Mapping[str, tuple[str, ...]]] = {  # key -> the kinds of connection it belongs to
         "format": ("files",),
-        "max_files_per_trigger": ("files",),
+        "max_files_per_trigger": ("files", "delta", "iceberg"),
         "schema_": ("files", "kafka", "rabbitmq", "kinesis", "pubsub"),
         "payload_format": ("kafka", "rabbitmq", "kinesis", "pubsub"),
         "avro_schema_file": ("kafka",),
-        "starting_offsets": ("kafka", "kinesis"),
+        "starting_offsets": ("kafka", "kinesis", "delta", "iceberg"),
+        "starting_version": ("delta", "iceberg"),
+        "on_rewrite": ("delta", "iceberg"),
+        "schema_changes": ("delta", "iceberg"),
         "max_offsets_per_trigger": ("kafka",),
         "on_data_loss": ("kafka",),
         "commit_group": ("kafka",),
@@ -226,11 +246,10 @@ class Source(Spec):
                 yield key.rstrip("_"), f"belongs to connections of kind {named}, this one is {show(kind)}; remove it"
         if kind == "files" and values.get("format") is None and "format" not in wrong:
             yield "format", f"missing; expected {' or '.join(show(f) for f in FORMATS)}"
-        if kind == "kinesis" and isinstance(values.get("starting_offsets"), Mapping):
-            yield (
-                "starting_offsets",
-                'found a table, expected "earliest" or "latest"; Kinesis has no offsets to start at',
-            )
+        if kind in _WITHOUT_OFFSETS and isinstance(values.get("starting_offsets"), Mapping):
+            yield "starting_offsets", f'found a table, expected "earliest" or "latest"; {_WITHOUT_OFFSETS[kind]}'
+        if values.get("starting_offsets") is not None and values.get("starting_version") is not None:
+            yield "starting_version", "says where to begin, as starting_offsets does; remove one of them"
         payload = values.get("payload_format") or "json"
         if payload in FRAMED and kind in cls.OF["payload_format"] and kind != "kafka":
             yield (

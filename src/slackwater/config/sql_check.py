@@ -94,6 +94,9 @@ def _columns(pipeline: Pipeline, index: int, source: Source, found: Checked) -> 
     if kind is None:
         found.skip(f"{key}.dataframe", "its columns are known at the start")
         return UNKNOWN
+    if kind in ("delta", "iceberg"):
+        found.skip(f"{key}.query", "the columns of a table are known at the start")
+        return UNKNOWN
     more = dict.fromkeys(injected(kind))
     if kind != "files":
         more[EVENT_TIME] = "timestamp"

@@ -4,7 +4,8 @@
     --offsets clicks=latest                              one source; or a time, as in clicks=2026-03-01T12:00:00Z
     --offsets '{"clicks": {"topic": {"0": 42}}}'         Kafka: partitions that are not named stay where they are
 
-Words and times are asked of the broker, so they need the config; a files source can only be read again from its beginning.
+Words and times are asked of the broker, so they need the config; a files source can only be read again from its beginning,
+a table from what it holds, or from what comes next.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from slackwater.config.connection import KafkaConnection
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.spelling import nearest
-from slackwater.core.offsets import FilesRead, KafkaOffsets, Offsets
+from slackwater.core.offsets import FilesRead, KafkaOffsets, Offsets, TableRead
 from slackwater.errors import StartError
 from slackwater.sources.kafka_broker import Broker
 from slackwater.state.commit import Commit, SourceRecord
@@ -39,7 +40,7 @@ class Move:
 
     def partitions(self) -> list[tuple[str, int | None, int]]:
         """Kafka: partition (`topic-n`), the offset it had (None: it was not read yet), and the new one."""
-        if isinstance(self.after, FilesRead):
+        if not isinstance(self.after, KafkaOffsets):
             return []
         known = self.before if isinstance(self.before, KafkaOffsets) else KafkaOffsets()
         moved = sorted(self.after.each(), key=lambda to: (to[0], int(to[1])))
@@ -50,11 +51,15 @@ class Move:
         """Whether rows come that came before."""
         if isinstance(self.after, FilesRead):
             return isinstance(self.before, FilesRead) and self.before.count > 0
+        if isinstance(self.after, TableRead):
+            return self.after.never and self.before is not None
         return any(was is not None and offset < was for _, was, offset in self.partitions())
 
     @property
     def skips(self) -> bool:
         """Whether rows are passed over."""
+        if isinstance(self.after, TableRead):
+            return not self.after.never and self.before != self.after
         return any(was is not None and offset > was for _, was, offset in self.partitions())
 
 
@@ -121,8 +126,10 @@ def _word(name: str, value: Any) -> str | int:
 
 def _offsets(commit: Commit, name: str, wanted: Wanted, pipeline: Pipeline | None) -> Offsets:
     where, before = f'--offsets: source "{name}"', commit.sources[name].offsets
+    if isinstance(before, TableRead) or _kind(pipeline, name) in ("delta", "iceberg"):
+        return _of_table(where, pipeline, name, wanted)
     broker = _broker(pipeline, name)
-    if isinstance(before, FilesRead) or (broker is None and before is None and _reads_files(pipeline, name)):
+    if isinstance(before, FilesRead) or (broker is None and before is None and _kind(pipeline, name) == "files"):
         if wanted != "earliest":
             raise StartError(
                 f'{where}: it reads files, which have no order to go on at; expected "earliest" (all of them are read again)'
@@ -159,10 +166,27 @@ def _broker(pipeline: Pipeline | None, name: str) -> tuple[Broker, str] | None:
     return (Broker(connection), spec.query or "") if isinstance(connection, KafkaConnection) else None
 
 
-def _reads_files(pipeline: Pipeline | None, name: str) -> bool:
+def _kind(pipeline: Pipeline | None, name: str) -> str | None:
     spec = _spec(pipeline, name)
     connection = resolve(spec.connection, pipeline.connections) if spec and pipeline else None
-    return connection is not None and connection.kind == "files"
+    return None if connection is None else connection.kind
+
+
+def _of_table(where: str, pipeline: Pipeline | None, name: str, wanted: Wanted) -> TableRead:
+    """What the table holds when the next run begins, or the place behind what is there now."""
+    from slackwater.runner.systems import system_of  # only here: it knows all targets
+
+    if wanted == "earliest":
+        return TableRead(files=0, content=True)
+    if wanted != "latest":
+        raise StartError(
+            f'{where}: it reads a table; expected "earliest" (what it holds, from its first row) or "latest" (what comes next)'
+        )
+    spec = _spec(pipeline, name)
+    connection = resolve(spec.connection, pipeline.connections) if spec and pipeline else None
+    if spec is None or connection is None:
+        raise StartError(f"{where}: the table is to be asked where that is; {_NEEDS_FILE}")
+    return system_of(connection).newest(spec)
 
 
 def _checked(where: str, given: Mapping[str, Any]) -> dict[str, dict[str, int]]:

@@ -98,7 +98,52 @@ FAMILIES: Sequence[Family] = (
         START,
         "The topic, the queue, the directory or the file that a source or a lookup names is not there.",
         "Create it, or correct `query`. `slackwater check FILE --connect` looks for all of them.",
-        ("there is no topic", "has no queue", "deleted queue", "expected the directory or files", "^lookup "),
+        (
+            "there is no topic",
+            "expected the directory of a Delta table",
+            "is not in the catalog",
+            "has no queue",
+            "deleted queue",
+            "expected the directory or files",
+            "^lookup ",
+        ),
+    ),
+    Family(
+        "A table cannot be read on",
+        (*START, "EpochError"),
+        "A table that is a source cannot be read from where the state stands: a version takes rows away or writes them anew, one that is "
+        "needed is gone with its log, its snapshot or its files, or another table is in its place. Everything before it is committed.",
+        "Restore what is gone, pass such versions over by `on_rewrite`, or say where to go on with `slackwater state reset`: "
+        "[Delta and Iceberg tables](sources.md#delta-and-iceberg-tables).",
+        (
+            "that were read cannot be taken back",
+            "rows would be lost",
+            "is another table",
+            "made anew while it was read",
+            "became another table",
+            "does not lead back",
+            "its log was changed",
+            "on its way to the current one",
+            "expected one of its versions",
+            "it reads a table; expected",
+            "the table is to be asked",
+        ),
+    ),
+    Family(
+        "The columns of a table changed",
+        (*START, "EpochError"),
+        "A table that is a source has other columns than the run began with, or the state was first read with. Nothing of them was read.",
+        'For new columns set `schema_changes`: `"add"` takes them, `"ignore"` goes on without; restore others: '
+        "[Delta and Iceberg tables](sources.md#new-columns).",
+        ("its columns changed with", "columns are new with"),
+    ),
+    Family(
+        "A table needs another reader",
+        START,
+        "Spark reads the Parquet files of a table, and this table cannot be read like that: files of deletes beside its data, features or types "
+        "that such a reader does not know, files of another format.",
+        "Write its files anew without them, begin behind them, or read another table: [what is read](sources.md#delta-and-iceberg-tables).",
+        ("needs readers that know", "reader of Parquet", "holds files of the format", "which is binary"),
     ),
     Family(
         "The schema of a source does not fit",

@@ -71,7 +71,7 @@ def described(pipeline: Pipeline, since_us: int, until_us: int, into: str | None
         if connection is None or not CONNECTORS[connection.kind].keeps_history:
             kind = "a DataFrame" if connection is None else connection.kind
             raise StartError(
-                f'{name}: source "{source.name}" is {kind}, which keeps no history; expected kafka or files'
+                f'{name}: source "{source.name}" is {kind}, which keeps no history; expected kafka, files, delta or iceberg'
             )
     target, connections = _target(pipeline, into), dict(pipeline.connections)
     kind = explain.kind_of(pipeline.target, pipeline)

@@ -12,6 +12,8 @@ from slackwater.sources import files
 from slackwater.sources.base import SourceBatch
 from slackwater.sources.files import FilesSource
 from slackwater.sources.kafka import KafkaSource
+from slackwater.sources.tables import TableSource
+from slackwater.sources.tables_planner import TablePlanner
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -36,6 +38,21 @@ class FilesReader:
             return None
         offsets = files.remember(self._store, epoch, files.files_read(record.offsets), some)
         return SourceBatch(self.source.read(self._session, some), offsets, files=len(some))
+
+
+class TableReader:
+    """All that the table holds at the start, in the order of a run."""
+
+    def __init__(self, session: SparkSession, store: StateStore, source: TableSource, record: SourceRecord) -> None:
+        spec = source.spec.model_copy(update={"starting_offsets": None, "starting_version": None})
+        begin = replace(source, spec=spec)
+        self.source, self._session, self._store = source, session, store
+        self._planner = TablePlanner(begin, record)
+        self._planner.until_now()
+
+    def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
+        part = self._planner.next()
+        return None if part is None else part.read(self._session, self._store, epoch, record)
 
 
 class KafkaReader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+from slackwater.core.offsets import Offsets
 from slackwater.runner import query
 from slackwater.runner.epochs import Epochs
 from slackwater.runner.loop import Loop
@@ -11,6 +12,7 @@ from slackwater.runner.runner import Parts, Runner
 from slackwater.runner.watched_files import WatchedFiles
 from slackwater.sources.kafka import KafkaSource
 from slackwater.sources.planning import planners_of
+from slackwater.sources.tables import TableSource
 from slackwater.spark import session
 
 
@@ -40,10 +42,10 @@ def follow(runner: Runner, parts: Parts, *, available_now: bool, stated: bool) -
 
 
 def anchor(parts: Parts, stated: bool) -> None:
-    """Commit what "latest" means for Kafka sources that were never read, before anything else is."""
-    kafka = [s for s in parts.streams.sources if isinstance(s, KafkaSource)]
-    unread = [s for s in kafka if parts.driver.state.sources[s.name].offsets is None]
-    found = {s.name: s.latest() for s in unread if s.spec.starting_offsets == "latest"}
+    """Commit what "latest" means for sources that were never read, Kafka's and tables, before anything else is."""
+    ordered = [s for s in parts.streams.sources if isinstance(s, KafkaSource | TableSource)]
+    unread = [s for s in ordered if parts.driver.state.sources[s.name].offsets is None]
+    found: dict[str, Offsets] = {s.name: s.latest() for s in unread if s.spec.starting_offsets == "latest"}
     if stated:  # also if this run dies before its first epoch
         found |= {s.name: s.stated() for s in unread if s.name not in found}
     if found:

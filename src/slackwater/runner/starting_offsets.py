@@ -55,7 +55,7 @@ def _begins(pipeline: Pipeline, source: Source, at: Any, problems: list[str]) ->
     except Exception as error:
         problems.append(f'--from: source "{source.name}": expected offsets per topic and partition ({error})')
         return source
-    return source.model_copy(update={"starting_offsets": checked})
+    return source.model_copy(update={"starting_offsets": checked, "starting_version": None})
 
 
 def _begins_of(pipeline: Pipeline, source: Source) -> Begins:
@@ -73,5 +73,7 @@ def place(pipeline: Pipeline, source: Source) -> str:
     begins = _begins_of(pipeline, source)
     if begins.default is None:
         return begins.at
+    if source.starting_version is not None:
+        return f"at version {source.starting_version}"
     at = source.starting_offsets or begins.default
     return f"at {at}" if isinstance(at, str) else f"at {json.dumps(at)}"

@@ -22,7 +22,7 @@ from slackwater import explain
 from slackwater.config.connectors import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
-from slackwater.core.offsets import FilesRead, KafkaOffsets
+from slackwater.core.offsets import FilesRead, KafkaOffsets, TableRead
 from slackwater.core.words import plural
 from slackwater.engine.status import Status
 from slackwater.runner import starting_offsets
@@ -73,6 +73,8 @@ def _from(pipeline: Pipeline, source: Source, latest: Commit | None) -> str:
         return f"after {plural(rows, 'row')}"
     if isinstance(record.offsets, FilesRead):
         return f"after {plural(record.offsets.count, 'file')}"
+    if isinstance(record.offsets, TableRead):
+        return f"after {record.offsets}" if record.offsets.version >= 0 else f"from {record.offsets}"
     return f"from {_offsets(record.offsets)}"
 
 

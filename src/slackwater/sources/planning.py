@@ -1,4 +1,4 @@
-"""What the next epoch reads, planned without Spark: files are listed, brokers are asked for their offsets.
+"""What the next epoch reads, planned without Spark: files are listed, brokers are asked for their offsets, tables for versions.
 
     the state's offsets ─▶ planner ─▶ next: what came meanwhile, within the limits ─▶ part ─▶ rows, and the offsets behind them
                              position', in memory: only a commit makes it last
@@ -8,7 +8,7 @@ A source has a planner if it can be asked like that; where one of a pipeline has
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,6 +19,8 @@ from slackwater.sources.files_planner import FilesPlanner, listing_of
 from slackwater.sources.kafka import KafkaSource
 from slackwater.sources.kafka_planner import KafkaPlanner, plans_itself
 from slackwater.sources.streams import AnySource, Streams
+from slackwater.sources.tables import TableSource
+from slackwater.sources.tables_planner import TablePlanner
 from slackwater.state.commit import BatchId, Commit, SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -76,7 +78,7 @@ class Planners:
     @property
     def files_left(self) -> int:
         """How many files are known to be there and are not planned yet."""
-        return sum(p.left for p in self.each.values() if isinstance(p, FilesPlanner))
+        return sum(p.left for p in self.each.values() if isinstance(p, FilesPlanner | TablePlanner))
 
 
 def planners_of(streams: Streams, state: Commit, read: Mapping[str, Iterable[FileEntry]]) -> Planners | None:
@@ -85,6 +87,7 @@ def planners_of(streams: Streams, state: Commit, read: Mapping[str, Iterable[Fil
     Raises SlackwaterError if a source cannot say where it goes on.
     """
     if not all(can_plan(source) for source in streams.sources):
+        _check_no_table(streams.sources)
         return None
     each: dict[str, Planner] = {}
     for source in streams.sources:
@@ -92,12 +95,19 @@ def planners_of(streams: Streams, state: Commit, read: Mapping[str, Iterable[Fil
             each[source.name] = FilesPlanner(source, read[source.name])
         elif isinstance(source, KafkaSource):
             each[source.name] = KafkaPlanner(source, state.sources[source.name])
+        elif isinstance(source, TableSource):
+            each[source.name] = TablePlanner(source, state.sources[source.name])
     return Planners(streams, each)
 
 
 def check_connect(pipeline: str, sources: Iterable[AnySource]) -> None:
-    """Raise StartError for a source that only a streaming query of Spark can plan, which is not run over Connect."""
+    """Raise StartError for a source that only a streaming query of Spark can plan, which is not run over Connect, and for tables."""
     for source in sources:
+        if isinstance(source, TableSource):
+            raise StartError(
+                f'{pipeline}: source "{source.name}" is a table, and tables are not read over Spark Connect yet; run it with a classic '
+                "session (SPARK_MASTER)"
+            )
         if not can_plan(source):
             raise not_over_connect(pipeline, source.name)
 
@@ -110,8 +120,20 @@ def not_over_connect(pipeline: str, source: str) -> StartError:
     )
 
 
+def _check_no_table(sources: Sequence[AnySource]) -> None:
+    """Raise StartError for a table beside a source that only a streaming query of Spark can plan."""
+    table = next((s for s in sources if isinstance(s, TableSource)), None)
+    other = next(s for s in sources if not can_plan(s))
+    if table is not None:
+        raise StartError(
+            f'source "{table.name}" is a table, whose epochs are planned without a streaming query of Spark, which source '
+            f'"{other.name}" needs; expected tables, files on a disk of this machine or Kafka beside it, without options of '
+            "Spark's own streams"
+        )
+
+
 def can_plan(source: AnySource) -> bool:
     """Whether a source can be asked without Spark what it has."""
     if isinstance(source, FilesSource):
         return listing_of(source) is not None
-    return isinstance(source, KafkaSource) and plans_itself(source)
+    return isinstance(source, TableSource) or (isinstance(source, KafkaSource) and plans_itself(source))

@@ -17,6 +17,7 @@ from slackwater.sources.base import CORRUPT
 from slackwater.sources.files import FilesSource
 from slackwater.sources.kafka import KafkaSource
 from slackwater.sources.streams import AnySource
+from slackwater.sources.tables import TableSource
 from slackwater.windows.aggregations import quote
 
 if TYPE_CHECKING:
@@ -38,10 +39,10 @@ def frames(session: SparkSession, sources: Sequence[AnySource], letters: pl.Data
                 f'letters of source "{name[0]}" cannot be replayed: the config has no such source, it has {", ".join(known)}; '
                 "restore it, or choose others by --reason and --epoch"
             )
-        if not isinstance(source, KafkaSource | FilesSource):
+        if not isinstance(source, KafkaSource | FilesSource | TableSource):
             raise StartError(
                 f'letters of source "{source.name}" cannot be replayed yet: it reads a connector or a DataFrame, which takes no '
-                "rows back; expected files or Kafka, or choose others by --reason and --epoch"
+                "rows back; expected files, tables or Kafka, or choose others by --reason and --epoch"
             )
         records = session.createDataFrame(some.select(_TAKEN).to_arrow(compat_level=pl.CompatLevel.oldest()))
         if isinstance(source, KafkaSource):
@@ -66,18 +67,18 @@ def _as_records(records: DataFrame) -> DataFrame:
     )
 
 
-def _of_files(source: FilesSource, records: DataFrame) -> DataFrame:
+def _of_files(source: FilesSource | TableSource, records: DataFrame) -> DataFrame:
     from pyspark.sql.types import StringType, StructField, StructType
 
     F = connect.functions(records)  # noqa: N806
     form, options = source.spec.format, dict(source.spec.options)
-    whole = StructType([*source.times.as_read.fields, StructField(CORRUPT, StringType())])
     columns = [f"_p.{quote(f.name)}" for f in source.schema.fields]
     kept = [f"file AS {FILE}", LETTER]
     text = F.col("value").cast("string")
     decoded = records.where("reason <> 'undecodable'").withColumn("_p", F.from_json(text, source.schema))
-    if form not in ("json", "csv"):
+    if isinstance(source, TableSource) or form not in ("json", "csv"):
         return decoded.selectExpr(*columns, *kept)
+    whole = StructType([*source.times.as_read.fields, StructField(CORRUPT, StringType())])
     reading: dict[str, Any] = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
     parse = F.from_json(text, whole, reading) if form == "json" else F.from_csv(text, _ddl(whole), reading)
     raw = records.where("reason = 'undecodable'").withColumn("_p", parse)

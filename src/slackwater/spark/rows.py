@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from slackwater.config.connectors import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.ways import Way
 from slackwater.core.capacity import Capacity
@@ -73,10 +74,10 @@ class StepRows:
 
     @property
     def _files(self) -> list[str]:
-        """The sources that read files."""
+        """The sources of whose rows Spark knows the file."""
         known = self.pipeline.connections
         found = {s.name: resolve(s.connection, known) for s in self.pipeline.sources if s.connection is not None}
-        return [name for name, connection in found.items() if connection is not None and connection.kind == "files"]
+        return [name for name, c in found.items() if c is not None and CONNECTORS[c.kind].brings_files]
 
     def outputs(
         self, read: Read, name: str, timed: DataFrame, observed: DataFrame | None = None

@@ -193,6 +193,11 @@ def source_of(session: SparkSession, pipeline: Pipeline, index: int, columns: Se
     if connection.kind == "files":
         known = files.FilesSource(spec, files.schema_of(session, spec, None), zone)
         return GivenSource(spec, "files", known.schema, known)
+    if connection.kind in ("delta", "iceberg"):
+        raise StartError(
+            f'source "{spec.name}" reads a table, whose columns no config declares, so a test cannot make its rows; test the SQL with a '
+            "source of files that declares them, or in Python with a DataFrame"
+        )
     payload = _payload(session, spec, connection, zone)
     if isinstance(connection, KafkaConnection):
         kafka = KafkaSource(spec, Broker(connection), payload, "")

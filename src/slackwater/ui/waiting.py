@@ -20,7 +20,9 @@ from typing import Any
 
 from slackwater.config.connection import (
     Connection,
+    DeltaConnection,
     FilesConnection,
+    IcebergConnection,
     KafkaConnection,
     KinesisConnection,
     PubSubConnection,
@@ -114,7 +116,8 @@ def _question(connection: Connection, source: Source) -> Callable[[], Any] | Non
 
 @_question.register
 def _(
-    connection: RabbitMQConnection | KinesisConnection | PubSubConnection, source: Source
+    connection: RabbitMQConnection | KinesisConnection | PubSubConnection | DeltaConnection | IcebergConnection,
+    source: Source,
 ) -> Callable[[], Any] | None:
     return None
 

@@ -43,7 +43,7 @@ BEYOND = {
     r"target.(path|table|topic): missing|dead_letter.(path|table|topic): missing": "the kind is in another table",
     r"expected a table in a namespace": "the kind is in another table",
     r"ice.options: ": "what the options of a catalog mean depends on its kind",
-    r"reads files, which have no event time": "whether files are read is in another table",
+    r"reads (files|a table), which ha(ve|s) no event time": "whether files are read is in another table",
     r"module \"|is a function|is the class|Mean": "code has to be imported",
     r"environment variable": "the environment is not part of the file",
     r"needs a durable|needs a kafka target|under which nothing goes there": "what is missing elsewhere may be a default",

@@ -9,17 +9,38 @@ import polars as pl
 
 from slackwater.config.connection import DeltaConnection
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
+from slackwater.core.offsets import TableRead
 from slackwater.errors import StartError
 from slackwater.runner.letters import Wanted
 from slackwater.runner.systems.base import System
+from slackwater.runner.systems.tables import table_source
+from slackwater.sources.tables import TableSource
 from slackwater.targets.base import Table
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from slackwater.sources.delta_log import DeltaLog
     from slackwater.targets.delta import DeltaTarget
 
 
 class Delta(System[DeltaConnection]):
+    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> TableSource:
+        return table_source(self._log(spec), spec, known)
+
+    def check_source(self, spec: Source) -> None:
+        table_source(self._log(spec), spec, None)
+
+    def newest(self, spec: Source) -> TableRead:
+        return table_source(self._log(spec), spec, None).now.at
+
+    def _log(self, spec: Source) -> DeltaLog:
+        from slackwater.sources.delta_log import DeltaLog
+
+        return DeltaLog(spec.query or "", self.connection.options)
+
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: Table) -> DeltaTarget:
         return self._target(spec, "append" if table.identity is None else spec.mode or "merge", table)
 

@@ -1,0 +1,225 @@
+"""What the log of a Delta table tells: its versions, the files that each adds, and those that it takes away.
+
+    _delta_log/00000000000000000012.json   {"add": {"path", "partitionValues", "dataChange"}}  {"remove": …}  {"metaData": …}
+
+A run asks for the next file of the log, and for nothing else: one request where there is nothing new.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from slackwater.config.connectors import absolute
+from slackwater.core.offsets import TableRead
+from slackwater.core.words import plural
+from slackwater.errors import StartError
+from slackwater.secrets import masked
+from slackwater.sources.tables import DataFile, GoneError, Now, Version
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql.types import StructType
+
+_READ = {  # what a reader must know of a table; the rest changes how files or the log are to be understood
+    "timestampNtz",
+    "v2Checkpoint",
+    "vacuumProtocolCheck",
+    "deletionVectors",
+    "typeWidening",
+    "typeWidening-preview",
+}
+_AS_SPARK = {"s3": "s3a", "gcs": "gs", "az": "abfss", "adl": "abfss"}
+
+
+class DeltaLog:
+    """`path`: of the table, as the config has it; `options`: of its object store."""
+
+    keep = "keep its log longer (delta.logRetentionDuration, delta.deletedFileRetentionDuration)"
+
+    def __init__(self, path: str, options: Mapping[str, str]) -> None:
+        self.what = f"Delta table {path}"
+        self._path, self._options = path, dict(options)
+        self._id = ""
+        self._told: int | None = None  # the version whose columns were told first
+        self._seen: tuple[int, object] | None = None  # the newest version that was read, and its file then
+
+    def now(self) -> Now:
+        table = self._table()
+        protocol, metadata = table.protocol(), table.metadata()
+        unknown = sorted(set(protocol.reader_features or ()) - _READ)
+        mapping = metadata.configuration.get("delta.columnMapping.mode", "none")
+        if unknown or mapping != "none":
+            feature = f"column mapping by {mapping}" if mapping != "none" else ", ".join(unknown)
+            raise StartError(
+                f"{self.what} needs readers that know {feature}, which Slackwater does not read; expected a table without it"
+            )
+        columns = _columns(table.schema().to_json())
+        for field in columns.fields:
+            if field.name in metadata.partition_columns and field.dataType.simpleString() == "binary":
+                raise StartError(
+                    f'{self.what} is partitioned by "{field.name}", which is binary; expected another type'
+                )
+        self._id = str(metadata.id)
+        self._told = table.version() if self._told is None else self._told
+        return Now(TableRead(self._id, table.version()), columns, tuple(metadata.partition_columns))
+
+    def content(self, at: TableRead) -> Sequence[DataFile]:
+        import pyarrow as pa
+
+        table = self._table(at.version)
+        if table.deletion_vectors().read_all().num_rows:
+            raise StartError(
+                f"{self.what} holds files with deletion vectors at {at.whole}, which Spark's reader of Parquet does not apply; write "
+                'them anew (REORG TABLE … APPLY (PURGE)), or begin with what comes next: starting_offsets = "latest"'
+            )
+        found = pa.table(table.get_add_actions()).to_pylist()
+        files = sorted(found, key=lambda add: (add["modification_time"], add["path"]))
+        return [self._file(add["path"], add["size_bytes"], add.get("partition") or {}) for add in files]
+
+    def of(self, at: TableRead) -> Version:
+        found = self._version(at.version)
+        if found is None:
+            raise GoneError(f"version {at.version} is needed, and its log is gone")
+        return found
+
+    def after(self, at: TableRead) -> Iterator[Version]:
+        version = at.version
+        while (found := self._version(version + 1)) is not None:
+            yield found
+            version += 1
+        if self._seen is None or self._seen != (version, self._stamp(version)):
+            self._look(version)
+
+    def before(self, version: int) -> TableRead:
+        newest = self._table().version()
+        if version > newest + 1:
+            raise StartError(
+                f"{self.what} has no version {version}, its newest is {newest}; expected one of its versions"
+            )
+        return TableRead(self._id, version - 1)
+
+    def reason(self, error: BaseException) -> str:
+        """One line, without the values of the storage options."""
+        text = masked(" ".join(str(error).split()) or type(error).__name__)
+        for name, value in self._options.items():
+            if value and any(part in name.lower() for part in ("key", "secret", "token", "password", "credential")):
+                text = text.replace(value, "***")
+        return text if len(text) <= 300 else f"{text[:300]}…"
+
+    # -- the log -------------------------------------------------------------------------------------------------------
+
+    def _table(self, version: int | None = None) -> DeltaTable:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            return DeltaTable(self._path, version=version, storage_options=self._options)
+        except TableNotFoundError:
+            if version is None:
+                raise StartError(f"{self.what} is not there; expected the directory of a Delta table (query)") from None
+            self._table()
+            raise GoneError(f"version {version} is needed, and its log is gone") from None
+        except Exception as error:
+            if version is None or self._table().version() < version:
+                raise
+            raise GoneError(f"version {version} is needed, and what it held is gone ({self.reason(error)})") from None
+
+    def _look(self, version: int) -> None:
+        """Nothing comes after this version: see that it is the newest one of the table that was read."""
+        newest = self._table()
+        if str(newest.metadata().id) != self._id or newest.version() < version:
+            raise StartError(
+                f"{self.what} was made anew while it was read, at version {version}: what it holds now is another table; begin "
+                "with it in a new state, or reset the source's place: `slackwater state reset`"
+            )
+        if newest.version() > version and self._text(version + 1) is None:
+            raise GoneError(
+                f"version {version + 1} is needed next, and its log is gone; the newest is {newest.version()}"
+            )
+        self._seen = (version, self._stamp(version))
+
+    def _files(self) -> Any:
+        from deltalake.fs import DeltaStorageHandler
+        from pyarrow.fs import PyFileSystem
+
+        return PyFileSystem(DeltaStorageHandler(self._path, self._options))
+
+    def _stamp(self, version: int) -> object:
+        """Tells the file of a version from another one of its name."""
+        info = self._files().get_file_info(_name(version))
+        return (info.size, info.mtime_ns)
+
+    def _text(self, version: int) -> str | None:
+        try:
+            with self._files().open_input_file(_name(version)) as file:
+                return str(file.read().decode())
+        except FileNotFoundError:
+            return None
+
+    def _version(self, version: int) -> Version | None:
+        if version < 0 or (text := self._text(version)) is None:
+            return None
+        actions = [json.loads(line) for line in text.splitlines() if line.strip()]
+        adds = [a["add"] for a in actions if a.get("add") and a["add"].get("dataChange", True)]
+        gone = [a["remove"] for a in actions if a.get("remove") and a["remove"].get("dataChange", True)]
+        metadata = next((a["metaData"] for a in actions if a.get("metaData")), None)
+        if metadata is not None and self._id and metadata["id"] != self._id:
+            raise StartError(f"{self.what} became another table at version {version}; begin with it in a new state")
+        info: Mapping[str, Any] = next((a["commitInfo"] for a in actions if a.get("commitInfo")), {})
+        rewrites, vectors = None, sum(1 for a in adds if a.get("deletionVector"))
+        if gone or vectors:
+            what = "deletion vectors" if vectors else f"{plural(len(gone), 'file')} taken away"
+            rewrites = f"is a {info.get('operation') or 'change'} that removes or rewrites rows ({what})"
+        files = [
+            self._file(a["path"], a["size"], a.get("partitionValues") or {})
+            for a in sorted(adds, key=lambda a: a["path"])
+        ]
+        return Version(
+            TableRead(self._id, version),
+            files,
+            rewrites,
+            sum(_rows(a) for a in adds) if rewrites else 0,
+            None if metadata is None or version <= (self._told or 0) else _columns(metadata["schemaString"]),
+        )
+
+    def _file(self, path: str, size: int, values: Mapping[str, Any]) -> DataFile:
+        raw = unquote(path)
+        if "://" not in raw and not raw.startswith(("file:", "/")):
+            raw = f"{absolute(self._path).rstrip('/')}/{raw}"
+        scheme, colon, rest = raw.partition("://")
+        raw = f"{_AS_SPARK.get(scheme, scheme)}://{rest}" if colon else raw
+        return DataFile(raw, size, {name: _text(value) for name, value in values.items()})
+
+
+def _name(version: int) -> str:
+    return f"_delta_log/{version:020}.json"
+
+
+def _columns(schema: str) -> StructType:
+    """Delta writes schemas as Spark does."""
+    from pyspark.sql.types import StructType
+
+    return StructType.fromJson(json.loads(schema))
+
+
+def _rows(add: Mapping[str, Any]) -> int:
+    try:
+        return int(json.loads(add.get("stats") or "{}").get("numRecords", 0))
+    except ValueError:
+        return 0
+
+
+def _text(value: Any) -> str | None:
+    """The value of a partition as the log writes it; an empty text is none."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dt.datetime):
+        zone = "" if value.tzinfo is None else "Z"
+        return f"{value.astimezone(dt.UTC) if zone else value:%Y-%m-%dT%H:%M:%S.%f}{zone}"
+    return str(value)

@@ -1,0 +1,87 @@
+"""The columns of an Iceberg table for Spark's reader of Parquet, which finds them in files by their ids: a name may change."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg import types as I  # noqa: N812
+
+from slackwater.errors import StartError
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyspark.sql.types import StructType
+
+_PLAIN: dict[Any, str] = {
+    I.BooleanType: "BooleanType",
+    I.IntegerType: "IntegerType",
+    I.LongType: "LongType",
+    I.FloatType: "FloatType",
+    I.DoubleType: "DoubleType",
+    I.DateType: "DateType",
+    I.TimestampType: "TimestampNTZType",
+    I.TimestamptzType: "TimestampType",
+    I.StringType: "StringType",
+    I.BinaryType: "BinaryType",
+    I.FixedType: "BinaryType",
+}
+
+
+def columns_of(what: str, schema: Schema) -> StructType:
+    """Raises StartError for a column that Spark's reader cannot give as the table has it. `what`: the table, for people."""
+    try:
+        found: StructType = _spark(schema.as_struct())
+    except _UnreadError as error:
+        raise StartError(f"{what}: {error}") from None
+    return found
+
+
+class _UnreadError(Exception):
+    pass
+
+
+@singledispatch
+def _spark(kind: Any) -> Any:
+    from pyspark.sql import types as T  # noqa: N812
+
+    if isinstance(kind, I.DecimalType):
+        return T.DecimalType(kind.precision, kind.scale)
+    if type(kind) not in _PLAIN:
+        raise _UnreadError(f"of the type {kind}, which Spark's reader of Parquet does not give; expected another type")
+    return getattr(T, _PLAIN[type(kind)])()
+
+
+@_spark.register
+def _(kind: I.StructType) -> Any:
+    from pyspark.sql import types as T  # noqa: N812
+
+    fields = []
+    for field in kind.fields:
+        if field.initial_default is not None:
+            raise _UnreadError(
+                f'column "{field.name}" has a default for the rows that were written before it, which Spark\'s reader of Parquet does '
+                "not know; expected NULL there"
+            )
+        try:
+            made = _spark(field.field_type)
+        except _UnreadError as error:
+            raise (
+                error if str(error).startswith("column ") else _UnreadError(f'column "{field.name}" is {error}')
+            ) from None
+        fields.append(T.StructField(field.name, made, True, {"parquet.field.id": field.field_id}))
+    return T.StructType(fields)
+
+
+@_spark.register
+def _(kind: I.ListType) -> Any:
+    from pyspark.sql import types as T  # noqa: N812
+
+    return T.ArrayType(_spark(kind.element_type), True)
+
+
+@_spark.register
+def _(kind: I.MapType) -> Any:
+    from pyspark.sql import types as T  # noqa: N812
+
+    return T.MapType(_spark(kind.key_type), _spark(kind.value_type), True)

@@ -1,0 +1,309 @@
+"""A table with versions as a stream: what each version adds, in the order of the versions; who plans it: `tables_planner`.
+
+    version     10       11       12        13        14
+                ├────────┼────────┼─────────┼─────────┼───▶
+    first start ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓         │         │        what the table holds, by version 12
+    then                           ▒▒▒▒▒▒▒▒▒ ▒▒▒▒▒▒▒▒▒         the files that each version adds, in a fixed order
+
+The place is a version, and how many of its files were read. The library of the table's format tells versions and files (`TableLog`:
+`delta_log`, `iceberg_log`); Spark reads the files themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from slackwater.config.source import Source
+from slackwater.core.offsets import TableRead
+from slackwater.errors import EpochError, SlackwaterError, StartError
+from slackwater.sources import connect
+from slackwater.sources.base import SourceBatch, reason
+from slackwater.sources.files import MARKS, literal
+from slackwater.state.commit import SourceRecord
+from slackwater.state.protocol import StateStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_NAMED = 3  # files of which one may hold the newest row
+_FILE = "__file_read"
+_BY_ID = "spark.sql.parquet.fieldId.read.enabled"
+_GONE = ("PATH_NOT_FOUND", "FILE_NOT_EXIST", "FileNotFoundException", "READ_CURRENT_FILE_NOT_FOUND")
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A Parquet file of a table. `path`: as Spark takes it, without escapes; `values`: of columns that only the table knows, as text."""
+
+    path: str
+    size: int
+    values: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Version:
+    """What one version does to a table. `at`: it, read to its end.
+
+    `rewrites`: in words, that it takes rows away or writes them anew, and with what; its files then hold `rows` rows.
+    """
+
+    at: TableRead
+    files: Sequence[DataFile] = ()
+    rewrites: str | None = None
+    rows: int = 0
+    columns: StructType | None = None  # where they changed with it
+
+
+@dataclass(frozen=True)
+class Now:
+    """A table as it is: its newest version, and its columns, with the ids that its files know them by where they do.
+
+    `partitions`: columns that its files do not hold.
+    """
+
+    at: TableRead
+    columns: StructType
+    partitions: Sequence[str] = ()
+
+
+class GoneError(Exception):
+    """A version is needed and not there any more; in words why."""
+
+
+class TableLog(Protocol):
+    """What a format's library tells of a table. May raise GoneError, SlackwaterError; whatever else: it does not answer."""
+
+    @property
+    def what(self) -> str:
+        """The table, for people."""
+        ...
+
+    @property
+    def keep(self) -> str:
+        """How versions are kept for longer, for people."""
+        ...
+
+    def now(self) -> Now:
+        """Raises StartError where there is no table, or one that Spark cannot read as it is."""
+        ...
+
+    def content(self, at: TableRead) -> Sequence[DataFile]:
+        """All files that a version holds, those that were added first at the beginning; always in the same order."""
+        ...
+
+    def of(self, at: TableRead) -> Version:
+        """What a version did."""
+        ...
+
+    def after(self, at: TableRead) -> Iterable[Version]:
+        """The versions that came after one, in their order."""
+        ...
+
+    def before(self, version: int) -> TableRead:
+        """The place of which this version comes next. Raises StartError if there is no such version."""
+        ...
+
+    def reason(self, error: BaseException) -> str:
+        """What the library says, in one line and without secrets."""
+        ...
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """A table as a source. `now`: as it was when the run began, whose columns all its rows have."""
+
+    spec: Source
+    log: TableLog
+    now: Now
+    _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def where(self) -> str:
+        return f'source "{self.name}": {self.log.what}'
+
+    @property
+    def schema(self) -> StructType:
+        return plain(self.now.columns)
+
+    def signature(self) -> dict[str, Any]:
+        return {"name": self.name, "query": self.spec.query}
+
+    # -- where it begins -----------------------------------------------------------------------------------------------
+
+    def latest(self) -> TableRead:
+        """The place behind what is there now."""
+        return self._asked(self.log.now).at
+
+    def stated(self) -> TableRead:
+        """The place that the config means, unless it is "latest"."""
+        if self.spec.starting_version is not None:
+            version = self.spec.starting_version
+            return self._asked(lambda: self.log.before(version))
+        return self._whole()
+
+    def _whole(self) -> TableRead:
+        """The place before all that is there now."""
+        at = self._asked(self.log.now).at
+        return at if at.version < 0 else TableRead(at.table, at.version, at.sequence, files=0, content=True)
+
+    def begins(self, record: SourceRecord) -> TableRead:
+        """Where it goes on: where the state ends, else where the config says. Raises StartError for another table than was read."""
+        read = record.offsets
+        if isinstance(read, TableRead) and read.never:
+            return self._whole()
+        if not isinstance(read, TableRead):
+            return self.latest() if self.spec.starting_offsets == "latest" else self.stated()
+        if read.table != (now := self.now.at).table:
+            raise StartError(
+                f"{self.where} is another table than the one that was read up to {read}: it was made anew; nothing was read: "
+                f"begin with it from its first row by `slackwater state reset … --offsets {self.name}=earliest`"
+            )
+        if read.sequence is None and now.version < read.version:
+            raise StartError(
+                f"{self.where} ends at version {now.version}, before {read}, which was read: its log was changed; restore it, or "
+                f"go on where it ends by `slackwater state reset … --offsets {self.name}=latest`"
+            )
+        return read
+
+    def named(self, error: SlackwaterError) -> SlackwaterError:
+        """An error of the log, with the source that it is of."""
+        return error if str(error).startswith("source ") else type(error)(f'source "{self.name}": {error}')
+
+    def _asked(self, ask: Callable[[], Any]) -> Any:
+        try:
+            return ask()
+        except SlackwaterError as error:
+            raise self.named(error) from None
+        except GoneError as error:
+            raise self.gone(str(error)) from None
+        except Exception as error:
+            raise StartError(
+                f"{self.where} cannot be read ({self.log.reason(error)}); check query and the connection's options"
+            ) from None
+
+    def gone(self, what: str) -> EpochError:
+        return EpochError(
+            f"{self.where}: {what}; nothing of this epoch was committed, and rows would be lost: restore it, or go on behind "
+            f"what is there now by `slackwater state reset … --offsets {self.name}=latest`, and {self.log.keep}"
+        )
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+
+    def read(self, session: SparkSession, files: Sequence[DataFile]) -> DataFrame:
+        """The rows of these files: all columns of the table, whether a file has them or not."""
+        if not files:
+            return session.createDataFrame([], self.schema)
+        try:
+            rows = self._reader(session).load([literal(f.path) for f in files])
+            made = self._with_values(session, rows, files)
+            assert made.schema is not None
+        except Exception as error:
+            if any(sign in str(error) for sign in _GONE):
+                raise self.gone(f"a file of it is gone ({reason(error)})") from None
+            raise EpochError(f"{self.where}: {reason(error)}") from None
+        return made
+
+    def _reader(self, session: SparkSession) -> Any:
+        """Of all epochs: Spark is told once what does not change."""
+        if self._made.get("session") is not session:
+            from pyspark.sql.types import StructType
+
+            if any("parquet.field.id" in f.metadata for f in self.now.columns.fields):
+                session.conf.set(_BY_ID, "true")
+            in_files = StructType([f for f in self.now.columns.fields if f.name not in self.now.partitions])
+            reader = session.read.format("parquet").options(**self.spec.options).schema(in_files)
+            self._made.update(session=session, reader=reader)
+        return self._made["reader"]
+
+    def _with_values(self, session: SparkSession, rows: DataFrame, files: Sequence[DataFile]) -> DataFrame:
+        """The rows with the values that only the table knows of each file, in the order of its columns."""
+        names = [f.name for f in self.now.columns.fields]
+        if not self.now.partitions:
+            return rows.select(*map(_quoted, names))
+        F = connect.functions(rows)  # noqa: N806
+        kinds = {f.name: f.dataType for f in self.now.columns.fields}
+        if all(f.values == files[0].values for f in files):
+            values = {n: F.lit(files[0].values.get(n)) for n in self.now.partitions}
+        else:
+            values = {n: F.col(f"__values.v{i}") for i, n in enumerate(self.now.partitions)}
+            listed = [(_place(f.path), *(f.values.get(n) for n in self.now.partitions)) for f in files]
+            columns = ", ".join(f"v{i} STRING" for i in range(len(self.now.partitions)))
+            known = session.createDataFrame(listed, f"{_FILE} STRING, {columns}").alias("__values")
+            at = F.expr(
+                r"url_decode(replace(regexp_replace(_metadata.file_path, '^[A-Za-z][A-Za-z0-9+.-]*:/*', ''), '+', '%2B'))"
+            )
+            rows = rows.join(F.broadcast(known), at == F.col(f"__values.{_FILE}"), "left")
+            missing = F.raise_error(F.concat(F.lit("a file that was not planned: "), F.expr("_metadata.file_path")))
+            planned = F.col(f"__values.{_FILE}").isNotNull()
+            values = {n: F.when(planned, v).otherwise(missing.cast("string")) for n, v in values.items()}
+        found = [values[n].cast(kinds[n]).alias(n) if n in values else F.col(_quoted(n)) for n in names]
+        return rows.select(*found)
+
+    # -- Spark's own streams do not plan it ----------------------------------------------------------------------------
+
+    def plan(self, session: SparkSession) -> DataFrame:
+        raise AssertionError("see `planning.can_plan`")
+
+    def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
+        raise AssertionError("see `planning.can_plan`")
+
+    def batch(
+        self,
+        session: SparkSession,
+        checkpoint: Path,
+        index: int,
+        number: int,
+        store: StateStore,
+        epoch: int,
+        record: SourceRecord,
+    ) -> SourceBatch | None:
+        raise AssertionError("see `planning.can_plan`")
+
+
+@dataclass(frozen=True)
+class SomeFiles:
+    """Files of a table that are an epoch's, and the place behind them. `lost`: rows that were passed over before them."""
+
+    source: TableSource
+    files: Sequence[DataFile]
+    behind: TableRead
+    lost: int = 0
+
+    def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
+        rows, offsets = self.source.read(session, self.files), self.behind
+        return SourceBatch(rows, offsets, files=len(self.files), lost=self.lost, marked=marked(self.files))
+
+
+def marked(files: Sequence[DataFile]) -> Callable[[int], str | None]:
+    """Which of these files a mark may be of, for people: it tells the size."""
+
+    def named(mark: int) -> str | None:
+        found = [f.path for f in files if f.size % MARKS == mark % MARKS]
+        return " or ".join(found) if 0 < len(found) <= _NAMED else None
+
+    return named
+
+
+def plain(columns: StructType) -> StructType:
+    """Columns without the ids by which files know them."""
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType([StructField(f.name, f.dataType) for f in columns.fields])
+
+
+def _place(path: str) -> str:
+    """A path as it is compared with those that Spark tells: without its scheme, which has several spellings."""
+    scheme, colon, rest = path.partition(":")
+    return (rest if colon and "/" not in scheme else path).lstrip("/")
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"

@@ -1,0 +1,48 @@
+"""The columns of a table held against those that a run, or a state, knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slackwater.errors import EpochError, StartError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+def added(known: StructType, now: StructType) -> list[str]:
+    """Columns that are new, with their types. Names are compared as Spark does."""
+    names = {f.name.casefold() for f in known.fields}
+    return [f'"{f.name}" ({f.dataType.simpleString()})' for f in now.fields if f.name.casefold() not in names]
+
+
+def changed(known: StructType, now: StructType) -> list[str]:
+    """Columns that are missing, or of another type, in words."""
+    there = {f.name.casefold(): f.dataType.simpleString() for f in now.fields}
+    return [
+        f'"{f.name}" is {there.get(f.name.casefold(), "missing")}, was {f.dataType.simpleString()}'
+        for f in known.fields
+        if there.get(f.name.casefold()) != f.dataType.simpleString()
+    ]
+
+
+def check_columns(
+    where: str, known: StructType, now: StructType, choice: str | None, since: str, running: bool = False
+) -> None:
+    """Raise StartError for columns that are not to be gone on with. `choice`: schema_changes; `since`: what changed them.
+
+    `running`: a run whose SQL, state and target are bound to the known ones cannot take new ones; the next start does.
+    """
+    if wrong := changed(known, now):
+        raise StartError(
+            f"{where}: its columns changed with {since}: {'; '.join(wrong)}; restore them, or begin anew with another name"
+        )
+    new = ", ".join(added(known, now))
+    if new and choice in (None, "fail"):
+        raise StartError(
+            f'{where}: columns are new with {since}: {new}; set schema_changes to take them ("add") or to go on without them ("ignore")'
+        )
+    if new and choice == "add" and running:
+        raise EpochError(
+            f"{where}: columns are new with {since}: {new}; everything before that is committed, and the next start takes them"
+        )

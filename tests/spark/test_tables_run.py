@@ -1,0 +1,182 @@
+"""Delta and Iceberg tables read by Spark: every value as the table has it, and each row once, whatever happens between."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.support.deaths import DeathError
+from tests.support.runner import Runner
+from tests.support.tables import COLUMNS, FORMATS, Delta, row
+
+import slackwater as sw
+from slackwater.engine import kill_points
+from slackwater.errors import SlackwaterError
+
+pytestmark = pytest.mark.spark
+
+DAYS = ["a b", "ä/c%+", None, "x:y=z"]
+WINDOW = sw.Window(
+    kind="tumbling",
+    duration_ms="4s",
+    event_time_column="at",
+    lateness_ms="8s",
+    group_by=["day", "user"],
+    max_groups_per_window=100,
+    aggregations=[
+        sw.Aggregation(agg="count", as_="n"),
+        sw.Aggregation(agg="sum", column="x", as_="total"),
+        sw.Aggregation(agg="sum", column="price", as_="paid"),
+        sw.Aggregation(agg="min", column="seen", as_="first"),
+        sw.Aggregation(agg="max", column="tag", as_="tag"),
+    ],
+)
+SQL = "SELECT day, user, x, price, seen, tags[0] AS tag, _event_ts FROM source"
+
+
+@pytest.fixture(params=FORMATS)
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return FORMATS[request.param](tmp_path)
+
+
+class Dying:
+    """Dies once at each step, in the order given, the next time that it comes by."""
+
+    def __init__(self, *steps: str) -> None:
+        self.left, self.deaths = list(steps), 0
+
+    def hit(self, step: str, epoch: int) -> None:
+        if self.left and step == self.left[0]:
+            self.left.pop(0)
+            self.deaths += 1
+            raise DeathError(step)
+
+    def in_worker(self, epoch: int) -> None:
+        return None
+
+
+def rows(first: int, count: int) -> list[dict[str, Any]]:
+    return [row(n, DAYS[n % 4]) for n in range(first, first + count)]
+
+
+def expected(given: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """The windows of these rows, by a loop."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for r in given:
+        start = r["at"].replace(microsecond=0) - dt.timedelta(seconds=r["at"].second % 4)
+        found.setdefault((start.replace(tzinfo=None), r["day"], r["user"]), []).append(r)
+    return sorted(
+        (
+            (
+                *key,
+                len(some),
+                sum(r["x"] for r in some if r["x"] is not None) if any(r["x"] is not None for r in some) else None,
+                round(sum(r["price"] for r in some), 2),
+                min(r["seen"] for r in some),
+                max(r["tags"][0] for r in some),
+            )
+            for key, some in found.items()
+        ),
+        key=str,
+    )
+
+
+def answer(found: pl.DataFrame) -> list[tuple[Any, ...]]:
+    columns = ["window_start", "day", "user", "n", "total", "paid", "first", "tag"]
+    times = [pl.col(c).dt.replace_time_zone(None) for c in ("window_start", "first")]
+    frame = found.with_columns(*times, pl.col("paid").cast(pl.Float64)).select(columns)
+    return sorted(((*r[:5], round(r[5], 2), *r[6:]) for r in frame.rows()), key=str)
+
+
+def test_each_row_once_with_every_value_though_runs_die_between(
+    table: Any, runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nulls, partitions, times with and without a zone, decimals, lists; two files of each version an epoch; commits between."""
+    dying = Dying(
+        "read.after", "ingest.after", "commit.before", "commit.after", "write.after", "note.after", "checkpoint.before"
+    )
+    count = len(dying.left)
+    monkeypatch.setattr(kill_points, "from_environment", lambda: dying)
+    given = rows(0, 12)
+    table.append(given[:5])
+    table.append(given[5:])
+    settings: dict[str, Any] = {"window": WINDOW, "transform_sql": SQL, "flush": False}
+    for n in range(count):
+        with pytest.raises((DeathError, SlackwaterError)):
+            runner.run(source=table.source(max_files_per_trigger=2), **settings)
+        assert dying.deaths == n + 1, "that, and nothing else"
+        more = rows(len(given), 3)
+        table.append(more)
+        given += more
+        if n == 3:
+            table.compact()
+    runner.run(source=table.source(), **settings | {"flush": True})
+    assert answer(runner.output()) == expected(given)
+    assert runner.statuses[-1].counters.rows_in == len(given)
+    assert runner.statuses[-1].counters.rows_late == 0
+
+
+def test_a_table_of_results_is_the_source_of_another_pipeline(tmp_path: Path, runner: Runner) -> None:
+    """A row that was added later with a new column is read with it from the next start on; letters say which file a row is from."""
+    table = Delta(tmp_path)
+    table.append(rows(0, 8))
+    lake = sw.DeltaConnection()
+    first = {"name": "first", "target": lake, "target_path": str(tmp_path / "results")}
+    runner.run(source=table.source(), window=WINDOW, transform_sql=SQL, **first)
+    per_day = sw.Window(
+        kind="tumbling",
+        duration_ms="1d",
+        event_time_column="window_start",
+        group_by=["day"],
+        max_groups_per_window=100,
+        aggregations=[
+            sw.Aggregation(agg="sum", column="n", as_="rows"),
+            sw.Aggregation(agg="sum", column="paid", as_="paid"),
+        ],
+    )
+    results = sw.Source(name="windows", connection=lake, query=str(tmp_path / "results"))
+    found = runner.run(source=results, window=per_day, transform_sql="SELECT day, n, paid, _event_ts FROM source")
+    assert sorted(found.select("day", "rows").rows(), key=str) == sorted([(d, 2) for d in DAYS], key=str)
+
+
+def test_a_column_that_was_renamed_is_found_by_its_id_and_a_new_one_is_taken(tmp_path: Path, runner: Runner) -> None:
+    """Of an Iceberg table: files that were written under another name, and files that lack a column."""
+    import pyarrow as pa
+
+    table = FORMATS["iceberg"](tmp_path)
+    table.append(rows(0, 4))
+    with table.table.update_schema() as change:
+        change.rename_column("x", "amount")
+    table.add_column("weight")
+    renamed = pa.schema(
+        [f.with_name("amount") if f.name == "x" else f for f in COLUMNS] + [pa.field("weight", pa.int64())]
+    )
+    table.append([{**{"amount" if k == "x" else k: v for k, v in r.items()}, "weight": 5} for r in rows(4, 4)], renamed)
+    window = WINDOW.model_copy(
+        update={
+            "group_by": (),
+            "aggregations": (
+                sw.Aggregation(agg="sum", column="amount", as_="total"),
+                sw.Aggregation(agg="sum", column="weight", as_="weight"),
+            ),
+        }
+    )
+    found = runner.run(
+        source=table.source(), window=window, transform_sql="SELECT amount, weight, _event_ts FROM source"
+    )
+    assert found["total"].sum() == sum(r["x"] for r in rows(0, 8) if r["x"] is not None)
+    assert found["weight"].sum() == 20
+
+
+def test_a_data_file_that_is_gone_is_told_in_a_line(table: Any, runner: Runner, tmp_path: Path) -> None:
+    table.append(rows(0, 3))
+    for path in tmp_path.rglob("*.parquet"):
+        path.unlink()
+    with pytest.raises(
+        SlackwaterError, match=r'source "events": .* a file of it is gone .*nothing of this epoch was committed'
+    ) as told:
+        runner.run(source=table.source(), window=WINDOW, transform_sql=SQL)
+    assert "\n" not in str(told.value)

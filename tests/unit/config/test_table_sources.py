@@ -1,0 +1,94 @@
+"""Delta and Iceberg tables as sources, in a config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.support.pages import block
+
+import slackwater as sw
+from slackwater import explain
+from slackwater.config import toml
+from slackwater.errors import ConfigError, StartError
+from slackwater.runner import starting_offsets
+
+
+def page(tmp_path: Path, old: str = "", new: str = "") -> sw.Pipeline:
+    """The pipeline of the page, changed."""
+    text = next(b for n in range(9) if '"visits"' in (b := block("toml", n, "docs/sources.md")))
+    assert old in text
+    (tmp_path / "p.toml").write_text(text.replace(old, new, 1) if old else text)
+    return toml.load(str(tmp_path / "p.toml"))
+
+
+KEY = "max_files_per_trigger = 100"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        (KEY, 'schema = "a INT"', "belongs to connections of kind"),
+        (KEY, 'format = "parquet"', 'belongs to connections of kind "files", this one is "delta"'),
+        (KEY, 'starting_offsets = { t = { 0 = 1 } }', 'found a table, expected "earliest" or "latest"; a table begins at one of its versions'),
+        (KEY, 'starting_offsets = "latest"\nstarting_version = 3', "says where to begin, as starting_offsets does"),
+        (KEY, "starting_version = -1", "starting_version"),
+        (KEY, 'on_rewrite = "ignore"', "on_rewrite"),
+        (KEY, 'schema_changes = "ad"', 'did you mean "add"'),
+        ('query = "lake/clicks" ', 'table = "lake/clicks" ', "query"),
+        ('event_time_column = "at"', "", 'source "clicks" reads a table, which has no event time of its own'),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_a_table_is_said(tmp_path: Path, old: str, new: str, line: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        page(tmp_path, old, new)
+    assert line in str(told.value)
+
+
+def test_a_table_lies_where_the_config_does_and_is_explained(tmp_path: Path) -> None:
+    pipeline = page(tmp_path)
+    assert pipeline.sources[0].query == str(tmp_path / "lake" / "clicks")
+    text = str(explain.build(pipeline))
+    assert f"Delta table {tmp_path}/lake/clicks, at most 100 per epoch" in text
+    assert starting_offsets.text(pipeline) == "clicks at earliest"
+    later = page(tmp_path, KEY, "starting_version = 7")
+    assert starting_offsets.text(later) == "clicks at version 7"
+    assert starting_offsets.text(starting_offsets.stated(later, {"*": "latest"})) == "clicks at latest"
+
+
+def test_a_files_key_is_told_where_it_belongs() -> None:
+    with pytest.raises(ConfigError, match=r'on_rewrite: belongs to connections of kind "delta" or "iceberg"'):
+        sw.pipeline(
+            name="p",
+            sources=[sw.Source(connection=sw.FilesConnection(), query="in", format="json", on_rewrite="skip")],
+            window=sw.Window(
+                kind="session",
+                gap_ms=1,
+                max_session_duration_ms=9,
+                event_time_column="at",
+                group_by=["a"],
+                aggregations=[sw.Aggregation(agg="count", as_="n")],
+            ),
+            target=sw.Target(connection=sw.ConsoleConnection()),
+            state_store=sw.StateStore(kind="in_memory"),
+        )
+
+
+def test_a_table_beside_what_only_spark_plans_is_refused_by_name() -> None:
+    from types import SimpleNamespace
+    from typing import Any
+
+    from slackwater.sources import planning
+    from slackwater.sources.streams import FrameSource
+    from slackwater.sources.tables import Now, TableSource
+
+    spec = sw.Source(name="t", connection=sw.DeltaConnection(), query="x")
+    nothing: Any = None
+    sources = [TableSource(spec, nothing, Now(nothing, nothing)), FrameSource("queue", nothing)]
+    streams: Any = SimpleNamespace(sources=sources)
+    with pytest.raises(
+        StartError, match=r'source "t" is a table, whose epochs are planned without .* which source "queue" needs'
+    ):
+        planning.planners_of(streams, nothing, {})
+    with pytest.raises(StartError, match=r'p: source "t" is a table, and tables are not read over Spark Connect yet'):
+        planning.check_connect("p", sources)

@@ -1,0 +1,369 @@
+"""Tables as sources, without Spark: which files an epoch reads, in which order, where it goes on, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from tests.support.tables import COLUMNS, FORMATS, Delta, Iceberg, row
+
+from slackwater.core.offsets import TableRead, parsed
+from slackwater.errors import SlackwaterError, StartError
+from slackwater.runner.systems import system_of
+from slackwater.sources.base import NoAnswerError
+from slackwater.sources.tables_planner import TablePlanner
+from slackwater.state.commit import SourceRecord
+
+DAYS = ["a b", "ä/c%+", None]
+
+
+@pytest.fixture(params=FORMATS)
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return FORMATS[request.param](tmp_path)
+
+
+def source_of(table: Any, known: str | None = None, **keys: Any) -> Any:
+    spec = table.source(**keys)
+    return system_of(spec.connection).source(None, None, spec, known)  # type: ignore[arg-type]  # Spark reads the data only
+
+
+class Run:
+    """What a run would do, epoch by epoch: `at` is what it would have committed."""
+
+    def __init__(self, table: Any, at: TableRead | None = None, **keys: Any) -> None:
+        self.table, self.at = table, at
+        self.epochs: list[list[int]] = []
+        self.lost = 0
+        self.source = source_of(table, **keys)
+        # as a commit holds it, and back
+        record = SourceRecord.model_validate_json(SourceRecord(offsets=at).model_dump_json())
+        self.planner = TablePlanner(self.source, record)
+
+    def epoch(self) -> bool:
+        part = self.planner.next()
+        if part is None:
+            return False
+        self.at = part.behind
+        self.lost += part.lost
+        self.epochs.append(sorted(n for file in part.files for n in numbers(file.path)))
+        return True
+
+    def all(self) -> list[list[int]]:
+        while self.epoch():
+            pass
+        return self.epochs
+
+    @property
+    def rows(self) -> list[int]:
+        return [n for epoch in self.epochs for n in epoch]
+
+
+def numbers(path: str) -> list[int]:
+    """Of the rows of a file: see `row`."""
+    found = pl.read_parquet(path.removeprefix("file://"), columns=["at"], glob=False)["at"].dt.second()
+    return [int(n) for n in found]
+
+
+def filled(table: Any, *sizes: int, first: int = 0) -> None:
+    """A version of so many rows each, of all days."""
+    for size in sizes:
+        table.append([row(n, DAYS[n % 3]) for n in range(first, first + size)])
+        first += size
+
+
+# -- what comes next ---------------------------------------------------------------------------------------------------
+
+
+def test_what_the_table_holds_comes_first_then_what_is_appended(table: Any) -> None:
+    filled(table, 4, 3)
+    run = Run(table)
+    assert run.epoch()
+    assert run.rows == list(range(7))
+    assert not run.epoch()
+    filled(table, 2, 1, first=7)
+    assert run.all()[1:] == [[7, 8, 9]], "versions that are there are an epoch, where nothing bounds it"
+    assert Run(table, run.at).all() == []
+
+
+def test_an_epoch_is_bounded_within_a_version_and_over_versions(table: Any) -> None:
+    """Each version has three files, one for each day; two are read at once."""
+    filled(table, 6, 3)
+    run = Run(table, max_files_per_trigger=2)
+    run.epoch()
+    filled(table, 3, 3, first=9)
+    run.all()
+    assert [len(e) for e in run.epochs[:3]] == [4, 3, 2]
+    assert len(run.epochs) == 6
+    assert sorted(run.rows) == list(range(15))
+    assert sorted(run.rows[:9]) == list(range(9)), "the content comes before what is appended"
+    assert sorted(run.rows[:6]) == list(range(6)), "and in it what was added first"
+
+
+def test_a_run_that_is_begun_anew_at_every_place_reads_the_same(table: Any) -> None:
+    """The position alone says it: also within what the table holds, though that has changed since."""
+    filled(table, 6)
+    whole = Run(table, max_files_per_trigger=1)
+    whole.epoch()
+    first = whole.at
+    filled(table, 3, 4, first=6)
+    table.compact()
+    filled(table, 3, first=13)
+    whole.all()
+    places = [first]
+    rows = whole.epochs[:1]
+    while True:
+        run = Run(table, places[-1], max_files_per_trigger=1)
+        if not run.epoch():
+            break
+        rows += run.epochs
+        places.append(run.at)
+    assert rows == whole.epochs
+    assert sorted(n for epoch in rows for n in epoch) == list(range(16)), "compaction brings nothing once more"
+    assert [p for p in places if p is not None and p.content] != [], "some of the places are within the content"
+
+
+def test_compaction_is_passed_over_and_its_version_is_behind_us(table: Any) -> None:
+    filled(table, 3)
+    run = Run(table)
+    run.all()
+    filled(table, 3, first=3)
+    table.compact()
+    run.all()
+    assert run.rows == list(range(6))
+    assert run.at is not None and run.at.version == table.newest()
+
+
+def test_latest_is_what_comes_next(table: Any) -> None:
+    filled(table, 3)
+    run = Run(table, starting_offsets="latest")
+    assert not run.epoch()
+    filled(table, 2, first=3)
+    assert run.all() == [[3, 4]]
+
+
+def test_a_run_begins_with_what_a_version_added(table: Any) -> None:
+    filled(table, 3)
+    filled(table, 2, first=3)
+    version = table.newest()
+    filled(table, 2, first=5)
+    assert Run(table, starting_version=version).all() == [[3, 4, 5, 6]]
+    assert [sorted(e) for e in Run(table, starting_version=version, max_files_per_trigger=1).all()] != []
+    with pytest.raises(StartError, match=rf"source \"events\": .* has no {table.word} 99"):
+        Run(table, starting_version=99)
+
+
+def test_an_empty_table_waits_for_its_first_rows(tmp_path: Path) -> None:
+    table = Iceberg(tmp_path)
+    filled(table, 1)
+    table.lake.tables().catalog.drop_table("shop.events")
+    catalog = table.lake.tables().catalog
+    catalog.create_table("shop.events", COLUMNS)
+    for keys in ({}, {"starting_offsets": "latest"}):
+        run = Run(table, **keys)
+        assert not run.epoch()
+        filled(table, 2)
+        assert run.all() == [[0, 1]]
+        catalog.drop_table("shop.events")
+        catalog.create_table("shop.events", COLUMNS)
+
+
+def test_the_end_of_the_input_is_what_is_there_when_it_is_asked_for(table: Any) -> None:
+    filled(table, 3)
+    run = Run(table, max_files_per_trigger=1)
+    run.planner.until_now()
+    assert run.planner.left == 3
+    filled(table, 3, first=3)
+    run.all()
+    assert sorted(run.rows) == [0, 1, 2]
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_a_version_that_takes_rows_away_ends_the_run_once_all_before_it_is_read(table: Any) -> None:
+    filled(table, 3, 2)
+    run = Run(table, max_files_per_trigger=1)
+    run.epoch()
+    filled(table, 3, first=5)
+    table.delete("x = 4")
+    version = table.newest()
+    filled(table, 1, first=8)
+    with pytest.raises(SlackwaterError) as told:
+        run.all()
+    assert sorted(run.rows) == list(range(8)), "everything before it was read"
+    line = str(told.value)
+    assert "\n" not in line
+    assert re.search(rf'source "events": \w+ table .*: {table.word} {version}\b.* is .*(DELETE|delete|overwrite)', line)
+    assert 'on_rewrite = "skip"' in line
+    with pytest.raises(SlackwaterError, match="removes or rewrites rows"):
+        Run(table, run.at).all()
+
+
+def test_such_a_version_is_passed_over_by_name_and_counted(table: Any, caplog: pytest.LogCaptureFixture) -> None:
+    filled(table, 3, 3)
+    run = Run(table, on_rewrite="skip")
+    run.epoch()
+    table.append([row(n, "a b") for n in (6, 7, 8, 9)])
+    table.delete("x = 6")  # its file is written anew with three rows
+    version = table.newest()
+    filled(table, 1, first=10)
+    with caplog.at_level(logging.WARNING, "slackwater"):
+        run.all()
+    assert sorted(run.rows) == list(range(11))
+    assert run.lost == 3
+    assert f"{table.word} {version}" in caplog.text and "passed over with the 3 rows" in caplog.text
+    assert Run(table, run.at, on_rewrite="skip").all() == []
+
+
+def test_a_version_that_is_gone_is_told_and_nothing_is_passed_over(table: Any) -> None:
+    filled(table, 3)
+    run = Run(table)
+    run.all()
+    filled(table, 1, 1, 1, 1, first=3)
+    table.expire()
+    with pytest.raises(SlackwaterError) as told:
+        Run(table, run.at).all()
+    assert re.search(
+        r'source "events": .*(its log is gone|were expired).*rows would be lost.*events=latest', str(told.value)
+    )
+    assert "\n" not in str(told.value)
+
+
+def test_what_a_table_held_is_gone(table: Any) -> None:
+    filled(table, 3)
+    run = Run(table, max_files_per_trigger=1)
+    run.epoch()
+    filled(table, 1, 1, first=3)
+    table.expire()
+    with pytest.raises(SlackwaterError, match=r"is gone|was expired"):
+        Run(table, run.at, max_files_per_trigger=1).all()
+
+
+def test_expired_versions_that_were_read_are_missed_by_nobody(table: Any) -> None:
+    filled(table, 3, 1)
+    run = Run(table)
+    run.all()
+    filled(table, 2, first=4)
+    table.expire()
+    assert Run(table, run.at).all() == [[4, 5]]
+
+
+def test_another_table_in_its_place_is_refused(table: Any, tmp_path: Path) -> None:
+    filled(table, 3)
+    run = Run(table)
+    run.all()
+    if isinstance(table, Delta):
+        shutil.rmtree(table.path)
+    else:
+        table.lake.tables().catalog.drop_table("shop.events")
+    with pytest.raises(SlackwaterError, match=r"is not there|is not in the catalog"):
+        Run(table, run.at)
+    filled(table, 1, 1, 1)
+    with pytest.raises(StartError, match=r"is another table than the one that was read up to .*made anew"):
+        Run(table, run.at)
+    with pytest.raises(SlackwaterError, match=r"made anew|became another table"):
+        run.all()  # while it runs
+
+
+def test_a_table_that_was_rolled_back_is_refused(tmp_path: Path) -> None:
+    table = Iceberg(tmp_path)
+    filled(table, 1)
+    first = table.newest()
+    filled(table, 1, first=1)
+    run = Run(table)
+    run.all()
+    with table.table.manage_snapshots() as change:
+        change.rollback_to_snapshot(first)
+    with pytest.raises(StartError, match=r"does not lead back to snapshot .* rolled back"):
+        Run(table, run.at).all()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [("POSITION_DELETES", "position deletes"), ("EQUALITY_DELETES", "equality deletes")]
+)
+def test_deletes_beside_the_data_are_refused_by_name(tmp_path: Path, content: str, words: str) -> None:
+    table = Iceberg(tmp_path)
+    filled(table, 3)
+    run = Run(table)
+    run.all()
+    table.delete_by(content)
+    with pytest.raises(SlackwaterError, match=f"removes or rewrites rows .{words}"):
+        run.all()
+    with pytest.raises(
+        StartError, match=f'source "events": .* holds {words} at snapshot .*starting_offsets = "latest"'
+    ):
+        Run(table).all()
+
+
+def test_a_column_that_is_new_is_refused_by_name_unless_it_is_decided(table: Any) -> None:
+    filled(table, 1)
+    run = Run(table)
+    run.all()
+    known = run.source.schema.json()
+    table.add_column("weight")
+    more = COLUMNS.append(pa.field("weight", pa.int64()))
+    table.append([row(1, weight=7)], more)
+    with pytest.raises(
+        StartError, match=r'columns are new with (version|snapshot) .*: "weight" \(bigint\); set schema_changes'
+    ):
+        run.all()
+    with pytest.raises(StartError, match=r'source "events": .* columns are new .*"weight" \(bigint\)'):
+        source_of(table, known)
+    assert "weight" in source_of(table, known, schema_changes="add").schema.names
+    assert "weight" not in source_of(table, known, schema_changes="ignore").schema.names
+    assert Run(table, run.at, schema_changes="ignore", known=known).all() == [[1]]
+    running = Run(table, schema_changes="add")
+    table.add_column("height")
+    table.append([row(2, height=1)], more.append(pa.field("height", pa.int64())))
+    assert running.epoch(), "what the table held"
+    with pytest.raises(
+        SlackwaterError, match=r'columns are new .* "height" .*everything before that is committed, and the next start'
+    ):
+        running.epoch()
+    assert Run(table, running.at, schema_changes="add").all() == [[2]]
+    assert Run(table, run.at, schema_changes="add").all() == [[1, 2]], "columns came since, and between its versions"
+
+
+def test_a_table_that_does_not_answer_is_asked_again(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(table, 1)
+    run = Run(table)
+
+    def away(*given: Any) -> Any:
+        raise OSError("connection refused, with the password hunter2hunter2")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.source.log, "after", away)
+        with pytest.raises(NoAnswerError, match=r"does not answer .connection refused"):
+            run.epoch()
+    assert run.all() == [[0]]
+
+
+# -- positions ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_position_survives_its_commit() -> None:
+    for at in (TableRead("t", 5), TableRead("t", 5, 3, 2, True), TableRead(files=0, content=True), TableRead("t")):
+        assert parsed(at.stored()) == at
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"table": "t"},
+        {"table": "t", "version": "12"},
+        {"table": "t", "version": -2},
+        {"table": "t", "version": 1, "files": -1},
+        {"table": "t", "version": 1, "content": 3},
+        {"table": "t", "version": True},
+        {"table": "t", "version": 1, "path": "/etc"},
+    ],
+)
+def test_what_is_no_position_is_not_believed(stored: Any) -> None:
+    with pytest.raises(ValueError):
+        parsed(stored)
