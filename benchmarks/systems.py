@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from benchmarks.cases import HDFS, ROCKSDB, Window
 from benchmarks.data import FILES_PER_EPOCH, LATENESS_S, SCHEMA
 from benchmarks.topics import Topic
 from slackwater.engine.status import Status
+from slackwater.targets.folder import folder_at
 
 STATE = "SLACKWATER_BENCH_STATE"  # of the environment: a path or URL
+RESULTS = "SLACKWATER_BENCH_RESULTS"  # likewise
 _PROVIDERS = "org.apache.spark.sql.execution.streaming.state."
 PROVIDER = {
     HDFS: f"{_PROVIDERS}HDFSBackedStateStoreProvider",
@@ -70,25 +73,30 @@ def run_slackwater(
     on_status: Callable[[Status], None],
     postgres: str | None = None,
 ) -> None:
-    """The same by Slackwater, with durable state in `work/state`, where STATE says, or in the database `postgres`."""
+    """The same by Slackwater, with durable state in `work/state`, where STATE says, or in the database `postgres`.
+
+    Results go to `work/out`; at the end these are what lies where RESULTS says.
+    """
     store = (
         sw.StateStore(kind="postgres", url=postgres)
         if postgres
         else sw.StateStore(kind="files", path=os.environ.get(STATE) or str(work / "state"))
     )
-    lake = sw.FilesConnection()
+    lake, out = sw.FilesConnection(), os.environ.get(RESULTS)
     sw.run_streaming_pipeline(
         name="bench",
         source=_source(data),
         window=window_spec(window),
         target=lake,
-        target_path=str(work / "out"),
+        target_path=out or str(work / "out"),
         target_format="parquet",
         state_store=store,
         available_now=True,
         spark=spark,
         on_status=on_status,
     )
+    if out:
+        shutil.copytree(folder_at(out).here(), work / "out")
 
 
 def _source(data: Path | Topic) -> sw.Source:

@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.support.stores import LOGIC, commit, go_on, rows, running, users
+from tests.support.topics import waited_for
 from typer.testing import CliRunner
 
 from slackwater.cli.main import app
@@ -233,6 +234,37 @@ def test_a_fault_is_survived_and_changes_nothing(
     assert again.open() == done and again.published() == 9
     again.close()
     assert make().runner() is None
+
+
+@pytest.mark.parametrize("part", ["/segments/", "/manifests/000000001"])
+def test_a_request_that_is_never_answered_is_repeated_by_default(
+    part: str, bucket: str, s3: S3, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no `timeout` in the options one such request takes a part of what a runner waits in all."""
+    assert 2 * object_client.ANSWER_S < object_client.PATIENCE_S
+    monkeypatch.setattr(object_client, "ANSWER_S", 1.0)
+    store = FilesStore(bucket, "p", s3.options(door.port))
+    done = go_on(store, store.open(), "a")
+    door.judge = once("hangs", "PUT", part)
+    go_on(store, done, "b")
+    assert [fault for _, _, fault in door.faults] == ["hangs"]
+    store.close()
+
+
+def test_a_renewal_that_is_never_answered_is_repeated_while_the_lease_runs(
+    bucket: str, s3: S3, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert lease.RENEW_S + 2 * lease.ANSWER_S < lease.LEASE_S
+    monkeypatch.setattr(object_client, "ANSWER_S", 1e5)
+    monkeypatch.setattr(lease, "ANSWER_S", 0.5)
+    monkeypatch.setattr(lease, "RENEW_S", 0.2)
+    store = FilesStore(bucket, "p", s3.options(door.port))
+    store.open()
+    door.judge = once("hangs", "PUT", "/lock")
+    waited_for(lambda: door.faults)
+    before = len(door.seen)
+    waited_for(lambda: len(door.seen) > before)
+    store.close()
 
 
 def test_a_commit_of_which_nothing_is_known_is_looked_for_at_the_next_start(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from slackwater.core.schema import Field
 from slackwater.errors import FencedError, LockHeldError, StateError
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, SourceRecord
 from slackwater.state.files import arrow
+from slackwater.state.files.commit import Log
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore, InMemoryStore
 from slackwater.state.postgres import lock
 from slackwater.state.postgres import store as postgres_store
@@ -110,6 +112,32 @@ def test_output_and_lists_come_back(make: Make) -> None:
     again.close()
 
 
+def test_what_several_shards_staged_comes_in_their_order(make: Make) -> None:
+    store = make()
+    store.open()
+    frames = [pl.DataFrame({"n": [shard] * 3}) for shard in range(20)]
+    metas = [store.shard(shard, 20, 0, ()).write_output(frame) for shard, frame in enumerate(frames)]
+    store.commit(commit(0, output=tuple(metas)))
+    assert [found["n"].to_list() for found in store.outputs(metas)] == [f["n"].to_list() for f in frames]
+    assert store.outputs([]) == []
+    store.close()
+
+
+def test_of_an_object_store_staged_output_is_fetched_several_at_once(
+    directory: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other the output of 256 shards would take as many round trips, in each epoch."""
+    store, meeting = directory(), threading.Barrier(4)
+    store.open()
+    metas = [store.shard(shard, 8, 0, ()).write_output(pl.DataFrame({"n": [shard]})) for shard in range(8)]
+    place, held = type(store.place), type(store.place).held
+    monkeypatch.setattr(place, "is_remote", True)
+    monkeypatch.setattr(place, "held", lambda self, wanted: (meeting.wait(60), held(self, wanted))[1])
+    assert [found["n"].to_list() for found in store.outputs(metas)] == [[shard] for shard in range(8)]
+    monkeypatch.undo()
+    store.close()
+
+
 def test_a_manifest_of_another_runner_is_a_fence(directory: Make) -> None:
     store = directory()
     store.open()
@@ -154,6 +182,27 @@ def test_garbage_is_what_no_kept_epoch_names(directory: Make) -> None:
     assert sorted(p.name for p in (root / "segments").iterdir()) == [*kept, f"{KEPT_EPOCHS + 3:09d}-000-y.arrow"]
     assert len(list((root / "manifests").iterdir())) == KEPT_EPOCHS
     store.close()
+
+
+def test_what_a_runner_wrote_it_need_not_read_to_clear_away(directory: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record of many shards is long, and eight of them are kept: to read them is the longest thing that an epoch would do."""
+    store = directory()
+    store.open()
+    for epoch in range(2):
+        store.commit(commit(epoch))
+    store.close()
+    again, read = directory(), list[int]()
+    again.open()
+    reading = Log.read
+    monkeypatch.setattr(Log, "read", lambda log, epoch: (read.append(epoch), reading(log, epoch))[1])
+    for epoch in range(2, KEPT_EPOCHS):
+        again.commit(commit(epoch))
+    again.collect_garbage()
+    assert read == [0, 1]  # of the runner before
+    again.commit(commit(KEPT_EPOCHS))
+    again.collect_garbage()
+    assert read == [0, 1]
+    again.close()
 
 
 def sealed(text: str) -> str:

@@ -24,37 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from tests.e2e import join_matrix
+from tests.e2e import join_matrix, window_matrix
+from tests.e2e.window_matrix import BROKEN, LATENESS_S
 
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.testing.services import Kafka, Postgres
 
-GAP_S, TUMBLE_S, LATENESS_S = 5, 60, 3
-START_MS = 1_700_000_000_000
 PARTITIONS = 4
-
-SESSIONS = f"""
-    SELECT "user", min(ts), max(ts) + interval '{GAP_S} s', count(*), sum(amount)::bigint FROM (
-        SELECT *, count(*) FILTER (WHERE fresh) OVER (PARTITION BY "user" ORDER BY ts, seq) AS nth FROM (
-            SELECT *, coalesce(ts - lag(ts) OVER (PARTITION BY "user" ORDER BY ts, seq) > interval '{GAP_S} s', true) AS fresh
-            FROM truth) a) b
-    GROUP BY "user", nth"""
-TUMBLING = f"""
-    SELECT "user", date_bin('{TUMBLE_S} s', ts, 'epoch'::timestamptz), date_bin('{TUMBLE_S} s', ts, 'epoch'::timestamptz)
-        + interval '{TUMBLE_S} s', count(*), sum(amount)::bigint
-    FROM truth GROUP BY 1, 2, 3"""
-TRUTH = {"session": SESSIONS, "tumbling": TUMBLING}
-SHAPE = {
-    "session": f'kind = "session"\ngap_ms = "{GAP_S}s"\nmax_session_duration_ms = "1h"',
-    "tumbling": f'kind = "tumbling"\nduration_ms = "{TUMBLE_S}s"\nmax_groups_per_window = 100000',
-}
-COLUMNS = {
-    "user": "text",
-    "window_start": "timestamptz",
-    "window_end": "timestamptz",
-    "events": "bigint",
-    "total": "bigint",
-}
 _NUMBERS = itertools.count()
 
 
@@ -65,17 +41,19 @@ class Services:
     kafka: Kafka
     postgres: Postgres
     home: Path
-    topics: dict[int, str] = field(default_factory=dict)
+    topics: dict[tuple[int, float], str] = field(default_factory=dict)
     joined: dict[int, Mapping[str, str]] = field(default_factory=dict)
 
-    def topic(self, events: int) -> str:
-        """A topic with that many events, out of order by less than the lateness, in four partitions."""
-        if events not in self.topics:
-            name = f"events-{events}"
+    def topic(self, events: int, broken: float = 0) -> str:
+        """A topic with that many events, out of order by less than the lateness, in four partitions; some of them may be no JSON."""
+        if (events, broken) not in self.topics:
+            name = f"events-{events}-{broken}"
             self.kafka.create(name, PARTITIONS)
-            produce(self.kafka.address, name, events)
-            self.topics[events] = name
-        return self.topics[events]
+            with sender(self.kafka.address) as send:
+                for n, (user, value, at) in enumerate(window_matrix.rows(events, broken)):
+                    send(name, value, user, n % PARTITIONS, at)
+            self.topics[events, broken] = name
+        return self.topics[events, broken]
 
     def sides(self, events: int) -> Mapping[str, str]:
         """The topics of both sides of a join, with that many events together, in four partitions each."""
@@ -108,16 +86,6 @@ def sender(address: str) -> Iterator[Callable[[str, str, str | None, int, int], 
 
     yield send
     assert producer.flush(60) == 0
-
-
-def produce(address: str, topic: str, events: int) -> None:
-    chance, now = random.Random(7), START_MS
-    with sender(address) as send:
-        for n in range(events):
-            now += chance.randrange(20)
-            user = f"u{chance.randrange(300) + n // 4000 % 7}"
-            value = json.dumps({"user": user, "amount": chance.randrange(100)})
-            send(topic, value, user, n % PARTITIONS, now - chance.randrange(2000))
 
 
 def consume(address: str, topic: str) -> Iterator[Any]:
@@ -178,29 +146,24 @@ class Pair:
     @property
     def columns(self) -> Mapping[str, str]:
         """What comes out, with the types of Postgres."""
-        return join_matrix.COLUMNS if self.joins else COLUMNS
+        return join_matrix.COLUMNS if self.joins else window_matrix.COLUMNS
+
+    @property
+    def truth(self) -> str:
+        """The batch answer, in SQL."""
+        return {**window_matrix.TRUTH, **join_matrix.TRUTH}[self.window]
+
+    def _topic(self) -> str:
+        """Of the events that a window counts."""
+        return self.services.topic(self.events)
 
     def _toml(self) -> str:
-        address = self.services.kafka.address
-        store = (
-            f'kind = "postgres"\nurl = "{self.url}"'
-            if self.store == "postgres"
-            else f'kind = "files"\npath = "{self.home}/state"'
-        )
-        connection, target = {
-            "postgres": (f'kind = "postgres"\nurl = "{self.url}"', 'table = "public.out"'),
-            "delta": ('kind = "delta"', f'path = "{self.home}/out"'),
-            "files": ('kind = "files"', f'path = "{self.home}/out"'),
-            "kafka": (
-                f'kind = "kafka"\nbootstrap_servers = "{address}"',
-                f'topic = "{self.home.name}"\ndelivery = "exactly_once"',
-            ),
-        }[self.target]
+        connection, target = self._target()
         return f"""name = "{self.name}"
-
+{self._more()}
 [connections.bus]
 kind = "kafka"
-bootstrap_servers = "{address}"
+bootstrap_servers = "{self.services.kafka.address}"
 
 [connections.out]
 {connection}
@@ -211,29 +174,38 @@ connection = "out"
 {target}
 
 [state_store]
-{store}
+{self._store()}
 """
+
+    def _more(self) -> str:
+        """Tables of another kind."""
+        return ""
+
+    def _store(self) -> str:
+        if self.store == "postgres":
+            return f'kind = "postgres"\nurl = "{self.url}"'
+        return f'kind = "files"\npath = "{self.home}/state"'
+
+    def _target(self) -> tuple[str, str]:
+        """Its connection, and what is said of it."""
+        address = self.services.kafka.address
+        return {
+            "postgres": (f'kind = "postgres"\nurl = "{self.url}"', 'table = "public.out"'),
+            "delta": ('kind = "delta"', f'path = "{self.home}/out"'),
+            "files": ('kind = "files"', f'path = "{self.home}/out"'),
+            "kafka": (
+                f'kind = "kafka"\nbootstrap_servers = "{address}"',
+                f'topic = "{self.home.name}"\ndelivery = "exactly_once"',
+            ),
+        }[self.target]
 
     def _sources_and_step(self) -> str:
         if self.joins:
             topics, schema = self.services.sides(self.events), "id BIGINT, amount BIGINT"
             step = join_matrix.transform(self.window, LATENESS_S)
         else:
-            topics, schema = {"events": self.services.topic(self.events)}, "`user` STRING, amount BIGINT"
-            step = f"""[transform.window]
-{SHAPE[self.window]}
-lateness_ms = "{LATENESS_S}s"
-group_by = ["user"]
-
-[[transform.window.aggregations]]
-agg = "count"
-as = "events"
-
-[[transform.window.aggregations]]
-agg = "sum"
-column = "amount"
-as = "total"
-"""
+            topics, schema = {"events": self._topic()}, "`user` STRING, amount BIGINT"
+            step = window_matrix.steps(self.window)
         sources = [
             f"""[[sources]]
 name = "{name}"
@@ -297,9 +269,8 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
                 with db.cursor().copy("COPY out FROM STDIN") as copy:
                     for row in self._results():
                         copy.write_row(row)
-            kinds = {**TRUTH, **join_matrix.TRUTH}
             names = ", ".join(f'"{name}"' for name in self.columns)
-            db.execute(f"CREATE TABLE expected ({names}) AS {kinds[self.window]}")
+            db.execute(f"CREATE TABLE expected ({names}) AS {self.truth}")
 
             def count(query: str) -> int:
                 found = db.execute(f"SELECT count(*) FROM ({query}) q").fetchone()
@@ -326,9 +297,14 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
             return
         db.execute('CREATE TABLE truth (seq bigserial, "user" text, ts timestamptz, amount bigint)')
         with db.cursor().copy('COPY truth ("user", ts, amount) FROM STDIN') as copy:
-            for message in consume(address, self.services.topic(self.events)):
-                row = json.loads(message.value())
-                copy.write_row((row["user"], _iso(message.timestamp()[1]), row["amount"]))
+            for message in consume(address, self._topic()):
+                if message.value() != BROKEN.encode():
+                    row = json.loads(message.value())
+                    copy.write_row((row["user"], _iso(message.timestamp()[1]), row["amount"]))
+
+    def _out(self) -> Path:
+        """Where the files of the target are."""
+        return self.home / "out"
 
     def _results(self) -> Iterator[Sequence[Any]]:
         columns = list(self.columns)
@@ -344,7 +320,7 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
         else:
             import pyarrow.dataset as ds
 
-            table = ds.dataset([str(p) for p in (self.home / "out").glob("*.parquet")]).to_table(columns=columns)
+            table = ds.dataset([str(p) for p in self._out().glob("*.parquet")]).to_table(columns=columns)
         for row in table.to_pylist():
             yield [row[c] for c in columns]
 

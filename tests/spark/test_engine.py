@@ -15,9 +15,11 @@ from tests.support.nth import Nth, WithNth, known
 from tests.support.runner import Runner
 
 import slackwater as sw
-from slackwater.errors import BadRowError, CapExceededError, LockHeldError, StartError, StateError
+from slackwater.errors import BadRowError, CapExceededError, EpochError, LockHeldError, StartError, StateError
+from slackwater.spark import statistics
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.kit import Rows, run_local
+from slackwater.watermark import Heard
 
 pytestmark = pytest.mark.spark
 
@@ -315,3 +317,33 @@ def test_an_operator_by_key_counts_whole_rows_over_epochs_and_restarts(runner: R
     assert sorted(found["i"].to_list()) == [2, 4, 7, 8, 10], "the counts go on"
     assert found.filter(pl.col("i") == 7)["more"].to_list() == [{"a": 7, "b": ["7"]}]
     assert found.columns == ["user", "d", "i", "more", "_event_ts"]
+
+
+def test_the_newest_time_of_many_partitions_is_what_observing_each_says(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row costs the same however many partitions there are: each observed one is an aggregate that looks at every row."""
+    rows = [(topic, n % 3, n, n if n % 4 else None, None if n % 5 else "future") for n in range(40) for topic in "ab"]
+    made = spark.createDataFrame(rows, "_topic STRING, _partition INT, _offset BIGINT, us BIGINT, __bad STRING")
+    timed = made.selectExpr("* EXCEPT (us)", "timestamp_micros(us) AS _event_ts").where(
+        "NOT (_topic = 'b' AND _partition = 2)"
+    )
+    counts = dict.fromkeys([f"{t}-{p}" for t in "ab" for p in range(4)], 7)
+    found = timed.agg(*statistics.statistics(timed, counts, True)).collect()[0].asDict()
+    each = statistics.stats_of(found, counts, lambda mark: None)
+    monkeypatch.setattr(statistics, "MANY", 8)
+    monkeypatch.setattr(statistics, "LOOKS", 8 * 56)
+    assert statistics.are_many(counts)
+    assert not statistics.are_many(counts | {"a-0": 6})  # few rows: a job of its own costs more
+    assert not statistics.are_many({"a-0": 10**9})
+    few, many = ({f"a-{n}": 100 for n in range(count)} for count in (8, 1000))
+    assert len(statistics.statistics(timed, many, False)) == len(statistics.statistics(timed, few, False))
+    found = timed.agg(*statistics.statistics(timed, counts, True)).collect()[0].asDict()
+    newest = statistics.newest_of(timed, "events", found["newest"], 2)
+    assert statistics.stats_of(found, counts, lambda mark: None, newest) == each
+    assert each.partitions["a-0"] == Heard(7, 39)
+    assert each.partitions["b-2"] == Heard(7, None)
+    with pytest.raises(
+        EpochError, match=r'source "events": the input was not the same when it was read again .* now it is 1970'
+    ):
+        statistics.newest_of(timed, "events", 41, 2)

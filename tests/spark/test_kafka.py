@@ -22,6 +22,7 @@ from tests.support.topics import START_MS, Make, Topic, counted, minutes, waited
 
 import slackwater as sw
 from slackwater.sources import kafka_broker
+from slackwater.spark import statistics
 from slackwater.state.files.store import FilesStore
 
 pytestmark = pytest.mark.spark
@@ -50,6 +51,26 @@ def test_json_with_a_schema_found_out_and_the_columns_of_a_record(runner: Runner
         (f"b|{name}|1|0|{START_MS + 2000}", 1, 2),
     ]
     assert newest_at(runner, "test") == f"{name}-1 at offset 0"
+
+
+def test_each_of_many_partitions_holds_the_watermark(
+    runner: Runner, topic: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their newest times are asked once for all, and not beside the rows; what comes out is the same."""
+    monkeypatch.setattr(statistics, "MANY", 3)
+    monkeypatch.setattr(statistics, "LOOKS", 1)
+    events = topic(3)
+    events.send({"user": "a", "amount": 1}, at=1)
+    events.send({"user": "b", "amount": 2}, {"user": "b", "amount": 4}, at=600, partition=1)
+    events.send({"user": "c", "amount": 8}, at=601, partition=2)
+    assert runner.run(source=events.source(), window=minutes(), flush=False).is_empty()  # the first holds all back
+    with FilesStore(runner.home / "state", "test").peek() as snapshot:
+        assert snapshot is not None
+        (clock,) = snapshot.commit.clocks.values()
+    found = {name: ((p.max_event_us or 0) // 1000 - START_MS) // 1000 for name, p in clock.partitions.items()}
+    assert found == {f"{events.name}-0": 1, f"{events.name}-1": 600, f"{events.name}-2": 601}
+    events.send({"user": "d", "amount": 16}, at=602)
+    assert counted(runner.run(source=events.source(), window=minutes(), flush=False)) == [("a", 1, 1)]
 
 
 def test_raw_payloads_are_for_the_sql(runner: Runner, topic: Make) -> None:

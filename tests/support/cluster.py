@@ -1,8 +1,13 @@
-"""A standalone cluster of Spark on loopback: a master, and workers with one core each, whose executors can be killed."""
+"""A standalone cluster of Spark on loopback: a master, and workers with one core each, whose executors can be killed and stalled.
+
+Each worker has an address, a working directory and a cache of its own, as machines have: Spark tries a task elsewhere only on
+another host.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -39,19 +44,31 @@ class Cluster:
             self.start_worker(number)
 
     def start_worker(self, number: int) -> None:
-        work = self.home / f"work{number}"
-        flags = ("--cores", "1", "--memory", "1g", "--work-dir", str(work), self.address)
-        self.workers[number] = self._started(f"worker{number}", "Worker", "Successfully registered with master", *flags)
+        flags = ("--cores", "1", "--memory", "1g", "--work-dir", str(self._of(number) / "work"), self.address)
+        host = f"127.0.0.{number + 1}"
+        ready = "Successfully registered with master"
+        self.workers[number] = self._started(
+            f"worker{number}", "Worker", ready, *flags, host=host, own=self._of(number)
+        )
 
-    def _started(self, name: str, role: str, ready: str, *flags: str) -> Process:
-        """The process, once its log has the line."""
+    def _of(self, number: int) -> Path:
+        """The disk of a worker."""
+        return self.home / f"machine{number}"
+
+    def _started(
+        self, name: str, role: str, ready: str, *flags: str, host: str = "127.0.0.1", own: Path | None = None
+    ) -> Process:
+        """The process, once its log has the line. `own`: where it works."""
+        place = own or self.home
+        place.mkdir(exist_ok=True)
         log = self.home / f"{name}.log"
         log.unlink(missing_ok=True)
         command = ["java", "-cp", f"{_SPARK}/jars/*", "-Xmx300m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-        command += [f"org.apache.spark.deploy.{role.lower()}.{role}", "--host", "127.0.0.1", "--webui-port", "0"]
-        own = {"SPARK_HOME": str(_SPARK), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
-        own |= {"SPARK_SCALA_VERSION": "2.13"}  # which PySpark's own folder does not tell
-        process = Process([*command, *flags], log, {"env": {**os.environ, **own}, "cwd": self.home})
+        command += [f"org.apache.spark.deploy.{role.lower()}.{role}", "--host", host, "--webui-port", "0"]
+        given = {"SPARK_HOME": str(_SPARK), "SPARK_LOCAL_IP": host, "PYSPARK_PYTHON": sys.executable}
+        given |= {"SPARK_SCALA_VERSION": "2.13"}  # which PySpark's own folder does not tell
+        given |= {"SLACKWATER_CACHE_DIR": str(place / "cache")}
+        process = Process([*command, *flags], log, {"env": {**os.environ, **given}, "cwd": place})
         process.start()
         until = time.monotonic() + SECONDS
         while ready not in log.read_text(errors="replace"):
@@ -71,6 +88,23 @@ class Cluster:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         worker.stop(signal.SIGKILL)
+        shutil.rmtree(self._of(number), ignore_errors=True)
+
+    @contextmanager
+    def stalled(self, executor: psutil.Process) -> Iterator[None]:
+        """An executor that does nothing meanwhile, and then goes on as if nothing had been."""
+        stopped = [executor]
+        with suppress(psutil.NoSuchProcess):
+            stopped += executor.children(recursive=True)
+        for process in stopped:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+        try:
+            yield
+        finally:
+            for process in stopped:
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
 
     def stop(self) -> None:
         for number in list(self.workers):

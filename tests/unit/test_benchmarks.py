@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import polars as pl
 import pytest
-from benchmarks import compare, figures, flat, floor, report
+from benchmarks import compare, figures, flat, floor, paper, report, shards
 from benchmarks.cases import CASES, EPOCHS, FLOOR, HDFS, MEASURED, ROCKSDB, SLACKWATER, WARM_UP, Orders, Stream, quick
 from benchmarks.data import FILES_PER_EPOCH, SIDES, frames, generate
 from benchmarks.flat_plot import drawn
@@ -20,6 +20,7 @@ from benchmarks.peers import report as peers_report
 from benchmarks.peers import work
 from benchmarks.process import ROLES
 from benchmarks.run import PARTS, RESULTS, main
+from benchmarks.shards_plot import drawn as drawn_shards
 from benchmarks.topics import PARTITIONS, Topic, records
 from benchmarks.worker import Progress, Told, epochs
 
@@ -331,3 +332,24 @@ def test_first_rows_and_latencies_have_goals() -> None:
     found = list(report.lines(told))
     assert any("slackwater 13.0 s" in line and line.endswith("goal 12 s  MISSED") for line in found)
     assert any("p50 700 ms, goal 800 ms met; p99 1600 ms, goal 1500 ms MISSED" in line for line in found)
+
+
+def test_the_driver_commits_what_shards_on_paper_say() -> None:
+    found = shards.measured(2, 3, 4)
+    assert (found.shards, found.partitions, set(found.parts)) == (2, 3, set(shards.PARTS))
+    assert 0 < found.parts["commit"] < found.cpu_s <= found.longest_cpu_s
+    assert found.segments >= 2
+    assert found.commit_bytes > 1000
+    other = found._replace(shards=shards.AT[0], partitions=shards.AT[1], cpu_s=0.6)
+    about = figures.machine() | {"load_after": 1.5}
+    told = {"machine": about, "epochs": 4, "figures": [f._asdict() for f in (found, other)]}
+    assert "goal at 256 shards, 1,000 partitions: under 0.5 s of a processor: MISSED" in list(shards.lines(told))
+    tree = ElementTree.fromstring(drawn_shards(told["figures"]))
+    assert len([e for e in tree.iter() if e.tag.endswith("path") or e.tag.endswith("polyline")]) == 4
+
+
+def test_segments_on_paper_are_merged_as_real_ones() -> None:
+    assert paper.piled_up(700, 100) == [100] * 7
+    assert paper.piled_up(800, 100) == [800]
+    assert sum(paper.piled_up(100_000, 100)) == 100_000
+    assert paper.merged([800, *[100] * 8], 1000) == [800, 800]

@@ -6,13 +6,14 @@ import importlib
 import pickle
 import pkgutil
 from collections.abc import Callable, Iterator
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, dataclass
 from functools import singledispatchmethod
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
 from tests.support.nth import NthOfKey
 
 import slackwater
@@ -33,6 +34,7 @@ from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.operators.task import EmitReport, IngestReport, SideReport
 from slackwater.operators.windowless import Windowless
+from slackwater.spark.workers import Packed
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import Stateless
 from slackwater.testing.kit import pipeline_for
@@ -91,6 +93,34 @@ def test_an_operator_is_frozen_and_goes_to_workers(kind: str) -> None:
     assert [f.name for f in sent.output] == [f.name for f in operator.output]
     task = ShardTask(operator, None, 0, watermark=1, since=0)  # type: ignore[arg-type]
     assert pickle.loads(pickle.dumps(task)).operator == operator
+
+
+_OPENED = list[int]()
+
+
+def _opened(shard: int) -> Opened:
+    _OPENED.append(shard)
+    return Opened(shard)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The state of a shard, which knows when it comes out of a pickle."""
+
+    shard: int
+
+    def __reduce__(self) -> Any:
+        return _opened, (self.shard,)
+
+
+def test_a_worker_opens_the_task_of_its_own_shard_alone() -> None:
+    """Every worker gets the tasks of all shards: if each made all of them, an epoch would cost the square of the shards."""
+    operator = window("session")
+    tasks = [ShardTask(operator, Opened(n), n, watermark=1, since=0, groups=n) for n in range(3)]  # type: ignore[arg-type]
+    sent = pickle.loads(cloudpickle.dumps(Packed.of(tasks)))  # type: ignore[no-untyped-call]
+    assert _OPENED == []
+    assert sent.task(1) == tasks[1]
+    assert _OPENED == [1]
 
 
 def test_what_tells_results_apart_and_what_a_row_that_goes_still_has() -> None:

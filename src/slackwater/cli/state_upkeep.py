@@ -20,6 +20,8 @@ from slackwater.query.where import store_at
 from slackwater.state.files.store import FilesStore
 from slackwater.watermark import NO_WATERMARK
 
+MOST_SHARDS = 32  # lines of a table for people
+
 
 def verify_state(where: str, pipeline: str | None, schema: str, as_json: bool) -> int:
     """Returns the exit code."""
@@ -50,17 +52,34 @@ def show_sizes(where: str, pipeline: str | None, schema: str, hot: int, as_json:
     print(_json(asdict(found)) if as_json else "\n".join(_sizes(found)))
 
 
+def _hot_shards(found: Sizes, several: bool) -> str:
+    """Those that an epoch waits for, and what to do."""
+    told = []
+    for s in found.hot_shards[:3]:
+        own = [x.rows for x in found.shards if x.stage == s.stage]
+        stage = f" of stage {s.stage + 1}" if several else ""
+        told.append(f"{s.shard}{stage} ({s.rows:,} rows, {s.rows * len(own) / sum(own):.1f} times the mean)")
+    more = f" and {len(found.hot_shards) - 3} more" if found.hot_shards[3:] else ""
+    return f"{', '.join(told)}{more}: some keys have very many rows, which no number of shards spreads; see --hot-keys"
+
+
 def _sizes(found: Sizes) -> list[str]:
     several = any(s.stage for s in found.shards)
     in_tables = bool(found.tables)
     head = [*(["stage"] if several else []), "shard", *([] if in_tables else ["segments"]), "rows"]
     rows = [head if in_tables else [*head, "size"]]
-    for s in found.shards:
+    shown = (
+        found.shards if len(found.shards) <= MOST_SHARDS else sorted(found.shards, key=lambda s: -s.rows)[:MOST_SHARDS]
+    )
+    for s in shown:
         cells = [*([str(s.stage + 1)] if several else []), str(s.shard)]
         rows.append(
             [*cells, f"{s.rows:,}"] if s.bytes is None else [*cells, str(s.segments), f"{s.rows:,}", size(s.bytes)]
         )
     lines = [f"{found.pipeline}, epoch {found.epoch}: {size(found.state_bytes)} of state", "", *table(rows), ""]
+    if len(shown) < len(found.shards):
+        rest = f"the {len(shown)} with the most rows of {len(found.shards):,} shards; all of them with --json"
+        lines[-1:] = [rest, ""]
     if in_tables:
         tables = [["table", "rows", "size", "dead rows"]]
         tables += [[t.table, f"{t.rows:,}", size(t.bytes), f"{t.dead:,}"] for t in found.tables]
@@ -72,6 +91,8 @@ def _sizes(found: Sizes) -> list[str]:
         removed = "; a runner, or compact, removes it" if found.garbage[0] else ""
         facts.append(["garbage", f"{_pair(found.garbage)}{removed}"])
     facts += [["lists", _pair(found.lists)], ["forecast", _forecast(found.forecast, in_tables)]]
+    if found.hot_shards:
+        facts.append(["hot shards", _hot_shards(found, several)])
     if found.requests is not None:
         facts.append(["requests", _requests(found.requests)])
     lines += table(facts)

@@ -197,4 +197,4 @@ class Publishing:
         return outbox.split(outlet.operator, self._staged(commit.output_of(outlet.stage)), outlet.target.upserts)
 
     def _staged(self, output: Sequence[OutputMeta]) -> list[pl.DataFrame]:
-        return [self.store.output(o) for o in output]
+        return self.store.outputs(output)

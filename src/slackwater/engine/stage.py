@@ -199,7 +199,7 @@ class Stage:
 
     def results(self, output: Sequence[OutputMeta]) -> pl.DataFrame | None:
         """What was put aside as rows, for the stages that read it."""
-        staged = [self.store.output(o) for o in output]
+        staged = self.store.outputs(output)
         return self.operator.as_rows(outbox.split(self.operator, staged, upserts=False)[0]) if staged else None
 
     # -- shards --------------------------------------------------------------------------------------------------

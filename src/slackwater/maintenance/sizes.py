@@ -23,6 +23,7 @@ from slackwater.state.protocol import StateStore
 
 LARGE = 1 << 30  # bytes: where a start begins to warn
 HOUR_US = 3_600_000_000
+HOT, ENOUGH_ROWS = 2, 100  # times the mean; rows per shard
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Sizes:
     forecast: Forecast | None = None
     requests: Requests | None = None  # of an object store
     hot: list[HotKey] = field(default_factory=list)
+    hot_shards: list[ShardSize] = field(default_factory=list)  # see `heavy`
 
 
 def sizes(store: StateStore, hot: int = 0) -> Sizes:
@@ -91,7 +93,22 @@ def sizes(store: StateStore, hot: int = 0) -> Sizes:
             _of_files(store, snapshot.commit, found)
         elif isinstance(store, PostgresStore):
             _of_tables(store, snapshot.commit, found)
+    found.hot_shards = heavy(found.shards)
     return found
+
+
+def heavy(shards: Sequence[ShardSize]) -> list[ShardSize]:
+    """Shards that hold at least twice the rows of the mean of their stage, the heaviest first: an epoch waits for them.
+
+    Keys are spread by a hash, so a few of them have very many rows. Not where there are few rows in all, which says nothing.
+    """
+    found: list[ShardSize] = []
+    for stage in {s.stage for s in shards}:
+        own = [s for s in shards if s.stage == stage]
+        total = sum(s.rows for s in own)
+        if total >= ENOUGH_ROWS * len(own):
+            found += [s for s in own if s.rows * len(own) >= HOT * total]
+    return sorted(found, key=lambda s: (-s.rows, s.stage, s.shard))
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

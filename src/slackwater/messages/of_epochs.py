@@ -50,7 +50,8 @@ FAMILIES: Sequence[Family] = (
     Family(
         "The input was not the same when it was read again",
         ("EpochError",),
-        "An epoch that has letters reads its rows a second time, and the source gave others. Nothing was committed.",
+        "An epoch that has letters, or records of very many partitions, reads its rows a second time, and the source gave others. Nothing was "
+        "committed.",
         "Start again. A source that reads differently the second time cannot keep late rows as letters.",
         ("input was not the same",),
     ),

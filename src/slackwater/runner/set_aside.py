@@ -62,7 +62,7 @@ def _waiting(store: StateStore, commit: Commit, missing: Sequence[str]) -> Waiti
     for name in missing:
         if name != LETTERS:
             waits.setdefault(commit.targets[name].stage, []).append(name)
-    rows = {tuple(names): pl.concat([store.output(o) for o in commit.output_of(s)]) for s, names in waits.items()}
+    rows = {tuple(names): pl.concat(store.outputs(commit.output_of(s))) for s, names in waits.items()}
     letters = sum(o.rows for o in commit.letters) if LETTERS in missing else 0
     return Waiting(commit.epoch, commit.committed_us, rows, letters, len(commit.targets) < 2)
 
@@ -79,7 +79,7 @@ def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
         )
     with held(pipeline, epoch) as (store, commit):
         found = _waiting(store, commit, commit.missing(store.reached()))
-        letters = pl.concat([store.output(o) for o in commit.letters]) if found.letters else None
+        letters = pl.concat(store.outputs(commit.letters)) if found.letters else None
         if to is None:
             place = _to_letters(pipeline, commit, found, letters)
         else:

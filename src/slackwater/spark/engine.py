@@ -33,7 +33,7 @@ from slackwater.spark import analysis, columns
 from slackwater.spark.aside import Aside
 from slackwater.spark.first_looks import FirstLooks
 from slackwater.spark.rows import LETTER_NUMBER, Read, StepRows
-from slackwater.spark.statistics import FILE, MARK, count_unfit, spans_of, statistics, stats_of
+from slackwater.spark.statistics import FILE, MARK, are_many, count_unfit, newest_of, spans_of, statistics, stats_of
 from slackwater.spark.workers import Task, count_task, emit_task, ingest_task, run_over
 from slackwater.watermark import Span
 from slackwater.windows.aggregations import quote
@@ -118,7 +118,7 @@ class SparkEngine:
         unfit: dict[str, list[Any]] = {}
         for name, timed in read.timed.items():
             observed[name] = connect.observation(timed)
-            asked = [*self._statistics(name, list(batch.partitions.get(name, {})), timed), *self.looks.ask(name)]
+            asked = [*self._statistics(name, batch.partitions.get(name, {}), timed), *self.looks.ask(name)]
             for way, tag, out in self.rows.outputs(read, name, timed, timed.observe(observed[name], *asked)):
                 if (marked := self.rows.marked(way, out, tasks[0].capacity)) is not None:
                     unfit.setdefault(name, []).append(connect.observation(marked))
@@ -126,16 +126,17 @@ class SparkEngine:
                 parts.append(self.rows.alike.select(out, self.rows.columns(way, tag, before), of=way.key))
         lifted = columns.lift(self.logic, reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
         owned = columns.to_shards(self.logic, lifted, len(tasks))
-        reports = run_over(owned, lifted.columns, ingest_task(list(tasks)), self.rows.alike)
+        reports = run_over(owned, lifted.columns, ingest_task(tasks), self.rows.alike)
         stats: dict[str, SourceStats] = {}
         for name, observation in observed.items():
             found: Mapping[str, Any] = observation.get
             counts = batch.partitions.get(name, {})
             self.looks.heard(name, found)
             if found["bad"]:
-                again = statistics(read.timed[name], list(counts), True)
+                again = statistics(read.timed[name], counts, True)
                 found = read.timed[name].agg(*again).collect()[0].asDict()
-            stats[name] = stats_of(found, counts, batch.marked.get(name, lambda mark: None))
+            newest = newest_of(read.timed[name], name, found["newest"], self._at_once) if are_many(counts) else None
+            stats[name] = stats_of(found, counts, batch.marked.get(name, lambda mark: None), newest)
         counts_of = {name: sum(o.get["unfit"] or 0 for o in seen) for name, seen in unfit.items()}
 
         def spans(source: str, jump_us: int) -> Mapping[str, tuple[Span, ...]]:
@@ -148,9 +149,14 @@ class SparkEngine:
             spans=spans,
         )
 
-    def _statistics(self, name: str, partitions: Sequence[str], timed: DataFrame) -> list[Any]:
-        key = ("statistics", name, tuple(partitions), tuple(timed.columns))
+    def _statistics(self, name: str, partitions: Mapping[str, int], timed: DataFrame) -> list[Any]:
+        key = ("statistics", name, tuple(partitions), are_many(partitions), tuple(timed.columns))
         return self.rows.alike.kept(key, lambda: statistics(timed, partitions, False))
+
+    @property
+    def _at_once(self) -> int:
+        """Tasks of a job that keep the cluster busy."""
+        return 2 * self.rows.alike.kept("parallelism", lambda: connect.parallelism(self.session))
 
     def payload(self, rows: pl.DataFrame) -> DataFrame:
         import polars as pl
@@ -201,11 +207,11 @@ class SparkEngine:
         ):  # threads of this process do what a job would, without its overhead
             with ThreadPoolExecutor(len(tasks)) as pool:
                 return list(pool.map(lambda task: task.operator.emit(task), tasks))
-        return [EmitReport.model_validate_json(r) for r in self._over_shards(tasks, emit_task(list(tasks)))]
+        return [EmitReport.model_validate_json(r) for r in self._over_shards(tasks, emit_task(tasks))]
 
     def count(self, tasks: Sequence[ShardTask], question: Question) -> Mapping[int, int]:
         counts: Counter[int] = Counter()
-        for report in self._over_shards(tasks, count_task(list(tasks), question)):
+        for report in self._over_shards(tasks, count_task(tasks, question)):
             counts.update({int(w): n for w, n in json.loads(report).items()})
         return counts
 

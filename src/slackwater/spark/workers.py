@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from slackwater import errors
 from slackwater.core.dead_letter import LETTER
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.operators import dead_letters
-from slackwater.operators.base import Question, ShardTask
+from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.task import LetterFile
 from slackwater.sources.base import reason
 from slackwater.spark import columns, memory
@@ -74,14 +75,38 @@ def _reported() -> StructType:
     return StructType([StructField("report", StringType()), StructField("error", StringType())])
 
 
-def ingest_task(tasks: list[ShardTask]) -> Task:
+@dataclass(frozen=True)
+class Packed:
+    """The tasks of all shards as they go to every worker, which opens its own alone: else each would make all of them, and an epoch would
+    cost the square of the shards."""
+
+    operator: Operator
+    each: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, tasks: Sequence[ShardTask]) -> Packed:
+        """`tasks`: of one stage, in the order of its shards."""
+        from pyspark import cloudpickle
+
+        bare: Sequence[object] = [{**vars(t), "operator": None} for t in tasks]
+        return cls(tasks[0].operator, tuple(cloudpickle.dumps(one) for one in bare))  # type: ignore[no-untyped-call]
+
+    def task(self, number: int) -> ShardTask:
+        from pyspark import cloudpickle
+
+        return ShardTask(**{**cloudpickle.loads(self.each[number]), "operator": self.operator})
+
+
+def ingest_task(tasks: Sequence[ShardTask]) -> Task:
+    packed = Packed.of(tasks)
+
     def run(table: pa.Table) -> str:
         import polars as pl
         from pyspark import TaskContext
 
         context = TaskContext.get()
         assert context is not None
-        task = tasks[context.partitionId()]
+        task = packed.task(context.partitionId())
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
         origins = rows.drop_in_place("__origin") if "__origin" in rows.columns else None
@@ -115,17 +140,21 @@ def late_task(task: ShardTask) -> Task:
     return run
 
 
-def emit_task(tasks: list[ShardTask]) -> Task:
+def emit_task(tasks: Sequence[ShardTask]) -> Task:
+    packed = Packed.of(tasks)
+
     def run(table: pa.Table) -> str:
-        task = tasks[table.column(0)[0].as_py()]
+        task = packed.task(table.column(0)[0].as_py())
         return task.operator.emit(task).model_dump_json()
 
     return run
 
 
-def count_task(tasks: list[ShardTask], question: Question) -> Task:
+def count_task(tasks: Sequence[ShardTask], question: Question) -> Task:
+    packed = Packed.of(tasks)
+
     def run(table: pa.Table) -> str:
-        return json.dumps(dict(question(tasks[table.column(0)[0].as_py()])))
+        return json.dumps(dict(question(packed.task(table.column(0)[0].as_py()))))
 
     return run
 

@@ -210,6 +210,10 @@ class StateStore(Protocol):
         """Staged output."""
         ...
 
+    def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
+        """What several shards have staged; of an object store several at once."""
+        ...
+
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:
         """Put aside lines of text that a source's offsets refer to; returns their name."""
         ...

@@ -29,6 +29,7 @@ from slackwater.state.files.object_client import Client
 
 LEASE_S = 30.0  # how long a runner that is not heard of keeps the pipeline
 RENEW_S = 10.0
+ANSWER_S = 5.0  # how long a request waits for its answer: several are to fit into what is left of a lease
 SKEW_S = (
     5.0  # how far two machines' clocks may be apart before a start takes over too early, which the store then settles
 )

@@ -22,8 +22,9 @@ from slackwater.secrets import masked
 
 EXTRA = "needs the package obstore, which is not installed; pip install 'slackwater[objects]'"
 PATIENCE_S = 60.0  # how long a request is repeated
+ANSWER_S = 20.0  # how long one waits for its answer: one that is never answered must leave time to be repeated
 CLIENT = ("allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "pool_idle_timeout", "proxy_url")
-PART = 32 << 20  # bytes: larger objects are fetched in ranges, and put in parts
+PART = 16 << 20  # bytes: larger objects are fetched in ranges, and put in parts
 _AT_ONCE = 500  # objects deleted by one request
 
 
@@ -53,7 +54,7 @@ class Client:
 
     def _made(self) -> Any:
         given = {k: v for k, v in self.options.items() if k not in CLIENT}
-        client: dict[str, Any] = {"connect_timeout": "5s", "timeout": "60s"}
+        client: dict[str, Any] = {"connect_timeout": "5s", "timeout": f"{ANSWER_S:g}s"}
         client |= {k: v for k, v in self.options.items() if k in CLIENT}
         endpoints = [v for k, v in given.items() if "endpoint" in k]
         endpoints += [

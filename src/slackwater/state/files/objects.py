@@ -23,9 +23,9 @@ import polars as pl
 import xxhash
 
 from slackwater.errors import FencedError, StateError
+from slackwater.state.files import lease
 from slackwater.state.files.arrow import checksum, encoded
 from slackwater.state.files.cache import Cache
-from slackwater.state.files.lease import Lease, holder
 from slackwater.state.files.object_client import Client
 from slackwater.state.files.place import Lock, Note, Place, Wanted
 
@@ -175,18 +175,19 @@ class Objects:
         return
 
     def lock(self) -> Lock:
-        lease = Lease(self.client, "lock")
+        # by a client of its own: a segment may take its time, a lease has little
+        held = lease.Lease(Client(self.root, {"timeout": f"{lease.ANSWER_S:g}s", **dict(self.options)}), "lock")
         try:
-            lease.take()
+            held.take()
             if self.has(MOVED):  # put aside by a runner that was killed before it was done here
                 self._clear()
         except BaseException:
-            lease.close()
+            held.close()
             raise
-        return lease
+        return held
 
     def holder(self) -> str | None:
-        return holder(self.client, "lock")
+        return lease.holder(self.client, "lock")
 
     def is_fresh(self) -> bool:
         return not self.client.sizes("")

@@ -16,6 +16,7 @@ import datetime as dt
 import logging
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from slackwater.state.protocol import Publish, Snapshot, Stateful, Written
 log = logging.getLogger("slackwater")
 
 KEPT_EPOCHS = 8
+FETCHED_AT_ONCE = 16  # staged files of an object store
 
 
 class FilesStore:
@@ -52,6 +54,7 @@ class FilesStore:
         self._published = published.OwnNote(self.place, published.PUBLISHED)
         self._reached = published.OwnNote(self.place, published.REACHED)
         self._onlooker = Onlooker(self._log)
+        self._named: dict[int, frozenset[str]] = {}  # by epoch, of those that were seen: the files of its commit
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     @property
@@ -79,6 +82,7 @@ class FilesStore:
         """Make the directory, where there is none, and take its lock; looks at nothing in it. Raises LockHeldError, StateError."""
         self.place.prepare()
         self._lock = self.place.lock()
+        self._named.clear()
         for note in (self._published, self._reached):
             note.forget()
 
@@ -172,6 +176,14 @@ class FilesStore:
         held = self.place.held(Wanted(meta.file, meta.checksum))
         return read_arrow(held, meta.checksum, self.place.shown(meta.file))
 
+    def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
+        if not self.place.is_remote or len(metas) < 2:
+            return [self.output(m) for m in metas]
+        with ThreadPoolExecutor(
+            min(len(metas), FETCHED_AT_ONCE)
+        ) as pool:  # one after the other they are a request's time each
+            return list(pool.map(self.output, metas))
+
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:
         return lists.put(self.place, epoch, lines)
 
@@ -201,6 +213,7 @@ class FilesStore:
         # the lease may have run out while the answer was on its way: then the commit is the next runner's to publish
         self._confirm(f"go on from epoch {commit.epoch}")
         self._latest = commit.epoch
+        self._named[commit.epoch] = _files_of(commit)
 
     def _confirm(self, doing: str) -> None:
         """Raise FencedError if another runner has the state by now."""
@@ -224,15 +237,13 @@ class FilesStore:
     def collect_garbage(self) -> None:
         epochs = self.epochs()
         self.place.delete([self._log.file(e) for e in epochs[:-KEPT_EPOCHS]])
-        try:
-            kept = [self._log.read(e) for e in epochs[-KEPT_EPOCHS:]]
+        try:  # the record of many shards is long: what this runner wrote itself it need not read
+            seen, kept = self._named, epochs[-KEPT_EPOCHS:]
+            named = {e: seen[e] if e in seen else _files_of(self._log.read(e)) for e in kept}
         except StateError as error:
             log.warning("%s; nothing is cleaned up", error)
             return
-        used = {s.file for m in kept for stage in m.stages for shard in stage.segments for s in shard} | {
-            o.file for m in kept for o in (*m.output, *m.letters)
-        }
-        used |= {name for m in kept for name in m.lists}
+        self._named, used = named, frozenset[str]().union(*named.values())
         there = [(f"{folder}/{name}", name[:9]) for folder in NAMED for name in self.place.sizes(folder)]
         self.place.delete([file for file, of in there if of.isdigit() and int(of) <= self._latest and file not in used])
 
@@ -251,6 +262,12 @@ class FilesStore:
         if self._temporary is not None:
             self._temporary.cleanup()
             self._temporary = None
+
+
+def _files_of(commit: Commit) -> frozenset[str]:
+    """The names of all files that a commit refers to."""
+    staged = (o.file for o in (*commit.output, *commit.letters))
+    return frozenset([*(m.file for m in commit.metas), *staged, *commit.lists])
 
 
 class InMemoryStore(FilesStore):

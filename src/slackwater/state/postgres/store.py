@@ -21,7 +21,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -69,15 +69,13 @@ class PostgresStore:
     """
 
     def __init__(self, url: str, schema: str, pipeline: str, path: str | Path | None = None) -> None:
-        self._url, self._schema, self._pipeline = str(url), schema, pipeline
-        self._path = path
+        self._url, self._schema, self._pipeline, self._path = str(url), schema, pipeline, path
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self.tables = Tables(schema, pipeline)
         self._connection: psycopg.Connection[Any] | None = None
         self._stages: dict[int, Stateful] = {}
         self._altering: dict[int, list[str]] = {}  # per stage: what the next commit changes about its table
-        self._epoch = -1
-        self._published = -1
+        self._epoch = self._published = -1
         self._reached: frozenset[str] = frozenset()
         self._version = FORMAT
         self._named: frozenset[str] = frozenset()  # tokens of what is staged and part of the latest commit
@@ -246,12 +244,14 @@ class PostgresStore:
     ) -> PostgresShard:
         return PostgresShard(self._url, replace(self.tables, stage=stage), shard, shards, epoch, metas)
 
-    @_told
     def output(self, meta: OutputMeta) -> pl.DataFrame:
-        if self._connection is None:  # looked at from beside a runner
-            with client.lent(self._url, "state store") as db:
-                return outputs.read(db, self.tables, self._place, meta)
-        return outputs.read(self._db, self.tables, self._place, meta)
+        return self.outputs([meta])[0]
+
+    @_told
+    def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
+        beside = self._connection is None  # looked at from beside a runner
+        with client.lent(self._url, "state store") if beside else nullcontext(self._db) as db:
+            return [outputs.read(db, self.tables, self._place, meta) for meta in metas]
 
     @_told
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:

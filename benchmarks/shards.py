@@ -1,0 +1,297 @@
+"""`python -m benchmarks.shards`: what the driver does in an epoch, over the number of shards and of Kafka's partitions.
+
+Shards and brokers are on paper (`benchmarks.paper`): the segments of a hundred million keys stand in the commit with the sizes that the
+merging would have left, and no file of them is there. What the driver does is real, on a disk: it plans the epoch, makes the tasks, parses
+what the shards say, folds it, moves the watermark, commits, reads what was put aside, publishes, notes, tells metrics; every sixteenth
+epoch it clears away. Spark's own part and the target's are not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from benchmarks import paper
+from benchmarks.figures import machine
+from benchmarks.shards_plot import drawn
+
+SHARDS, PARTITIONS = (16, 64, 128, 256, 512), (1, 100, 1000)
+KEYS, ROWS, EPOCHS = 100_000_000, 1_000_000, 32
+GOAL_S, AT = 0.5, (256, 1000)
+OTHERS = ("workers", "broker", "target", "page")  # whose seconds are not the driver's
+PARTS = ("plan", "read", "ingest", "emit", "commit", "write", "note", "metrics", "between")
+_NOW_US = 1_700_000_000_000_000
+_EPOCH_US = 1_000_000
+
+
+class Figure(NamedTuple):
+    """Seconds per epoch in the driver, median and the longest; `parts`: of the processor, by what is at work."""
+
+    shards: int
+    partitions: int
+    cpu_s: float
+    clock_s: float
+    longest_cpu_s: float
+    commit_bytes: int
+    segments: int
+    tasks_bytes: int
+    tasks_s: float
+    worker_s: float
+    page_s: float
+    parts: Mapping[str, float]
+
+
+def measured(shards: int, partitions: int, epochs: int, profile: Any = None) -> Figure:
+    """Run so many epochs of a session window; the first quarter is not counted."""
+    with tempfile.TemporaryDirectory(prefix="slackwater-shards-") as home:
+        run = _Run(Path(home), shards, partitions)
+        each: list[Mapping[str, tuple[float, float]]] = []
+        for number in range(epochs):
+            if profile is not None and number == epochs // 4:
+                profile.enable()
+            each.append(run.epoch(number))
+        if profile is not None:
+            profile.disable()
+        found = run.figure(each[epochs // 4 :])
+        run.close()
+    return found
+
+
+class _Run:
+    def __init__(self, home: Path, shards: int, partitions: int) -> None:
+        import slackwater as sw
+        from slackwater.core.schema import Field
+        from slackwater.engine.driver import Driver, Hooks
+        from slackwater.engine.protocol import SourceStats
+        from slackwater.engine.stage import Stage
+        from slackwater.metrics import Metrics
+        from slackwater.operators.compile import compile_window
+        from slackwater.sources.kafka import KafkaSource
+        from slackwater.sources.kafka_planner import KafkaPlanner
+        from slackwater.spark.statistics import stats_of
+        from slackwater.state.files.store import FilesStore
+
+        class Source(KafkaSource):
+            """Spark's part is on paper."""
+
+            def _read(self, session: Any, ranges: Mapping[tuple[str, int], tuple[int, int]]) -> Any:
+                return "rows"
+
+        self.shards, self.partitions, self.meter = shards, partitions, paper.Meter()
+        meter = self.meter
+        pipeline = sw.Pipeline(
+            name="shards",
+            sources=(
+                sw.Source(
+                    name="events",
+                    connection="kafka",
+                    query=paper.TOPIC,
+                    payload_format="json",
+                    schema="user STRING, n BIGINT",
+                ),
+            ),
+            transform=sw.Transform(
+                window=sw.Window(
+                    event_time_column="_event_ts",
+                    kind="session",
+                    gap_ms="30m",
+                    max_session_duration_ms="1d",
+                    max_groups_per_window=2 * KEYS,
+                    group_by=["user"],
+                    aggregations=[sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column="n", as_="s")],
+                )
+            ),
+            target=sw.Target(connection="lake", path="out", format="parquet"),
+            connections={"kafka": sw.KafkaConnection(bootstrap_servers="none"), "lake": sw.FilesConnection()},
+            state_store=sw.StateStore(kind="files", path=str(home)),
+        )
+        operator = compile_window(pipeline, {"user": Field("user", "string"), "n": Field("n", "bigint")})
+        self.store = FilesStore(home, "shards")
+        delta = ROWS // shards
+        self.segments = paper.piled_up(KEYS // shards, delta)
+        each = max(ROWS // partitions, 1)
+        broker = paper.broker(meter, partitions, each)
+        self.source = Source(pipeline.sources[0], broker, None, "g")  # type: ignore[arg-type]
+        self._newest = 0
+
+        def heard(parts: Mapping[str, int]) -> SourceStats:
+            with meter.part("workers"):  # what the job's answer holds
+                found = {"rows": ROWS, "bad": 0, "newest": self._newest, "place": None}
+                found |= {f"newest{n}": self._newest - n for n in range(len(parts))}
+            return stats_of(found, parts, lambda mark: None)
+
+        engine = paper.PaperEngine(operator, meter, KEYS // shards, delta, heard)
+        self.metrics = Metrics()
+        hooks = Hooks(lambda: _NOW_US, on_status=self._status, faults=self)  # type: ignore[arg-type]
+        ((name, own),) = pipeline.alone.items()
+        stage = Stage(name, own, operator, self.store, engine, hooks.faults.in_worker)
+        (target,) = pipeline.by_target
+        self.driver = Driver(pipeline, [stage], self.store, {target: _Nowhere(meter)}, hooks)
+        self.driver.start(self.store.open(), shards, {}, "s")
+        self.metrics.begun(pipeline)
+        self._pile_up()
+        self.planner = KafkaPlanner(self.source, self.driver.state.sources["events"])
+
+    def _pile_up(self) -> None:
+        """The state of so many keys, as if it had been there."""
+        state = self.driver.state
+        metas = tuple(tuple(paper.segment(0, s, n) for n in self.segments) for s in range(self.shards))
+        held = (KEYS // self.shards,) * self.shards
+        stage = state.stages[0].model_copy(update={"segments": metas, "groups": held, "windows": held})
+        self.driver.state = state.model_copy(update={"stages": (stage,)})
+
+    def epoch(self, number: int) -> Mapping[str, tuple[float, float]]:
+        from slackwater.sources.base import batch_of
+        from slackwater.state.commit import BatchId
+
+        self._newest = _NOW_US + number * _EPOCH_US
+        self.meter.parts.clear()
+        self.meter.at("plan")
+        began = time.monotonic()
+        part = self.planner.next()
+        assert part is not None
+        record = self.driver.state.sources["events"]
+        found = part.read(None, self.store, number, record)  # type: ignore[arg-type]
+        assert found is not None
+        batch = batch_of(BatchId(checkpoint="c", batch=number), {"events": found}, began)
+        self.meter.at("between")
+        self.driver.run_batch(batch, 0)
+        self.meter.at("")
+        return dict(self.meter.parts)
+
+    def figure(self, each: Sequence[Mapping[str, tuple[float, float]]]) -> Figure:
+        cpu = [sum(v[0] for k, v in one.items() if k and k not in OTHERS) for one in each]
+        clock = [sum(v[1] for k, v in one.items() if k and k not in OTHERS) for one in each]
+        state = self.driver.state
+        sizes, tasks_s, worker_s = self._tasks()
+        began = time.process_time()
+        self.store.manifest(state.epoch)
+        page_s = time.process_time() - began
+        return Figure(
+            self.shards,
+            self.partitions,
+            round(median(cpu), 4),
+            round(median(clock), 4),
+            round(max(cpu), 4),
+            self.store.place.sizes("manifests")[f"{state.epoch:09d}.json"],
+            sum(len(s) for s in state.stages[0].segments),
+            sizes,
+            round(tasks_s, 4),
+            round(worker_s, 4),
+            round(page_s, 4),
+            {name: round(median(one.get(name, (0.0, 0.0))[0] for one in each), 4) for name in PARTS},
+        )
+
+    def _tasks(self) -> tuple[int, float, float]:
+        """What goes to the workers with the job: bytes, seconds to write it, seconds in each task to read it."""
+        from pyspark import cloudpickle
+
+        from slackwater.spark.workers import ingest_task
+
+        driver = self.driver
+        tasks = driver.stage.tasks(driver.state.stages[0], driver._clocks[driver.stage.name], driver.state.epoch + 1)
+        began = time.process_time()
+        text = cloudpickle.dumps(ingest_task(tasks))  # type: ignore[no-untyped-call]
+        wrote = time.process_time()
+        cloudpickle.loads(text)
+        return len(text), wrote - began, time.process_time() - wrote
+
+    # -- what the driver tells -----------------------------------------------------------------------------------
+
+    def hit(self, point: str, epoch: int) -> None:
+        name, _, when = point.partition(".")
+        self.meter.at(name if when == "before" else "between")
+
+    def in_worker(self, epoch: int) -> None:
+        return None
+
+    def _status(self, status: Any) -> None:
+        from prometheus_client import generate_latest
+
+        with self.meter.part("metrics"):
+            self.metrics.update(status)
+            generate_latest(self.metrics.registry)
+
+    def close(self) -> None:
+        self.store.close()
+
+
+class _Nowhere:
+    """A target that takes what it gets."""
+
+    guarantee, upserts, description = "exactly once", False, "nowhere"
+
+    def __init__(self, meter: paper.Meter) -> None:
+        self._meter = meter
+
+    def publish(self, epoch: int, rows: Any, gone: Any = None) -> None:
+        with self._meter.part("target"):
+            assert len(rows)
+
+
+def lines(told: Mapping[str, Any]) -> Iterator[str]:
+    about, found = told["machine"], [Figure(**f) for f in told["figures"]]
+    yield (
+        f"the driver's part of an epoch, {KEYS:,} keys, {ROWS:,} rows, {told['epochs']} epochs each, {about['cores']} cores, load "
+        f"{about['load_before']:.1f} before and {about['load_after']:.1f} after"
+    )
+    yield (
+        f"{'shards':>6} {'parts':>6} {'CPU s':>8} {'clock s':>8} {'longest':>8} {'commit':>10} {'segments':>8} {'tasks':>10} {'made s':>7} "
+        f"{'read s':>7} {'look s':>7}  of it"
+    )
+    for f in found:
+        parts = ", ".join(f"{name} {1000 * s:.0f}" for name, s in f.parts.items() if s >= 0.001)
+        yield (
+            f"{f.shards:>6} {f.partitions:>6} {f.cpu_s:>8.3f} {f.clock_s:>8.3f} {f.longest_cpu_s:>8.3f} {f.commit_bytes:>10,} "
+            f"{f.segments:>8,} {f.tasks_bytes:>10,} {f.tasks_s:>7.3f} {f.worker_s:>7.3f} {f.page_s:>7.3f}  {parts} ms"
+        )
+    for f in found:
+        if (f.shards, f.partitions) == AT:
+            yield f"goal at {AT[0]} shards, {AT[1]:,} partitions: under {GOAL_S} s of a processor: {'met' if f.cpu_s < GOAL_S else 'MISSED'}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.shards", description=__doc__)
+    parser.add_argument("--shards", type=int, nargs="+", default=SHARDS)
+    parser.add_argument("--partitions", type=int, nargs="+", default=PARTITIONS)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--svg", type=Path, help="draw the plot there")
+    parser.add_argument("--json", type=Path, help="write all figures there; with --draw read them from there")
+    parser.add_argument("--draw", action="store_true", help="no run: the plot of figures that are there")
+    parser.add_argument("--profile", action="store_true", help="where the seconds of all these epochs go, by function")
+    options = parser.parse_args()
+    told = json.loads(options.json.read_text()) if options.draw else _run(options)
+    if options.json and not options.draw:
+        options.json.write_text(json.dumps(told) + "\n")
+    print("\n".join(lines(told)))
+    if options.svg:
+        options.svg.write_text(drawn(told["figures"]))
+    return 0
+
+
+def _run(options: argparse.Namespace) -> dict[str, Any]:
+    import cProfile
+    import pstats
+
+    profile = cProfile.Profile(time.process_time) if options.profile else None
+    about, found = machine(), list[Figure]()
+    for partitions in options.partitions:
+        for shards in options.shards:
+            found.append(measured(shards, partitions, options.epochs, profile))
+            print(f"{shards} shards, {partitions} partitions: {found[-1].cpu_s:.3f} s", file=sys.stderr)
+    if profile is not None:
+        pstats.Stats(profile, stream=sys.stderr).sort_stats("cumulative").print_stats(70)
+    about["load_after"] = os.getloadavg()[0]
+    return {"machine": about, "epochs": options.epochs, "figures": [f._asdict() for f in found]}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,425 @@
+"""The fault matrix of a cluster: a master and two workers on loopback, a pipeline from Kafka, and what goes wrong with either.
+
+    python -m tests.e2e.cluster_matrix --kills 5 --write docs/faults.md                          (`make faults`)
+    python -m tests.e2e.cluster_matrix --bucket-only --kills 50 --faults 200 --write docs/faults.md
+
+fault         executor, worker  killed with -9, the worker with its executors
+              driver            killed with -9, and started in another directory with nothing of the former one
+              speculation       an executor stalls, its tasks are tried elsewhere too, and it goes on behind that
+              storage           of the requests to the S3 server some are refused, cut off, done with their answer lost, slow,
+                                or never answered
+state, target of one cell are both in files that all share, in one database, or in one bucket. `--bucket-only` is one long run with
+sessions, results and dead letters in the bucket: executors and drivers killed and all storage faults at once, then its
+requests are counted. Tables are compared as `tests.e2e.matrix` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import logging
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psycopg
+from tests.e2e.matrix import Pair, Services, consume
+from tests.e2e.window_matrix import BROKEN
+from tests.support import cluster as clusters
+from tests.support import cluster_faults
+from tests.support.cluster import Cluster
+from tests.support.cluster_faults import Driven, end, run_through
+
+from slackwater.spark import class_archive
+from slackwater.state.files.store import FilesStore
+from slackwater.targets.folder import folder_at
+from slackwater.testing.objects import S3, Door, Fault
+from slackwater.testing.services import Kafka, Postgres
+
+KINDS = ("session", "tumbling", "join", "chained")
+STORES = {"files": "a shared directory", "postgres": "Postgres", "s3": "a bucket"}
+FAULTS = ("executor", "worker", "driver", "speculation", "storage")
+OF_STORAGE: tuple[Fault, ...] = ("503", "dropped", "lost", "slow", "hangs")
+SHARDS = 2
+ANSWER_S = "5s"  # how long a request waits for its answer; one that hangs is told by it
+OF_EPOCH = {
+    "shard": ("segments", "outputs"),
+    "commit": ("manifests", "published", "reached", "offsets", "list", "forking"),
+    "results": ("out",),
+    "letters": ("letters",),
+}
+APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")  # as on another machine; needs root
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_ARCHIVE = class_archive.place()  # executors start faster with it, too; where there is none, Java says nothing
+_KEPT = f" -XX:SharedArchiveFile={_ARCHIVE} -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off" if _ARCHIVE else ""
+
+# nothing is compiled: an executor lives for a few epochs
+SPARK = f"""
+[spark]
+"spark.executor.memory" = "600m"
+"spark.executor.cores" = "1"
+"spark.executor.extraJavaOptions" = "{QUICK}{_KEPT}"
+"spark.driver.memory" = "800m"
+"spark.driver.host" = "127.0.0.1"
+"spark.driver.bindAddress" = "127.0.0.1"
+"spark.task.maxFailures" = "100"
+"spark.sql.codegen.wholeStage" = "false"
+"spark.sql.codegen.factoryMode" = "NO_CODEGEN"
+"""
+SPECULATION = """"spark.speculation" = "true"
+"spark.speculation.interval" = "50ms"
+"spark.speculation.multiplier" = "1.1"
+"spark.speculation.quantile" = "0.5"
+"spark.speculation.minTaskRuntime" = "50ms"
+"spark.eventLog.enabled" = "true"
+"spark.eventLog.compress" = "false"
+"spark.eventLog.rolling.enabled" = "false"
+"""
+
+
+@dataclass
+class Storage:
+    """An S3 server, and the door that all requests of pipelines go through."""
+
+    s3: S3
+    door: Door
+    rng: random.Random = field(default_factory=random.Random)
+
+    @classmethod
+    @contextmanager
+    def started(cls) -> Iterator[Storage]:
+        with S3.started() as s3, Door.before(s3.port) as door:
+            yield cls(s3, door)
+
+    @contextmanager
+    def faulty(self, rate: float) -> Iterator[None]:
+        """As many of the requests meet something; every kind of fault as often."""
+        kinds = itertools.cycle(OF_STORAGE)
+        self.door.judge = lambda method, path: next(kinds) if self.rng.random() < rate else ""
+        try:
+            yield
+        finally:
+            self.door.judge = lambda method, path: ""
+
+
+@dataclass
+class Cell(Pair):
+    """A pipeline whose driver is always started where nothing is of the one before. `storage`: of a store in a bucket."""
+
+    cluster: Cluster | None = None
+    storage: Storage | None = None
+    speculates: bool = False
+    elsewhere: bool = False  # drivers cannot see each other's processes, so that only a lease tells who runs
+    broken: float = 0  # which part of the events is no JSON, and becomes a dead letter
+    bucket: str = ""
+
+    def __post_init__(self) -> None:
+        if self.storage is not None:
+            self.bucket = self.storage.s3.bucket(f"cell{time.time_ns()}").rpartition("/")[0]
+        super().__post_init__()
+
+    # -- the config ----------------------------------------------------------------------------------------------
+
+    def _more(self) -> str:
+        spark = SPARK
+        if self.speculates:
+            (self.home / "events").mkdir()
+            spark += f'{SPECULATION}"spark.eventLog.dir" = "file://{self.home}/events"\n'
+        if not self.broken:
+            return spark
+        letters = f'[dead_letter]\nconnection = "out"\npath = "{self.bucket}/letters"\n'
+        return f'{spark}\n[transform]\non_error = "dlq"\n\n{letters}'
+
+    def _store(self) -> str:
+        if self.store == "s3":
+            return f'kind = "files"\npath = "{self.bucket}/state"\noptions = {self._options()}\nshards = {SHARDS}'
+        return f"{super()._store()}\nshards = {SHARDS}"
+
+    def _target(self) -> tuple[str, str]:
+        if self.target == "s3":
+            return f'kind = "files"\noptions = {self._options()}', f'path = "{self.bucket}/out"'
+        return super()._target()
+
+    def _options(self) -> str:
+        assert self.storage is not None
+        given = self.storage.s3.options(self.storage.door.port) | {"timeout": ANSWER_S, "connect_timeout": ANSWER_S}
+        return "{ " + ", ".join(f'{k} = "{v}"' for k, v in given.items()) + " }"
+
+    def _topic(self) -> str:
+        return self.services.topic(self.events, self.broken)
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    def driver(self) -> subprocess.Popen[bytes]:
+        """With a directory, a temporary one and a cache of its own; those of the driver before it are gone."""
+        assert self.cluster is not None
+        shutil.rmtree(self.home / f"driver{self.starts}", ignore_errors=True)
+        self.starts += 1
+        here = self.home / f"driver{self.starts}"
+        (here / "tmp").mkdir(parents=True)
+        shutil.copy(self.config, here)
+        own = {"SLACKWATER_CACHE_DIR": f"{here}/cache", "TMPDIR": f"{here}/tmp", "SPARK_MASTER": self.cluster.address}
+        command = [*(APART if self.elsewhere else ()), sys.executable, "-m", "slackwater.cli.main"]
+        command += ["run", self.config.name, "--available-now", "--flush"]
+        with (self.home / "log").open("ab") as log:
+            return subprocess.Popen(
+                command,
+                stderr=log,
+                stdout=log,
+                cwd=here,
+                env={"SPARK_SUBMIT_OPTS": QUICK, **os.environ, **own},
+                start_new_session=True,
+            )
+
+    def committed(self) -> int:
+        """The latest epoch."""
+        if self.store == "postgres":
+            with psycopg.connect(self.url) as db:
+                if db.execute("SELECT to_regclass('slackwater_pipelines')").fetchone() == (None,):
+                    return -1
+                row = db.execute("SELECT max(epoch) FROM slackwater_pipelines").fetchone()
+            return -1 if row is None or row[0] is None else int(row[0])
+        return max(self.state().epochs(), default=-1)
+
+    def state(self) -> FilesStore:
+        """Its store, past the door."""
+        if self.storage is None:
+            return FilesStore(str(self.home / "state"), self.name)
+        return FilesStore(f"{self.bucket}/state", self.name, self.storage.s3.options())
+
+    def through(self, faults: Sequence[str], rng: random.Random) -> tuple[Counter[str], subprocess.Popen[bytes]]:
+        """All of that happens to it, and what of it did; the driver that is left goes on."""
+        assert self.cluster is not None
+        driven = Driven(self.driver, self.committed, self.said, 0.05 if self.storage is None else 0.3)
+        return run_through(self.cluster, driven, faults, rng)
+
+    def ended(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            assert process.wait(timeout=1200) == 0, f"{self.name}: {self.said()[-3000:]}"
+        finally:
+            end(process)
+
+    def speculated(self) -> int:
+        """Tasks that were tried a second time while the first try ran, as Spark's own log tells."""
+        return sum(
+            '"Speculative":true' in line and line.startswith('{"Event":"SparkListenerTaskStart"')
+            for log in (self.home / "events").iterdir()
+            for line in log.read_text().splitlines()
+        )
+
+    # -- the answer ----------------------------------------------------------------------------------------------
+
+    def _out(self) -> Path:
+        return self._fetched("out") if self.target == "s3" else super()._out()
+
+    def _fetched(self, name: str) -> Path:
+        assert self.storage is not None
+        return folder_at(f"{self.bucket}/{name}", self.storage.s3.options()).here()
+
+    def letters(self) -> tuple[int, int, int]:
+        """(letters expected, lost, doubled or wrong): one for each record that is no JSON, by where it lies."""
+        sent = Counter(
+            (m.partition(), m.offset())
+            for m in consume(self.services.kafka.address, self._topic())
+            if m.value() == BROKEN.encode()
+        )
+        files = list(self._fetched("letters").glob("*.parquet"))
+        found = Counter(pl.concat([pl.read_parquet(f) for f in files]).select("partition", "offset").rows())
+        return sent.total(), (sent - found).total(), (found - sent).total()
+
+
+@dataclass
+class Table:
+    """Rows of a table in a page, behind a mark; a row replaces the one whose first cells, `keys` of them, are the same."""
+
+    mark: str
+    head: Sequence[str]
+    keys: int
+    page: Path | None
+
+    def add(self, *cells: object) -> None:
+        line = f"| {' | '.join(f'{c:,}' if isinstance(c, int) else str(c) for c in cells)} |"
+        print(line, flush=True)
+        if self.page is None:
+            return
+        before, mark, after = self.page.read_text().partition(f"<!-- {self.mark} -->\n")
+        assert mark, f"{self.page} has no line <!-- {self.mark} -->"
+        lines = after.splitlines()
+        old = list(itertools.takewhile(lambda row: not row or row.startswith("|"), lines))
+        rest = "\n".join(lines[len(old) :])
+        former = [row for row in old if row][2:]  # without its head
+        kept = [row for row in former if row.split("|")[: self.keys + 1] != line.split("|")[: self.keys + 1]]
+        rows = [f"| {' | '.join(self.head)} |", f"|{'---|' * len(self.head)}", *kept, line]
+        self.page.write_text(f"{before}{mark}\n" + "\n".join(rows) + "\n" + (f"\n{rest}\n" if rest else ""))
+
+
+def cell(
+    services: Services, cluster: Cluster, kind: str, store: str, fault: str, given: argparse.Namespace
+) -> tuple[Any, ...]:
+    """One cell of the matrix: what was done to it, and (rows, lost, doubled or wrong)."""
+    seed = random.randrange(10**6)
+    with ExitStack() as stack:
+        storage = stack.enter_context(Storage.started()) if store == "s3" else None
+        per_epoch = given.events // (2 * given.kills + 6)
+        found = Cell(
+            services,
+            store,
+            store,
+            kind,
+            given.events,
+            per_epoch,
+            cluster=cluster,
+            storage=storage,
+            speculates=fault == "speculation",
+            elsewhere=fault == "driver" and store == "s3" and os.geteuid() == 0,
+        )
+        faults = {"storage": [], "speculation": ["stall"] * given.kills}.get(fault, [fault] * given.kills)
+        if storage is not None and fault == "storage":
+            storage.rng.seed(seed)
+            stack.enter_context(storage.faulty(given.rate))
+        done, process = found.through(faults, random.Random(seed))
+        found.ended(process)
+        assert done.total() == len(faults), f"{found.name} ended before all faults (seed {seed}): {done}"
+        told = f"{done[fault]}"
+        if fault == "speculation":
+            told = f"{done['stall']} stalled, {found.speculated()} tasks tried twice"
+        elif storage is not None and fault == "storage":
+            kinds = Counter(f for _, _, f in storage.door.faults)
+            assert kinds, "no request met a fault"
+            told = ", ".join(f"{n} {name}" for name, n in sorted(kinds.items()))
+        return (kind, STORES[store], fault, f"{told} (seed {seed})", found.committed() + 1, *found.verdict())
+
+
+def in_turn(kinds: Sequence[str], stores: Sequence[str], faults: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """All cells there are: each fault of each kind first with one store, then with another, so that a run that ends early saw much."""
+    for turn in range(len(stores)):
+        for (n, fault), (m, kind) in itertools.product(enumerate(faults), enumerate(kinds)):
+            store = stores[(n + m + turn) % len(stores)]
+            if fault == "storage":
+                if turn == 0 and "s3" in stores:
+                    yield kind, "s3", fault
+            else:
+                yield kind, store, fault
+
+
+def in_a_bucket(services: Services, cluster: Cluster, given: argparse.Namespace, page: Path | None) -> bool:
+    """Sessions, state, results and letters in one bucket; whether all is right."""
+    seed = random.randrange(10**6)
+    rng = random.Random(seed)
+    faults = ["driver" if n % 10 < 3 else "executor" for n in range(given.kills)]
+    rng.shuffle(faults)
+    table = Table(
+        "bucket",
+        ["what", "events", "epochs", "killed", "storage faults", "rows", "lost", "doubled or wrong"],
+        1,
+        page,
+    )
+    with Storage.started() as storage:
+        per_epoch = given.events // (given.kills * 3 // 2 + 20)
+        found = Cell(
+            services,
+            "s3",
+            "s3",
+            "session",
+            given.events,
+            per_epoch,
+            cluster=cluster,
+            storage=storage,
+            broken=given.broken,
+        )
+        began = time.monotonic()
+        storage.rng.seed(seed)
+        with storage.faulty(given.rate):
+            done, process = found.through(faults, rng)
+            while len(storage.door.faults) < given.faults and process.poll() is None:
+                time.sleep(0.2)
+        print(f"{dict(done)} after {time.monotonic() - began:.0f} s, {len(storage.door.faults)} faults", flush=True)
+        # the rest of it undisturbed, its requests counted
+        first, seen = found.committed(), len(storage.door.seen)
+        found.ended(process)
+        last = found.committed()
+        requests = requests_of(storage.door.seen[seen:])
+        met = Counter(f for _, _, f in storage.door.faults)
+        told = (
+            f"{given.events:,}",
+            last + 1,
+            f"{done['executor']} executors, {done['driver']} drivers (seed {seed})",
+            ", ".join(f"{n} {name}" for name, n in sorted(met.items())),
+        )
+        rows, letters = found.verdict(), found.letters()
+        table.add("sessions", *told, *rows)
+        table.add("dead letters", "", "", "", "", *letters)
+        epochs = last - first
+        print(f"requests of {epochs} epochs: {json.dumps(requests, sort_keys=True)}")
+        shares = {what: per(requests, folders, epochs) for what, folders in OF_EPOCH.items()}
+        shares["shard"] = round(shares["shard"] / SHARDS, 2)
+        print(f"per epoch: {json.dumps(shares)}, the lease apart, which is renewed every 10 s")
+        enough = done.total() == given.kills and met.total() >= given.faults
+        if not enough:
+            print(f"too few: {done}, {met.total()} faults, wanted {given.kills} and {given.faults}")
+        return enough and not any((*rows[1:], *letters[1:]))
+
+
+def requests_of(seen: Sequence[tuple[str, str]]) -> Mapping[str, int]:
+    """How often a method was used on a folder of the state, the results, or the letters."""
+    kinds: Counter[str] = Counter()
+    for method, path in seen:
+        parts = path.split("?")[0].strip("/").split("/")[1:]
+        where = parts[2] if parts[:1] == ["state"] and len(parts) > 2 else (parts[0] if parts else "list")
+        kinds[f"{method} {where}"] += 1
+    return kinds
+
+
+def per(requests: Mapping[str, int], folders: Sequence[str], of: int) -> float:
+    return round(sum(n for kind, n in requests.items() if kind.split()[1] in folders) / max(of, 1), 2)
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--events", type=int, default=20_000)
+    options.add_argument("--kills", type=int, default=3, help="of each cell")
+    options.add_argument("--faults", type=int, default=200, help="of storage, at least, with --bucket-only")
+    options.add_argument("--rate", type=float, default=0.2, help="which part of the requests meets a fault")
+    options.add_argument(
+        "--broken", type=float, default=0.0005, help="which part of the records is no JSON, with --bucket-only"
+    )
+    options.add_argument("--kinds", default=",".join(KINDS))
+    options.add_argument("--stores", default=",".join(STORES))
+    options.add_argument("--only", default=",".join(FAULTS), help="faults, with commas")
+    options.add_argument("--bucket-only", action="store_true")
+    options.add_argument("--write", type=Path)
+    given = options.parse_args()
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    logging.getLogger(cluster_faults.__name__).setLevel(logging.INFO)  # how far it is
+    head = ["kind", "state and target", "fault", "how often", "epochs", "rows", "lost", "doubled or wrong"]
+    table, failed = Table("cluster", head, 3, given.write), False
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slackwater-cluster-")))
+        services = Services(
+            stack.enter_context(Kafka.started()), stack.enter_context(Postgres.started()), home / "pipelines"
+        )
+        services.home.mkdir()
+        cluster = stack.enter_context(clusters.started(home / "spark"))
+        if given.bucket_only:
+            return int(not in_a_bucket(services, cluster, given, given.write))
+        for kind, store, fault in in_turn(given.kinds.split(","), given.stores.split(","), given.only.split(",")):
+            found = cell(services, cluster, kind, store, fault, given)
+            failed |= bool(found[-2] or found[-1])
+            table.add(*found)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""What the fault matrix counts: a topic of users' events, out of order by less than the lateness, and the answers in SQL.
+
+events ─▶ sessions | tumbling | sessions ─▶ tumbling (chained)
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+
+GAP_S, TUMBLE_S, LATENESS_S = 5, 60, 3
+START_MS = 1_700_000_000_000
+BROKEN = '{"user": "u1", "amount":'  # the value of a record that is no JSON
+
+SESSIONS = f"""
+    SELECT "user", min(ts) AS window_start, max(ts) + interval '{GAP_S} s' AS window_end, count(*) AS events, sum(amount)::bigint AS total
+    FROM (SELECT *, count(*) FILTER (WHERE fresh) OVER (PARTITION BY "user" ORDER BY ts, seq) AS nth FROM (
+            SELECT *, coalesce(ts - lag(ts) OVER (PARTITION BY "user" ORDER BY ts, seq) > interval '{GAP_S} s', true) AS fresh
+            FROM truth) a) b
+    GROUP BY "user", nth"""
+
+
+def _minutes(rows: str, at: str, events: str, total: str) -> str:
+    begins = f"date_bin('{TUMBLE_S} s', {at}, 'epoch'::timestamptz)"
+    return f"""
+    SELECT "user", {begins} AS window_start, {begins} + interval '{TUMBLE_S} s' AS window_end, {events} AS events, {total} AS total
+    FROM {rows} GROUP BY 1, 2, 3"""
+
+
+TUMBLING = _minutes("truth", "ts", "count(*)", "sum(amount)::bigint")
+CHAINED = _minutes(f"({SESSIONS}) s", "window_end", "sum(events)::bigint", "sum(total)::bigint")
+TRUTH = {"session": SESSIONS, "tumbling": TUMBLING, "chained": CHAINED}
+COLUMNS = {
+    "user": "text",
+    "window_start": "timestamptz",
+    "window_end": "timestamptz",
+    "events": "bigint",
+    "total": "bigint",
+}
+_SHAPE = {
+    "session": f'kind = "session"\ngap_ms = "{GAP_S}s"\nmax_session_duration_ms = "1h"',
+    "tumbling": f'kind = "tumbling"\nduration_ms = "{TUMBLE_S}s"\nmax_groups_per_window = 100000',
+}
+
+
+def steps(kind: str) -> str:
+    """The [transform.window] of a kind of `TRUTH`, or its [[stages]]."""
+    if kind != "chained":
+        return _window("transform", kind, ("count", None, "events"), ("sum", "amount", "total"))
+    first = _window("stages", "session", ("count", None, "events"), ("sum", "amount", "total"))
+    second = _window("stages", "tumbling", ("sum", "events", "events"), ("sum", "total", "total"))
+    return f'[[stages]]\nname = "sessions"\n\n{first}\n[[stages]]\nname = "per_minute"\n\n{second}'
+
+
+def _window(table: str, kind: str, *aggregations: tuple[str, str | None, str]) -> str:
+    lines = [f'[{table}.window]\n{_SHAPE[kind]}\nlateness_ms = "{LATENESS_S}s"\ngroup_by = ["user"]\n']
+    for agg, column, name in aggregations:
+        of = f'column = "{column}"\n' if column else ""
+        lines.append(f'[[{table}.window.aggregations]]\nagg = "{agg}"\n{of}as = "{name}"\n')
+    return "\n".join(lines)
+
+
+def rows(events: int, broken: float = 0) -> Iterator[tuple[str, str, int]]:
+    """So many events as they are sent: (user, value, time in ms). `broken`: which part of them is no JSON."""
+    chance, now = random.Random(7), START_MS
+    for n in range(events):
+        now += chance.randrange(20)
+        user = f"u{chance.randrange(300) + n // 4000 % 7}"
+        value = json.dumps({"user": user, "amount": chance.randrange(100)})
+        at = now - chance.randrange(2000)
+        yield user, BROKEN if broken and chance.random() < broken else value, at

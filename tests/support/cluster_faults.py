@@ -1,0 +1,94 @@
+"""What goes wrong with a pipeline on a cluster, at random moments: processes are killed with -9, or do nothing for a while."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psutil
+from tests.support.cluster import Cluster
+
+from slackwater.testing.services import SECONDS
+
+log = logging.getLogger(__name__)
+STALLED_S = 6  # at most: what the others wait for from the one that is stalled comes no sooner
+
+
+@dataclass(frozen=True)
+class Driven:
+    """A pipeline: how its driver is started, its latest epoch, as anybody may see it, and its log."""
+
+    start: Callable[[], subprocess.Popen[bytes]]
+    committed: Callable[[], int]
+    said: Callable[[], str]
+    look_s: float = 0.05
+
+
+def run_through(
+    cluster: Cluster, driven: Driven, faults: Sequence[str], rng: random.Random
+) -> tuple[Counter[str], subprocess.Popen[bytes]]:
+    """One fault of "executor", "worker", "driver", "stall" after the other, up to two epochs apart; what was done, and the driver that is left.
+
+    It ends early where the pipeline does.
+    """
+    done, process = Counter[str](), driven.start()
+    try:
+        for fault in faults:
+            goal = driven.committed() + rng.randrange(3)  # sometimes before the first commit of this driver
+            if not reached(driven, process, goal):
+                break
+            time.sleep(rng.uniform(0, 1))  # at any moment of an epoch
+            if fault == "driver":
+                end(process)
+                process = driven.start()
+            else:
+                _befall(cluster, driven, process, fault, rng)
+            done[fault] += 1
+            log.info("%s, epoch %s: %s", fault, driven.committed(), dict(done))
+    except BaseException:
+        end(process)
+        raise
+    return done, process
+
+
+def _befall(cluster: Cluster, driven: Driven, process: subprocess.Popen[bytes], fault: str, rng: random.Random) -> None:
+    if fault == "executor":
+        rng.choice(_executors(cluster, driven)).kill()
+    elif fault == "worker":
+        cluster.kill_worker(number := rng.choice(sorted(cluster.workers)))
+        cluster.start_worker(number)
+    else:
+        with cluster.stalled(rng.choice(_executors(cluster, driven))):
+            reached(driven, process, driven.committed() + 1, STALLED_S)
+
+
+def reached(driven: Driven, process: subprocess.Popen[bytes], goal: int, seconds: float = SECONDS) -> bool:
+    """Whether the driver lives when the epoch is committed, or the time is over."""
+    until = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < until and driven.committed() < goal:
+        time.sleep(driven.look_s)
+    return process.poll() is None
+
+
+def _executors(cluster: Cluster, driven: Driven) -> list[psutil.Process]:
+    until = time.monotonic() + SECONDS
+    while not (there := cluster.executors()):  # one that was killed is started anew
+        assert time.monotonic() < until, driven.said()
+        time.sleep(0.05)
+    return there
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a driver, its JVM and its Python workers."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

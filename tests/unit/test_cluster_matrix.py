@@ -1,0 +1,42 @@
+"""The fault matrix of a cluster as a table: which cells there are, and what becomes of the rows that a page has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.cluster_matrix import FAULTS, KINDS, STORES, Table, in_turn, per, requests_of
+
+
+def test_each_cell_comes_once_and_the_first_ones_have_each_fault_of_each_kind() -> None:
+    cells = list(in_turn(KINDS, list(STORES), FAULTS))
+    expected = {(k, s, f) for k in KINDS for s in STORES for f in FAULTS if f != "storage" or s == "s3"}
+    assert len(cells) == len(expected) == 52 and set(cells) == expected
+    first = cells[: len(KINDS) * len(FAULTS)]
+    assert {(k, f) for k, _, f in first} == {(k, f) for k in KINDS for f in FAULTS}
+    assert {(s, f) for _, s, f in first} == {(s, f) for _, s, f in expected}
+    assert list(in_turn(["join"], ["files"], FAULTS)) == [("join", "files", f) for f in FAULTS[:-1]]
+
+
+def test_a_row_takes_the_place_of_the_one_of_its_cell_and_the_rest_of_the_page_stays(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n\n<!-- cluster -->\n\n## Next\n\n<!-- kills -->\n\n| a |\n")
+    table = Table("cluster", ["kind", "fault", "lost"], 2, page)
+    table.add("join", "worker", 1)
+    table.add("join", "driver", 0)
+    Table("cluster", ["kind", "fault", "lost"], 2, page).add("join", "worker", 12345)
+    rows = "| kind | fault | lost |\n|---|---|---|\n| join | driver | 0 |\n| join | worker | 12,345 |\n"
+    assert page.read_text() == f"before\n\n<!-- cluster -->\n\n{rows}\n## Next\n\n<!-- kills -->\n\n| a |\n"
+
+
+def test_requests_are_counted_by_what_they_are_for() -> None:
+    seen = [
+        ("PUT", "/b/state/p/segments/1-0.arrow"),
+        ("PUT", "/b/state/p/segments/1-1.arrow"),
+        ("PUT", "/b/state/p/manifests/1.json"),
+        ("PUT", "/b/out/p-1.parquet"),
+        ("PUT", "/b/out/_slackwater/p.json"),
+        ("GET", "/b?list-type=2&prefix=state"),
+    ]
+    found = requests_of(seen)
+    assert found == {"PUT segments": 2, "PUT manifests": 1, "PUT out": 2, "GET list": 1}
+    assert per(found, ("segments",), 4) == 0.5 and per(found, ("manifests", "list"), 2) == 1

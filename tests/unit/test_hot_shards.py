@@ -1,0 +1,50 @@
+"""Shards that hold much more than the others are told: an epoch waits for them."""
+
+from __future__ import annotations
+
+import re
+
+from slackwater.cli.state_upkeep import MOST_SHARDS, _sizes
+from slackwater.maintenance.sizes import ShardSize, Sizes, heavy
+
+
+def shards(*rows: int, stage: int = 0) -> list[ShardSize]:
+    return [ShardSize(stage, shard, 1, count, 72 * count) for shard, count in enumerate(rows)]
+
+
+def told(found: list[ShardSize]) -> str:
+    return "\n".join(_sizes(Sizes("p", 7, shards=found, kept=[7], hot_shards=heavy(found))))
+
+
+def test_a_shard_with_twice_the_rows_of_the_mean_is_hot() -> None:
+    assert heavy(shards(1000, 1000, 1000, 2999)) == []
+    assert [s.shard for s in heavy(shards(0, 4000, 1000, 8000, 1000))] == [3]
+    assert [(s.stage, s.shard) for s in heavy([*shards(900, 100, 100, 0), *shards(100, 700, 0, stage=1)])] == [
+        (0, 0),
+        (1, 1),
+    ]
+    text = told(shards(0, 1000, 1000, 8000))
+    assert re.search(r"\nhot shards +3 \(8,000 rows, 3\.2 times the mean\): some keys have very many rows", text)
+    assert "--hot-keys" in text
+
+
+def test_stages_are_judged_apart() -> None:
+    found = [*shards(1000, 1000), *shards(0, 0, 3000, stage=1)]
+    assert [(s.stage, s.shard) for s in heavy(found)] == [(1, 2)]
+    assert "2 of stage 2 (3,000 rows, 3.0 times the mean)" in told(found)
+
+
+def test_few_rows_say_nothing() -> None:
+    assert heavy(shards(0, 0, 0, 9)) == []
+    assert heavy([]) == []
+    assert "hot shards" not in told(shards(0, 0, 0, 9))
+
+
+def test_of_very_many_shards_those_with_the_most_rows_are_shown() -> None:
+    found = shards(*range(1000, 1256))
+    lines = told(found).splitlines()
+    assert f"the {MOST_SHARDS} with the most rows of 256 shards; all of them with --json" in lines
+    at = lines.index(next(line for line in lines if line.startswith("shard")))
+    assert lines[at + 1].split()[:3] == ["255", "1", "1,255"]
+    assert len([line for line in lines[at + 1 :] if line[:1].isdigit()]) == MOST_SHARDS
+    assert len([line for line in told(found[:32]).splitlines() if line[:1].isdigit()]) == 32
