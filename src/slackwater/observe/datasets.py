@@ -56,8 +56,13 @@ def _read(connection: Connection, query: str) -> Iterable[Place]:
 
 
 @_read.register
-def _(connection: FilesConnection, query: str) -> Iterable[Place]:
+def _(connection: FilesConnection | DeltaConnection, query: str) -> Iterable[Place]:
     return [_path(query)]
+
+
+@_read.register
+def _(connection: IcebergConnection, query: str) -> Iterable[Place]:
+    return [_table(connection, query)]
 
 
 @_read.register
@@ -99,10 +104,14 @@ def _(connection: FilesConnection | DeltaConnection, target: Target) -> Place | 
 
 @_written.register
 def _(connection: IcebergConnection, target: Target) -> Place | None:
+    return _table(connection, target.table or "")
+
+
+def _table(connection: IcebergConnection, name: str) -> Place:
     """By its catalog, as Spark's own listener names them; where that is unknown, by its kind."""
     at = connection.options.get("uri") or connection.options.get("warehouse") or connection.catalog
     scheme, _, rest = at.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}" if rest else at, target.table or ""
+    return f"{scheme}://{rest.rpartition('@')[2]}" if rest else at, name
 
 
 @_written.register

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import singledispatch
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg import types as I  # noqa: N812
@@ -41,10 +40,15 @@ class _UnreadError(Exception):
     pass
 
 
-@singledispatch
 def _spark(kind: Any) -> Any:
     from pyspark.sql import types as T  # noqa: N812
 
+    if isinstance(kind, I.StructType):
+        return T.StructType([_field(field) for field in kind.fields])
+    if isinstance(kind, I.ListType):
+        return T.ArrayType(_spark(kind.element_type), True)
+    if isinstance(kind, I.MapType):
+        return T.MapType(_spark(kind.key_type), _spark(kind.value_type), True)
     if isinstance(kind, I.DecimalType):
         return T.DecimalType(kind.precision, kind.scale)
     if type(kind) not in _PLAIN:
@@ -52,36 +56,18 @@ def _spark(kind: Any) -> Any:
     return getattr(T, _PLAIN[type(kind)])()
 
 
-@_spark.register
-def _(kind: I.StructType) -> Any:
+def _field(field: I.NestedField) -> Any:
     from pyspark.sql import types as T  # noqa: N812
 
-    fields = []
-    for field in kind.fields:
-        if field.initial_default is not None:
-            raise _UnreadError(
-                f'column "{field.name}" has a default for the rows that were written before it, which Spark\'s reader of Parquet does '
-                "not know; expected NULL there"
-            )
-        try:
-            made = _spark(field.field_type)
-        except _UnreadError as error:
-            raise (
-                error if str(error).startswith("column ") else _UnreadError(f'column "{field.name}" is {error}')
-            ) from None
-        fields.append(T.StructField(field.name, made, True, {"parquet.field.id": field.field_id}))
-    return T.StructType(fields)
-
-
-@_spark.register
-def _(kind: I.ListType) -> Any:
-    from pyspark.sql import types as T  # noqa: N812
-
-    return T.ArrayType(_spark(kind.element_type), True)
-
-
-@_spark.register
-def _(kind: I.MapType) -> Any:
-    from pyspark.sql import types as T  # noqa: N812
-
-    return T.MapType(_spark(kind.key_type), _spark(kind.value_type), True)
+    if field.initial_default is not None:
+        raise _UnreadError(
+            f'column "{field.name}" has a default for the rows that were written before it, which Spark\'s reader of Parquet does '
+            "not know; expected NULL there"
+        )
+    try:
+        made = _spark(field.field_type)
+    except _UnreadError as error:
+        raise (
+            error if str(error).startswith("column ") else _UnreadError(f'column "{field.name}" is {error}')
+        ) from None
+    return T.StructField(field.name, made, True, {"parquet.field.id": field.field_id})
