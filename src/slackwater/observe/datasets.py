@@ -62,7 +62,7 @@ def _(connection: FilesConnection | DeltaConnection, query: str) -> Iterable[Pla
 
 @_read.register
 def _(connection: IcebergConnection, query: str) -> Iterable[Place]:
-    return [(_catalog(connection), query)]
+    return [_table(connection, query)]
 
 
 @_read.register
@@ -104,7 +104,14 @@ def _(connection: FilesConnection | DeltaConnection, target: Target) -> Place | 
 
 @_written.register
 def _(connection: IcebergConnection, target: Target) -> Place | None:
-    return _catalog(connection), target.table or ""
+    return _table(connection, target.table or "")
+
+
+def _table(connection: IcebergConnection, name: str) -> Place:
+    """By its catalog, as Spark's own listener names them; where that is unknown, by its kind."""
+    at = connection.options.get("uri") or connection.options.get("warehouse") or connection.catalog
+    scheme, _, rest = at.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if rest else at, name
 
 
 @_written.register
@@ -115,13 +122,6 @@ def _(connection: PostgresConnection, target: Target) -> Place | None:
 @_written.register
 def _(connection: KafkaConnection, target: Target) -> Place | None:
     return _brokers(connection), target.topic or ""
-
-
-def _catalog(connection: IcebergConnection) -> str:
-    """As Spark's own listener names it; where that is unknown, by its kind."""
-    at = connection.options.get("uri") or connection.options.get("warehouse") or connection.catalog
-    scheme, _, rest = at.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}" if rest else at
 
 
 def _brokers(connection: KafkaConnection) -> str:

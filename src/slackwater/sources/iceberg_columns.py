@@ -43,15 +43,14 @@ class _UnreadError(Exception):
 def _spark(kind: Any) -> Any:
     from pyspark.sql import types as T  # noqa: N812
 
-    match kind:
-        case I.StructType():
-            return T.StructType([_field(f) for f in kind.fields])
-        case I.ListType():
-            return T.ArrayType(_spark(kind.element_type), True)
-        case I.MapType():
-            return T.MapType(_spark(kind.key_type), _spark(kind.value_type), True)
-        case I.DecimalType():
-            return T.DecimalType(kind.precision, kind.scale)
+    if isinstance(kind, I.StructType):
+        return T.StructType([_field(field) for field in kind.fields])
+    if isinstance(kind, I.ListType):
+        return T.ArrayType(_spark(kind.element_type), True)
+    if isinstance(kind, I.MapType):
+        return T.MapType(_spark(kind.key_type), _spark(kind.value_type), True)
+    if isinstance(kind, I.DecimalType):
+        return T.DecimalType(kind.precision, kind.scale)
     if type(kind) not in _PLAIN:
         raise _UnreadError(f"of the type {kind}, which Spark's reader of Parquet does not give; expected another type")
     return getattr(T, _PLAIN[type(kind)])()
