@@ -62,7 +62,7 @@ def _(connection: FilesConnection | DeltaConnection, query: str) -> Iterable[Pla
 
 @_read.register
 def _(connection: IcebergConnection, query: str) -> Iterable[Place]:
-    return [_table(connection, query)]
+    return [_in_catalog(connection, query)]
 
 
 @_read.register
@@ -104,10 +104,10 @@ def _(connection: FilesConnection | DeltaConnection, target: Target) -> Place | 
 
 @_written.register
 def _(connection: IcebergConnection, target: Target) -> Place | None:
-    return _table(connection, target.table or "")
+    return _in_catalog(connection, target.table or "")
 
 
-def _table(connection: IcebergConnection, name: str) -> Place:
+def _in_catalog(connection: IcebergConnection, name: str) -> Place:
     """By its catalog, as Spark's own listener names them; where that is unknown, by its kind."""
     at = connection.options.get("uri") or connection.options.get("warehouse") or connection.catalog
     scheme, _, rest = at.partition("://")
