@@ -224,6 +224,9 @@ def test_a_fault_is_survived_and_changes_nothing(
     store = running(behind)
     done = None
     for n in range(10):
+        if n == 5:  # another runner reads what this one wrote
+            store.close()
+            store = running(behind)
         done = go_on(store, done, "a", f"u{n}")
         store.note_published(n)
     store.close()
