@@ -174,7 +174,7 @@ def test_a_broker_that_comes_back_is_met_again(rabbit: Any, source: Any, queue: 
     publish(range(10))
     reader = source.RabbitQueue(rabbit.url, queue, max_messages=5)
     assert bodies(reader.fetch(1)) == list(range(5))
-    rabbit.kill()
+    rabbit.end()
     rabbit.start()
     reader.ack(1)
     rest = [n for batch in (2, 3, 4) for n in bodies(reader.fetch(batch))]

@@ -41,6 +41,7 @@ EPOCHS_TOPIC = "_slackwater_epochs"
 
 _EXACTLY_ONCE, _AT_LEAST_ONCE = "exactly_once", "at_least_once"
 _SECRETS = ("password", "secret", "token", "jaas", ".key", "credential")
+_EARLIER = (KafkaError._FATAL, KafkaError._STATE)
 _FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 _KEY_BYTES = 500_000  # a message is 1 MB at most, by default, and has its key in its value too
 _CLEANING_SECONDS = 10  # how often a broker looks for transactions past their timeout
@@ -201,7 +202,7 @@ class KafkaTarget:
         producer = self._producer
         assert producer is not None
         code = error.code()
-        if code == KafkaError._FATAL and self._exactly_once:  # says only that an earlier error was fatal: ask which
+        if code in _EARLIER and self._exactly_once:  # says only that there was an error before: ask which
             try:
                 producer.abort_transaction(min(self._timeout, 5.0))
             except KafkaException as told:

@@ -109,8 +109,9 @@ class RabbitMQ:
             return False
 
     def stop(self) -> None:
-        self.process.stop(signal.SIGTERM)
+        self.end()
         self.mapper.stop(signal.SIGKILL)
 
-    def kill(self) -> None:
-        self.process.stop(signal.SIGKILL)
+    def end(self) -> None:
+        """Stop the broker, as an operator does: killed soon after it was first started it forgets queues that are durable."""
+        self.process.stop(signal.SIGTERM)
