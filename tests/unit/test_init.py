@@ -149,6 +149,10 @@ def test_a_sample_gives_schema_time_key_and_lateness(slackwater: Command) -> Non
     assert (window["event_time_column"], window["group_by"], window["lateness_ms"]) == ("ts", ["user_id"], "1m")
     assert "event_time_unit" not in window
     assert "rows are out of order by up to 40 s in the sample" in said.out
+    assert (
+        "\n  key: user_id (--key)\n  session windows: gap_ms 30m, which no sample tells: set what you mean\n"
+        in said.out
+    )
     assert "rows are out of order by up to 40 s in the sample" in Path("p.toml").read_text()
     assert window["aggregations"][1] == {"agg": "sum", "column": "amount", "as": "amount_sum"}
 

@@ -13,6 +13,7 @@ from slackwater.cli.text import plural, program
 from slackwater.config import sql_check, toml
 from slackwater.config.pipeline import LONGEST_NAME
 from slackwater.config.spelling import nearest, show
+from slackwater.core.time import duration_text
 from slackwater.errors import ConfigError, StartError
 from slackwater.scaffold import propose, write
 from slackwater.scaffold.sample import Sample, read
@@ -260,7 +261,19 @@ def _window(asked: Asked, samples: Sequence[Sample]) -> tuple[str, list[str]]:
             drops_bad=_drops([(sample, time)]),
         )
         tried.append(write.config(wanted, [write.side_of(sample, home, _label(sample, 1), time, keys, topic)]))
-    return _passing(tried), _found(sample, time, seen)
+    content = _passing(tried)
+    return content, [*_found(sample, time, seen), *_chosen(content)]
+
+
+def _chosen(content: str) -> list[str]:
+    """What the sample does not settle, for people."""
+    window = toml.loads(content, "the config").last.transform.window
+    assert window is not None
+    keys = ", ".join(window.group_by) or "none, all rows are in one window"
+    length = f"gap_ms {duration_text(int(window.gap_ms))}" if window.gap_ms is not None else ""
+    if window.duration_ms is not None:
+        length = f"duration_ms {duration_text(window.duration_ms)}"
+    return [f"  key: {keys} (--key)", f"  {window.kind} windows: {length}, which no sample tells: set what you mean"]
 
 
 def _join(asked: Asked, samples: Sequence[Sample]) -> tuple[str, list[str]]:

@@ -16,7 +16,7 @@ from slackwater.scaffold.types import quoted
 
 KINDS = ("session", "tumbling", "hopping", "join")
 _SHAPES = {
-    "session": 'gap_ms = "30m"                     # a silence longer than this ends a session\n'
+    "session": 'gap_ms = "30m"                     # a silence longer than this ends a session; window_end is its last row plus this\n'
     'max_session_duration_ms = "12h"    # no session grows beyond this\n',
     "tumbling": 'duration_ms = "{length}"                # every window is so long, side by side\n'
     "max_groups_per_window = 1000000    # a bound on the keys of a window\n",
