@@ -20,7 +20,7 @@ from slackwater.config.join import EVENT_TIME, SIDES, Join, output_names
 from slackwater.config.keyed import KeyedStep
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.rows import Rows
-from slackwater.config.source import Lookup, Source
+from slackwater.config.source import FRAMED, Lookup, Source
 from slackwater.config.spelling import Interpolated, nearest, show
 from slackwater.config.sql.columns import UNKNOWN, Columns, Findings
 from slackwater.config.sql.query import expression, query
@@ -100,7 +100,7 @@ def _columns(pipeline: Pipeline, index: int, source: Source, found: Checked) -> 
     more = dict.fromkeys(injected(kind))
     if kind != "files":
         more[EVENT_TIME] = "timestamp"
-        if source.payload_format in ("avro", "json_schema", "raw"):
+        if source.payload_format in (*FRAMED, "raw"):
             if source.payload_format == "raw" and kind == "kafka":
                 return Columns({"value": None, **more}, True)
             found.skip(

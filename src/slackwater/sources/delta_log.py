@@ -103,12 +103,7 @@ class DeltaLog:
         return TableRead(self._id, version - 1)
 
     def reason(self, error: BaseException) -> str:
-        """One line, without the values of the storage options."""
-        text = masked(" ".join(str(error).split()) or type(error).__name__)
-        for name, value in self._options.items():
-            if value and any(part in name.lower() for part in ("key", "secret", "token", "password", "credential")):
-                text = text.replace(value, "***")
-        return text if len(text) <= 300 else f"{text[:300]}…"
+        return reason(error, self._options)
 
     # -- the log -------------------------------------------------------------------------------------------------------
 
@@ -193,6 +188,15 @@ class DeltaLog:
         scheme, colon, rest = raw.partition("://")
         raw = f"{_AS_SPARK.get(scheme, scheme)}://{rest}" if colon else raw
         return DataFile(raw, size, {name: _text(value) for name, value in values.items()})
+
+
+def reason(error: BaseException, options: Mapping[str, str]) -> str:
+    """What the library says, in one line and without the values of the storage options."""
+    text = masked(" ".join(str(error).split()) or type(error).__name__)
+    for name, value in options.items():
+        if value and any(part in name.lower() for part in ("key", "secret", "token", "password", "credential")):
+            text = text.replace(value, "***")
+    return text if len(text) <= 300 else f"{text[:300]}…"
 
 
 def _name(version: int) -> str:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from slackwater.core.offsets import TableRead
 from slackwater.core.words import plural
 from slackwater.errors import StartError
-from slackwater.secrets import masked
 from slackwater.sources.iceberg_columns import columns_of
 from slackwater.sources.tables import DataFile, GoneError, Now, Version
 
@@ -25,12 +24,12 @@ _AS_SPARK = {"s3": "s3a", "s3n": "s3a", "gcs": "gs"}
 
 
 class IcebergLog:
-    """`load`: the table as its catalog has it now, None if it is not there."""
+    """`load`: the table as its catalog has it now, None if it is not there; `reason`: what PyIceberg says, without secrets."""
 
     keep = "keep snapshots longer (history.expire.max-snapshot-age-ms)"
 
-    def __init__(self, name: str, load: Callable[[], Table | None]) -> None:
-        self.what, self._load = f"Iceberg table {name}", load
+    def __init__(self, name: str, load: Callable[[], Table | None], reason: Callable[[BaseException], str]) -> None:
+        self.what, self._load, self.reason = f"Iceberg table {name}", load, reason
         self._schema: int | None = None  # by its id: the columns that were told first
 
     def now(self) -> Now:
@@ -76,12 +75,6 @@ class IcebergLog:
         raise StartError(
             f"{self.what} has no snapshot {version} on its way to the current one; expected the id of one of its snapshots"
         )
-
-    def reason(self, error: BaseException) -> str:
-        while inner := next((a for a in reversed(error.args) if isinstance(a, BaseException)), None):
-            error = inner  # of an HTTP client, which puts one into the other
-        text = masked(" ".join(str(error).split()) or type(error).__name__)
-        return text if len(text) <= 300 else f"{text[:300]}…"
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
 

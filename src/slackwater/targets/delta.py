@@ -22,6 +22,7 @@ from deltalake.schema import ArrayType, StructType
 from slackwater.core.capacity import YEARS, Capacity
 from slackwater.core.schema import arrow_schema
 from slackwater.errors import PublishError, StartError
+from slackwater.sources.delta_log import reason
 from slackwater.targets.base import Table
 
 _GONE = "__gone"
@@ -219,12 +220,7 @@ class DeltaTarget:
         )
 
     def _reason(self, error: Exception) -> str:
-        """One line, without the values of the storage options."""
-        text = " ".join(str(error).split())
-        for name, value in self._options.items():
-            if value and any(part in name.lower() for part in ("key", "secret", "token", "password", "credential")):
-                text = text.replace(value, "***")
-        return text
+        return reason(error, self._options)
 
 
 def _types(schema: Schema) -> dict[str, str]:

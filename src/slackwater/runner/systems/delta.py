@@ -11,32 +11,18 @@ from slackwater.config.connection import DeltaConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
-from slackwater.core.offsets import TableRead
 from slackwater.errors import StartError
 from slackwater.runner.letters import Wanted
-from slackwater.runner.systems.base import System
-from slackwater.runner.systems.tables import table_source
-from slackwater.sources.tables import TableSource
+from slackwater.runner.systems.tables import WithTables
 from slackwater.targets.base import Table
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from slackwater.sources.delta_log import DeltaLog
     from slackwater.targets.delta import DeltaTarget
 
 
-class Delta(System[DeltaConnection]):
-    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> TableSource:
-        return table_source(self._log(spec), spec, known)
-
-    def check_source(self, spec: Source) -> None:
-        table_source(self._log(spec), spec, None)
-
-    def newest(self, spec: Source) -> TableRead:
-        return table_source(self._log(spec), spec, None).now.at
-
-    def _log(self, spec: Source) -> DeltaLog:
+class Delta(WithTables[DeltaConnection]):
+    def log(self, spec: Source) -> DeltaLog:
         from slackwater.sources.delta_log import DeltaLog
 
         return DeltaLog(spec.query or "", self.connection.options)
@@ -55,14 +41,14 @@ class Delta(System[DeltaConnection]):
     def letters(self, spec: TargetSpec, pipeline: str, wanted: Wanted) -> Iterator[pl.DataFrame]:
         from deltalake import DeltaTable
 
+        from slackwater.sources.delta_log import reason
+
         path, options = spec.path or "", dict(self.connection.options)
         try:
             if not DeltaTable.is_deltatable(path, options):
                 return
             frame = pl.from_arrow(DeltaTable(path, storage_options=options).to_pyarrow_table())
         except Exception as error:  # the library has no base class
-            raise StartError(
-                f"Delta table {path} cannot be read ({str(error).splitlines()[0]}); check the path"
-            ) from None
+            raise StartError(f"Delta table {path} cannot be read ({reason(error, options)}); check the path") from None
         assert isinstance(frame, pl.DataFrame)
         yield frame

@@ -11,37 +11,23 @@ from slackwater.config.connection import IcebergConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
-from slackwater.core.offsets import TableRead
 from slackwater.errors import StartError
 from slackwater.runner.letters import Wanted
-from slackwater.runner.systems.base import System
-from slackwater.runner.systems.tables import table_source
-from slackwater.sources.tables import TableSource
+from slackwater.runner.systems.tables import WithTables
 from slackwater.targets.base import Table
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from slackwater.sources.iceberg_log import IcebergLog
     from slackwater.targets.iceberg import IcebergTarget
 
 
-class Iceberg(System[IcebergConnection]):
-    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> TableSource:
-        return table_source(self._log(spec), spec, known)
-
-    def check_source(self, spec: Source) -> None:
-        table_source(self._log(spec), spec, None)
-
-    def newest(self, spec: Source) -> TableRead:
-        return table_source(self._log(spec), spec, None).now.at
-
-    def _log(self, spec: Source) -> IcebergLog:
+class Iceberg(WithTables[IcebergConnection]):
+    def log(self, spec: Source) -> IcebergLog:
         from slackwater.sources.iceberg_log import IcebergLog
-        from slackwater.targets.iceberg_tables import tables_at
+        from slackwater.targets.iceberg_tables import reason, tables_at
 
         tables, name = tables_at(self.connection), spec.query or ""
-        return IcebergLog(name, lambda: tables.load(name))
+        return IcebergLog(name, lambda: tables.load(name), reason)
 
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: Table) -> IcebergTarget:
         """A new table of windows is partitioned by the days that they begin on; letters and pairs have no such time."""

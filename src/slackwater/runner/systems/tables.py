@@ -4,11 +4,35 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
+from slackwater.core.offsets import TableRead
 from slackwater.errors import SlackwaterError, StartError
+from slackwater.runner.systems.base import C, System
 from slackwater.sources.tables import TableLog, TableSource, plain
 from slackwater.sources.tables_columns import added, check_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class WithTables(System[C]):
+    """A system of such tables."""
+
+    def log(self, spec: Source) -> TableLog:
+        """What tells of the table that a source names."""
+        raise NotImplementedError
+
+    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> TableSource:
+        return table_source(self.log(spec), spec, known)
+
+    def check_source(self, spec: Source) -> None:
+        table_source(self.log(spec), spec, None)
+
+    def newest(self, spec: Source) -> TableRead:
+        return table_source(self.log(spec), spec, None).now.at
 
 
 def table_source(log: TableLog, spec: Source, known: str | None) -> TableSource:
