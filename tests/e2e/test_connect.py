@@ -59,7 +59,8 @@ def collected(frame: Any) -> pl.DataFrame:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("kind", some(["hopping", "session", "tumbling"]))
+@pytest.mark.parametrize("kind", ["hopping", "session", "tumbling"])
+@long(beside="test_connect.py::test_a_join_of_connect_is_the_classic_one")
 def test_a_batch_of_connect_is_the_classic_one(runner: Runner, lent: Any, kind: str) -> None:
     runner.write("0.jsonl", sample(90))
     shape = window(kind, lateness_ms="1m")

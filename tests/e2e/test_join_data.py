@@ -18,7 +18,7 @@ import polars as pl
 import psycopg
 import pytest
 from tests.support.command import command
-from tests.support.effort import some
+from tests.support.effort import long, some
 
 pytestmark = [pytest.mark.spark, pytest.mark.shared_data]
 
@@ -201,8 +201,9 @@ def topic(kafka: Any) -> Any:
     return produced
 
 
-@pytest.mark.parametrize("where", some(["files", "database"]))
+@pytest.mark.parametrize("where", ["files", "database"])
 @pytest.mark.usefixtures("spark")
+@long(beside="test_join_data.py::test_messages_in_files_meet_their_replies")
 def test_messages_in_one_topic_meet_their_replies(
     shared_data: Path,
     tmp_path: Path,

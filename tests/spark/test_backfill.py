@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 from confluent_kafka import Producer
-from tests.support.effort import some
+from tests.support.effort import long, some
 from tests.support.events import iso, us
 from tests.support.runner import Runner
 from tests.support.topics import SCHEMA as RECORD
@@ -114,6 +114,7 @@ def test_the_windows_of_the_range_are_those_of_the_live_run(runner: Runner, kind
     assert found.status.counters.rows_in == len(events(-reach, 60 + reach))
 
 
+@long(beside="test_backfill.py::test_the_windows_of_the_range_are_those_of_the_live_run")
 def test_it_repairs_the_target_and_the_live_run_goes_on(runner: Runner) -> None:
     from deltalake import DeltaTable
 
@@ -135,7 +136,7 @@ def test_it_repairs_the_target_and_the_live_run_goes_on(runner: Runner) -> None:
     assert "new" in output_at(lake).rows["user"].to_list()
 
 
-@pytest.mark.parametrize("store", some(["postgres", "files"]))
+@pytest.mark.parametrize("store", some(["files", "postgres"]))
 def test_an_interrupted_one_goes_on(runner: Runner, store: str, request: pytest.FixtureRequest) -> None:
     prepared(runner)
     more: dict[str, Any] = {}
@@ -159,6 +160,7 @@ def test_an_interrupted_one_goes_on(runner: Runner, store: str, request: pytest.
     assert names_at(where) == ["clicks"]
 
 
+@long(beside="test_backfill.py::test_the_windows_of_the_range_are_those_of_the_live_run")
 def test_what_reaches_out_is_written_if_asked_for(runner: Runner) -> None:
     prepared(runner)
     spec = pipeline(runner, "hopping")

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.support.effort import some
+from tests.support.effort import long, some
 from tests.support.joined import ORDERS, PAYMENTS, join, sources, stamp, written
 from tests.support.runner import Runner
 
@@ -204,7 +204,8 @@ def test_too_many_rows_of_a_key_stop_the_epoch(runner: Runner) -> None:
         runner.run(sources=sources(runner), join=join(max_rows_per_key=19))
 
 
-@pytest.mark.parametrize("state", some(["postgres", "files"]))
+@pytest.mark.parametrize("state", ["postgres", "files"])
+@long(beside="test_postgres_laws.py::test_joins_keep_their_rows_in_tables")
 def test_pairs_and_state_in_postgres(runner: Runner, postgres: Any, state: str, tmp_path: Path) -> None:
     """The output is added in the transaction of the state; what waits can be read with SQL."""
     written(runner, 11)
