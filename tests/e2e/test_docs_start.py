@@ -12,7 +12,6 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.support.command import command
-from tests.support.effort import long
 from tests.support.pages import ROOT, block
 
 import slackwater as sw
@@ -62,7 +61,6 @@ def test_ten_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(found) == sorted(lines)
 
 
-@long(beside="test_notebook.py::test_a_handle_knows_the_latest_status_and_stops_the_run")
 def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: Any) -> None:
     """What docs/notebooks.md says of a handle: it follows commits, answers, refuses a second run, stops, and the next goes on."""
     shutil.copytree(ROOT / "examples" / "sessions", tmp_path / "s", ignore=shutil.ignore_patterns("out", "state"))

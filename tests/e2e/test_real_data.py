@@ -22,7 +22,7 @@ from tests.support.real_data import IBIS, PARTS, PIPELINES, check, config, resul
 pytestmark = [pytest.mark.spark, pytest.mark.shared_data]
 
 
-FEW = ("ibis", "wiki-hourly")  # of these `make test` has the answers, too
+FEW = ("ibis",)  # of these `make test` has the answers, too
 
 
 @pytest.mark.parametrize("name", some([*FEW, *sorted(set(PIPELINES) - set(FEW))], keep=len(FEW)))

@@ -78,6 +78,7 @@ def test_a_person_looks_clicks_and_follows(browser: Browser, page: tuple[UiServe
     assert any(url.endswith("/static/htmx.min.js") for url in browser.requests())
 
 
+@long(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
 def test_the_slider_goes_to_a_kept_commit_and_back(browser: Browser, page: tuple[UiServer, Path]) -> None:
     running, _ = page
     home = f"http://127.0.0.1:{running.port}"

@@ -25,7 +25,7 @@ from slackwater.testing.kit import Crash, LocalResult, Quiet, Restart, Rows, run
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "15"))
 
 
-@pytest.mark.parametrize("kind", ["session", "tumbling", "hopping"])
+@pytest.mark.parametrize("kind", some(["session", "tumbling", "hopping"], keep=2))
 @pytest.mark.parametrize("crashes", some([True, False]))
 def test_a_changed_run_is_the_mixed_oracle(kind: str, crashes: bool) -> None:
     for seed in range(SEEDS):

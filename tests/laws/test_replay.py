@@ -32,9 +32,9 @@ from slackwater.windows import backdated as windows
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 
 
-@pytest.mark.parametrize("first", some(range(0, SEEDS, 20)))
+@pytest.mark.parametrize("first", some(range(0, SEEDS, 10)))
 def test_after_a_replay_the_target_holds_the_batch_answer(first: int) -> None:
-    for seed in range(first, first + 20):
+    for seed in range(first, first + 10):
         try:
             check(seed)
         except BaseException as error:

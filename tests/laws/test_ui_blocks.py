@@ -31,7 +31,7 @@ from slackwater.ui.seen import Seen, key_at, look_at
 from slackwater.ui.words import span
 
 SEEDS = 50  # of each shape: 200 states
-CHUNK = 10
+CHUNK = 5
 CHUNKS = some([(shape, first) for first in range(0, SEEDS, CHUNK) for shape in SHAPES], keep=2)
 Manifests = list[dict[str, Any]]
 State = tuple[Path, list[Any], Any]

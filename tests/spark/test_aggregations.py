@@ -118,6 +118,7 @@ def _expr(sql: str, name: str) -> Any:
     return functions.expr(sql).alias(name)
 
 
+@long(beside="test_engine.py::test_exact_distinct_beyond_its_bound_fails")
 def test_sets_that_spark_makes_are_held_to_their_bound(runner: Runner) -> None:
     """The whole group comes in one piece, so that nothing is merged in the shard."""
     runner.write("0.jsonl", [{"user": "a", "i": n, "ts": "2024-03-01T00:00:00Z"} for n in range(5)])

@@ -45,8 +45,9 @@ def counts(kind: str = "session", **more: Any) -> sw.Window:
     return sw.Window(**{**given, **shape, **more})
 
 
-@pytest.mark.parametrize("kind", some(["hopping", "session", "tumbling"]))
-@pytest.mark.parametrize("shards", some([3, None]))
+@pytest.mark.parametrize("kind", ["hopping", "session", "tumbling"])
+@pytest.mark.parametrize("shards", [3, None])
+@long(beside="test_batch.py::test_a_users_own_aggregation_and_columns_with_dots")
 def test_every_aggregation_agrees_with_a_streaming_run(runner: Runner, kind: str, shards: int | None) -> None:
     """Sessions are cut by the cap among them; the streaming run takes three epochs."""
     rows = sample(90)

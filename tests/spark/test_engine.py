@@ -187,6 +187,7 @@ def test_bad_rows_fail_or_are_dropped_and_counted(runner: Runner) -> None:
     assert (counters.rows_in, counters.rows_bad, counters.rows_used) == (5, 3, 2)
 
 
+@long(beside="test_contract.py::test_the_group_after_the_last_allowed_one_hits_the_cap")
 def test_caps_fail_exactly_or_refuse_new_groups(runner: Runner) -> None:
     rows = [{"user": f"u{k}", "i": 1, "ts": iso(k)} for k in range(10)]
     runner.write("0.jsonl", rows)

@@ -37,7 +37,7 @@ SHAPE = {
         "kind": "tumbling", "duration_ms": "1m", "gap_ms": None, "max_session_duration_ms": None, "max_groups_per_window": 99,
     },
 }  # fmt: skip
-KINDS = pytest.mark.parametrize("kind", GOLDEN)
+KINDS = pytest.mark.parametrize("kind", some(GOLDEN))
 
 
 def golden(frame: pl.DataFrame) -> list[tuple[Any, ...]]:
@@ -70,10 +70,10 @@ def test_whole_and_with_another_number_of_shards(runner: Runner, kind: str, shar
 
 @pytest.mark.parametrize(
     ("kind", "step"),
-    [
-        *some([("session", s) for s in sorted(STEPS, key=lambda s: s != "commit.after")]),
-        *some([("tumbling", s) for s in STEPS if s.startswith("commit.")]),
-    ],
+    some(
+        [("session", s) for s in sorted(STEPS, key=lambda s: s != "commit.after")]
+        + [("tumbling", s) for s in STEPS if s.startswith("commit.")]
+    ),
 )
 def test_dying_at_a_named_step_changes_nothing(
     runner: Runner, kind: str, step: str, monkeypatch: pytest.MonkeyPatch

@@ -108,6 +108,7 @@ def test_columns_of_all_types_travel_unchanged(runner: Runner) -> None:
         assert sorted(map(repr, there)) == sorted(map(repr, wanted * (1 if side == "left" else 2)))
 
 
+@long(beside="test_join_sql.py::test_each_side_runs_its_own")
 def test_each_side_has_its_own_sql_and_chosen_columns(runner: Runner) -> None:
     written(runner, 8)
     spec = join(
@@ -161,6 +162,7 @@ def test_what_does_not_fit_is_told_at_start_by_name(runner: Runner, settings: di
         runner.run(sources=sources(runner), join=join(**settings))
 
 
+@long(beside="test_changed.py::test_a_join_before_a_window_that_changes")
 def test_another_join_needs_another_state(runner: Runner) -> None:
     written(runner, 9)
     runner.run(sources=sources(runner), join=join())

@@ -208,7 +208,8 @@ def compacted(kafka: Any, topic: str) -> list[dict[str, Any]]:
     return [json.loads(value) for value in newest.values() if value is not None]
 
 
-@pytest.mark.parametrize("kind", some(["session", "hopping"]))
+@pytest.mark.parametrize("kind", ["session", "hopping"])
+@long(beside="test_postgres_laws.py::test_revised_windows_leave_the_table_once_they_are_gone")
 def test_updates_keep_the_table_at_the_answer_so_far(runner: Runner, table: Table, kind: str) -> None:
     """After every epoch, and after a restart in the middle."""
     given, oracle = epochs(7), Oracle(kind)
