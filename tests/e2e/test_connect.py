@@ -78,6 +78,7 @@ def test_a_batch_of_connect_is_the_classic_one(runner: Runner, lent: Any, kind: 
     assert len(answers[0]) > len(answers[1]) > 0
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("how", some(["full", "inner", "left", "right"]))
 def test_a_join_of_connect_is_the_classic_one(runner: Runner, lent: Any, how: str) -> None:
     for part in range(2):

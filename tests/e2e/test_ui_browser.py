@@ -145,6 +145,7 @@ def test_a_join_shows_what_waits(browser: Browser, tmp_path: Path) -> None:
         running.stop()
 
 
+@long(beside="test_ui_blocks.py::test_hostile_keys_are_text")
 def test_a_hostile_key_runs_nothing(browser: Browser, page: tuple[UiServer, Path], tmp_path: Path) -> None:
     running, _ = page
     home = f"http://127.0.0.1:{running.port}"

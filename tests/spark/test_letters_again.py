@@ -169,6 +169,9 @@ def test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_re
     assert replayed(runner, {**given, "source": read}).applied == 0
 
 
+@long(
+    beside="test_letters_again.py::test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_read_is_used"
+)
 def test_letters_that_a_changed_config_cannot_read(runner: Runner) -> None:
     for n, second in enumerate((100, 0)):
         runner.write(f"{n}.jsonl", [{"user": "a", "ts": f"2024-03-01T00:{second // 60:02}:{second % 60:02}Z"}])

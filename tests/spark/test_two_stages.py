@@ -131,6 +131,7 @@ def test_a_window_over_joined_rows(
     assert last.counters.rows_emitted == len(rows)
 
 
+@pytest.mark.matrix
 def test_hours_of_visits_as_the_page_has_them(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions, and a window over them, from the page's own config: run in two halves, the second time to the end."""
     page = (Path(__file__).parents[2] / "docs" / "stages.md").read_text()
