@@ -122,6 +122,7 @@ def test_what_sql_may_not_do_is_told_as_ever(lent: Any, sql: str, said: str, cap
     assert "stacktrace" not in capfd.readouterr().err.casefold()
 
 
+@long(beside="test_connect.py::test_settings_of_the_server")
 def test_settings_that_change_what_a_batch_means_are_refused(server: connect.Server) -> None:
     from pyspark.sql.connect.session import SparkSession
 

@@ -279,7 +279,7 @@ def test_what_is_bad_again_stays_the_same_letter_and_counts_its_tries() -> None:
     assert counts(result) == [(0, 3, 1), (100, 103, 1), (900, 903, 1)]
 
 
-@pytest.mark.parametrize("topic", [False, True])
+@pytest.mark.parametrize("topic", some([False, True]))
 @pytest.mark.parametrize("step", KILL_POINTS)
 def test_a_try_counts_once_wherever_a_replay_is_killed(tmp_path: Path, step: str, topic: bool) -> None:
     """A replay that dies at `step` is repeated, which is one more try only if the first was committed; then another one."""

@@ -57,6 +57,7 @@ def test_every_aggregation_agrees_with_the_in_process_engine(runner: Runner, kin
     assert runner.statuses[-1].counters.rows_used == len(rows)
 
 
+@long(beside="test_kafka.py::test_json_with_a_schema_found_out_and_the_columns_of_a_record")
 def test_the_state_knows_the_file_of_the_newest_row(runner: Runner) -> None:
     """Files of one modification time are told apart by their sizes, and named together where these are equal, too."""
     old, new = (runner.write(f"{n}.jsonl", events(20 * n, 20 * n + 9)) for n in (0, 1))
