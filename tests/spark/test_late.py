@@ -124,7 +124,7 @@ def rows(spark: Any) -> Any:
     return found
 
 
-@pytest.mark.parametrize("form", some(FORMS, keep=8))
+@pytest.mark.parametrize("form", some(FORMS, keep=6))
 def test_every_row_out_of_the_sql_knows_where_it_came_from(spark: Any, rows: Any, form: str) -> None:
     given, expected = FORMS[form]
     made = pipeline_with(given)
