@@ -56,8 +56,10 @@ def test_spark_refuses(bind: Any, case: dict[str, str], key: str, said: str) -> 
 def test_schemas(spark: Any) -> None:
     from pyspark.sql.types import StructType
 
-    assert spark is not None
+    oldest = spark.version.startswith("4.0.")  # which knows no such words for TIMESTAMP_NTZ and TIMESTAMP_LTZ
     for text, columns in DDL.items():
+        if oldest and "TIME ZONE" in text:
+            continue
         parsed: Any = StructType.fromDDL(text)
         assert {f.name: f.dataType.simpleString() for f in parsed.fields} == columns, text
     for text in NO_DDL:

@@ -40,4 +40,8 @@ def test_an_epoch_is_one_job_and_few_calls(spark: Any, tmp_path: Path) -> None:
     assert len(found) == 6
     between = [(b["jobs"] - a["jobs"], b["calls"] - a["calls"]) for a, b in pairwise(found)]
     assert {jobs for jobs, _ in between} == {1}
-    assert max(count for _, count in between) <= 100
+    newer = tuple(map(int, spark.version.split(".")[:2])) > (
+        4,
+        0,
+    )  # PySpark 4.0 looks each name up in Java before it is used
+    assert max(count for _, count in between) <= (100 if newer else 180)

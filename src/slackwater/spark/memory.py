@@ -4,13 +4,16 @@ Giving pages back and faulting them in anew costs an epoch more than a tenth of 
 (NumPy, compiled loops) and Polars' own jemalloc; each is told to keep pages, up to a bound.
 
 Spark's worker collects garbage behind every task, and looks at all objects for it: the modules that tasks need are half a million of them,
-which takes as long as an epoch of a few thousand rows. What is there once tasks have run is there for good.
+which takes as long as an epoch of a few thousand rows. What is there once tasks have run is there for good. And Spark 4.0 tells all importers
+before every task to forget what they know: those of its own zip files then read a thousand names anew, if they are there.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import sys
+import zipimport
 
 # read when Polars is first imported, so it is set for the processes that Spark starts
 ENVIRONMENT = {"_RJEM_MALLOC_CONF": "dirty_decay_ms:60000,muzzy_decay_ms:60000"}
@@ -41,6 +44,9 @@ def settle() -> None:
     later ones bring modules, too, and what they leave behind wrongly is little."""
     global _tasks
     _tasks += 1
+    for path, importer in list(sys.path_importer_cache.items()):
+        if isinstance(importer, zipimport.zipimporter):
+            del sys.path_importer_cache[path]  # the next import from there makes it again
     if _tasks & (_tasks - 1) == 0:
         gc.collect()
         gc.freeze()
