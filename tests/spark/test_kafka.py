@@ -548,7 +548,6 @@ def test_json_of_a_real_registry_with_references(runner: Runner, topic: Make, sc
     json_of_a_schema(runner, events, schema_registry.url, number)
 
 
-@long(beside="test_target_kafka.py::test_a_broker_lost_while_running")
 def test_a_broker_that_goes_away_and_comes_back(runner: Runner, topic: Make, kafka: Any, tmp_path: Path) -> None:
     events, stop = topic(), threading.Event()
     events.send({"user": "a", "amount": 1}, at=1)
