@@ -47,7 +47,7 @@ def written(slackwater: Command, *arguments: str) -> dict[str, Any]:
     """The config that was written, which `check` and the JSON Schema accept."""
     said = slackwater("init", "p.toml", *arguments)
     assert (said.code, said.err) == (0, "")
-    assert "p.toml: ok — " in said.out and "problem" not in said.out
+    assert "p.toml: written, with a comment on each choice\np.toml: ok — " in said.out and "problem" not in said.out
     data = tomllib.loads(Path("p.toml").read_text())
     assert not [e.message for e in VALID.iter_errors(data)]
     return data
