@@ -53,8 +53,14 @@ def test_what_spark_lacks_for_a_source_is_one_line(slackwater: Command, text: st
     assert line.startswith(
         f'p.toml: note: source "{name}": Spark reads {scheme}:// by a connector that it does not bring, and none is named; name {package}'
     )
-    assert line.endswith('in "spark.jars.packages" ([spark]); a run ends without it')
+    assert line.endswith('in "spark.jars.packages" ([spark]); without that a run ends')
     assert notes(slackwater, text + SETTINGS) == []
+
+
+def test_an_address_that_spark_spells_otherwise_is_one_line(slackwater: Command) -> None:
+    Path("p.toml").write_text(GOOD.replace('"in/*.jsonl"', '"s3://bucket/in/*.jsonl"'))
+    said = slackwater("check", "p.toml").out
+    assert 'note: source "events": Spark does not know s3:// addresses; write s3a://; without that a run ends' in said
 
 
 def test_what_lies_on_this_machine_or_elsewhere_with_spark_lacks_nothing(

@@ -66,7 +66,7 @@ def _check(file: Path, connect: bool) -> None:
     for line in notes:
         print(masked(f"{file}: note: {line}"))
     for line in filesystems.unconnected(pipeline):
-        print(masked(f"{file}: note: {line}; a run ends without it"))
+        print(masked(f"{file}: note: {line}; without that a run ends"))
     if not connect:
         for line in places.absent(pipeline):
             print(masked(f"{file}: note: {line}; a run does not start without it"))

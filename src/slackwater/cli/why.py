@@ -36,7 +36,8 @@ def why_file(file: Path, key: Sequence[str], as_json: bool, stage: str | None = 
     try:
         found = why(pipeline, store, time.time_ns() // 1000, key, stage)
     except StateError as error:
-        raise StateError(str(error).replace("slackwater run FILE", f"slackwater run {file}")) from None
+        error.args = (str(error).replace("slackwater run FILE", f"slackwater run {file}"),)
+        raise
     finally:
         store.close()
     if as_json:

@@ -34,6 +34,8 @@ def unconnected(pipeline: Pipeline) -> Iterator[str]:
     for source in pipeline.sources:
         connection = resolve(source.connection, pipeline.connections)
         scheme = None if connection is None else _scheme(connection, source)
+        if scheme in ("s3", "s3n"):
+            yield f'source "{source.name}": Spark does not know {scheme}:// addresses; write s3a://'
         package = SPARK_CONNECTORS.get(scheme or "")
         if (
             package is None
