@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from benchmarks import tiny
+from tests.support.effort import long
 
 pytestmark = pytest.mark.spark
 
 
+@long(beside="test_epoch_calls.py::test_an_epoch_is_one_job_and_few_calls")
 def test_many_files_are_no_job_of_their_own(spark: Any, tmp_path: Path) -> None:
     """Spark looks at more than 32 files by a job, unless told that they are near."""
     import slackwater as sw
@@ -38,4 +40,8 @@ def test_an_epoch_is_one_job_and_few_calls(spark: Any, tmp_path: Path) -> None:
     assert len(found) == 6
     between = [(b["jobs"] - a["jobs"], b["calls"] - a["calls"]) for a, b in pairwise(found)]
     assert {jobs for jobs, _ in between} == {1}
-    assert max(count for _, count in between) <= 100
+    newer = tuple(map(int, spark.version.split(".")[:2])) > (
+        4,
+        0,
+    )  # PySpark 4.0 looks each name up in Java before it is used
+    assert max(count for _, count in between) <= (100 if newer else 180)

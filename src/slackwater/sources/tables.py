@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _NAMED = 3  # files of which one may hold the newest row
 _FILE = "__file_read"
+_PLACE = "__place"  # hidden: where the file lies that a row was read from
 _BY_ID = "spark.sql.parquet.fieldId.read.enabled"
 _GONE = ("PATH_NOT_FOUND", "FILE_NOT_EXIST", "FileNotFoundException", "READ_CURRENT_FILE_NOT_FOUND")
 
@@ -240,8 +241,11 @@ class TableSource:
             at = F.expr(
                 r"url_decode(replace(regexp_replace(_metadata.file_path, '^[A-Za-z][A-Za-z0-9+.-]*:/*', ''), '+', '%2B'))"
             )
-            rows = rows.join(F.broadcast(known), at == F.col(f"__values.{_FILE}"), "left")
-            missing = F.raise_error(F.concat(F.lit("a file that was not planned: "), F.expr("_metadata.file_path")))
+            # as a column of its own: Spark 4.0 joins by no hidden one
+            rows = rows.withColumn(_PLACE, at).join(
+                F.broadcast(known), F.col(_PLACE) == F.col(f"__values.{_FILE}"), "left"
+            )
+            missing = F.raise_error(F.concat(F.lit("a file that was not planned: "), F.col(_PLACE)))
             planned = F.col(f"__values.{_FILE}").isNotNull()
             values = {n: F.when(planned, v).otherwise(missing.cast("string")) for n, v in values.items()}
         found = [values[n].cast(kinds[n]).alias(n) if n in values else F.col(_quoted(n)) for n in names]
