@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import json
+import logging
 import random
 import subprocess
 import sys
@@ -70,6 +71,7 @@ path = "state"
 
 def clicks(home: Path) -> Watched:
     file = config("session", home)
+    logging.disable(logging.WARNING)
     ran(file, drawn(4, epochs=14, rows=300))
     found = watched(file)
     return replace(found, pipeline=found.pipeline.model_copy(update={"name": "clicks"}), file="clicks.toml")
@@ -120,7 +122,7 @@ def taken(browser: Browser, to: Path, *blocks: str) -> None:
         f"for (const e of document.querySelectorAll('.card'))"
         f" if (!{json.dumps(kept)}.includes(e.getAttribute('aria-labelledby'))) e.style.display = 'none'; 1"
     )
-    cut = "[...document.querySelectorAll('table')].filter(t => t.scrollWidth > t.clientWidth && t.clientWidth).length"
+    cut = "[...document.querySelectorAll('table')].filter(t => t.checkVisibility({contentVisibilityAuto: true}) && !t.closest('details:not([open])') && t.scrollWidth > t.clientWidth).length"
     assert browser.value(cut) == 0, "a table does not fit"
     edges = [
         browser.value(
