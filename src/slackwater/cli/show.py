@@ -113,7 +113,7 @@ class _Printer:
     def left_out(self, limit: int, total: Total | None) -> None:
         """That these are not all rows. `total`: how many there are, where that is known."""
         newest = "the newest" if self._start else "the last"
-        of = plural(limit, "row") if total is None else f"{limit:,} of {total} rows"
+        of = plural(limit, "row") + ("" if total is None else f" of {total}")
         print(f"({newest} {of}; more with --limit)", file=sys.stderr, flush=True)
 
     def _table(self, frame: pl.DataFrame) -> Iterator[str]:
