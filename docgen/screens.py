@@ -111,6 +111,8 @@ def page(browser: Browser, shown: Watched, dark: bool) -> Iterator[None]:
         until(lambda: browser.value("document.getElementById('link').textContent") == "live")
         yield
         browser.is_clean(f"http://127.0.0.1:{running.port}")
+        browser.open("about:blank")  # nobody is left who misses the server
+        browser.said.clear()
     finally:
         running.stop()
 
