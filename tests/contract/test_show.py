@@ -23,6 +23,8 @@ from slackwater.cli import show
 from slackwater.config import toml
 from slackwater.core.schema import Field
 from slackwater.operators.compile import compile_window
+from slackwater.query import published as published_module
+from slackwater.query import published_kafka
 from slackwater.query.published import PostgresResults, in_order, published
 from slackwater.targets.base import Target
 
@@ -158,7 +160,27 @@ def test_the_rows_in_the_order_of_their_windows(
     found = [json.loads(line) for line in out.splitlines()]
     assert [(r["user"], int(r["n"])) for r in found] == [("\x1b[2Jc", 2), (None, 1), ("b", 5)]
     assert found[0]["window_start"] == "2024-03-01T09:01:00Z"
-    assert said(monkeypatch, capsys, there.file, "-n", 3)[2] == "(the newest 3 rows; more with --limit)\n"
+    assert said(monkeypatch, capsys, there.file, "-n", 3)[2] == "(the newest 3 rows of 4; more with --limit)\n"
+    assert said(monkeypatch, capsys, there.file, "-n", 4)[2] == ""
+
+
+def test_what_is_not_counted_to_its_end_is_told_so(
+    at: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table in a database is counted up to a bound; of a topic only the end is read."""
+    table = at("postgres")
+    table.publish(*((minute, "a", 1) for minute in range(7)))
+    monkeypatch.setattr(published_module, "COUNTED", 5)
+    assert (
+        said(monkeypatch, capsys, table.file, "-n", 2)[2] == "(the newest 2 rows of more than 5; more with --limit)\n"
+    )
+    monkeypatch.setattr(published_module, "COUNTED", 7)
+    assert said(monkeypatch, capsys, table.file, "-n", 2)[2] == "(the newest 2 rows of 7; more with --limit)\n"
+    topic = at("kafka")
+    topic.publish(*((minute, f"u{minute}", 1) for minute in range(40)))
+    assert said(monkeypatch, capsys, topic.file, "-n", 2)[2] == "(the newest 2 rows of 40; more with --limit)\n"
+    monkeypatch.setattr(published_kafka, "TAIL", 4)
+    assert said(monkeypatch, capsys, topic.file, "-n", 2)[2] == "(the newest 2 rows; more with --limit)\n"
 
 
 def _without_spaces(rows: Sequence[str]) -> list[str]:

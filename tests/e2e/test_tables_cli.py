@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.support.command import command
 from tests.support.effort import some
 from tests.support.lakes import connection, sql
 from tests.support.pages import block
+from tests.support.tables import FORMATS, row
 
 pytestmark = pytest.mark.spark
 PAGE = "docs/sources.md"
@@ -85,13 +87,18 @@ def test_the_page_on_tables(
     assert output(tmp_path) == expected
     said("run", "visits.toml", "--available-now", "--flush")
     assert output(tmp_path) == expected, "there was nothing new"
+    assert "nothing changed" in said("plan", "visits.toml")
     table.append(range(300, 302), weight=[1, 2])
+    assert "columns are new" in said("plan", "visits.toml", code=1), "as the start says it"
     line = said("run", "visits.toml", "--available-now", code=1)
     assert "columns are new" in line and '"weight" (bigint)' in line and "Traceback" not in line
     key = "max_files_per_trigger"
     config = (tmp_path / "visits.toml").read_text()
     (tmp_path / "visits.toml").write_text(config.replace(key, f'schema_changes = "add"\n{key}'))
+    line = said("plan", "visits.toml")
+    assert 'state has 2 columns, the table has 3 columns, new: "weight" (bigint): the next start takes it' in line
     said("run", "visits.toml", "--available-now", "--flush")
+    assert "nothing changed" in said("plan", "visits.toml"), "it was taken"
     expected += [(f"u{n}", 1, START + dt.timedelta(minutes=300 + n)) for n in range(2)]
     assert output(tmp_path) == expected
     table.delete()
@@ -101,6 +108,105 @@ def test_the_page_on_tables(
     table.append(range(600, 601), weight=[3])
     said("run", "visits.toml", "--available-now", "--flush")
     assert output(tmp_path) == [*expected, ("u0", 1, START + dt.timedelta(minutes=600))]
+
+
+WINDOWS = """name = "sums"
+[connections.lake]
+KIND
+[connections.out]
+kind = "delta"
+[connections.files]
+kind = "files"
+[[sources]]
+name = "events"
+connection = "lake"
+query = "QUERY"
+max_files_per_trigger = 2
+[transform.window]
+kind = "tumbling"
+duration_ms = "4s"
+event_time_column = "at"
+lateness_ms = "12s"
+late_data = "dlq"
+group_by = ["user", "day"]
+max_groups_per_window = 100
+aggregations = [
+    { agg = "count", as = "n" },
+    { agg = "sum", column = "price", as = "paid" },
+    { agg = "min", column = "seen", as = "first" },
+    { agg = "max", column = "seen", as = "last" },
+]
+[target]
+connection = "out"
+path = "out/sums"
+mode = "merge"
+[dead_letter]
+connection = "files"
+path = "out/letters"
+[state_store]
+kind = "files"
+path = "state"
+"""
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("kind", some(["delta", "iceberg"]))
+def test_letters_are_replayed_and_history_is_read_again(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a table as of files: late rows correct their windows, and a backfill gives what one run over all rows would."""
+    monkeypatch.chdir(tmp_path)
+    table = FORMATS[kind](tmp_path)
+    at = connection(tmp_path) if kind == "iceberg" else 'kind = "delta"'
+    Path("sums.toml").write_text(WINDOWS.replace("KIND", at).replace("QUERY", table.query))
+
+    def said(*arguments: str, code: int = 0) -> str:
+        capsys.readouterr()
+        found = command(monkeypatch, *arguments)
+        out = capsys.readouterr()
+        assert found == code, out
+        return out.out + out.err
+
+    days = ["a b", None, "ä/c%+"]
+    given = [row(n, days[n % 3]) for n in [*range(12), 60, 61]]
+    table.append(given[:12])
+    said("run", "sums.toml", "--available-now")
+    table.append(given[12:])
+    said("run", "sums.toml", "--available-now")
+    late = [row(n, days[n % 3], price=price) for n, price in ((1, 100), (6, 200), (30, 300))]
+    table.append(late)
+    said("run", "sums.toml", "--available-now", "--flush")
+    assert results("out/sums") == sums(given)
+    assert "late" in said("dlq", "list", "sums.toml")
+    assert "3 letters" in said("dlq", "replay", "sums.toml", "--dry-run")
+    assert results("out/sums") == sums(given), "nothing was changed"
+    assert "3 letters applied" in said("dlq", "replay", "sums.toml")
+    assert results("out/sums") == sums(given + late)
+    assert "0 letters applied" in said("dlq", "replay", "sums.toml")
+    span = ("--from", "2024-03-01T00:00:04Z", "--to", "2024-03-01T00:00:12Z")
+    told = said("backfill", "sums.toml", *span, "--into", "other/sums")
+    assert "late" in told and "windows written to" in told
+    within = [r for r in given + late if 4 <= r["at"].second < 12]
+    assert results("other/sums") == sums(within)
+    assert results("out/sums") == sums(given + late), "the pipeline's own results are left alone"
+    said("backfill", "sums.toml", *span)
+    assert results("out/sums") == sums(given + late), "the same windows once more"
+
+
+def results(path: str) -> list[tuple[Any, ...]]:
+    found = pl.read_delta(path).select("user", "day", "window_start", "n", "paid", "first", "last")
+    return sorted(found.rows(), key=str)
+
+
+def sums(given: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """The windows of these rows, by a loop."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for r in given:
+        start = r["at"].replace(microsecond=0) - dt.timedelta(seconds=r["at"].second % 4)
+        found.setdefault((r["user"], r["day"], start), []).append(r)
+    paid = {key: sum(Decimal(str(r["price"])) for r in some) for key, some in found.items()}
+    seen = {key: sorted(r["seen"] for r in some) for key, some in found.items()}
+    return sorted(((*k, len(some), paid[k], seen[k][0], seen[k][-1]) for k, some in found.items()), key=str)
 
 
 def output(home: Path) -> list[tuple[Any, ...]]:

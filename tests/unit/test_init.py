@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import random
+import re
 import sys
 import tomllib
 from collections.abc import Callable
@@ -21,8 +22,10 @@ from tests.support.command import Command
 from tests.support.effort import some
 
 from slackwater.config import ddl, json_schema, toml
+from slackwater.core.schema import Field
 from slackwater.core.time import duration_ms
 from slackwater.errors import StartError
+from slackwater.operators.compile import compile_window
 from slackwater.scaffold import propose
 from slackwater.scaffold.sample import read
 from slackwater.scaffold.times import disorder, text_time_us, unit_of
@@ -45,7 +48,7 @@ def written(slackwater: Command, *arguments: str) -> dict[str, Any]:
     """The config that was written, which `check` and the JSON Schema accept."""
     said = slackwater("init", "p.toml", *arguments)
     assert (said.code, said.err) == (0, "")
-    assert "p.toml: ok — " in said.out and "problem" not in said.out
+    assert "p.toml: written, with a comment on each choice\np.toml: ok — " in said.out and "problem" not in said.out
     data = tomllib.loads(Path("p.toml").read_text())
     assert not [e.message for e in VALID.iter_errors(data)]
     return data
@@ -100,6 +103,23 @@ def test_flags_without_a_sample(slackwater: Command) -> None:
     assert data["connections"]["bus"]["bootstrap_servers"] == "b:9092"
     window = data["transform"]["window"]
     assert (window["group_by"], window["event_time_column"]) == (["shop"], "at")
+
+
+@pytest.mark.parametrize("kind", ["session", "tumbling", "hopping"])
+def test_the_columns_of_a_result_are_told(slackwater: Command, kind: str) -> None:
+    """All of them, as they come out: also the id of a session, which no key of the config names."""
+    lines("in.jsonl", clicks(30, amount=1.5, region="north"))
+    assert (
+        slackwater("init", "p.toml", "--kind", kind, "--sample", "in.jsonl", "--key", "user_id", "--key", "region").code
+        == 0
+    )
+    text = Path("p.toml").read_text()
+    (told,) = re.findall("# columns of a result: (.*), and those that aggregations name\n", text)
+    pipeline = toml.loads(text)
+    columns = {name: Field(name, "string") for name in ("user_id", "region")} | {"amount": Field("amount", "double")}
+    made = [f.name for f in compile_window(pipeline, columns).output]
+    assert [*told.split(", "), "events", "amount_sum"] == made
+    assert ("# session_id: " in text) == (kind == "session") == ("session_id" in made)
 
 
 # -- the test beside it

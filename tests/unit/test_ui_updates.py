@@ -271,6 +271,45 @@ def test_a_pipeline_that_is_stopped_lets_its_viewers_go(file: Path) -> None:
         assert not viewer.is_alive()
 
 
+def test_a_run_that_read_all_at_once_has_its_rate(file: Path) -> None:
+    """Two commits: one has all rows, and one closes what is open."""
+    at = watched(file)
+    with at.store.peek() as snapshot:
+        assert snapshot is not None
+        commit = snapshot.commit
+
+    def told(*commits: Any) -> tuple[pace.Pace, str]:
+        block = pace.pace(commits, [], 0)
+        whole = replace(seen.look_at(at, 0), pace=block)
+        text = pages.fragment("pace", whole, Place("")).decode()
+        return block, re.sub(r"\s+", " ", re.sub("<[^>]+>", "", text.split("</p>")[0])).strip()
+
+    def at_epoch(epoch: int, rows: int, after_us: int, spent_us: int) -> Any:
+        counters = {**commit.counters, "spent_us": {"read": spent_us}}
+        stages = [s.model_copy(update={"counters": {**s.counters, "rows_in": rows}}) for s in commit.stages]
+        record = {"epoch": epoch, "committed_us": commit.committed_us + after_us, "counters": counters}
+        return commit.model_copy(update={**record, "stages": tuple(stages)})
+
+    batch = at_epoch(0, 6000, 0, 1_500_000), at_epoch(1, 6000, 500_000, 2_000_000)
+    block, text = told(*batch)
+    assert (block.rows, block.over_us, block.rows_per_s) == (6000, 2_000_000, 3000)
+    assert text == (
+        "3,000 rows a second came in over the kept commits: 6,000 in 2 s; epochs took 100.0 % of the time. "
+        "While it works it reads 3,000 a second."
+    )
+    assert told(batch[0])[0].rows_per_s == 4000, "of one commit, too, if it is the first"
+    # only the last ones are kept: nothing came between them, and that is no rate
+    later = at_epoch(7, 6000, 60_000_000, 2_000_000), at_epoch(8, 6000, 63_000_000, 3_000_000)
+    block, text = told(*later)
+    assert (block.rows, block.rows_per_s) == (0, None)
+    assert text == (
+        "No row came in since epoch 7 was committed, 3 s before the last one. While it works it reads 2,000 a second."
+    )
+    block, text = told(later[1])
+    assert block.over_us is None
+    assert text.startswith("A rate needs two kept commits, and there is one. While it works")
+
+
 def test_the_pace_tells_of_planning_too(file: Path) -> None:
     """Which the in-process engine does not do: what a run's own loop spends on it is in its commits."""
     assert set(pace.PHASES) == set(pages.PHASES) == set(driver.PHASES)
@@ -290,7 +329,7 @@ def test_the_pace_tells_of_planning_too(file: Path) -> None:
     )
     block = pace.pace([first, second], [], first.committed_us)
     assert [lap.phases.get("plan") for lap in block.laps] == [1000, 70_000]
-    assert block.busy == pytest.approx(7 * 0.07)
+    assert block.busy == pytest.approx((7 * 0.07 + 0.028) / 1.010), "from the beginning of the first epoch on"
     whole = replace(seen.look_at(at, first.committed_us), pace=block)
     text = pages.fragment("pace", whole, Place("")).decode()
     assert text.count('class="phase plan"') == 2

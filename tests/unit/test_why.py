@@ -273,7 +273,7 @@ def test_nothing_open_is_nothing_to_come(say: Say) -> None:
 
 def test_no_state_yet(say: Say) -> None:
     Path("p.toml").write_text(SESSION)
-    assert say() == ["1 error: law: there is no state yet; start it with: slackwater run"]
+    assert say() == ["1 error: law: there is no state yet; start it with: slackwater run p.toml"]
     assert [p.name for p in Path().iterdir()] == ["p.toml"], "nothing was made"
     store = FilesStore("state", "law")
     store.open()

@@ -14,6 +14,7 @@ from slackwater.config.window import Window
 from slackwater.errors import ConfigError, StartError
 from slackwater.runner import places
 from slackwater.secrets import masked
+from slackwater.spark import filesystems
 
 
 def check_file(file: Path, connect: bool = False) -> None:
@@ -64,6 +65,8 @@ def _check(file: Path, connect: bool) -> None:
     print(masked(f"{file}: ok — {what}, {explain.state_text(pipeline)}"))
     for line in notes:
         print(masked(f"{file}: note: {line}"))
+    for line in filesystems.unconnected(pipeline):
+        print(masked(f"{file}: note: {line}; without that a run ends"))
     if not connect:
         for line in places.absent(pipeline):
             print(masked(f"{file}: note: {line}; a run does not start without it"))

@@ -74,6 +74,7 @@ def init_file(asked: Asked) -> None:
         raise StartError(f"{file}: cannot be written ({error.strerror})") from None
     for line in said:
         print(line)
+    print(f"{file}: written, with a comment on each choice")
     from slackwater.cli.describe import check_file
 
     check_file(file)

@@ -15,6 +15,7 @@ from slackwater.evolution import compare
 from slackwater.evolution.change import Comparison
 from slackwater.runner.assemble import store_of
 from slackwater.runner.places import check_former
+from slackwater.runner.table_changes import with_tables
 from slackwater.secrets import masked
 
 
@@ -30,7 +31,9 @@ def plan_file(file: Path, as_json: bool) -> None:
     else:
         for change in found.changes:
             print(masked(f"{change.verdict:<11} {change.line}"))
-        print(f"{pipeline.name}: {found.sum.replace('FILE', str(file))}")
+        for line in found.unknown:
+            print(masked(f"{'unknown':<11} {line}"))
+        print(masked(f"{pipeline.name}: {found.sum.replace('FILE', str(file))}"))
     if found is not None and not found.startable:
         raise typer.Exit(1)
 
@@ -41,7 +44,8 @@ def _compared(pipeline: Pipeline) -> Comparison | None:
     with closing(store_of(pipeline)) as store, store.peek() as snapshot:
         if snapshot is None:
             return None
-        return compare.compare(pipeline, snapshot.commit, missing=snapshot.missing)
+        found = compare.compare(pipeline, snapshot.commit, missing=snapshot.missing)
+        return with_tables(found, pipeline, snapshot.commit)
 
 
 def _without(pipeline: Pipeline) -> str:
@@ -52,7 +56,14 @@ def _without(pipeline: Pipeline) -> str:
 
 def _object(pipeline: Pipeline, found: Comparison | None) -> dict[str, Any]:
     if found is None:
-        return {"pipeline": pipeline.name, "epoch": None, "changes": [], "startable": True, "sum": _without(pipeline)}
+        return {
+            "pipeline": pipeline.name,
+            "epoch": None,
+            "changes": [],
+            "startable": True,
+            "unknown": [],
+            "sum": _without(pipeline),
+        }
     listed = [
         {"what": c.what, "state": c.before, "config": c.after, "verdict": c.verdict, "how": c.how}
         for c in found.changes
@@ -62,5 +73,6 @@ def _object(pipeline: Pipeline, found: Comparison | None) -> dict[str, Any]:
         "epoch": found.epoch,
         "changes": listed,
         "startable": found.startable,
+        "unknown": list(found.unknown),
         "sum": found.sum,
     }

@@ -21,6 +21,7 @@ from slackwater.errors import StartError
 from slackwater.explain import target_text
 from slackwater.query import text
 from slackwater.query.published import in_order, published
+from slackwater.query.total import Total
 
 POLL_SECONDS = 0.5
 WIDEST = 60  # characters of a cell
@@ -53,6 +54,8 @@ def _show(pipeline: Pipeline, file: Path, limit: int, follow: bool, as_json: boo
             _nothing_yet(pipeline, file)
         else:
             printer.rows(found, limit)
+            if found.height > limit and not as_json:
+                printer.left_out(limit, results.total(found.height))
         while follow:
             _pause()
             if (fresh := results.fresh()) is not None:
@@ -103,13 +106,15 @@ class _Printer:
 
     def rows(self, frame: pl.DataFrame, limit: int | None = None) -> None:
         frame = in_order(frame, self._start)
-        more = limit is not None and frame.height > limit
         frame = frame if limit is None else frame.tail(limit)
         lines = text.json_lines(frame) if self._json else self._table(frame)
         print("\n".join(lines), flush=True)
-        if more and not self._json:
-            newest = "the newest" if self._start else "the last"
-            print(f"({newest} {plural(frame.height, 'row')}; more with --limit)", file=sys.stderr)
+
+    def left_out(self, limit: int, total: Total | None) -> None:
+        """That these are not all rows. `total`: how many there are, where that is known."""
+        newest = "the newest" if self._start else "the last"
+        of = plural(limit, "row") + ("" if total is None else f" of {total}")
+        print(f"({newest} {of}; more with --limit)", file=sys.stderr, flush=True)
 
     def _table(self, frame: pl.DataFrame) -> Iterator[str]:
         numbers = [t.is_numeric() for t in frame.schema.values()]

@@ -42,6 +42,13 @@ def as_written(path: str) -> str:
     return path.written if isinstance(path, Anchored | InterpolatedPath) else path
 
 
+SPARK_CONNECTORS = {  # what Spark needs for files in an object store, by the scheme of their address
+    "s3a": "org.apache.hadoop:hadoop-aws",
+    "abfss": "org.apache.hadoop:hadoop-azure",
+    "gs": "com.google.cloud.bigdataoss:gcs-connector",
+}
+
+
 def local(path: str) -> bool:
     """Whether it names a place on this machine, not in an object store."""
     return "://" not in path or path.startswith("file:")

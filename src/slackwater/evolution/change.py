@@ -20,7 +20,7 @@ COMPATIBLE, MIGRATED, REBUILD = "compatible", "migrated", "rebuild"
 class Change:
     """One difference. `before`, `after`: of the state and of the config; None for nothing. `how`: what a start does, or why not.
 
-    `level`: how a start tells it.
+    `level`: how a start tells it. `place`: where it is `after`, for people.
     """
 
     what: str
@@ -29,22 +29,27 @@ class Change:
     verdict: str
     how: str
     level: str = "info"
+    place: str = "config"
 
     @property
     def line(self) -> str:
         """The change in one line, without its verdict."""
-        return f"{self.what}: state has {shown(self.what, self.before)}, config has {shown(self.what, self.after)}: {self.how}"
+        return f"{self.what}: state has {shown(self.what, self.before)}, {self.place} has {shown(self.what, self.after)}: {self.how}"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All differences between a state and a config; `kind`: "window", "join", "stage", …. `waits`: why the start must be put off."""
+    """All differences between a state and a config; `kind`: "window", "join", "stage", …. `waits`: why the start must be put off.
+
+    `unknown`: what could not be compared, a line each.
+    """
 
     pipeline: str
     epoch: int
     kind: str
     changes: tuple[Change, ...]
     waits: str | None = None
+    unknown: tuple[str, ...] = ()
 
     def of(self, verdict: str) -> list[Change]:
         return [c for c in self.changes if c.verdict == verdict]

@@ -226,10 +226,7 @@ def read_table(url: str, table: str, tail: str = "") -> pl.DataFrame | None:
 
     from slackwater.state.postgres import client
 
-    schema, _, name = table.rpartition(".")
-    schema = schema or "public"
-    label = f"table {schema}.{name} in Postgres at {client.address(url)}"
-    place = f"{client.quote(schema)}.{client.quote(name)}"
+    label, place = _named(url, table)
     try:
         with client.connect(url, label) as db:
             columns = db.execute(
@@ -249,6 +246,34 @@ def read_table(url: str, table: str, tail: str = "") -> pl.DataFrame | None:
             )
     except (psycopg.Error, ConnectionError) as error:
         raise StartError(f"{label}: cannot be read ({client.reason(error)})") from None
+
+
+def count_rows(url: str, table: str, tail: str, most: int) -> int:
+    """How many rows a table has, counted up to `most`; `tail`: SQL behind FROM table. Raises StartError."""
+    import psycopg
+
+    from slackwater.state.postgres import client
+
+    label, place = _named(url, table)
+    try:
+        with client.connect(url, label) as db:
+            row = db.execute(f"SELECT count(*) FROM (SELECT FROM {place}{tail} LIMIT {most}) AS counted").fetchone()
+    except psycopg.Error as error:
+        raise StartError(f"{label}: cannot be read ({client.reason(error)})") from None
+    assert row is not None
+    return int(row[0])
+
+
+def _named(url: str, table: str) -> tuple[str, str]:
+    """A table for people, and for SQL."""
+    from slackwater.state.postgres import client
+
+    schema, _, name = table.rpartition(".")
+    schema = schema or "public"
+    return (
+        f"table {schema}.{name} in Postgres at {client.address(url)}",
+        f"{client.quote(schema)}.{client.quote(name)}",
+    )
 
 
 def _type(spelled: str) -> pl.DataType | None:

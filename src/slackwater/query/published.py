@@ -31,9 +31,11 @@ from slackwater.core.dispatch import unregistered
 from slackwater.errors import StartError
 from slackwater.query import outputs
 from slackwater.query.newer import less
+from slackwater.query.total import Total
 from slackwater.targets.folder import Folder, folder_at
 
 TIMES = ("window_start", "window_end")
+COUNTED = 100_000  # rows of a table in a database: counting them all reads them all
 
 
 class Published(Protocol):
@@ -44,6 +46,10 @@ class Published(Protocol):
 
     def newest(self, limit: int) -> pl.DataFrame | None:
         """More than the `limit` newest rows if there are more, in any order; None while nothing was published."""
+        ...
+
+    def total(self, given: int) -> Total | None:
+        """How many rows there are, of which `newest` gave so many; None where that is only known by reading them all."""
         ...
 
     def fresh(self) -> pl.DataFrame | None:
@@ -135,6 +141,9 @@ class _Files:
     def newest(self, limit: int) -> pl.DataFrame | None:
         return self.fresh()
 
+    def total(self, given: int) -> Total:
+        return Total(given)
+
     def fresh(self) -> pl.DataFrame | None:
         ending = {"json": "jsonl"}.get(self.form, self.form)
         ours = re.compile(rf"{re.escape(self.writer)}-(?:[0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
@@ -174,6 +183,9 @@ class _Delta:
             return None
         self._files = frozenset(table.file_uris())
         return _some(self._rows(table))
+
+    def total(self, given: int) -> Total:
+        return Total(given)
 
     def fresh(self) -> pl.DataFrame | None:
         """A merge rewrites whole files: what the removed ones held is not new."""
@@ -261,6 +273,11 @@ class PostgresResults:
         found = self._read(self._snapshot, f" ORDER BY {by} LIMIT {limit + 1}")
         return None if found is None else found.reverse()
 
+    def total(self, given: int) -> Total:
+        assert self._snapshot is not None, "newest was asked"
+        counted = outputs.count_rows(self.url, self.table, self._seen_in(self._snapshot), COUNTED + 1)
+        return Total(min(counted, COUNTED), counted > COUNTED)
+
     def fresh(self) -> pl.DataFrame | None:
         before, now = self._snapshot, self._now()
         if before is None or now == before:
@@ -270,9 +287,13 @@ class PostgresResults:
 
     def _read(self, snapshot: str, tail: str) -> pl.DataFrame | None:
         """Rows of this snapshot; one that came meanwhile belongs to the next."""
-        top = f"(SELECT pg_snapshot_xmax('{snapshot}'::pg_snapshot)::text::bigint AS {_TOP}) AS s"
-        found = outputs.read_table(self.url, self.table, f", {top} WHERE {_within(snapshot)}{tail}")
+        found = outputs.read_table(self.url, self.table, f"{self._seen_in(snapshot)}{tail}")
         return None if found is None else _some(found)
+
+    @staticmethod
+    def _seen_in(snapshot: str) -> str:
+        top = f"(SELECT pg_snapshot_xmax('{snapshot}'::pg_snapshot)::text::bigint AS {_TOP}) AS s"
+        return f", {top} WHERE {_within(snapshot)}"
 
     def _now(self) -> str:
         import psycopg

@@ -11,6 +11,7 @@ import polars as pl
 from slackwater.config.connection import IcebergConnection
 from slackwater.errors import StartError
 from slackwater.query.newer import less
+from slackwater.query.total import Total
 from slackwater.targets import iceberg_tables as iceberg
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ class IcebergResults:
         table, now = self._now()
         self._files = now
         return None if table is None else self._rows(table, now.values())
+
+    def total(self, given: int) -> Total:
+        return Total(given)
 
     def fresh(self) -> pl.DataFrame | None:
         """A merge writes whole files anew: what the removed ones held is not new."""

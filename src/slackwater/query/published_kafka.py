@@ -13,6 +13,7 @@ import polars as pl
 from slackwater.config.connection import KafkaConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import StartError
+from slackwater.query.total import Total
 from slackwater.sources.kafka_broker import Broker
 
 TAIL = 10_000  # records of each partition that are looked at, from its end
@@ -29,6 +30,7 @@ class Topic:
     _broker: Broker = field(init=False)
     _parts: set[int] = field(default_factory=set)
     _ended: bool = False  # the end was reached once
+    _cut: bool = False  # there are records before those that are looked at
 
     def __post_init__(self) -> None:
         if self.pipeline.target.value_format == "avro":
@@ -59,6 +61,9 @@ class Topic:
             latest[key] = value  # NULL: the row is gone
         return _frame([value for value in latest.values() if value is not None])
 
+    def total(self, given: int) -> Total | None:
+        return None if self._cut else Total(given)
+
     def fresh(self) -> pl.DataFrame | None:
         if not self._opened(TAIL):
             return None
@@ -84,6 +89,7 @@ class Topic:
         for part in parts:
             low, high = consumer.get_watermark_offsets(TopicPartition(self.topic, part), timeout=_SECONDS)
             places.append(TopicPartition(self.topic, part, max(low, high - tail)))
+            self._cut = self._cut or low < high - tail
         consumer.assign(places)
         self._consumer, self._parts = consumer, set(parts)
         return True

@@ -53,7 +53,7 @@ def why(pipeline: Pipeline, store: StateStore, now_us: int, key: inspect.Texts =
                 + (
                     f"; {runner} runs and has not committed its first epoch"
                     if runner
-                    else "; start it with: slackwater run"
+                    else "; start it with: slackwater run FILE"
                 )
             )
         return why_of(pipeline, snapshot, runner, now_us, key, stage)

@@ -147,11 +147,23 @@ def _window(wanted: Wanted, side: Side) -> str:
     text = (
         f'[transform.window]\nkind = "{wanted.kind}"\n{shape}{_times(wanted, side)}group_by = {_list(side.keys)}{others}\n'
         'late_data = "drop"                 # counted; "dlq" keeps them, "reopen" corrects windows\n\n'
+        f"{_columns(wanted.kind, side.keys)}\n"
         '[[transform.window.aggregations]]\nagg = "count"\nas = "events"\n'
     )
     if wanted.measure is not None:
         text += f'\n[[transform.window.aggregations]]\nagg = "sum"\ncolumn = {q(wanted.measure)}\nas = {q(wanted.measure + "_sum")}\n'
     return text
+
+
+def _columns(kind: str, keys: Sequence[str]) -> str:
+    """What a result has beside its aggregations, as a comment."""
+    times = ("window_start", "window_end")
+    if kind != "session":
+        return f"# columns of a result: {', '.join((*times, *keys))}, and those that aggregations name"
+    told = "# session_id: a number of its own for each session, made of key and start: the same in every run"
+    return (
+        f"# columns of a result: {', '.join((*keys, *times, 'session_id'))}, and those that aggregations name\n{told}"
+    )
 
 
 def _join(wanted: Wanted, sides: Sequence[Side]) -> str:

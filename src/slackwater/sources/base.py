@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from slackwater.config.paths import SPARK_CONNECTORS
 from slackwater.core.offsets import Offsets
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.state.commit import BatchId, SourceRecord
@@ -138,11 +139,20 @@ _OUT_OF_MEMORY = {
 }
 
 
+_CLASSES = {"S3AFileSystem": "s3a", "SecureAzureBlobFileSystem": "abfss", "GoogleHadoopFileSystem": "gs"}
+_NO_CONNECTOR = re.compile(
+    r'(S3AFileSystem|SecureAzureBlobFileSystem|GoogleHadoopFileSystem) not found|No FileSystem for scheme "([\w.+-]+)"'
+)
+
+
 def reason(error: BaseException) -> str:
     """The line of a Spark error that says the fact, without plans and stack traces."""
     for sign, fact in _OUT_OF_MEMORY.items():
         if sign in str(error):
             return fact
+    if (absent := _NO_CONNECTOR.search(str(error))) is not None:
+        scheme = _CLASSES.get(absent[1] or "", absent[2])
+        return f"Spark has no connector for {scheme}:// {_connector(scheme)}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     if "Python worker" in text or "foreach batch" in text or "Python streaming data source" in text:
@@ -153,3 +163,13 @@ def reason(error: BaseException) -> str:
         text = causes[-1] if causes else lines[1].removeprefix(": ") if len(lines) > 1 else text
         text = re.sub(r"^(?:[\w$]+\.)+", "", text)
     return re.sub(r"\s*SQLSTATE: \w+\s*$", "", text)
+
+
+def _connector(scheme: str) -> str:
+    """What to do about one that is not there."""
+    if scheme in ("s3", "s3n"):
+        return "addresses; write s3a://"
+    package = SPARK_CONNECTORS.get(scheme)
+    return f'addresses; name {package or "one"} in "spark.jars.packages" ([spark])' + (
+        ", of Spark's Hadoop version" if package and "hadoop:" in package else ""
+    )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, NoReturn, Protocol, TypeVar
 
 from slackwater.config.connection import Connection
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
 from slackwater.core.offsets import TableRead
+from slackwater.evolution.change import Change
 from slackwater.runner.letters import Wanted
 from slackwater.sources.streams import AnySource
 from slackwater.sources.times import UTC
+from slackwater.state.commit import SourceRecord
 from slackwater.targets.base import Table, Target
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class System(Generic[C]):
     """One system, by how it is reached. Reaching it may raise StartError."""
 
     connection: C
+    has_versions: ClassVar[bool] = False  # whether it can be asked, without Spark, what became of a table
 
     # -- rows from it ----------------------------------------------------------------------------------------------
 
@@ -49,6 +52,13 @@ class System(Generic[C]):
     def newest(self, spec: Source) -> TableRead:
         """The place behind what a table holds now."""
         self._cannot("be asked for its versions")
+
+    def changes(self, spec: Source, record: SourceRecord) -> Sequence[Change]:
+        """What of a table is another than a state knows it, as the next start takes it.
+
+        Raises StartError for what a start refuses, NoAnswerError if it cannot be asked.
+        """
+        self._cannot("be asked for its columns")
 
     # -- results to it ---------------------------------------------------------------------------------------------
 

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.core.offsets import TableRead
+from slackwater.core.words import plural
 from slackwater.errors import SlackwaterError, StartError
+from slackwater.evolution.change import COMPATIBLE, Change
 from slackwater.runner.systems.base import C, System
-from slackwater.sources.tables import TableLog, TableSource, plain
+from slackwater.sources.base import NoAnswerError
+from slackwater.sources.tables import TableLog, TableSource
 from slackwater.sources.tables_columns import added, check_columns
+from slackwater.state.commit import SourceRecord
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
 
 class WithTables(System[C]):
     """A system of such tables."""
+
+    has_versions = True
 
     def log(self, spec: Source) -> TableLog:
         """What tells of the table that a source names."""
@@ -33,6 +41,33 @@ class WithTables(System[C]):
 
     def newest(self, spec: Source) -> TableRead:
         return table_source(self.log(spec), spec, None).now.at
+
+    def changes(self, spec: Source, record: SourceRecord) -> Sequence[Change]:
+        log, where = self.log(spec), f'source "{spec.name}"'
+        try:
+            now = log.now()
+        except SlackwaterError as error:
+            raise StartError(f"{where}: {error}") from None
+        except Exception as error:
+            why = f"{where}: {log.what} cannot be read ({log.reason(error)}); what changed in it is not known"
+            raise NoAnswerError(StartError(why)) from None
+        source = _checked(TableSource(spec, log, now), record.columns)
+        if isinstance(record.offsets, TableRead) and not record.offsets.never:
+            source.begins(record)
+        if record.columns is None or spec.schema_changes != "add":
+            return ()
+        before = _columns(record.columns)
+        if not (new := added(before, source.schema)):
+            return ()
+        how = (
+            f"the next start takes {'it' if len(new) == 1 else 'them'}, with NULL in rows of before; SQL that names "
+            f"{'it finds it' if len(new) == 1 else 'them finds them'}, SELECT * brings {'it' if len(new) == 1 else 'them'} to the target"
+        )
+        had, has = (
+            plural(len(before.fields), "column"),
+            f"{plural(len(now.columns.fields), 'column')}, new: {', '.join(new)}",
+        )
+        return [Change(f"{where}, columns", had, has, COMPATIBLE, how, place="the table")]
 
 
 def table_source(log: TableLog, spec: Source, known: str | None) -> TableSource:
@@ -49,16 +84,25 @@ def table_source(log: TableLog, spec: Source, known: str | None) -> TableSource:
         raise StartError(
             f"{where}: {log.what} cannot be read ({log.reason(error)}); check query and the connection's options"
         ) from None
-    if known is None:
-        return TableSource(spec, log, now)
+    return _checked(TableSource(spec, log, now), known)
+
+
+def _columns(known: str) -> StructType:
     from pyspark.sql.types import StructType
 
-    before = StructType.fromJson(json.loads(known))
-    check_columns(
-        f"{where}: {log.what}", before, plain(now.columns), spec.schema_changes, "versions since its first start"
-    )
+    return StructType.fromJson(json.loads(known))
+
+
+def _checked(source: TableSource, known: str | None) -> TableSource:
+    """A source with the columns that a run takes of it. Raises StartError for others than it goes on with."""
+    if known is None:
+        return source
+    from pyspark.sql.types import StructType
+
+    spec, now, before = source.spec, source.now, _columns(known)
+    check_columns(source.where, before, source.schema, spec.schema_changes, "versions since its first start")
     if spec.schema_changes == "ignore" and added(before, now.columns):
         names = {f.name.casefold() for f in before.fields}
         kept = StructType([f for f in now.columns.fields if f.name.casefold() in names])
-        now = replace(now, columns=kept)
-    return TableSource(spec, log, now)
+        return TableSource(spec, source.log, replace(now, columns=kept))
+    return source

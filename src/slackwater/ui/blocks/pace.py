@@ -31,13 +31,18 @@ class Lap:
 
 @dataclass(frozen=True)
 class Pace:
-    """The block. Over the kept commits: `rows_per_s` came in; while an epoch was worked on it was `busy_per_s`, which is
-    what it can do; `busy`: the share of time that epochs took. None where that is not known.
+    """The block. Over the kept commits: `rows` came in within `over_us`, which is `rows_per_s`; while an epoch was worked on it was
+    `busy_per_s`, which is what it can do; `busy`: the share of time that epochs took. None where that is not known.
+
+    The time begins with the first kept commit, or with the work on it if it is the pipeline's first one: all that it
+    brought counts then, and a run that read everything at once has its rate. Where no row came, none is told.
 
     `behind_us`: how long it takes to read what waits, at the speed that it has while it works, if nothing more comes.
     """
 
     laps: tuple[Lap, ...]
+    rows: int | None
+    over_us: int | None
     rows_per_s: float | None
     busy_per_s: float | None
     busy: float | None
@@ -50,24 +55,35 @@ def pace(kept: Sequence[Commit], waits: Sequence[Waits], now_us: int) -> Pace:
     """From the kept commits, oldest first."""
     laps = tuple(_lap(m, *_beside(kept, n)) for n, m in enumerate(kept))
     first, last = kept[0], kept[-1]
-    rows = fold.counters(last).rows_in - fold.counters(first).rows_in
+    rows = _rows(last) - _rows(first)
     over, spent = last.committed_us - first.committed_us, _spent(last) - _spent(first)
-    if _spent(first) == 0 and first.epoch > 0:
+    if first.epoch == 0:
+        rows, spent = _rows(last), _spent(last)
+        over += sum(_table(first).get(p, 0) for p in BEFORE)
+    elif _spent(first) == 0:
         spent = 0  # it was written before commits told of it
-    if not over or not spent:  # a single commit, as in Postgres: over the life of the pipeline
-        rows, spent = fold.counters(last).rows_in, _spent(last)
-    able = 1e6 * rows / spent if rows and spent else None
+    over = max(over, 0)  # a clock may have been set back
+    read, within = (
+        (rows, spent) if rows and over and spent else (_rows(last), _spent(last))
+    )  # else: over its whole life
+    able = 1e6 * read / within if read and within else None
     waiting = [w.rows for w in waits if w.rows is not None]
     behind = None if able is None or not waiting or len(waiting) < len(waits) else round(1e6 * sum(waiting) / able)
     return Pace(
         laps,
-        1e6 * rows / over if over else None,
+        rows if over else None,
+        over or None,
+        1e6 * rows / over if rows and over else None,
         able,
         min(spent / over, 1.0) if over and spent else None,
         tuple(waits),
         now_us,
         behind,
     )
+
+
+def _rows(commit: Commit) -> int:
+    return fold.counters(commit).rows_in
 
 
 def _beside(kept: Sequence[Commit], at: int) -> tuple[Commit | None, Commit | None]:

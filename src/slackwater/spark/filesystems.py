@@ -1,0 +1,76 @@
+"""Which connector Spark needs for files in an object store, and whether it is there: known without starting Spark.
+
+s3a://bucket/…   org.apache.hadoop:hadoop-aws        of the Hadoop that Spark brings
+abfss://…        org.apache.hadoop:hadoop-azure      likewise
+gs://bucket/…    com.google.cloud.bigdataoss:gcs-connector
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from slackwater.config.connection import Connection, DeltaConnection, IcebergConnection
+from slackwater.config.paths import SPARK_CONNECTORS
+from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.source import Source
+
+_AS_SPARK = {"s3": "s3a", "s3n": "s3a", "az": "abfss", "adl": "abfss", "gcs": "gs"}  # of tables' own addresses
+_GIVEN = {"spark.jars", "spark.jars.packages", "spark.driver.extraClassPath", "spark.remote"}
+_ELSEWHERE = (
+    "SPARK_HOME",
+    "SPARK_REMOTE",
+    "SPARK_CONF_DIR",
+)  # Spark, or its settings, are not those that are installed here
+
+
+def unconnected(pipeline: Pipeline) -> Iterator[str]:
+    """Sources whose files a Spark that this config starts could not read, a line each."""
+    if _GIVEN & set(pipeline.spark) or any(map(os.environ.get, _ELSEWHERE)):
+        return
+    jars = _jars()
+    for source in pipeline.sources:
+        connection = resolve(source.connection, pipeline.connections)
+        scheme = None if connection is None else _scheme(connection, source)
+        if scheme in ("s3", "s3n"):
+            yield f'source "{source.name}": Spark does not know {scheme}:// addresses; write s3a://'
+        package = SPARK_CONNECTORS.get(scheme or "")
+        if (
+            package is None
+            or jars is None
+            or any(j.startswith(f"{package.rpartition(':')[2]}-") for j in jars.values())
+        ):
+            continue
+        yield (
+            f'source "{source.name}": Spark reads {scheme}:// by a connector that it does not bring, and none is named; name '
+            f'{package}{_version(package, jars)} in "spark.jars.packages" ([spark])'
+        )
+
+
+def _scheme(connection: Connection, source: Source) -> str | None:
+    """Of the address that Spark reads from, as Spark calls it."""
+    place = source.query or ""
+    if isinstance(connection, IcebergConnection):
+        place = connection.options.get("warehouse", "")
+    scheme, colon, _ = place.partition("://")
+    if not colon:
+        return None
+    return _AS_SPARK.get(scheme, scheme) if isinstance(connection, DeltaConnection | IcebergConnection) else scheme
+
+
+def _jars() -> Mapping[str, str] | None:
+    """The names of the jars that Spark brings, without its ending; None where they are not to be found."""
+    found = importlib.util.find_spec("pyspark")
+    if found is None or not found.submodule_search_locations:
+        return None
+    folder = Path(found.submodule_search_locations[0]) / "jars"
+    return {p.name: p.stem for p in folder.glob("*.jar")} or None
+
+
+def _version(package: str, jars: Mapping[str, str]) -> str:
+    if not package.startswith("org.apache.hadoop:"):
+        return ""
+    api = next((j for j in jars.values() if j.startswith("hadoop-client-api-")), "")
+    return f":{api.rpartition('-')[2]}" if api else ""

@@ -1,0 +1,148 @@
+"""Tables in an object store as sources: an S3 server tells versions and files, as Spark takes their addresses; a run says what it lacks."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.support.command import command
+from tests.support.tables import COLUMNS, Delta, Iceberg, arrow, row
+
+import slackwater as sw
+from slackwater.core.offsets import TableRead
+from slackwater.runner.systems import system_of
+from slackwater.sources.tables_planner import TablePlanner
+from slackwater.state.commit import SourceRecord
+from slackwater.testing.objects import S3
+
+CONFIG = """name = "p"
+[connections.lake]
+KIND
+[connections.out]
+kind = "files"
+[[sources]]
+name = "events"
+connection = "lake"
+query = "QUERY"
+[transform.window]
+kind = "tumbling"
+duration_ms = "4s"
+event_time_column = "at"
+group_by = ["user"]
+max_groups_per_window = 100
+aggregations = [{ agg = "count", as = "n" }]
+[target]
+connection = "out"
+path = "out"
+[state_store]
+kind = "files"
+path = "state"
+"""
+
+
+class InBucket:
+    """A table of either format, all of whose files lie in a bucket."""
+
+    def __init__(self, kind: str, home: Path, s3: S3) -> None:
+        self.bucket, given = s3.bucket(f"t{uuid.uuid4().hex}").removesuffix("/state"), s3.options()
+        if kind == "delta":
+            self.options = {f"aws_{name}": value for name, value in given.items()} | {"aws_allow_http": "true"}
+            self.table: Any = _Delta(home, self.bucket, self.options)
+            self.query = f"{self.bucket}/a table"
+            return
+        names = {
+            "endpoint": "endpoint",
+            "access_key_id": "access-key-id",
+            "secret_access_key": "secret-access-key",
+            "region": "region",
+        }
+        self.options = {f"s3.{names[name]}": value for name, value in given.items()}
+        self.options |= {"uri": f"sqlite:///{home}/catalog.db", "warehouse": f"{self.bucket}/warehouse"}
+        self.table = Iceberg(home)
+        self.table.lake.options = self.options
+        self.query = "shop.events"
+
+    @property
+    def connection(self) -> Any:
+        if self.query == "shop.events":
+            return sw.IcebergConnection(catalog="sql", options=self.options)
+        return sw.DeltaConnection(options=self.options)
+
+    def source(self, connection: Any = None, **more: Any) -> Any:
+        connection = connection or self.connection
+        spec = sw.Source(name="events", connection=connection, query=self.query, **more)
+        return system_of(connection).source(None, None, spec, None)  # type: ignore[arg-type]  # Spark reads the data only
+
+    @property
+    def config(self) -> str:
+        kind = 'kind = "delta"' if self.query != "shop.events" else 'kind = "iceberg"\ncatalog = "sql"'
+        options = ", ".join(f'"{name}" = "{value}"' for name, value in self.options.items())
+        return CONFIG.replace("KIND", f"{kind}\noptions = {{ {options} }}").replace("QUERY", self.query)
+
+
+class _Delta(Delta):
+    def __init__(self, home: Path, bucket: str, options: dict[str, str]) -> None:
+        super().__init__(home)
+        self.bucket, self.options = bucket, options
+
+    def append(self, rows: Any, columns: pa.Schema = COLUMNS) -> None:
+        from deltalake import write_deltalake
+
+        where = f"{self.bucket}/a table"
+        write_deltalake(where, arrow(rows, columns), mode="append", partition_by=["day"], storage_options=self.options)
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def table(request: pytest.FixtureRequest, tmp_path: Path, s3: S3) -> InBucket:
+    return InBucket(request.param, tmp_path, s3)
+
+
+def planned(source: Any, at: TableRead | None = None) -> tuple[list[str], TableRead | None]:
+    """The files of the next epochs, and the place behind them."""
+    planner, found = TablePlanner(source, SourceRecord(offsets=at)), list[str]()
+    while (part := planner.next()) is not None:
+        found += [f.path for f in part.files]
+        at = part.behind
+    return found, at
+
+
+def test_versions_and_files_are_told_with_the_addresses_that_spark_takes(table: InBucket) -> None:
+    days = ["a b", "ä/c%+", None]
+    table.table.append([row(n, days[n % 3]) for n in range(6)])
+    files, at = planned(table.source(max_files_per_trigger=2))
+    place = re.escape(table.bucket.replace("s3://", "s3a://"))
+    assert len(files) == 3
+    assert all(re.fullmatch(rf"{place}/(a table|warehouse/.*)/.*\.parquet", f) for f in files)
+    table.table.append([row(n, days[n % 3]) for n in range(6, 9)])
+    more, behind = planned(table.source(), at)
+    assert len(more) == 3
+    assert not {*files} & {*more}
+    assert planned(table.source(), behind) == ([], behind)
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_a_run_without_the_connector_says_which_one_it_needs(
+    table: InBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table.table.append([row(0)])
+    Path("p.toml").write_text(table.config)
+    assert command(monkeypatch, "check", "p.toml", "--connect") == 0, "versions are told without Spark"
+    said = capsys.readouterr()
+    assert (
+        'note: source "events": Spark reads s3a:// by a connector that it does not bring, and none is named' in said.out
+    )
+    assert command(monkeypatch, "run", "p.toml", "--available-now") == 1
+    said = capsys.readouterr()
+    line = said.err.strip().splitlines()[-1]
+    assert re.search(
+        r'table .*: Spark has no connector for s3a:// addresses; name org.apache.hadoop:hadoop-aws in "spark.jars.packages"',
+        line,
+    )
+    assert "not-so-secret" not in said.out + said.err
+    assert "Traceback" not in said.err

@@ -1,0 +1,96 @@
+"""Addresses in object stores: `check` says which connector Spark lacks, and so does the line that a run ends with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.support.command import GOOD, Command
+
+from slackwater.sources.base import reason
+
+TABLE = GOOD.replace('[[sources]]', '[connections.warm]\nKIND\n[[sources]]').replace(
+    'connection = "lake"\nquery = "in/*.jsonl"\nformat = "json"\nschema = "user_id STRING, page STRING, ts TIMESTAMP"',
+    'connection = "warm"\nquery = "QUERY"',
+)  # fmt: skip
+SETTINGS = '\n[spark]\n"spark.jars.packages" = "org.apache.hadoop:hadoop-aws:3.4.1"\n'
+
+
+@pytest.fixture(autouse=True)
+def _own_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SPARK_HOME", "SPARK_REMOTE", "SPARK_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def notes(slackwater: Command, text: str) -> list[str]:
+    Path("p.toml").write_text(text)
+    said = slackwater("check", "p.toml")
+    assert (said.code, said.err) == (0, "")
+    return [line for line in said.out.splitlines() if "connector" in line]
+
+
+def table(kind: str, query: str) -> str:
+    return TABLE.replace("KIND", kind).replace("QUERY", query)
+
+
+@pytest.mark.parametrize(
+    ("text", "scheme", "package"),
+    [
+        (table('kind = "delta"', "s3://bucket/clicks"), "s3a", "org.apache.hadoop:hadoop-aws:3."),
+        (table('kind = "delta"', "az://bucket/clicks"), "abfss", "org.apache.hadoop:hadoop-azure:3."),
+        (table('kind = "delta"', "gs://bucket/clicks"), "gs", "com.google.cloud.bigdataoss:gcs-connector "),
+        (
+            table('kind = "iceberg"\ncatalog = "rest"\noptions = { uri = "http://c", warehouse = "s3://b/w" }', "shop.clicks"),
+            "s3a",
+            "org.apache.hadoop:hadoop-aws:3.",
+        ),
+        (GOOD.replace('"in/*.jsonl"', '"s3a://bucket/in/*.jsonl"'), "s3a", "org.apache.hadoop:hadoop-aws:3."),
+    ],
+)  # fmt: skip
+def test_what_spark_lacks_for_a_source_is_one_line(slackwater: Command, text: str, scheme: str, package: str) -> None:
+    (line,) = notes(slackwater, text)
+    name = "clicks" if 'name = "clicks"' in text else "events"
+    assert line.startswith(
+        f'p.toml: note: source "{name}": Spark reads {scheme}:// by a connector that it does not bring, and none is named; name {package}'
+    )
+    assert line.endswith('in "spark.jars.packages" ([spark]); without that a run ends')
+    assert notes(slackwater, text + SETTINGS) == []
+
+
+def test_an_address_that_spark_spells_otherwise_is_one_line(slackwater: Command) -> None:
+    Path("p.toml").write_text(GOOD.replace('"in/*.jsonl"', '"s3://bucket/in/*.jsonl"'))
+    said = slackwater("check", "p.toml").out
+    assert 'note: source "events": Spark does not know s3:// addresses; write s3a://; without that a run ends' in said
+
+
+def test_what_lies_on_this_machine_or_elsewhere_with_spark_lacks_nothing(
+    slackwater: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert notes(slackwater, GOOD) == []
+    assert notes(slackwater, table('kind = "delta"', "lake/clicks")) == []
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    assert notes(slackwater, table('kind = "delta"', "s3://bucket/clicks")) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "An error occurred while calling o44.load.\n: java.lang.RuntimeException: java.lang.ClassNotFoundException: "
+            "Class org.apache.hadoop.fs.s3a.S3AFileSystem not found\n\tat org.apache",
+            'Spark has no connector for s3a:// addresses; name org.apache.hadoop:hadoop-aws in "spark.jars.packages" ([spark]), of '
+            "Spark's Hadoop version",
+        ),
+        (
+            'org.apache.hadoop.fs.UnsupportedFileSystemException: No FileSystem for scheme "gs"',
+            'Spark has no connector for gs:// addresses; name com.google.cloud.bigdataoss:gcs-connector in "spark.jars.packages" ([spark])',
+        ),
+        ('No FileSystem for scheme "s3"', "Spark has no connector for s3:// addresses; write s3a://"),
+        (
+            'No FileSystem for scheme "ftp2"',
+            'Spark has no connector for ftp2:// addresses; name one in "spark.jars.packages" ([spark])',
+        ),
+    ],
+)
+def test_a_run_ends_with_what_to_name(said: str, told: str) -> None:
+    assert reason(RuntimeError(said)) == told

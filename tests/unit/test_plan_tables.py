@@ -1,0 +1,160 @@
+"""`slackwater plan` asks the tables that a pipeline reads: columns that came, what a start refuses, and tables that cannot be read."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.tables import FORMATS, row
+from tests.support.why import SESSION, STORY, ran
+
+from slackwater.cli.main import main
+from slackwater.runner import table_changes
+from slackwater.runner.systems import system_of
+from slackwater.state.commit import SourceRecord
+from slackwater.state.files.arrow import checksum
+
+Say = Callable[..., tuple[int, list[str]]]
+WEB = SESSION[SESSION.index('[[sources]]\nname = "web"') : SESSION.index('[[sources]]\nname = "app"')]
+
+
+@pytest.fixture(params=FORMATS)
+def table(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    found = FORMATS[request.param](tmp_path)
+    found.append([row(0), row(1)])
+    return found
+
+
+@pytest.fixture
+def say(table: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+    """`slackwater plan` of a pipeline that read the table as it is at first; more keys of its source."""
+    ran(SESSION, STORY)
+    was_read(table)
+    if table.kind == "iceberg":
+        given = ", ".join(f'{name} = "{value}"' for name, value in table.lake.options.items())
+        connection, query = f'kind = "iceberg"\ncatalog = "sql"\noptions = {{ {given} }}', "shop.events"
+    else:
+        connection, query = 'kind = "delta"', table.path
+
+    def command(keys: str = "", *arguments: str) -> tuple[int, list[str]]:
+        source = (
+            f'[connections.warm]\n{connection}\n[[sources]]\nname = "web"\nconnection = "warm"\nquery = "{query}"\n'
+        )
+        Path("p.toml").write_text(SESSION.replace(WEB, f'{source}lateness_ms = "30s"\n{keys}\n'))
+        monkeypatch.setattr(sys, "argv", ["slackwater", "plan", "p.toml", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), (said.out + said.err).splitlines()
+
+    return command
+
+
+def was_read(table: Any) -> None:
+    """Let the state have read this table: what a run leaves of a source in its commits."""
+    spec = table.source()
+    source = system_of(spec.connection).source(None, None, spec, None)  # type: ignore[arg-type]  # Spark reads the data only
+    record = SourceRecord(offsets=source.now.at, columns=source.schema.json())
+    changed(lambda found: found["sources"].__setitem__("web", json.loads(record.model_dump_json(exclude_none=True))))
+
+
+def changed(change: Callable[[dict[str, Any]], Any]) -> None:
+    """Every commit of the state, with a change and its checksum anew."""
+    for file in Path("state/law/manifests").glob("*.json"):
+        text, seal = file.read_text().splitlines()
+        found = json.loads(text)
+        change(found)
+        text = json.dumps(found)
+        _, space, writer = seal.partition(" ")
+        file.write_text(f"{text}\n{checksum(text.encode())}{space}{writer}\n")
+
+
+def of_table(lines: list[str]) -> list[str]:
+    """What was said of the table, and the sum."""
+    return [line for line in lines if "columns" in line or "unknown" in line or line.startswith("law: ")]
+
+
+def test_columns_that_came_are_told_with_what_the_next_start_makes_of_them(table: Any, say: Say) -> None:
+    assert of_table(say('schema_changes = "add"')[1])[:-1] == [], "nothing came yet"
+    table.add_column("weight")
+    code, lines = say('schema_changes = "add"')
+    assert code == 0
+    line, _ = of_table(lines)
+    assert line == (
+        'compatible  source "web", columns: state has 7 columns, the table has 8 columns, new: "weight" (bigint): the next start takes it, '
+        "with NULL in rows of before; SQL that names it finds it, SELECT * brings it to the target"
+    )
+    (change,) = [
+        c for c in json.loads(say('schema_changes = "add"', "--json")[1][0])["changes"] if "columns" in c["what"]
+    ]
+    assert (change["state"], change["verdict"]) == ("7 columns", "compatible")
+    assert change["config"] == '8 columns, new: "weight" (bigint)'
+    table.add_column("height")
+    assert (
+        'new: "weight" (bigint), "height" (bigint): the next start takes them'
+        in of_table(say('schema_changes = "add"')[1])[0]
+    )
+    assert of_table(say('schema_changes = "ignore"')[1])[:-1] == [], "they are not read"
+
+
+def test_what_a_start_refuses_is_told_in_its_words(table: Any, say: Say) -> None:
+    table.add_column("weight")
+    code, lines = say()
+    assert code == 1
+    assert re.fullmatch(
+        r'law: state in epoch 2: source "web": .* table .*: columns are new with versions since its first start: "weight" \(bigint\); '
+        r'set schema_changes to take them \("add"\) or to go on without them \("ignore"\)',
+        lines[-1],
+    )
+    told = json.loads(say("", "--json")[1][0])
+    assert (told["startable"], told["unknown"]) == (False, [])
+    assert lines[-1] == f"law: {told['sum']}"
+
+
+def test_a_table_that_was_made_anew_is_refused(table: Any, say: Say, tmp_path: Path) -> None:
+    changed(lambda found: found["sources"]["web"]["offsets"].__setitem__("table", "another"))
+    code, lines = say()
+    assert code == 1
+    assert "is another table than the one that was read" in lines[-1]
+
+
+def test_a_table_that_cannot_be_read_is_one_line(table: Any, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else changed is told all the same, and a start is not said to refuse."""
+
+    def away(*given: Any) -> Any:
+        raise OSError("connection refused")
+
+    log = type(system_of(table.source().connection).log(table.source()))  # type: ignore[attr-defined]
+    monkeypatch.setattr(log, "now", away)
+    code, lines = say()
+    assert code == 0
+    (line,) = [found for found in lines if found.startswith("unknown")]
+    assert re.fullmatch(
+        r'unknown     source "web": .* table .* cannot be read \(.*connection refused.*\); what changed in it is not known',
+        line,
+    )
+    assert len(json.loads(say("", "--json")[1][0])["unknown"]) == 1
+    asked = threading.Event()
+    monkeypatch.setattr(log, "now", lambda self: asked.wait())
+    monkeypatch.setattr(table_changes, "LONGEST_S", 0.05)
+    code, lines = say()
+    asked.set()
+    assert code == 0
+    assert 'unknown     source "web" did not answer within 0.05 s; what changed in its table is not known' in lines
+
+
+def test_a_table_that_is_gone_is_refused(table: Any, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    if table.kind == "delta":
+        Path(table.path).rename("elsewhere")
+    else:
+        table.lake.tables().catalog.drop_table("shop.events")
+    code, lines = say()
+    assert code == 1
+    assert 'source "web": ' in lines[-1] and "is not" in lines[-1], "there, or in the catalog"
