@@ -31,10 +31,10 @@ from slackwater.config.connection import (
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
 from slackwater.core.dispatch import unregistered
-from slackwater.core.offsets import KafkaOffsets
+from slackwater.core.offsets import FilesRead, KafkaOffsets
 from slackwater.core.words import plural
 from slackwater.errors import SlackwaterError
-from slackwater.sources.files import files_read, local_name, located, recall
+from slackwater.sources.files import local_name, located, recall
 from slackwater.sources.kafka_broker import Broker
 from slackwater.state.protocol import Snapshot
 
@@ -173,7 +173,7 @@ def _answer(source: Source, known: _Known, snapshot: Snapshot) -> Waits:
         return Waits(source.name, "records", count, count)
     if known.problem is not None:
         return Waits(source.name, "", None, None, known.problem)
-    files = files_read(offsets)
+    files = FilesRead.known(offsets)
     done = files.count
     if known.found is None or done > MOST:
         return Waits(source.name, "files", None, None, f"more than {plural(MOST, 'file')}, which are not compared")

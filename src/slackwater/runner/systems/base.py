@@ -10,7 +10,7 @@ from slackwater.config.connection import Connection
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
-from slackwater.core.offsets import TableRead
+from slackwater.core.offsets import Offsets
 from slackwater.runner.letters import Wanted
 from slackwater.sources.streams import AnySource
 from slackwater.sources.times import UTC
@@ -46,9 +46,9 @@ class System(Generic[C]):
     def check_source(self, spec: Source) -> None:
         """Raise StartError if what is read is not there; says nothing where nobody can be asked."""
 
-    def newest(self, spec: Source) -> TableRead:
-        """The place behind what a table holds now."""
-        self._cannot("be asked for its versions")
+    def place(self, spec: Source, wanted: str | int) -> Offsets:
+        """The offsets that "earliest", "latest" or a time (µs) are, as far as its kind of offsets knows of them."""
+        self._cannot("be asked where that is")
 
     # -- results to it ---------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from slackwater.errors import StartError
 from slackwater.runner.letters import Wanted
 from slackwater.runner.systems.base import System, zone_of
 from slackwater.sources import files
+from slackwater.sources.files_planner import PlannedFiles
 from slackwater.targets.base import Table
 from slackwater.targets.files import FilesTarget
 from slackwater.targets.folder import OWN, folder_at
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class Files(System[FilesConnection]):
-    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> files.FilesSource:
+    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> PlannedFiles:
         files.check_exists(spec)
-        return files.FilesSource(spec, files.schema_of(session, spec, known), zone_of(pipeline, spec))
+        return PlannedFiles(spec, files.schema_of(session, spec, known), zone_of(pipeline, spec))
 
     def check_source(self, spec: Source) -> None:
         files.check_exists(spec)

@@ -11,8 +11,9 @@ from slackwater.config.source import Source
 from slackwater.core.offsets import TableRead
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.runner.systems.base import C, System
-from slackwater.sources.tables import TableLog, TableSource, plain
+from slackwater.sources.tables import TableLog, plain
 from slackwater.sources.tables_columns import added, check_columns
+from slackwater.sources.tables_planner import PlannedTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,17 +26,18 @@ class WithTables(System[C]):
         """What tells of the table that a source names."""
         raise NotImplementedError
 
-    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> TableSource:
+    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> PlannedTable:
         return table_source(self.log(spec), spec, known)
 
     def check_source(self, spec: Source) -> None:
         table_source(self.log(spec), spec, None)
 
-    def newest(self, spec: Source) -> TableRead:
+    def place(self, spec: Source, wanted: str | int) -> TableRead:
+        """Behind what the table holds now, which is its "latest"."""
         return table_source(self.log(spec), spec, None).now.at
 
 
-def table_source(log: TableLog, spec: Source, known: str | None) -> TableSource:
+def table_source(log: TableLog, spec: Source, known: str | None) -> PlannedTable:
     """A source over the table that is there. `known`: the columns it was first read with, as Spark writes schemas in JSON.
 
     Raises StartError if the table is not there, cannot be read, or has other columns, where the source does not take them.
@@ -50,7 +52,7 @@ def table_source(log: TableLog, spec: Source, known: str | None) -> TableSource:
             f"{where}: {log.what} cannot be read ({log.reason(error)}); check query and the connection's options"
         ) from None
     if known is None:
-        return TableSource(spec, log, now)
+        return PlannedTable(spec, log, now)
     from pyspark.sql.types import StructType
 
     before = StructType.fromJson(json.loads(known))
@@ -61,4 +63,4 @@ def table_source(log: TableLog, spec: Source, known: str | None) -> TableSource:
         names = {f.name.casefold() for f in before.fields}
         kept = StructType([f for f in now.columns.fields if f.name.casefold() in names])
         now = replace(now, columns=kept)
-    return TableSource(spec, log, now)
+    return PlannedTable(spec, log, now)
