@@ -14,6 +14,7 @@ from slackwater.core.offsets import Offsets
 from slackwater.runner.letters import Wanted
 from slackwater.sources.streams import AnySource
 from slackwater.sources.times import UTC
+from slackwater.sources.waiting import Question
 from slackwater.targets.base import Table, Target
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ class System(Generic[C]):
     def place(self, spec: Source, wanted: str | int) -> Offsets:
         """The offsets that "earliest", "latest" or a time (µs) are, as far as its kind of offsets knows of them."""
         self._cannot("be asked where that is")
+
+    def question(self, spec: Source) -> Question | None:
+        """Asks what waits there, without Spark; None where nobody can be asked."""
+        return None
 
     # -- results to it ---------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -21,10 +22,12 @@ from slackwater.core.offsets import KafkaOffsets, by_topic
 from slackwater.errors import StartError
 from slackwater.runner.letters import CHUNK, SCHEMA, Wanted
 from slackwater.runner.systems.base import System, zone_of
+from slackwater.sources import waiting
 from slackwater.sources.kafka import sample
 from slackwater.sources.kafka_broker import Broker, named
 from slackwater.sources.kafka_planner import PlannedKafka
 from slackwater.sources.payload import avro_payload, json_payload, json_schema_payload, raw_payload
+from slackwater.sources.waiting import Question
 from slackwater.targets.base import Table
 from slackwater.targets.kafka_rows import LETTER_HEADERS
 
@@ -72,6 +75,9 @@ class Kafka(System[KafkaConnection]):
         else:
             found = {p: bounds[("earliest", "latest").index(wanted)] for p, bounds in broker.bounds(there).items()}
         return KafkaOffsets(by_topic(found))
+
+    def question(self, spec: Source) -> Question:
+        return partial(waiting.records, Broker(self.connection), spec)
 
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: Table) -> KafkaTarget:
         from slackwater.targets.kafka import KafkaTarget
