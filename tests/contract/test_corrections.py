@@ -281,9 +281,7 @@ def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "place", some(["postgres", "iceberg", "delta", "kafka", "kafka by session_id"], keep=2), indirect=True
-)
+@pytest.mark.parametrize("place", some(["postgres", "iceberg", "delta", "kafka", "kafka by session_id"]), indirect=True)
 def test_a_hundred_thousand_deletes_and_upserts_at_once(place: Place, record_property: Any) -> None:
     """Into a table of 300,000 windows that all start together, the worst case for a search by window_start."""
     target = place.target()

@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from tests.laws import queries
-from tests.support.effort import some
+from tests.support.effort import long, some
 
 import slackwater as sw
 from slackwater.cli.main import main
@@ -254,7 +254,8 @@ def test_a_damaged_segment_is_not_read(tmp_path: Path) -> None:
         sw.open_state(place.where).fetch("k")
 
 
-@pytest.mark.parametrize("place", some(["files", "postgres"]), indirect=True)
+@pytest.mark.parametrize("place", ["files", "postgres"], indirect=True)
+@long(beside="test_peek.py::test_looks_all_the_time_refuse_no_start_and_see_whole_commits")
 def test_a_thousand_reads_beside_a_running_pipeline(place: Place) -> None:
     """Each epoch adds a row to each of 40 keys: whatever is read, all keys have as many rows as the epoch says."""
     users = [f"u{n}" for n in range(40)]

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from tests.laws import chained, final, joins, replayed, revisions, updates, window_chain
 from tests.laws.ways import WAYS, ways_to_emit
-from tests.support.effort import some
+from tests.support.effort import long, some
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.commit import FORMAT
@@ -76,8 +76,8 @@ def script(seed: int, crashes: bool) -> list[Any]:
     return items
 
 
-@pytest.mark.parametrize("crashes", [False, True])
-@pytest.mark.parametrize("kind", WINDOWS)
+@pytest.mark.parametrize("crashes", some([True, False]))
+@pytest.mark.parametrize("kind", some(WINDOWS, keep=2))
 def test_the_answer_is_that_of_the_files_store(kind: str, crashes: bool, url: str) -> None:
     seed = list(WINDOWS).index(kind)
     expected = run_local(WINDOWS[kind], script(seed, False), SCHEMA)
@@ -104,7 +104,8 @@ def test_windows_are_revised_in_postgres_as_in_files(first: int, url: str) -> No
             revisions.check(seed, cap_binds, lambda name=f"law {seed} {cap_binds}": PostgresStore(url, "public", name))
 
 
-@pytest.mark.parametrize("first", some(range(0, REVISED_SEEDS, 12)))
+@pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
+@long(beside="test_postgres_laws.py::test_windows_are_revised_in_postgres_as_in_files")
 def test_after_each_epoch_the_target_is_what_the_definition_says(first: int, url: str) -> None:
     """Seeds of `tests.laws.updates` and `tests.laws.final`, with their deaths and other shards, on the state tables."""
     for seed in range(first, first + 12):
@@ -140,8 +141,8 @@ def test_closed_sessions_leave_the_table(url: str) -> None:
         assert db.execute("SELECT count(*) FROM slackwater_staged_p").fetchone() == (0,)
 
 
-@pytest.mark.parametrize("emit", ["on_close", "updates"])
-@pytest.mark.parametrize("kind", WINDOWS)
+@pytest.mark.parametrize("emit", some(["updates", "on_close"]))
+@pytest.mark.parametrize("kind", some(WINDOWS, keep=2))
 def test_revised_windows_leave_the_table_once_they_are_gone(kind: str, emit: str, url: str) -> None:
     """Each second a key of its own, a row every 20 ms past the cap; then one that is late for what was emitted."""
     window = WINDOWS[kind].model_copy(update={"late_data": "reopen", "allowed_lateness_ms": 150, "emit": emit})
@@ -169,6 +170,7 @@ def test_another_way_to_emit_takes_the_tables_over(kind: str, url: str) -> None:
     assert ways_to_emit(kind, store=lambda: PostgresStore(url, "public", "law")) == WAYS[kind]
 
 
+@long(beside="test_replay.py::test_after_a_replay_the_target_holds_the_batch_answer")
 def test_letters_applied_once_more(url: str) -> None:
     """Seeded runs with deaths: sessions that come back from the target and leave again, in tables."""
     for seed in range(REVISED_SEEDS):
@@ -182,7 +184,8 @@ def test_joins_keep_their_rows_in_tables(first: int, url: str) -> None:
         joins.check(seed, lambda name=f"join {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("first", some(range(0, REVISED_SEEDS, 12)))
+@pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
+@long(beside="test_postgres_laws.py::test_three_windows_in_a_row")
 def test_stages_keep_their_state_in_tables_of_their_own(first: int, url: str) -> None:
     """Seeds of `tests.laws.chained`: a window over what a join emits, in one transaction."""
     for seed in range(first, first + 12):

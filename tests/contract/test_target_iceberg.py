@@ -325,7 +325,7 @@ def judge_commits(fault: Fault, every: int = 1, first: int = 10**9) -> Callable[
     return judge
 
 
-@pytest.mark.parametrize("mode", ["merge", "append"])
+@pytest.mark.parametrize("mode", some(["merge", "append"]))
 @pytest.mark.parametrize("fault", ["lost", "twice", "dropped", "503", "slow"])
 def test_faults_on_the_way_to_the_catalog_change_nothing(
     door: Door, rest_catalog: RestCatalog, fault: Fault, mode: str

@@ -22,7 +22,7 @@ from tests.support.orders import CONFIG, KILLS, check, committed, written
 from tests.support.runs import said, start
 
 
-@long(beside="test_kill.py::test_kill_nine_at_random_moments_loses_and_doubles_nothing")
+@long(beside="test_faults.py::test_killed_at_named_steps")
 @pytest.mark.parametrize("store", ["files", "postgres"])
 def test_executors_workers_and_drivers_that_are_killed(store: str, request: Any, tmp_path: Path) -> None:
     where = 'kind = "files"\npath = "state"'
@@ -45,7 +45,7 @@ def test_executors_workers_and_drivers_that_are_killed(store: str, request: Any,
     check(tmp_path, orders, payments, f"seed {seed}")
 
 
-@long(beside="test_kill.py::test_kill_nine_at_random_moments_loses_and_doubles_nothing")
+@long(beside="test_faults.py::test_killed_at_named_steps")
 def test_sessions_from_kafka_with_nothing_but_a_bucket(kafka: Any, postgres: Any, tmp_path: Path) -> None:
     """State, results and dead letters in it; an executor and the driver are killed while requests fail."""
     given = argparse.Namespace(events=4000, kills=2, faults=5, rate=0.2, broken=0.002)

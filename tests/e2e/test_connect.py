@@ -59,7 +59,8 @@ def collected(frame: Any) -> pl.DataFrame:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("kind", some(["hopping", "session", "tumbling"]))
+@pytest.mark.parametrize("kind", ["hopping", "session", "tumbling"])
+@long(beside="test_connect.py::test_a_join_of_connect_is_the_classic_one")
 def test_a_batch_of_connect_is_the_classic_one(runner: Runner, lent: Any, kind: str) -> None:
     runner.write("0.jsonl", sample(90))
     shape = window(kind, lateness_ms="1m")
@@ -77,6 +78,7 @@ def test_a_batch_of_connect_is_the_classic_one(runner: Runner, lent: Any, kind: 
     assert len(answers[0]) > len(answers[1]) > 0
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("how", some(["full", "inner", "left", "right"]))
 def test_a_join_of_connect_is_the_classic_one(runner: Runner, lent: Any, how: str) -> None:
     for part in range(2):
@@ -120,6 +122,7 @@ def test_what_sql_may_not_do_is_told_as_ever(lent: Any, sql: str, said: str, cap
     assert "stacktrace" not in capfd.readouterr().err.casefold()
 
 
+@long(beside="test_connect.py::test_settings_of_the_server")
 def test_settings_that_change_what_a_batch_means_are_refused(server: connect.Server) -> None:
     from pyspark.sql.connect.session import SparkSession
 

@@ -18,7 +18,7 @@ import polars as pl
 import psycopg
 import pytest
 from tests.support.command import command
-from tests.support.effort import some
+from tests.support.effort import long
 
 pytestmark = [pytest.mark.spark, pytest.mark.shared_data]
 
@@ -143,16 +143,15 @@ def check(found: pl.DataFrame, rows: pl.DataFrame, within: str, said: str) -> No
 
 @pytest.mark.parametrize(
     ("parts", "paces", "where", "within"),
-    some(
-        [
-            (7, (1, 3), "database", "30m"),
-            (1, (1, 1), "files", "30m"),
-            (40, (7, 3), "files", "30m"),
-            (7, (3, 1), "files", "5m"),
-        ]
-    ),
+    [
+        (7, (1, 3), "database", "30m"),
+        (1, (1, 1), "files", "30m"),
+        (40, (7, 3), "files", "30m"),
+        (7, (3, 1), "files", "5m"),
+    ],
 )
 @pytest.mark.usefixtures("spark")
+@long(beside="test_joins.py::test_the_answer_is_that_of_a_batch_join")
 def test_messages_in_files_meet_their_replies(
     shared_data: Path,
     tmp_path: Path,
@@ -201,8 +200,9 @@ def topic(kafka: Any) -> Any:
     return produced
 
 
-@pytest.mark.parametrize("where", some(["files", "database"]))
+@pytest.mark.parametrize("where", ["files", "database"])
 @pytest.mark.usefixtures("spark")
+@long(beside="test_joins.py::test_the_answer_is_that_of_a_batch_join")
 def test_messages_in_one_topic_meet_their_replies(
     shared_data: Path,
     tmp_path: Path,

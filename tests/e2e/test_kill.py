@@ -1,6 +1,6 @@
 """kill -9 of a running `slackwater run`, again and again: the finished output equals the uninterrupted one.
 
-`make faults` kills twenty times in a row; `make test` does it twice.
+`make faults` kills twenty times in a row; `make test-all` does it twice, and `make test` leaves it to `test_faults.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from tests.support.effort import long, some
+from tests.support.effort import long
 from tests.support.runs import said, start
 
 from slackwater.config import toml
@@ -93,7 +93,7 @@ def faulty(seed: int) -> Callable[[str, str], Fault]:
     return lambda method, path: rng.choice(("503", "dropped", "lost", "slow")) if rng.random() < 0.05 else ""
 
 
-@pytest.fixture(params=some(["disk", "bucket"]))
+@pytest.fixture(params=["disk", "bucket"])
 def state(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where the state lies: below the config, or in a bucket whose server cannot be relied on, without a path they share."""
     if request.param == "disk":
@@ -107,6 +107,7 @@ def state(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         assert door.faults
 
 
+@long(beside="test_faults.py::test_killed_at_named_steps")
 def test_kill_nine_at_random_moments_loses_and_doubles_nothing(tmp_path: Path, state: str) -> None:
     rows = generate(tmp_path)
     config = tmp_path / "killed.toml"
@@ -135,7 +136,7 @@ def test_kill_nine_at_random_moments_loses_and_doubles_nothing(tmp_path: Path, s
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@long(beside="test_kill.py::test_kill_nine_at_random_moments_loses_and_doubles_nothing")
+@long(beside="test_cli_run.py::test_a_signal_ends_the_run_cleanly")
 def test_a_signal_finishes_the_epoch_and_the_next_run_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     rows = generate(tmp_path)
     config = tmp_path / "killed.toml"

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from tests.support.command import command
-from tests.support.effort import some
+from tests.support.effort import long
 from tests.support.real_data import split
 
 pytestmark = [pytest.mark.spark]
@@ -78,8 +78,9 @@ POLICIES = {
 
 
 @pytest.mark.shared_data
-@pytest.mark.parametrize("policy", some(POLICIES))
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.usefixtures("spark")
+@long(beside="test_real_data.py::test_commits_correct_their_sessions_for_a_month")
 def test_commits_that_came_up_to_250_days_late(
     shared_data: Path,
     postgres: Any,

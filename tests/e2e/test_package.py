@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from tests.support.effort import long
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,6 +79,7 @@ def test_the_sdist_holds_what_a_wheel_is_made_of(built: Path) -> None:
     assert {"pyproject.toml", "README.md", "LICENSE", "src/slackwater/__init__.py", "src/slackwater/py.typed"} <= names
 
 
+@long(beside="test_package.py::test_the_wheel_holds_every_file_and_the_license")
 def test_the_wheel_works_in_an_empty_directory(built: Path, tmp_path: Path) -> None:
     """Slackwater comes from the wheel alone; its dependencies, those it declares, from the environment of this run."""
     (wheel,) = built.glob("*.whl")

@@ -16,18 +16,16 @@ import psycopg
 import pytest
 from tests.laws import naive
 from tests.support.command import command
-from tests.support.effort import some
+from tests.support.effort import long
 from tests.support.real_data import IBIS, PARTS, PIPELINES, check, config, result, split
 
 pytestmark = [pytest.mark.spark, pytest.mark.shared_data]
 
 
-FEW = ("apache", "ibis", "wiki-hourly")  # of these `make test` has the answers, too
-
-
-@pytest.mark.parametrize("name", some([*FEW, *sorted(set(PIPELINES) - set(FEW))], keep=len(FEW)))
-@pytest.mark.parametrize("cut", some(["split", "whole"]))
+@pytest.mark.parametrize("name", sorted(PIPELINES))
+@pytest.mark.parametrize("cut", ["split", "whole"])
 @pytest.mark.usefixtures("spark")
+@long(beside="test_batch.py::test_the_known_answers")
 def test_the_known_answer_comes_out(
     shared_data: Path,
     tmp_path: Path,
@@ -51,6 +49,7 @@ def test_the_known_answer_comes_out(
 
 
 @pytest.mark.usefixtures("spark")
+@long(beside="test_cli_run.py::test_a_wrong_clock_is_suspected_when_most_rows_are_late")
 def test_a_poisoned_clock_is_told_plainly(
     shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,8 +67,9 @@ def test_a_poisoned_clock_is_told_plainly(
     assert f"read from {tmp_path}/in/" in log
 
 
-@pytest.mark.parametrize("cut", some(["split", "whole"]))
+@pytest.mark.parametrize("cut", ["split", "whole"])
 @pytest.mark.usefixtures("spark")
+@long(beside="test_jumps.py::test_the_newest_time_depends_on_the_rows_alone")
 def test_a_poisoned_clock_is_held_back_by_max_jump_ms(
     shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cut: str
 ) -> None:

@@ -111,7 +111,7 @@ url = "{url}"
 """
 
 
-@long(beside="test_join_kill.py::test_each_row_comes_out_once_whatever_is_killed")
+@long(beside="test_several_targets.py::test_a_death_at_every_step_of_every_target")
 def test_three_targets_hold_the_batch_answer_after_kills(kafka: Any, postgres: Any, tmp_path: Path) -> None:
     url, topic = postgres.database("shop"), f"shop-{os.getpid()}"
     kafka.create(topic, 3)

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.support.command import command
-from tests.support.effort import some
+from tests.support.effort import long, some
 from tests.support.pages import ROOT, block
 
 pytestmark = pytest.mark.spark
@@ -61,6 +61,7 @@ def commands() -> list[list[str]]:
 
 
 @pytest.mark.usefixtures("spark")
+@long(beside="test_open_state.py::test_commands")
 def test_the_page(where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for n in range(3):
         events(f"{n}.jsonl", 3 * n, 3 * n + 3)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support import several_stages
 from tests.support.browser import Browser, until
+from tests.support.effort import long
 from tests.support.ui_states import config, drawn, joined_and_counted, ran, watched
 
 from slackwater.cli.ui import watched_at
@@ -77,6 +78,7 @@ def test_a_person_looks_clicks_and_follows(browser: Browser, page: tuple[UiServe
     assert any(url.endswith("/static/htmx.min.js") for url in browser.requests())
 
 
+@long(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
 def test_the_slider_goes_to_a_kept_commit_and_back(browser: Browser, page: tuple[UiServer, Path]) -> None:
     running, _ = page
     home = f"http://127.0.0.1:{running.port}"
@@ -92,6 +94,7 @@ def test_the_slider_goes_to_a_kept_commit_and_back(browser: Browser, page: tuple
     assert browser.complaints() == []
 
 
+@long(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
 def test_each_stage_is_a_click_away_and_follows(browser: Browser, tmp_path: Path) -> None:
     """From the drawing to a stage, to a key from its histogram, to the join at the end; commits are followed there, too."""
     file = several_stages.ran(tmp_path)
@@ -127,6 +130,7 @@ def test_each_stage_is_a_click_away_and_follows(browser: Browser, tmp_path: Path
         running.stop()
 
 
+@long(beside="test_ui_join.py::test_a_join_has_no_bins_and_its_rows_add_up")
 def test_a_join_shows_what_waits(browser: Browser, tmp_path: Path) -> None:
     home = tmp_path / "join"
     joined_and_counted(home)
@@ -141,6 +145,7 @@ def test_a_join_shows_what_waits(browser: Browser, tmp_path: Path) -> None:
         running.stop()
 
 
+@long(beside="test_ui_blocks.py::test_hostile_keys_are_text")
 def test_a_hostile_key_runs_nothing(browser: Browser, page: tuple[UiServer, Path], tmp_path: Path) -> None:
     running, _ = page
     home = f"http://127.0.0.1:{running.port}"

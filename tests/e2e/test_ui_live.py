@@ -148,6 +148,7 @@ def epoch(browser: Browser) -> int:
     return int(text(browser, "#top dd").replace(",", "") or -1)
 
 
+@long(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
 def test_sessions_of_messages_while_they_are_read_and_after_a_death(
     browser: Browser, started: Any, shared_data: Path, tmp_path: Path
 ) -> None:
@@ -202,7 +203,7 @@ def test_sessions_of_messages_while_they_are_read_and_after_a_death(
         dead.stop()
 
 
-@long(beside="test_ui_live.py::test_sessions_of_messages_while_they_are_read_and_after_a_death")
+@long(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
 def test_a_topic_with_an_idle_partition_and_what_waits_in_it(
     browser: Browser, started: Any, topic: Any, tmp_path: Path
 ) -> None:

@@ -18,10 +18,10 @@ from slackwater.testing.kit import Crash, run_local
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 
 
-@pytest.mark.parametrize("first", some(range(0, SEEDS, 20)))
+@pytest.mark.parametrize("first", some(range(0, SEEDS, 10)))
 def test_seeded_runs(first: int) -> None:
     seeds.quiet()
-    for seed in range(first, first + 20):
+    for seed in range(first, first + 10):
         try:
             check(seed)
         except BaseException as error:

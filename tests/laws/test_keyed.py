@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.laws import keyed
 from tests.support import nth
-from tests.support.effort import some
+from tests.support.effort import long, some
 
 from slackwater.testing import local
 
@@ -24,6 +24,7 @@ def test_every_nth_row_of_each_key_comes_out_once(first: int) -> None:
     assert sum(len(r.rows) for r in found) > 100
 
 
+@long(beside="test_collisions.py::test_one_hash_for_all_keys_changes_nothing")
 def test_keys_of_one_hash_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     found = local.key_hash
     monkeypatch.setattr(local, "key_hash", lambda frame, keys: found(frame, keys) * 0)

@@ -31,8 +31,8 @@ from slackwater.ui.seen import Seen, key_at, look_at
 from slackwater.ui.words import span
 
 SEEDS = 50  # of each shape: 200 states
-CHUNK = 10
-CHUNKS = [c for shape in SHAPES for c in some((shape, first) for first in range(0, SEEDS, CHUNK))]
+CHUNK = 5
+CHUNKS = some([(shape, first) for first in range(0, SEEDS, CHUNK) for shape in SHAPES], keep=2)
 Manifests = list[dict[str, Any]]
 State = tuple[Path, list[Any], Any]
 
@@ -151,7 +151,16 @@ def lanes_are_the_newest_events_of_the_story(state: State, shape: str) -> None:
 UPDATED = SHAPES["session"] + '\nemit = "updates"\nemit_metadata = true'
 
 
-@pytest.mark.parametrize("shape", ["session", "short cap", UPDATED], ids=["session", "short cap", "updates"])
+@pytest.mark.parametrize(
+    "shape",
+    some(
+        [
+            pytest.param("session", id="session"),
+            pytest.param("short cap", id="short cap"),
+            pytest.param(UPDATED, id="updates"),
+        ]
+    ),
+)
 def test_the_next_are_those_that_close_first(tmp_path: Path, shape: str) -> None:
     for seed in range(8):
         (home := tmp_path / str(seed)).mkdir()

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from tests.support.effort import some
+from tests.support.effort import long, some
 from tests.support.events import NAN, SCHEMA, WINDOWS, sample, us
 from tests.support.longest import Longest
 from tests.support.runner import Runner
@@ -68,7 +68,7 @@ def answer(rows: list[dict[str, Any]]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "in_sql"), some([("session", True), ("hopping", False), ("session", False), ("hopping", True)], keep=2)
+    ("kind", "in_sql"), some([("session", True), ("hopping", False), ("session", False), ("hopping", True)])
 )
 def test_they_agree_with_the_oracle(runner: Runner, kind: str, in_sql: bool) -> None:
     rows = sample()
@@ -118,6 +118,7 @@ def _expr(sql: str, name: str) -> Any:
     return functions.expr(sql).alias(name)
 
 
+@long(beside="test_engine.py::test_exact_distinct_beyond_its_bound_fails")
 def test_sets_that_spark_makes_are_held_to_their_bound(runner: Runner) -> None:
     """The whole group comes in one piece, so that nothing is merged in the shard."""
     runner.write("0.jsonl", [{"user": "a", "i": n, "ts": "2024-03-01T00:00:00Z"} for n in range(5)])
@@ -181,6 +182,7 @@ def test_what_spark_sql_can_aggregate_is_told_alike_by_config_and_engine() -> No
             assert logic.lifts_in_sql == spec.in_sql == (len(pane_aggregates(logic)) > 2), spec.agg
 
 
+@long(beside="test_overflow.py::test_a_sum_that_overflows_stops_before_the_commit_with_its_key_and_goes_on_with_null")
 def test_sums_that_do_not_fit_are_told_with_their_key_and_go_on_with_null(runner: Runner) -> None:
     """In the shards (BIGINT) and in Spark's own sums (DECIMAL, where it would raise); a batch agrees."""
     when = "2024-03-01T00:00:00Z"

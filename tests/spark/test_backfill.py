@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 from confluent_kafka import Producer
-from tests.support.effort import some
+from tests.support.effort import long, some
 from tests.support.events import iso, us
 from tests.support.runner import Runner
 from tests.support.topics import SCHEMA as RECORD
@@ -92,7 +92,8 @@ def assert_same(a: pl.DataFrame, b: pl.DataFrame) -> None:
     assert found.same, (found.only_examples, found.different_examples)
 
 
-@pytest.mark.parametrize("kind", some(WINDOWS))
+@pytest.mark.parametrize("kind", WINDOWS)
+@long(beside="test_backfill.py::test_an_interrupted_one_goes_on")
 def test_the_windows_of_the_range_are_those_of_the_live_run(runner: Runner, kind: str) -> None:
     """Sessions that the cap cuts among them; nothing else is in the other table."""
     prepared(runner)
@@ -114,6 +115,7 @@ def test_the_windows_of_the_range_are_those_of_the_live_run(runner: Runner, kind
     assert found.status.counters.rows_in == len(events(-reach, 60 + reach))
 
 
+@long(beside="test_backfill.py::test_an_interrupted_one_goes_on")
 def test_it_repairs_the_target_and_the_live_run_goes_on(runner: Runner) -> None:
     from deltalake import DeltaTable
 
@@ -135,7 +137,7 @@ def test_it_repairs_the_target_and_the_live_run_goes_on(runner: Runner) -> None:
     assert "new" in output_at(lake).rows["user"].to_list()
 
 
-@pytest.mark.parametrize("store", some(["postgres", "files"]))
+@pytest.mark.parametrize("store", some(["files", "postgres"]))
 def test_an_interrupted_one_goes_on(runner: Runner, store: str, request: pytest.FixtureRequest) -> None:
     prepared(runner)
     more: dict[str, Any] = {}
@@ -159,6 +161,7 @@ def test_an_interrupted_one_goes_on(runner: Runner, store: str, request: pytest.
     assert names_at(where) == ["clicks"]
 
 
+@long(beside="test_backfill.py::test_an_interrupted_one_goes_on")
 def test_what_reaches_out_is_written_if_asked_for(runner: Runner) -> None:
     prepared(runner)
     spec = pipeline(runner, "hopping")
@@ -170,6 +173,7 @@ def test_what_reaches_out_is_written_if_asked_for(runner: Runner) -> None:
     assert (found.written.before, found.written.unfinished) == (0, 0)
 
 
+@long(beside="test_engine.py::test_bad_rows_fail_or_are_dropped_and_counted")
 def test_bad_rows_are_judged_as_ever(runner: Runner) -> None:
     runner.write("0.jsonl", [{"user": "a", "amount": 1, "ts": iso(600)}, {"user": "a", "amount": 1}])
     with pytest.raises(BadRowError, match="1 bad row"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.effort import some
+from tests.support.effort import long, some
 from tests.support.events import SCHEMA, comparable, iso, sample, window
 from tests.support.longest import Longest
 from tests.support.real_data import PIPELINES, check
@@ -45,8 +45,9 @@ def counts(kind: str = "session", **more: Any) -> sw.Window:
     return sw.Window(**{**given, **shape, **more})
 
 
-@pytest.mark.parametrize("kind", some(["hopping", "session", "tumbling"]))
-@pytest.mark.parametrize("shards", some([3, None]))
+@pytest.mark.parametrize("kind", ["hopping", "session", "tumbling"])
+@pytest.mark.parametrize("shards", [3, None])
+@long(beside="test_batch.py::test_a_users_own_aggregation_and_columns_with_dots")
 def test_every_aggregation_agrees_with_a_streaming_run(runner: Runner, kind: str, shards: int | None) -> None:
     """Sessions are cut by the cap among them; the streaming run takes three epochs."""
     rows = sample(90)
@@ -127,6 +128,7 @@ def test_bad_rows_are_left_out_if_that_is_asked_for(runner: Runner, kind: str) -
         sw.batch(events, counts(kind), "SELECT user, _event_ts FROM source WHERE ts > '2024-01-01'").collect()
 
 
+@long(beside="test_gaps.py::test_rows_without_a_usable_gap_are_bad_rows")
 def test_a_row_that_brings_no_gap(runner: Runner) -> None:
     rows = [{"user": "a", "gap": gap, "ts": iso(n)} for n, gap in enumerate([9000, None, 3000, -1])]
     runner.write("0.jsonl", rows)

@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.support.effort import long, some
 
 from slackwater.cli.init import Asked, init_file
 from slackwater.cli.test import test_path as run_path
@@ -294,7 +295,10 @@ def sample(name: str, home: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "name",
-    ["nested times", "fractions of seconds", "csv", "parquet", "kafka", "kafka, its own time", "bad rows", "join"],
+    some(
+        ["nested times", "kafka, its own time", "join", "fractions of seconds", "csv", "parquet", "kafka", "bad rows"],
+        keep=3,
+    ),
 )
 def test_what_init_writes_passes_its_test_at_once(spark: Any, tmp_path: Path, capsys: Any, name: str) -> None:
     init_file(Asked(tmp_path / "first.toml", **sample(name, tmp_path)))
@@ -403,6 +407,7 @@ def test_what_each_target_and_stage_gets(spark: Any, tmp_path: Path, capsys: Any
     assert "# what hours reads" in file.read_text()
 
 
+@long(beside="test_cases.py::test_a_file_runs_with_crash_restart_and_files")
 def test_the_command_as_people_use_it(home: Path) -> None:
     """In a process of its own: `slackwater test`, from the folder of the config."""
     done = subprocess.run(

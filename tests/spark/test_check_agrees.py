@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
+from tests.support.effort import some
 from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, pipeline
 
 from slackwater.config.pipeline import Pipeline
@@ -36,13 +37,15 @@ def bind(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield start
 
 
-@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: " ".join(case.values())[:80] or "as it is")
+@pytest.mark.parametrize("case", some(ACCEPTED, keep=30), ids=lambda case: " ".join(case.values())[:80] or "as it is")
 def test_spark_accepts(bind: Any, case: dict[str, str]) -> None:
     bind(pipeline(**case))
 
 
 @pytest.mark.parametrize(
-    ("case", "key", "said"), REFUSED, ids=lambda x: " ".join(x.values())[:80] if isinstance(x, dict) else ""
+    ("case", "key", "said"),
+    some(REFUSED, keep=30),
+    ids=lambda x: " ".join(x.values())[:80] if isinstance(x, dict) else "",
 )
 def test_spark_refuses(bind: Any, case: dict[str, str], key: str, said: str) -> None:
     with pytest.raises((StartError, Py4JJavaError)) as raised:  # Spark tells CHAR as an error of its own

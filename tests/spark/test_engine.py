@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.effort import some
+from tests.support.effort import long, some
 from tests.support.events import NAN, SCHEMA, SIMPLE, comparable, events, iso, sample, simple, us, window
 from tests.support.nth import Nth, WithNth, known
 from tests.support.runner import Runner
@@ -57,6 +57,7 @@ def test_every_aggregation_agrees_with_the_in_process_engine(runner: Runner, kin
     assert runner.statuses[-1].counters.rows_used == len(rows)
 
 
+@long(beside="test_kafka.py::test_json_with_a_schema_found_out_and_the_columns_of_a_record")
 def test_the_state_knows_the_file_of_the_newest_row(runner: Runner) -> None:
     """Files of one modification time are told apart by their sizes, and named together where these are equal, too."""
     old, new = (runner.write(f"{n}.jsonl", events(20 * n, 20 * n + 9)) for n in (0, 1))
@@ -187,6 +188,7 @@ def test_bad_rows_fail_or_are_dropped_and_counted(runner: Runner) -> None:
     assert (counters.rows_in, counters.rows_bad, counters.rows_used) == (5, 3, 2)
 
 
+@long(beside="test_contract.py::test_the_group_after_the_last_allowed_one_hits_the_cap")
 def test_caps_fail_exactly_or_refuse_new_groups(runner: Runner) -> None:
     rows = [{"user": f"u{k}", "i": 1, "ts": iso(k)} for k in range(10)]
     runner.write("0.jsonl", rows)
@@ -225,38 +227,41 @@ def test_a_second_runner_and_a_changed_window_are_refused(runner: Runner) -> Non
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        (
-            {"window": simple(group_by=["usr"])},
-            'test: transform.window.group_by: column "usr" does not come out of the SQL; did you mean "user"?',
-        ),
-        (
-            {"window": simple(event_time_column="tss")},
-            'test: source "events": event_time_column "tss" is neither a column nor a valid expression',
-        ),
-        ({"window": simple(event_time_column="i")}, 'event_time_column "i" is int; set event_time_unit'),
-        ({"transform_sql": "SELECT usr, _event_ts FROM source"}, "there are: user, i, ts, _event_ts"),
-        ({"transform_sql": "SELECT user, i FROM source"}, 'does not select "_event_ts", the event time'),
-        (
-            {"transform_sql": "SELECT user, count(*) AS i, max(_event_ts) AS _event_ts FROM source GROUP BY user"},
-            "must be row-wise, it uses an aggregate",
-        ),
-        ({"transform_sql": "SELECT DISTINCT user, i, _event_ts FROM source"}, "it uses DISTINCT"),
-        ({"transform_sql": "SELECT * FROM source LIMIT 3"}, "it uses LIMIT"),
-        ({"transform_sql": "SELECT * FROM source ORDER BY i"}, "it uses ORDER BY"),
-        (
-            {"transform_sql": "SELECT user, row_number() OVER (ORDER BY i) AS i, _event_ts FROM source"},
-            "it uses a window function (OVER)",
-        ),
-        ({"transform_sql": "SELECT * FROM source WHERE i = (SELECT max(i) FROM source)"}, "a subquery"),
-        ({"transform_sql": "SELECT user, rand() AS i, _event_ts FROM source"}, "it uses rand()"),
-        ({"transform_sql": "SELECT user, i, now() AS n, _event_ts FROM source"}, "it uses now()"),
-        ({"transform_sql": "SELECT uuid() AS user, i, _event_ts FROM source"}, "it uses uuid()"),
-        (
-            {"window": simple(aggregations=[sw.Aggregation(agg="sum", column="user", as_="s")])},
-            'test: aggregation "s": sum needs a number, column "user" is string; cast it in the SQL',
-        ),
-    ],
+    some(
+        [
+            (
+                {"window": simple(group_by=["usr"])},
+                'test: transform.window.group_by: column "usr" does not come out of the SQL; did you mean "user"?',
+            ),
+            (
+                {"window": simple(event_time_column="tss")},
+                'test: source "events": event_time_column "tss" is neither a column nor a valid expression',
+            ),
+            ({"window": simple(event_time_column="i")}, 'event_time_column "i" is int; set event_time_unit'),
+            ({"transform_sql": "SELECT usr, _event_ts FROM source"}, "there are: user, i, ts, _event_ts"),
+            ({"transform_sql": "SELECT user, i FROM source"}, 'does not select "_event_ts", the event time'),
+            (
+                {"transform_sql": "SELECT user, count(*) AS i, max(_event_ts) AS _event_ts FROM source GROUP BY user"},
+                "must be row-wise, it uses an aggregate",
+            ),
+            ({"transform_sql": "SELECT DISTINCT user, i, _event_ts FROM source"}, "it uses DISTINCT"),
+            ({"transform_sql": "SELECT * FROM source LIMIT 3"}, "it uses LIMIT"),
+            ({"transform_sql": "SELECT * FROM source ORDER BY i"}, "it uses ORDER BY"),
+            (
+                {"transform_sql": "SELECT user, row_number() OVER (ORDER BY i) AS i, _event_ts FROM source"},
+                "it uses a window function (OVER)",
+            ),
+            ({"transform_sql": "SELECT * FROM source WHERE i = (SELECT max(i) FROM source)"}, "a subquery"),
+            ({"transform_sql": "SELECT user, rand() AS i, _event_ts FROM source"}, "it uses rand()"),
+            ({"transform_sql": "SELECT user, i, now() AS n, _event_ts FROM source"}, "it uses now()"),
+            ({"transform_sql": "SELECT uuid() AS user, i, _event_ts FROM source"}, "it uses uuid()"),
+            (
+                {"window": simple(aggregations=[sw.Aggregation(agg="sum", column="user", as_="s")])},
+                'test: aggregation "s": sum needs a number, column "user" is string; cast it in the SQL',
+            ),
+        ],
+        keep=6,
+    ),
 )
 def test_what_does_not_fit_is_told_at_start_by_name(runner: Runner, settings: dict[str, Any], message: str) -> None:
     runner.write("0.jsonl", events(0, 10))
@@ -281,6 +286,7 @@ def test_a_record_is_bad_whether_or_not_its_broken_column_is_used(runner: Runner
     assert kept["file"].str.ends_with("0.jsonl").all()
 
 
+@long(beside="test_keyed_state.py::test_it_counts_in_both_stores_as_a_loop_does")
 def test_an_operator_by_key_counts_whole_rows_over_epochs_and_restarts(runner: Runner) -> None:
     """One that slackwater does not have: keys that are equal however they are written, a column that is no scalar, filtered rows."""
     schema = "user STRING, d DOUBLE, i INT, more STRUCT<a: INT, b: ARRAY<STRING>>, ts TIMESTAMP"
@@ -319,6 +325,7 @@ def test_an_operator_by_key_counts_whole_rows_over_epochs_and_restarts(runner: R
     assert found.columns == ["user", "d", "i", "more", "_event_ts"]
 
 
+@long(beside="test_kafka.py::test_each_of_many_partitions_holds_the_watermark")
 def test_the_newest_time_of_many_partitions_is_what_observing_each_says(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from benchmarks import tiny
+from tests.support.effort import long
 
 pytestmark = pytest.mark.spark
 
 
+@long(beside="test_epoch_calls.py::test_an_epoch_is_one_job_and_few_calls")
 def test_many_files_are_no_job_of_their_own(spark: Any, tmp_path: Path) -> None:
     """Spark looks at more than 32 files by a job, unless told that they are near."""
     import slackwater as sw

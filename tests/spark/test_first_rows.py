@@ -88,7 +88,8 @@ def test_a_column_that_a_parquet_file_does_not_have_is_told(runner: Runner, capl
 
 
 @pytest.mark.parametrize(
-    ("given", "meant", "scale"), [("ms", "s", 1), ("s", "ms", 10**3), ("s", "ns", 10**9), ("us", "us", 10**6)]
+    ("given", "meant", "scale"),
+    some([("ms", "s", 1), ("us", "us", 10**6), ("s", "ms", 10**3), ("s", "ns", 10**9)], keep=2),
 )
 def test_a_wrong_unit_is_told_with_the_right_one(
     runner: Runner, caplog: pytest.LogCaptureFixture, given: str, meant: str, scale: int

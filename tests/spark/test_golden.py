@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.support.deaths import DieOnce
-from tests.support.effort import some
+from tests.support.effort import long, some
 from tests.support.events import SIMPLE, events, iso, simple, us
 from tests.support.runner import Runner
 
@@ -37,7 +37,7 @@ SHAPE = {
         "kind": "tumbling", "duration_ms": "1m", "gap_ms": None, "max_session_duration_ms": None, "max_groups_per_window": 99,
     },
 }  # fmt: skip
-KINDS = pytest.mark.parametrize("kind", GOLDEN)
+KINDS = pytest.mark.parametrize("kind", some(GOLDEN))
 
 
 def golden(frame: pl.DataFrame) -> list[tuple[Any, ...]]:
@@ -70,10 +70,10 @@ def test_whole_and_with_another_number_of_shards(runner: Runner, kind: str, shar
 
 @pytest.mark.parametrize(
     ("kind", "step"),
-    [
-        *some([("session", s) for s in sorted(STEPS, key=lambda s: s not in ("emit.after", "commit.after"))], keep=2),
-        *some([("tumbling", s) for s in STEPS if s.startswith("commit.")]),
-    ],
+    some(
+        [("session", s) for s in sorted(STEPS, key=lambda s: s != "commit.after")]
+        + [("tumbling", s) for s in STEPS if s.startswith("commit.")]
+    ),
 )
 def test_dying_at_a_named_step_changes_nothing(
     runner: Runner, kind: str, step: str, monkeypatch: pytest.MonkeyPatch
@@ -92,7 +92,8 @@ def test_dying_at_a_named_step_changes_nothing(
     assert runner.statuses[-1].counters.rows_in == sum(map(len, EPOCHS))
 
 
-@pytest.mark.parametrize("seed", some([2, 0, 1]))
+@pytest.mark.parametrize("seed", [2, 0, 1])
+@long(beside="test_laws.py::test_disorder_within_the_lateness_changes_nothing")
 def test_random_rows_agree_with_the_oracle(runner: Runner, seed: int) -> None:
     """Random disorder within the lateness, random cuts, two sources: what comes out is the batch answer."""
     rng = random.Random(seed)

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.support.effort import some
+from tests.support.effort import long, some
 from tests.support.joined import ORDERS, PAYMENTS, join, sources, stamp, written
 from tests.support.runner import Runner
 
@@ -108,6 +108,7 @@ def test_columns_of_all_types_travel_unchanged(runner: Runner) -> None:
         assert sorted(map(repr, there)) == sorted(map(repr, wanted * (1 if side == "left" else 2)))
 
 
+@long(beside="test_join_sql.py::test_each_side_runs_its_own")
 def test_each_side_has_its_own_sql_and_chosen_columns(runner: Runner) -> None:
     written(runner, 8)
     spec = join(
@@ -161,6 +162,7 @@ def test_what_does_not_fit_is_told_at_start_by_name(runner: Runner, settings: di
         runner.run(sources=sources(runner), join=join(**settings))
 
 
+@long(beside="test_changed.py::test_a_join_before_a_window_that_changes")
 def test_another_join_needs_another_state(runner: Runner) -> None:
     written(runner, 9)
     runner.run(sources=sources(runner), join=join())
@@ -204,7 +206,8 @@ def test_too_many_rows_of_a_key_stop_the_epoch(runner: Runner) -> None:
         runner.run(sources=sources(runner), join=join(max_rows_per_key=19))
 
 
-@pytest.mark.parametrize("state", some(["postgres", "files"]))
+@pytest.mark.parametrize("state", ["postgres", "files"])
+@long(beside="test_postgres_laws.py::test_joins_keep_their_rows_in_tables")
 def test_pairs_and_state_in_postgres(runner: Runner, postgres: Any, state: str, tmp_path: Path) -> None:
     """The output is added in the transaction of the state; what waits can be read with SQL."""
     written(runner, 11)

@@ -107,6 +107,7 @@ def test_it_goes_on_from_the_offsets_in_the_state_without_a_checkpoint(runner: R
     assert runner.statuses[-1].counters.rows_in == 12
 
 
+@long(beside="test_planned_files.py::test_planners_follow_each_other_on_one_state")
 def test_planners_follow_each_other_on_one_topic(runner: Runner, topic: Make) -> None:
     """Ours, Spark's by an option of its stream, ours, with a limit that makes several epochs of each turn."""
     events = topic(2)
@@ -173,6 +174,7 @@ def test_partitions_it_does_not_know_begin_at_starting_offsets(runner: Runner, t
     assert counted(found) == [("a", 1, 1), ("c", 1, 1)]
 
 
+@long(beside="test_changed_run.py::test_a_rebuild_reads_everything_again")
 def test_a_rebuild_begins_at_the_stated_offsets(runner: Runner, topic: Make) -> None:
     events, other = topic(2), topic()
     events.send(*[{"user": "a", "amount": n} for n in (1, 2, 4, 8)], at=1)
@@ -197,6 +199,7 @@ def test_a_rebuild_begins_at_the_stated_offsets(runner: Runner, topic: Make) -> 
     assert runner.statuses[-1].counters.rows_in == 4
 
 
+@long(beside="test_kafka.py::test_partitions_it_does_not_know_begin_at_starting_offsets")
 def test_a_partition_that_appears_while_it_runs(runner: Runner, topic: Make, kafka: Any) -> None:
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewPartitions
@@ -260,6 +263,7 @@ def test_offsets_that_are_gone_stop_it_or_are_counted(runner: Runner, topic: Mak
 BAD = (b"{broken", b"\xff\xfe", None, b'{"user": "a", "amount": "many"}', b"7")
 
 
+@long(beside="test_kafka.py::test_dead_letters_keep_the_original_bytes")
 def test_records_that_cannot_be_decoded_name_their_place(runner: Runner, topic: Make) -> None:
     events = topic(1)
     events.send({"user": "a", "amount": 1}, at=1)
@@ -316,6 +320,7 @@ def test_dead_letters_keep_the_original_bytes(
     assert kept["topic"].to_list() == [events.name] * 6
 
 
+@long(beside="test_kafka.py::test_each_of_many_partitions_holds_the_watermark")
 def test_a_partition_read_ahead_of_the_others_makes_nothing_late(runner: Runner, topic: Make) -> None:
     """
     partition 0   ●──●──●──────────────────●      read first, whole
@@ -332,6 +337,7 @@ def test_a_partition_read_ahead_of_the_others_makes_nothing_late(runner: Runner,
     assert found["n"].sum() == 63
 
 
+@long(beside="test_late.py::test_rows_of_an_idle_partition_are_told_apart")
 def test_rows_of_a_partition_that_counted_as_idle_are_told_apart(runner: Runner, topic: Make) -> None:
     """The second partition is silent until the watermark went on without it; its old rows are late, cause idle.
 
@@ -390,6 +396,7 @@ def test_what_is_missing_is_said_in_one_line(runner: Runner, topic: Make, monkey
         runner.run(source=events.source(schema=None), window=minutes())
 
 
+@long(beside="test_engine.py::test_another_number_of_shards_and_an_added_and_removed_source")
 def test_sources_may_be_added_and_removed(runner: Runner, topic: Make) -> None:
     first, second, third = topic(), topic(), topic()
     for n, events in enumerate((first, second, third)):
@@ -541,6 +548,7 @@ def test_json_of_a_real_registry_with_references(runner: Runner, topic: Make, sc
     json_of_a_schema(runner, events, schema_registry.url, number)
 
 
+@long(beside="test_target_kafka.py::test_a_broker_lost_while_running")
 def test_a_broker_that_goes_away_and_comes_back(runner: Runner, topic: Make, kafka: Any, tmp_path: Path) -> None:
     events, stop = topic(), threading.Event()
     events.send({"user": "a", "amount": 1}, at=1)

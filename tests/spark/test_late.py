@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.support.effort import some
+from tests.support.effort import long, some
 from tests.support.events import SIMPLE, events, simple, us
 from tests.support.runner import Runner
 from tests.support.topics import Make, minutes, waited_for
@@ -124,7 +124,7 @@ def rows(spark: Any) -> Any:
     return found
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", some(FORMS, keep=6))
 def test_every_row_out_of_the_sql_knows_where_it_came_from(spark: Any, rows: Any, form: str) -> None:
     given, expected = FORMS[form]
     made = pipeline_with(given)
@@ -251,6 +251,7 @@ def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -
         assert starts == ([] if first is None else [first + 20 * k for k in range(count)])
 
 
+@long(beside="test_late.py::test_late_records_keep_their_bytes")
 def test_late_and_bad_records_side_by_side_in_postgres(runner: Runner, topic: Make, postgres: Any) -> None:
     """State, results and letters in one database; a hopping row that is late for a part of its windows is used as well."""
     stream, url = topic(1), postgres.database(f"late{time.time_ns()}")
@@ -437,6 +438,7 @@ def test_a_new_watermark_compiles_nothing(runner: Runner, kind: str) -> None:
     assert compiled[2] == compiled[-1]
 
 
+@long(beside="test_times.py::test_rows_outside_of_the_years_1_to_9999_are_bad")
 def test_times_outside_of_the_years_1_to_9999_are_bad_rows(runner: Runner) -> None:
     """At the ends of 64 bits a late one would break figures, and no target can hold it."""
     schema, column = "user STRING, t BIGINT", {"event_time_column": "t", "event_time_unit": "us"}

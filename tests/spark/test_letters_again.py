@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from deltalake import DeltaTable
 from tests.support.deaths import DieOnce
-from tests.support.effort import some
+from tests.support.effort import long
 from tests.support.runner import Runner
 from tests.support.topics import START_MS, Make, minutes
 
@@ -34,7 +34,10 @@ def times(rows: Any) -> list[tuple[Any, ...]]:
     return sorted(rows, key=str)
 
 
-@pytest.mark.parametrize("step", some(["note.before", "commit.before"]))
+@pytest.mark.parametrize("step", ["note.before", "commit.before"])
+@long(
+    beside="test_letters_again.py::test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_read_is_used"
+)
 def test_records_of_a_topic_correct_hopping_windows_in_postgres(
     runner: Runner,
     topic: Make,
@@ -166,6 +169,9 @@ def test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_re
     assert replayed(runner, {**given, "source": read}).applied == 0
 
 
+@long(
+    beside="test_letters_again.py::test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_read_is_used"
+)
 def test_letters_that_a_changed_config_cannot_read(runner: Runner) -> None:
     for n, second in enumerate((100, 0)):
         runner.write(f"{n}.jsonl", [{"user": "a", "ts": f"2024-03-01T00:{second // 60:02}:{second % 60:02}Z"}])

@@ -135,10 +135,10 @@ GOOD = [r for batch in BATCHES for r in batch if isinstance(r, dict) and not isi
 @pytest.mark.parametrize(
     ("state", "target", "step"),
     [
-        pytest.param(FILES, LAKE, "commit.after", id="files"),
-        pytest.param(POSTGRES, TABLE, "commit.before", id="postgres"),
         *some(
-            [pytest.param(FILES, TABLE, "write.after", id="files to postgres")]
+            [pytest.param(FILES, LAKE, "commit.after", id="files")]
+            + [pytest.param(POSTGRES, TABLE, "commit.before", id="postgres")]
+            + [pytest.param(FILES, TABLE, "write.after", id="files to postgres")]
             + [pytest.param(FILES, LAKE, s, id=s) for s in ("ingest.after", "write.before", "note.before")]
         ),
     ],
@@ -284,7 +284,7 @@ ROW = {"id": 1, "tags": ["a", None], "attrs": {"k": 1}, "at": {"x": 2, "y": [{"z
 EMPTY = {"id": 2}
 
 
-@pytest.mark.parametrize("form", ["parquet", "json", "csv"])
+@pytest.mark.parametrize("form", some(["parquet", "json", "csv"]))
 def test_nested_columns_in_files(runner: Runner, form: str) -> None:
     runner.write("0.jsonl", [ROW, EMPTY])
     source = sw.Source(connection=sw.FilesConnection(), query=str(runner.home / "in"), format="json", schema=NESTED)
@@ -433,7 +433,7 @@ def test_what_puts_rows_of_one_window_together(spark: Any, sql: str, found: set[
 TOP = "SELECT user, n, window_start, row_number() OVER (PARTITION BY window_start ORDER BY n DESC, user) AS place FROM source"
 
 
-@pytest.mark.parametrize("kind", ["tumbling", "hopping"])
+@pytest.mark.parametrize("kind", some(["tumbling", "hopping"]))
 def test_the_best_of_each_window(spark: Any, tmp_path: Path, kind: str) -> None:
     """A rank among all keys of a window, in whatever epochs the rows came: two deaths on the way, other shards."""
     shape: dict[str, Any] = {"duration_ms": 20} | ({"hop_ms": 10} if kind == "hopping" else {})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.effort import some
+from tests.support.effort import long, some
 from tests.support.runner import Runner
 from tests.support.topics import START_MS, Make, counted, minutes
 
@@ -57,6 +57,7 @@ def reset(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
     return told.out
 
 
+@long(beside="test_reset.py::test_offsets_of_partitions_and_files_are_set_and_nothing_else")
 def test_kafka_is_read_from_where_the_broker_says(
     runner: Runner,
     topic: Make,

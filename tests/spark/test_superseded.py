@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from tests.laws import naive
-from tests.support.effort import some
+from tests.support.effort import long, some
 from tests.support.events import iso
 from tests.support.runner import Runner
 from tests.support.topics import messages
@@ -208,7 +208,8 @@ def compacted(kafka: Any, topic: str) -> list[dict[str, Any]]:
     return [json.loads(value) for value in newest.values() if value is not None]
 
 
-@pytest.mark.parametrize("kind", some(["session", "hopping"]))
+@pytest.mark.parametrize("kind", ["session", "hopping"])
+@long(beside="test_postgres_laws.py::test_revised_windows_leave_the_table_once_they_are_gone")
 def test_updates_keep_the_table_at_the_answer_so_far(runner: Runner, table: Table, kind: str) -> None:
     """After every epoch, and after a restart in the middle."""
     given, oracle = epochs(7), Oracle(kind)
@@ -233,7 +234,8 @@ def test_updates_keep_the_table_at_the_answer_so_far(runner: Runner, table: Tabl
         assert seen[-1] == plain(naive.answer(spec, on_time))
 
 
-@pytest.mark.parametrize("kind", some(["hopping", "session"]))
+@pytest.mark.parametrize("kind", ["hopping", "session"])
+@long(beside="test_superseded.py::test_a_late_row_that_joins_two_emitted_sessions_leaves_one")
 def test_corrections_reach_the_table_in_their_epoch(runner: Runner, table: Table, kind: str) -> None:
     given, oracle = epochs(11), Oracle(kind)
     write(runner, given)
@@ -263,7 +265,8 @@ def test_corrections_reach_the_table_in_their_epoch(runner: Runner, table: Table
     assert set(table.letters()) >= {r["n"] for r in oracle.model.late} != set()
 
 
-@pytest.mark.parametrize("kind", some(["session", "hopping"]))
+@pytest.mark.parametrize("kind", ["session", "hopping"])
+@long(beside="test_updates.py::test_seeded_runs_of_what_comes_out_once_or_at_the_close")
 def test_final_comes_once_and_not_before_it_is_final(runner: Runner, table: Table, kind: str) -> None:
     given = epochs(3)
     write(runner, given)

@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.support.deaths import DeathError
+from tests.support.effort import some
 from tests.support.runner import Runner
 from tests.support.tables import COLUMNS, FORMATS, Delta, row
 
@@ -37,7 +38,7 @@ WINDOW = sw.Window(
 SQL = "SELECT day, user, x, price, seen, tags[0] AS tag, _event_ts FROM source"
 
 
-@pytest.fixture(params=FORMATS)
+@pytest.fixture(params=some(FORMATS))
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return FORMATS[request.param](tmp_path)
 

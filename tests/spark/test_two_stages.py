@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.support.effort import some
+from tests.support.effort import long
 from tests.support.joined import written
 from tests.support.runner import Runner
 
@@ -93,7 +93,8 @@ POSTGRES = 'kind = "postgres"\nurl = "${WAREHOUSE_URL}"'
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("state", some([pytest.param(POSTGRES, id="postgres"), pytest.param(FILES, id="files")]))
+@pytest.mark.parametrize("state", [pytest.param(POSTGRES, id="postgres"), pytest.param(FILES, id="files")])
+@long(beside="test_cases.py::test_a_join_then_a_window_of_topics")
 def test_a_window_over_joined_rows(
     runner: Runner, postgres: Any, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +131,7 @@ def test_a_window_over_joined_rows(
     assert last.counters.rows_emitted == len(rows)
 
 
+@pytest.mark.matrix
 def test_hours_of_visits_as_the_page_has_them(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions, and a window over them, from the page's own config: run in two halves, the second time to the end."""
     page = (Path(__file__).parents[2] / "docs" / "stages.md").read_text()

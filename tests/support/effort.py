@@ -16,7 +16,7 @@ def some(cases: Iterable[Any], keep: int = 1) -> list[Any]:
 
 
 def long(beside: str) -> pytest.MarkDecorator:
-    """A test of minutes that `make test` leaves out; `beside` is the test of the same promise that it takes, "file.py::test_name"."""
+    """A dear test that `make test` leaves out; `beside` is the test of the same promise that it takes, "file.py::test_name"."""
     return pytest.mark.exhaustive(beside)
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.effort import long
 
 import slackwater as sw
 
@@ -65,6 +66,7 @@ def right(home: Path) -> list[str]:
     return sorted(p.name for p in home.glob("*.py") if p.name != "wrong.py")
 
 
+@long(beside="test_public_types.py::test_pyright_takes_them_too")
 def test_mypy_takes_the_readme_and_the_examples(sources: Path) -> None:
     said = checked(sources, "mypy", "--config-file", "mypy.ini", "--cache-dir", ".cache", *right(sources))
     assert said.startswith("Success: no issues found"), said

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.effort import some
 from tests.support.why import HOPPING, NOON, SESSION, STORY, TUMBLING, TYPES, Say, asked, at, ran, us
 
 from slackwater.config import toml
@@ -359,7 +360,7 @@ def test_a_window_without_keys_has_none(say: Say) -> None:
         ("binary", b"\x00\xff", "00ff"),
     ],
 )
-@pytest.mark.parametrize("shape", [SESSION, TUMBLING])
+@pytest.mark.parametrize("shape", some([SESSION, TUMBLING]))
 def test_keys_of_every_type_are_found_as_people_write_them(
     say: Say, shape: str, type_: str, value: Any, text: str | None
 ) -> None:

@@ -254,10 +254,9 @@ class KafkaSource(PlannedBySpark):
         for topic, part in ranges:
             assigned.setdefault(topic, []).append(part)
         read = self._reader(session).option("assign", json.dumps(assigned))
-        read = read.option("startingOffsets", json.dumps(by_topic({p: since for p, (since, _) in ranges.items()})))
-        records = read.option(
-            "endingOffsets", json.dumps(by_topic({p: until for p, (_, until) in ranges.items()}))
-        ).load()
+        start, end = ({p: bounds[i] for p, bounds in ranges.items()} for i in (0, 1))
+        read = read.option("startingOffsets", json.dumps(by_topic(start)))
+        records = read.option("endingOffsets", json.dumps(by_topic(end))).load()
         if not self.with_headers:
             records = records.selectExpr("*", "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers")
         return self.decode(records)

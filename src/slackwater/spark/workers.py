@@ -43,29 +43,33 @@ def run_over(frame: DataFrame, names: list[str], task: Task, alike: Alike | None
     """Run `task` over these columns of each partition (as one Arrow table); errors of this project come back as themselves."""
     # plain names: to mapInArrow a dot in a name is a path
     plain = (alike or Alike()).select(frame, [f"{quote(name)} AS c{i}" for i, name in enumerate(names)], of="plain")
-
-    def partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        os.environ.setdefault("POLARS_MAX_THREADS", "1")
-        memory.keep_pages()
-        import pyarrow as pa
-
-        found = list(batches)
-        if not found:
-            return
-        try:
-            report, error = task(pa.Table.from_batches(found).rename_columns(names)), ""
-        except SlackwaterError as raised:
-            report, error = str(raised), type(raised).__name__
-        yield pa.RecordBatch.from_pydict({"report": [report], "error": [error]})
-
     try:
-        rows = plain.mapInArrow(partition, _reported()).collect()
+        rows = plain.mapInArrow(partial(partition, names, task), _reported()).collect()
     except Exception as error:
         raise EpochError(f"the epoch failed and was not committed: {reason(error)}") from error
     for row in rows:
         if row["error"]:
             raise getattr(errors, row["error"])(row["report"])
     return [row["report"] for row in rows]
+
+
+def partition(names: Sequence[str], task: Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """In a worker: what `task` makes of one partition; nothing of an empty one."""
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    memory.keep_pages()
+    import polars as pl
+    import pyarrow as pa
+
+    found = list(batches)
+    if not found:
+        return
+    try:
+        report, error = task(pa.Table.from_batches(found).rename_columns(names)), ""
+    except SlackwaterError as raised:
+        report, error = str(raised), type(raised).__name__
+    answer = pl.DataFrame({"report": [report], "error": [error]})  # PyArrow would load pandas to look at a list
+    yield from answer.to_arrow(compat_level=pl.CompatLevel.oldest()).to_batches()
+    memory.settle()
 
 
 @cache

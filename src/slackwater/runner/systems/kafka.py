@@ -67,9 +67,8 @@ class Kafka(System[KafkaConnection]):
 
     def place(self, spec: Source, wanted: str | int) -> KafkaOffsets:
         broker = Broker(self.connection)
-        there = [
-            (t, p) for t, parts in broker.partitions(spec.query or "", f'source "{spec.name}"').items() for p in parts
-        ]
+        topics = broker.partitions(spec.query or "", f'source "{spec.name}"')
+        there = [(t, p) for t, parts in topics.items() for p in parts]
         if isinstance(wanted, int):
             found = broker.since(there, wanted)
         else:
