@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.support import ticks
 from tests.support.effort import long, some
 from tests.support.runner import Runner
 
@@ -179,3 +180,29 @@ def planned_by_spark(spark: Any, source: FilesSource, checkpoint: Path) -> list[
     query.awaitTermination()
     batches = sorted((int(p.name) for p in (checkpoint / "offsets").glob("[0-9]*")), key=int)
     return [(e.path, e.timestamp) for n in batches for e in files.batch_files(checkpoint, 0, n)]
+
+
+def test_a_system_that_is_new_is_planned_and_goes_on_where_its_offsets_end(runner: Runner) -> None:
+    """`tests/support/ticks.py`: each number once, four an epoch, over two runs of which the first ends in the middle."""
+    window = sw.Window(
+        kind="tumbling",
+        duration_ms="5s",
+        lateness_ms="0s",
+        event_time_column="_event_ts",
+        group_by=["odd"],
+        max_groups_per_window=10,
+        aggregations=[sw.Aggregation(agg="collect_list", column="n", as_="ns", max_values_per_group=10)],
+    )
+    sql = "SELECT CAST(n % 2 AS BIGINT) AS odd, n, _event_ts FROM source"
+    with ticks.known():
+        for count, flush in ((7, False), (10, True)):
+            clock = ticks.TicksConnection(count=count)
+            source = sw.Source(name="ticks", connection=clock, query="numbers", max_messages_per_trigger=4)
+            found = runner.run(source=source, window=window, transform_sql=sql, flush=flush)
+    assert sorted((r["odd"], sorted(r["ns"])) for r in found.to_dicts()) == [
+        (0, [0, 2, 4]),
+        (0, [6, 8]),
+        (1, [1, 3]),
+        (1, [5, 7, 9]),
+    ]
+    assert runner.statuses[-1].counters.rows_in == 10

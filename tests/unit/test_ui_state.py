@@ -154,10 +154,11 @@ def test_a_source_that_does_not_answer_is_waited_for_no_longer_than_told(
 ) -> None:
     import threading
 
+    from slackwater.sources import waiting as listing
     from slackwater.ui import waiting
 
     release = threading.Event()
-    monkeypatch.setattr(waiting, "_files", lambda pattern: release.wait() and [])
+    monkeypatch.setattr(listing, "listed", lambda pattern: release.wait() and [])
     monkeypatch.setattr(waiting, "LONGEST_S", 0.01)
     file = config("session", tmp_path)
     ran(file, drawn(4))

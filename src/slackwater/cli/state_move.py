@@ -12,7 +12,6 @@ from typing import Any
 from slackwater.cli.text import plural, size, table
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.offsets import FilesRead, TableRead
 from slackwater.errors import StartError
 from slackwater.maintenance import reset_offsets
 from slackwater.query.where import store_at
@@ -106,40 +105,16 @@ def _tell(commit: Commit, made: Sequence[reset_offsets.Move]) -> None:
     """Before and after, and what it means."""
     print(f"{commit.pipeline}: epoch {commit.epoch}; its windows and clocks stay as they are")
     lines = [["source", "partition", "goes on at", "will go on at", ""]]
-    for move in made:
-        if isinstance(move.after, FilesRead):
-            read = move.before.count if isinstance(move.before, FilesRead) else 0
-            lines.append([move.source, "files", f"{plural(read, 'file')} read", "none read", _files_again(read)])
-            continue
-        if isinstance(move.after, TableRead):
-            before = str(move.before) if isinstance(move.before, TableRead) else "never read"
-            after, again = ("what it holds", "all of it again") if move.after.never else (f"after {move.after}", "")
-            lines.append([move.source, "versions", before, after, again if move.again else ""])
-            continue
-        lines += [
-            [move.source, partition, "never read" if was is None else str(was), str(offset), _meaning(was, offset)]
-            for partition, was, offset in move.partitions()
-        ]
+    changes = [(move.source, change) for move in made for change in move.after.changes(move.before)]
+    lines += [[source, c.part, c.was, c.will, c.meaning] for source, c in changes]
     print("\n".join(table(lines)))
-    if any(m.again for m in made):
+    if any(c.again for _, c in changes):
         print(
             "warning: rows that come again are late where their windows are closed, and counted twice in windows that are "
             "open or retained"
         )
-    if any(m.skips for m in made):
+    if any(c.skips for _, c in changes):
         print("warning: rows that are skipped are lost: no window will have them")
-
-
-def _files_again(read: int) -> str:
-    return f"{plural(read, 'file')} again" if read else "as it is"
-
-
-def _meaning(was: int | None, offset: int) -> str:
-    if was is None:
-        return ""
-    if offset == was:
-        return "as it is"
-    return f"{was - offset:,} again" if offset < was else f"{offset - was:,} skipped"
 
 
 def _now() -> int:

@@ -143,14 +143,14 @@ def check_event_time(values: Values) -> Iterator[Problem]:
             yield f"sources[{i}].schema", f'declares "_event_ts", which is injected; rename the column{use}'
         files_keys = source.format is not None or "format" in source._wrong  # of an unknown connection its keys tell
         of_files = files_keys if found is None else CONNECTORS[found.kind].brings_files
+        table = found is not None and CONNECTORS[found.kind].is_table
         needed = step is not ROWS and not (processing or named)
         if needed and source.dataframe is None and of_files and "_event_ts" not in columns:
             which = f"source {show(source.name)}" if source.name else f"sources[{i}]"
             yield (
                 f"{step.AT}.event_time_column",
-                f"missing; {which} reads {'a table' if found and found.kind != 'files' else 'files'}, which "
-                f"{'has no event time of its' if found and found.kind != 'files' else 'have no event time of their'} own: "
-                "name a column or an expression",
+                f"missing; {which} reads {'a table' if table else 'files'}, which "
+                f"{'has no event time of its' if table else 'have no event time of their'} own: name a column or an expression",
             )
     if processing and not undecided:
         for key, given in (

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slackwater.core.offsets import FilesRead, KafkaOffsets, Offsets, TableRead
+
 if TYPE_CHECKING:
     from slackwater.config.source import Source
     from slackwater.config.target import Target
@@ -21,7 +23,7 @@ class Begins:
     """Where reading begins that was never read. `default`: unless the config says; None: nobody can say.
 
     "earliest" or "latest" may be asked for then; `offsets`: or an offset for each partition. `from_first`: there is nothing
-    before. `at`, `otherwise`: in words, where nobody can say.
+    before. `at`, `otherwise`: in words, where nobody can say; `without`: why no offsets may be asked for.
     """
 
     default: str | None = None
@@ -29,6 +31,7 @@ class Begins:
     from_first: bool = False
     at: str = "where its connector begins"
     otherwise: str = "begins where its connector does"
+    without: str = ""
 
 
 def absolute(path: str | None) -> str:
@@ -59,6 +62,12 @@ class Connector:
     own_clock: bool = False  # where a record brings no time, it is the epoch's clock
     keeps_history: bool = False  # what was read can be read once more
     brings_files: bool = False  # Spark reads files for it, and knows which one a row is of
+    is_table: bool = False  # its columns are its own, and not known before the start
+    by_path: bool = False  # its query is a path
+    keys: tuple[str, ...] = ()  # of a source, beside those that every source has
+    offsets: type[Offsets] | None = (
+        None  # how far it was read, as a commit keeps it; None: only Spark's checkpoint knows
+    )
     begins: Begins = Begins()  # frozen
     named: Callable[[Source], str] = _named  # in short
     rows: Callable[[Source], str] = _named  # as a plan has it
@@ -81,6 +90,10 @@ def _postgres_written(t: Target, adds: bool, within: bool) -> str:
     return f"{'insert' if adds else 'upsert'} into Postgres table {t.table}{', within the commit' if within else ''}"
 
 
+_RECORDS = ("schema_", "payload_format")
+_STREAM = (*_RECORDS, "max_messages_per_trigger")
+
+
 def _stream(kind: str) -> dict[str, Any]:
     def text(s: Source) -> str:
         return f"{s.query} in {kind}"
@@ -88,19 +101,34 @@ def _stream(kind: str) -> dict[str, Any]:
     return {"named": text, "rows": text}
 
 
-def _table(kind: str) -> dict[str, Any]:
+def _table(kind: str, version: str) -> dict[str, Any]:
     def text(s: Source) -> str:
         return f"{kind} table {s.query}"
 
-    begins = Begins("earliest", otherwise="begins with what it holds, or with what comes next")
-    of_files: dict[str, Any] = {"most": lambda s: s.max_files_per_trigger, "brings_files": True}
-    return {"keeps_history": True, "begins": begins, "named": text, "rows": text, **of_files}
+    return {
+        "keeps_history": True,
+        "brings_files": True,
+        "is_table": True,
+        "keys": ("max_files_per_trigger", "starting_offsets", "starting_version", "on_rewrite", "schema_changes"),
+        "offsets": TableRead,
+        "begins": Begins(
+            "earliest",
+            otherwise="begins with what it holds, or with what comes next",
+            without=f"a table begins at one of its {version}: starting_version",
+        ),
+        "named": text,
+        "rows": text,
+        "most": lambda s: s.max_files_per_trigger,
+    }
 
 
 CONNECTORS: Mapping[str, Connector] = {
     "files": Connector(
         keeps_history=True,
         brings_files=True,
+        by_path=True,
+        keys=("format", "max_files_per_trigger", "schema_"),
+        offsets=FilesRead,
         begins=Begins(from_first=True, at="at its first file", otherwise="begins with the first of its files"),
         named=lambda s: f"files {s.query}",
         rows=lambda s: f"{s.format} files {s.query}",
@@ -113,6 +141,15 @@ CONNECTORS: Mapping[str, Connector] = {
         injected=("_key", "_value", "_headers", "_topic", "_partition", "_offset"),
         own_time=True,
         keeps_history=True,
+        keys=(
+            *_RECORDS,
+            "avro_schema_file",
+            "starting_offsets",
+            "max_offsets_per_trigger",
+            "on_data_loss",
+            "commit_group",
+        ),
+        offsets=KafkaOffsets,
         begins=Begins("earliest", offsets=True),
         named=lambda s: f"{s.query} in kafka",
         rows=lambda s: f"{s.payload_format or 'json'} records of {s.query} in Kafka",
@@ -124,29 +161,43 @@ CONNECTORS: Mapping[str, Connector] = {
         once="exactly once for read_committed consumers: rows and the last epoch are one Kafka transaction",
     ),
     "postgres": Connector(place=lambda t: f"Postgres table {t.table}", written=_postgres_written),
+    "rabbitmq": Connector(
+        injected=("_value", "_routing_key", "_exchange", "_message_id", "_headers", "_received"),
+        own_time=True,
+        own_clock=True,
+        keys=_STREAM,
+        **_stream("rabbitmq"),
+    ),
+    "kinesis": Connector(
+        injected=("_value",),
+        own_time=True,
+        keys=(*_STREAM, "starting_offsets"),
+        begins=Begins("latest", without="Kinesis has no offsets to start at"),
+        **_stream("kinesis"),
+    ),
+    "pubsub": Connector(injected=("_value",), own_time=True, keys=_STREAM, **_stream("pubsub")),
     "delta": Connector(
-        **_table("Delta"),
+        **_table("Delta", "versions"),
+        by_path=True,
         place=lambda t: f'Delta table "{absolute(t.path)}"',
         written=lambda t, adds, within: f'Delta table "{absolute(t.path)}", {"append" if adds else t.mode or "merge"}',
         only_adds='a delta target with mode = "append"',
     ),
     "iceberg": Connector(
-        **_table("Iceberg"),
+        **_table("Iceberg", "snapshots"),
         place=lambda t: f"Iceberg table {t.table}",
         written=lambda t, adds, within: f"Iceberg table {t.table}, {'append' if adds else t.mode or 'merge'}",
         only_adds='an iceberg target with mode = "append"',
     ),
-    "rabbitmq": Connector(
-        injected=("_value", "_routing_key", "_exchange", "_message_id", "_headers", "_received"),
-        own_time=True,
-        own_clock=True,
-        **_stream("rabbitmq"),
-    ),
-    "kinesis": Connector(injected=("_value",), own_time=True, begins=Begins("latest"), **_stream("kinesis")),
-    "pubsub": Connector(injected=("_value",), own_time=True, **_stream("pubsub")),
 }
 
 
 def injected(kind: str | None) -> tuple[str, ...]:
     """The columns that a connection of this kind adds to a row's own, beside `_event_ts`; none for a DataFrame."""
     return () if kind is None else CONNECTORS[kind].injected
+
+
+def kinds_of_keys(*keys: str) -> dict[str, tuple[str, ...]]:
+    """The kinds of connection that keys of a source belong to; without those that it has of any kind."""
+    found = {key: tuple(kind for kind, known in CONNECTORS.items() if key in known.keys) for key in keys}
+    return {key: kinds for key, kinds in found.items() if kinds}

@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Any, Self, TypeVar
 
 from slackwater.config.checks import resolve
+from slackwater.config.connectors import CONNECTORS
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Lookup, Source
 from slackwater.config.spelling import Interpolated
@@ -63,7 +64,7 @@ def anchored(pipeline: Pipeline, folder: PurePath) -> Pipeline:
 
     def source(spec: Source) -> Source:
         connection = None if spec.dataframe is not None else resolve(spec.connection, pipeline.connections)
-        path = connection is not None and connection.kind in ("files", "delta")
+        path = connection is not None and CONNECTORS[connection.kind].by_path
         return at(spec, *(("query",) if path else ()), "avro_schema_file")
 
     def looking_up(transform: _T) -> _T:

@@ -13,7 +13,7 @@ from pydantic import Field
 from slackwater.config import ddl
 from slackwater.config.bounds import ROW_BY_ROW, Bounds
 from slackwater.config.connection import Connection, connection_or_name
-from slackwater.config.connectors import injected
+from slackwater.config.connectors import CONNECTORS, injected, kinds_of_keys
 from slackwater.config.kinds import (
     Duration,
     Kind,
@@ -87,13 +87,6 @@ def declared_columns(ddl: str) -> list[str]:
             fields[-1] += token
     named = [re.match(r"\s*(?:`([^`]*)`|([^\s:`]+))", f) for f in fields]
     return [m[1] or m[2] or "" for m in named if m]
-
-
-_WITHOUT_OFFSETS = {
-    "kinesis": "Kinesis has no offsets to start at",
-    "delta": "a table begins at one of its versions: starting_version",
-    "iceberg": "a table begins at one of its snapshots: starting_version",
-}
 
 
 @dataclass(frozen=True)
@@ -183,21 +176,7 @@ class Source(Spec):
         ("topic", "topics", "queue", "stream", "subscription", "path", "table"), "query"
     )
     PYTHON_ONLY: ClassVar[Mapping[str, str]] = {"dataframe": "give a connection, a query and a format"}
-    OF: ClassVar[Mapping[str, tuple[str, ...]]] = {  # key -> the kinds of connection it belongs to
-        "format": ("files",),
-        "max_files_per_trigger": ("files", "delta", "iceberg"),
-        "schema_": ("files", "kafka", "rabbitmq", "kinesis", "pubsub"),
-        "payload_format": ("kafka", "rabbitmq", "kinesis", "pubsub"),
-        "avro_schema_file": ("kafka",),
-        "starting_offsets": ("kafka", "kinesis", "delta", "iceberg"),
-        "starting_version": ("delta", "iceberg"),
-        "on_rewrite": ("delta", "iceberg"),
-        "schema_changes": ("delta", "iceberg"),
-        "max_offsets_per_trigger": ("kafka",),
-        "on_data_loss": ("kafka",),
-        "commit_group": ("kafka",),
-        "max_messages_per_trigger": ("rabbitmq", "kinesis", "pubsub"),
-    }
+    OF: ClassVar[Mapping[str, tuple[str, ...]]] = kinds_of_keys("format", "max_files_per_trigger", "schema_", *KINDS)
 
     @classmethod
     def read(cls, data: Values, file: str, at: str, problems: list[str]) -> tuple[Values, set[str]]:
@@ -246,8 +225,9 @@ class Source(Spec):
                 yield key.rstrip("_"), f"belongs to connections of kind {named}, this one is {show(kind)}; remove it"
         if kind == "files" and values.get("format") is None and "format" not in wrong:
             yield "format", f"missing; expected {' or '.join(show(f) for f in FORMATS)}"
-        if kind in _WITHOUT_OFFSETS and isinstance(values.get("starting_offsets"), Mapping):
-            yield "starting_offsets", f'found a table, expected "earliest" or "latest"; {_WITHOUT_OFFSETS[kind]}'
+        without = CONNECTORS[kind].begins.without
+        if without and isinstance(values.get("starting_offsets"), Mapping):
+            yield "starting_offsets", f'found a table, expected "earliest" or "latest"; {without}'
         if values.get("starting_offsets") is not None and values.get("starting_version") is not None:
             yield "starting_version", "says where to begin, as starting_offsets does; remove one of them"
         payload = values.get("payload_format") or "json"

@@ -15,7 +15,7 @@ from slackwater.config import ddl
 from slackwater.config.bounds import Bounds
 from slackwater.config.checked import Checked
 from slackwater.config.checks import resolve
-from slackwater.config.connectors import injected
+from slackwater.config.connectors import CONNECTORS, injected
 from slackwater.config.join import EVENT_TIME, SIDES, Join, output_names
 from slackwater.config.keyed import KeyedStep
 from slackwater.config.pipeline import Pipeline
@@ -94,11 +94,11 @@ def _columns(pipeline: Pipeline, index: int, source: Source, found: Checked) -> 
     if kind is None:
         found.skip(f"{key}.dataframe", "its columns are known at the start")
         return UNKNOWN
-    if kind in ("delta", "iceberg"):
+    if CONNECTORS[kind].is_table:
         found.skip(f"{key}.query", "the columns of a table are known at the start")
         return UNKNOWN
     more = dict.fromkeys(injected(kind))
-    if kind != "files":
+    if CONNECTORS[kind].own_time:
         more[EVENT_TIME] = "timestamp"
         if source.payload_format in (*FRAMED, "raw"):
             if source.payload_format == "raw" and kind == "kafka":

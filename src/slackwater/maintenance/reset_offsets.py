@@ -17,12 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slackwater.config.connection import KafkaConnection
+from slackwater.config.connectors import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.spelling import nearest
-from slackwater.core.offsets import FilesRead, KafkaOffsets, Offsets, TableRead
+from slackwater.core.offsets import NEEDS_FILE, Ask, KafkaOffsets, Offsets
 from slackwater.errors import StartError
-from slackwater.sources.kafka_broker import Broker
 from slackwater.state.commit import Commit, SourceRecord
 
 Wanted = str | int | Mapping[str, Any]  # a word, a time in µs, or offsets per topic and partition
@@ -37,30 +36,6 @@ class Move:
     source: str
     before: Offsets | None
     after: Offsets
-
-    def partitions(self) -> list[tuple[str, int | None, int]]:
-        """Kafka: partition (`topic-n`), the offset it had (None: it was not read yet), and the new one."""
-        if not isinstance(self.after, KafkaOffsets):
-            return []
-        known = self.before if isinstance(self.before, KafkaOffsets) else KafkaOffsets()
-        moved = sorted(self.after.each(), key=lambda to: (to[0], int(to[1])))
-        return [(f"{topic}-{part}", known.of(topic, part), offset) for topic, part, offset in moved]
-
-    @property
-    def again(self) -> bool:
-        """Whether rows come that came before."""
-        if isinstance(self.after, FilesRead):
-            return isinstance(self.before, FilesRead) and self.before.count > 0
-        if isinstance(self.after, TableRead):
-            return self.after.never and self.before is not None
-        return any(was is not None and offset < was for _, was, offset in self.partitions())
-
-    @property
-    def skips(self) -> bool:
-        """Whether rows are passed over."""
-        if isinstance(self.after, TableRead):
-            return not self.after.never and self.before != self.after
-        return any(was is not None and offset > was for _, was, offset in self.partitions())
 
 
 def moves(commit: Commit, given: Sequence[str], pipeline: Pipeline | None) -> list[Move]:
@@ -121,72 +96,38 @@ def _word(name: str, value: Any) -> str | int:
     return (at - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
 
 
-# -- per kind of source ----------------------------------------------------------------------------------------------
+# -- where that is ---------------------------------------------------------------------------------------------------
 
 
 def _offsets(commit: Commit, name: str, wanted: Wanted, pipeline: Pipeline | None) -> Offsets:
+    """As offsets of what the config reads there, else of what was read."""
     where, before = f'--offsets: source "{name}"', commit.sources[name].offsets
-    if isinstance(before, TableRead) or _kind(pipeline, name) in ("delta", "iceberg"):
-        return _of_table(where, pipeline, name, wanted)
-    broker = _broker(pipeline, name)
-    if isinstance(before, FilesRead) or (broker is None and before is None and _kind(pipeline, name) == "files"):
-        if wanted != "earliest":
-            raise StartError(
-                f'{where}: it reads files, which have no order to go on at; expected "earliest" (all of them are read again)'
-            )
-        return FilesRead()
-    if isinstance(wanted, Mapping):
-        if before is None and broker is None:
-            raise StartError(f"{where}: it was never read, so the state does not know its partitions; {_NEEDS_FILE}")
-        given, known = _checked(where, wanted), None if before is None else before.topics
-        if known is None:
-            assert broker is not None
-            there = broker[0].partitions(broker[1], f'source "{name}"')
-            known = {t: {str(p): 0 for p in parts} for t, parts in there.items()}
-        _check_known(where, given, known)
-        if before is None:
-            return KafkaOffsets(given)
-        return KafkaOffsets({t: {**parts, **given.get(t, {})} for t, parts in known.items()})
-    if broker is None:
-        raise StartError(f"{where}: a broker is to be asked where that is; {_NEEDS_FILE}")
-    return KafkaOffsets(_asked(*broker, f'source "{name}"', wanted))
-
-
-_NEEDS_FILE = "give the pipeline's TOML file as WHERE"
-
-
-def _spec(pipeline: Pipeline | None, name: str) -> Any:
-    return next((s for s in pipeline.sources if s.name == name), None) if pipeline else None
-
-
-def _broker(pipeline: Pipeline | None, name: str) -> tuple[Broker, str] | None:
-    """The cluster of a Kafka source of the config, and its query."""
-    spec = _spec(pipeline, name)
+    spec = next((s for s in pipeline.sources if s.name == name), None) if pipeline else None
     connection = resolve(spec.connection, pipeline.connections) if spec and pipeline else None
-    return (Broker(connection), spec.query or "") if isinstance(connection, KafkaConnection) else None
+    kind = None if connection is None else CONNECTORS[connection.kind].offsets
+    known = (kind or (KafkaOffsets if before is None else type(before))).known(before)
+
+    def ask(word: str | int) -> Offsets:
+        from slackwater.runner.systems import system_of  # only here: it knows all targets
+
+        assert spec is not None
+        assert connection is not None
+        return system_of(connection).place(spec, word)
+
+    asked = None if kind is None else ask
+    if isinstance(wanted, Mapping) and isinstance(known, KafkaOffsets):
+        return _of_partitions(known, where, wanted, asked)
+    return known.moved(where, wanted, asked)
 
 
-def _kind(pipeline: Pipeline | None, name: str) -> str | None:
-    spec = _spec(pipeline, name)
-    connection = resolve(spec.connection, pipeline.connections) if spec and pipeline else None
-    return None if connection is None else connection.kind
-
-
-def _of_table(where: str, pipeline: Pipeline | None, name: str, wanted: Wanted) -> TableRead:
-    """What the table holds when the next run begins, or the place behind what is there now."""
-    from slackwater.runner.systems import system_of  # only here: it knows all targets
-
-    if wanted == "earliest":
-        return TableRead(files=0, content=True)
-    if wanted != "latest":
-        raise StartError(
-            f'{where}: it reads a table; expected "earliest" (what it holds, from its first row) or "latest" (what comes next)'
-        )
-    spec = _spec(pipeline, name)
-    connection = resolve(spec.connection, pipeline.connections) if spec and pipeline else None
-    if spec is None or connection is None:
-        raise StartError(f"{where}: the table is to be asked where that is; {_NEEDS_FILE}")
-    return system_of(connection).newest(spec)
+def _of_partitions(known: KafkaOffsets, where: str, wanted: Mapping[str, Any], ask: Ask | None) -> KafkaOffsets:
+    if not known.topics and ask is None:
+        raise StartError(f"{where}: it was never read, so the state does not know its partitions; {NEEDS_FILE}")
+    given = _checked(where, wanted)
+    there = known if known.topics or ask is None else KafkaOffsets.known(ask("latest"))
+    _check_known(where, given, there.topics)
+    moved = {t: {**parts, **given.get(t, {})} for t, parts in known.topics.items()}
+    return KafkaOffsets(moved or given)  # one that was never read begins with what it is given
 
 
 def _checked(where: str, given: Mapping[str, Any]) -> dict[str, dict[str, int]]:
@@ -216,15 +157,3 @@ def _check_known(where: str, given: Mapping[str, Mapping[str, int]], known: Mapp
             if part not in known[topic]:
                 there = ", ".join(sorted(known[topic], key=int))
                 raise StartError(f'{where}: topic "{topic}" has no partition {part}; there are: {there}')
-
-
-def _asked(broker: Broker, query: str, where: str, wanted: str | int) -> dict[str, dict[str, int]]:
-    there = [(t, p) for t, parts in broker.partitions(query, where).items() for p in parts]
-    if isinstance(wanted, int):
-        found = broker.since(there, wanted)
-    else:
-        found = {p: bounds[_WORDS.index(wanted)] for p, bounds in broker.bounds(there).items()}
-    offsets: dict[str, dict[str, int]] = {}
-    for (topic, part), offset in found.items():
-        offsets.setdefault(topic, {})[str(part)] = offset
-    return offsets

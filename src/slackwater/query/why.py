@@ -17,7 +17,6 @@ import polars as pl
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.dispatch import unregistered
 from slackwater.core.lateness import lateness
-from slackwater.core.offsets import FilesRead
 from slackwater.engine import fold
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import compare
@@ -87,7 +86,7 @@ def why_of(
         changed_files={
             n: s.offsets.changed.stored()
             for n, s in m.sources.items()
-            if isinstance(s.offsets, FilesRead) and s.offsets.changed is not None
+            if s.offsets is not None and s.offsets.changed is not None
         },
         stages=found if found[1:] else (),
     )

@@ -29,14 +29,13 @@ from slackwater.errors import EpochError, SlackwaterError
 from slackwater.operators.base import Operator
 from slackwater.runner.assemble import targets_of
 from slackwater.runner.backfill_plan import Range, described, reach_us
-from slackwater.runner.backfill_source import FilesReader, KafkaReader, TableReader
+from slackwater.runner.backfill_source import FilesReader, KafkaReader, PlannedReader
 from slackwater.runner.backfill_target import Within, Written
 from slackwater.runner.reporter import Reporter
 from slackwater.runner.runner import Parts, Runner
-from slackwater.sources.base import batch_of, reason
+from slackwater.sources.base import Planned, batch_of, reason
 from slackwater.sources.files import FilesSource
 from slackwater.sources.kafka import KafkaSource
-from slackwater.sources.tables import TableSource
 from slackwater.state.commit import BatchId
 from slackwater.targets.base import Target
 
@@ -146,12 +145,12 @@ class _History:
                 raise EpochError(f"{self.pipeline.name}: epoch {state.epoch + 1} failed: {reason(error)}") from error
             number += 1
 
-    def _reader(self, source: object) -> FilesReader | KafkaReader | TableReader:
+    def _reader(self, source: object) -> FilesReader | KafkaReader | PlannedReader:
         if isinstance(source, FilesSource):
             return FilesReader(self.session, self.store, source)
-        if isinstance(source, TableSource):
-            return TableReader(self.session, self.store, source, self.driver.state.sources[source.name])
-        assert isinstance(source, KafkaSource)
+        if not isinstance(source, KafkaSource):
+            assert isinstance(source, Planned)
+            return PlannedReader(self.session, self.store, source, self.driver.state.sources[source.name])
         reader = KafkaReader(self.session, source, self.span)
         if reader.missing and self.driver.state.sources[source.name].offsets is None:
             self.notice(

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from slackwater.core.offsets import ByTopic, KafkaOffsets
+from slackwater.core.offsets import FilesRead, KafkaOffsets, by_topic
 from slackwater.runner.backfill_plan import Range
 from slackwater.sources import files
-from slackwater.sources.base import SourceBatch
+from slackwater.sources.base import Planned, SourceBatch
 from slackwater.sources.files import FilesSource
 from slackwater.sources.kafka import KafkaSource
-from slackwater.sources.tables import TableSource
-from slackwater.sources.tables_planner import TablePlanner
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -31,23 +28,23 @@ class FilesReader:
         self._every = source.listed(session)
 
     def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
-        known = {e.path for e in files.recall(self._store, files.files_read(record.offsets))}
+        known = {e.path for e in files.recall(self._store, FilesRead.known(record.offsets))}
         left = [e for e in self._every if e.path not in known]
         some = left[: self.source.spec.max_files_per_trigger or len(left)]
         if not some:
             return None
-        offsets = files.remember(self._store, epoch, files.files_read(record.offsets), some)
+        offsets = files.remember(self._store, epoch, FilesRead.known(record.offsets), some)
         return SourceBatch(self.source.read(self._session, some), offsets, files=len(some))
 
 
-class TableReader:
-    """All that the table holds at the start, in the order of a run."""
+class PlannedReader:
+    """All that is there at the start, from its first row, as a run plans it."""
 
-    def __init__(self, session: SparkSession, store: StateStore, source: TableSource, record: SourceRecord) -> None:
+    def __init__(self, session: SparkSession, store: StateStore, source: Planned, record: SourceRecord) -> None:
         spec = source.spec.model_copy(update={"starting_offsets": None, "starting_version": None})
         begin = replace(source, spec=spec)
         self.source, self._session, self._store = source, session, store
-        self._planner = TablePlanner(begin, record)
+        self._planner = begin.planner(record, ())
         self._planner.until_now()
 
     def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
@@ -71,7 +68,7 @@ class KafkaReader:
         ]
 
     def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
-        known = record.offsets if isinstance(record.offsets, KafkaOffsets) else KafkaOffsets()
+        known = KafkaOffsets.known(record.offsets)
         start = {key: offset if (at := known.of(*key)) is None else at for key, offset in self._start.items()}
         left = {key: max(self._end[key] - offset, 0) for key, offset in start.items()}
         total = sum(left.values())
@@ -80,16 +77,9 @@ class KafkaReader:
         most = min(self.source.spec.max_offsets_per_trigger or RECORDS, total)
         # every partition gets on by its share, so that their times stay side by side
         end = {key: start[key] + -(-most * n // total) for key, n in left.items()}
-        found = self.source.between(self._session, _by_topic(start), _by_topic(end))
+        found = self.source.between(self._session, by_topic(start), by_topic(end))
         if found is None:  # the topic was made anew, and holds less
-            found = SourceBatch(self._session.createDataFrame([], self.source.schema), KafkaOffsets(_by_topic(end)))
+            found = SourceBatch(self._session.createDataFrame([], self.source.schema), KafkaOffsets(by_topic(end)))
         # a partition that has nothing in the range would hold the watermark back
         some = {f"{t}-{p}" for (t, p), offset in self._start.items() if offset < self._end[t, p]}
         return replace(found, partitions={p: n for p, n in found.partitions.items() if p in some})
-
-
-def _by_topic(offsets: Mapping[tuple[str, int], int]) -> ByTopic:
-    found: dict[str, dict[str, int]] = {}
-    for (topic, part), offset in offsets.items():
-        found.setdefault(topic, {})[str(part)] = offset
-    return found

@@ -9,7 +9,7 @@ from slackwater.config.connection import PostgresConnection
 from slackwater.config.paths import local
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.target import Target as TargetSpec
-from slackwater.core.offsets import ChangedFiles
+from slackwater.core.offsets import ChangedFiles, FilesRead
 from slackwater.errors import SlackwaterError
 from slackwater.runner.systems import system_of
 from slackwater.sources import files
@@ -60,7 +60,7 @@ def notes(pipeline: Pipeline) -> list[str]:
         with store.peek() as snapshot:
             for spec in pipeline.sources if snapshot is not None else ():
                 record = snapshot.commit.sources.get(spec.name) if snapshot else None
-                read = files.files_read(record.offsets if record else None)
+                read = FilesRead.known(record.offsets if record else None)
                 changes = read.changed or ChangedFiles()
                 names, count = list(changes.last), changes.count
                 if pipeline.state_store.kind == "files" and read.lists:

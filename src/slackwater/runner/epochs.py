@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from slackwater.core.offsets import KafkaOffsets
 from slackwater.errors import EpochError, ExhaustedError, SlackwaterError
 from slackwater.runner import border
 from slackwater.runner.runner import Parts, Runner
 from slackwater.runner.watched_files import WatchedFiles
 from slackwater.secrets import any_known
-from slackwater.sources.base import Batch, reason
-from slackwater.sources.kafka import KafkaSource
+from slackwater.sources.base import Batch, Seekable, reason
 
 
 class Epochs:
@@ -65,7 +63,7 @@ class Epochs:
     def _advertise(self, batch: Batch) -> None:
         for source in self.parts.streams.sources:
             offsets = batch.offsets.get(source.name)
-            if isinstance(source, KafkaSource) and isinstance(offsets, KafkaOffsets):
+            if offsets is not None and isinstance(source, Seekable):
                 source.advertise(offsets)
 
     def raise_failure(self, failure: BaseException) -> None:

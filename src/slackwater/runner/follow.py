@@ -10,9 +10,8 @@ from slackwater.runner.epochs import Epochs
 from slackwater.runner.loop import Loop
 from slackwater.runner.runner import Parts, Runner
 from slackwater.runner.watched_files import WatchedFiles
-from slackwater.sources.kafka import KafkaSource
+from slackwater.sources.base import Seekable
 from slackwater.sources.planning import planners_of
-from slackwater.sources.tables import TableSource
 from slackwater.spark import session
 
 
@@ -42,12 +41,15 @@ def follow(runner: Runner, parts: Parts, *, available_now: bool, stated: bool) -
 
 
 def anchor(parts: Parts, stated: bool) -> None:
-    """Commit what "latest" means for sources that were never read, Kafka's and tables, before anything else is."""
-    ordered = [s for s in parts.streams.sources if isinstance(s, KafkaSource | TableSource)]
-    unread = [s for s in ordered if parts.driver.state.sources[s.name].offsets is None]
-    found: dict[str, Offsets] = {s.name: s.latest() for s in unread if s.spec.starting_offsets == "latest"}
-    if stated:  # also if this run dies before its first epoch
-        found |= {s.name: s.stated() for s in unread if s.name not in found}
+    """Commit what "latest" means for sources that were never read before anything else is."""
+    found: dict[str, Offsets] = {}
+    for source in parts.streams.sources:
+        if not isinstance(source, Seekable) or parts.driver.state.sources[source.name].offsets is not None:
+            continue
+        latest = source.spec.starting_offsets == "latest"
+        # what is stated: also if this run dies before its first epoch
+        if (at := source.latest() if latest else source.stated() if stated else None) is not None:
+            found[source.name] = at
     if found:
         parts.driver.anchor(found)
 

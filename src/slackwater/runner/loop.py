@@ -20,8 +20,8 @@ from dataclasses import replace
 from slackwater.runner import pace
 from slackwater.runner.epochs import Epochs
 from slackwater.sources import connect
-from slackwater.sources.base import Batch, NoAnswerError
-from slackwater.sources.planning import Part, Planners
+from slackwater.sources.base import Batch, NoAnswerError, Part
+from slackwater.sources.planning import Planners
 from slackwater.state.commit import BatchId
 
 log = logging.getLogger("slackwater")

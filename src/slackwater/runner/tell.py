@@ -22,15 +22,12 @@ from slackwater import explain
 from slackwater.config.connectors import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
-from slackwater.core.offsets import FilesRead, KafkaOffsets, TableRead
 from slackwater.core.words import plural
 from slackwater.engine.status import Status
 from slackwater.runner import starting_offsets
 from slackwater.state.commit import Commit
 
 log = logging.getLogger("slackwater")
-
-_PARTITIONS = 8  # of a topic, named with their offsets
 
 
 def stamp(us: int | None) -> str:
@@ -71,17 +68,7 @@ def _from(pipeline: Pipeline, source: Source, latest: Commit | None) -> str:
         return starting_offsets.place(pipeline, source)
     if record.offsets is None:
         return f"after {plural(rows, 'row')}"
-    if isinstance(record.offsets, FilesRead):
-        return f"after {plural(record.offsets.count, 'file')}"
-    if isinstance(record.offsets, TableRead):
-        return f"after {record.offsets}" if record.offsets.version >= 0 else f"from {record.offsets}"
-    return f"from {_offsets(record.offsets)}"
-
-
-def _offsets(offsets: KafkaOffsets) -> str:
-    named = [f"{topic}-{part}:{at}" for topic, part, at in offsets.each()]
-    more = len(named) - _PARTITIONS
-    return "offsets " + " ".join(named[:_PARTITIONS]) + (f" and {more} more partitions" if more > 0 else "")
+    return record.offsets.told()
 
 
 # -- epochs ------------------------------------------------------------------------------------------------------------

@@ -67,4 +67,4 @@ class WatchedFiles:
         return total
 
     def _offsets(self, name: str) -> FilesRead:
-        return files.files_read(self._parts.driver.state.sources[name].offsets)
+        return FilesRead.known(self._parts.driver.state.sources[name].offsets)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from slackwater.config.paths import SPARK_CONNECTORS
+from slackwater.config.source import Source
 from slackwater.core.offsets import Offsets
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.state.commit import BatchId, SourceRecord
 from slackwater.state.protocol import StateStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 CORRUPT = "_corrupt_record"
 
@@ -78,35 +84,106 @@ class NoAnswerError(Exception):
         self.cause = cause
 
 
-class Seekable(Protocol):
-    """A source that can go on from the offsets in the state store: a lost checkpoint costs nothing.
-
-    A source without this resumes by Spark's checkpoint only. `plan`, `seek` and `batch` are for pipelines that Spark plans.
+@dataclass(frozen=True)
+class Seekable(ABC):
+    """A source that can go on from the offsets in the state store: a lost checkpoint costs nothing. It is planned by a run itself
+    (`Planned`), by a stream of Spark's (`PlannedBySpark`), or by either. One without this resumes by Spark's checkpoint only.
     """
 
-    @property
-    def name(self) -> str: ...
+    spec: Source
+
+    if TYPE_CHECKING:  # some have a field of this name, some a property
+
+        @property
+        @abstractmethod
+        def schema(self) -> StructType:
+            """The columns of its rows."""
 
     @property
-    def schema(self) -> Any:
-        """The columns of its rows, as Spark's StructType."""
+    def name(self) -> str:
+        return self.spec.name
+
+    def latest(self) -> Offsets | None:
+        """Behind all that is there now; None for what has no order."""
+        return None
+
+    def stated(self) -> Offsets | None:
+        """Where the config says that reading begins, unless that is "latest"; None for what has no order."""
+        return None
+
+    def advertise(self, offsets: Offsets) -> None:  # noqa: B027 — most tell nobody
+        """Tell others how far it was read; nothing here reads that."""
+
+    @abstractmethod
+    def reread(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
+        """Dead letters as its rows, with the column `letter`; where it brings files, `file` is called what tells which."""
+
+
+class Part(Protocol):
+    """What one source has for an epoch."""
+
+    def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
+        """Its rows, not read yet, and the offsets behind them; None if there is nothing after all."""
         ...
 
+
+class Planner(Protocol):
+    """Where a run stands in one source. Asking may raise NoAnswerError, SlackwaterError, OSError."""
+
+    @property
+    def left(self) -> int:
+        """How many files are known to be there and are not planned yet."""
+        ...
+
+    def until_now(self) -> None:
+        """What is there now is the end of the input: nothing that comes later is planned."""
+        ...
+
+    def next(self) -> Part | None:
+        """What comes next, within the limits of the source; None if there is nothing new."""
+        ...
+
+
+class Planned(Seekable):
+    """A source that can be asked without Spark what it has. `kind`: what it is, for people."""
+
+    kind: ClassVar[str] = "source"
+
+    @property
+    def plans_itself(self) -> bool:
+        """False where its own settings leave that to Spark."""
+        return True
+
+    def check_connect(self, pipeline: str) -> None:
+        """Raise StartError if its rows are not read over Spark Connect."""
+
+    @abstractmethod
+    def planner(self, record: SourceRecord, files: Iterable[Any]) -> Planner:
+        """One that goes on from `record`. `files`: of a source of files, those that are part of the state.
+
+        Raises SlackwaterError if it cannot say where it goes on.
+        """
+
+
+class PlannedBySpark(Seekable):
+    """A source that a streaming query of Spark can plan."""
+
+    @abstractmethod
     def signature(self) -> dict[str, Any]:
         """What a checkpoint of it is good for."""
-        ...
 
-    def plan(self, session: Any) -> Any:
+    @abstractmethod
+    def plan(self, session: SparkSession) -> DataFrame:
         """The streaming DataFrame that plans batches; its rows are never read through it."""
-        ...
 
+    @abstractmethod
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
         """Prepare a fresh checkpoint to go on after `record`; returns the offset line of its batch 0 ("-": from the start)."""
-        ...
 
+    @abstractmethod
     def batch(
         self,
-        session: Any,
+        session: SparkSession,
         checkpoint: Path,
         index: int,
         number: int,
@@ -115,7 +192,6 @@ class Seekable(Protocol):
         record: SourceRecord,
     ) -> SourceBatch | None:
         """What it has in a planned batch; None for nothing."""
-        ...
 
 
 def checkpoint_line(checkpoint: Path, source: int, batch: int) -> str | None:

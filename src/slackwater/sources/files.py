@@ -17,10 +17,10 @@ from urllib.parse import unquote, urlsplit
 
 from slackwater.config.paths import as_written
 from slackwater.config.source import Source
-from slackwater.core.offsets import ChangedFiles, FilesRead, Offsets
+from slackwater.core.offsets import ChangedFiles, FilesRead
 from slackwater.errors import EpochError, StartError
-from slackwater.sources import connect
-from slackwater.sources.base import CORRUPT, SourceBatch, checkpoint_line, reason
+from slackwater.sources import connect, letters
+from slackwater.sources.base import CORRUPT, PlannedBySpark, SourceBatch, checkpoint_line, reason
 from slackwater.sources.times import UTC, TextTimes, zone_of
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
@@ -73,20 +73,14 @@ class FileEntry:
 
 
 @dataclass(frozen=True)
-class FilesSource:
-    """A files source with its schema. `zone`: of times in text that have none, where its reader's options do not say."""
+class FilesSource(PlannedBySpark):
+    """A files source with its schema, planned by Spark (else: `files_planner`). `zone`: of times in text that have none, where its reader's options do not say."""
 
-    spec: Source
     schema: StructType
     zone: str = UTC
     _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # see `read`
 
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
     def plan(self, session: SparkSession) -> DataFrame:
-        """The streaming DataFrame that plans batches; its rows are never read through it."""
         reader = session.readStream.format(self.spec.format or "").schema(self.schema)
         # Spark ignores files that are a week older than the newest one unless told otherwise; nothing may vanish
         options: dict[str, Any] = {"maxFileAge": "36500d", **self.spec.options}
@@ -98,10 +92,10 @@ class FilesSource:
         return {"name": self.name, "query": as_written(self.spec.query or ""), "format": self.spec.format}
 
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
-        """List the files that were read as those of batch 0."""
+        """Those that were read are listed as the files of batch 0."""
         log = checkpoint / "sources" / str(index)
         log.mkdir(parents=True)
-        entries = recall(store, files_read(record.offsets))
+        entries = recall(store, FilesRead.known(record.offsets))
         lines = [json.dumps({"path": e.path, "timestamp": e.timestamp, "batchId": 0}) for e in entries]
         (log / "0").write_text("\n".join(["v1", *lines]))
         return json.dumps({"logOffset": 0})
@@ -120,7 +114,7 @@ class FilesSource:
         if not entries:
             return None
         entries = [entry.now or entry for entry in entries]  # just before they are read
-        offsets = remember(store, epoch, files_read(record.offsets), entries)
+        offsets = remember(store, epoch, FilesRead.known(record.offsets), entries)
         return SourceBatch(self.read(session, entries), offsets, files=len(entries), marked=marked(entries))
 
     def listed(self, session: SparkSession) -> list[FileEntry]:
@@ -155,6 +149,12 @@ class FilesSource:
             made["schema"] or found.schema
         )  # where PySpark keeps it once it was asked for
         return found if plain else made["times"].convert(found)
+
+    def reread(self, found: DataFrame, letter: str, file: str) -> DataFrame:
+        kept = [f"file AS {file}", letter]
+        if self.spec.format in ("json", "csv"):
+            return letters.texts(found, self.times, kept)
+        return letters.rows(found, self.schema, kept)
 
     @property
     def times(self) -> TextTimes:
@@ -292,11 +292,6 @@ def _log_entries(log: Path, n: int) -> list[FileEntry]:
 
 
 # -- the state store's own list of files -------------------------------------------------------------------------------
-
-
-def files_read(offsets: Offsets | None) -> FilesRead:
-    """What a commit knows of a source of files; nothing where it was another kind of source before."""
-    return offsets if isinstance(offsets, FilesRead) else FilesRead()
 
 
 def remember(store: StateStore, epoch: int, before: FilesRead, files: Sequence[FileEntry]) -> FilesRead:

@@ -8,11 +8,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from slackwater.core.offsets import FilesRead
 from slackwater.errors import EpochError, ExhaustedError
 from slackwater.sources import files, listing
-from slackwater.sources.base import SourceBatch
+from slackwater.sources.base import Planned, SourceBatch
 from slackwater.sources.files import FileEntry, FilesSource
 from slackwater.sources.listing import Listing
 from slackwater.state.commit import SourceRecord
@@ -60,7 +61,7 @@ class SomeFiles:
     entries: Sequence[FileEntry]
 
     def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
-        offsets = files.remember(store, epoch, files.files_read(record.offsets), self.entries)
+        offsets = files.remember(store, epoch, FilesRead.known(record.offsets), self.entries)
         rows, named = self.source.read(session, self.entries), files.marked(self.entries)
         return SourceBatch(rows, offsets, files=len(self.entries), marked=named)
 
@@ -70,7 +71,7 @@ class FilesPlanner:
 
     def __init__(self, source: FilesSource, read: Iterable[FileEntry]) -> None:
         found = listing_of(source)
-        assert found is not None, "see `can_plan`"
+        assert found is not None, "see `PlannedFiles`"
         self._source, self._listing = source, found
         self._most = source.spec.max_files_per_trigger
         self._known = {files.local_name(entry.path) for entry in read}  # planned, or not to be read
@@ -130,3 +131,14 @@ class FilesPlanner:
                 'source "%s": the name of %s is no UTF-8, and Spark cannot read it; rename it', self._source.name, name
             )
             return None
+
+
+class PlannedFiles(FilesSource, Planned):
+    """A files source that is planned here, where it lies on this machine's disks."""
+
+    @property
+    def plans_itself(self) -> bool:
+        return listing_of(self) is not None
+
+    def planner(self, record: SourceRecord, files: Iterable[Any]) -> FilesPlanner:
+        return FilesPlanner(self, files)

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import KafkaConnection
 from slackwater.config.source import Source
-from slackwater.core.offsets import ByTopic, KafkaOffsets
+from slackwater.core.offsets import ByTopic, KafkaOffsets, Offsets, by_topic
 from slackwater.errors import EpochError, StartError
 from slackwater.sources import connect
-from slackwater.sources.base import CORRUPT, SourceBatch, checkpoint_line, reason
+from slackwater.sources.base import CORRUPT, PlannedBySpark, SourceBatch, checkpoint_line, reason
 from slackwater.sources.kafka_broker import Broker, named
+from slackwater.sources.letters import as_records
 from slackwater.sources.payload import Payload
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
@@ -48,10 +49,9 @@ def sample(session: SparkSession, spec: Source, connection: KafkaConnection) -> 
 
 
 @dataclass(frozen=True)
-class KafkaSource:
-    """One Kafka source with its payload. `group`: the consumer group of its reads."""
+class KafkaSource(PlannedBySpark):
+    """One Kafka source with its payload, planned by Spark (else: `kafka_planner`). `group`: the consumer group of its reads."""
 
-    spec: Source
     broker: Broker
     payload: Payload
     group: str
@@ -59,12 +59,7 @@ class KafkaSource:
     _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
-    def name(self) -> str:
-        return self.spec.name
-
-    @property
     def schema(self) -> StructType:
-        """The columns of its rows."""
         from pyspark.sql import types as T  # noqa: N812
 
         fields = [f for f in self.payload.schema.fields if f.name != CORRUPT]
@@ -107,7 +102,6 @@ class KafkaSource:
         }
 
     def plan(self, session: SparkSession) -> DataFrame:
-        """The streaming DataFrame that plans batches; its rows are never read through it."""
         query, start = self.spec.query or "", self.spec.starting_offsets or "earliest"
         reader = session.readStream.format("kafka").options(**self._options())
         if query.startswith("pattern:"):
@@ -170,7 +164,7 @@ class KafkaSource:
         """Where each partition goes on: where the state ends; those that it does not know begin at `starting_offsets`."""
         if record.offsets is None:
             return (self.latest() if self.spec.starting_offsets == "latest" else self.stated()).topics
-        before = record.offsets if isinstance(record.offsets, KafkaOffsets) else KafkaOffsets()
+        before = KafkaOffsets.known(record.offsets)
         bounds = self.broker.bounds(self.partitions())
         start = self.spec.starting_offsets or "earliest"
         found: dict[str, dict[str, int]] = {}
@@ -256,18 +250,13 @@ class KafkaSource:
         return ranges, lost
 
     def _read(self, session: SparkSession, ranges: Mapping[tuple[str, int], tuple[int, int]]) -> DataFrame:
-        def by_topic(value: Any) -> str:
-            found: dict[str, Any] = {}
-            for (topic, part), bounds in ranges.items():
-                found.setdefault(topic, {})[str(part)] = value(bounds)
-            return json.dumps(found)
-
         assigned: dict[str, list[int]] = {}
         for topic, part in ranges:
             assigned.setdefault(topic, []).append(part)
         read = self._reader(session).option("assign", json.dumps(assigned))
-        read = read.option("startingOffsets", by_topic(lambda r: r[0]))
-        records = read.option("endingOffsets", by_topic(lambda r: r[1])).load()
+        start, end = ({p: bounds[i] for p, bounds in ranges.items()} for i in (0, 1))
+        read = read.option("startingOffsets", json.dumps(by_topic(start)))
+        records = read.option("endingOffsets", json.dumps(by_topic(end))).load()
         if not self.with_headers:
             records = records.selectExpr("*", "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers")
         return self.decode(records)
@@ -285,18 +274,22 @@ class KafkaSource:
         meta = [f"{m[1:]} AS {m}" for m in _META]
         return self.payload.decode(records, [*meta, "timestamp AS _event_ts", *more])
 
+    def reread(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
+        return self.decode(as_records(letters, letter), [letter])
+
     # -- for others ----------------------------------------------------------------------------------------------
 
-    def advertise(self, offsets: KafkaOffsets) -> None:
+    def advertise(self, offsets: Offsets) -> None:
         """Commit offsets to `commit_group`, for tools that show lag; nothing here reads them."""
         from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+        known = KafkaOffsets.known(offsets)
         if self.spec.commit_group is None:
             return
         consumer: Any = Consumer({**self.broker.settings(), "group.id": self.spec.commit_group})
         try:
             consumer.commit(
-                offsets=[TopicPartition(topic, int(part), offset) for topic, part, offset in offsets.each()],
+                offsets=[TopicPartition(topic, int(part), offset) for topic, part, offset in known.each()],
                 asynchronous=False,
             )
         except KafkaException:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from slackwater.core.offsets import ByTopic
+from slackwater.core.offsets import ByTopic, by_topic
 from slackwater.errors import EpochError, StartError
-from slackwater.sources.base import NoAnswerError, SourceBatch
+from slackwater.sources.base import NoAnswerError, Planned, SourceBatch
 from slackwater.sources.kafka import KafkaSource
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
@@ -38,10 +38,6 @@ _OF_SPARK = frozenset(
 _PARTITIONS_FOR_S = 1.0  # so long the partitions are taken for those that were there
 
 
-def plans_itself(source: KafkaSource) -> bool:
-    return not _OF_SPARK & {name.lower() for name in source.spec.options}
-
-
 @dataclass(frozen=True)
 class Records:
     """The records from `start` up to `end`, which is not included."""
@@ -64,6 +60,11 @@ class KafkaPlanner:
         self._partitions: list[tuple[str, int]] = []
         self._partitions_at = -math.inf
 
+    @property
+    def left(self) -> int:
+        """It reads no files."""
+        return 0
+
     def until_now(self) -> None:
         self._end = self._latest()
 
@@ -75,7 +76,7 @@ class KafkaPlanner:
         if latest == self._at:
             return None
         start, self._at = self._at, limited(self._at, latest, self._most)
-        return Records(self._source, _by_topic(start), _by_topic(self._at))
+        return Records(self._source, by_topic(start), by_topic(self._at))
 
     def _latest(self) -> Offsets:
         """Where each partition ends. One that is new begins at its first record."""
@@ -105,8 +106,12 @@ def _by_partition(offsets: ByTopic) -> dict[tuple[str, int], int]:
     return {(topic, int(part)): offset for topic, parts in offsets.items() for part, offset in parts.items()}
 
 
-def _by_topic(offsets: Offsets) -> ByTopic:
-    found: dict[str, dict[str, int]] = {}
-    for (topic, part), offset in offsets.items():
-        found.setdefault(topic, {})[str(part)] = offset
-    return found
+class PlannedKafka(KafkaSource, Planned):
+    """A Kafka source that is planned here, unless its options are those of Spark's stream."""
+
+    @property
+    def plans_itself(self) -> bool:
+        return not _OF_SPARK & {name.lower() for name in self.spec.options}
+
+    def planner(self, record: SourceRecord, files: Iterable[Any]) -> KafkaPlanner:
+        return KafkaPlanner(self, record)

@@ -10,42 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TypeGuard
 
 from slackwater.errors import StartError
-from slackwater.sources.base import Batch, SourceBatch, batch_of
-from slackwater.sources.files import FileEntry, FilesSource
-from slackwater.sources.files_planner import FilesPlanner, listing_of
-from slackwater.sources.kafka import KafkaSource
-from slackwater.sources.kafka_planner import KafkaPlanner, plans_itself
+from slackwater.sources.base import Batch, Part, Planned, PlannedBySpark, Planner, batch_of
+from slackwater.sources.files import FileEntry
 from slackwater.sources.streams import AnySource, Streams
-from slackwater.sources.tables import TableSource
-from slackwater.sources.tables_planner import TablePlanner
-from slackwater.state.commit import BatchId, Commit, SourceRecord
-from slackwater.state.protocol import StateStore
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-class Part(Protocol):
-    """What one source has for an epoch."""
-
-    def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
-        """Its rows, not read yet, and the offsets behind them; None if there is nothing after all."""
-        ...
-
-
-class Planner(Protocol):
-    """Where a run stands in one source. Asking may raise NoAnswerError, SlackwaterError, OSError."""
-
-    def until_now(self) -> None:
-        """What is there now is the end of the input: nothing that comes later is planned."""
-        ...
-
-    def next(self) -> Part | None:
-        """What comes next, within the limits of the source; None if there is nothing new."""
-        ...
+from slackwater.state.commit import BatchId, Commit
 
 
 @dataclass(frozen=True)
@@ -78,7 +49,7 @@ class Planners:
     @property
     def files_left(self) -> int:
         """How many files are known to be there and are not planned yet."""
-        return sum(p.left for p in self.each.values() if isinstance(p, FilesPlanner | TablePlanner))
+        return sum(planner.left for planner in self.each.values())
 
 
 def planners_of(streams: Streams, state: Commit, read: Mapping[str, Iterable[FileEntry]]) -> Planners | None:
@@ -86,30 +57,20 @@ def planners_of(streams: Streams, state: Commit, read: Mapping[str, Iterable[Fil
 
     Raises SlackwaterError if a source cannot say where it goes on.
     """
-    if not all(can_plan(source) for source in streams.sources):
-        _check_no_table(streams.sources)
+    ours = [source for source in streams.sources if can_plan(source)]
+    if len(ours) < len(streams.sources):
+        _check_spark_can(streams.sources)
         return None
-    each: dict[str, Planner] = {}
-    for source in streams.sources:
-        if isinstance(source, FilesSource):
-            each[source.name] = FilesPlanner(source, read[source.name])
-        elif isinstance(source, KafkaSource):
-            each[source.name] = KafkaPlanner(source, state.sources[source.name])
-        elif isinstance(source, TableSource):
-            each[source.name] = TablePlanner(source, state.sources[source.name])
-    return Planners(streams, each)
+    return Planners(streams, {s.name: s.planner(state.sources[s.name], read.get(s.name, ())) for s in ours})
 
 
 def check_connect(pipeline: str, sources: Iterable[AnySource]) -> None:
-    """Raise StartError for a source that only a streaming query of Spark can plan, which is not run over Connect, and for tables."""
+    """Raise StartError for a source that only a streaming query of Spark can plan, which is not run over Connect, and for what is not
+    read there."""
     for source in sources:
-        if isinstance(source, TableSource):
-            raise StartError(
-                f'{pipeline}: source "{source.name}" is a table, and tables are not read over Spark Connect yet; run it with a classic '
-                "session (SPARK_MASTER)"
-            )
         if not can_plan(source):
             raise not_over_connect(pipeline, source.name)
+        source.check_connect(pipeline)
 
 
 def not_over_connect(pipeline: str, source: str) -> StartError:
@@ -120,20 +81,18 @@ def not_over_connect(pipeline: str, source: str) -> StartError:
     )
 
 
-def _check_no_table(sources: Sequence[AnySource]) -> None:
-    """Raise StartError for a table beside a source that only a streaming query of Spark can plan."""
-    table = next((s for s in sources if isinstance(s, TableSource)), None)
+def _check_spark_can(sources: Sequence[AnySource]) -> None:
+    """Raise StartError for a source that Spark cannot plan beside one that only Spark can."""
     other = next(s for s in sources if not can_plan(s))
-    if table is not None:
-        raise StartError(
-            f'source "{table.name}" is a table, whose epochs are planned without a streaming query of Spark, which source '
-            f'"{other.name}" needs; expected tables, files on a disk of this machine or Kafka beside it, without options of '
-            "Spark's own streams"
-        )
+    for source in sources:
+        if isinstance(source, Planned) and not isinstance(source, PlannedBySpark):
+            raise StartError(
+                f'source "{source.name}" is a {source.kind}, whose epochs are planned without a streaming query of Spark, which source '
+                f'"{other.name}" needs; expected tables, files on a disk of this machine or Kafka beside it, without options of '
+                "Spark's own streams"
+            )
 
 
-def can_plan(source: AnySource) -> bool:
+def can_plan(source: AnySource) -> TypeGuard[Planned]:
     """Whether a source can be asked without Spark what it has."""
-    if isinstance(source, FilesSource):
-        return listing_of(source) is not None
-    return isinstance(source, TableSource) or (isinstance(source, KafkaSource) and plans_itself(source))
+    return isinstance(source, Planned) and source.plans_itself

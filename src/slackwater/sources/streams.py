@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.errors import StartError
 from slackwater.sources import connect
-from slackwater.sources.base import Batch, Seekable, SourceBatch, batch_of
+from slackwater.sources.base import Batch, PlannedBySpark, Seekable, SourceBatch, batch_of
 from slackwater.state.commit import BatchId, Commit
 from slackwater.state.protocol import StateStore
 
@@ -60,12 +60,11 @@ class Streams:
     def _tagged(self, index: int, source: AnySource) -> DataFrame:
         if isinstance(source, FrameSource):
             return source.frame.selectExpr(f"{index} AS __src", f"struct(*) AS __s{index}")
-        planned: DataFrame = source.plan(self.session)
-        return planned.selectExpr(f"{index} AS __src")
+        return _by_spark(source).plan(self.session).selectExpr(f"{index} AS __src")
 
     def signature(self) -> list[dict[str, Any]]:
         """What a checkpoint is good for: another list of sources needs a fresh one."""
-        return [{"name": s.name} if isinstance(s, FrameSource) else s.signature() for s in self.sources]
+        return [{"name": s.name} if isinstance(s, FrameSource) else _by_spark(s).signature() for s in self.sources]
 
     def checkpoint(self, state: Commit) -> Path:
         """The checkpoint that continues the state: a fresh one behind the stored offsets, as the state alone says where to go
@@ -81,7 +80,7 @@ class Streams:
 
     def _checkpoint(self, state: Commit) -> Path:
         home = self.store.checkpoint
-        seekable = [s for s in self.sources if not isinstance(s, FrameSource)]
+        seekable = [_by_spark(s) for s in self.sources if not isinstance(s, FrameSource)]
         if len(seekable) < len(self.sources) and state.batch is not None:
             last = home / state.batch.checkpoint
             signature = last / "sources.json"
@@ -108,7 +107,7 @@ class Streams:
         (fresh / "sources.json").write_text(json.dumps(self.signature()))
         return fresh
 
-    def _seek(self, checkpoint: Path, sources: Sequence[Seekable], state: Commit) -> None:
+    def _seek(self, checkpoint: Path, sources: Sequence[PlannedBySpark], state: Commit) -> None:
         """Make a fresh checkpoint whose batch 0 is done: it ends where the state ends, per source."""
         lines = [s.seek(checkpoint, i, self.store, state.sources[s.name]) for i, s in enumerate(sources)]
         meta = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": {}}
@@ -134,11 +133,19 @@ class Streams:
                 position += _streaming_leaves(source.frame)
                 continue
             record = state.sources[source.name]
-            part = source.batch(self.session, checkpoint, position, number, self.store, state.epoch + 1, record)
+            part = _by_spark(source).batch(
+                self.session, checkpoint, position, number, self.store, state.epoch + 1, record
+            )
             position += 1
             if part is not None:
                 found[source.name] = part
         return batch_of(BatchId(checkpoint=checkpoint.name, batch=number), found, began)
+
+
+def _by_spark(source: Seekable) -> PlannedBySpark:
+    """A source of a pipeline that a streaming query plans: `planning.planners_of` has refused what cannot be planned so."""
+    assert isinstance(source, PlannedBySpark)
+    return source
 
 
 def _streaming_leaves(frame: DataFrame) -> int:

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from slackwater.config.source import Source
 from slackwater.core.offsets import TableRead
 from slackwater.errors import EpochError, SlackwaterError, StartError
-from slackwater.sources import connect
-from slackwater.sources.base import SourceBatch, reason
+from slackwater.sources import connect, letters
+from slackwater.sources.base import Seekable, SourceBatch, reason
 from slackwater.sources.files import MARKS, literal
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
@@ -114,17 +112,12 @@ class TableLog(Protocol):
 
 
 @dataclass(frozen=True)
-class TableSource:
-    """A table as a source. `now`: as it was when the run began, whose columns all its rows have."""
+class TableSource(Seekable):
+    """A table as a source, planned by `tables_planner`. `now`: as it was when the run began, whose columns all its rows have."""
 
-    spec: Source
     log: TableLog
     now: Now
     _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
 
     @property
     def where(self) -> str:
@@ -133,9 +126,6 @@ class TableSource:
     @property
     def schema(self) -> StructType:
         return plain(self.now.columns)
-
-    def signature(self) -> dict[str, Any]:
-        return {"name": self.name, "query": self.spec.query}
 
     # -- where it begins -----------------------------------------------------------------------------------------------
 
@@ -251,25 +241,8 @@ class TableSource:
         found = [values[n].cast(kinds[n]).alias(n) if n in values else F.col(_quoted(n)) for n in names]
         return rows.select(*found)
 
-    # -- Spark's own streams do not plan it ----------------------------------------------------------------------------
-
-    def plan(self, session: SparkSession) -> DataFrame:
-        raise AssertionError("see `planning.can_plan`")
-
-    def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
-        raise AssertionError("see `planning.can_plan`")
-
-    def batch(
-        self,
-        session: SparkSession,
-        checkpoint: Path,
-        index: int,
-        number: int,
-        store: StateStore,
-        epoch: int,
-        record: SourceRecord,
-    ) -> SourceBatch | None:
-        raise AssertionError("see `planning.can_plan`")
+    def reread(self, found: DataFrame, letter: str, file: str) -> DataFrame:
+        return letters.rows(found, self.schema, [f"file AS {file}", letter])
 
 
 @dataclass(frozen=True)

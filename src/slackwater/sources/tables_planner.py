@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from slackwater.core.offsets import TableRead
 from slackwater.core.words import plural
-from slackwater.errors import EpochError, SlackwaterError
-from slackwater.sources.base import NoAnswerError
+from slackwater.errors import EpochError, SlackwaterError, StartError
+from slackwater.sources.base import NoAnswerError, Planned
 from slackwater.sources.tables import DataFile, GoneError, SomeFiles, TableSource, Version
 from slackwater.sources.tables_columns import check_columns
 from slackwater.state.commit import SourceRecord
@@ -126,3 +127,18 @@ class TablePlanner:
             self._waiting.append(_Waiting(file, end if n == done + len(files) else replace(at, files=n)))
         if not files and self._waiting:  # nothing to read: the next commit is behind it, too
             self._waiting[-1] = replace(self._waiting[-1], behind=end)
+
+
+class PlannedTable(TableSource, Planned):
+    """A table, which is planned here."""
+
+    kind = "table"
+
+    def check_connect(self, pipeline: str) -> None:
+        raise StartError(
+            f'{pipeline}: source "{self.name}" is a table, and tables are not read over Spark Connect yet; run it with a classic '
+            "session (SPARK_MASTER)"
+        )
+
+    def planner(self, record: SourceRecord, files: Iterable[Any]) -> TablePlanner:
+        return TablePlanner(self, record)

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from slackwater.config import ddl
 from slackwater.config.connection import Connection, KafkaConnection
-from slackwater.config.connectors import injected
+from slackwater.config.connectors import CONNECTORS, injected
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import FRAMED, Source
 from slackwater.config.spelling import nearest
@@ -193,7 +193,7 @@ def source_of(session: SparkSession, pipeline: Pipeline, index: int, columns: Se
     if connection.kind == "files":
         known = files.FilesSource(spec, files.schema_of(session, spec, None), zone)
         return GivenSource(spec, "files", known.schema, known)
-    if connection.kind in ("delta", "iceberg"):
+    if CONNECTORS[connection.kind].is_table:
         raise StartError(
             f'source "{spec.name}" reads a table, whose columns no config declares, so a test cannot make its rows; test the SQL with a '
             "source of files that declares them, or in Python with a DataFrame"

@@ -80,11 +80,12 @@ def test_a_table_beside_what_only_spark_plans_is_refused_by_name() -> None:
 
     from slackwater.sources import planning
     from slackwater.sources.streams import FrameSource
-    from slackwater.sources.tables import Now, TableSource
+    from slackwater.sources.tables import Now
+    from slackwater.sources.tables_planner import PlannedTable
 
     spec = sw.Source(name="t", connection=sw.DeltaConnection(), query="x")
     nothing: Any = None
-    sources = [TableSource(spec, nothing, Now(nothing, nothing)), FrameSource("queue", nothing)]
+    sources = [PlannedTable(spec, nothing, Now(nothing, nothing)), FrameSource("queue", nothing)]
     streams: Any = SimpleNamespace(sources=sources)
     with pytest.raises(
         StartError, match=r'source "t" is a table, whose epochs are planned without .* which source "queue" needs'

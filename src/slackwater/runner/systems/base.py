@@ -10,11 +10,12 @@ from slackwater.config.connection import Connection
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
-from slackwater.core.offsets import TableRead
+from slackwater.core.offsets import Offsets
 from slackwater.evolution.change import Change
 from slackwater.runner.letters import Wanted
 from slackwater.sources.streams import AnySource
 from slackwater.sources.times import UTC
+from slackwater.sources.waiting import Question
 from slackwater.state.commit import SourceRecord
 from slackwater.targets.base import Table, Target
 
@@ -49,9 +50,13 @@ class System(Generic[C]):
     def check_source(self, spec: Source) -> None:
         """Raise StartError if what is read is not there; says nothing where nobody can be asked."""
 
-    def newest(self, spec: Source) -> TableRead:
-        """The place behind what a table holds now."""
-        self._cannot("be asked for its versions")
+    def place(self, spec: Source, wanted: str | int) -> Offsets:
+        """The offsets that "earliest", "latest" or a time (µs) are, as far as its kind of offsets knows of them."""
+        self._cannot("be asked where that is")
+
+    def question(self, spec: Source) -> Question | None:
+        """Asks what waits there, without Spark; None where nobody can be asked."""
+        return None
 
     def changes(self, spec: Source, record: SourceRecord) -> Sequence[Change]:
         """What of a table is another than a state knows it, as the next start takes it.

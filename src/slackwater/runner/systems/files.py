@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -15,7 +16,9 @@ from slackwater.config.target import Target as TargetSpec
 from slackwater.errors import StartError
 from slackwater.runner.letters import Wanted
 from slackwater.runner.systems.base import System, zone_of
-from slackwater.sources import files
+from slackwater.sources import files, waiting
+from slackwater.sources.files_planner import PlannedFiles
+from slackwater.sources.waiting import Question
 from slackwater.targets.base import Table
 from slackwater.targets.files import FilesTarget
 from slackwater.targets.folder import OWN, folder_at
@@ -25,12 +28,15 @@ if TYPE_CHECKING:
 
 
 class Files(System[FilesConnection]):
-    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> files.FilesSource:
+    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> PlannedFiles:
         files.check_exists(spec)
-        return files.FilesSource(spec, files.schema_of(session, spec, known), zone_of(pipeline, spec))
+        return PlannedFiles(spec, files.schema_of(session, spec, known), zone_of(pipeline, spec))
 
     def check_source(self, spec: Source) -> None:
         files.check_exists(spec)
+
+    def question(self, spec: Source) -> Question | None:
+        return None if not spec.query or "://" in spec.query else partial(waiting.files, spec)
 
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: Table) -> FilesTarget:
         return self.former(spec, table)

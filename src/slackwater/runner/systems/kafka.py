@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -17,12 +18,16 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
 from slackwater.core.dead_letter import LETTER
+from slackwater.core.offsets import KafkaOffsets, by_topic
 from slackwater.errors import StartError
 from slackwater.runner.letters import CHUNK, SCHEMA, Wanted
 from slackwater.runner.systems.base import System, zone_of
-from slackwater.sources.kafka import KafkaSource, sample
+from slackwater.sources import waiting
+from slackwater.sources.kafka import sample
 from slackwater.sources.kafka_broker import Broker, named
+from slackwater.sources.kafka_planner import PlannedKafka
 from slackwater.sources.payload import avro_payload, json_payload, json_schema_payload, raw_payload
+from slackwater.sources.waiting import Question
 from slackwater.targets.base import Table
 from slackwater.targets.kafka_rows import LETTER_HEADERS
 
@@ -35,7 +40,7 @@ _SECONDS = 30.0
 
 
 class Kafka(System[KafkaConnection]):
-    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> KafkaSource:
+    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> PlannedKafka:
         broker, query = Broker(self.connection), spec.query or ""
         broker.partitions(query, f'source "{spec.name}"')
         if spec.payload_format == "raw":
@@ -53,12 +58,25 @@ class Kafka(System[KafkaConnection]):
             for own in pipeline.alone.values()
             for way in own.ways_from(spec.name)
         )
-        source = KafkaSource(spec, broker, payload, f"slackwater-{pipeline.name}-{spec.name}", used)
+        source = PlannedKafka(spec, broker, payload, f"slackwater-{pipeline.name}-{spec.name}", used)
         source.check_connector(session)
         return source
 
     def check_source(self, spec: Source) -> None:
         Broker(self.connection).partitions(spec.query or "", f'source "{spec.name}"')
+
+    def place(self, spec: Source, wanted: str | int) -> KafkaOffsets:
+        broker = Broker(self.connection)
+        topics = broker.partitions(spec.query or "", f'source "{spec.name}"')
+        there = [(t, p) for t, parts in topics.items() for p in parts]
+        if isinstance(wanted, int):
+            found = broker.since(there, wanted)
+        else:
+            found = {p: bounds[("earliest", "latest").index(wanted)] for p, bounds in broker.bounds(there).items()}
+        return KafkaOffsets(by_topic(found))
+
+    def question(self, spec: Source) -> Question:
+        return partial(waiting.records, Broker(self.connection), spec)
 
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: Table) -> KafkaTarget:
         from slackwater.targets.kafka import KafkaTarget

@@ -15,8 +15,9 @@ from slackwater.errors import SlackwaterError, StartError
 from slackwater.evolution.change import COMPATIBLE, Change
 from slackwater.runner.systems.base import C, System
 from slackwater.sources.base import NoAnswerError
-from slackwater.sources.tables import TableLog, TableSource
+from slackwater.sources.tables import TableLog
 from slackwater.sources.tables_columns import added, check_columns
+from slackwater.sources.tables_planner import PlannedTable
 from slackwater.state.commit import SourceRecord
 
 if TYPE_CHECKING:
@@ -33,13 +34,14 @@ class WithTables(System[C]):
         """What tells of the table that a source names."""
         raise NotImplementedError
 
-    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> TableSource:
+    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> PlannedTable:
         return table_source(self.log(spec), spec, known)
 
     def check_source(self, spec: Source) -> None:
         table_source(self.log(spec), spec, None)
 
-    def newest(self, spec: Source) -> TableRead:
+    def place(self, spec: Source, wanted: str | int) -> TableRead:
+        """Behind what the table holds now, which is its "latest"."""
         return table_source(self.log(spec), spec, None).now.at
 
     def changes(self, spec: Source, record: SourceRecord) -> Sequence[Change]:
@@ -51,7 +53,7 @@ class WithTables(System[C]):
         except Exception as error:
             why = f"{where}: {log.what} cannot be read ({log.reason(error)}); what changed in it is not known"
             raise NoAnswerError(StartError(why)) from None
-        source = _checked(TableSource(spec, log, now), record.columns)
+        source = _checked(PlannedTable(spec, log, now), record.columns)
         if isinstance(record.offsets, TableRead) and not record.offsets.never:
             source.begins(record)
         if record.columns is None or spec.schema_changes != "add":
@@ -70,7 +72,7 @@ class WithTables(System[C]):
         return [Change(f"{where}, columns", had, has, COMPATIBLE, how, place="the table")]
 
 
-def table_source(log: TableLog, spec: Source, known: str | None) -> TableSource:
+def table_source(log: TableLog, spec: Source, known: str | None) -> PlannedTable:
     """A source over the table that is there. `known`: the columns it was first read with, as Spark writes schemas in JSON.
 
     Raises StartError if the table is not there, cannot be read, or has other columns, where the source does not take them.
@@ -84,7 +86,7 @@ def table_source(log: TableLog, spec: Source, known: str | None) -> TableSource:
         raise StartError(
             f"{where}: {log.what} cannot be read ({log.reason(error)}); check query and the connection's options"
         ) from None
-    return _checked(TableSource(spec, log, now), known)
+    return _checked(PlannedTable(spec, log, now), known)
 
 
 def _columns(known: str) -> StructType:
@@ -93,7 +95,7 @@ def _columns(known: str) -> StructType:
     return StructType.fromJson(json.loads(known))
 
 
-def _checked(source: TableSource, known: str | None) -> TableSource:
+def _checked(source: PlannedTable, known: str | None) -> PlannedTable:
     """A source with the columns that a run takes of it. Raises StartError for others than it goes on with."""
     if known is None:
         return source
@@ -104,5 +106,5 @@ def _checked(source: TableSource, known: str | None) -> TableSource:
     if spec.schema_changes == "ignore" and added(before, now.columns):
         names = {f.name.casefold() for f in before.fields}
         kept = StructType([f for f in now.columns.fields if f.name.casefold() in names])
-        return TableSource(spec, source.log, replace(now, columns=kept))
+        return PlannedTable(spec, source.log, replace(now, columns=kept))
     return source

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slackwater.engine import fold
+from slackwater.sources.waiting import Waits
 from slackwater.state.commit import Commit
-from slackwater.ui.waiting import Waits
 
 BEFORE = ("plan", "read", "ingest", "emit")  # phases that a commit tells of itself
 BEHIND = ("commit", "write", "note")  # and those that the next one tells of it

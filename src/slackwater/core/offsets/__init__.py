@@ -1,0 +1,45 @@
+"""Where a source goes on, as a commit keeps it: the files that were read, the next offset of each partition, a version of a table.
+
+    files   {"segments": ["offsets/000000007-…jsonl"], "count": 3, "changed": {"count": 1, "last": ["/in/a.json"]}}
+    Kafka   {"clicks": {"0": 1200, "1": 1180}}
+    tables  {"table": "8a1c…", "version": 12}                                     all of version 12, and of those before it
+            {"table": "8a1c…", "version": 12, "files": 3, "content": true}        three files of what version 12 holds
+
+What a source reads that goes on by Spark's checkpoint alone has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slackwater.core.offsets.base import NEEDS_FILE, Ask, Change, ChangedFiles, Offsets
+from slackwater.core.offsets.files import FilesRead
+from slackwater.core.offsets.kafka import ByTopic, KafkaOffsets, by_topic
+from slackwater.core.offsets.tables import TableRead
+
+KINDS: tuple[type[Offsets], ...] = (TableRead, FilesRead, KafkaOffsets)  # Kafka's may have any names, so it is the last
+
+
+def parsed(stored: Any) -> Offsets | None:
+    """Offsets as a commit holds them. Raises ValueError for what no commit holds: a state is not trusted."""
+    if stored is None or isinstance(stored, Offsets):
+        return stored
+    if not isinstance(stored, Mapping):
+        raise ValueError("offsets are no table")
+    return next(found for kind in KINDS if (found := kind.parsed(stored)) is not None)
+
+
+__all__ = [
+    "NEEDS_FILE",
+    "Ask",
+    "ByTopic",
+    "Change",
+    "ChangedFiles",
+    "FilesRead",
+    "KafkaOffsets",
+    "Offsets",
+    "TableRead",
+    "by_topic",
+    "parsed",
+]

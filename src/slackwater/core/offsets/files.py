@@ -1,0 +1,72 @@
+"""Files that were read: they have no order to go on at, so all of them are listed beside the state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slackwater.core.offsets.base import Ask, Change, ChangedFiles, Offsets, count_of_files
+from slackwater.core.words import plural
+from slackwater.errors import StartError
+
+_LIST = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class FilesRead(Offsets):
+    """`lists`: the names of lists beside the state that hold every file read so far; `count`: how many files these are."""
+
+    lists: tuple[str, ...] = ()
+    count: int = 0
+    changed: ChangedFiles | None = None
+
+    @classmethod
+    def parsed(cls, stored: Mapping[str, Any]) -> FilesRead | None:
+        if not isinstance(stored.get("segments"), list):
+            return None
+        changed = stored.get("changed")
+        return cls(
+            tuple(map(_list, stored["segments"])),
+            count_of_files(stored.get("count", 0)),
+            None if changed is None else _changed(changed),
+        )
+
+    def stored(self) -> dict[str, Any]:
+        changed = {} if self.changed is None else {"changed": self.changed.stored()}
+        return {"segments": list(self.lists), "count": self.count, **changed}
+
+    def rows(self) -> dict[str, str]:
+        return {"files": str(self.count)}
+
+    def told(self) -> str:
+        return f"after {plural(self.count, 'file')}"
+
+    def changes(self, before: Offsets | None) -> list[Change]:
+        read = FilesRead.known(before).count
+        meaning = f"{plural(read, 'file')} again" if read else "as it is"
+        return [Change("files", f"{plural(read, 'file')} read", "none read", meaning, again=read > 0)]
+
+    def moved(self, where: str, wanted: object, ask: Ask | None) -> FilesRead:
+        if wanted != "earliest":
+            raise StartError(
+                f'{where}: it reads files, which have no order to go on at; expected "earliest" (all of them are read again)'
+            )
+        return FilesRead()
+
+    def renamed(self, listed: Callable[[str], str]) -> FilesRead:
+        return replace(self, lists=tuple(map(listed, self.lists)))
+
+
+def _list(name: Any) -> str:
+    if not isinstance(name, str) or not _LIST.fullmatch(name):
+        raise ValueError(f"{str(name)[:100]!r} is no name of a list")
+    return name
+
+
+def _changed(found: Any) -> ChangedFiles:
+    last = found.get("last", []) if isinstance(found, Mapping) else None
+    if not isinstance(last, list) or not all(isinstance(name, str) for name in last):
+        raise ValueError("changed files are no names")
+    return ChangedFiles(count_of_files(found.get("count", 0)), tuple(last))

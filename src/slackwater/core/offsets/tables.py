@@ -1,0 +1,89 @@
+"""A place in the order of a table's versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slackwater.core.offsets.base import NEEDS_FILE, Ask, Change, Offsets, count_of_files
+from slackwater.core.words import plural
+from slackwater.errors import StartError
+
+
+@dataclass(frozen=True)
+class TableRead(Offsets):
+    """How far a table was read, in the order of its versions. `table`: its own id, "" for one that is to be read from its first row.
+
+    `version`: of a Delta table, or the id of an Iceberg snapshot, -1 before the first; `sequence`: the snapshot's number. `files`:
+    how many of its files were read, None for all; `content`: of those that it holds, not of those that it added.
+    """
+
+    table: str = ""
+    version: int = -1
+    sequence: int | None = None
+    files: int | None = None
+    content: bool = False
+
+    @classmethod
+    def parsed(cls, stored: Mapping[str, Any]) -> TableRead | None:
+        if not isinstance(stored.get("table"), str):
+            return None
+        if unknown := stored.keys() - {"table", "version", "sequence", "files", "content"}:
+            raise ValueError(f"a place in a table has no {str(min(map(str, unknown)))[:100]!r}")
+        version, content = stored.get("version"), stored.get("content", False)
+        if isinstance(version, bool) or not isinstance(version, int) or not -1 <= version < 1 << 63:
+            raise ValueError(f"{str(version)[:100]!r} is no version of a table")
+        if not isinstance(content, bool):
+            raise ValueError("content is neither true nor false")
+        sequence, files = (None if stored.get(k) is None else count_of_files(stored[k]) for k in ("sequence", "files"))
+        return cls(stored["table"][:1000], version, sequence, files, content)
+
+    @property
+    def never(self) -> bool:
+        """Whether nothing of it was read yet: it begins with what it holds then."""
+        return not self.table
+
+    @property
+    def whole(self) -> TableRead:
+        """The version, read to its end."""
+        return replace(self, files=None, content=False)
+
+    def stored(self) -> dict[str, Any]:
+        more = {"sequence": self.sequence, "files": self.files, "content": self.content or None}
+        return {"table": self.table, "version": self.version} | {k: v for k, v in more.items() if v is not None}
+
+    def rows(self) -> dict[str, str]:
+        return {"version": str(self.version), "files": "all" if self.files is None else str(self.files)}
+
+    def told(self) -> str:
+        return f"after {self}" if self.version >= 0 else f"from {self}"
+
+    def changes(self, before: Offsets | None) -> list[Change]:
+        was = str(before) if isinstance(before, TableRead) else "never read"
+        if not self.never:
+            return [Change("versions", was, f"after {self}", skips=before != self)]
+        again = before is not None
+        return [Change("versions", was, "what it holds", "all of it again" if again else "", again=again)]
+
+    def moved(self, where: str, wanted: object, ask: Ask | None) -> Offsets:
+        """To what the table holds when the next run begins, or behind what is there now."""
+        if wanted == "earliest":
+            return TableRead(files=0, content=True)
+        if wanted != "latest":
+            raise StartError(
+                f'{where}: it reads a table; expected "earliest" (what it holds, from its first row) or "latest" (what comes next)'
+            )
+        if ask is None:
+            raise StartError(f"{where}: the table is to be asked where that is; {NEEDS_FILE}")
+        return ask("latest")
+
+    def __str__(self) -> str:
+        """For people: as in `version 12`, or `3 files of version 12`."""
+        if self.version < 0:
+            return "its first version" if self.table else "nothing"
+        named = f"version {self.version}" if self.sequence is None else f"snapshot {self.version} ({self.sequence})"
+        if self.files is None:
+            return named
+        of = f"what {named} holds" if self.content else named
+        return f"{plural(self.files, 'file')} of {of}"

@@ -1,0 +1,150 @@
+"""A system that slackwater does not have: numbers, one after the other. What a source that seeks has to bring, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from slackwater.config import connection
+from slackwater.config.connection import Connection
+from slackwater.config.connectors import CONNECTORS, Begins, Connector, kinds_of_keys
+from slackwater.config.kinds import Kind, choice, whole
+from slackwater.config.source import Source
+from slackwater.core import offsets
+from slackwater.core.offsets import Ask, Change, Offsets
+from slackwater.errors import StartError
+from slackwater.runner.systems import SYSTEMS
+from slackwater.runner.systems.base import System
+from slackwater.sources import letters
+from slackwater.sources.base import Planned, SourceBatch
+from slackwater.state.commit import SourceRecord
+
+
+# -- config/connection.py ----------------------------------------------------------------------------------------------
+class TicksConnection(Connection):
+    """Numbers below `count`, which are seconds since 1970, too."""
+
+    kind: Literal["ticks"] = "ticks"
+    count: int
+
+    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("ticks"), "count": whole(0)}
+    REQUIRED: ClassVar[tuple[str, ...]] = ("count",)
+    WRITES: ClassVar[bool] = False
+
+
+# -- core/offsets/ticks.py ---------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class TicksRead(Offsets):
+    """`next`: the next number."""
+
+    next: int = 0
+
+    @classmethod
+    def parsed(cls, stored: Mapping[str, Any]) -> TicksRead | None:
+        return cls(int(stored["ticks"])) if stored.keys() == {"ticks"} and isinstance(stored["ticks"], int) else None
+
+    def stored(self) -> dict[str, Any]:
+        return {"ticks": self.next}
+
+    def rows(self) -> dict[str, str]:
+        return {"next": str(self.next)}
+
+    def told(self) -> str:
+        return f"from tick {self.next}"
+
+    def changes(self, before: Offsets | None) -> list[Change]:
+        was = TicksRead.known(before).next
+        return [Change("ticks", str(was), str(self.next), again=self.next < was, skips=self.next > was)]
+
+    def moved(self, where: str, wanted: object, ask: Ask | None) -> Offsets:
+        if not isinstance(wanted, str) or ask is None:
+            raise StartError(f"{where}: no tick")
+        return ask(wanted)
+
+
+# -- config/connectors.py ----------------------------------------------------------------------------------------------
+TICKS = Connector(
+    keeps_history=True,
+    own_time=True,
+    keys=("starting_offsets", "max_messages_per_trigger"),
+    offsets=TicksRead,
+    begins=Begins("earliest", without="ticks begin at the first"),
+    named=lambda s: f"ticks of {s.query}",
+    rows=lambda s: f"ticks of {s.query}",
+)
+
+
+# -- sources/ticks.py --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class TicksSource(Planned):
+    """`count`: so many there are."""
+
+    count: int
+    schema: Any
+    kind = "clock"
+
+    def latest(self) -> TicksRead:
+        return TicksRead(self.count)
+
+    def stated(self) -> TicksRead:
+        return TicksRead()
+
+    def planner(self, record: SourceRecord, files: Iterable[Any]) -> TicksPlanner:
+        return TicksPlanner(self, TicksRead.known(record.offsets).next)
+
+    def reread(self, found: Any, letter: str, file: str) -> Any:
+        return letters.rows(found, self.schema, [letter])
+
+
+@dataclass(frozen=True)
+class Some:
+    source: TicksSource
+    first: int
+    end: int
+
+    def read(self, session: Any, store: Any, epoch: int, record: SourceRecord) -> SourceBatch:
+        frame = session.range(self.first, self.end).selectExpr("id AS n", "timestamp_seconds(id) AS _event_ts")
+        return SourceBatch(frame, TicksRead(self.end))
+
+
+class TicksPlanner:
+    left = 0
+
+    def __init__(self, source: TicksSource, first: int) -> None:
+        self._source, self._next = source, first
+
+    def until_now(self) -> None:
+        """There are no more."""
+
+    def next(self) -> Some | None:
+        first, most = self._next, self._source.spec.max_messages_per_trigger or self._source.count
+        self._next = min(first + most, self._source.count)
+        return Some(self._source, first, self._next) if first < self._next else None
+
+
+# -- runner/systems/ticks.py -------------------------------------------------------------------------------------------
+class Ticks(System[TicksConnection]):
+    def source(self, session: Any, pipeline: Any, spec: Source, known: str | None) -> TicksSource:
+        from pyspark.sql import types as T  # noqa: N812
+
+        fields = [T.StructField("n", T.LongType()), T.StructField("_event_ts", T.TimestampType())]
+        return TicksSource(spec, self.connection.count, T.StructType(fields))
+
+    def place(self, spec: Source, wanted: str | int) -> TicksRead:
+        return TicksRead(self.connection.count if wanted == "latest" else 0)
+
+
+@contextmanager
+def known() -> Iterator[None]:
+    """Each list of kinds with a line more, as the files would have it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(connection.CONNECTIONS, "ticks", TicksConnection)  # type: ignore[arg-type]
+        patch.setitem(CONNECTORS, "ticks", TICKS)  # type: ignore[arg-type]
+        patch.setitem(SYSTEMS, "ticks", Ticks)  # type: ignore[arg-type]
+        patch.setattr(offsets, "KINDS", (TicksRead, *offsets.KINDS))
+        patch.setattr(Source, "OF", kinds_of_keys("format", "max_files_per_trigger", "schema_", *Source.KINDS))
+        yield

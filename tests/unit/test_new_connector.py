@@ -1,0 +1,138 @@
+"""What every room makes of a system that slackwater does not have, with a source that seeks: see `tests/support/ticks.py`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.support.states import commit_of
+from tests.support.ticks import TicksConnection, TicksRead, TicksSource, known
+
+import slackwater as sw
+from slackwater import explain
+from slackwater.config import toml
+from slackwater.errors import ConfigError, StartError
+from slackwater.maintenance import reset_offsets
+from slackwater.runner import backfill_plan, starting_offsets, tell
+from slackwater.runner.backfill_source import PlannedReader
+from slackwater.runner.systems import system_of
+from slackwater.sources import planning
+from slackwater.sources.streams import FrameSource
+from slackwater.state.commit import Commit, SourceRecord
+
+TEXT = """
+name = "law"
+
+[connections.clock]
+kind = "ticks"
+count = 10
+
+[connections.screen]
+kind = "console"
+
+[[sources]]
+name = "ticks"
+connection = "clock"
+query = "numbers"
+max_messages_per_trigger = 4
+
+[transform]
+sql = "SELECT n % 2 AS odd, n, _event_ts FROM source"
+
+[transform.window]
+kind = "tumbling"
+duration_ms = "5s"
+lateness_ms = "0s"
+group_by = ["odd"]
+max_groups_per_window = 10
+event_time_column = "_event_ts"
+aggregations = [{ agg = "count", as = "n" }]
+
+[target]
+connection = "screen"
+
+[state_store]
+kind = "in_memory"
+"""
+
+
+@pytest.fixture(autouse=True)
+def ticks() -> Iterator[None]:
+    with known():
+        yield
+
+
+def page(tmp_path: Path, old: str = "", new: str = "") -> sw.Pipeline:
+    assert old in TEXT
+    (tmp_path / "p.toml").write_text(TEXT.replace(old, new, 1) if old else TEXT)
+    return toml.load(str(tmp_path / "p.toml"))
+
+
+def at(next_: int) -> Commit:
+    stored = {"ticks": next_}
+    return commit_of(3, sources={"ticks": {"rows": next_, "offsets": stored}})
+
+
+def source(pipeline: sw.Pipeline) -> TicksSource:
+    found = pipeline.connections["clock"]
+    assert isinstance(found, TicksConnection)
+    return TicksSource(pipeline.sources[0], found.count, None)
+
+
+def test_a_config_knows_its_keys_and_says_what_it_reads(tmp_path: Path) -> None:
+    pipeline = page(tmp_path)
+    assert "ticks of numbers, at most 4 per epoch" in str(explain.build(pipeline))
+    assert starting_offsets.text(pipeline) == "ticks at earliest"
+    with pytest.raises(
+        ConfigError, match='max_files_per_trigger: belongs to connections of kind "files" or "delta" or'
+    ):
+        page(tmp_path, "max_messages_per_trigger", "max_files_per_trigger")
+    with pytest.raises(ConfigError, match='expected "earliest" or "latest"; ticks begin at the first'):
+        page(tmp_path, "max_messages_per_trigger = 4", "starting_offsets = { t = { 0 = 1 } }")
+
+
+def test_a_commit_keeps_its_offsets_and_a_start_tells_them(tmp_path: Path) -> None:
+    record = SourceRecord(offsets=TicksRead(7))
+    assert json.loads(record.model_dump_json())["offsets"] == {"ticks": 7}
+    assert SourceRecord.model_validate_json(record.model_dump_json()) == record
+    assert '"ticks": ticks of numbers, from tick 7;' in tell.start(page(tmp_path), at(7))
+
+
+def test_where_it_goes_on_can_be_changed(tmp_path: Path) -> None:
+    pipeline = page(tmp_path)
+    (move,) = reset_offsets.moves(at(7), ["ticks=latest"], pipeline)
+    assert move.after == TicksRead(10)
+    assert [c.skips for c in move.after.changes(move.before)] == [True]
+    with pytest.raises(StartError, match='source "ticks": no tick'):
+        reset_offsets.moves(at(7), ["ticks=latest"], None)
+
+
+def test_a_run_and_a_backfill_plan_it(tmp_path: Path) -> None:
+    own, nothing = source(page(tmp_path)), None
+    state: Any = SimpleNamespace(sources={"ticks": SourceRecord(offsets=TicksRead(3))})
+    streams: Any = SimpleNamespace(sources=[own])
+    found = planning.planners_of(streams, state, {})
+    assert found is not None
+    parts: list[Any] = [p["ticks"] for _ in range(2) if (p := found.next())]
+    assert [(p.first, p.end) for p in parts] == [(3, 7), (7, 10)]
+    assert (found.next(), found.files_left) == ({}, 0)
+    streams = SimpleNamespace(sources=[own, FrameSource("queue", nothing)])  # type: ignore[arg-type]
+    with pytest.raises(
+        StartError, match=r'source "ticks" is a clock, whose epochs are planned without .* "queue" needs'
+    ):
+        planning.planners_of(streams, state, {})
+    planning.check_connect("p", [own])
+    assert backfill_plan.described(page(tmp_path), 0, 5_000_000, str(tmp_path / "out")).name.startswith("law-backfill")
+    session: Any = SimpleNamespace(range=lambda first, end: SimpleNamespace(selectExpr=lambda *_: (first, end)))
+    part = PlannedReader(session, nothing, own, SourceRecord()).next(SourceRecord(), 0)  # type: ignore[arg-type]
+    assert part is not None
+    assert (part.frame, part.offsets) == ((0, 4), TicksRead(4))
+
+
+def test_nobody_is_asked_what_waits(tmp_path: Path) -> None:
+    pipeline = page(tmp_path)
+    assert system_of(pipeline.connections["clock"]).question(pipeline.sources[0]) is None
