@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from tests.support.command import command
-from tests.support.effort import some
+from tests.support.effort import long, some
 from tests.support.lakes import connection, sql
 from tests.support.pages import block
 from tests.support.tables import FORMATS, row
@@ -150,7 +150,8 @@ path = "state"
 
 
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("kind", some(["delta", "iceberg"]))
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@long(beside="test_replay.py::test_after_a_replay_the_target_holds_the_batch_answer")
 def test_letters_are_replayed_and_history_is_read_again(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

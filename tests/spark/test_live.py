@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.effort import long
 from tests.support.events import SIMPLE, events, simple, us
 from tests.support.runner import Runner
 
@@ -70,6 +71,7 @@ def test_a_quiet_source_becomes_idle_and_windows_close(runner: Runner) -> None:
     assert runner.output()["user"].to_list() == ["a", "b"]
 
 
+@long(beside="test_silence.py::test_a_slow_epoch_is_no_silence")
 def test_a_slow_epoch_is_no_silence_and_a_silence_closes_the_last_windows(runner: Runner) -> None:
     """The second epoch works for 10 s, longer than the idleness of 6 s, and `more` is not asked meanwhile.
 
