@@ -36,6 +36,7 @@ from typing import Any
 import polars as pl
 import psycopg
 from tests.e2e.matrix import Pair, Services, consume
+from tests.e2e.told_table import Table
 from tests.e2e.window_matrix import BROKEN
 from tests.support import cluster as clusters
 from tests.support import cluster_faults
@@ -240,31 +241,6 @@ class Cell(Pair):
         return sent.total(), (sent - found).total(), (found - sent).total()
 
 
-@dataclass
-class Table:
-    """Rows of a table in a page, behind a mark; a row replaces the one whose first cells, `keys` of them, are the same."""
-
-    mark: str
-    head: Sequence[str]
-    keys: int
-    page: Path | None
-
-    def add(self, *cells: object) -> None:
-        line = f"| {' | '.join(f'{c:,}' if isinstance(c, int) else str(c) for c in cells)} |"
-        print(line, flush=True)
-        if self.page is None:
-            return
-        before, mark, after = self.page.read_text().partition(f"<!-- {self.mark} -->\n")
-        assert mark, f"{self.page} has no line <!-- {self.mark} -->"
-        lines = after.splitlines()
-        old = list(itertools.takewhile(lambda row: not row or row.startswith("|"), lines))
-        rest = "\n".join(lines[len(old) :])
-        former = [row for row in old if row][2:]  # without its head
-        kept = [row for row in former if row.split("|")[: self.keys + 1] != line.split("|")[: self.keys + 1]]
-        rows = [f"| {' | '.join(self.head)} |", f"|{'---|' * len(self.head)}", *kept, line]
-        self.page.write_text(f"{before}{mark}\n" + "\n".join(rows) + "\n" + (f"\n{rest}\n" if rest else ""))
-
-
 def cell(
     services: Services, cluster: Cluster, kind: str, store: str, fault: str, given: argparse.Namespace
 ) -> tuple[Any, ...]:
@@ -400,6 +376,7 @@ def main() -> int:
     options.add_argument("--only", default=",".join(FAULTS), help="faults, with commas")
     options.add_argument("--bucket-only", action="store_true")
     options.add_argument("--write", type=Path)
+    options.add_argument("--missing", action="store_true", help="cells that the page does not have yet")
     given = options.parse_args()
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger(cluster_faults.__name__).setLevel(logging.INFO)  # how far it is
@@ -415,6 +392,8 @@ def main() -> int:
         if given.bucket_only:
             return int(not in_a_bucket(services, cluster, given, given.write))
         for kind, store, fault in in_turn(given.kinds.split(","), given.stores.split(","), given.only.split(",")):
+            if given.missing and table.has(kind, STORES[store], fault):
+                continue
             found = cell(services, cluster, kind, store, fault, given)
             failed |= bool(found[-2] or found[-1])
             table.add(*found)

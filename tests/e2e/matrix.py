@@ -20,11 +20,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import psycopg
 from tests.e2e import join_matrix, window_matrix
+from tests.e2e.told_table import Table
 from tests.e2e.window_matrix import BROKEN, LATENESS_S
 
 from slackwater.engine.kill_points import KILL_POINTS
@@ -347,17 +349,28 @@ def main() -> int:
     options.add_argument("--only", default="", help="store-target pairs, with commas")
     options.add_argument("--windows", default="session,tumbling,join,full-join")
     options.add_argument("--write", type=Path)
+    options.add_argument("--missing", action="store_true", help="what the page does not have yet")
     given = options.parse_args()
-    lines = [
-        "| kind | state | target | events | kills at named steps | random kills | rows | lost | doubled or wrong |",
-        "|---|---|---|---|---|---|---|---|---|",
+    head = [
+        "kind",
+        "state",
+        "target",
+        "events",
+        "kills at named steps",
+        "random kills",
+        "rows",
+        "lost",
+        "doubled or wrong",
     ]
+    table = Table("kills", [*head, "when"], 3, given.write)
     failed = False
     with Kafka.started() as kafka, Postgres.started() as postgres, tempfile.TemporaryDirectory() as home:
         services = Services(kafka, postgres, Path(home))
         for window in given.windows.split(","):
             for store, target in PAIRS:
                 if given.only and f"{store}-{target}" not in given.only.split(","):
+                    continue
+                if given.missing and table.has(window, store, target):
                     continue
                 per_epoch = given.events // (2 * (len(KILL_POINTS) + given.random) + 10)
                 pair = Pair(services, store, target, window, given.events, per_epoch)
@@ -370,14 +383,8 @@ def main() -> int:
                 pair.finish()
                 expected, lost, wrong = pair.verdict()
                 failed |= bool(lost or wrong)
-                lines.append(
-                    f"| {window} | {store} | {target} | {given.events:,} | {len(KILL_POINTS)} | {given.random} (seed {seed}) |"
-                    f" {expected:,} | {lost} | {wrong} |"
-                )
-                print(lines[-1], flush=True)
-                if given.write:
-                    head, _, _ = given.write.read_text().partition("<!-- kills -->")
-                    given.write.write_text(head + "<!-- kills -->\n\n" + "\n".join(lines) + "\n")
+                told = (f"{given.events:,}", len(KILL_POINTS), f"{given.random} (seed {seed})", expected, lost, wrong)
+                table.add(window, store, target, *told, date.today().isoformat())
     return int(failed)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.cluster_matrix import FAULTS, KINDS, STORES, Table, in_turn, per, requests_of
+from tests.e2e.cluster_matrix import FAULTS, KINDS, STORES, in_turn, per, requests_of
+from tests.e2e.told_table import Table
 
 
 def test_each_cell_comes_once_and_the_first_ones_have_each_fault_of_each_kind() -> None:
@@ -25,6 +26,11 @@ def test_a_row_takes_the_place_of_the_one_of_its_cell_and_the_rest_of_the_page_s
     table.add("join", "driver", 0)
     Table("cluster", ["kind", "fault", "lost"], 2, page).add("join", "worker", 12345)
     rows = "| kind | fault | lost |\n|---|---|---|\n| join | driver | 0 |\n| join | worker | 12,345 |\n"
+    assert (
+        table.has("join", "driver")
+        and not table.has("join", "executor")
+        and not Table("cluster", [], 2, None).has("a", "b")
+    )
     assert page.read_text() == f"before\n\n<!-- cluster -->\n\n{rows}\n## Next\n\n<!-- kills -->\n\n| a |\n"
 
 

@@ -8,7 +8,7 @@ import polars as pl
 from slackwater.core.arrays import distinct, member
 from slackwater.core.hashing import mix
 from slackwater.windows.kept import CLEAN, DIRTY, Int64s
-from slackwater.windows.order import sorted_by_key
+from slackwater.windows.order import order_by_unit
 from slackwater.windows.outcomes import Emitted
 from slackwater.windows.pane_revisions import notes, with_notes
 from slackwater.windows.panes import PaneLogic, first_window, last_closed, last_window, overlapping, pane_us
@@ -59,9 +59,7 @@ def emit(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: int, earl
         if overlapping(logic):
             spread = _as_noted(logic, panes, spread, index)
     if overlapping(logic):
-        carried = [pl.col(c).first() for c in ("__kh", "__start", "__end")]
-        carried += [pl.col("__changed").any()] if logic.revises else []
-        spread = _put_together(logic, spread, carried)
+        spread = _put_together(logic, spread)
     if logic.revises:
         before = pl.col("__start") <= closed
         spread = spread.filter(pl.col("__changed") if logic.updates else pl.col("__changed") | ~before)
@@ -86,23 +84,25 @@ def standalone(logic: PaneLogic, rows: pl.DataFrame, watermark: int) -> pl.DataF
     index, window = _stretched(first_window(logic, pane), gone, logic.hop_us)
     spread = rows.select("__kh", *logic.key_names, *logic.accumulators)[index]
     spread = spread.with_columns(pl.Series("__start", window), pl.Series("__end", window + logic.duration_us))
-    carried = [pl.col(c).first() for c in ("__kh", "__start", "__end")]
-    return _put_together(logic, spread, carried).with_columns(
+    return _put_together(logic, spread).with_columns(
         pl.col("__end").alias("__final"),
         pl.lit(1, pl.Int64).alias("__rev"),
         pl.lit("standalone").alias("__reason"),
     )
 
 
-def _put_together(logic: PaneLogic, spread: pl.DataFrame, carried: list[pl.Expr]) -> pl.DataFrame:
-    """Panes, one row per window that holds them, merged per key and window."""
+def _put_together(logic: PaneLogic, spread: pl.DataFrame) -> pl.DataFrame:
+    """Panes, one row per window that holds them, merged per key and window: `__changed` if one of them is."""
     if spread.is_empty():
         return spread
-    spread, key = sorted_by_key(spread, logic.key_names, "__start")
-    start = spread["__start"].to_numpy()
-    new = np.ones(spread.height, dtype=bool)
-    new[1:] = (key[1:] != key[:-1]) | (start[1:] != start[:-1])
-    return logic.merge_groups(spread, np.cumsum(new), carried)
+    groups = spread.select("__start", *logic.key_names)
+    order, heads = order_by_unit(mix(spread["__kh"].to_numpy(), spread["__start"].to_numpy()), groups)
+    carried = list(spread.select("__kh", "__start", "__end", *logic.key_names)[order[heads]])
+    if "__changed" in spread.columns:
+        changed = np.logical_or.reduceat(spread["__changed"].to_numpy()[order], heads)
+        carried.append(pl.Series("__changed", changed))
+    noted = [c for c in logic.revisions if c in spread.columns]
+    return logic.merge_runs(spread.select(*noted, *logic.accumulators)[order], heads, carried)
 
 
 def _as_noted(logic: PaneLogic, panes: pl.DataFrame, spread: pl.DataFrame, index: Int64s) -> pl.DataFrame:

@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from slackwater.core.arrays import distinct, member
+from slackwater.core.arrays import distinct, heads, member
 from slackwater.joins.buffer import Changes
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import OutputMeta, SegmentMeta
@@ -71,6 +71,14 @@ class Segment:
         end[hit] = np.searchsorted(self.columns.h, hashes[hit], "right")
         return begin, end
 
+    def units_of(self, rows: Int64s) -> tuple[Int64s, Int64s]:
+        """Begin and end positions of the units that rows at these positions (ascending) are of, each unit once."""
+        begin = heads(self.columns.h)
+        if len(begin) == len(self.columns.h):  # a row each
+            return rows, rows + 1
+        of = distinct(np.searchsorted(begin, rows, "right") - 1, is_sorted=True)
+        return begin[of], np.append(begin, len(self.columns.h))[of + 1]
+
 
 class SegmentReader:
     """The units of one shard as of a commit, in its segments."""
@@ -105,14 +113,13 @@ class SegmentReader:
             if not when.touches(segment.meta.first_due, segment.meta.last_due):
                 continue
             wanted = when.mask(segment.columns.kind, segment.columns.start, segment.columns.due)
-            hashes = distinct(segment.columns.h[np.flatnonzero(wanted)], is_sorted=True)
+            begin, end = segment.units_of(np.flatnonzero(wanted))
             for newer in self.segments[age + 1 :]:
-                if not len(hashes):
+                if not len(begin):
                     break
-                begin, end = newer.find(hashes)
-                hashes = hashes[begin == end]
-            if len(hashes):
-                begin, end = segment.find(hashes)
+                newest = ~member(segment.columns.h[begin], newer.columns.h)
+                begin, end = begin[newest], end[newest]
+            if len(begin):
                 found.append(segment.rows(spans(begin, end)))
         return self._together(found)
 
