@@ -13,7 +13,7 @@ from slackwater.cli.text import ago, plural, table
 from slackwater.config import toml
 from slackwater.core.lateness import said
 from slackwater.core.time import iso
-from slackwater.errors import StartError, StateError
+from slackwater.errors import StartError
 from slackwater.query.text import quoted, through
 from slackwater.query.why import why
 from slackwater.query.why_values import Clock, Need, OfKey, OfStage, Open, Why
@@ -34,10 +34,7 @@ def why_file(file: Path, key: Sequence[str], as_json: bool, stage: str | None = 
         )
     store = store_of(pipeline)
     try:
-        found = why(pipeline, store, time.time_ns() // 1000, key, stage)
-    except StateError as error:
-        error.args = (str(error).replace("slackwater run FILE", f"slackwater run {file}"),)
-        raise
+        found = why(pipeline, store, time.time_ns() // 1000, key, stage, str(file))
     finally:
         store.close()
     if as_json:

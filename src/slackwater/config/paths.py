@@ -48,6 +48,18 @@ SPARK_CONNECTORS = {  # what Spark needs for files in an object store, by the sc
     "abfss": "org.apache.hadoop:hadoop-azure",
     "gs": "com.google.cloud.bigdataoss:gcs-connector",
 }
+_AS_SPARK = {"s3": "s3a", "s3n": "s3a", "az": "abfss", "adl": "abfss", "gcs": "gs"}
+
+
+def spark_scheme(scheme: str) -> str:
+    """What Spark calls the scheme of an address as the log of a table has it."""
+    return _AS_SPARK.get(scheme, scheme)
+
+
+def spark_address(address: str) -> str:
+    """The same of a whole address; a path without a scheme stays as it is."""
+    scheme, colon, rest = address.partition("://")
+    return f"{spark_scheme(scheme)}{colon}{rest}" if colon else address
 
 
 def local(path: str) -> bool:

@@ -39,8 +39,15 @@ from slackwater.windows.intervals import Unit
 NEXT = 5  # windows that are listed
 
 
-def why(pipeline: Pipeline, store: StateStore, now_us: int, key: inspect.Texts = (), stage: str | None = None) -> Why:
-    """Look into the latest commit. `stage`: tell of this one alone.
+def why(
+    pipeline: Pipeline,
+    store: StateStore,
+    now_us: int,
+    key: inspect.Texts = (),
+    stage: str | None = None,
+    file: str = "FILE",
+) -> Why:
+    """Look into the latest commit. `stage`: tell of this one alone; `file`: its config, as a command names it.
 
     Raises StateError if there is none or it is another window's, StartError for a wrong key, and for a stage that is not there.
     """
@@ -52,7 +59,7 @@ def why(pipeline: Pipeline, store: StateStore, now_us: int, key: inspect.Texts =
                 + (
                     f"; {runner} runs and has not committed its first epoch"
                     if runner
-                    else "; start it with: slackwater run FILE"
+                    else f"; start it with: slackwater run {file}"
                 )
             )
         return why_of(pipeline, snapshot, runner, now_us, key, stage)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
@@ -29,7 +29,7 @@ class _Asked:
     spec: Source
     changes: Sequence[Change] = ()
     refused: str | None = None
-    unknown: str | None = field(default="")
+    unknown: str | None = ""
 
     def ask(self, system: System[C], record: SourceRecord) -> None:
         try:

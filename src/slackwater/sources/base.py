@@ -32,9 +32,8 @@ class SourceBatch:
     files: int = 0
     partitions: Mapping[str, int] = field(default_factory=dict)  # every partition there is, and how many records it has
     lost: int = 0  # records that were gone before they were read (on_data_loss = "skip")
-    marked: Callable[[int], str | None] | None = (
-        None  # of files: which of them a mark is of, see `sources.files.marked`
-    )
+    # of files: which of them a mark is of, see `sources.files.marked`
+    marked: Callable[[int], str | None] | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from slackwater.config.connectors import absolute
+from slackwater.config.paths import spark_address
 from slackwater.core.offsets import TableRead
 from slackwater.core.words import plural
 from slackwater.errors import StartError
@@ -32,7 +33,6 @@ _READ = {  # what a reader must know of a table; the rest changes how files or t
     "typeWidening",
     "typeWidening-preview",
 }
-_AS_SPARK = {"s3": "s3a", "gcs": "gs", "az": "abfss", "adl": "abfss"}
 
 
 class DeltaLog:
@@ -185,9 +185,7 @@ class DeltaLog:
         raw = unquote(path)
         if "://" not in raw and not raw.startswith(("file:", "/")):
             raw = f"{absolute(self._path).rstrip('/')}/{raw}"
-        scheme, colon, rest = raw.partition("://")
-        raw = f"{_AS_SPARK.get(scheme, scheme)}://{rest}" if colon else raw
-        return DataFile(raw, size, {name: _text(value) for name, value in values.items()})
+        return DataFile(spark_address(raw), size, {name: _text(value) for name, value in values.items()})
 
 
 def reason(error: BaseException, options: Mapping[str, str]) -> str:

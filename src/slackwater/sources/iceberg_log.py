@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from slackwater.config.paths import spark_address
 from slackwater.core.offsets import TableRead
 from slackwater.core.words import plural
 from slackwater.errors import StartError
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import ManifestEntry, ManifestFile
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
-
-_AS_SPARK = {"s3": "s3a", "s3n": "s3a", "gcs": "gs"}
 
 
 class IcebergLog:
@@ -146,10 +145,7 @@ class IcebergLog:
         kind = str(data.file_format.value).lower()
         if kind != "parquet":
             raise StartError(f"{self.what} holds files of the format {kind} ({data.file_path}); expected parquet")
-        scheme, colon, rest = data.file_path.partition("://")
-        return DataFile(
-            f"{_AS_SPARK.get(scheme, scheme)}://{rest}" if colon else data.file_path, data.file_size_in_bytes
-        )
+        return DataFile(spark_address(data.file_path), data.file_size_in_bytes)
 
 
 def _place(table: Table, snapshot: Snapshot, files: int | None = None) -> TableRead:

@@ -13,17 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from slackwater.config.connection import Connection, DeltaConnection, IcebergConnection
-from slackwater.config.paths import SPARK_CONNECTORS
+from slackwater.config.paths import SPARK_CONNECTORS, spark_scheme
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
 
-_AS_SPARK = {"s3": "s3a", "s3n": "s3a", "az": "abfss", "adl": "abfss", "gcs": "gs"}  # of tables' own addresses
 _GIVEN = {"spark.jars", "spark.jars.packages", "spark.driver.extraClassPath", "spark.remote"}
-_ELSEWHERE = (
-    "SPARK_HOME",
-    "SPARK_REMOTE",
-    "SPARK_CONF_DIR",
-)  # Spark, or its settings, are not those that are installed here
+# where Spark, or its settings, are not those that are installed here
+_ELSEWHERE = ("SPARK_HOME", "SPARK_REMOTE", "SPARK_CONF_DIR")
 
 
 def unconnected(pipeline: Pipeline) -> Iterator[str]:
@@ -57,7 +53,7 @@ def _scheme(connection: Connection, source: Source) -> str | None:
     scheme, colon, _ = place.partition("://")
     if not colon:
         return None
-    return _AS_SPARK.get(scheme, scheme) if isinstance(connection, DeltaConnection | IcebergConnection) else scheme
+    return spark_scheme(scheme) if isinstance(connection, DeltaConnection | IcebergConnection) else scheme
 
 
 def _jars() -> Mapping[str, str] | None:

@@ -3,7 +3,7 @@
 Giving pages back and faulting them in anew costs an epoch more than a tenth of its time. Two allocators hold the rows: glibc's
 (NumPy, compiled loops) and Polars' own jemalloc; each is told to keep pages, up to a bound.
 
-Spark's worker collects garbage behind every task, and looks at all objects for it: the modules that tasks need are half a million of them,
+Spark's worker collects garbage behind every task, and looks at all objects for it: the modules that tasks need are 165,000 of them,
 which takes as long as an epoch of a few thousand rows. What is there once tasks have run is there for good. And Spark 4.0 tells all importers
 before every task to forget what they know: those of its own zip files then read a thousand names anew, if they are there.
 """

@@ -63,9 +63,8 @@ def pace(kept: Sequence[Commit], waits: Sequence[Waits], now_us: int) -> Pace:
     elif _spent(first) == 0:
         spent = 0  # it was written before commits told of it
     over = max(over, 0)  # a clock may have been set back
-    read, within = (
-        (rows, spent) if rows and over and spent else (_rows(last), _spent(last))
-    )  # else: over its whole life
+    # over the kept commits, else over its whole life
+    read, within = (rows, spent) if rows and over and spent else (_rows(last), _spent(last))
     able = 1e6 * read / within if read and within else None
     waiting = [w.rows for w in waits if w.rows is not None]
     behind = None if able is None or not waiting or len(waiting) < len(waits) else round(1e6 * sum(waiting) / able)
