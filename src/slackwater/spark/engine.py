@@ -34,6 +34,7 @@ from slackwater.spark.aside import Aside
 from slackwater.spark.first_looks import FirstLooks
 from slackwater.spark.rows import LETTER_NUMBER, Read, StepRows
 from slackwater.spark.statistics import FILE, MARK, are_many, count_unfit, newest_of, spans_of, statistics, stats_of
+from slackwater.spark.told import Answer, Told
 from slackwater.spark.workers import Task, count_task, emit_task, ingest_task, run_over
 from slackwater.watermark import Span
 from slackwater.windows.aggregations import quote
@@ -55,6 +56,7 @@ class SparkEngine:
     rows: StepRows
     refresh: Callable[[], None] = field(default=lambda: None)
     looks: FirstLooks = field(init=False)
+    told: Told = field(default_factory=Told)
 
     def __post_init__(self) -> None:
         """User-defined aggregations go to the workers by value, with the tasks: a worker need not find their module."""
@@ -110,16 +112,16 @@ class SparkEngine:
         return Read(timed, split, tagged or len(names) > 1 or any(split.values()))
 
     def _ingest(self, read: Read, batch: Batch, tasks: Sequence[ShardTask]) -> IngestOutcome:
-        observed: dict[str, Any] = {}
+        told: dict[str, Answer] = {}
         parts: list[DataFrame] = []
         # where rows are folded, their letters are found by reading once more: see `Aside`
         found_here = self.pipeline.carries_origin and not self.logic.is_folded
         before = tasks[0].operator.late_before(tasks[0].watermark) if found_here else None
         unfit: dict[str, list[Any]] = {}
         for name, timed in read.timed.items():
-            observed[name] = connect.observation(timed)
             asked = [*self._statistics(name, batch.partitions.get(name, {}), timed), *self.looks.ask(name)]
-            for way, tag, out in self.rows.outputs(read, name, timed, timed.observe(observed[name], *asked)):
+            passing, told[name] = self.told.of(name, timed, asked)
+            for way, tag, out in self.rows.outputs(read, name, timed, passing):
                 if (marked := self.rows.marked(way, out, tasks[0].capacity)) is not None:
                     unfit.setdefault(name, []).append(connect.observation(marked))
                     out = marked.observe(unfit[name][-1], count_unfit(marked)).where(f"{fitting.UNFIT} IS NULL")
@@ -128,8 +130,8 @@ class SparkEngine:
         owned = columns.to_shards(self.logic, lifted, len(tasks))
         reports = run_over(owned, lifted.columns, ingest_task(tasks), self.rows.alike)
         stats: dict[str, SourceStats] = {}
-        for name, observation in observed.items():
-            found: Mapping[str, Any] = observation.get
+        for name, answer in told.items():
+            found = answer.get()
             counts = batch.partitions.get(name, {})
             self.looks.heard(name, found)
             if found["bad"]:
@@ -137,6 +139,7 @@ class SparkEngine:
                 found = read.timed[name].agg(*again).collect()[0].asDict()
             newest = newest_of(read.timed[name], name, found["newest"], self._at_once) if are_many(counts) else None
             stats[name] = stats_of(found, counts, batch.marked.get(name, lambda mark: None), newest)
+            self.told.heard(name, stats[name].rows)
         counts_of = {name: sum(o.get["unfit"] or 0 for o in seen) for name, seen in unfit.items()}
 
         def spans(source: str, jump_us: int) -> Mapping[str, tuple[Span, ...]]:

@@ -1,0 +1,71 @@
+"""How an epoch learns of its sources' rows: they are observed on their way, or asked by a job beside the epoch's.
+
+observed   rows ─▶ [each is looked at] ─▶ SQL ─▶ …       cuts the code in two that Spark generates for them: 0.5 µs of a processor a row
+beside     rows ─▶ SQL ─▶ …                              as fast as they go
+           their time alone, read once more ─▶ folded    0.1 µs a row, and some 20 ms
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from slackwater.errors import EpochError
+from slackwater.sources import connect
+from slackwater.sources.base import CORRUPT, reason
+from slackwater.spark.statistics import MARK
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+MANY_ROWS = 250_000  # of a source in an epoch, from which on a job beside costs less
+
+
+@dataclass
+class Told:
+    """Of one engine. An epoch has as many rows as the one before it, for all that is known when it begins."""
+
+    _rows: dict[str, int] = field(default_factory=dict)
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(thread_name_prefix="slackwater-told"))
+
+    def of(self, name: str, timed: DataFrame, asked: Sequence[Any]) -> tuple[DataFrame, Answer]:
+        """A source's rows as they go on, and what will be known of them once they went."""
+        if self._rows.get(name, 0) >= MANY_ROWS and is_read_by_columns(timed):
+            return timed, Answer(name, self._pool.submit(_ask, timed, asked))
+        observed = connect.observation(timed)
+        return timed.observe(observed, *asked), Answer(name, observed)
+
+    def heard(self, name: str, rows: int) -> None:
+        self._rows[name] = rows
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is told of one source's rows: an observation, or a job that was begun."""
+
+    source: str
+    _of: Any
+
+    def get(self) -> Mapping[str, Any]:
+        """By the names that were asked for; waits for it. Raises EpochError."""
+        if not isinstance(self._of, Future):
+            found: Mapping[str, Any] = self._of.get
+            return found
+        try:
+            return self._of.result()
+        except Exception as error:
+            raise EpochError(
+                f'source "{self.source}": its rows cannot be counted, and the epoch was not committed: {reason(error)}'
+            ) from error
+
+
+def is_read_by_columns(timed: DataFrame) -> bool:
+    """Whether reading the time of each row once more is cheap: rows of files, of which nothing has to be decoded."""
+    return MARK in timed.columns and CORRUPT not in timed.columns
+
+
+def _ask(timed: DataFrame, asked: Sequence[Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = timed.agg(*asked).collect()[0].asDict()
+    return found
