@@ -89,6 +89,6 @@ def test_a_job_beside_that_fails_is_told_in_a_line(runner: Runner, monkeypatch: 
     monkeypatch.setattr(told, "MANY_ROWS", 1)
     monkeypatch.setattr(told, "_ask", failing)
     with pytest.raises(
-        EpochError, match=r'source "events": its rows cannot be counted, .*: IOException: the file is gone'
+        EpochError, match='not committed: the rows of source "events" cannot be counted: IOException: the file is gone'
     ):
         runner.run(source=columnar(runner), window=simple(), on_error="drop")

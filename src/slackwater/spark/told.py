@@ -57,7 +57,7 @@ class Answer:
             return self._of.result()
         except Exception as error:
             raise EpochError(
-                f'source "{self.source}": its rows cannot be counted, and the epoch was not committed: {reason(error)}'
+                f'the epoch failed and was not committed: the rows of source "{self.source}" cannot be counted: {reason(error)}'
             ) from error
 
 
