@@ -1,4 +1,4 @@
-"""Protobuf on Spark: columns of every type, versions of a registry, a file of messages, and records that cannot be decoded."""
+"""Protobuf on Spark: columns of every type, versions of a registry, a file of messages, records that are broken."""
 
 from __future__ import annotations
 

@@ -212,6 +212,35 @@ def test_what_cannot_become_columns_is_said(text: str, name: str | None, error: 
         columns(decoder(from_texts(text, {}), name))
 
 
+def test_a_message_of_proto2_has_null_for_what_is_absent() -> None:
+    text = 'syntax = "proto2"; message M { required string a = 1; optional int32 b = 2 [default = 7]; repeated int32 c = 3; }'
+    (found,) = rows(decoder(from_texts(text, {})), b"")
+    assert found == {"a": None, "b": None, "c": []}
+
+
+def test_frames_name_messages_of_the_file_itself() -> None:
+    files = from_texts(SECOND, NOTES)
+    assert (files.framed(None), files.framed("shop.Other")) == ("shop.Event", "shop.Other")
+    with pytest.raises(
+        ValueError, match=r'^message "shop.Note" is in a file that it imports, and records can only be of its own'
+    ):
+        files.framed("shop.Note")
+
+
+def test_what_a_registry_of_confluent_knows_by_itself() -> None:
+    text = """
+        syntax = "proto3";
+        import "confluent/meta.proto";
+        import "confluent/type/decimal.proto";
+        message M { string user = 1 [(confluent.field_meta) = { tags: "PII" rules: [{ name: "n" }] }]; confluent.type.Decimal price = 2; }
+    """
+    files = from_texts(text, {})
+    assert (
+        columns(decoder(files)) == "`user` STRING, `price` STRUCT<`value`: BINARY, `precision`: BIGINT, `scale`: INT>"
+    )
+    assert rows(decoder(files), written(files, "M", {"user": "a"})) == [{"user": "a", "price": None}]
+
+
 def test_references_stay_in_their_folder() -> None:
     with pytest.raises(ValueError, match=r'^it refers to "\.\./x.proto", which is no name of a file'):
         from_texts(FIRST, {"../x.proto": FIRST})

@@ -23,7 +23,7 @@ _MARK = "_slackwater_decoded"
 
 @dataclass(frozen=True)
 class AvroPayload(Payload):
-    """`writers`: schemas (JSON) by registry id, None: the only one; `reader`: the one that rows are brought to, with the mark."""
+    """`writers`: schemas (JSON) by registry id, None: the only one; `reader`: what rows become, with the mark."""
 
     writers: Mapping[int | None, str] = field(default_factory=dict)
     reader: str = ""
@@ -59,13 +59,14 @@ def _text(spec: Source) -> str:
         json.loads(text)
     except (OSError, ValueError) as error:
         raise StartError(
-            f'source "{spec.name}": avro_schema_file "{spec.avro_schema_file}" cannot be read ({error}); expected a schema in JSON'
+            f'source "{spec.name}": avro_schema_file "{spec.avro_schema_file}" cannot be read ({error}); '
+            "expected a schema in JSON"
         ) from None
     return text
 
 
 def _marked(text: str) -> str:
-    """A reader's schema with one more field: its default tells a record that was decoded from the NULLs of one that was not."""
+    """A reader's schema with one more field: its default tells what was decoded from the NULLs of what was not."""
     schema = json.loads(text)
     return json.dumps({**schema, "fields": [*schema["fields"], {"name": _MARK, "type": "boolean", "default": True}]})
 

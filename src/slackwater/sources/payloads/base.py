@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Undecoded:
-    """What is known of a source's records before any is read: `body`, the column of their bytes; `address` of a registry; `known`, the
-    schema of their first start, as Spark writes schemas in JSON; `sample` gives some as text; `zone`: of times in text that have none."""
+    """What is known of a source's records before any is read.
+
+    `body`: the column of their bytes; `address`: of a registry; `known`: the schema of their first start, in the JSON
+    of Spark; `sample` gives some as text; `zone`: of times in text that have none.
+    """
 
     session: SparkSession
     spec: Source
@@ -37,26 +40,26 @@ class Undecoded:
     zone: str = UTC
 
     def versions(self, file: str | None) -> Sequence[registry.Version]:
-        """Every version of the schemas that a registry has for the topics. `file`: the key that would name a schema instead."""
+        """Every version of the topics' schemas in a registry. `file`: the key that would name a schema instead."""
         if self.address is None or not self.topics:
             instead = f"{file}, or " if file else ""
             raise StartError(
-                f'source "{self.spec.name}": payload_format = "{self.spec.payload_format}" needs {instead}schema_registry in the '
-                "connection and topics by name"
+                f'source "{self.spec.name}": payload_format = "{self.spec.payload_format}" needs {instead}'
+                "schema_registry in the connection and topics by name"
             )
         return list(registry.versions(self.spec, self.address, self.topics))
 
 
 @dataclass(frozen=True)
 class Payload(ABC):
-    """How values become columns. `schema`: these columns, without `_corrupt_record`; `body`: the column of the bytes."""
+    """How values become columns. `schema`: these, without `_corrupt_record`; `body`: the column of the bytes."""
 
     schema: StructType
     body: str = "value"
     FAILED: ClassVar[str] = "_p IS NULL"  # whether a record was not decoded, in SQL
 
     def decode(self, records: DataFrame, meta: Sequence[str]) -> DataFrame:
-        """Records with the payload's columns, those of `meta` (SQL), and `_corrupt_record`: NULL where all went well."""
+        """The payload's columns, those of `meta` (SQL), and `_corrupt_record`: NULL where all went well."""
         text = f"coalesce(try_validate_utf8(CAST({self.body} AS STRING)), hex({self.body}))"
         return self.parsed(records).selectExpr(
             *(f"_p.{quote(f.name)}" for f in self.schema.fields),
@@ -70,8 +73,9 @@ class Payload(ABC):
 
     @property
     def writer(self) -> str:
-        """SQL for the id of the writer's schema, as text; NULL where no frame of a registry stands before the record."""
-        return f"CASE WHEN hex(substring({self.body}, 1, 1)) = '00' THEN conv(hex(substring({self.body}, 2, 4)), 16, 10) END"
+        """SQL for the id of the writer's schema, as text; NULL where no frame of a registry stands before it."""
+        number = f"conv(hex(substring({self.body}, 2, 4)), 16, 10)"
+        return f"CASE WHEN hex(substring({self.body}, 1, 1)) = '00' THEN {number} END"
 
     @property
     def framed(self) -> str:

@@ -1,4 +1,4 @@
-"""Protobuf with a file of its messages, or with every version of a subject in a registry; decoded in Spark's Python workers."""
+"""Protobuf with a file of its messages, or every version of a subject in a registry; decoded in the Python workers."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def _of_file(records: Undecoded, path: Path) -> tuple[Decoder, str]:
 
 
 def _of_registry(records: Undecoded) -> tuple[Decoder, str]:
-    """The same for records of all versions: the newest's message reads them, as Protobuf tells fields by their numbers."""
+    """The same for records of all versions: the newest reads them, as Protobuf tells fields by their numbers."""
     spec, found = records.spec, dict[int, Files]()
     for version in records.versions("protobuf_schema_file"):
         with _refused(spec, f"schema {version.id} of the registry"):
             found[version.id] = protobuf_schema.from_texts(version.text, version.references)
     latest, newest = list(found.items())[-1]
     with _refused(spec, f"schema {latest} of the registry"):
-        name = newest.named(spec.protobuf_message)
+        name = newest.framed(spec.protobuf_message)
         heads = [
             head
             for number, files in found.items()

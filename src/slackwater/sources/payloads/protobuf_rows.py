@@ -21,8 +21,11 @@ _END = 2**31 - 1  # of any value
 
 @dataclass(frozen=True)
 class Decoder:
-    """What workers are told. `files`: a FileDescriptorSet; `message`: its full name; `heads`: what may stand before it, each a frame
-    with an id and the indexes of the message (None: nothing does); `body`: the column of the bytes."""
+    """What workers are told.
+
+    `files`: a FileDescriptorSet; `message`: its full name; `heads`: what may stand before it, each a frame with an id
+    and the indexes of the message (None: nothing does); `body`: the column of the bytes.
+    """
 
     files: bytes
     message: str

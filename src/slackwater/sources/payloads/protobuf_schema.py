@@ -1,7 +1,7 @@
-"""Messages of Protobuf as a source needs them: .proto files compiled, the columns of a message, the frames before its records.
+"""Messages of Protobuf as a source needs them: .proto files compiled, their columns, the frames before records.
 
     event.proto ──protoc──▶ files, imports first ──▶ a message ──▶ columns, as DDL
-    versions of a registry ──▶ of each: does it read as the newest? ──▶ frames: 00, id, where the message stands in its file
+    versions of a registry ──▶ of each: does it read as the newest? ──▶ frames: 00, id, the message's place
 
 What goes wrong here is a ValueError that says what.
 """
@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.spelling import nearest
+from slackwater.sources.payloads.protobuf_known import KNOWN
 from slackwater.sources.payloads.protobuf_rows import Decoder
 from slackwater.windows.aggregations import quote
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 _SECONDS = 60.0
 _MAIN = "schema.slackwater.proto"  # what a registry's own text is called among those that it refers to
 _PLAIN = {
-    "int32": "INT", "int64": "BIGINT", "float": "FLOAT", "double": "DOUBLE", "bool": "BOOLEAN", "string": "STRING", "binary": "BINARY",
+    "int32": "INT", "int64": "BIGINT", "float": "FLOAT", "double": "DOUBLE", "bool": "BOOLEAN",
+    "string": "STRING", "binary": "BINARY",
     "date32[day]": "DATE", "timestamp[us, tz=UTC]": "TIMESTAMP", "duration[us]": "INTERVAL DAY TO SECOND",
     "decimal128(20, 0)": "DECIMAL(20, 0)",
 }  # fmt: skip
@@ -65,7 +67,7 @@ class Files:
 
     @cached_property
     def places(self) -> Mapping[str, tuple[int, ...]]:
-        """The messages of the file itself, by full name: their number among those beside them, behind those they are part of."""
+        """Those of the file itself: their number among those beside them, behind the numbers of what they are in."""
         return {name: place for name, place, _ in _within(self._set.file[-1])}
 
     def named(self, name: str | None) -> str:
@@ -79,7 +81,7 @@ class Files:
         return name
 
     def check(self, name: str, within: Sequence[str] = ()) -> None:
-        """Raise ValueError for a message that columns cannot hold: one that contains itself, or has two fields of one name."""
+        """Raise ValueError for a message that contains itself, or has two fields of one name."""
         if name in within:
             raise ValueError(
                 f'message "{name}" contains itself ({" > ".join([*within, name])}); no column can hold that'
@@ -90,6 +92,13 @@ class Files:
                 raise ValueError(f'message "{name}" has fields "{other}" and "{field.name}", one name to Spark')
             if field.type in (_MESSAGE, _GROUP):
                 self.check(field.type_name.lstrip("."), [*within, name])
+
+    def framed(self, name: str | None) -> str:
+        """The same where frames tell the message, which they can of the file's own alone."""
+        found = self.named(name)
+        if found not in self.places:
+            raise ValueError(f'message "{found}" is in a file that it imports, and records can only be of its own')
+        return found
 
     def decoder(self, name: str, heads: Sequence[bytes] | None, body: str) -> Decoder:
         self.check(name)
@@ -150,7 +159,8 @@ def from_file(path: Path) -> Files:
             pool.Add(file)
     except (DecodeError, TypeError) as error:
         raise ValueError(
-            f"{' '.join(str(error).split())}; expected a .proto file, or what protoc --include_imports --descriptor_set_out writes"
+            f"{' '.join(str(error).split())}; expected a .proto file, or what protoc --include_imports "
+            "--descriptor_set_out writes"
         ) from None
     return Files(data)
 
@@ -158,7 +168,7 @@ def from_file(path: Path) -> Files:
 def from_texts(text: str, others: Mapping[str, str]) -> Files:
     """A text of a registry, with others by the names under which it imports them."""
     with tempfile.TemporaryDirectory(prefix="slackwater-proto-") as folder:
-        for name, content in {**others, _MAIN: text}.items():
+        for name, content in {**KNOWN, **others, _MAIN: text}.items():
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts:
                 raise ValueError(f'it refers to "{name}", which is no name of a file')
@@ -203,8 +213,10 @@ def _ddl(kind: pa.DataType) -> str:
 
 
 def heads(number: int, place: Sequence[int]) -> list[bytes]:
-    """What stands before records of a message: a zero byte, the id, and its place as varints (zigzag), how many first; one zero is
-    short for the first message."""
+    """What stands before records of a message: a zero byte, the id, and its place as varints (zigzag), how many first.
+
+    One zero is short for the first message.
+    """
     frame = b"\0" + number.to_bytes(4, "big")
     found = [frame + b"".join(_varint(n << 1) for n in (len(place), *place))]
     return [frame + b"\0", *found] if tuple(place) == (0,) else found
