@@ -34,6 +34,8 @@ _OPTIONS_OF_SOURCE = {
             "max_files_per_trigger",
             "payload_format",
             "avro_schema_file",
+            "protobuf_schema_file",
+            "protobuf_message",
             "starting_offsets",
             "max_offsets_per_trigger",
             "on_data_loss",

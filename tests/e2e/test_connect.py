@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support import connect, orders
+from tests.support import connect, orders, protobuf
 from tests.support.command import command
 from tests.support.effort import long, some
 from tests.support.events import SCHEMA, comparable, iso, sample, window
@@ -174,7 +174,7 @@ def killed_at(path: Path, server: connect.Server, epochs: int) -> None:
     process.wait()
 
 
-@pytest.mark.parametrize("payload", ["json", "several"])
+@pytest.mark.parametrize("payload", ["json", "several", "protobuf"])
 @long(beside="test_connect.py::test_the_known_answer_comes_out_over_connect")
 def test_records_of_kafka(runner: Runner, lent: Any, topic: Make, payload: str) -> None:
     """Their schema is found out, their headers and places are there, and the next run goes on behind the offsets of the first."""
@@ -183,10 +183,16 @@ def test_records_of_kafka(runner: Runner, lent: Any, topic: Make, payload: str) 
     source = first.source(schema=None, max_offsets_per_trigger=8)
     if payload == "several":
         source = first.source(query=f"{first.name}, {second.name}", max_offsets_per_trigger=8)
+    if payload == "protobuf":
+        path = runner.home / "event.proto"
+        path.write_text(protobuf.FIRST)
+        given = {"payload_format": "protobuf", "protobuf_schema_file": str(path)}
+        source = first.source(schema=None, max_offsets_per_trigger=8, **given)
     answers = []
     for part in range(2):
         for n in range(8):
-            row = {"user": "ab"[n % 2], "amount": n}
+            fields = {"user": "ab"[n % 2], "amount": n}
+            row = protobuf.first(fields) if payload == "protobuf" else fields
             first.send(
                 row, b"{broken" if n == 3 else row, at=40 * n + part, partition=n % 2, key="k", headers=[("h", b"x")]
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import http.server
 import io
 import json
 import shutil
@@ -17,6 +16,7 @@ import polars as pl
 import pytest
 from tests.e2e.matrix import consume
 from tests.support.effort import long, some
+from tests.support.registry import answering, entries
 from tests.support.runner import Runner
 from tests.support.topics import START_MS, Make, Topic, counted, minutes, waited_for
 
@@ -462,29 +462,13 @@ EVENT: dict[str, Any] = {
 def registry() -> Iterator[str]:
     """The part of a registry that readers ask: two versions of one subject, one of any that ends as a topic of JSON."""
 
-    class Answer(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            versions = {1: (7, AVRO_1), 2: (9, AVRO_2)}
-            if self.path.startswith("/json/"):
-                versions = {1: (3, {**EVENT, "properties": {}}), 2: (4, EVENT)}
-            if self.path.endswith("/versions"):
-                found: Any = list(versions)
-            else:
-                number, schema = versions[int(self.path.rsplit("/", 1)[1])]
-                found = {"id": number, "schema": json.dumps(schema)}
-            body = json.dumps(found).encode()
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *given: Any) -> None:
-            return
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    avro_versions = [{"id": 7, "schema": json.dumps(AVRO_1)}, {"id": 9, "schema": json.dumps(AVRO_2)}]
+    before = {**EVENT, "properties": {}}
+    json_versions = [{"id": 3, "schema": json.dumps(before)}, {"id": 4, "schema": json.dumps(EVENT)}]
+    with answering(
+        lambda path: entries(path, json_versions if path.startswith("/json/") else avro_versions)
+    ) as address:
+        yield address
 
 
 def framed(row: Any, number: int) -> bytes:

@@ -20,7 +20,7 @@ import slackwater as sw
 from slackwater.core.schema import Field
 from slackwater.runner import dead_letters
 from slackwater.runner.replay import replay
-from slackwater.sources.payload import Payload
+from slackwater.sources.payloads.text import JsonPayload
 from slackwater.spark.epoch_sql import event_time_sql
 
 pytestmark = pytest.mark.spark
@@ -75,7 +75,7 @@ def payload(spark: Any, texts: list[Any], ddl: str = "t TIMESTAMP", zone: str = 
     from pyspark.sql.types import StructType
 
     bodies = [(i, json.dumps({"t": t}).encode()) for i, t in enumerate(texts)]
-    found = Payload(StructType.fromDDL(ddl), "json", zone=zone).decode(
+    found = JsonPayload(StructType.fromDDL(ddl), zone=zone).decode(
         spark.createDataFrame(bodies, "i INT, value BINARY"), ["i"]
     )
     of = "unix_micros(t)" if ddl == "t TIMESTAMP" else "to_json(struct(t))"

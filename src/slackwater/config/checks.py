@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from slackwater.config.connection import CONNECTIONS, Connection, KafkaConnection
 from slackwater.config.connectors import CONNECTORS
 from slackwater.config.rows import ROWS
-from slackwater.config.source import Lookup, Source, declared_columns
+from slackwater.config.source import FRAMED, SCHEMA_FILES, Lookup, Source, declared_columns
 from slackwater.config.spec import Problem, Values
 from slackwater.config.spelling import nearest, show
 
@@ -78,18 +78,14 @@ def check_connections(values: Values) -> Iterator[Problem]:
             yield from _below(at, spec.check_kind(found.kind, vars(spec), spec._wrong))
             if not isinstance(found, KafkaConnection) or found.schema_registry:
                 continue
-            if (
-                spec.payload_format == "avro"
-                and spec.avro_schema_file is None
-                and "avro_schema_file" not in spec._wrong
-            ):
-                line = 'missing; payload_format = "avro" needs it, or schema_registry in the connection'
-                yield f"{at}.avro_schema_file", line
-            if spec.payload_format == "json_schema":
-                yield (
-                    f"{at}.payload_format",
-                    '"json_schema" needs schema_registry in the connection, which has none; add it',
-                )
+            payload = show(spec.payload_format)
+            if (key := SCHEMA_FILES.get(spec.payload_format or "")) is not None:
+                if getattr(spec, key) is None and key not in spec._wrong:
+                    line = f"missing; payload_format = {payload} needs it, or schema_registry in the connection"
+                    yield f"{at}.{key}", line
+            elif spec.payload_format in FRAMED:
+                line = f"{payload} needs schema_registry in the connection, which has none; add it"
+                yield f"{at}.payload_format", line
     letters: Target | None = values.get("dead_letter")
     for at, target in (*placed_targets(values), *([] if letters is None else [("dead_letter", letters)])):
         if target.connection is None or "connection" in target._wrong:

@@ -47,7 +47,7 @@ class ConsoleConnection(Connection):
 class KafkaConnection(Connection):
     """A Kafka cluster. `options`: client settings as Kafka spells them (`security.protocol`, `sasl.mechanism`, …).
 
-    `schema_registry`: URL of a Confluent-style registry, for Avro and JSON Schema payloads.
+    `schema_registry`: URL of a Confluent-style registry, for Avro, JSON Schema and Protobuf payloads.
     """
 
     kind: Literal["kafka"] = "kafka"

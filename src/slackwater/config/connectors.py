@@ -144,6 +144,8 @@ CONNECTORS: Mapping[str, Connector] = {
         keys=(
             *_RECORDS,
             "avro_schema_file",
+            "protobuf_schema_file",
+            "protobuf_message",
             "starting_offsets",
             "max_offsets_per_trigger",
             "on_data_loss",

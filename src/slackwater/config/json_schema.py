@@ -20,7 +20,7 @@ from slackwater.config.connection import CONNECTIONS, Connection
 from slackwater.config.documented import place_of, text_of
 from slackwater.config.join import Join
 from slackwater.config.pipeline import LONGEST_NAME, NAME, Pipeline
-from slackwater.config.source import FRAMED, Source
+from slackwater.config.source import FRAMED, OF_PAYLOADS, Source
 from slackwater.config.spec import Spec
 from slackwater.config.step import MOST_STAGES, Step
 from slackwater.config.target import OBJECTS, StateStore
@@ -193,7 +193,7 @@ def _rules(spec: type[Spec]) -> list[Schema]:
         rules += _aggregation_rules()
     if spec is Source:
         rules.append({"required": ["connection", "query"]})
-        rules.append({"if": {"required": ["avro_schema_file"]}, "then": _only("payload_format", "avro")})
+        rules += [{"if": {"required": [key]}, "then": _only("payload_format", of)} for key, of in OF_PAYLOADS.items()]
         rules.append(_where({"enum": [*FRAMED, "raw"]}, _without(["schema"]), "payload_format"))
     if issubclass(spec, Transform):
         rules.append({"anyOf": [{"required": [key]} for key in (*spec.STEPS, "sql")]})

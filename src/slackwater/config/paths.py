@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 from slackwater.config.checks import resolve
 from slackwater.config.connectors import CONNECTORS
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.source import Lookup, Source
+from slackwater.config.source import SCHEMA_FILES, Lookup, Source
 from slackwater.config.spelling import Interpolated
 from slackwater.config.target import StateStore, Target
 from slackwater.config.transform import Stage, Transform
@@ -77,7 +77,7 @@ def anchored(pipeline: Pipeline, folder: PurePath) -> Pipeline:
     def source(spec: Source) -> Source:
         connection = None if spec.dataframe is not None else resolve(spec.connection, pipeline.connections)
         path = connection is not None and CONNECTORS[connection.kind].by_path
-        return at(spec, *(("query",) if path else ()), "avro_schema_file")
+        return at(spec, *(("query",) if path else ()), *SCHEMA_FILES.values())
 
     def looking_up(transform: _T) -> _T:
         found = {name: at(lookup, "query") for name, lookup in transform.lookups.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -31,8 +32,11 @@ from slackwater.config.spec import Problem, Spec, Values
 from slackwater.config.spelling import Interpolated, show, show_key
 
 FORMATS = ("json", "csv", "parquet", "text")
-PAYLOADS = ("json", "avro", "json_schema", "raw")
-FRAMED = ("avro", "json_schema")  # a registry has their schemas
+PAYLOADS = ("json", "avro", "json_schema", "protobuf", "raw")
+FRAMED = ("avro", "json_schema", "protobuf")  # a registry has their schemas
+SCHEMA_FILES = {"avro": "avro_schema_file", "protobuf": "protobuf_schema_file"}  # instead of a registry
+OF_PAYLOADS = {**{key: payload for payload, key in SCHEMA_FILES.items()}, "protobuf_message": "protobuf"}
+_PROTOBUF = {"ptars": "ptars", "grpc_tools": "grpcio-tools"}  # its modules, and the packages that bring them
 
 
 @shaped(
@@ -113,6 +117,8 @@ class Source(Spec):
     max_files_per_trigger: int | None = None
     payload_format: str | None = None
     avro_schema_file: str | None = None
+    protobuf_schema_file: str | None = None
+    protobuf_message: str | None = None
     starting_offsets: str | Mapping[str, Mapping[str, int]] | None = None
     starting_version: int | None = None
     on_rewrite: str | None = None
@@ -138,6 +144,8 @@ class Source(Spec):
             max_files_per_trigger: int | None = None,
             payload_format: str | None = None,
             avro_schema_file: str | None = None,
+            protobuf_schema_file: str | None = None,
+            protobuf_message: str | None = None,
             starting_offsets: str | Mapping[str, Mapping[str, int]] | None = None,
             starting_version: int | None = None,
             on_rewrite: str | None = None,
@@ -160,6 +168,8 @@ class Source(Spec):
         "max_files_per_trigger": whole(1),
         "payload_format": choice(*PAYLOADS),
         "avro_schema_file": text,
+        "protobuf_schema_file": text,
+        "protobuf_message": text,
         "starting_offsets": offsets,
         "starting_version": whole(0),
         "on_rewrite": choice("fail", "skip"),
@@ -237,8 +247,16 @@ class Source(Spec):
                 f'{show(payload)} belongs to connections of kind "kafka", this one is {show(kind)}; use "json" or "raw"',
             )
             return
-        if kind == "kafka" and payload != "avro" and values.get("avro_schema_file") is not None:
-            yield "avro_schema_file", f'belongs to payload_format = "avro", this one is {show(payload)}; remove it'
+        for key, of in OF_PAYLOADS.items():
+            if kind == "kafka" and payload != of and values.get(key) is not None:
+                yield key, f"belongs to payload_format = {show(of)}, this one is {show(payload)}; remove it"
+        if payload == "protobuf" and (missing := [m for m in _PROTOBUF if find_spec(m) is None]):
+            packages = " and ".join(_PROTOBUF[m] for m in missing)
+            yield (
+                "payload_format",
+                f'"protobuf" needs the package{"s" * (len(missing) > 1)} {packages}, not installed; '
+                "pip install 'slackwater[protobuf]'",
+            )
         declared = [] if values.get("schema_") is None else declared_columns(values["schema_"])
         for column in declared if payload == "json" else ():
             if column.casefold() in injected(kind):

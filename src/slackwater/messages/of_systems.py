@@ -148,7 +148,7 @@ FAMILIES: Sequence[Family] = (
     Family(
         "The schema of a source does not fit",
         START,
-        "No schema is declared and none can be inferred, or the declared one (DDL, Avro, JSON Schema) cannot be used.",
+        "No schema is declared and none can be inferred, or the declared one (DDL, Avro, JSON Schema, Protobuf) cannot be used.",
         "Declare `schema` of the source: [sources](sources.md).",
         (
             "no schema is declared",
@@ -156,7 +156,8 @@ FAMILIES: Sequence[Family] = (
             "not valid DDL",
             r"[Aa]vro schema",
             "avro_schema_file",
-            r"JSON Schema|\"json_schema\" needs",
+            r"JSON Schema|as Protobuf",
+            "schema_registry in the connection and topics by name",
         ),
     ),
     Family(

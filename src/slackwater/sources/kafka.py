@@ -23,7 +23,7 @@ from slackwater.sources import connect
 from slackwater.sources.base import CORRUPT, PlannedBySpark, SourceBatch, checkpoint_line, reason
 from slackwater.sources.kafka_broker import Broker, named
 from slackwater.sources.letters import as_records
-from slackwater.sources.payload import Payload
+from slackwater.sources.payloads.base import Payload
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
 

@@ -30,7 +30,8 @@ from slackwater.sources import files
 from slackwater.sources.base import CORRUPT
 from slackwater.sources.kafka import KafkaSource
 from slackwater.sources.kafka_broker import Broker
-from slackwater.sources.payload import Payload, json_payload, raw_payload
+from slackwater.sources.payloads.base import Payload, RawPayload, Undecoded
+from slackwater.sources.payloads.formats import payload_of
 from slackwater.sources.streams import FrameSource
 from slackwater.sources.times import UTC
 from slackwater.spark.statistics import FILE
@@ -141,7 +142,7 @@ class GivenSource:
             place: dict[str, Any] = {} if isinstance(row, str) else {c: row[c] for c in meta if c in row}
             rest: Row = row if isinstance(row, str) else {c: v for c, v in row.items() if c not in place}
             places.append(place)
-            if not isinstance(rest, str) and self.payload.kind == "raw":
+            if not isinstance(rest, str) and isinstance(self.payload, RawPayload):
                 rest = str(rest.get(self.payload.body, ""))
             values.append(_bytes(place["_value"]) if "_value" in place else self._text(rest, known).encode())
         topic = (self.spec.query or self.name).partition(",")[0].strip()
@@ -211,14 +212,12 @@ def source_of(session: SparkSession, pipeline: Pipeline, index: int, columns: Se
 
 def _payload(session: SparkSession, spec: Source, connection: Connection, zone: str) -> Payload:
     body = "body" if connection.kind == "rabbitmq" else "value"
-    if spec.payload_format == "raw":
-        return raw_payload(body)
     if spec.payload_format in FRAMED:
         raise StartError(
             f'source "{spec.name}": payload_format = "{spec.payload_format}": tests cannot write it yet; test the pipeline with '
             'payload_format = "json" and the same schema'
         )
-    return replace(json_payload(session, spec, None, list), body=body, zone=zone)
+    return payload_of(Undecoded(session, spec, body, zone=zone))
 
 
 def columns_of(pipeline: Pipeline, index: int) -> Mapping[str, Field] | None:

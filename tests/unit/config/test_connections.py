@@ -189,6 +189,19 @@ def test_secrets_are_not_in_errors(old: str, new: str, secret: str, line: str) -
         assert secret not in str(caught.value)
 
 
+def test_protobuf_without_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = 'payload_format = "protobuf"\n'
+    given = swap(KAFKA, 'payload_format = "json"\nschema = "user STRING, amount DOUBLE"\n', wanted)
+    assert sw.loads(given, env=ENV).sources[0].payload_format == "protobuf"
+    found = (
+        "sources[0].payload_format: \"protobuf\" needs the package{}, not installed; pip install 'slackwater[protobuf]'"
+    )
+    monkeypatch.setattr("slackwater.config.source.find_spec", lambda name: None)
+    assert problems(given, **ENV) == [found.format("s ptars and grpcio-tools")]
+    monkeypatch.setattr("slackwater.config.source.find_spec", lambda name: None if name == "ptars" else name)
+    assert problems(given, **ENV) == [found.format(" ptars")]
+
+
 def test_state_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its options hold secrets, which nothing shows; and the package that it needs is named."""
     store = KAFKA[KAFKA.index("[state_store]") :]

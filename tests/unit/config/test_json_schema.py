@@ -37,7 +37,7 @@ BEYOND = {
     r"which is no connection|which is no source|as left_source is": "a name refers to another table",
     r"belongs to connections of kind|of kind \"\w+\"; |\"merge\" replaces rows": "the kind is in another table",
     r"sources\[0\].format: missing": "whether files are read is in another table",
-    r"sources\[0\].avro_schema_file: missing": "whether there is a registry is in another table",
+    r"sources\[0\].(avro|protobuf)_schema_file: missing": "whether there is a registry is in another table",
     r"needs schema_registry in the connection": "whether there is a registry is in another table",
     r"lookups.users.format: missing": "a known suffix stands for a format",
     r"target.(path|table|topic): missing|dead_letter.(path|table|topic): missing": "the kind is in another table",

@@ -7,7 +7,6 @@ import datetime as dt
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,8 @@ from slackwater.sources import waiting
 from slackwater.sources.kafka import sample
 from slackwater.sources.kafka_broker import Broker, named
 from slackwater.sources.kafka_planner import PlannedKafka
-from slackwater.sources.payload import avro_payload, json_payload, json_schema_payload, raw_payload
+from slackwater.sources.payloads.base import Undecoded
+from slackwater.sources.payloads.formats import payload_of
 from slackwater.sources.waiting import Question
 from slackwater.targets.base import Table
 from slackwater.targets.kafka_rows import LETTER_HEADERS
@@ -43,22 +43,21 @@ class Kafka(System[KafkaConnection]):
     def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> PlannedKafka:
         broker, query = Broker(self.connection), spec.query or ""
         broker.partitions(query, f'source "{spec.name}"')
-        if spec.payload_format == "raw":
-            payload = raw_payload()
-        elif spec.payload_format == "avro":
-            payload = avro_payload(session, spec, self.connection.schema_registry, named(query))
-        elif spec.payload_format == "json_schema":
-            payload = json_schema_payload(session, spec, self.connection.schema_registry, named(query))
-            payload = replace(payload, zone=zone_of(pipeline, spec))
-        else:
-            payload = json_payload(session, spec, known, lambda: sample(session, spec, self.connection))
-            payload = replace(payload, zone=zone_of(pipeline, spec))
+        records = Undecoded(
+            session,
+            spec,
+            address=self.connection.schema_registry,
+            topics=named(query),
+            known=known,
+            sample=lambda: sample(session, spec, self.connection),
+            zone=zone_of(pipeline, spec),
+        )
         used = pipeline.dead_letter is not None or any(
             not (texts := own.texts(way)) or any("_headers" in sql for _, sql in texts)
             for own in pipeline.alone.values()
             for way in own.ways_from(spec.name)
         )
-        source = PlannedKafka(spec, broker, payload, f"slackwater-{pipeline.name}-{spec.name}", used)
+        source = PlannedKafka(spec, broker, payload_of(records), f"slackwater-{pipeline.name}-{spec.name}", used)
         source.check_connector(session)
         return source
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.runner.systems.base import C, System, zone_of
 from slackwater.sources import connect
-from slackwater.sources.payload import json_payload, raw_payload
+from slackwater.sources.payloads.base import Undecoded
+from slackwater.sources.payloads.formats import payload_of
 from slackwater.sources.planning import not_over_connect
 from slackwater.sources.streams import FrameSource
 from slackwater.windows.aggregations import quote
@@ -35,10 +35,6 @@ class Stream(System[C]):
         if connect.is_connect(session):
             raise not_over_connect(pipeline.name, spec.name)
         found = self.records(session, spec)
-        if spec.payload_format == "raw":
-            payload = raw_payload(found.body)
-        else:
-            zone = zone_of(pipeline, spec)
-            payload = replace(json_payload(session, spec, known, list), body=found.body, zone=zone)
+        payload = payload_of(Undecoded(session, spec, found.body, known=known, zone=zone_of(pipeline, spec)))
         beside = [*found.beside, f"{quote(found.body)} AS _value"]
         return FrameSource(spec.name, found.frame, lambda rows: payload.decode(rows, beside))

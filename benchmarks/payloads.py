@@ -1,0 +1,119 @@
+"""`python -m benchmarks.payloads`: the same rows as JSON, Avro and Protobuf, decoded by one core of Spark.
+
+Per second on a clock, and per processor second of all processes: of Protobuf a Python worker reads beside Spark.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import fastavro
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+ROWS, TURNS = 1_000_000, 3
+DDL = "user STRING, amount BIGINT, price DOUBLE, at BIGINT, tags ARRAY<STRING>, place STRUCT<city: STRING, zip: INT>"
+PROTO = """
+syntax = "proto3";
+message Event { string user = 1; int64 amount = 2; double price = 3; int64 at = 4; repeated string tags = 5; Place place = 6; }
+message Place { string city = 1; int32 zip = 2; }
+"""
+AVRO = {
+    "type": "record", "name": "Event",
+    "fields": [
+        {"name": "user", "type": "string"}, {"name": "amount", "type": "long"}, {"name": "price", "type": "double"},
+        {"name": "at", "type": "long"}, {"name": "tags", "type": {"type": "array", "items": "string"}},
+        {"name": "place", "type": {"type": "record", "name": "Place", "fields": [
+            {"name": "city", "type": "string"}, {"name": "zip", "type": "int"}]}},
+    ],
+}  # fmt: skip
+
+
+def rows() -> list[dict[str, Any]]:
+    """A thousand, which all records repeat."""
+    return [
+        {"user": f"user-{n}", "amount": n * 7, "price": n / 8, "at": 1_700_000_000_000 + n, "tags": ["new", f"t{n % 9}"],
+         "place": {"city": f"city {n % 50}", "zip": 10_000 + n}}
+        for n in range(1000)
+    ]  # fmt: skip
+
+
+def as_avro(given: list[dict[str, Any]]) -> list[bytes]:
+    schema, found = fastavro.parse_schema(AVRO), []
+    for row in given:
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, schema, row)
+        found.append(out.getvalue())
+    return found
+
+
+def as_protobuf(given: list[dict[str, Any]]) -> list[bytes]:
+    from slackwater.sources.payloads.protobuf_schema import from_texts
+
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(from_texts(PROTO, {}).data).file:
+        pool.Add(file)
+    event: Any = message_factory.GetMessageClass(pool.FindMessageTypeByName("Event"))
+    return [event(**row).SerializeToString() for row in given]
+
+
+def spent() -> float:
+    """Processor seconds of this process and those below it."""
+    root = psutil.Process()
+    return sum(sum(one.cpu_times()[:2]) for one in (root, *root.children(recursive=True)))
+
+
+def main() -> None:
+    import pyspark
+
+    from slackwater.config.source import Source
+    from slackwater.sources.payloads.base import Undecoded
+    from slackwater.sources.payloads.formats import payload_of
+    from slackwater.spark import packages, session
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    jars = ",".join(map(str, packages.avro(pyspark.__version__)))
+    spark = session.start({"spark.master": "local[1]", "spark.jars": jars})
+    given = rows()
+    bodies = {"json": [json.dumps(r).encode() for r in given], "avro": as_avro(given), "protobuf": as_protobuf(given)}
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        (home / "event.avsc").write_text(json.dumps(AVRO))
+        (home / "event.proto").write_text(PROTO)
+        keys: dict[str, dict[str, Any]] = {
+            "json": {"schema": DDL},
+            "avro": {"avro_schema_file": str(home / "event.avsc")},
+            "protobuf": {"protobuf_schema_file": str(home / "event.proto")},
+        }
+        for kind, some in bodies.items():
+            pq.write_table(
+                pa.table({"value": pa.array(some * (ROWS // len(some)), pa.binary())}), home / f"{kind}.parquet"
+            )
+        taken: dict[str, list[tuple[float, float]]] = {kind: [] for kind in bodies}
+        for _ in range(TURNS + 1):
+            for kind, seconds in taken.items():
+                spec = Source(name="s", connection="c", query="t", payload_format=kind, **keys[kind])
+                payload = payload_of(Undecoded(spark, spec))
+                began, before = time.perf_counter(), spent()
+                found = payload.decode(spark.read.parquet(str(home / f"{kind}.parquet")), [])
+                found.write.format("noop").mode("overwrite").save()
+                seconds.append((time.perf_counter() - began, spent() - before))
+        for kind, seconds in taken.items():
+            size = sum(map(len, bodies[kind])) / len(bodies[kind])
+            clock, processor = (ROWS / median(one) for one in zip(*seconds[1:], strict=True))
+            print(f"{kind:9} {clock:>10,.0f} records/s, {processor:>10,.0f} a processor second; of {size:.0f} bytes")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""From a record's bytes to columns, a file for each format; `formats.py` tells them apart."""

@@ -1,0 +1,87 @@
+"""Avro with a schema file, or with every version of a subject in a registry: records are brought to the newest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from slackwater.config.source import Source
+from slackwater.errors import StartError
+from slackwater.sources import connect
+from slackwater.sources.base import reason
+from slackwater.sources.payloads.base import Payload, Undecoded
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_MARK = "_slackwater_decoded"
+
+
+@dataclass(frozen=True)
+class AvroPayload(Payload):
+    """`writers`: schemas (JSON) by registry id, None: the only one; `reader`: what rows become, with the mark."""
+
+    writers: Mapping[int | None, str] = field(default_factory=dict)
+    reader: str = ""
+    FAILED: ClassVar[str] = f"_p IS NULL OR _p.{_MARK} IS NULL"
+
+    @classmethod
+    def of(cls, records: Undecoded) -> AvroPayload:
+        spec = records.spec
+        writers: dict[int | None, str] = {}
+        if spec.avro_schema_file is not None:
+            writers[None] = _text(spec)
+        else:
+            writers |= {v.id: v.text for v in records.versions("avro_schema_file")}
+        latest = list(writers.values())[-1]
+        return cls(_spark_schema(records.session, spec, latest), records.body, writers, _marked(latest))
+
+    def parsed(self, records: DataFrame) -> DataFrame:
+        F, from_avro = connect.functions(records), connect.from_avro(records)  # noqa: N806
+        options = {"mode": "PERMISSIVE", "avroSchema": self.reader}
+        if None in self.writers:
+            return records.withColumn("_p", from_avro(F.col(self.body), self.writers[None], options))
+        writer, rest = F.expr(self.writer), F.expr(self.framed)
+        found: Any = None
+        for number, schema in self.writers.items():
+            one = from_avro(rest, schema, options)
+            found = F.when(writer == str(number), one) if found is None else found.when(writer == str(number), one)
+        return records.withColumn("_p", found)
+
+
+def _text(spec: Source) -> str:
+    try:
+        text = Path(str(spec.avro_schema_file)).read_text()
+        json.loads(text)
+    except (OSError, ValueError) as error:
+        raise StartError(
+            f'source "{spec.name}": avro_schema_file "{spec.avro_schema_file}" cannot be read ({error}); '
+            "expected a schema in JSON"
+        ) from None
+    return text
+
+
+def _marked(text: str) -> str:
+    """A reader's schema with one more field: its default tells what was decoded from the NULLs of what was not."""
+    schema = json.loads(text)
+    return json.dumps({**schema, "fields": [*schema["fields"], {"name": _MARK, "type": "boolean", "default": True}]})
+
+
+def _spark_schema(session: SparkSession, spec: Source, text: str) -> StructType:
+    """The columns that Avro's schema becomes in Spark."""
+    from pyspark.sql.types import StructType
+
+    from_avro = connect.from_avro(session)
+
+    try:
+        frame = session.createDataFrame([], "value BINARY")
+        kind: Any = frame.select(from_avro("value", text).alias("p")).schema.fields[0].dataType
+    except Exception as error:
+        raise StartError(f'source "{spec.name}": the Avro schema cannot be used ({reason(error)})') from None
+    if not isinstance(kind, StructType):
+        raise StartError(f'source "{spec.name}": the Avro schema is no record; expected fields that become columns')
+    return kind

@@ -1,0 +1,74 @@
+"""Protobuf with a file of its messages, or every version of a subject in a registry; decoded in the Python workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slackwater.config.source import Source
+from slackwater.errors import StartError
+from slackwater.sources import connect
+from slackwater.sources.payloads import protobuf_schema
+from slackwater.sources.payloads.base import Payload, Undecoded
+from slackwater.sources.payloads.protobuf_rows import Decoder, decoded
+from slackwater.sources.payloads.protobuf_schema import Files
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True)
+class ProtobufPayload(Payload):
+    decoder: Decoder = field(kw_only=True)
+
+    @classmethod
+    def of(cls, records: Undecoded) -> ProtobufPayload:
+        path = records.spec.protobuf_schema_file
+        decoder, ddl = _of_registry(records) if path is None else _of_file(records, Path(path))
+        return cls(connect.schema_of_ddl(records.session, ddl), records.body, decoder=decoder)
+
+    def parsed(self, records: DataFrame) -> DataFrame:
+        from pyspark.sql.types import StructField, StructType
+
+        schema = StructType([*records.schema.fields, StructField("_p", self.schema)])
+        return records.mapInArrow(partial(decoded, self.decoder), schema)
+
+
+def _of_file(records: Undecoded, path: Path) -> tuple[Decoder, str]:
+    """What decodes records without a frame, and their columns."""
+    spec = records.spec
+    with _refused(spec, f'protobuf_schema_file "{path}"'):
+        files = protobuf_schema.from_file(path)
+        decoder = files.decoder(files.named(spec.protobuf_message), None, records.body)
+        return decoder, protobuf_schema.columns(decoder)
+
+
+def _of_registry(records: Undecoded) -> tuple[Decoder, str]:
+    """The same for records of all versions: the newest reads them, as Protobuf tells fields by their numbers."""
+    spec, found = records.spec, dict[int, Files]()
+    for version in records.versions("protobuf_schema_file"):
+        with _refused(spec, f"schema {version.id} of the registry"):
+            found[version.id] = protobuf_schema.from_texts(version.text, version.references)
+    latest, newest = list(found.items())[-1]
+    with _refused(spec, f"schema {latest} of the registry"):
+        name = newest.framed(spec.protobuf_message)
+        heads = [
+            head
+            for number, files in found.items()
+            if files.read_by(newest, name)
+            for head in protobuf_schema.heads(number, files.places[name])
+        ]
+        decoder = newest.decoder(name, heads, records.body)
+        return decoder, protobuf_schema.columns(decoder)
+
+
+@contextmanager
+def _refused(spec: Source, what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise StartError(f'source "{spec.name}": {what} cannot be used as Protobuf ({error})') from None

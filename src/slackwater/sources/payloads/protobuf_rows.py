@@ -1,0 +1,150 @@
+"""Protobuf in a worker of Spark: batches of records come in, and go out with the payload beside them; Arrow throughout.
+
+a record's bytes ──▶ do they begin as `heads` do? ──▶ the message ──▶ ptars, a batch at once ──▶ types of Spark ──▶ `_p`
+                               │ no                                      │ fails: each half of the batch by itself,
+                               ▼                                         ▼        down to the record that cannot be read
+                              NULL                                      NULL
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_END = 2**31 - 1  # of any value
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """What workers are told.
+
+    `files`: a FileDescriptorSet; `message`: its full name; `heads`: what may stand before it, each a frame with an id
+    and the indexes of the message (None: nothing does); `body`: the column of the bytes.
+    """
+
+    files: bytes
+    message: str
+    heads: tuple[bytes, ...] | None
+    body: str
+
+    def structs(self, body: pa.Array) -> pa.Array:
+        """The payloads as structs of Spark's types, NULL where there is none or it cannot be decoded."""
+        import pyarrow as pa
+
+        messages = self._messages(body.cast(pa.binary()))
+        pieces = list(_pieces(handler(self.files, self.message), messages, self.type))
+        return pa.concat_arrays(pieces) if pieces else pa.array([], self.type)
+
+    @property
+    def type(self) -> pa.DataType:
+        """The payload as Spark takes it. Raises ValueError for a message without fields."""
+        import pyarrow as pa
+
+        found = as_spark(pa.struct(list(handler(self.files, self.message).schema())))
+        if found is None:
+            raise ValueError(f'message "{self.message}" has no fields, which become columns')
+        return found
+
+    def _messages(self, body: pa.Array) -> pa.Array:
+        """What stands behind the heads; NULL where another one does."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if self.heads is None:
+            return body
+        found = pa.nulls(len(body), pa.binary())
+        for length in sorted({len(head) for head in self.heads}):
+            heads = pa.array([head for head in self.heads if len(head) == length], pa.binary())
+            here = pc.is_in(pc.binary_slice(body, 0, length), value_set=heads)
+            found = pc.if_else(here, pc.binary_slice(body, length, _END), found)
+        return found
+
+
+def decoded(decoder: Decoder, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The records, and their payloads as the struct `_p`."""
+    import pyarrow as pa
+
+    for batch in batches:
+        payloads = decoder.structs(batch.column(decoder.body))
+        fields = pa.schema([*batch.schema, pa.field("_p", payloads.type)])
+        yield pa.RecordBatch.from_arrays([*batch.columns, payloads], schema=fields)
+
+
+def _pieces(of: Any, messages: pa.Array, kind: pa.DataType) -> Iterator[pa.Array]:
+    """Structs of this type, in order. Half by half where a batch has what cannot be read."""
+    import pyarrow as pa
+
+    if messages.null_count == len(messages):
+        yield pa.nulls(len(messages), kind)
+        return
+    try:
+        found = of.array_to_record_batch(messages)
+        columns = [found.column(field.name).cast(field.type) for field in kind]
+    except BaseException as error:
+        if not _is_of_decoder(error):
+            raise
+        if len(messages) == 1:
+            yield pa.nulls(1, kind)
+            return
+        half = len(messages) // 2
+        yield from _pieces(of, messages[:half], kind)
+        yield from _pieces(of, messages[half:], kind)
+        return
+    yield pa.StructArray.from_arrays(columns, fields=list(kind), mask=messages.is_null())
+
+
+def _is_of_decoder(error: BaseException) -> bool:
+    """Whether it tells of a record: a panic of Rust is no Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+@lru_cache(maxsize=16)
+def handler(files: bytes, message: str) -> Any:
+    """What reads messages of a FileDescriptorSet into Arrow; kept for the batches and tasks to come."""
+    try:
+        import ptars
+        from google.protobuf import descriptor_pb2, descriptor_pool
+    except ImportError as error:  # a config is checked where it is started, not where Spark's workers run
+        raise ModuleNotFoundError(
+            f"{error}: install it for Spark's workers: pip install 'slackwater[protobuf]'"
+        ) from None
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(files).file:
+        pool.Add(file)
+    found = pool.FindMessageTypeByName(message)
+    nullable = dict.fromkeys(("list_nullable", "map_nullable", "list_value_nullable", "map_value_nullable"), True)
+    settings: Any = {
+        "timestamp_unit": "us",
+        "time_unit": "us",
+        "duration_unit": "us",
+        "enum_repr": "string",
+        **nullable,
+    }
+    return ptars.HandlerPool([found.file], config=ptars.PtarsConfig(**settings)).get_for_message(found)
+
+
+def as_spark(kind: pa.DataType) -> pa.DataType | None:
+    """The type as which Spark takes what ptars gives; None for messages without fields, which it does not take."""
+    import pyarrow as pa
+
+    t = pa.types
+    if t.is_struct(kind):
+        members = [(field.name, member) for field in kind if (member := as_spark(field.type)) is not None]
+        return pa.struct(members) if members else None
+    if t.is_map(kind):
+        value = as_spark(kind.item_type)
+        key = as_spark(kind.key_type)
+        return None if value is None or key is None else pa.map_(key, value)
+    if t.is_list(kind):
+        element = as_spark(kind.value_type)
+        return None if element is None else pa.list_(pa.field("element", element))
+    if t.is_uint64(kind):
+        return pa.decimal128(20, 0)
+    if t.is_uint32(kind):
+        return pa.int64()
+    return pa.string() if t.is_time(kind) else kind

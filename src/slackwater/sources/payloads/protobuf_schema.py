@@ -1,0 +1,229 @@
+"""Messages of Protobuf as a source needs them: .proto files compiled, their columns, the frames before records.
+
+    event.proto ──protoc──▶ files, imports first ──▶ a message ──▶ columns, as DDL
+    versions of a registry ──▶ of each: does it read as the newest? ──▶ frames: 00, id, the message's place
+
+What goes wrong here is a ValueError that says what.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from slackwater.config.spelling import nearest
+from slackwater.sources.payloads.protobuf_known import KNOWN
+from slackwater.sources.payloads.protobuf_rows import Decoder
+from slackwater.windows.aggregations import quote
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SECONDS = 60.0
+_MAIN = "schema.slackwater.proto"  # what a registry's own text is called among those that it refers to
+_PLAIN = {
+    "int32": "INT", "int64": "BIGINT", "float": "FLOAT", "double": "DOUBLE", "bool": "BOOLEAN",
+    "string": "STRING", "binary": "BINARY",
+    "date32[day]": "DATE", "timestamp[us, tz=UTC]": "TIMESTAMP", "duration[us]": "INTERVAL DAY TO SECOND",
+    "decimal128(20, 0)": "DECIMAL(20, 0)",
+}  # fmt: skip
+# Types as descriptors number them, and those as which another version may read them without another meaning
+_MESSAGE, _GROUP, _REPEATED = 11, 10, 3
+_READ_AS: Mapping[int, Sequence[int]] = {5: [3], 13: [4], 17: [18], 8: [5, 3, 13, 4], 14: [5, 3], 9: [12], 12: [9]}
+
+
+@dataclass(frozen=True)
+class Files:
+    """A FileDescriptorSet: a file behind all those that it imports."""
+
+    data: bytes
+
+    def __post_init__(self) -> None:
+        for file in self._set.file:
+            if file.syntax not in ("", "proto2", "proto3"):
+                raise ValueError(
+                    f'"{file.name}" is written in an edition of Protobuf; expected syntax "proto2" or "proto3"'
+                )
+        if not self._set.file:
+            raise ValueError("it holds no file")
+
+    @cached_property
+    def _set(self) -> Any:
+        from google.protobuf import descriptor_pb2
+
+        return descriptor_pb2.FileDescriptorSet.FromString(self.data)
+
+    @cached_property
+    def messages(self) -> Mapping[str, Any]:
+        """All of them, by full name."""
+        return {name: message for file in self._set.file for name, _, message in _within(file)}
+
+    @cached_property
+    def places(self) -> Mapping[str, tuple[int, ...]]:
+        """Those of the file itself: their number among those beside them, behind the numbers of what they are in."""
+        return {name: place for name, place, _ in _within(self._set.file[-1])}
+
+    def named(self, name: str | None) -> str:
+        """The full name of the message that is meant: the first one of the file, unless it is said."""
+        if name is None:
+            if not self.places:
+                raise ValueError("it holds no message")
+            return next(iter(self.places))
+        if name not in self.messages:
+            raise ValueError(f'there is no message "{name}" in it{nearest(name, self.messages)}')
+        return name
+
+    def check(self, name: str, within: Sequence[str] = ()) -> None:
+        """Raise ValueError for a message that contains itself, or has two fields of one name."""
+        if name in within:
+            raise ValueError(
+                f'message "{name}" contains itself ({" > ".join([*within, name])}); no column can hold that'
+            )
+        known: dict[str, str] = {}
+        for field in self.messages[name].field:
+            if (other := known.setdefault(field.json_name.casefold(), field.name)) != field.name:
+                raise ValueError(f'message "{name}" has fields "{other}" and "{field.name}", one name to Spark')
+            if field.type in (_MESSAGE, _GROUP):
+                self.check(field.type_name.lstrip("."), [*within, name])
+
+    def framed(self, name: str | None) -> str:
+        """The same where frames tell the message, which they can of the file's own alone."""
+        found = self.named(name)
+        if found not in self.places:
+            raise ValueError(f'message "{found}" is in a file that it imports, and records can only be of its own')
+        return found
+
+    def decoder(self, name: str, heads: Sequence[bytes] | None, body: str) -> Decoder:
+        self.check(name)
+        return Decoder(self.data, name, None if heads is None else tuple(heads), body)
+
+    def read_by(self, newest: Files, name: str) -> bool:
+        """Whether records that are written with these files mean the same to the message of others."""
+        return name in self.places and _alike(self, name, newest, name, set())
+
+
+def _within(file: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+    def below(messages: Any, before: str, place: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+        number = 0
+        for message in messages:
+            is_map = message.options.map_entry  # made of a field; nobody counts it
+            name, here = before + message.name, (*place, -1 if is_map else number)
+            number += not is_map
+            yield name, here, message
+            yield from below(message.nested_type, f"{name}.", here)
+
+    yield from below(file.message_type, f"{file.package}." if file.package else "", ())
+
+
+def _alike(old: Files, was: str, new: Files, name: str, known: set[tuple[str, str]]) -> bool:
+    """Whether every field that both messages have is read as it was written."""
+    if (was, name) in known:
+        return True
+    known.add((was, name))
+    fields = {field.number: field for field in new.messages[name].field}
+    for before in old.messages[was].field:
+        after = fields.get(before.number)
+        if after is None:
+            continue
+        if before.label == _REPEATED and after.label != _REPEATED:
+            return False
+        if before.type != after.type and after.type not in _READ_AS.get(before.type, ()):
+            return False
+        both = (before.type_name.lstrip("."), after.type_name.lstrip("."))
+        if after.type in (_MESSAGE, _GROUP) and not _alike(old, both[0], new, both[1], known):
+            return False
+    return True
+
+
+# -- where messages come from ------------------------------------------------------------------------------------------
+
+
+def from_file(path: Path) -> Files:
+    """A .proto file, which finds what it imports beside it, or a descriptor set."""
+    if path.suffix == ".proto":
+        path.read_bytes()  # a file that is not there is told by its own error
+        return Files(_compiled(path.parent, path.name))
+    from google.protobuf import descriptor_pb2, descriptor_pool
+    from google.protobuf.message import DecodeError
+
+    data, pool = path.read_bytes(), descriptor_pool.DescriptorPool()
+    try:
+        for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:
+            pool.Add(file)
+    except (DecodeError, TypeError) as error:
+        raise ValueError(
+            f"{' '.join(str(error).split())}; expected a .proto file, or what protoc --include_imports "
+            "--descriptor_set_out writes"
+        ) from None
+    return Files(data)
+
+
+def from_texts(text: str, others: Mapping[str, str]) -> Files:
+    """A text of a registry, with others by the names under which it imports them."""
+    with tempfile.TemporaryDirectory(prefix="slackwater-proto-") as folder:
+        for name, content in {**KNOWN, **others, _MAIN: text}.items():
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts:
+                raise ValueError(f'it refers to "{name}", which is no name of a file')
+            (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
+            (Path(folder) / path).write_text(content)
+        return Files(_compiled(Path(folder), _MAIN))
+
+
+def _compiled(folder: Path, name: str) -> bytes:
+    """A FileDescriptorSet of a file in a folder and all that it imports: from there, or of Google's common types."""
+    common = find_spec("google.type")
+    roots = [str(Path(p).parent.parent) for p in (common.submodule_search_locations or ())] if common else []
+    with tempfile.TemporaryDirectory(prefix="slackwater-proto-") as out:
+        found = Path(out) / "set"
+        command = [sys.executable, "-m", "grpc_tools.protoc", *(f"-I{root}" for root in (".", *roots))]
+        command += ["--include_imports", f"--descriptor_set_out={found}", name]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, cwd=folder)
+        if ran.returncode:
+            lines = [line for line in ran.stderr.splitlines() if "warning:" not in line]
+            raise ValueError(lines[0].removeprefix(f"{_MAIN}:") if lines else "protoc does not take it")
+        return found.read_bytes()
+
+
+# -- what becomes of them ----------------------------------------------------------------------------------------------
+
+
+def columns(decoder: Decoder) -> str:
+    """The columns of a message, as DDL."""
+    return ", ".join(f"{quote(field.name)} {_ddl(field.type)}" for field in decoder.type)
+
+
+def _ddl(kind: pa.DataType) -> str:
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return "STRUCT<" + ", ".join(f"{quote(field.name)}: {_ddl(field.type)}" for field in kind) + ">"
+    if pa.types.is_map(kind):
+        return f"MAP<{_ddl(kind.key_type)}, {_ddl(kind.item_type)}>"
+    if pa.types.is_list(kind):
+        return f"ARRAY<{_ddl(kind.value_type)}>"
+    return _PLAIN[str(kind)]
+
+
+def heads(number: int, place: Sequence[int]) -> list[bytes]:
+    """What stands before records of a message: a zero byte, the id, and its place as varints (zigzag), how many first.
+
+    One zero is short for the first message.
+    """
+    frame = b"\0" + number.to_bytes(4, "big")
+    found = [frame + b"".join(_varint(n << 1) for n in (len(place), *place))]
+    return [frame + b"\0", *found] if tuple(place) == (0,) else found
+
+
+def _varint(number: int) -> bytes:
+    found = b""
+    while number > 0x7F:
+        found, number = found + bytes([number & 0x7F | 0x80]), number >> 7
+    return found + bytes([number])

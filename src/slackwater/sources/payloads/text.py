@@ -1,0 +1,106 @@
+"""JSON, with the columns that a config declares, that records have, or that a JSON Schema in a registry describes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from slackwater.core.words import plural
+from slackwater.errors import StartError
+from slackwater.sources import connect, json_schema
+from slackwater.sources.base import CORRUPT, reason
+from slackwater.sources.payloads.base import Payload, Undecoded
+from slackwater.sources.times import UTC, TextTimes
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+# columns beside those of the payload
+_INJECTED = frozenset(
+    [
+        "_key",
+        "_value",
+        "_headers",
+        "_topic",
+        "_partition",
+        "_offset",
+        "_event_ts",
+        "_routing_key",
+        "_exchange",
+        "_message_id",
+        "_received",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class JsonPayload(Payload):
+    """`zone`: of times that have none; `in_frame`: a registry's frame stands before the text."""
+
+    zone: str = UTC
+    in_frame: bool = False
+    FAILED: ClassVar[str] = f"_p IS NULL OR _p.{CORRUPT} IS NOT NULL"
+
+    @classmethod
+    def of(cls, records: Undecoded) -> JsonPayload:
+        """The declared schema, the one stored with the state, or one inferred from a sample."""
+        return cls(_schema(records), records.body, records.zone)
+
+    @classmethod
+    def of_registry(cls, records: Undecoded) -> JsonPayload:
+        """The columns of the newest version of the subject `<topic>-value` in a registry."""
+        *_, latest = records.versions(file=None)
+        try:
+            ddl = json_schema.columns(latest.text, latest.references)
+        except ValueError as error:
+            raise StartError(
+                f'source "{records.spec.name}": schema {latest.id} of the registry cannot be used as a JSON Schema ({error})'
+            ) from None
+        return cls(connect.schema_of_ddl(records.session, ddl), records.body, records.zone, in_frame=True)
+
+    def decode(self, records: DataFrame, meta: Sequence[str]) -> DataFrame:
+        return self._times.convert(super().decode(records, meta))
+
+    def parsed(self, records: DataFrame) -> DataFrame:
+        from pyspark.sql.types import StringType, StructField, StructType
+
+        wanted = StructType([*self._times.as_read.fields, StructField(CORRUPT, StringType())])
+        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+        F = connect.functions(records)  # noqa: N806
+        rest = F.when(F.expr(f"{self.writer} IS NOT NULL"), F.expr(self.framed)) if self.in_frame else F.col(self.body)
+        return records.withColumn("_p", F.from_json(rest.cast("string"), wanted, options))
+
+    @property
+    def _times(self) -> TextTimes:
+        return TextTimes(self.schema, "json", self.zone, {})
+
+
+def _schema(records: Undecoded) -> StructType:
+    from pyspark.sql.types import StructType
+
+    session, spec = records.session, records.spec
+    if spec.schema_ is not None:
+        try:
+            return connect.schema_of_ddl(session, spec.schema_)
+        except Exception as error:
+            raise StartError(
+                f'source "{spec.name}": schema is not valid DDL ({reason(error)}); expected "name TYPE, name TYPE, …"'
+            ) from None
+    if records.known is not None:
+        known = StructType.fromJson(json.loads(records.known))
+        return StructType([f for f in known.fields if f.name not in _INJECTED])
+    texts = records.sample()
+    if not texts:
+        raise StartError(
+            f'source "{spec.name}": no schema is declared and "{spec.query}" has no records to infer one from; declare it'
+        )
+    fields = [f for f in connect.schema_of_json(session, texts).fields if f.name != CORRUPT]
+    if not fields:
+        raise StartError(
+            f'source "{spec.name}": no schema is declared and the first {plural(len(texts), "record is no JSON object", "records are no JSON objects")}; declare it, '
+            'or set payload_format = "raw"'
+        )
+    return StructType(fields)

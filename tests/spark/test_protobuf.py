@@ -1,0 +1,201 @@
+"""Protobuf on Spark: columns of every type, versions of a registry, a file of messages, records that are broken."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.support.effort import long
+from tests.support.protobuf import FIRST, NOTE, SECOND, files_of, first, head, second, written
+from tests.support.registry import answering, entries
+from tests.support.runner import Runner
+from tests.support.topics import Make, Topic, counted, minutes
+
+import slackwater as sw
+from slackwater.config.source import Source
+from slackwater.runner.replay import replay
+from slackwater.sources.payloads.base import Undecoded
+from slackwater.sources.payloads.formats import payload_of
+
+pytestmark = pytest.mark.spark
+
+TYPES = """
+syntax = "proto3";
+import "google/protobuf/duration.proto";
+import "google/protobuf/timestamp.proto";
+import "google/protobuf/wrappers.proto";
+message Types {
+  int32 i = 1; sint64 l = 2; uint32 ui = 3; fixed64 ul = 4; float f = 5; double d = 6; bool b = 7; string s = 8; bytes raw = 9;
+  Color color = 10; google.protobuf.Timestamp at = 11; google.protobuf.Duration took = 12; google.protobuf.StringValue wrapped = 13;
+  Inner inner = 14; repeated Inner inners = 15; map<string, Inner> by_name = 16; optional int32 maybe = 17; string value = 18;
+  Empty nothing = 19;
+  message Inner { uint64 u = 1; repeated string names = 2; }
+  message Empty {}
+  enum Color { RED = 0; BLUE = 1; }
+}
+"""
+
+
+@pytest.mark.matrix
+def test_values_of_every_type_become_columns_of_spark(runner: Runner) -> None:
+    path, most = runner.home / "types.proto", 2**64 - 1
+    path.write_text(TYPES)
+    spec = Source(name="s", connection="c", query="t", payload_format="protobuf", protobuf_schema_file=str(path))
+    payload = payload_of(Undecoded(runner.spark, spec))
+    given = {
+        "i": -1, "l": -(2**63), "ui": 2**32 - 1, "ul": most, "f": 1.5, "d": 2.5, "b": True, "s": "ä", "raw": "AP8=", "color": "BLUE",
+        "at": "2024-02-03T04:05:06.123456789Z", "took": "1.5s", "wrapped": "w", "inner": {"u": most, "names": ["x", "y"]},
+        "inners": [{"u": 1}], "byName": {"k": {"u": 2}}, "maybe": 0, "value": "v", "nothing": {},
+    }  # fmt: skip
+    bodies = [written(files_of(TYPES), "Types", given), b"", b"\xff\xff", None]
+    records = runner.spark.createDataFrame([(n, body) for n, body in enumerate(bodies)], "n INT, value BINARY")
+    found = payload.decode(records, ["n"])
+    assert [f.name for f in found.schema.fields] == [*(f.name for f in payload.schema.fields), "n", "_corrupt_record"]
+    full, empty, *broken = found.orderBy("n").collect()
+    inner = (Decimal(most), ["x", "y"])
+    at = dt.datetime(2024, 2, 3, 4, 5, 6, 123456)
+    assert [tuple(v) if isinstance(v, tuple) else v for v in full] == [
+        -1, -(2**63), 2**32 - 1, Decimal(most), 1.5, 2.5, True, "ä", bytearray(b"\0\xff"), "BLUE", at, dt.timedelta(seconds=1.5), "w",
+        inner, [(Decimal(1), [])], {"k": (Decimal(2), [])}, 0, "v", 0, None,
+    ]  # fmt: skip
+    assert list(empty) == [
+        0, 0, 0, Decimal(0), 0.0, 0.0, False, "", bytearray(), "RED", None, None, None, None, [], {}, None, "", 1, None,
+    ]  # fmt: skip
+    assert [list(row) for row in broken] == [[None] * 18 + [2, "FFFF"], [None] * 18 + [3, "no value"]]
+
+
+@pytest.mark.matrix
+def test_protobuf_with_a_file_of_messages(runner: Runner, topic: Make) -> None:
+    events = topic()
+    events.send(
+        first({"user": "a", "amount": 1}), first({"user": "a", "amount": 2}), at=1, key="k", headers=[("h", b"x")]
+    )
+    events.send(b"\xff\xff\xff", None, at=2)
+    path = runner.home / "event.proto"
+    path.write_text(FIRST)
+    source = events.source(schema=None, payload_format="protobuf", protobuf_schema_file=str(path))
+    sql = "SELECT concat(user, _headers[0].key, CAST(_key AS STRING)) AS user, amount, _event_ts FROM source"
+    found = runner.run(source=source, transform_sql=sql, window=minutes(), on_error="drop")
+    assert counted(found) == [("ahk", 2, 3)]
+    assert runner.statuses[-1].counters.rows_bad == 2
+
+
+class Registered:
+    """Versions of a subject with two that are there: 7 and 9, which refers to another subject; `more` come later."""
+
+    def __init__(self) -> None:
+        refers = {"name": "shop/note.proto", "subject": "note", "version": 1}
+        self.versions: list[dict[str, Any]] = [
+            {"id": 7, "schema": FIRST},
+            {"id": 9, "schema": SECOND, "references": [refers]},
+        ]
+
+    def of(self, path: str) -> Any:
+        return entries(path, [{"id": 5, "schema": NOTE}] if path.startswith("/subjects/note/") else self.versions)
+
+    def add(self, number: int) -> None:
+        self.versions.append({**self.versions[-1], "id": number})
+
+
+@pytest.fixture
+def registered() -> Registered:
+    return Registered()
+
+
+@pytest.fixture
+def registry(registered: Registered) -> Iterator[str]:
+    with answering(registered.of) as address:
+        yield address
+
+
+def sessions(runner: Runner, events: Topic, address: str) -> dict[str, Any]:
+    connection = sw.KafkaConnection(bootstrap_servers=events.broker.address, schema_registry=address)
+    return {
+        "source": events.source(schema=None, payload_format="protobuf", connection=connection),
+        "transform_sql": "SELECT concat(user, coalesce(note.text, ''), kind) AS user, amount, _event_ts FROM source",
+        "window": minutes(
+            kind="session", duration_ms=None, max_groups_per_window=None, gap_ms="10s", max_session_duration_ms="10m",
+            lateness_ms="1h", late_data="dlq",
+        ),
+        "on_error": "dlq",
+        "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
+    }  # fmt: skip
+
+
+def sent(events: Topic, one: int, two: int, later: int) -> list[bytes | None]:
+    """Records of two versions, and those that are bad as things are: the last one's version comes later."""
+    row = {"user": "a", "amount": 1}
+    events.send(first(row, one), second({**row, "note": {"text": "x"}, "kind": "LOOK"}, two), at=1)
+    events.send(first({**row, "amount": 2}, one), first({**row, "amount": 4}, one), at=5)
+    other = head(two, (1,)) + written(files_of(SECOND), "shop.Other", row)
+    bad = [first(row, two)[:-1], None, b"", first(row), other, b"\0\xff", first({**row, "amount": 8}, later)]
+    events.send(*bad, at=6, key="k", headers=[("h", b"\1")])
+    return bad
+
+
+def test_sessions_of_two_versions_with_broken_records_as_dead_letters(
+    runner: Runner, topic: Make, registry: str, registered: Registered
+) -> None:
+    events = topic()
+    bad = sent(events, 7, 9, 11)
+    given = sessions(runner, events, registry)
+    runner.run(**given, flush=False)
+    letters = pl.read_parquet(runner.home / "letters" / "*.parquet").sort("offset")
+    assert letters["value"].to_list() == bad
+    assert set(letters["reason"]) == {"undecodable"}
+    assert set(letters["key"]) == {b"k"}
+    assert runner.statuses[-1].counters.rows_bad == len(bad)
+    registered.add(11)
+    outcome = replay(
+        sw.pipeline(
+            name="test", **given, target=sw.FilesConnection(), target_path=str(runner.home / "out"),
+            state_store=sw.StateStore(kind="files", path=str(runner.home / "state")),
+        ),
+        lambda letters: letters,
+        spark=runner.spark,
+    )  # fmt: skip
+    assert (outcome.applied, outcome.left) == (1, {"bad again: undecodable": len(bad) - 1})
+    assert counted(runner.run(**given)) == [("aBUY", 4, 15), ("axLOOK", 1, 1)]
+
+
+@long(beside="test_protobuf.py::test_sessions_of_two_versions_with_broken_records_as_dead_letters")
+def test_sessions_of_a_real_registry(runner: Runner, topic: Make, schema_registry: Any) -> None:
+    events = topic()
+    schema_registry.register(f"{events.name}-note", NOTE, "PROTOBUF")
+    subject, other = f"{events.name}-value", {"name": "shop/note.proto", "subject": f"{events.name}-note", "version": 1}
+    one = schema_registry.register(subject, FIRST, "PROTOBUF")
+    two = schema_registry.register(subject, SECOND, "PROTOBUF", [other])
+    bad = sent(events, one, two, 10**6)
+    found = runner.run(**sessions(runner, events, schema_registry.url))
+    assert counted(found) == [("aBUY", 3, 7), ("axLOOK", 1, 1)]
+    letters = pl.read_parquet(runner.home / "letters" / "*.parquet").sort("offset")
+    assert letters["value"].to_list() == bad
+
+
+def test_what_a_registry_has_and_no_message_can_be_is_told_in_a_line(
+    runner: Runner, topic: Make, registry: str, registered: Registered
+) -> None:
+    events = topic()
+    given = sessions(runner, events, registry)
+    wrong = [
+        ('syntax = "proto3"; message T { T t = 1; }', r'message "T" contains itself \(T > T\)'),
+        ('syntax = "proto3"; message T { Foo a = 1; }', r'1:32: "Foo" is not defined'),
+    ]
+    for number, (text, said) in enumerate(wrong, 20):
+        registered.versions[1:] = [{"id": number, "schema": text}]
+        with pytest.raises(
+            sw.SlackwaterError,
+            match=rf'^source "events": schema {number} of the registry cannot be used as Protobuf \({said}',
+        ) as e:
+            runner.run(**given)
+        assert "\n" not in str(e.value)
+    gone = events.source(schema=None, payload_format="protobuf", protobuf_schema_file=str(runner.home / "gone.proto"))
+    with pytest.raises(
+        sw.SlackwaterError,
+        match=r'^source "events": protobuf_schema_file ".*" cannot be used as Protobuf \(.*No such file',
+    ):
+        runner.run(**{**given, "source": gone})

@@ -1,0 +1,53 @@
+"""Records of Protobuf for tests, written by Google's own library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
+
+from slackwater.sources.payloads.protobuf_schema import Files, from_texts, heads
+
+FIRST = """
+syntax = "proto3";
+package shop;
+message Event { string user = 1; int64 amount = 2; }
+"""
+SECOND = """
+syntax = "proto3";
+package shop;
+import "shop/note.proto";
+message Event { string user = 1; int64 amount = 2; optional Note note = 3; Kind kind = 4; }
+enum Kind { BUY = 0; LOOK = 1; }
+message Other { string user = 1; int64 amount = 2; }
+"""
+NOTE = 'syntax = "proto3"; package shop; message Note { string text = 1; }'
+NOTES = {"shop/note.proto": NOTE}
+
+
+def written(files: Files, name: str, row: dict[str, Any]) -> bytes:
+    """A message of these fields, spelled as JSON of Protobuf spells them."""
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(files.data).file:
+        pool.Add(file)
+    message = message_factory.GetMessageClass(pool.FindMessageTypeByName(name))()
+    return json_format.ParseDict(row, message).SerializeToString()  # type: ignore[no-any-return]
+
+
+@cache
+def files_of(text: str) -> Files:
+    return from_texts(text, NOTES)
+
+
+def first(row: dict[str, Any], number: int | None = None) -> bytes:
+    return head(number) + written(files_of(FIRST), "shop.Event", row)
+
+
+def second(row: dict[str, Any], number: int | None = None) -> bytes:
+    return head(number) + written(files_of(SECOND), "shop.Event", row)
+
+
+def head(number: int | None, place: Sequence[int] = (0,)) -> bytes:
+    return b"" if number is None else heads(number, place)[0]

@@ -1,0 +1,38 @@
+"""The part of a schema registry that readers ask, on loopback."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def answering(found: Callable[[str], Any]) -> Iterator[str]:
+    """A server that answers with what is found for a path, as JSON; its address."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(found(self.path)).encode()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *given: Any) -> None:
+            return
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def entries(path: str, versions: Sequence[dict[str, Any]]) -> Any:
+    """What it says of a subject: the numbers of its versions, or one of them."""
+    if path.endswith("/versions"):
+        return list(range(1, len(versions) + 1))
+    return versions[int(path.rsplit("/", 1)[1]) - 1]

@@ -1,0 +1,266 @@
+"""Protobuf without Spark: the columns of messages, the frames before records, and what cannot be decoded."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from google.protobuf import descriptor_pb2
+from tests.support.protobuf import FIRST, NOTES, SECOND, first, head, second, written
+
+from slackwater.sources.payloads import protobuf_schema
+from slackwater.sources.payloads.protobuf_rows import Decoder, decoded
+from slackwater.sources.payloads.protobuf_schema import Files, columns, from_file, from_texts
+
+TYPES = """
+syntax = "proto3";
+import "google/protobuf/duration.proto";
+import "google/protobuf/timestamp.proto";
+import "google/protobuf/wrappers.proto";
+import "google/type/date.proto";
+import "google/type/timeofday.proto";
+message Types {
+  int32 i = 1; sint64 l = 2; uint32 ui = 3; uint64 ul = 4; fixed64 fl = 5; float f = 6; double d = 7; bool b = 8; string s = 9;
+  bytes raw = 10; Color color = 11; google.protobuf.Timestamp at = 12; google.protobuf.Duration took = 13;
+  google.protobuf.UInt64Value wrapped = 14; Inner inner = 15; repeated Inner inners = 16; map<string, uint64> counts = 17;
+  optional int32 maybe = 18; oneof one { string left = 19; int32 right = 20; } google.type.Date day = 21;
+  google.type.TimeOfDay clock = 22; Empty nothing = 23; repeated Color colors = 24;
+  message Inner { uint32 u = 1; Empty nothing = 2; }
+  message Empty {}
+  enum Color { RED = 0; BLUE = 1; }
+}
+"""
+NONE = {
+    "at": None,
+    "took": None,
+    "wrapped": None,
+    "inner": None,
+    "maybe": None,
+    "left": None,
+    "right": None,
+    "day": None,
+    "clock": None,
+}
+
+
+def decoder(files: Files, name: str | None = None, heads: list[bytes] | None = None) -> Decoder:
+    return files.decoder(files.named(name), heads, "value")
+
+
+def rows(of: Decoder, *bodies: bytes | None) -> list[Any]:
+    found: list[Any] = of.structs(pa.array(bodies, pa.binary())).to_pylist()
+    return found
+
+
+def test_the_columns_of_every_type() -> None:
+    assert columns(decoder(from_texts(TYPES, {}))) == (
+        "`i` INT, `l` BIGINT, `ui` BIGINT, `ul` DECIMAL(20, 0), `fl` DECIMAL(20, 0), `f` FLOAT, `d` DOUBLE, `b` BOOLEAN, `s` STRING, "
+        "`raw` BINARY, `color` STRING, `at` TIMESTAMP, `took` INTERVAL DAY TO SECOND, `wrapped` DECIMAL(20, 0), "
+        "`inner` STRUCT<`u`: BIGINT>, `inners` ARRAY<STRUCT<`u`: BIGINT>>, `counts` MAP<STRING, DECIMAL(20, 0)>, `maybe` INT, "
+        "`left` STRING, `right` INT, `day` DATE, `clock` STRING, `colors` ARRAY<STRING>"
+    )
+
+
+def test_the_values_of_every_type() -> None:
+    files, most = from_texts(TYPES, {}), 2**64 - 1
+    given = {
+        "i": -1, "l": -(2**63), "ui": 2**32 - 1, "ul": most, "fl": most, "f": 1.5, "d": 2.5, "b": True, "s": "ä", "raw": "AP8=",
+        "color": "BLUE", "at": "2024-02-03T04:05:06.123456789Z", "took": "1.5s", "wrapped": most, "inner": {"u": 7}, "inners": [{}],
+        "counts": {"k": most}, "maybe": 0, "right": 0, "day": {"year": 2024, "month": 2, "day": 29}, "clock": {"hours": 5},
+        "nothing": {}, "colors": ["BLUE", "RED"],
+    }  # fmt: skip
+    full, empty = rows(decoder(files), written(files, "Types", given), b"")
+    assert full == {
+        "i": -1, "l": -(2**63), "ui": 2**32 - 1, "ul": Decimal(most), "fl": Decimal(most), "f": 1.5, "d": 2.5, "b": True, "s": "ä",
+        "raw": b"\0\xff", "color": "BLUE", "at": dt.datetime(2024, 2, 3, 4, 5, 6, 123456, dt.UTC), "took": dt.timedelta(seconds=1.5),
+        "wrapped": Decimal(most), "inner": {"u": 7}, "inners": [{"u": 0}], "counts": [("k", Decimal(most))], "maybe": 0, "left": None,
+        "right": 0, "day": dt.date(2024, 2, 29), "clock": "05:00:00.000000", "colors": ["BLUE", "RED"],
+    }  # fmt: skip
+    zero = {
+        "i": 0,
+        "l": 0,
+        "ui": 0,
+        "ul": Decimal(0),
+        "fl": Decimal(0),
+        "f": 0.0,
+        "d": 0.0,
+        "b": False,
+        "s": "",
+        "raw": b"",
+    }
+    assert empty == {**zero, "color": "RED", **NONE, "inners": [], "counts": [], "colors": []}, (
+        "defaults, but where it can be absent"
+    )
+
+
+def test_an_enum_number_that_the_schema_does_not_know_is_its_text() -> None:
+    (found,) = rows(decoder(from_texts(SECOND, NOTES)), b"\x20\x09")
+    assert found["kind"] == "9"
+
+
+def test_frames_tell_the_message_and_the_version() -> None:
+    of = decoder(from_texts(SECOND, NOTES), heads=[*protobuf_schema.heads(7, (0,)), *protobuf_schema.heads(300, (0,))])
+    row, more = {"user": "a", "amount": 1}, {"user": "b", "amount": 2, "note": {"text": "x"}, "kind": "LOOK"}
+    long = b"\0\0\0\1\x2c\2\0" + second(more)  # the first message, its place written out
+    found = rows(of, first(row, 7), second(more, 300), long)
+    old = {**row, "note": None, "kind": "BUY"}
+    assert found == [old, more, more]
+    other = written(from_texts(SECOND, NOTES), "shop.Other", row)
+    bad = [
+        first(row),
+        first(row, 8),
+        head(7, (1,)) + other,
+        b"\0\0\0\0\7",
+        b"",
+        None,
+        b"\1\0\0\0\7\0",
+        first(row, 7)[:-1] + b"\xff",
+    ]
+    assert rows(of, *bad) == [None] * len(bad)
+    assert rows(of, head(7)) == [{"user": "", "amount": 0, "note": None, "kind": "BUY"}], "an empty message is one"
+
+
+def test_places_of_messages_are_counted_as_writers_do() -> None:
+    """A map is a message to descriptors, and nobody counts it."""
+    files = from_texts(
+        'syntax = "proto3"; message A { map<string, int32> m = 1; message B { message C { int32 x = 1; } } } message D {}',
+        {},
+    )
+    places = {name: place for name, place in files.places.items() if -1 not in place}
+    assert places == {"A": (0,), "A.B": (0, 0), "A.B.C": (0, 0, 0), "D": (1,)}
+    assert protobuf_schema.heads(1, (0,)) == [b"\0\0\0\0\1\0", b"\0\0\0\0\1\2\0"]
+    assert protobuf_schema.heads(1, (1, 64)) == [b"\0\0\0\0\1\4\2\x80\1"]
+
+
+@pytest.mark.parametrize("broken", [[0], [9_999], [0, 1, 5_000, 9_999], list(range(0, 10_000, 7)), list(range(10_000))])
+def test_a_broken_record_is_alone_in_its_batch(broken: list[int]) -> None:
+    bodies = [first({"user": "u", "amount": 5})] * 10_000
+    for n in broken:
+        bodies[n] = (b"\xff\xff\xff", b"\x0a\x05a", b"\x0a\x01\xff")[n % 3]  # no number, too short, no text
+    found = decoder(from_texts(FIRST, {})).structs(pa.array(bodies, pa.binary()))
+    assert found.is_null().to_pylist() == [n in set(broken) for n in range(10_000)]
+    assert all(row == {"user": "u", "amount": 5} for row in found.drop_null().to_pylist())
+
+
+def test_bytes_at_which_the_decoder_itself_gives_up() -> None:
+    """A panic of Rust is no Exception, and no reason to lose a batch."""
+    files = from_texts(
+        'syntax = "proto3"; message M { repeated fixed32 n = 1; map<string, M2> m = 2; } message M2 { int32 x = 1; }',
+        {},
+    )
+    good = written(files, "M", {"n": [1], "m": {"k": {"x": 1}}})
+    for cut in range(1, len(good)):
+        for byte in (0x00, 0x01, 0x7F, 0xFF):
+            bad = good[:cut] + bytes([byte]) + good[cut:]
+            assert rows(decoder(files), good, bad, good)[::2] == [{"n": [1], "m": [("k", {"x": 1})]}] * 2
+
+
+def test_batches_keep_their_other_columns() -> None:
+    body = pa.array([first({"user": "a", "amount": 1}), None, b"\xff"], pa.large_binary())
+    batch = pa.RecordBatch.from_pydict({"n": pa.array([1, 2, 3]), "value": body})
+    (found,) = decoded(decoder(from_texts(FIRST, {})), iter([batch]))
+    assert found.to_pydict() == {
+        "n": [1, 2, 3],
+        "value": body.to_pylist(),
+        "_p": [{"user": "a", "amount": 1}, None, None],
+    }
+    (none,) = decoded(decoder(from_texts(FIRST, {})), iter([batch.slice(0, 0)]))
+    assert none.schema == found.schema
+
+
+OLD = 'syntax = "proto3"; message M { %s }'
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reads"),
+    [
+        ("int32 a = 1;", "int64 a = 1;", True),
+        ("string a = 1;", "bytes b = 1;", True),
+        ("int32 a = 1;", "repeated int32 a = 1;", True),
+        ("int32 a = 1; string gone = 2;", "int32 a = 1; string new = 3;", True),
+        ("M m = 1; int32 x = 2;", "M m = 1; int64 x = 2;", True),
+        ("int64 a = 1;", "int32 a = 1;", False),
+        ("int32 a = 1;", "sint32 a = 1;", False),
+        ("repeated string a = 1;", "string a = 1;", False),
+        ("N n = 1; message N { int32 x = 1; }", "N n = 1; message N { string x = 1; }", False),
+    ],
+)
+def test_versions_that_mean_the_same_are_read_by_the_newest(before: str, after: str, reads: bool) -> None:
+    assert from_texts(OLD % before, {}).read_by(from_texts(OLD % after, {}), "M") == reads
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "error"),
+    [
+        ('syntax = "proto3"; message T { repeated T of = 1; }', None, r'^message "T" contains itself \(T > T\); no column'),
+        ('syntax = "proto3"; message T { U u = 1; } message U { map<string, T> t = 1; }', None, r"contains itself \(T > U > U.TEntry > T\)"),
+        ('syntax = "proto3"; message T {}', None, r'^message "T" has no fields, which become columns'),
+        ('syntax = "proto3"; message T { int32 a = 1; int32 A = 2; }', None, r'^message "T" has fields "a" and "A", one name to Spark' ),
+        ('syntax = "proto3"; enum E { A = 0; }', None, "^it holds no message"),
+        ('syntax = "proto3"; message Event { int32 a = 1; }', "Evnt", '^there is no message "Evnt" in it; did you mean "Event"'),
+        ('edition = "2023"; message T { int32 a = 1; }', None, 'in an edition of Protobuf; expected syntax "proto2" or "proto3"'),
+        ('syntax = "proto3"; message T { Foo a = 1; }', None, '^1:32: "Foo" is not defined'),
+        ('syntax = "proto3"; import "gone.proto"; message T { int32 a = 1; }', None, "^gone.proto: File not found"),
+    ],
+)  # fmt: skip
+def test_what_cannot_become_columns_is_said(text: str, name: str | None, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        columns(decoder(from_texts(text, {}), name))
+
+
+def test_a_message_of_proto2_has_null_for_what_is_absent() -> None:
+    text = 'syntax = "proto2"; message M { required string a = 1; optional int32 b = 2 [default = 7]; repeated int32 c = 3; }'
+    (found,) = rows(decoder(from_texts(text, {})), b"")
+    assert found == {"a": None, "b": None, "c": []}
+
+
+def test_frames_name_messages_of_the_file_itself() -> None:
+    files = from_texts(SECOND, NOTES)
+    assert (files.framed(None), files.framed("shop.Other")) == ("shop.Event", "shop.Other")
+    with pytest.raises(
+        ValueError, match=r'^message "shop.Note" is in a file that it imports, and records can only be of its own'
+    ):
+        files.framed("shop.Note")
+
+
+def test_what_a_registry_of_confluent_knows_by_itself() -> None:
+    text = """
+        syntax = "proto3";
+        import "confluent/meta.proto";
+        import "confluent/type/decimal.proto";
+        message M { string user = 1 [(confluent.field_meta) = { tags: "PII" rules: [{ name: "n" }] }]; confluent.type.Decimal price = 2; }
+    """
+    files = from_texts(text, {})
+    assert (
+        columns(decoder(files)) == "`user` STRING, `price` STRUCT<`value`: BINARY, `precision`: BIGINT, `scale`: INT>"
+    )
+    assert rows(decoder(files), written(files, "M", {"user": "a"})) == [{"user": "a", "price": None}]
+
+
+def test_references_stay_in_their_folder() -> None:
+    with pytest.raises(ValueError, match=r'^it refers to "\.\./x.proto", which is no name of a file'):
+        from_texts(FIRST, {"../x.proto": FIRST})
+
+
+def test_files_of_messages_and_descriptor_sets(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "note.proto").write_text(NOTES["shop/note.proto"])
+    path = tmp_path / "event.proto"
+    path.write_text(SECOND)
+    files = from_file(path)
+    assert columns(decoder(files)) == "`user` STRING, `amount` BIGINT, `note` STRUCT<`text`: STRING>, `kind` STRING"
+    assert columns(decoder(files, "shop.Note")) == "`text` STRING"
+    compiled = tmp_path / "event.binpb"
+    compiled.write_bytes(files.data)
+    assert from_file(compiled) == files
+    alone = descriptor_pb2.FileDescriptorSet.FromString(files.data)
+    del alone.file[0]
+    compiled.write_bytes(alone.SerializeToString())
+    for content in (alone.SerializeToString(), b"no descriptor"):
+        compiled.write_bytes(content)
+        with pytest.raises(ValueError, match=r"expected a \.proto file, or what protoc --include_imports"):
+            from_file(compiled)
