@@ -15,7 +15,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from tests.support.deaths import DeathError, Dying
-from tests.support.effort import some
+from tests.support.effort import long, some
 from tests.support.lakes import connection, sql
 from tests.support.tables import COLUMNS, FORMATS, row
 
@@ -182,7 +182,13 @@ def made(tmp_path: Path, postgres: Any, monkeypatch: pytest.MonkeyPatch) -> Call
     some([("delta", "postgres", "iceberg"), ("iceberg", "files", "delta"), ("delta", "files", "iceberg")], 2),
 )
 def test_a_column_comes_after_every_death(
-    kind: str, store: str, lake: str, made: Callable[..., Story], spark: Any, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    store: str,
+    lake: str,
+    made: Callable[..., Story],
+    spark: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Stored rows, an epoch that was committed and not yet published, targets that have the column already: NULL before, the value after."""
     story = made(kind, store, lake)
@@ -247,3 +253,20 @@ def test_a_run_goes_on_by_itself_with_a_column_that_comes(made: Callable[..., St
     assert sum("starts anew with columns that are new" in line for line in lines) == 2
     story.run(spark, flush=True)
     story.check()
+
+
+@long(beside="test_new_columns.py::test_a_run_goes_on_by_itself_with_a_column_that_comes")
+def test_a_column_that_came_and_went_ends_the_run_in_a_line(made: Callable[..., Story], spark: Any) -> None:
+    story = made("iceberg", "files", "delta")
+    story.append()
+    story.run(spark)
+    story.add_column()
+    story.append()
+    for table in story.tables:
+        with table.table.update_schema() as change:
+            change.delete_column("c0")
+    with pytest.raises(
+        SlackwaterError,
+        match=r'did not find columns that came, so they are gone again; schema_changes = "ignore" .* "c0"',
+    ):
+        story.run(spark)

@@ -11,7 +11,7 @@ from slackwater import explain
 from slackwater.config.pipeline import Pipeline, check_run_flags
 from slackwater.engine.observer import Observer, Waiting
 from slackwater.engine.status import Status
-from slackwater.errors import ConfigError, NewColumnsError
+from slackwater.errors import ConfigError, EpochError, NewColumnsError
 from slackwater.runner import background as in_background
 from slackwater.runner import follow, former, starting_offsets, tell
 from slackwater.runner.background import Handle
@@ -138,7 +138,10 @@ def _run(
                 return _bound(runner, available_now, flush, rebuild, former_output)
             except NewColumnsError as error:
                 if (now := (str(error), runner.epoch)) == before:
-                    raise  # a start did not find them: they are gone again
+                    raise EpochError(
+                        f"{pipeline.name}: a start did not find columns that came, so they are gone again; "
+                        f'schema_changes = "ignore" passes them over: {error}'
+                    ) from None
                 before, rebuild, former_output = now, None, None
                 reporter.notice("info", f"{pipeline.name} starts anew with columns that are new: {error}")
                 runner = runner.again()
