@@ -14,6 +14,7 @@ import polars as pl
 import psycopg
 import pyarrow as pa
 import pytest
+from tests.support.command import command
 from tests.support.deaths import DeathError, Dying
 from tests.support.effort import long, some
 from tests.support.lakes import connection, sql
@@ -83,6 +84,7 @@ path = "out"
 {store}
 """
 BEFORE = 5  # seconds of the join
+DEATHS = ("commit.after", "write.after", "read.after", "ingest.after", "commit.before", "write.before", "note.before")
 Pairs = list[tuple[Any, ...]]
 
 
@@ -178,13 +180,22 @@ def made(tmp_path: Path, postgres: Any, monkeypatch: pytest.MonkeyPatch) -> Call
 
 
 @pytest.mark.parametrize(
-    ("kind", "store", "lake"),
-    some([("delta", "postgres", "iceberg"), ("iceberg", "files", "delta"), ("delta", "files", "iceberg")], 2),
+    ("kind", "store", "lake", "deaths"),
+    some(
+        [
+            ("delta", "postgres", "iceberg", DEATHS[:2]),
+            ("iceberg", "files", "delta", DEATHS[:2]),
+            ("delta", "postgres", "delta", DEATHS),
+            ("delta", "files", "iceberg", DEATHS),
+        ],
+        2,
+    ),
 )
 def test_a_column_comes_after_every_death(
     kind: str,
     store: str,
     lake: str,
+    deaths: tuple[str, ...],
     made: Callable[..., Story],
     spark: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -194,15 +205,6 @@ def test_a_column_comes_after_every_death(
     story = made(kind, store, lake)
     story.append()
     story.run(spark)
-    deaths = (
-        "read.after",
-        "ingest.after",
-        "commit.before",
-        "commit.after",
-        "write.before",
-        "write.after",
-        "note.before",
-    )
     for step in deaths:
         story.append()
         dying = Dying(step)
@@ -213,12 +215,30 @@ def test_a_column_comes_after_every_death(
         assert dying.deaths == 1
         story.add_column()
         story.append()
+    told = planned(monkeypatch, capsys)
+    assert [line.partition(":")[0] for line in told] == [
+        'source "l", columns',
+        'source "r", columns',
+        "stages[1].columns",
+        'target "rows" columns',
+        'target "lake" columns',
+        'target "files" columns',
+    ]
+    last = story.names[-1]
+    assert f'"left_{last}" (bigint)' in told[2] and f'"right_{last}" (bigint): ' in told[2]
+    assert "rows of the state have NULL there" in told[2]
     lines = story.run(spark, flush=True)
-    assert any(
-        line.startswith('target "lake" columns: state has none, the result has new: "left_c6" (bigint)')
-        for line in lines
-    )
+    assert [line for line in told if line not in lines] == told[:2], "the start says the same; of sources a warning"
     story.check()
+    assert planned(monkeypatch, capsys) == []
+    assert command(monkeypatch, "state", "verify", "grows.toml") == 0, capsys.readouterr()
+
+
+def planned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What `plan` says of columns, without the verdict."""
+    capsys.readouterr()
+    assert command(monkeypatch, "plan", "grows.toml") == 0
+    return [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if "columns: " in line]
 
 
 def test_a_run_goes_on_by_itself_with_a_column_that_comes(made: Callable[..., Story], spark: Any) -> None:
