@@ -61,7 +61,7 @@ def with_tables(found: Comparison, pipeline: Pipeline, commit: Commit) -> Compar
     end = time.monotonic() + LONGEST_S
     for thread in threads:
         thread.join(max(end - time.monotonic(), 0.0))
-    further, unsure = _further(pipeline, commit, [one for one in asked if one.changes and one.columns is not None])
+    further, unsure = _further(pipeline, commit, asked)
     late = f"did not answer within {LONGEST_S:g} s; what changed in its table is not known"
     return replace(
         found,
@@ -74,19 +74,21 @@ def with_tables(found: Comparison, pipeline: Pipeline, commit: Commit) -> Compar
     )
 
 
-def _further(pipeline: Pipeline, commit: Commit, came: Sequence[_Asked]) -> tuple[list[Change], list[str]]:
+def _further(pipeline: Pipeline, commit: Commit, asked: Sequence[_Asked]) -> tuple[list[Change], list[str]]:
     """What columns that came do behind their sources: to joins and targets; and of which stages only a start knows."""
-    if not came:
+    if not any(one.changes for one in asked):
         return [], []
-    now = {one.spec.name: one.columns or {} for one in came}
-    known = {one.spec.name: restore.types_of(one.known) for one in came if one.known is not None}
+    now = {one.spec.name: one.columns for one in asked if one.columns is not None}
+    known = {**now, **{one.spec.name: restore.types_of(one.known) for one in asked if one.changes and one.known}}
     was, is_ = sql_check.results(pipeline, known), sql_check.results(pipeline, now)
     changes, unsure, new = list[Change](), list[str](), dict[str, Types]()
     kept = paired(list(pipeline.alone), commit).kept
     for n, ((name, own), state) in enumerate(zip(pipeline.alone.items(), kept, strict=True)):
         before, after = was[name], is_[name]
+        if own.transform.window is not None:
+            continue  # its results are what its aggregations name
         if not (before.closed and after.closed):
-            unsure.append(f'stage "{name}": which of them come out of its SQL, a start knows')
+            unsure.append(f'stage "{name}": which of the new columns come out of it is known at the start')
             continue
         new[name] = {c: t for c, t in after.types.items() if not before.has(c)}
         if new[name] and state is not None and own.transform.join is not None:
