@@ -13,6 +13,7 @@
     ├── PublishError         the target refused the committed output; the next start publishes it
     ├── SparkEndedError      Spark's process is gone (killed, out of memory)
     └── EpochError           an epoch failed while it ran (user SQL, unreadable input, a missing service)
+        └── NewColumnsError  a source has columns that this run is not bound to: the pipeline starts anew with them
 
 Each message says the fact, what was expected against what was found, and what to do next.
 """
@@ -115,3 +116,7 @@ class SparkEndedError(SlackwaterError):
 
 class EpochError(SlackwaterError):
     """An epoch failed before its commit; nothing of it is visible and the next start repeats it."""
+
+
+class NewColumnsError(EpochError):
+    """A source has columns that are to be taken, and what runs is bound to those of before; `run` starts anew with them."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.deaths import DeathError
+from tests.support.deaths import DeathError, Dying
 from tests.support.effort import some
 from tests.support.runner import Runner
 from tests.support.tables import COLUMNS, FORMATS, Delta, row
@@ -41,22 +41,6 @@ SQL = "SELECT day, user, x, price, seen, tags[0] AS tag, _event_ts FROM source"
 @pytest.fixture(params=some(FORMATS))
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return FORMATS[request.param](tmp_path)
-
-
-class Dying:
-    """Dies once at each step, in the order given, the next time that it comes by."""
-
-    def __init__(self, *steps: str) -> None:
-        self.left, self.deaths = list(steps), 0
-
-    def hit(self, step: str, epoch: int) -> None:
-        if self.left and step == self.left[0]:
-            self.left.pop(0)
-            self.deaths += 1
-            raise DeathError(step)
-
-    def in_worker(self, epoch: int) -> None:
-        return None
 
 
 def rows(first: int, count: int) -> list[dict[str, Any]]:

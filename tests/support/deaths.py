@@ -18,3 +18,19 @@ class DieOnce:
 
     def in_worker(self, epoch: int) -> None:
         """Workers are other processes: dying there is the business of tests/e2e/test_faults.py."""
+
+
+class Dying:
+    """Dies once at each step, in the order given, the next time that it comes by."""
+
+    def __init__(self, *steps: str) -> None:
+        self.left, self.deaths = list(steps), 0
+
+    def hit(self, step: str, epoch: int) -> None:
+        if self.left and step == self.left[0]:
+            self.left.pop(0)
+            self.deaths += 1
+            raise DeathError(step)
+
+    def in_worker(self, epoch: int) -> None:
+        return None

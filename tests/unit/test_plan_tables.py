@@ -89,7 +89,7 @@ def test_columns_that_came_are_told_with_what_the_next_start_makes_of_them(table
     line, _ = of_table(lines)
     assert line == (
         'compatible  source "web", columns: state has 7 columns, the table has 8 columns, new: "weight" (bigint): the next start takes it, '
-        "with NULL in rows of before; SQL that names it finds it, SELECT * brings it to the target"
+        "with NULL in rows of before; SQL that names it finds it, SELECT * takes it along"
     )
     (change,) = [
         c for c in json.loads(say('schema_changes = "add"', "--json")[1][0])["changes"] if "columns" in c["what"]

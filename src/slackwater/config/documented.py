@@ -79,7 +79,7 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
         "starting_offsets": "Where a new pipeline begins: earliest, latest, or offsets by topic and partition.",
         "starting_version": "Of delta and iceberg: the version, or the id of the snapshot, whose rows a new pipeline reads first.",
         "on_rewrite": "Of delta and iceberg, for versions that take rows away or write them anew: fail stops, skip passes them over.",
-        "schema_changes": "Of delta and iceberg, for columns that are new: fail stops, add takes them with the next start, ignore does not read them.",
+        "schema_changes": "Of delta and iceberg, for columns that are new: fail stops, add takes them along to joins and targets, ignore does not read them.",
         "max_offsets_per_trigger": "At most so many records per epoch.",
         "on_data_loss": "What to do if the offsets to go on from are gone: fail, or skip to what is there.",
         "commit_group": "A consumer group whose offsets are written, for tools that watch its lag.",

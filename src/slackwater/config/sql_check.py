@@ -50,11 +50,22 @@ def check(pipeline: Pipeline) -> Checked:
     if changed:
         found.skip("transform", f'SQL and columns, as [spark] sets "{changed[0]}", which changes what SQL means')
         return found
-    given = {source.name: _columns(pipeline, i, source, found) for i, source in enumerate(pipeline.sources)}
+    _judge(pipeline, {}, found)
+    return found
+
+
+def results(pipeline: Pipeline, known: Mapping[str, Mapping[str, str]]) -> dict[str, Columns]:
+    """The columns that each stage emits; `known`: those of sources that the config does not tell."""
+    return _judge(pipeline, {name: Columns(types, True) for name, types in known.items()}, Checked())
+
+
+def _judge(pipeline: Pipeline, known: Mapping[str, Columns], found: Checked) -> dict[str, Columns]:
+    """What each stage emits, by name; what is wrong is added to `found`."""
+    given = {s.name: known.get(s.name) or _columns(pipeline, i, s, found) for i, s in enumerate(pipeline.sources)}
     at = {s.name: f"{Stage.AT}[{n}]" for n, s in enumerate(pipeline.stages)}
     for name, own in pipeline.alone.items():
         given[name] = _Step(own, at.get(name, "transform"), found, at, pipeline.lookups).check(given)
-    return found
+    return {name: given[name] for name in pipeline.alone}
 
 
 def check_draft(pipeline: Pipeline) -> Checked:

@@ -21,9 +21,15 @@ def split(operator: Operator, staged: Sequence[pl.DataFrame], upserts: bool) -> 
 
     A target that only adds rows takes all of them as they are.
     """
-    output = operator.sorted_output(pl.concat(staged))
+    output = operator.sorted_output(pl.concat(_completed(operator, frame) for frame in staged))
     columns = [f.name for f in operator.output]
     is_gone = (output["__reason"] == SUPERSEDED).to_numpy() & upserts
     if not is_gone.any():
         return output[columns], output[list(operator.retraction)].clear()
     return output[np.flatnonzero(~is_gone)][columns], output[np.flatnonzero(is_gone)][list(operator.retraction)]
+
+
+def _completed(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows of an epoch that was committed before a column came have NULL there."""
+    new = [f for f in operator.output if f.name not in frame.columns]
+    return frame.with_columns(pl.lit(None, f.polars).alias(f.name) for f in new) if new else frame

@@ -20,7 +20,7 @@ from slackwater.engine.hooks import Hooks
 from slackwater.engine.observer import Waiting
 from slackwater.engine.timer import Timer
 from slackwater.errors import PublishError, StartError
-from slackwater.evolution import destinations
+from slackwater.evolution import destinations, growth
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import holding
 from slackwater.state.commit import LETTERS, Commit, Destination, OutputMeta
@@ -97,7 +97,8 @@ class Publishing:
             self.check_here()
             return
         stages, now, missing = list(self.pipeline.alone), self.addressed(latest), latest.missing(self.store.reached())
-        changed = destinations.misdirected(latest, stages, now.targets, now.letters_to, missing)
+        growing = growth.takers(self.pipeline)
+        changed = destinations.misdirected(latest, stages, now.targets, now.letters_to, missing, growing)
         if changed:
             raise StartError(f"{self.pipeline.name}: {destinations.waiting_text(latest.epoch, changed)}")
         latest = destinations.readdressed(latest, stages, list(self.outlets))

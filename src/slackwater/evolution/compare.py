@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from slackwater.config.paths import as_written
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.words import plural
-from slackwater.evolution import destinations, restore
+from slackwater.evolution import destinations, growth, restore
 from slackwater.evolution.change import COMPATIBLE, MIGRATED, REBUILD, Change, Comparison
 from slackwater.evolution.compare_stage import StageComparison, called
 from slackwater.evolution.pairing import Pairing, paired
@@ -43,6 +43,11 @@ def compare(
             found += _texts(one, state, prefix)
             found += _inputs(one, commit, state, prefix)
     found += _around(pipeline, commit, shards)
+    if steps is not None:
+        results = {
+            name: {f.name: f.type for f in step.output} for name, step in zip(pipeline.alone, steps, strict=True)
+        }
+        found += growth.target_changes(pipeline, commit, results)
     return Comparison(pipeline.name, commit.epoch, kind, tuple(found), destinations.waiting(pipeline, commit, missing))
 
 

@@ -5,7 +5,7 @@ Only a start knows the types of the columns that come out of the SQL; without th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
@@ -20,9 +20,10 @@ from slackwater.config.window import Window
 from slackwater.core.dispatch import unregistered
 from slackwater.core.schema import Field
 from slackwater.core.words import plural
-from slackwater.evolution import migrate, restore
+from slackwater.evolution import growth, migrate, restore
 from slackwater.evolution.change import COMPATIBLE, MIGRATED, REBUILD, Change
 from slackwater.evolution.texts import BY_KEY, emission_text, moved
+from slackwater.joins.logic import JoinLogic
 from slackwater.operators.base import Operator
 from slackwater.operators.known import of_kind, of_step
 from slackwater.operators.windowed import Windowed
@@ -190,11 +191,20 @@ class StageComparison:
             "columns": "rows in the state have the former columns",
         }
         for key, how in why.items():
-            if wrote.get(key) != now[key]:
+            if key == "columns" and (came := growth.of_sides(wrote.get(key), now[key])) is not None:
+                yield from self._more_columns(came)
+            elif wrote.get(key) != now[key]:
                 yield self.change(key, wrote.get(key), now[key], REBUILD, f"{how} ({plural(self.rows, 'row')})")
         described = self.state.described.get("join")
         old = None if described is None else Join.draft(dict(described), "state", "", [])
         yield from self._settings(new, old)
+
+    def _more_columns(self, new: Sequence[Sequence[str]]) -> Iterator[Change]:
+        """Columns that came; a config alone does not tell which."""
+        if isinstance(self.made, JoinLogic) and any(new):
+            sides = zip(self.made.sides, new, strict=True)
+            found = {name: f.type for side, mine in sides for name, f in side.output if f"{f.name} {f.type}" in mine}
+            yield growth.join_change(self.prefix, self.state, found)
 
     # -- others --------------------------------------------------------------------------------------------------
 

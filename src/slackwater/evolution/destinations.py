@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from slackwater.config.paths import as_written
 from slackwater.config.pipeline import Pipeline
@@ -118,9 +118,14 @@ def waiting(pipeline: Pipeline, commit: Commit, missing: Sequence[str]) -> str |
 
 
 def misdirected(
-    commit: Commit, stages: Sequence[str], now: Mapping[str, Destination], letters: Place | None, missing: Sequence[str]
+    commit: Commit,
+    stages: Sequence[str],
+    now: Mapping[str, Destination],
+    letters: Place | None,
+    missing: Sequence[str],
+    growing: Collection[str] = (),
 ) -> list[str]:
-    """What is another now for those who do not have their part of a commit yet."""
+    """What is another now for those who do not have their part of a commit yet. `growing`: targets that get columns that are new."""
     if commit.output and not commit.targets:
         return ["target"]
     found = readdressed(commit, stages, list(now))
@@ -139,7 +144,10 @@ def misdirected(
         if after is not None:
             for key in ("columns", "upserts"):
                 known = [getattr(was, key), getattr(after, key)]
-                if None not in known and known[0] != known[1]:
+                grows = (
+                    key == "columns" and called[name] in growing and {*(was.columns or ())} < {*(after.columns or ())}
+                )
+                if None not in known and known[0] != known[1] and not grows:
                     changed.append(key if what == "target" else f"{what} {key}")
     return changed
 

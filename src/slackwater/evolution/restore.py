@@ -154,7 +154,7 @@ def check_schema(source: str, before: str | None, now: str) -> list[str]:
     """
     if before is None:
         return []
-    old, new = _types(before), _types(now)
+    old, new = types_of(before), types_of(now)
     wrong = [f'"{c}" is {new.get(c, "missing")}, was {t}' for c, t in old.items() if new.get(c) != t]
     if wrong:
         raise StartError(
@@ -164,7 +164,8 @@ def check_schema(source: str, before: str | None, now: str) -> list[str]:
     return [f'source "{source}": columns that are new since the first start: {", ".join(added)}'] if added else []
 
 
-def _types(schema: str) -> dict[str, str]:
+def types_of(schema: str) -> dict[str, str]:
+    """The columns of a source, by name, as Spark writes them in JSON."""
     return {
         f["name"]: json.dumps(f["type"]) if isinstance(f["type"], dict) else f["type"]
         for f in json.loads(schema)["fields"]

@@ -51,6 +51,11 @@ class Side:
         """The columns of a buffered row. `__matched` counts for outer sides only."""
         return {**HIDDEN, **{f.name: f.polars for f in self.fields}}
 
+    def completed(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Buffered rows with the columns that came after they were stored, NULL in them."""
+        new = [f for f in self.fields if f.name not in rows.columns and f not in self.keys]
+        return rows.with_columns(pl.lit(None, f.polars).alias(f.name) for f in new) if new else rows
+
     def due(self, ts: Int64s) -> Int64s:
         """The watermark at which rows of these times are expired."""
         return ts + (self.keep_us + 1)

@@ -177,6 +177,7 @@ def _(
     if side is None:
         yield f"rows of a kind that no join has: {kind!r}"
         return
+    rows = rows if what else side.completed(rows)
     misfits = list(_misfits(rows, dict(places().schema) if what else side.schema))
     yield from misfits
     if misfits:

@@ -135,7 +135,7 @@ FAMILIES: Sequence[Family] = (
         "A table that is a source has other columns than the run began with, or the state was first read with. Nothing of them was read.",
         'For new columns set `schema_changes`: `"add"` takes them, `"ignore"` goes on without; restore others: '
         "[Delta and Iceberg tables](sources.md#new-columns).",
-        ("its columns changed with", "columns are new with"),
+        ("its columns changed with", "columns are new with", "did not find columns that came"),
     ),
     Family(
         "A table needs another reader",
@@ -201,6 +201,7 @@ FAMILIES: Sequence[Family] = (
         "Alter it, or name one that is absent: it is made with the right columns.",
         (
             "does not fit the output",
+            "lacks columns that are new",
             "other columns than",
             'mode "merge" needs',
             "cleanup.policy",

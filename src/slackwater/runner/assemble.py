@@ -9,10 +9,12 @@ from slackwater.config.connection import ConsoleConnection
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.target import Target as TargetSpec
 from slackwater.core.dead_letter import LETTER
+from slackwater.evolution import growth
 from slackwater.operators.base import Operator
 from slackwater.runner.systems import system_of
 from slackwater.sources.streams import AnySource, FrameSource
 from slackwater.spark import packages, remote
+from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore, InMemoryStore
 from slackwater.state.protocol import StateStore
 from slackwater.targets.base import Table, Target
@@ -62,12 +64,15 @@ def store_of(pipeline: Pipeline) -> StateStore:
     return FilesStore(store.path or "", pipeline.name, store.options)
 
 
-def targets_of(pipeline: Pipeline, operators: Mapping[str, Operator], state_id: str = "") -> dict[str, Target]:
-    """The targets a config names, by name, for the epochs of a state; `operators`: of its stages."""
+def targets_of(
+    pipeline: Pipeline, operators: Mapping[str, Operator], state_id: str = "", latest: Commit | None = None
+) -> dict[str, Target]:
+    """The targets a config names, by name, for the epochs of a state, which go on after `latest`; `operators`: of its stages."""
     found = {}
+    new = growth.of_targets(pipeline, latest, {n: {f.name: f.type for f in o.output} for n, o in operators.items()})
     for name, own in pipeline.by_target.items():
         logic = operators[str(own.target.from_)]
-        table = Table(own.writer, tuple(logic.output), logic.identity, state_id)
+        table = Table(own.writer, tuple(logic.output), logic.identity, state_id, tuple(new.get(name, ())))
         found[name] = _target(own.target, own, table)
     return found
 

@@ -36,7 +36,7 @@ from slackwater.runner.runner import Parts, Runner
 from slackwater.sources.base import Planned, batch_of, reason
 from slackwater.sources.files import FilesSource
 from slackwater.sources.kafka import KafkaSource
-from slackwater.state.commit import BatchId
+from slackwater.state.commit import BatchId, Commit
 from slackwater.targets.base import Target
 
 if TYPE_CHECKING:
@@ -86,9 +86,11 @@ def backfill(
     span = Range(since_us, until_us, reach_us(window), 1000 * slack)
     written = Written()
 
-    def within(pipeline: Pipeline, operators: Mapping[str, Operator], state_id: str) -> dict[str, Target]:
+    def within(
+        pipeline: Pipeline, operators: Mapping[str, Operator], state_id: str, latest: Commit | None
+    ) -> dict[str, Target]:
         now = time.time_ns() // 1000
-        found = targets_of(pipeline, operators, state_id)
+        found = targets_of(pipeline, operators, state_id, latest)
         return {name: Within(inner, window, span, now, partial, written) for name, inner in found.items()}
 
     runner = Runner(own, spark, Reporter(on_notice or (lambda level, line: None), on_status), stop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 
 from slackwater.config.connection import PostgresConnection
@@ -90,7 +91,7 @@ def _database(url: str, what: str) -> None:
 
 def _tables(pipeline: Pipeline) -> list[str]:
     """How the targets' tables differ from the output."""
-    from slackwater.runner.assemble import source_of, spark_settings, targets_of
+    from slackwater.runner.assemble import source_of, spark_settings, store_of, targets_of
     from slackwater.runner.binding import bind_all
     from slackwater.sources.lookups import Lookups
     from slackwater.spark import session
@@ -100,5 +101,9 @@ def _tables(pipeline: Pipeline) -> list[str]:
     Lookups(own, pipeline.lookups, lambda line: None).load()
     sources = [source_of(own, pipeline, i, None) for i in range(len(pipeline.sources))]
     operators = {name: step.operator for name, step in bind_all(pipeline, own, sources).items()}
-    targets = targets_of(pipeline, operators)
+    latest = None
+    if pipeline.state_store is not None and pipeline.state_store.durable:
+        with closing(store_of(pipeline)) as store, store.peek() as snapshot:
+            latest = None if snapshot is None else snapshot.commit
+    targets = targets_of(pipeline, operators, latest=latest)
     return [line for t in targets.values() if isinstance(t, PostgresTarget) for line in t.problems()]

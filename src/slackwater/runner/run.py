@@ -11,7 +11,7 @@ from slackwater import explain
 from slackwater.config.pipeline import Pipeline, check_run_flags
 from slackwater.engine.observer import Observer, Waiting
 from slackwater.engine.status import Status
-from slackwater.errors import ConfigError
+from slackwater.errors import ConfigError, EpochError, NewColumnsError
 from slackwater.runner import background as in_background
 from slackwater.runner import follow, former, starting_offsets, tell
 from slackwater.runner.background import Handle
@@ -127,10 +127,32 @@ def _run(
     runner: Runner, available_now: bool, flush: bool, rebuild: Mapping[str, Any] | None, former_output: str | None
 ) -> Status | None:
     pipeline, reporter = runner.pipeline, runner.reporter
-    with reporter.observers.of(pipeline), runner.border():
-        for line in explain.warnings(pipeline):
-            reporter.notice("warning", line)
-        check_former(pipeline)
+    with reporter.observers.of(pipeline):
+        with runner.border():
+            for line in explain.warnings(pipeline):
+                reporter.notice("warning", line)
+            check_former(pipeline)
+        before: tuple[str, int] | None = None
+        while True:
+            try:
+                return _bound(runner, available_now, flush, rebuild, former_output)
+            except NewColumnsError as error:
+                if (now := (str(error), runner.epoch)) == before:
+                    raise EpochError(
+                        f"{pipeline.name}: a start did not find columns that came, so they are gone again; "
+                        f'schema_changes = "ignore" passes them over: {error}'
+                    ) from None
+                before, rebuild, former_output = now, None, None
+                reporter.notice("info", f"{pipeline.name} starts anew with columns that are new: {error}")
+                runner = runner.again()
+
+
+def _bound(
+    runner: Runner, available_now: bool, flush: bool, rebuild: Mapping[str, Any] | None, former_output: str | None
+) -> Status | None:
+    """One run, bound to the columns that its sources have at its start. Raises NewColumnsError where more are to be taken."""
+    pipeline, reporter = runner.pipeline, runner.reporter
+    with runner.border():
         latest = _opened(runner, rebuild is not None, former_output)
         try:
             reporter.notice("info", tell.start(pipeline, latest))

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("slackwater")
 
-MakeTargets = Callable[[Pipeline, Mapping[str, Operator], str], Mapping[str, Target]]
+MakeTargets = Callable[[Pipeline, Mapping[str, Operator], str, Commit | None], Mapping[str, Target]]
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,16 @@ class Runner:
         self._driver: Driver | None = None
         self._opened = ExitStack()
         self._opened.callback(self.store.close)
+
+    def again(self) -> Runner:
+        """One that begins anew on the same Spark, when this one is closed."""
+        return Runner(self.pipeline, self.spark, self.reporter, self.stop)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that was committed last, -1 for none."""
+        latest: Commit | None = getattr(self._driver, "state", self._latest)
+        return -1 if latest is None else latest.epoch
 
     def border(self) -> AbstractContextManager[None]:
         """Errors leave as one line of ours."""
@@ -127,7 +137,7 @@ class Runner:
         operators = {s.name: s.operator for s in stages}
         output = {n: operators[str(one.target.from_)].output for n, one in pipeline.by_target.items()}
         self.reporter.observers.described(Columns({s.name: _columns(s.schema) for s in sources}, output))
-        letters, targets = letters_of(pipeline, state_id), make_targets(pipeline, operators, state_id)
+        letters, targets = letters_of(pipeline, state_id), make_targets(pipeline, operators, state_id, latest)
         away = self._open_targets(targets, letters)
         driver = self._driver = Driver(pipeline, stages, self.store, targets, hooks, letters, away)
         if self.stop.is_set():

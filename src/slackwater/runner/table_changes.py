@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from slackwater.config import sql_check
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
 from slackwater.errors import SlackwaterError
+from slackwater.evolution import growth, restore
 from slackwater.evolution.change import Change, Comparison
+from slackwater.evolution.growth import Types
+from slackwater.evolution.pairing import paired
 from slackwater.runner.systems import system_of
 from slackwater.runner.systems.base import C, System
 from slackwater.sources.base import NoAnswerError
@@ -27,13 +31,15 @@ class _Asked:
     """One table. `refused`: why a start would not go on with it; `unknown`: why that is not known."""
 
     spec: Source
+    known: str | None  # its columns in the state
     changes: Sequence[Change] = ()
+    columns: Mapping[str, str] | None = None  # as the next start takes them
     refused: str | None = None
     unknown: str | None = ""
 
     def ask(self, system: System[C], record: SourceRecord) -> None:
         try:
-            self.changes, self.unknown = system.changes(self.spec, record), None
+            (self.changes, self.columns), self.unknown = system.changes(self.spec, record), None
         except NoAnswerError as error:
             self.unknown = str(error)
         except SlackwaterError as error:
@@ -49,16 +55,42 @@ def with_tables(found: Comparison, pipeline: Pipeline, commit: Commit) -> Compar
         connection, record = resolve(spec.connection, pipeline.connections), commit.sources.get(spec.name)
         if connection is None or record is None or not system_of(connection).has_versions:
             continue
-        asked.append(_Asked(spec))
+        asked.append(_Asked(spec, record.columns))
         threads.append(threading.Thread(target=asked[-1].ask, args=(system_of(connection), record), daemon=True))
         threads[-1].start()
     end = time.monotonic() + LONGEST_S
     for thread in threads:
         thread.join(max(end - time.monotonic(), 0.0))
+    further, unsure = _further(pipeline, commit, asked)
     late = f"did not answer within {LONGEST_S:g} s; what changed in its table is not known"
     return replace(
         found,
-        changes=(*found.changes, *(change for one in asked for change in one.changes)),
+        changes=(*found.changes, *(change for one in asked for change in one.changes), *further),
         waits="; ".join(why for why in (found.waits, *(one.refused for one in asked)) if why) or None,
-        unknown=tuple(one.unknown or f'source "{one.spec.name}" {late}' for one in asked if one.unknown is not None),
+        unknown=(
+            *(one.unknown or f'source "{one.spec.name}" {late}' for one in asked if one.unknown is not None),
+            *unsure,
+        ),
     )
+
+
+def _further(pipeline: Pipeline, commit: Commit, asked: Sequence[_Asked]) -> tuple[list[Change], list[str]]:
+    """What columns that came do behind their sources: to joins and targets; and of which stages only a start knows."""
+    if not any(one.changes for one in asked):
+        return [], []
+    now = {one.spec.name: one.columns for one in asked if one.columns is not None}
+    known = {**now, **{one.spec.name: restore.types_of(one.known) for one in asked if one.changes and one.known}}
+    was, is_ = sql_check.results(pipeline, known), sql_check.results(pipeline, now)
+    changes, unsure, new = list[Change](), list[str](), dict[str, Types]()
+    kept = paired(list(pipeline.alone), commit).kept
+    for n, ((name, own), state) in enumerate(zip(pipeline.alone.items(), kept, strict=True)):
+        before, after = was[name], is_[name]
+        if own.transform.window is not None:
+            continue  # its results are what its aggregations name
+        if not (before.closed and after.closed):
+            unsure.append(f'stage "{name}": which of the new columns come out of it is known at the start')
+            continue
+        new[name] = {c: t for c, t in after.types.items() if not before.has(c)}
+        if new[name] and state is not None and own.transform.join is not None:
+            changes.append(growth.join_change(f"stages[{n}]." if pipeline.stages else "", state, new[name]))
+    return [*changes, *growth.target_changes(pipeline, commit, new)], unsure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slackwater.errors import EpochError, StartError
+from slackwater.errors import NewColumnsError, StartError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -43,6 +43,6 @@ def check_columns(
             f'{where}: columns are new with {since}: {new}; set schema_changes to take them ("add") or to go on without them ("ignore")'
         )
     if new and choice == "add" and running:
-        raise EpochError(
+        raise NewColumnsError(
             f"{where}: columns are new with {since}: {new}; everything before that is committed, and the next start takes them"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -16,13 +17,24 @@ class Table:
 
     `writer` names the marker (writer, last epoch) that a target keeps with its rows. `identity` is None where rows are only
     ever added (dead letters); else a row replaces the one of equal identity, NULL being equal to NULL. `state` names the
-    state behind the epochs: a marker of another one does not count, as its pipeline was started over.
+    state behind the epochs: a marker of another one does not count, as its pipeline was started over. `new` names columns that
+    this state has not written there yet: one that is missing is added when the target is opened, others are refused.
     """
 
     writer: str
     fields: tuple[Field, ...]
     identity: tuple[str, ...] | None
     state: str = ""
+    new: tuple[str, ...] = ()
+
+    def missing(self, there: Container[str]) -> list[Field]:
+        """The new columns that a place with these does not have."""
+        return [f for f in self.fields if f.name in self.new and f.name not in there]
+
+
+def shown(fields: Iterable[Field]) -> str:
+    """Columns in a message."""
+    return ", ".join(f'"{f.name}" ({f.type})' for f in fields)
 
 
 class Target(Protocol):
@@ -38,7 +50,7 @@ class Target(Protocol):
     description: str  # as in: delivery to {description}; never holds a secret
 
     def open(self) -> None:
-        """Connect; create what is absent, compare what is there with the columns. Raises StartError."""
+        """Connect; create what is absent, add columns that are new, compare what is there with the columns. Raises StartError."""
         ...
 
     def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -65,12 +65,15 @@ class DeltaTarget:
         return Capacity(times=YEARS)
 
     def open(self) -> None:
-        """Create the table if it is absent, else compare its columns with those of the pipeline."""
+        """Create the table if it is absent, else compare its columns with those of the pipeline; it gets those that are new."""
         try:
             if not DeltaTable.is_deltatable(self._path, self._options):
                 DeltaTable.create(self._path, self._arrow, mode="ignore", storage_options=self._options)
-            self._delta = DeltaTable(self._path, storage_options=self._options)
-            differences = "; ".join(self._differences(self._delta))
+            self._delta = delta = DeltaTable(self._path, storage_options=self._options)
+            missing = [f.name for f in self._table.missing([f.name for f in delta.schema().fields])]
+            differences = "; ".join(self._differences(delta, missing))
+            if missing and not differences:  # of the log alone: no file is written
+                delta.alter.add_columns([f for f in Schema.from_arrow(self._arrow).fields if f.name in missing])
         except Exception as error:  # the library has no base class: unfit column names raise Exception itself
             raise StartError(
                 f"Delta table {self._path} cannot be opened ({self._reason(error)}); expected a Delta table or a place "
@@ -208,9 +211,11 @@ class DeltaTarget:
         found: pa.Table = rows.to_arrow().cast(self._arrow)
         return found.select([f.name for f in delta.schema().fields])
 
-    def _differences(self, delta: DeltaTable) -> Iterator[str]:
+    def _differences(self, delta: DeltaTable, added: Sequence[str]) -> Iterator[str]:
         wanted, found = _types(Schema.from_arrow(self._arrow)), _types(delta.schema())
         for name, kind in wanted.items():
+            if name in added:
+                continue
             if name not in found:
                 yield f'column "{name}" ({kind}) is missing'
             elif found[name] != kind:

@@ -68,14 +68,19 @@ class IcebergTarget:
         return Capacity(times=YEARS)
 
     def open(self) -> None:
-        """Create the table if it is absent, else compare its columns with those of the pipeline."""
+        """Create the table if it is absent, else compare its columns with those of the pipeline; it gets those that are new."""
         try:
             table = self._tables.load(self._name)
             if table is None:
                 self._tables.create(self._name, self._columns.fields, self._day_of)
                 table = self._tables.load(self._name)
             assert table is not None, "it was made just now"
-            different = "; ".join(iceberg.differences(self._columns.fields, table))
+            missing = self._columns.missing([f.name for f in table.schema().fields])
+            kept = [f for f in self._columns.fields if f not in missing]
+            different = "; ".join(iceberg.differences(kept, table))
+            if missing and not different:
+                iceberg.add(missing, table)
+                table = self._tables.load(self._name)
         except Exception as error:  # catalogs raise what their clients do
             raise self._unreachable(error) from error
         if different:

@@ -119,6 +119,12 @@ def schema_of(fields: Sequence[Field]) -> Schema:
     return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(arrow_schema(list(fields))))
 
 
+def add(fields: Sequence[Field], table: Table) -> None:
+    """Give a table more columns: one commit of its metadata, refused where somebody else changed its columns meanwhile."""
+    with table.update_schema() as change:
+        change.union_by_name(schema_of(fields))
+
+
 def differences(fields: Sequence[Field], table: Table) -> Iterator[str]:
     """What keeps a table from holding the results, column by column."""
     wanted = {f.name: _spelled(f.field_type) for f in schema_of(fields).fields}

@@ -19,7 +19,7 @@ import psycopg
 from slackwater.core.capacity import YEARS, Capacity
 from slackwater.errors import PublishError, StartError
 from slackwater.state.postgres import client
-from slackwater.targets.base import Table
+from slackwater.targets.base import Table, shown
 
 # types of an existing column that hold every value of the one wanted
 _WIDER = {
@@ -66,6 +66,7 @@ class PostgresTarget:
                 if db.execute("SELECT to_regclass(%s)", (self._table,)).fetchone() == (None,):
                     self._create(db)
                 else:
+                    self._add_columns(db)
                     self._compare(db)
         except StartError:
             self.close()
@@ -79,6 +80,20 @@ class PostgresTarget:
         identity = self._given.identity
         unique = "" if identity is None else f", UNIQUE NULLS NOT DISTINCT ({client.quoted(identity)})"
         db.execute(f"CREATE TABLE {self._table} ({columns}{unique})")
+
+    def _add_columns(self, db: psycopg.Connection[Any]) -> None:
+        """Those that are new, in one statement; a table that does not fit otherwise stays as it is, as this is one transaction."""
+        missing = self._given.missing(client.columns_of(db, self._table))
+        if not missing:
+            return
+        try:
+            added = (f"ADD COLUMN IF NOT EXISTS {client.quote(f.name)} {client.sql_type(f)}" for f in missing)
+            db.execute(f"ALTER TABLE {self._table} {', '.join(added)}")
+        except psycopg.Error as error:
+            raise StartError(
+                f"{self.description} lacks columns that are new ({shown(missing)}) and did not take them ({client.reason(error)}); "
+                "add them as its owner, then start again"
+            ) from None
 
     def former(self) -> str | None:
         """What another state of this writer left in the table, in words."""
@@ -120,6 +135,8 @@ class PostgresTarget:
         found = []
         for field in self._given.fields:
             wanted = client.sql_type(field)
+            if field.name not in there and field.name in self._given.new:
+                continue  # it is added by the start
             if field.name not in there:
                 found.append(f'column "{field.name}" ({wanted}) is missing')
             elif not _holds(there[field.name][0], wanted):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Generic, NoReturn, Protocol, TypeVar
 
@@ -58,8 +58,8 @@ class System(Generic[C]):
         """Asks what waits there, without Spark; None where nobody can be asked."""
         return None
 
-    def changes(self, spec: Source, record: SourceRecord) -> Sequence[Change]:
-        """What of a table is another than a state knows it, as the next start takes it.
+    def changes(self, spec: Source, record: SourceRecord) -> tuple[Sequence[Change], Mapping[str, str]]:
+        """What of a table is another than a state knows it, as the next start takes it, and the columns that this takes of it.
 
         Raises StartError for what a start refuses, NoAnswerError if it cannot be asked.
         """

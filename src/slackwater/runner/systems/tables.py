@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,7 @@ class WithTables(System[C]):
         """Behind what the table holds now, which is its "latest"."""
         return table_source(self.log(spec), spec, None).now.at
 
-    def changes(self, spec: Source, record: SourceRecord) -> Sequence[Change]:
+    def changes(self, spec: Source, record: SourceRecord) -> tuple[Sequence[Change], Mapping[str, str]]:
         log, where = self.log(spec), f'source "{spec.name}"'
         try:
             now = log.now()
@@ -56,20 +56,19 @@ class WithTables(System[C]):
         source = _checked(PlannedTable(spec, log, now), record.columns)
         if isinstance(record.offsets, TableRead) and not record.offsets.never:
             source.begins(record)
+        types = {f.name: f.dataType.simpleString() for f in source.schema.fields}
         if record.columns is None or spec.schema_changes != "add":
-            return ()
+            return (), types
         before = _columns(record.columns)
         if not (new := added(before, source.schema)):
-            return ()
-        how = (
-            f"the next start takes {'it' if len(new) == 1 else 'them'}, with NULL in rows of before; SQL that names "
-            f"{'it finds it' if len(new) == 1 else 'them finds them'}, SELECT * brings {'it' if len(new) == 1 else 'them'} to the target"
-        )
+            return (), types
+        it = "it" if len(new) == 1 else "them"
+        how = f"the next start takes {it}, with NULL in rows of before; SQL that names {it} finds {it}, SELECT * takes {it} along"
         had, has = (
             plural(len(before.fields), "column"),
             f"{plural(len(now.columns.fields), 'column')}, new: {', '.join(new)}",
         )
-        return [Change(f"{where}, columns", had, has, COMPATIBLE, how, place="the table")]
+        return [Change(f"{where}, columns", had, has, COMPATIBLE, how, place="the table")], types
 
 
 def table_source(log: TableLog, spec: Source, known: str | None) -> PlannedTable:

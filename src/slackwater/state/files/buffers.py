@@ -31,10 +31,11 @@ from slackwater.watermark import NO_WATERMARK
 
 @dataclass(frozen=True)
 class JoinSegment:
-    """One file of rows. It is opened when it is first asked for, and stays readable then though it may be removed."""
+    """One file of rows of a side, or of places. It is opened when it is first asked for, and stays readable though it may be removed."""
 
     place: Place
     meta: SegmentMeta
+    side: Side
 
     @cached_property
     def table(self) -> pa.Table:
@@ -48,10 +49,16 @@ class JoinSegment:
         return Run(self.column("__kh"), self.column("__ts"), self.column("__id"), self.rows)
 
     def rows(self, index: Int64s) -> pl.DataFrame:
-        return frame_of(self.table.take(pl.Series(index).to_arrow()))  # as pa.array would, which loads pandas
+        return self._completed(self.table.take(pl.Series(index).to_arrow()))  # as pa.array would, which loads pandas
 
     def everything(self) -> pl.DataFrame:
-        return frame_of(self.table)
+        return self._completed(self.table)
+
+    def _completed(self, table: pa.Table) -> pl.DataFrame:
+        found = frame_of(table)
+        if self.meta.kind != self.side.name:
+            return found
+        return self.side.completed(found).select(list(self.side.schema))
 
 
 @dataclass(frozen=True)
@@ -65,8 +72,10 @@ class FilesBuffers:
     @cached_property
     def _segments(self) -> dict[str, list[JoinSegment]]:
         found: dict[str, list[JoinSegment]] = {}
-        for m in self.metas:
-            found.setdefault(m.kind, []).append(JoinSegment(self.place, m))
+        for side in self.logic.sides:
+            for m in self.metas:
+                if m.kind.rstrip("+-") == side.name:
+                    found.setdefault(m.kind, []).append(JoinSegment(self.place, m, side))
         return found
 
     def _of(self, which: int, what: str = "") -> list[JoinSegment]:
@@ -122,7 +131,7 @@ class FilesBuffers:
     def scan(self, which: int, watermark: int) -> pl.DataFrame:
         side = self.logic.sides[which]
         found = [pl.DataFrame(schema=side.schema)]
-        found += [s.everything().select(list(side.schema)) for s in self._of(which)]
+        found += [s.everything() for s in self._of(which)]
         return self._alive(which, pl.concat(found), watermark)
 
     def outline(self, which: int, watermark: int) -> pl.DataFrame:
@@ -174,7 +183,7 @@ class JoinWriter:
         count = merge_plan(metas)
         if not count:
             return metas
-        frames = [JoinSegment(self.place, m).everything() for m in metas[-count:]]
+        frames = [JoinSegment(self.place, m, side).everything() for m in metas[-count:]]
         frame = pl.concat(frames)
         frame = frame.filter(pl.Series(side.due(frame["__ts"].to_numpy()) > watermark))
         frame = frame.sort("__id") if what else frame[order(*(frame[c].to_numpy() for c in ("__kh", "__ts")))]

@@ -88,6 +88,11 @@ class JoinTable:
             f"CREATE INDEX {client.quote(self.tables.name_of('state', 'due'))} ON {self.state} (side, event_time)",
         ]
 
+    def alter(self, there: Sequence[str]) -> str:
+        """Give a table with these columns those that came since it was made, NULL in its rows; empty if it has them."""
+        added = [f"ADD COLUMN {client.quote(c)} {t}" for c, t in self.types().items() if c not in there]
+        return f"ALTER TABLE {self.state} {', '.join(added)}" if added else ""
+
     def create_staged(self) -> str:
         columns = ", ".join(f"{client.quote(c)} {t}" for c, t in self.types().items())
         return f"CREATE UNLOGGED TABLE {self.staged} (token text NOT NULL, {columns})"

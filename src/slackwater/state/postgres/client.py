@@ -148,11 +148,17 @@ def role_and_place(url: str) -> tuple[object, ...]:
 
 def columns_of(connection: psycopg.Connection[Any], table: str) -> list[str]:
     """The columns of a table (given as SQL), in order."""
+    return list(types_of(connection, table))
+
+
+def types_of(connection: psycopg.Connection[Any], table: str) -> dict[str, str]:
+    """The same with their types."""
     rows = connection.execute(
-        "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+        "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0"
+        " AND NOT attisdropped ORDER BY attnum",
         (table,),
     )
-    return [row[0] for row in rows]
+    return dict(rows.fetchall())
 
 
 def reason(error: BaseException) -> str:

@@ -100,6 +100,7 @@ class Preparation:
         table = JoinTable(self.tables, logic)
         if self.is_there:
             self._must_exist()
+            self._add_columns(table)
         else:
             self._begin(table.create())
         self._make_staged([table.create_staged()])
@@ -113,6 +114,22 @@ class Preparation:
             self._begin([self.tables.create_empty()])
         self._make_staged([f"CREATE UNLOGGED TABLE {self.tables.staged} (token text NOT NULL)"])
         return []
+
+    def _add_columns(self, table: JoinTable) -> None:
+        """Those that came since; workers read them before the next commit, and who does not know them is not disturbed.
+
+        One that bears the name and is of another type was added by a start that committed nothing: it is empty, and goes.
+        """
+        there, types = client.types_of(self.db, table.state), table.types()
+        for column in (c for c, t in types.items() if there.get(c, t) != t and not t.endswith("NOT NULL")):
+            name = client.quote(column)
+            if self.db.execute(f"SELECT EXISTS (SELECT FROM {table.state} WHERE {name} IS NOT NULL)").fetchone() == (
+                False,
+            ):
+                self.db.execute(f"ALTER TABLE {table.state} DROP COLUMN {name}")
+                del there[column]
+        if statement := table.alter(list(there)):
+            self.db.execute(statement)
 
     def _rename(self) -> None:
         """The state under its name of today, with its comment. Raises StateError if it is somebody else's."""

@@ -1,0 +1,137 @@
+"""Columns that are new and the tables that results go to: added once, by metadata alone, and only where the rest of the table fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psycopg
+import pytest
+from deltalake import DeltaTable
+from tests.support.effort import some
+from tests.support.lakes import Lake, sql
+
+from slackwater.core.schema import Field
+from slackwater.errors import StartError
+from slackwater.targets.base import Table
+from slackwater.targets.delta import DeltaTarget
+from slackwater.targets.postgres import PostgresTarget
+
+BEFORE = (Field("k", "string"), Field("n", "bigint"))
+NEW = (
+    Field("few", "smallint"),
+    Field("price", "decimal(10,2)"),
+    Field("seen", "timestamp"),
+    Field("tags", "array<string>"),
+)
+TABLE = Table("p", BEFORE, ("k",), "s")
+MORE = replace(TABLE, fields=(*BEFORE, *NEW), new=tuple(f.name for f in NEW))
+
+
+class Place:
+    """A table of one of the systems: `open` gives a target on it, `content` its rows, `files` how many data files it has."""
+
+    def __init__(
+        self, open_: Callable[[Table], Any], content: Callable[[], pl.DataFrame], files: Callable[[], int]
+    ) -> None:
+        self.made, self.content, self.files = open_, content, files
+
+    @contextmanager
+    def open(self, table: Table) -> Iterator[Any]:
+        target = self.made(table)
+        target.open()
+        yield target
+        target.close()
+
+
+def _postgres(home: Path, postgres: Any) -> Place:
+    url = postgres.database(f"new_columns_{abs(hash(str(home))):x}")
+
+    def content() -> pl.DataFrame:
+        with psycopg.connect(url) as db:
+            cursor = db.execute("SELECT * FROM out")
+            names = [c.name for c in cursor.description or ()]
+            return pl.DataFrame(cursor.fetchall(), schema=names, orient="row", infer_schema_length=None)
+
+    return Place(lambda table: PostgresTarget(url, "public.out", table), content, lambda: 0)
+
+
+def _delta(home: Path, postgres: Any) -> Place:
+    path = str(home / "out")
+    return Place(
+        lambda table: DeltaTarget(path, "merge", table),
+        lambda: pl.read_delta(path),
+        lambda: len(DeltaTable(path).file_uris()),
+    )
+
+
+def _iceberg(home: Path, postgres: Any) -> Place:
+    lake: Lake = sql(home, "shop.out")
+    return Place(lake.target, lake.content, lambda: len(list(lake.table().scan().plan_files())))
+
+
+@pytest.fixture(params=[_postgres, _delta, _iceberg], ids=["postgres", "delta", "iceberg"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, postgres: Any) -> Place:
+    made: Place = request.param(tmp_path, postgres)
+    return made
+
+
+def frame(table: Table, **values: Any) -> pl.DataFrame:
+    return pl.DataFrame([values], schema={f.name: f.polars for f in table.fields})
+
+
+def test_a_table_gets_columns_that_are_new_and_its_rows_have_null_there(place: Place) -> None:
+    with place.open(TABLE) as target:
+        target.publish(0, frame(TABLE, k="a", n=1))
+    files = place.files()
+    with place.open(MORE):
+        pass  # it dies before anything is published
+    assert place.files() == files, "no file was written anew"
+    assert place.content().rows(named=True) == [{"k": "a", "n": 1, **dict.fromkeys(MORE.new)}]
+    with place.open(MORE) as target:
+        target.publish(1, frame(MORE, k="b", n=2, few=3, tags=["x", None]))
+        target.publish(1, frame(MORE, k="b", n=9, few=9))
+        target.publish(2, frame(MORE, k="a", n=4, few=5))
+    found = {r["k"]: (r["n"], r["few"], r["price"], r["tags"]) for r in place.content().rows(named=True)}
+    assert found == {"a": (4, 5, None, None), "b": (2, 3, None, ["x", None])}
+    with place.open(replace(MORE, new=())) as target:  # the next start
+        target.publish(3, frame(MORE, k="c", n=6, few=7))
+    assert place.content().height == 3
+
+
+@pytest.mark.parametrize("wrong", some(["another type", "not said"]))
+def test_what_does_not_fit_otherwise_is_refused_and_gets_nothing(place: Place, wrong: str) -> None:
+    with place.open(TABLE):
+        pass
+    if wrong == "another type":
+        given = replace(MORE, fields=(Field("k", "string"), Field("n", "string"), *NEW))
+        words = r'column "n" is bigint, expected (text|string)'
+    else:
+        given, words = replace(MORE, new=MORE.new[1:]), r'column "few" \((smallint|int)\) is missing'
+    with pytest.raises(StartError, match=words), place.open(given):
+        pass
+    assert place.content().columns == ["k", "n"]
+
+
+def test_a_table_of_somebody_else_is_refused_with_the_columns(postgres: Any) -> None:
+    url = postgres.database("new_columns_owned")
+    target = PostgresTarget(url, "public.out", TABLE)
+    target.open()
+    target.close()
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("DROP ROLE IF EXISTS columns_writer")
+        db.execute("CREATE ROLE columns_writer LOGIN PASSWORD 'w'")
+        db.execute("GRANT ALL ON out, slackwater_targets TO columns_writer")
+        db.execute("GRANT ALL ON SCHEMA public TO columns_writer")
+    _, _, at = url.partition("@")
+    with pytest.raises(
+        StartError,
+        match=r'table public.out .* lacks columns that are new \("few" \(smallint\), .*\) and did not take them \(must be owner of '
+        r"table out\); add them as its owner, then start again",
+    ) as told:
+        PostgresTarget(f"postgresql://columns_writer:w@{at}", "public.out", MORE).open()
+    assert "\n" not in str(told.value)

@@ -1,0 +1,292 @@
+"""Columns that come to the tables that a pipeline reads, while it runs and while it dies: rows of SQL and pairs of a join have them in
+every target, NULL in what was read before, as the batch answer has it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psycopg
+import pyarrow as pa
+import pytest
+from tests.support.command import command
+from tests.support.deaths import DeathError, Dying
+from tests.support.effort import long, some
+from tests.support.lakes import connection, sql
+from tests.support.tables import COLUMNS, FORMATS, row
+
+from slackwater.config import toml
+from slackwater.engine import kill_points
+from slackwater.errors import SlackwaterError
+from slackwater.runner.run import run
+
+pytestmark = pytest.mark.spark
+
+CONFIG = """name = "grows"
+[connections.left]
+{left}
+[connections.right]
+{right}
+[connections.warehouse]
+kind = "postgres"
+url = "{url}"
+[connections.lake]
+{lake}
+[connections.files]
+kind = "files"
+[[sources]]
+name = "l"
+connection = "left"
+query = "{left_query}"
+schema_changes = "add"
+max_files_per_trigger = 1
+[[sources]]
+name = "r"
+connection = "right"
+query = "{right_query}"
+schema_changes = "add"
+[[stages]]
+name = "all"
+from = "l"
+sql = "SELECT * FROM source"
+[[stages]]
+name = "pairs"
+[stages.join]
+kind = "left"
+left_source = "l"
+right_source = "r"
+left_keys = ["user"]
+right_keys = ["user"]
+time_window_ms = "5s"
+event_time_column = "at"
+lateness_ms = "1h"
+[[targets]]
+name = "rows"
+from = "all"
+connection = "warehouse"
+table = "public.rows"
+[[targets]]
+name = "lake"
+from = "pairs"
+connection = "lake"
+{place}
+[[targets]]
+name = "files"
+from = "pairs"
+connection = "files"
+path = "out"
+[state_store]
+{store}
+"""
+BEFORE = 5  # seconds of the join
+DEATHS = ("commit.after", "write.after", "read.after", "ingest.after", "commit.before", "write.before", "note.before")
+Pairs = list[tuple[Any, ...]]
+
+
+class Story:
+    """Two tables that a pipeline reads, what was written to them, and what came out of it."""
+
+    def __init__(self, home: Path, kind: str, store: str, lake: str, url: str) -> None:
+        self.home, self.url, self.lake = home, url, lake
+        self.names: list[str] = []
+        self.given: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+        for side in ("l", "r"):
+            (home / side).mkdir()
+        self.tables = [FORMATS[kind](home / side) for side in ("l", "r")]
+        self.config = home / "grows.toml"
+        self.config.write_text(
+            CONFIG.format(
+                left=self.tables[0].config,
+                right=self.tables[1].config,
+                left_query=self.tables[0].query,
+                right_query=self.tables[1].query,
+                url=url,
+                lake='kind = "delta"' if lake == "delta" else connection(home),
+                place='path = "pairs"' if lake == "delta" else 'table = "shop.pairs"',
+                store='kind = "files"\npath = "state"' if store == "files" else f'kind = "postgres"\nurl = "{url}"',
+            )
+        )
+
+    def append(self, count: int = 3) -> None:
+        """A version for each table, with values in the newest column."""
+        schema = COLUMNS
+        for name in self.names:
+            schema = schema.append(pa.field(name, pa.int64()))
+        for table, given in zip(self.tables, self.given, strict=True):
+            first = len(given)
+            rows = [row(n, **dict.fromkeys(self.names[-1:], n)) for n in range(first, first + count)]
+            table.append(rows, schema)
+            given += rows
+
+    def add_column(self) -> None:
+        self.names.append(f"c{len(self.names)}")
+        for table in self.tables:
+            table.add_column(self.names[-1])
+
+    def run(self, spark: Any, **more: Any) -> list[str]:
+        lines: list[str] = []
+        run(
+            toml.load(self.config),
+            available_now=True,
+            spark=spark,
+            on_notice=lambda level, line: lines.append(line),
+            **more,
+        )
+        return lines
+
+    def rows(self) -> Pairs:
+        with psycopg.connect(self.url) as db:
+            return sorted(db.execute(f'SELECT "at", {", ".join(self.names)} FROM rows').fetchall(), key=str)
+
+    def pairs(self) -> list[Pairs]:
+        """What the lake has, and what the files have: of these the older ones lack columns."""
+        lake = (
+            pl.read_delta(str(self.home / "pairs")) if self.lake == "delta" else sql(self.home, "shop.pairs").content()
+        )
+        files = pl.concat([pl.read_parquet(p) for p in (self.home / "out").glob("*.parquet")], how="diagonal")
+        columns = [f"{side}_{name}" for side in ("left", "right") for name in ("at", *self.names)]
+        return [sorted(found.select(columns).rows(), key=str) for found in (lake, files)]
+
+    def answer(self) -> tuple[Pairs, Pairs]:
+        """The rows of the left table, and the pairs, by a loop."""
+        left, right = self.given
+
+        def values(found: dict[str, Any]) -> tuple[Any, ...]:
+            return (found.get("at"), *(found.get(name) for name in self.names))
+
+        pairs: Pairs = []
+        for one in left:
+            near = dt.timedelta(seconds=BEFORE)
+            partners = [o for o in right if o["user"] == one["user"] and abs(o["at"] - one["at"]) <= near]
+            pairs += [(*values(one), *values(other)) for other in partners or [{}]]
+        return sorted(map(values, left), key=str), sorted(pairs, key=str)
+
+    def check(self) -> None:
+        rows, pairs = self.answer()
+        assert self.rows() == rows
+        assert self.pairs() == [pairs, pairs]
+
+
+@pytest.fixture
+def made(tmp_path: Path, postgres: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], Story]:
+    monkeypatch.chdir(tmp_path)
+    url = postgres.database(f"grows_{abs(hash(str(tmp_path))):x}")
+    return lambda kind, store, lake: Story(tmp_path, kind, store, lake, url)
+
+
+@pytest.mark.parametrize(
+    ("kind", "store", "lake", "deaths"),
+    some(
+        [
+            ("delta", "postgres", "iceberg", DEATHS[:2]),
+            ("iceberg", "files", "delta", DEATHS[:2]),
+            ("delta", "postgres", "delta", DEATHS),
+            ("delta", "files", "iceberg", DEATHS),
+        ],
+        2,
+    ),
+)
+def test_a_column_comes_after_every_death(
+    kind: str,
+    store: str,
+    lake: str,
+    deaths: tuple[str, ...],
+    made: Callable[..., Story],
+    spark: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Stored rows, an epoch that was committed and not yet published, targets that have the column already: NULL before, the value after."""
+    story = made(kind, store, lake)
+    story.append()
+    story.run(spark)
+    for step in deaths:
+        story.append()
+        dying = Dying(step)
+        with monkeypatch.context() as patch:
+            patch.setattr(kill_points, "from_environment", lambda dying=dying: dying)
+            with pytest.raises((DeathError, SlackwaterError)):
+                story.run(spark)
+        assert dying.deaths == 1
+        story.add_column()
+        story.append()
+    told = planned(monkeypatch, capsys)
+    assert [line.partition(":")[0] for line in told] == [
+        'source "l", columns',
+        'source "r", columns',
+        "stages[1].columns",
+        'target "rows" columns',
+        'target "lake" columns',
+        'target "files" columns',
+    ]
+    last = story.names[-1]
+    assert f'"left_{last}" (bigint)' in told[2] and f'"right_{last}" (bigint): ' in told[2]
+    assert "rows of the state have NULL there" in told[2]
+    lines = story.run(spark, flush=True)
+    assert [line for line in told if line not in lines] == told[:2], "the start says the same; of sources a warning"
+    story.check()
+    assert planned(monkeypatch, capsys) == []
+    assert command(monkeypatch, "state", "verify", "grows.toml") == 0, capsys.readouterr()
+
+
+def planned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What `plan` says of columns, without the verdict."""
+    capsys.readouterr()
+    assert command(monkeypatch, "plan", "grows.toml") == 0
+    return [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if "columns: " in line]
+
+
+def test_a_run_goes_on_by_itself_with_a_column_that_comes(made: Callable[..., Story], spark: Any) -> None:
+    """The same process, the same Spark: what came before is committed, then all of it is bound anew."""
+    story = made("delta", "files", "iceberg")
+    story.append()
+    lines: list[str] = []
+    logging.getLogger("slackwater").setLevel(logging.ERROR)
+    handle = run(
+        toml.load(story.config), spark=spark, background=True, on_notice=lambda level, line: lines.append(line)
+    )
+
+    def until(rows: int) -> None:
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            try:
+                if len(story.rows()) == rows:
+                    return
+            except psycopg.Error:
+                pass  # the table, or its column, is not there yet
+            time.sleep(0.1)
+        raise AssertionError(f"{rows} rows did not come: {lines}")
+
+    story.names.append("x")
+    until(3)
+    story.names.clear()
+    for total in (6, 9):
+        story.add_column()
+        story.append()
+        until(total)
+    handle.stop()
+    assert sum("starts anew with columns that are new" in line for line in lines) == 2
+    story.run(spark, flush=True)
+    story.check()
+
+
+@long(beside="test_new_columns.py::test_a_run_goes_on_by_itself_with_a_column_that_comes")
+def test_a_column_that_came_and_went_ends_the_run_in_a_line(made: Callable[..., Story], spark: Any) -> None:
+    story = made("iceberg", "files", "delta")
+    story.append()
+    story.run(spark)
+    story.add_column()
+    story.append()
+    for table in story.tables:
+        with table.table.update_schema() as change:
+            change.delete_column("c0")
+    with pytest.raises(
+        SlackwaterError,
+        match=r'did not find columns that came, so they are gone again; schema_changes = "ignore" .* "c0"',
+    ):
+        story.run(spark)

@@ -1,0 +1,106 @@
+"""Which columns are new to a state and to a target, and which targets get them: of a source that says so, where this state wrote before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.support.states import commit_of
+
+from slackwater.config import toml
+from slackwater.config.pipeline import Pipeline
+from slackwater.evolution import destinations, growth
+from slackwater.state.commit import Commit, Destination
+
+CONFIG = """name = "p"
+[connections.lake]
+kind = "delta"
+[[sources]]
+name = "grows"
+connection = "lake"
+query = "a"
+schema_changes = "add"
+[[sources]]
+name = "stays"
+connection = "lake"
+query = "b"
+schema_changes = "ignore"
+[[stages]]
+name = "inner"
+from = "grows"
+sql = "SELECT * FROM source"
+[[stages]]
+name = "one"
+from = "inner"
+sql = "SELECT * FROM source"
+[[stages]]
+name = "other"
+from = "stays"
+sql = "SELECT * FROM source"
+[[targets]]
+from = "one"
+connection = "lake"
+path = "one"
+[[targets]]
+from = "other"
+connection = "lake"
+path = "other"
+[state_store]
+kind = "files"
+path = "state"
+"""
+NOW = {"one": {"k": "string", "c": "bigint"}, "other": {"k": "string", "c": "bigint"}}
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Pipeline:
+    (tmp_path / "p.toml").write_text(CONFIG)
+    return toml.load(tmp_path / "p.toml")
+
+
+def wrote(pipeline: Pipeline, columns: tuple[str, ...] | None, place: str | None = None) -> Commit:
+    """A commit whose targets were last written with these columns."""
+    found = {}
+    for name, own in pipeline.by_target.items():
+        at = (place, None, None) if place else destinations.place_of(own.target)
+        found[name] = Destination(stage=str(own.target.from_), writer=own.writer, place=at, columns=columns)
+    return commit_of(3, targets=found)
+
+
+def test_a_target_gets_what_a_source_brings_that_says_so(pipeline: Pipeline) -> None:
+    assert growth.takers(pipeline) == {"one"}
+    assert growth.of_targets(pipeline, wrote(pipeline, ("k",)), NOW) == {"one": {"c": "bigint"}}
+    (change,) = growth.target_changes(pipeline, wrote(pipeline, ("k",)), NOW)
+    assert change.line.startswith(
+        'target "one" columns: state has none, the result has new: "c" (bigint): a table that lacks it'
+    )
+
+
+@pytest.mark.parametrize(
+    "commit",
+    [
+        lambda p: None,
+        lambda p: commit_of(3),
+        lambda p: wrote(p, None),
+        lambda p: wrote(p, ("k", "c")),
+        lambda p: wrote(p, ("k",), "elsewhere"),
+    ],
+    ids=["no state", "nothing written", "unknown", "written before", "another place"],
+)
+def test_a_table_that_this_state_has_not_written_to_gets_nothing(pipeline: Pipeline, commit: object) -> None:
+    assert growth.of_targets(pipeline, commit(pipeline), NOW) == {}  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("now", "new"),
+    [
+        ([["k string", "c bigint"], ["x int"]], [["c bigint"], []]),
+        ([["c bigint", "k string"], ["x int"]], [["c bigint"], []]),
+        ([["k string"], ["x int"]], [[], []]),
+        ([["c bigint"], ["x int"]], None),
+        ([["k binary", "c bigint"], ["x int"]], None),
+    ],
+    ids=["one more", "in another order", "the same", "one is gone", "another type"],
+)
+def test_a_join_goes_on_with_columns_that_are_only_added(now: list[list[str]], new: list[list[str]] | None) -> None:
+    assert growth.of_sides([["k string"], ["x int"]], now) == new
