@@ -54,14 +54,12 @@ def why(
     runner = store.runner()
     with store.peek() as snapshot:
         if snapshot is None:
-            raise StateError(
-                f"{pipeline.name}: there is no state yet"
-                + (
-                    f"; {runner} runs and has not committed its first epoch"
-                    if runner
-                    else f"; start it with: slackwater run {file}"
-                )
+            begun = (
+                f"{runner} runs and has not committed its first epoch"
+                if runner
+                else f"start it with: slackwater run {file}"
             )
+            raise StateError(f"{pipeline.name}: there is no state yet; {begun}")
         return why_of(pipeline, snapshot, runner, now_us, key, stage)
 
 
