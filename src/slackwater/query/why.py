@@ -308,18 +308,9 @@ class _Look:
         """Open windows of keys; `last`: the time of the last event of one, where that is known."""
         count = next((a for a in logic.aggs if a.spec.agg == "count" and a.column is None), None)
         counts = [None] * found.height if count is None else count.finish(found).to_list()
-        return tuple(
-            self._open(
-                inspect.plain(r, logic.key_names),
-                r["__start"],
-                None if last is None else last(r),
-                r["__closes"],
-                r["__reason"],
-                n,
-                None,
-            )
-            for r, n in zip(found.iter_rows(named=True), counts, strict=True)
-        )
+        rows = zip(found.iter_rows(named=True), counts, strict=True)
+        seen = ((inspect.plain(r, logic.key_names), r, None if last is None else last(r), n) for r, n in rows)
+        return tuple(self._open(k, r["__start"], at, r["__closes"], r["__reason"], n, None) for k, r, at, n in seen)
 
     def _last(self, logic: Sessions, row: Mapping[str, Any], state: pl.DataFrame | None) -> int | None:
         if row["__reason"] == "close" and not logic.dynamic:
