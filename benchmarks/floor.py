@@ -29,7 +29,13 @@ if TYPE_CHECKING:
     Reading = Callable[[], DataFrame]
 
 PARTITIONS = 2
-_AS_FOR_WORKERS = {"spark.sql.execution.arrow.maxRecordsPerBatch": "100000", "spark.sql.ansi.enabled": "true"}
+_AS_FOR_WORKERS = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
+    "spark.sql.shuffle.orderIndependentChecksum.enabled": "false",
+    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "false",
+    "spark.sql.ansi.enabled": "true",
+}
 
 
 def run_floor(spark: SparkSession, query: Window | Join, data: Path | Topic) -> dict[str, Any]:

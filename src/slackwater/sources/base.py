@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from slackwater.config.paths import SPARK_CONNECTORS
 from slackwater.config.source import Source
 from slackwater.core.offsets import Offsets
-from slackwater.errors import EpochError, SlackwaterError
+from slackwater.errors import EpochError, SlackwaterError, StartError
+from slackwater.sources import connect
 from slackwater.state.commit import BatchId, SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -191,6 +192,16 @@ class PlannedBySpark(Seekable):
         record: SourceRecord,
     ) -> SourceBatch | None:
         """What it has in a planned batch; None for nothing."""
+
+
+def declared_schema(session: SparkSession, source: str, text: str) -> StructType:
+    """The columns that the config of a source declares. Raises StartError where Spark cannot read them."""
+    try:
+        return connect.schema_of_ddl(session, text)
+    except Exception as error:
+        raise StartError(
+            f'source "{source}": schema is not valid DDL ({reason(error)}); expected "name TYPE, name TYPE, …"'
+        ) from None
 
 
 def checkpoint_line(checkpoint: Path, source: int, batch: int) -> str | None:

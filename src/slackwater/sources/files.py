@@ -19,8 +19,8 @@ from slackwater.config.paths import as_written
 from slackwater.config.source import Source
 from slackwater.core.offsets import ChangedFiles, FilesRead
 from slackwater.errors import EpochError, StartError
-from slackwater.sources import connect, letters
-from slackwater.sources.base import CORRUPT, PlannedBySpark, SourceBatch, checkpoint_line, reason
+from slackwater.sources import letters
+from slackwater.sources.base import CORRUPT, PlannedBySpark, SourceBatch, checkpoint_line, declared_schema, reason
 from slackwater.sources.times import UTC, TextTimes, zone_of
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
@@ -222,12 +222,7 @@ def schema_of(session: SparkSession, spec: Source, known: str | None) -> StructT
     if spec.format == "text" and spec.schema_ is None:
         return StructType([StructField("value", StringType())])
     if spec.schema_ is not None:
-        try:
-            return connect.schema_of_ddl(session, spec.schema_)
-        except Exception as error:
-            raise StartError(
-                f'{where}: schema is not valid DDL ({reason(error)}); expected "name TYPE, name TYPE, …"'
-            ) from None
+        return declared_schema(session, spec.name, spec.schema_)
     if known is not None:
         return StructType.fromJson(json.loads(known))
     try:

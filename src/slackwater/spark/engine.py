@@ -31,6 +31,7 @@ from slackwater.sources import connect
 from slackwater.sources.base import CORRUPT, Batch, reason
 from slackwater.spark import analysis, columns
 from slackwater.spark.aside import Aside
+from slackwater.spark.batches import Batches
 from slackwater.spark.first_looks import FirstLooks
 from slackwater.spark.rows import LETTER_NUMBER, Read, StepRows
 from slackwater.spark.statistics import FILE, MARK, are_many, count_unfit, newest_of, spans_of, statistics, stats_of
@@ -57,6 +58,7 @@ class SparkEngine:
     refresh: Callable[[], None] = field(default=lambda: None)
     looks: FirstLooks = field(init=False)
     told: Told = field(default_factory=Told)
+    batches: Batches = field(default_factory=Batches)
 
     def __post_init__(self) -> None:
         """User-defined aggregations go to the workers by value, with the tasks: a worker need not find their module."""
@@ -128,7 +130,7 @@ class SparkEngine:
                 parts.append(self.rows.alike.select(out, self.rows.columns(way, tag, before), of=way.key))
         lifted = columns.lift(self.logic, reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
         owned = columns.to_shards(self.logic, lifted, len(tasks))
-        reports = run_over(owned, lifted.columns, ingest_task(tasks), self.rows.alike)
+        reports = run_over(owned, lifted.columns, ingest_task(tasks), self.rows.alike, self.batches)
         stats: dict[str, SourceStats] = {}
         for name, answer in told.items():
             found = answer.get()

@@ -17,6 +17,7 @@ from slackwater.errors import StartError
 from slackwater.sources import connect
 from slackwater.sources.base import reason
 from slackwater.spark import class_archive, memory, remote
+from slackwater.spark.batches import MOST_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -155,7 +156,7 @@ def private(session: SparkSession, shards: int) -> SparkSession:
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.shuffle.partitions": str(shards),
         "spark.sql.ansi.enabled": "true",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(MOST_ROWS),
         "spark.sql.execution.arrow.pyspark.fallback.enabled": "false",
         # rows of an epoch are folded into more groups than the 65,000 for which Spark's fast table has room: beyond them
         # each row is looked up in two tables
@@ -170,6 +171,10 @@ def private(session: SparkSession, shards: int) -> SparkSession:
         own.conf.set(key, value)
     if own.conf.get("spark.ui.enabled", "true") == "false":
         own.conf.set("spark.sql.ui.explainMode", "simple")  # the text of every plan, for a page that nobody can see
+    if connect.is_on_this_machine(session):
+        # sums that tell whether a part of a shuffle that was lost came out the same again: here none gets lost
+        for key in ("enabled", "enableFullRetryOnMismatch"):
+            own.conf.set(f"spark.sql.shuffle.orderIndependentChecksum.{key}", "false")
     if connect.is_connect(own):
         own.conf.set("spark.sql.debug.maxToStringFields", "100000")  # plans are read as texts: see `row_wise`
     return own

@@ -21,6 +21,7 @@ from slackwater.operators.task import LetterFile
 from slackwater.sources.base import reason
 from slackwater.spark import columns, memory
 from slackwater.spark.alike import Alike
+from slackwater.spark.batches import Batches
 from slackwater.state.protocol import ShardState
 from slackwater.windows.aggregations import quote
 
@@ -39,17 +40,24 @@ def warm_up(session: SparkSession, workers: int, loops: bool) -> None:
     run_over(session.range(0, workers, 1, workers), ["id"], partial(_warm_task, loops))
 
 
-def run_over(frame: DataFrame, names: list[str], task: Task, alike: Alike | None = None) -> list[str]:
-    """Run `task` over these columns of each partition (as one Arrow table); errors of this project come back as themselves."""
+def run_over(
+    frame: DataFrame, names: list[str], task: Task, alike: Alike | None = None, batches: Batches | None = None
+) -> list[str]:
+    """Run `task` over these columns of each partition (as one Arrow table); errors of this project come back as themselves.
+
+    `batches`: of the epochs to which this one belongs."""
+    sizes = batches or Batches()
     # plain names: to mapInArrow a dot in a name is a path
     plain = (alike or Alike()).select(frame, [f"{quote(name)} AS c{i}" for i, name in enumerate(names)], of="plain")
     try:
-        rows = plain.mapInArrow(partial(partition, names, task), _reported()).collect()
+        with sizes.sized(plain):
+            rows = plain.mapInArrow(partial(partition, names, task), _reported()).collect()
     except Exception as error:
         raise EpochError(f"the epoch failed and was not committed: {reason(error)}") from error
     for row in rows:
         if row["error"]:
             raise getattr(errors, row["error"])(row["report"])
+    sizes.heard([(row["rows"], row["bytes"]) for row in rows])
     return [row["report"] for row in rows]
 
 
@@ -63,20 +71,24 @@ def partition(names: Sequence[str], task: Task, batches: Iterator[pa.RecordBatch
     found = list(batches)
     if not found:
         return
+    handed = {"rows": [sum(b.num_rows for b in found)], "bytes": [sum(b.nbytes for b in found)]}
     try:
         report, error = task(pa.Table.from_batches(found).rename_columns(names)), ""
     except SlackwaterError as raised:
         report, error = str(raised), type(raised).__name__
-    answer = pl.DataFrame({"report": [report], "error": [error]})  # PyArrow would load pandas to look at a list
+    answer = pl.DataFrame(
+        {"report": [report], "error": [error], **handed}
+    )  # PyArrow would load pandas to look at a list
     yield from answer.to_arrow(compat_level=pl.CompatLevel.oldest()).to_batches()
     memory.settle()
 
 
 @cache
 def _reported() -> StructType:
-    from pyspark.sql.types import StringType, StructField, StructType
+    from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-    return StructType([StructField("report", StringType()), StructField("error", StringType())])
+    texts = [StructField(name, StringType()) for name in ("report", "error")]
+    return StructType([*texts, StructField("rows", LongType()), StructField("bytes", LongType())])
 
 
 @dataclass(frozen=True)

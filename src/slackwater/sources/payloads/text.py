@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from slackwater.core.words import plural
 from slackwater.errors import StartError
 from slackwater.sources import connect, json_schema
-from slackwater.sources.base import CORRUPT, reason
+from slackwater.sources.base import CORRUPT, declared_schema
 from slackwater.sources.payloads.base import Payload, Undecoded
 from slackwater.sources.times import UTC, TextTimes
 
@@ -83,12 +83,7 @@ def _schema(records: Undecoded) -> StructType:
 
     session, spec = records.session, records.spec
     if spec.schema_ is not None:
-        try:
-            return connect.schema_of_ddl(session, spec.schema_)
-        except Exception as error:
-            raise StartError(
-                f'source "{spec.name}": schema is not valid DDL ({reason(error)}); expected "name TYPE, name TYPE, …"'
-            ) from None
+        return declared_schema(session, spec.name, spec.schema_)
     if records.known is not None:
         known = StructType.fromJson(json.loads(records.known))
         return StructType([f for f in known.fields if f.name not in _INJECTED])

@@ -1,0 +1,94 @@
+"""Rows go to Python in batches that are weighed or only counted, by what the epoch before had; the results are the same."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from tests.support.events import SIMPLE, events, simple
+from tests.support.runner import Runner
+
+from slackwater.spark import batches
+from slackwater.spark.batches import Batches
+
+pytestmark = pytest.mark.spark
+
+COUNTED, WEIGHED = str(2**31 - 1), "67108864b"
+KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
+
+
+@pytest.fixture
+def bounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """How many bytes a batch of each epoch's job may have, as Spark was told."""
+    found: list[str] = []
+    sized = Batches.sized
+
+    @contextmanager
+    def seen(of: Batches, rows: Any) -> Iterator[None]:
+        with sized(of, rows):
+            if of.__dict__.get("seen"):
+                found.append(rows.sparkSession.conf.get(KEY))
+            yield
+
+    def heard(of: Batches, handed: Any) -> None:
+        told(of, handed)
+        of.__dict__["seen"] = True
+
+    told = Batches.heard
+    monkeypatch.setattr(Batches, "sized", seen)
+    monkeypatch.setattr(Batches, "heard", heard)
+    return found
+
+
+def test_many_narrow_rows_are_counted_and_wide_ones_weighed(
+    runner: Runner, bounds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """narrow ─▶ narrow: counted ─▶ wide: counted, as nobody knew ─▶ narrow: weighed ─▶ narrow: counted"""
+    for n in range(5):
+        runner.write(f"{n}.jsonl", events(20 * n, 20 * n + 9, user="w" * 2_000 if n == 2 else "a"))
+
+    def run(many: int) -> tuple[Any, ...]:
+        monkeypatch.setattr(batches, "MANY_ROWS", many)
+        for folder in ("state", "out"):
+            shutil.rmtree(runner.home / folder, ignore_errors=True)
+        bounds.clear()
+        found = runner.run(source=runner.source(SIMPLE, max_files_per_trigger=1), window=simple())
+        return found.rows(), list(bounds)
+
+    weighed, few = run(batches.MANY_ROWS)
+    assert set(few) == {WEIGHED}
+    counted, many = run(1)
+    assert counted == weighed
+    assert many == [COUNTED, COUNTED, WEIGHED, COUNTED]
+
+
+def test_a_job_that_failed_is_weighed_the_next_time(runner: Runner) -> None:
+    """A batch was too large: the next try is of the same rows."""
+    rows, sizes = runner.spark.range(1), Batches()
+    before = runner.spark.conf.get(KEY)
+    sizes.heard([(batches.MANY_ROWS, 1)])
+    with pytest.raises(OverflowError), sizes.sized(rows):
+        assert runner.spark.conf.get(KEY) == COUNTED
+        raise OverflowError
+    with sizes.sized(rows):
+        assert runner.spark.conf.get(KEY) == before
+
+
+@pytest.mark.parametrize(
+    ("handed", "narrow"),
+    [
+        ([(batches.MANY_ROWS, 600 * batches.MANY_ROWS)], True),
+        ([(batches.MANY_ROWS, 700 * batches.MANY_ROWS)], False),
+        ([(batches.MANY_ROWS, 0), (1, 700)], False),  # the widest of all shards counts
+        ([(batches.MANY_ROWS - 1, 0)], False),
+        ([(0, 0)], False),
+        ([], False),
+    ],
+)
+def test_which_rows_are_narrow(handed: list[tuple[int, int]], narrow: bool) -> None:
+    sizes = Batches()
+    sizes.heard(handed)
+    assert sizes._are_narrow is narrow
