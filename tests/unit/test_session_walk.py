@@ -28,16 +28,27 @@ LOOPS = [
 ]
 
 
+SPREADS: dict[str, Any] = {
+    "as hashes are": lambda rng: rng.integers(np.iinfo(np.int64).min, np.iinfo(np.int64).max, size=500),
+    "in one bucket": lambda rng: np.arange(500),
+    "at both ends": lambda rng: np.where(
+        rng.random(500) < 0.5, *(getattr(np.iinfo(np.int64), e) for e in ("min", "max"))
+    ),
+}
+
+
+@pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS)
 @pytest.mark.parametrize("rows", [0, 1, 32, 33, 64, 65, 1000, 4097])
 @pytest.mark.parametrize("keys", [1, 3, 500])
-def test_the_order_is_that_of_a_stable_sort(rows: int, keys: int) -> None:
+def test_the_order_is_that_of_a_stable_sort(rows: int, keys: int, spread: Any) -> None:
     """One key of thousands of rows as well as many of a few; ties in all that they are sorted by."""
     rng = np.random.default_rng(rows)
-    hashes = rng.integers(keys, size=rows)
+    hashes = spread(rng)[rng.integers(keys, size=rows)]
     start, wide = rng.integers(max(rows // 4, 1), size=rows), rng.integers(3, size=rows)
-    order = np.argsort(hashes)
-    walk_order.put_in_order(order, hashes[order], start, start + wide)
+    order, ordered = walk_order.in_order(hashes, start, start + wide)
     assert (order == np.lexsort((start + wide, start, hashes))).all()
+    assert (ordered == hashes[order]).all()
+    assert (walk_order.distinct(hashes) == np.unique(hashes)).all()
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -56,7 +67,7 @@ def test_sessions_are_cut_where_whole_arrays_cut_them(seed: int) -> None:
 def test_warming_up_compiles_all_that_an_epoch_runs() -> None:
     walk_warm.warm()
     before = {loop.__name__: loop.signatures for loop in LOOPS}
-    assert {"put_in_order", "join", "of_keys", "fragments"} <= set(before)
+    assert {"in_order", "distinct", "join", "of_keys", "fragments"} <= set(before)
     for seed in range(40):
         steps.checked(seed)
     assert {loop.__name__: loop.signatures for loop in LOOPS} == before

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from slackwater.core.arrays import distinct
 from slackwater.core.words import plural
 from slackwater.errors import CapExceededError
 from slackwater.operators.base import Figures, Recount, ShardTask, with_idle
@@ -17,6 +16,7 @@ from slackwater.operators.task import EmitReport, IngestReport, LetterFile
 from slackwater.operators.windowed import Windowed, untouched
 from slackwater.windows import session_emission, sessions
 from slackwater.windows.intervals import SessionLogic
+from slackwater.windows.order import distinct_hashes
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Sessions(SessionLogic, Windowed):
         rows, origins, bad = self._with_gaps(with_idle(task, rows), origins)
         if origins is not None:
             rows = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__row"))
-        before = task.state.reader(self).units(distinct(rows["__kh"].to_numpy()))
+        before = task.state.reader(self).units(distinct_hashes(rows["__kh"].to_numpy()))
         room = None if task.bound is None else max(task.bound - task.groups, 0)
         done = sessions.ingest(self, rows, before, task.watermark, room)
         alone = None

@@ -98,7 +98,7 @@ def place_rows(given: Intervals, times: Times, at: Int64s) -> Int64s:
             sessions += 1
         j = tail
     times_of, reach_of = given.start[at], given.end[at]
-    sort(rows, 0, behind, times_of, reach_of, spare)
+    sort(rows, 0, behind, times_of, times_of, reach_of, spare)
     for n in range(behind):
         ts, reach = times_of[rows[n]], reach_of[rows[n]]
         after, beyond = 0, sessions
