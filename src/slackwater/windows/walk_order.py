@@ -27,14 +27,14 @@ def in_order(hashes: Int64s, start: Int64s, last: Int64s) -> tuple[Int64s, Int64
         np.empty(len(hashes), np.int64),
     )
     for i in range(len(hashes)):
-        bucket = _bucket(hashes[i], shift)
-        to = ends[bucket]
-        ends[bucket] = to + 1
+        own = _bucket(hashes[i], shift)
+        to = ends[own]
+        ends[own] = to + 1
         order[to], by_hash[to], by_start[to] = i, hashes[i], start[i]
     spare = np.empty(0, np.int64)
     begin = 0
     for bucket in range(len(ends) - 1):
-        stop = int(ends[bucket])
+        stop = ends[bucket]
         if stop - begin <= FEW:
             _insert(order, by_hash, by_start, begin, stop, last)
         else:
@@ -53,12 +53,12 @@ def distinct(hashes: Int64s) -> Int64s:
     ends, shift = _buckets(hashes)
     found = np.empty(len(hashes), np.int64)
     for value in hashes:
-        bucket = _bucket(value, shift)
-        found[ends[bucket]] = value
-        ends[bucket] += 1
+        own = _bucket(value, shift)
+        found[ends[own]] = value
+        ends[own] += 1
     begin, kept = 0, 0
     for bucket in range(len(ends) - 1):
-        stop = int(ends[bucket])
+        stop = ends[bucket]
         if stop - begin > FEW:
             found[begin:stop] = np.sort(found[begin:stop])
         else:
