@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MOST_ROWS = 100_000  # of a batch
-MANY_ROWS = 20_000  # of an epoch, chosen: from here on what is saved is more than what two more calls to Spark cost
+MANY_ROWS = 20_000  # of an epoch, chosen: from here on what is saved is more than what three more calls to Spark cost
 _MOST_BYTES = 1 << 26  # of a batch of rows like those of the epoch before: what Spark itself keeps to, where it weighs
 _KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
 _WITHOUT = str(2**31 - 1)  # at this bound Spark does not weigh

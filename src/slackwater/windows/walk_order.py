@@ -4,7 +4,7 @@ Hashes are spread evenly over all numbers, so that their first bits say nearly w
 
 rows as they came ─▶ by the first bits, a few in each bucket ─▶ each bucket put in order where it lies
 
-A bucket of many (a key of many rows, hashes of somebody's choice) is merged from sorted stretches: its square is nobody's cost.
+A bucket of many (a key of many rows, hashes of somebody's choice) is merged from sorted stretches, which costs no square of their number.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ FEW = 32  # intervals that are sorted by insertion
 def in_order(hashes: Int64s, start: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
     """The order of intervals by (hash, start, last), equal ones as they came; and the hashes in that order."""
     ends, shift = _buckets(hashes)
-    order, by_hash, by_start = (
-        np.empty(len(hashes), np.int64),
-        np.empty(len(hashes), np.int64),
-        np.empty(len(hashes), np.int64),
-    )
+    order, by_hash, by_start = np.empty_like(hashes), np.empty_like(hashes), np.empty_like(hashes)
     for i in range(len(hashes)):
         own = _bucket(hashes[i], shift)
         to = ends[own]
