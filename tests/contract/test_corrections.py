@@ -125,7 +125,7 @@ def in_frame(found: pl.DataFrame) -> list[tuple[str, ...]]:
 
 
 def in_kafka(kafka: Any, topic: str) -> list[tuple[str, ...]]:
-    newest = {m.key(): m.value() for m in messages(kafka, topic)}
+    newest = {m.key(): m.value() for m in messages(kafka.address, topic)}
     found = [json.loads(value) for value in newest.values() if value is not None]
     times = [int(dt.datetime.fromisoformat(r["window_start"]).timestamp()) for r in found]
     floats = [None if r["f"] is None else float(r["f"]) for r in found]

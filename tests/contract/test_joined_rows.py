@@ -94,7 +94,7 @@ def in_delta(path: Path) -> Counter[Row]:
 
 
 def in_kafka(kafka: Any, topic: str) -> Counter[Row]:
-    found = [json.loads(m.value()) for m in messages(kafka, topic)]
+    found = [json.loads(m.value()) for m in messages(kafka.address, topic)]
     return Counter((row["left_id"], row["right_note"]) for row in found)
 
 

@@ -78,7 +78,7 @@ def opened(kafka: Any, topic: str, delivery: str = "exactly_once", **more: Any) 
 
 
 def numbers(kafka: Any, topic: str) -> list[int]:
-    return [json.loads(m.value())["n"] for m in messages(kafka, topic)]
+    return [json.loads(m.value())["n"] for m in messages(kafka.address, topic)]
 
 
 def dies(kafka: Any, topic: str, epoch: int, when: str) -> None:
@@ -151,7 +151,7 @@ def test_an_epoch_is_published_once_and_an_older_one_ignored(kafka: Any, topic: 
     target.publish(5, narrow())
     target.close()
     assert target.guarantee == delivery.replace("_", " ")
-    first, *_ = found = messages(kafka, topic)
+    first, *_ = found = list(messages(kafka.address, topic))
     assert [json.loads(m.value())["n"] for m in found] == [1, 2, 3]
     assert (first.key(), first.value()) == (b'{"key":"k1"}', b'{"key":"k1","n":1}')
     assert first.headers() == [("slackwater-pipeline", topic.encode()), ("slackwater-epoch", b"3")]

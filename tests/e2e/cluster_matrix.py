@@ -35,13 +35,14 @@ from typing import Any
 
 import polars as pl
 import psycopg
-from tests.e2e.matrix import Pair, Services, consume
+from tests.e2e.matrix import Pair, Services
 from tests.e2e.told_table import Table
 from tests.e2e.window_matrix import BROKEN
 from tests.support import cluster as clusters
 from tests.support import cluster_faults
 from tests.support.cluster import Cluster
 from tests.support.cluster_faults import Driven, end, run_through
+from tests.support.topics import messages
 
 from slackwater.spark import class_archive
 from slackwater.state.files.store import FilesStore
@@ -233,7 +234,7 @@ class Cell(Pair):
         """(letters expected, lost, doubled or wrong): one for each record that is no JSON, by where it lies."""
         sent = Counter(
             (m.partition(), m.offset())
-            for m in consume(self.services.kafka.address, self._topic())
+            for m in messages(self.services.kafka.address, self._topic())
             if m.value() == BROKEN.encode()
         )
         files = list(self._fetched("letters").glob("*.parquet"))

@@ -28,6 +28,7 @@ import psycopg
 from tests.e2e import join_matrix, window_matrix
 from tests.e2e.told_table import Table
 from tests.e2e.window_matrix import BROKEN, LATENESS_S
+from tests.support.topics import messages
 
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.testing.services import Kafka, Postgres
@@ -88,30 +89,6 @@ def sender(address: str) -> Iterator[Callable[[str, str, str | None, int, int], 
 
     yield send
     assert producer.flush(60) == 0
-
-
-def consume(address: str, topic: str) -> Iterator[Any]:
-    """Every committed record of a topic, once, as a `read_committed` consumer sees it."""
-    from confluent_kafka import Consumer, KafkaError, TopicPartition
-
-    settings = {"enable.auto.commit": False, "enable.partition.eof": True, "auto.offset.reset": "earliest"}
-    consumer: Any = Consumer(
-        {"bootstrap.servers": address, "group.id": "look", "isolation.level": "read_committed", **settings}
-    )
-    parts = list(consumer.list_topics(topic, timeout=20).topics[topic].partitions)
-    consumer.assign([TopicPartition(topic, p, 0) for p in parts])
-    ended: set[int] = set()
-    while len(ended) < len(parts):
-        message = consumer.poll(1)
-        if message is None:
-            continue
-        if message.error() is None:
-            yield message
-        elif message.error().code() == KafkaError._PARTITION_EOF:
-            ended.add(message.partition())
-        else:
-            raise RuntimeError(str(message.error()))
-    consumer.close()
 
 
 @dataclass
@@ -292,14 +269,14 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
             for side, topic in self.services.sides(self.events).items():
                 db.execute(f"CREATE TABLE {side} ({join_matrix.SIDE})")
                 with db.cursor().copy(f"COPY {side} FROM STDIN") as copy:
-                    for message in consume(address, topic):
+                    for message in messages(address, topic):
                         id_, amount, at = join_matrix.loaded(message)
                         copy.write_row((id_, amount, _iso(at)))
                 db.execute(f"CREATE INDEX ON {side} (id)")
             return
         db.execute('CREATE TABLE truth (seq bigserial, "user" text, ts timestamptz, amount bigint)')
         with db.cursor().copy('COPY truth ("user", ts, amount) FROM STDIN') as copy:
-            for message in consume(address, self._topic()):
+            for message in messages(address, self._topic()):
                 if message.value() != BROKEN.encode():
                     row = json.loads(message.value())
                     copy.write_row((row["user"], _iso(message.timestamp()[1]), row["amount"]))
@@ -311,7 +288,7 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
     def _results(self) -> Iterator[Sequence[Any]]:
         columns = list(self.columns)
         if self.target == "kafka":
-            for message in consume(self.services.kafka.address, self.home.name):
+            for message in messages(self.services.kafka.address, self.home.name):
                 row = json.loads(message.value())
                 yield [row[c] for c in columns]
             return

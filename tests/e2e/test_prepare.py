@@ -34,3 +34,19 @@ def test_the_command_makes_it_once_and_a_jvm_takes_it(tmp_path: Path, monkeypatc
     assert done.returncode == 0, done.stderr.decode()
     spark = [line for line in loaded.read_text().splitlines() if " org.apache.spark." in line]
     assert sum(line.endswith("shared objects file (top)") for line in spark) > len(spark) / 2 > 1000
+
+
+def test_three_that_start_at_once_on_a_new_machine_fetch_once(tmp_path: Path) -> None:
+    env = {**os.environ, "SLACKWATER_CACHE": str(tmp_path)}
+    fetches = "from slackwater.spark import packages; print(*packages.named('kafka'))"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", fetches], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(3)
+    ]
+    told = [process.communicate() for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], told
+    assert len({out for out, _ in told}) == 1
+    assert all(Path(jar).stat().st_size for jar in told[0][0].split())
+    assert not list((tmp_path / "jars").glob(".fetch-*"))

@@ -183,7 +183,7 @@ def in_table(url: str) -> list[tuple[int, str, int, int]]:
 def in_topic(broker: Any, topic: str) -> list[tuple[str, int, int, int]]:
     """What a consumer sees that reads what was committed."""
     found = []
-    for message in messages(broker, topic):
+    for message in messages(broker.address, topic):
         row = json.loads(message.value())
         ms = int(_moment(row["window_start"]).timestamp() * 1000)
         found.append((row["shop"], ms, row["n"], row["amount"]))

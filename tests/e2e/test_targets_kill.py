@@ -149,7 +149,7 @@ def test_every_target_has_the_batch_answer_whatever_is_killed_between(
     files = pl.concat(pl.read_parquet(p) for p in sorted((tmp_path / "out").glob("*.parquet")))
     of_files = files.select("shop", pl.col("window_start").dt.strftime("%Y-%m-%dT%H:%M"), "sales", "amount")
     assert sorted(of_files.rows()) == wanted
-    values = [json.loads(m.value()) for m in messages(kafka, topic)]
+    values = [json.loads(m.value()) for m in messages(kafka.address, topic)]
     assert sorted((v["shop"], v["window_start"][:16], v["sales"], v["amount"]) for v in values) == wanted
     with psycopg.connect(url) as db:
         table = db.execute(

@@ -14,11 +14,10 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.e2e.matrix import consume
 from tests.support.effort import long, some
 from tests.support.registry import answering, entries
 from tests.support.runner import Runner
-from tests.support.topics import START_MS, Make, Topic, counted, minutes, waited_for
+from tests.support.topics import START_MS, Make, Topic, counted, messages, minutes, settled, waited_for
 
 import slackwater as sw
 from slackwater.sources import kafka_broker
@@ -141,6 +140,7 @@ def test_records_of_a_transaction_that_goes_on_are_waited_for(runner: Runner, to
     producer.begin_transaction()
     put(2)
     producer.commit_transaction(30)
+    settled(kafka.address, events.name)
     producer.begin_transaction()
     put(3)
     source, latest = events.source(), {"name": "latest", "target_path": str(runner.home / "latest")}
@@ -149,9 +149,11 @@ def test_records_of_a_transaction_that_goes_on_are_waited_for(runner: Runner, to
     late = events.source(starting_offsets="latest")
     runner.run(source=late, window=minutes(), flush=False, **latest)
     producer.commit_transaction(30)
+    settled(kafka.address, events.name)
     producer.begin_transaction()
     put(1)
     producer.commit_transaction(30)
+    settled(kafka.address, events.name)
     assert counted(runner.run(source=source, window=minutes())) == [("a", 6, 6)]
     runner.run(source=late, window=minutes(), **latest)
     assert counted(runner.output("latest")) == [("a", 1, 1)]
@@ -293,10 +295,10 @@ def test_dead_letters_keep_the_original_bytes(
     found = runner.run(source=events.source(), window=minutes(), on_error="dlq", dead_letter=target)
     assert counted(found) == [("a", 1, 1)]
     if place == "kafka":
-        messages = list(consume(kafka.address, letters.name))
-        assert [m.value() for m in messages[:5]] == list(BAD)
-        assert {m.key() for m in messages[:5]} == {b"k\0"}
-        headers = [dict(m.headers()) for m in messages]
+        told = list(messages(kafka.address, letters.name))
+        assert [m.value() for m in told[:5]] == list(BAD)
+        assert {m.key() for m in told[:5]} == {b"k\0"}
+        headers = [dict(m.headers()) for m in told]
         assert headers[0]["h"] == b"\x01"
         assert [h["slackwater-reason"] for h in headers] == [b"undecodable"] * 5 + [b"future"]
         assert [h["slackwater-offset"] for h in headers] == [b"1", b"2", b"3", b"4", b"5", b"6"]

@@ -192,7 +192,7 @@ def test_a_late_row_that_joins_two_emitted_sessions_leaves_one(
     told = {_second(r["window_start"]): (r["_revision"], r["_emit_reason"]) for r in rows()}
     assert told == {0: (2, "late"), 60: (1, "close"), 200: (1, "flush")}
     if kind == "kafka":
-        gone = [json.loads(m.key()) for m in messages(kafka, topic) if m.value() is None]
+        gone = [json.loads(m.key()) for m in messages(kafka.address, topic) if m.value() is None]
         assert [(k["user"], _second(k["window_start"])) for k in gone] == [("a", 60)]
 
 
@@ -204,7 +204,7 @@ def in_delta(path: Path) -> list[dict[str, Any]]:
 
 def compacted(kafka: Any, topic: str) -> list[dict[str, Any]]:
     """The newest record of each key, as a consumer of a compacted topic that reads what was committed sees it."""
-    newest = {m.key(): m.value() for m in messages(kafka, topic)}
+    newest = {m.key(): m.value() for m in messages(kafka.address, topic)}
     return [json.loads(value) for value in newest.values() if value is not None]
 
 

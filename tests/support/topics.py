@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 import polars as pl
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 import slackwater as sw
 
@@ -85,24 +94,47 @@ def counted(frame: pl.DataFrame) -> list[tuple[Any, ...]]:
     return sorted(frame.select("user", "n", "total").rows(), key=str)
 
 
-def messages(kafka: Any, topic: str) -> list[Any]:
-    """All messages a read_committed consumer sees."""
+def settled(address: str, topic: str) -> dict[TopicPartition, int]:
+    """Wait until no transaction of a topic is under way, and return where each partition ends.
+
+    A producer's commit returns when the broker has decided on it; that readers of what is committed see the rows
+    follows, a moment later.
+    """
+    admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
+    parts = [TopicPartition(topic, p) for p in admin.list_topics(topic, timeout=30).topics[topic].partitions]
+
+    def ends(level: IsolationLevel) -> dict[TopicPartition, int]:
+        latest = dict.fromkeys(parts, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        asked = admin.list_offsets(latest, isolation_level=level, request_timeout=30)
+        return {part: found.result(30).offset for part, found in asked.items()}
+
+    waited_for(lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED))
+    return ends(IsolationLevel.READ_COMMITTED)
+
+
+def messages(address: str, topic: str) -> Iterator[Message[Any, Any]]:
+    """Every committed message of a topic, once, when no transaction of it is under way."""
     settings = {
-        "bootstrap.servers": kafka.address,
-        "group.id": "test",
+        "bootstrap.servers": address,
+        "group.id": "look",
         "enable.auto.commit": False,
         "enable.partition.eof": True,
         "isolation.level": "read_committed",
         "log_level": 0,
     }
+    left = settled(address, topic)
     consumer: Consumer = Consumer(settings)
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    found, end = [], time.monotonic() + 200
-    while time.monotonic() < end:
+    consumer.assign([TopicPartition(part.topic, part.partition, 0) for part in left])
+    while left:
         message = consumer.poll(0.5)
-        if message is not None and message.error() is None:
-            found.append(message)
-        elif message is not None and message.error().code() == KafkaError._PARTITION_EOF:
-            break
+        if message is None:
+            continue
+        part = TopicPartition(topic, message.partition() or 0)
+        error = message.error()
+        if error is None:
+            yield message
+        elif error.code() != KafkaError._PARTITION_EOF:
+            raise KafkaException(error)
+        elif (message.offset() or 0) >= left.get(part, 0):
+            left.pop(part, None)
     consumer.close()
-    return found

@@ -8,6 +8,7 @@ prepare` fetches them ahead, as an image of a container does when it is built.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -124,20 +125,28 @@ def _fetch(organisation: str, module: str, version: str, *, transitive: bool) ->
 
 
 def _once(home: Path, fetch: Callable[[Path], None]) -> list[Path]:
-    """The jars of a folder of the cache, which are fetched if it is not there."""
+    """The jars of a folder of the cache, which are fetched if it is not there: by one process, while others wait for it.
+
+    Ivy has one cache of its own, and two of them at work in it break each other's downloads.
+    """
     if not _is_cached(home):
         home.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(dir=home.parent, prefix=".fetch-"))
-        try:
-            fetch(aside)
-            aside.chmod(0o755)
-            aside.rename(home)
-        except OSError:
-            if not _is_cached(home):  # else another process was faster
-                raise
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+        with (home.parent / ".fetching").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is_cached(home):
+                _fetched(home, fetch)
     return sorted(home.glob("*.jar"))
+
+
+def _fetched(home: Path, fetch: Callable[[Path], None]) -> None:
+    """The folder comes with everything or not at all."""
+    aside = Path(tempfile.mkdtemp(dir=home.parent, prefix=".fetch-"))
+    try:
+        fetch(aside)
+        aside.chmod(0o755)
+        aside.rename(home)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _named(organisation: str, module: str, version: str, transitive: bool, into: Path) -> None:
