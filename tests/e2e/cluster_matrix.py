@@ -44,7 +44,6 @@ from tests.support.cluster import Cluster
 from tests.support.cluster_faults import Driven, end, run_through
 from tests.support.topics import messages
 
-from slackwater.spark import class_archive
 from slackwater.state.files.store import FilesStore
 from slackwater.targets.folder import folder_at
 from slackwater.testing.objects import S3, Door, Fault
@@ -63,23 +62,6 @@ OF_EPOCH = {
     "letters": ("letters",),
 }
 APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")  # as on another machine; needs root
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_ARCHIVE = class_archive.place()  # executors start faster with it, too; where there is none, Java says nothing
-_KEPT = f" -XX:SharedArchiveFile={_ARCHIVE} -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off" if _ARCHIVE else ""
-
-# nothing is compiled: an executor lives for a few epochs
-SPARK = f"""
-[spark]
-"spark.executor.memory" = "600m"
-"spark.executor.cores" = "1"
-"spark.executor.extraJavaOptions" = "{QUICK}{_KEPT}"
-"spark.driver.memory" = "800m"
-"spark.driver.host" = "127.0.0.1"
-"spark.driver.bindAddress" = "127.0.0.1"
-"spark.task.maxFailures" = "100"
-"spark.sql.codegen.wholeStage" = "false"
-"spark.sql.codegen.factoryMode" = "NO_CODEGEN"
-"""
 SPECULATION = """"spark.speculation" = "true"
 "spark.speculation.interval" = "50ms"
 "spark.speculation.multiplier" = "1.1"
@@ -135,7 +117,7 @@ class Cell(Pair):
     # -- the config ----------------------------------------------------------------------------------------------
 
     def _more(self) -> str:
-        spark = SPARK
+        spark = clusters.SPARK
         if self.speculates:
             (self.home / "events").mkdir()
             spark += f'{SPECULATION}"spark.eventLog.dir" = "file://{self.home}/events"\n'
@@ -181,7 +163,7 @@ class Cell(Pair):
                 stderr=log,
                 stdout=log,
                 cwd=here,
-                env={"SPARK_SUBMIT_OPTS": QUICK, **os.environ, **own},
+                env={"SPARK_SUBMIT_OPTS": clusters.QUICK, **os.environ, **own},
                 start_new_session=True,
             )
 

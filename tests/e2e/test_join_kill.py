@@ -23,7 +23,6 @@ def services(kafka: Any, postgres: Any, tmp_path_factory: pytest.TempPathFactory
 @pytest.mark.parametrize(
     ("kind", "place", "steps"),
     [
-        ("full-join", "postgres", ["write.after"]),
         ("join", "files", ["stage.before", "commit.after"]),
         ("full-join", "postgres", ["stage.after", "write.after"]),
     ],

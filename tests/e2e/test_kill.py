@@ -24,7 +24,7 @@ from slackwater.testing import oracle
 from slackwater.testing.objects import Door, Fault
 
 KILLS = int(os.environ.get("SLACKWATER_KILLS", "2"))
-FILES = 8 + 5 * KILLS
+FILES = 4 + 5 * KILLS
 START_US = 1_700_000_000_000_000
 
 CONFIG = """name = "killed"

@@ -27,7 +27,7 @@ from tests.support.runs import said, start
 from tests.support.topics import START_MS, messages
 
 KILLS = int(os.environ.get("SLACKWATER_KILLS", "2"))
-EVENTS = 6_000 + 3_000 * KILLS
+EVENTS = 3_000 + 3_000 * KILLS
 STEP_MS = 40  # from one event to the next
 MINUTE_MS = 60_000
 

@@ -19,10 +19,28 @@ from pathlib import Path
 import psutil
 import pyspark
 
+from slackwater.spark import class_archive
 from slackwater.testing.services import SECONDS, Process, free_port
 
 WORKERS = 2
 _SPARK = Path(pyspark.__file__).parent
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_ARCHIVE = class_archive.place()  # executors start faster with it, too; where there is none, Java says nothing
+_KEPT = f" -XX:SharedArchiveFile={_ARCHIVE} -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off" if _ARCHIVE else ""
+
+# Of a pipeline on it. Nothing is compiled: an executor lives for a few epochs
+SPARK = f"""
+[spark]
+"spark.executor.memory" = "600m"
+"spark.executor.cores" = "1"
+"spark.executor.extraJavaOptions" = "{QUICK}{_KEPT}"
+"spark.driver.memory" = "800m"
+"spark.driver.host" = "127.0.0.1"
+"spark.driver.bindAddress" = "127.0.0.1"
+"spark.task.maxFailures" = "100"
+"spark.sql.codegen.wholeStage" = "false"
+"spark.sql.codegen.factoryMode" = "NO_CODEGEN"
+"""
 
 
 @dataclass

@@ -17,23 +17,16 @@ from typing import Any
 
 import polars as pl
 import psycopg
+from tests.support.cluster import SPARK
 
 KILLS = int(os.environ.get("SLACKWATER_KILLS", "3"))
-FILES, ROWS = 8 + 4 * KILLS, 300  # per source
+FILES, ROWS = 5 + 4 * KILLS, 300  # per source
 STEP_US, DISORDER_US = 50_000, 3_000_000  # from one order to the next
 GAP_US, MINUTE_US, WITHIN_US = 5_000_000, 60_000_000, 20_000_000
 START_US = 1_709_251_200_000_000
 
-CONFIG = """name = "cluster"
-
-[spark]
-"spark.executor.memory" = "600m"
-"spark.executor.cores" = "1"
-"spark.driver.memory" = "800m"
-"spark.driver.host" = "127.0.0.1"
-"spark.driver.bindAddress" = "127.0.0.1"
-"spark.speculation" = "true"
-"spark.task.maxFailures" = "100"
+CONFIG = f"""name = "cluster"
+{SPARK}"spark.speculation" = "true"
 
 [connections.lake]
 kind = "files"
@@ -118,7 +111,7 @@ connection = "lake"
 path = "paid"
 
 [state_store]
-{store}
+{{store}}
 """
 
 
